@@ -1,0 +1,1 @@
+"""Reads what runs leave behind and explains it.  One module, one question."""

@@ -1,0 +1,230 @@
+"""Where does the memory of a training step go?  Counted tensor by tensor, on a CPU as on a GPU."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from tiny_llama_v1 import MB, PHASES
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "buffers")
+
+
+@dataclass
+class Allocation:
+    """A tensor's storage in the ledger.  born and died are numbers of ledger events."""
+
+    bytes: int
+    shape: list[int]
+    dtype: str
+    where: str  # the part of the step that made it
+    category: str
+    born: int
+    died: int | None = None
+
+
+class MemoryLedger(TorchDispatchMode):
+    """Books the tensors of one training step: bytes, coming and going, what each is and which part made it.
+
+    Every operator passes through here, forward and backward, so the figure is the bytes of live tensors; what an
+    operator uses inside itself is not seen.  Gradients and optimizer state are told by identity, activations by
+    outliving the forward pass that made them; the rest is temporary.  While it is entered it stands among
+    `range_observers`, the list through which trace_range() says which part of the step is running.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, range_observers: list):
+        super().__init__()
+        self.model, self.optimizer, self.step, self.range_observers = model, optimizer, step, range_observers
+        self.allocations: list[Allocation] = []
+        self.times_us: list[float] = []  # of the events
+        self.phases: list[list] = []  # [name, first event, last event]
+        self.finished = False
+        self._live: dict[int, tuple[weakref.ref, Allocation]] = {}  # by address of the storage
+        self._stack = ["before the step"]
+
+    def _event(self) -> int:
+        self.times_us.append(1e6 * (time.perf_counter() - self._started))
+        return len(self.times_us) - 1
+
+    def _book(self, tensor: Tensor, category: str | None = None) -> Allocation:
+        """The entry of a tensor's storage, made if it is new; a category given here is final."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._live:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            where = self._stack[-1]
+            entry = Allocation(storage.nbytes(), list(tensor.shape), dtype, where, "temporaries", self._event())
+            self.allocations.append(entry)
+            self._live[key] = (weakref.ref(storage, lambda _: self._forget(key)), entry)
+        entry = self._live[key][1]
+        entry.category = category or entry.category
+        return entry
+
+    def _forget(self, key: int) -> None:
+        self._live.pop(key)[1].died = self._event()
+
+    def _book_all(self, tensors, category: str) -> None:
+        for tensor in tensors:
+            self._book(tensor, category)
+
+    def _optimizer_state(self) -> list[Tensor]:
+        return [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(out):
+            if isinstance(tensor, Tensor):
+                entry = self._book(tensor)
+                if func is torch.ops.aten._unsafe_view.default:  # how a folded product gets its real shape back
+                    entry.shape = list(tensor.shape)
+        return out
+
+    def push(self, name: str) -> None:
+        self._stack.append(name)
+        if name in PHASES:
+            self.phases.append([name, self._event(), None])
+
+    def pop(self) -> None:
+        name = self._stack.pop()
+        if name not in PHASES:
+            return
+        self.phases[-1][2] = self._event()
+        if name == "forward":
+            for _, entry in self._live.values():
+                if entry.born > self.phases[-1][1] and entry.category == "temporaries":
+                    entry.category = "activations"
+        elif name == "backward":
+            self._book_all((p.grad for p in self.model.parameters() if p.grad is not None), "gradients")
+        elif name == "optimizer":
+            self._book_all(self._optimizer_state(), "optimizer")
+
+    def __enter__(self) -> MemoryLedger:
+        self._started = time.perf_counter()
+        self._book_all(self.model.parameters(), "parameters")
+        self._book_all(self.model.buffers(), "buffers")
+        self._book_all(self._optimizer_state(), "optimizer")
+        self._already_there = len(self.allocations)
+        self.times_us = [0.0]  # what was there before the step is there from the first event on
+        for entry in self.allocations:
+            entry.born = 0
+        self.range_observers.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *exception) -> None:
+        super().__exit__(*exception)
+        self.range_observers.remove(self)
+        self._event()
+        self._live.clear()  # what outlives the step is no event any more
+        self.finished = True
+
+    def document(self) -> dict:
+        """memory_timeline.json: bytes by category over the step, by phase, and at the peak."""
+        changes = np.zeros((len(CATEGORIES), len(self.times_us) + 1), dtype=np.int64)
+        for a in self.allocations:
+            row = changes[CATEGORIES.index(a.category)]
+            row[a.born] += a.bytes
+            row[-1 if a.died is None else a.died] -= a.bytes
+        live = changes[:, :-1].cumsum(axis=1)  # [category, event]
+        total, durations = live.sum(axis=0), np.diff(self.times_us)
+        peak = int(total.argmax())
+        made = self.allocations[self._already_there :]
+        at_peak = [a for a in self.allocations if a.born <= peak and (a.died is None or a.died > peak)]
+        phases = [p for p in self.phases if p[2] is not None]  # a step cut short leaves its last phase open
+        return {
+            "step": self.step,
+            "source": f"bytes of live tensors, counted at every operator of step {self.step}",
+            "peak_bytes": int(total[peak]),
+            "average_bytes": float(total[:-1] @ durations / durations.sum()),
+            "allocations": len(made),
+            "largest_tensor": asdict(max(made, key=lambda a: a.bytes)) if made else None,
+            "phases": [
+                {
+                    "name": name,
+                    "start_us": self.times_us[first],
+                    "end_us": self.times_us[last],
+                    "peak_bytes": int(total[first : last + 1].max()),
+                }
+                for name, first, last in phases
+            ],
+            "peak": {
+                "time_us": self.times_us[peak],
+                "phase": next((name for name, first, last in phases if first <= peak <= last), None),
+                "bytes_by_category": dict(zip(CATEGORIES, live[:, peak].tolist(), strict=True)),
+                "largest_tensors": [asdict(a) for a in sorted(at_peak, key=lambda a: -a.bytes)[:10]],
+            },
+            "timeline": {"time_us": [round(t, 1) for t in self.times_us], "total_bytes": total.tolist()}
+            | {f"{category}_bytes": row.tolist() for category, row in zip(CATEGORIES, live, strict=True)},
+        }
+
+
+def memory_lines(memory: dict, summary: dict) -> list[str]:
+    """The summary that a run with --profile-memory prints, from memory_timeline.json and performance_summary.json."""
+    phase_peak: dict[str, int] = {}
+    for row in memory["phases"]:
+        phase_peak[row["name"]] = max(row["peak_bytes"], phase_peak.get(row["name"], 0))
+    reached = {p: f"{phase_peak[p] / MB:.1f} MB" if p in phase_peak else "not reached in this run" for p in PHASES}
+    largest, peak = memory["largest_tensor"], memory["peak"]
+    named = f"{largest['bytes'] / MB:.1f} MB ({tensor_name(largest)})" if largest else "none was made"
+    return [
+        "Memory Analysis Summary:",
+        f"Peak Memory Usage: {summary['memory']['peak_mb']:.1f} MB",
+        f"Average Memory Usage: {summary['memory']['average_mb']:.1f} MB",
+        f"Memory at Forward Pass: {reached['forward']}",
+        f"Memory at Backward Pass: {reached['backward']}",
+        f"Memory at Optimizer Step: {reached['optimizer']}",
+        f"Number of Allocations: {memory['allocations']}",
+        f"Largest Tensor: {named}",
+        f"A phase is given by its peak of {memory['source']}",
+        f"The peak of the step, {memory['peak_bytes'] / MB:.1f} MB, is in {peak['phase'] or 'no phase'}:",
+        *(f"  {category:<12}{size / MB:>10.1f} MB" for category, size in peak["bytes_by_category"].items()),
+    ]
+
+
+def tensor_name(row: dict) -> str:
+    """'layers.0.attention scores [8, 8, 128, 128]' of a tensor made in the range layers.0.attention.scores."""
+    return f"{' '.join(row['where'].rsplit('.', 1))} {row['shape']}"
+
+
+def draw_memory_timeline(memory: dict, path: Path):
+    """memory_timeline.png: live bytes by category over the step, phases and the peak marked.  Returns the figure."""
+    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+
+    colours = {
+        "parameters": "#4e79a7",
+        "optimizer": "#a0cbe8",
+        "buffers": "#bab0ac",
+        "gradients": "#f28e2b",
+        "activations": "#59a14f",
+        "temporaries": "#e15759",
+    }
+    timeline = memory["timeline"]
+    events = range(len(timeline["time_us"]))  # the ledger distorts time, so the axis counts what came and went
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    axes = figure.subplots()
+    layers = [np.asarray(timeline[f"{category}_bytes"]) / MB for category in colours]
+    axes.stackplot(events, layers, labels=colours, colors=colours.values(), step="post")
+    times = np.asarray(timeline["time_us"])
+    top = memory["peak_bytes"] / MB
+    for row in memory["phases"]:
+        first, last = np.searchsorted(times, (row["start_us"], row["end_us"]))
+        axes.axvline(first, color="black", linewidth=0.6, linestyle=":")
+        if last - first > len(times) / 40:
+            axes.text((first + last) / 2, 1.12 * top, row["name"], ha="center", va="center")
+    peak_event = int(np.argmax(timeline["total_bytes"]))
+    text = f"peak {top:.1f} MB in {memory['peak']['phase']}"
+    axes.annotate(text, (peak_event, top), (0, 12), textcoords="offset points", ha="center")
+    axes.plot(peak_event, top, "kv", markersize=5)
+    axes.set(xlim=(0, len(times) - 1), ylim=(0, 1.2 * top), ylabel="live tensors (MB)")
+    axes.set_xlabel(f"allocations and frees of step {memory['step']}, in order")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False)
+    axes.set_title("Memory of one training step")
+    figure.savefig(path, dpi=110)
+    return figure
