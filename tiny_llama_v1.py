@@ -152,7 +152,7 @@ class ProfilerConfig:
 
     enable_pytorch_profiler: bool = flag(False, "record a trace with torch.profiler")
     profile_dir: str | None = flag(
-        None, "folder for traces", metavar="DIR", shown="--output-dir, else ./pytorch_profiles"
+        None, "folder for traces and, alone, for the run", metavar="DIR", shown="--output-dir, else ./pytorch_profiles"
     )
     profile_steps: int = flag(5, "steps in the trace")
     warmup_steps: int = flag(5, "steps before them", minimum=0)
@@ -709,8 +709,8 @@ class TraceRecorder:
 class Instruments:
     """Everything optional that a step can carry, so that the training loop need not know what it is."""
 
-    def __init__(self, plan: Plan, profiling, model, optimizer, device, folder: Path | None, rank_suffix: str):
-        self.plan, self.on_gpu = plan, device.type == "cuda"
+    def __init__(self, plan: Plan, profiling, model, optimizer, device, report: Report, rank_suffix: str):
+        self.plan, self.on_gpu, folder = plan, device.type == "cuda", report.trace_folder
         self.trace = TraceRecorder(profiling, plan.window, self.on_gpu, folder, rank_suffix) if plan.window else None
         self.memory = self.flops = None
         if plan.memory_step:
@@ -720,7 +720,7 @@ class Instruments:
         if plan.flops_step:
             from analysis.flops import DeepSpeedCounter
 
-            self.flops = DeepSpeedCounter(model, plan.flops_step, folder / "flops_profile.txt")
+            self.flops = DeepSpeedCounter(model, plan.flops_step, report.folder / "flops_profile.txt")
 
     @contextlib.contextmanager
     def run(self):
@@ -879,7 +879,7 @@ def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerCo
                 dtype = PRECISIONS[training.precision]
                 autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
                 suffix = f"_rank{rank}" if world_size > 1 else ""
-                instruments = Instruments(plan, profiling, model, optimizer, device, report.profile_folder, suffix)
+                instruments = Instruments(plan, profiling, model, optimizer, device, report, suffix)
                 report.instruments = instruments
                 if world_size > 1:
                     model = nn.parallel.DistributedDataParallel(model, [device] if device.type == "cuda" else None)
@@ -1068,10 +1068,8 @@ class Report:
         self.environment = describe_environment(device)
         folder = training.output_dir or (profiling.enabled and (profiling.profile_dir or "./pytorch_profiles")) or None
         self.folder = Path(folder) if folder else None
-        # The profilers' files lie in a folder of their own only where both folders were named.
-        self.profile_folder = (
-            Path(profiling.profile_dir) if profiling.enabled and profiling.profile_dir else self.folder
-        )
+        # Traces lie in a folder of their own only where both folders were named.
+        self.trace_folder = Path(profiling.profile_dir) if profiling.enabled and profiling.profile_dir else self.folder
         self.writer = None
         self.sampler = DeviceSampler(device)
         self.meter = StepMeter(device, world_size, self.prints, self.on_record)
@@ -1084,7 +1082,7 @@ class Report:
         if self.rank != 0:
             return
         if self.folder:
-            for folder in dict.fromkeys((self.folder, self.profile_folder)):
+            for folder in dict.fromkeys((self.folder, self.trace_folder)):
                 prepare_folder(folder)
             from torch.utils.tensorboard import SummaryWriter
 
@@ -1121,7 +1119,7 @@ class Report:
             say(f"Profiling enabled: Steps {plan.window[0]}-{plan.window[1]}")
         say(*(f"Note: {note}" for note in plan.notes))
         if p.enabled:
-            say(f"Profile data will be saved to: {self.profile_folder}/")
+            say(f"Profile data will be saved to: {self.trace_folder}/")
         say("", "Starting training...")
 
     def prints(self, step: int) -> bool:
@@ -1182,17 +1180,17 @@ class Report:
             return
         write_json(self.folder / "performance_summary.json", summary)
         for name, document in documents.items():
-            write_json(self.profile_folder / name, document)
+            write_json(self.folder / name, document)
         try:
             if memory:
-                figure = draw_memory_timeline(memory, self.profile_folder / "memory_timeline.png")
+                figure = draw_memory_timeline(memory, self.folder / "memory_timeline.png")
                 self.writer.add_figure("memory_timeline", figure, memory["step"])
             self.write_scalars()
             self.write_hyperparameters(summary)
             self.writer.close()
         except OSError as failure:
             raise UserError(f"cannot write to {self.folder}: {failure.strerror}") from failure
-        folders = dict.fromkeys((self.folder, self.profile_folder))
+        folders = dict.fromkeys((self.folder, self.trace_folder))
         say("", "Files:", *sorted(f"  {f}" for d in folders for pattern in RUN_FILES for f in d.glob(pattern)))
 
     def write_hyperparameters(self, summary: dict) -> None:
@@ -1420,23 +1418,31 @@ def raise_interrupted(signum: int, frame) -> None:
     raise Interrupted(signum)
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+def run_from_arguments(args: argparse.Namespace) -> None:
+    config, training, profiling = resolve(args)
+    arguments = {**vars(args), **asdict(training), **asdict(profiling)}
+    (validate_setup if args.validate_setup else run)(config, training, profiling, arguments)
+
+
+def exit_code_of(work) -> int:
+    """Call work() and turn how it ends into an exit code: the one place where an error becomes a line."""
     handlers = {signum: signal.signal(signum, raise_interrupted) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        config, training, profiling = resolve(args)
-        arguments = {**vars(args), **asdict(training), **asdict(profiling)}
-        (validate_setup if args.validate_setup else run)(config, training, profiling, arguments)
+        work()
         return 0
-    except (Exception, Interrupted) as error:  # noqa: BLE001 - the one place where an error becomes its line
+    except (Exception, Interrupted) as error:  # noqa: BLE001
         line, exit_code = explain(error)
         if os.environ.get("TINY_LLAMA_DEBUG") == "1":
             traceback.print_exc()
-        print(f"tiny_llama_v1.py: error: {line}", file=sys.stderr, flush=True)
+        print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr, flush=True)
         return exit_code
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return exit_code_of(lambda: run_from_arguments(build_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,203 @@
+# Sourced by every launcher: set-up, result folders, logging.  Functions only; nothing happens on sourcing.
+# Expects HERE, the folder of the project.
+
+die() { echo "error: $*" >&2; exit 1; }
+
+# --- set-up ------------------------------------------------------------------------------------------
+#
+# use_python FILE...: sets PYTHON to an interpreter that has what the requirement files ask for.  That is the
+# python3 on PATH (an active venv or conda environment, a container, a loaded module) if it has everything, else
+# .venv in the project, made and filled here.  A .venv lies on top of the python3 on PATH when that has a torch:
+# set-up never replaces a torch that is there.
+
+MISSING_SCRIPT='
+import re, sys
+from importlib import metadata
+numbers = lambda text: [int(n) for n in re.findall(r"\d+", text.split("+")[0])]
+for path in sys.argv[1:]:
+    for line in open(path):
+        name, _, minimum = line.split("#")[0].strip().partition(">=")
+        try:
+            if name and numbers(metadata.version(name)) < numbers(minimum):
+                print(f"{name}>={minimum}")
+        except metadata.PackageNotFoundError:
+            print(name)
+'
+
+missing() { "$1" -c "$MISSING_SCRIPT" "${@:2}"; } # PYTHON FILE...: what is missing or too old, a name a line
+
+version_in() { "$1" -c 'import sys; from importlib import metadata; print(metadata.version(sys.argv[1]))' "$2" 2>/dev/null; }
+
+base_python() { # the python3 on PATH if it is new enough, else a newer one beside it
+    local name
+    for name in python3 python3.13 python3.12 python3.11 python3.10; do
+        "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10) or print(sys.executable))' 2>/dev/null && return
+    done
+    die "no Python 3.10 or newer on PATH"
+}
+
+accelerator() { # what this machine computes on: rocm, cuda or cpu
+    if rocminfo 2>/dev/null | grep -q 'Name: *gfx'; then
+        echo rocm
+    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+        echo cuda
+    else
+        echo cpu
+    fi
+}
+
+rocm_version() { # major.minor of the installed ROCm
+    { cat "${ROCM_PATH:-/opt/rocm}/.info/version" 2>/dev/null || hipconfig --version 2>/dev/null; } |
+        grep -oE '^[0-9]+\.[0-9]+'
+}
+
+install_torch() { # PIP...: the build of torch for this machine
+    local pinned version wheels=https://download.pytorch.org/whl
+    pinned=$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' "$HERE/constraints.txt")
+    if [ -n "${TORCH_INDEX_URL:-}" ]; then
+        echo "Set-up: torch from $TORCH_INDEX_URL"
+        "$@" --index-url "$TORCH_INDEX_URL" 'torch>=2.6' || die "could not install torch from TORCH_INDEX_URL=$TORCH_INDEX_URL"
+        return
+    fi
+    case $(accelerator) in
+    rocm)
+        version=$(rocm_version) || die "cannot tell the version of ROCm; set TORCH_INDEX_URL to a wheel source of torch"
+        echo "Set-up: torch for ROCm $version"
+        "$@" --index-url "$wheels/rocm$version" 'torch>=2.6' ||
+            die "no torch for ROCm $version at $wheels/rocm$version; set TORCH_INDEX_URL to another wheel source"
+        ;;
+    cuda)
+        echo "Set-up: $pinned for CUDA"
+        "$@" "$pinned" || die "could not install $pinned; is there a network?"
+        ;;
+    cpu)
+        echo "Set-up: $pinned, CPU build"
+        if [ "$(uname -s)" != Linux ]; then
+            "$@" "$pinned" || die "could not install $pinned; is there a network?"
+        elif ! "$@" "$pinned+cpu" 2>/dev/null && ! "$@" --retries 1 --index-url "$wheels/cpu" "$pinned" 2>/dev/null; then
+            echo "Set-up: no CPU build of torch within reach, taking the default build (gigabytes)"
+            "$@" "$pinned" || die "could not install $pinned; is there a network?"
+        fi
+        ;;
+    esac
+}
+
+fill_venv() { # VENV BASE FILE...: make the environment and install what is missing
+    local venv=$1 base=$2 python=$1/bin/python names constraints
+    shift 2
+    [ -w "$HERE" ] || die "$HERE is not writable, so .venv cannot be made there; activate an environment with $(missing "$base" "$@" | tr '\n' ' ')"
+    if ! "$python" -c '' 2>/dev/null; then
+        echo "Set-up: making $venv"
+        "$base" -m venv --clear "$venv" || die "$base cannot make environments (on Debian: apt install python3-venv)"
+        if version_in "$base" torch >/dev/null; then
+            "$base" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
+                >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base_environment.pth"
+        fi
+    fi
+    local pip=("$python" -m pip install --quiet --disable-pip-version-check)
+    version_in "$python" torch >/dev/null || install_torch "${pip[@]}"
+    if missing "$python" "$@" | grep -q '^torch>='; then
+        die "torch $(version_in "$python" torch) is there and too old: the workshop needs 2.6, and replaces no torch"
+    fi
+    # Pins hold for what is installed here, not for what is there; torch stays as it is.
+    names=$(missing "$python" "$@")
+    constraints=$venv/constraints.txt
+    grep -E "^($(echo "$names" | paste -sd '|'))==" "$HERE/constraints.txt" >"$constraints"
+    echo "torch==$(version_in "$python" torch)" >>"$constraints"
+    names=$(echo "$names" | grep -v '^deepspeed')
+    if [ -n "$names" ]; then
+        # shellcheck disable=SC2086 # a list of names
+        echo "Set-up: installing" $names
+        # shellcheck disable=SC2086
+        "${pip[@]}" -c "$constraints" $names || die "could not install the packages above; is there a network?"
+    fi
+    if missing "$python" "$@" | grep -q '^deepspeed'; then
+        echo "Set-up: installing deepspeed"
+        if ! "${pip[@]}" -c "$constraints" deepspeed; then
+            echo "Set-up: DeepSpeed could not be installed. All but --enable-deepspeed-flops works without it;" \
+                "remove $venv/without_deepspeed to try again." >&2
+            touch "$venv/without_deepspeed"
+        fi
+    fi
+    echo "Set-up: done"
+}
+
+use_python() {
+    local base venv=$HERE/.venv python
+    base=$(base_python) || exit 1
+    for python in "$base" "$venv/bin/python"; do
+        if [ -x "$python" ] && has_everything "$python" "$@"; then
+            PYTHON=$python
+            return
+        fi
+    done
+    if [ -w "$HERE" ] && command -v flock >/dev/null; then # one set-up at a time
+        exec 9>"$HERE/.setup.lock"
+        flock 9
+    fi
+    has_everything "$venv/bin/python" "$@" || fill_venv "$venv" "$base" "$@"
+    exec 9>&-
+    PYTHON=$venv/bin/python # for the launcher
+    export PYTHON
+}
+
+has_everything() { # PYTHON FILE...
+    local names
+    names=$(missing "$@" 2>/dev/null) || return 1
+    [ ! -e "$HERE/.venv/without_deepspeed" ] || names=$(echo "$names" | grep -v '^deepspeed')
+    [ -z "$names" ]
+}
+
+# --- runs --------------------------------------------------------------------------------------------
+
+new_folder() { # PREFIX: makes PREFIX_<timestamp> in the working directory; two in one second get two names
+    local stamp folder n=1
+    stamp=$(date +%Y%m%d_%H%M%S)
+    folder=$1_$stamp
+    until mkdir "$folder" 2>/dev/null; do
+        [ -e "$folder" ] || die "cannot make the folder $PWD/$folder"
+        n=$((n + 1))
+        folder=$1_${stamp}_$n
+    done
+    echo "$folder"
+}
+
+value_of() { # FLAG DEFAULT ARGUMENT...: the last value that the arguments give the flag, else the default
+    local flag=$1 value=$2 previous=
+    for argument in "${@:3}"; do
+        [ "$previous" != "$flag" ] || value=$argument
+        case $argument in "$flag"=*) value=${argument#*=} ;; esac
+        previous=$argument
+    done
+    echo "$value"
+}
+
+# run_logged FOLDER COMMAND...: run with output to the terminal and to FOLDER/training_output.log; exits with the
+# command's code.  Signals go to the command, which then reports; tee outlives them, so that the report is logged.
+run_logged() {
+    local folder=$1 log=$1/training_output.log child logger code
+    shift
+    mkdir -p "$folder" 2>/dev/null
+    [ -w "$folder" ] && [ -d "$folder" ] || die "cannot write to folder $folder"
+    [ ! -s "$log" ] || mv "$log" "$folder/earlier_$(date -r "$log" +%Y%m%d_%H%M%S)_training_output.log"
+    export TINY_LLAMA_LOG=$log PYTHONUNBUFFERED=1
+    exec 3> >(trap '' INT TERM HUP; exec tee "$log")
+    logger=$!
+    "$@" >&3 2>&1 3>&- &
+    child=$!
+    exec 3>&-
+    trap 'kill -TERM $child 2>/dev/null' TERM
+    trap 'kill -INT $child 2>/dev/null' INT
+    wait "$child"
+    code=$?
+    while kill -0 "$child" 2>/dev/null; do # a signal ends `wait`, not the command
+        wait "$child"
+        code=$?
+    done
+    wait "$logger" 2>/dev/null
+    if [ "$code" = 2 ]; then # wrong arguments: nothing was run, so nothing is left
+        rm -f "$log"
+        rmdir "$folder" 2>/dev/null
+    fi
+    exit "$code"
+}
