@@ -31,7 +31,10 @@ version_in() { "$1" -c 'import sys; from importlib import metadata; print(metada
 base_python() { # the python3 on PATH if it is new enough, else a newer one beside it
     local name
     for name in python3 python3.13 python3.12 python3.11 python3.10; do
-        "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10) or print(sys.executable))' 2>/dev/null && return
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            command -v "$name"
+            return
+        fi
     done
     die "no Python 3.10 or newer on PATH"
 }
@@ -94,7 +97,7 @@ fill_venv() { # VENV BASE FILE...: make the environment and install what is miss
                 >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base_environment.pth"
         fi
     fi
-    local pip=("$python" -m pip install --quiet --disable-pip-version-check)
+    local pip=("$python" -m pip install --quiet --quiet --disable-pip-version-check)
     version_in "$python" torch >/dev/null || install_torch "${pip[@]}"
     if missing "$python" "$@" | grep -q '^torch>='; then
         die "torch $(version_in "$python" torch) is there and too old: the workshop needs 2.6, and replaces no torch"
@@ -178,7 +181,7 @@ run_logged() {
     local folder=$1 log=$1/training_output.log child logger code
     shift
     mkdir -p "$folder" 2>/dev/null
-    [ -w "$folder" ] && [ -d "$folder" ] || die "cannot write to folder $folder"
+    if ! [ -d "$folder" ] || ! [ -w "$folder" ]; then die "cannot write to folder $folder"; fi
     [ ! -s "$log" ] || mv "$log" "$folder/earlier_$(date -r "$log" +%Y%m%d_%H%M%S)_training_output.log"
     export TINY_LLAMA_LOG=$log PYTHONUNBUFFERED=1
     exec 3> >(trap '' INT TERM HUP; exec tee "$log")

@@ -872,6 +872,7 @@ def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerCo
         report.open()
         try:
             with report.sampler:
+                report.announce()
                 check_memory(config, device)
                 model = TinyLlamaModel(config).to(device)
                 optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
@@ -922,7 +923,7 @@ def version_of(package: str) -> str | None:
 
 
 def has_analysis() -> bool:
-    return importlib.util.find_spec("analysis.memory") is not None
+    return importlib.util.find_spec("analysis") is not None
 
 
 def check_packages(training: TrainingConfig, profiling: ProfilerConfig, device: torch.device) -> None:
@@ -1078,7 +1079,7 @@ class Report:
         self._flushed_at = time.monotonic()
 
     def open(self) -> None:
-        """Before the first step: the folder, config.json, the announcement."""
+        """The folder and config.json."""
         if self.rank != 0:
             return
         if self.folder:
@@ -1090,7 +1091,6 @@ class Report:
             self.writer = SummaryWriter(str(self.folder))
             for title, values in (*self.settings.items(), ("environment", self.environment)):
                 self.writer.add_text(title, "    " + json.dumps(values, indent=2).replace("\n", "\n    "))
-        self.announce()
 
     def announce(self) -> None:
         t, c, p, plan = self.training, self.config, self.profiling, self.plan
@@ -1158,40 +1158,44 @@ class Report:
         trace, ledger, flops = (getattr(self.instruments, part, None) for part in ("trace", "memory", "flops"))
         memory = ledger.document() if ledger and ledger.finished else None
         summary = self.summary(status, error and explain(error)[0], memory)
-        self.print_summary(summary)
-        documents = {}
+        lines, documents = self.summary_lines(summary), {"performance_summary.json": summary}
         if memory:
-            from analysis.memory import draw_memory_timeline, memory_lines
+            from analysis.memory import memory_lines
 
             documents["memory_timeline.json"] = memory
-            say("", *memory_lines(memory, summary))
+            lines += ["", *memory_lines(memory, summary)]
         if trace and trace.path and has_analysis():
             from analysis.operators import operator_analysis, operator_lines
 
             documents["operator_analysis.json"] = operators = operator_analysis(trace.path)
-            if self.profiling.profile_operators:
-                say("", *operator_lines(operators))
+            lines += ["", *operator_lines(operators)] if self.profiling.profile_operators else []
         if flops and flops.counts and summary["performance"]["avg_step_time_ms"]:
             from analysis.flops import flops_lines, flops_profile
 
             documents["flops_profile.json"] = profile = flops_profile(summary, flops.counts)
-            say("", *flops_lines(profile))
-        if self.folder is None:
-            return
-        write_json(self.folder / "performance_summary.json", summary)
+            lines += ["", *flops_lines(profile)]
+        try:
+            if self.folder:
+                lines += ["", "Files:", *self.write_files(documents, memory)]
+        finally:
+            say("", *lines)
+
+    def write_files(self, documents: dict[str, dict], memory: dict | None) -> list[str]:
         for name, document in documents.items():
             write_json(self.folder / name, document)
         try:
-            if memory:
+            if memory and importlib.util.find_spec("matplotlib"):
+                from analysis.memory import draw_memory_timeline
+
                 figure = draw_memory_timeline(memory, self.folder / "memory_timeline.png")
                 self.writer.add_figure("memory_timeline", figure, memory["step"])
             self.write_scalars()
-            self.write_hyperparameters(summary)
+            self.write_hyperparameters(documents["performance_summary.json"])
             self.writer.close()
         except OSError as failure:
             raise UserError(f"cannot write to {self.folder}: {failure.strerror}") from failure
         folders = dict.fromkeys((self.folder, self.trace_folder))
-        say("", "Files:", *sorted(f"  {f}" for d in folders for pattern in RUN_FILES for f in d.glob(pattern)))
+        return sorted(f"  {file}" for folder in folders for pattern in RUN_FILES for file in folder.glob(pattern))
 
     def write_hyperparameters(self, summary: dict) -> None:
         """One row of TensorBoard's HPARAMS tab, in the run's own event file."""
@@ -1264,36 +1268,39 @@ class Report:
             "steps": {"step": [r.step for r in records], "loss": losses, "time_ms": [r.total_ms for r in records]},
         }
 
-    def print_summary(self, summary: dict) -> None:
+    def summary_lines(self, summary: dict) -> list[str]:
         p, memory, done = summary["performance"], summary["memory"], summary["training"]["completed_steps"]
-        say("", RULE, "Performance Summary:")
+        lines = [RULE, "Performance Summary:"]
         if summary["status"] != "completed":
-            say(f"Run {summary['status']} after {done} of {self.training.num_steps} steps: {summary['error']}")
+            lines += [f"Run {summary['status']} after {done} of {self.training.num_steps} steps: {summary['error']}"]
         if not done:
-            say("Nothing to average: no step was completed.", RULE)
-            return
-        say(f"Average time per step: {p['avg_step_time_ms'] / 1e3:.3f} seconds")
-        say(*(f"{label}: {p['samples_per_sec']:.1f} samples/sec" for label in ("Training speed", "Throughput")))
-        say(f"Peak memory usage: {memory['peak_mb']:.0f} MB")
-        say(*(f"Avg time per {phase}: {p[f'avg_{phase}_time_ms'] / 1e3:.3f} seconds" for phase in PHASES[1:]))
-        say("", f"Averages over {p['steps_averaged']} of {done} steps; {p['steps_averaged_note']}")
+            return [*lines, "Nothing to average: no step was completed.", RULE]
         keys = ("mean", "median", "std", "p95")
-        say(f"{'ms':<10}" + "".join(f"{key:>10}" for key in keys))
+        table = [f"{'ms':<10}" + "".join(f"{key:>10}" for key in keys)]
         for name, row in p["timings_ms"].items():
-            say(f"{name:<10}" + "".join(f"{'-' if row[k] is None else format(row[k], '.2f'):>10}" for k in keys))
+            cells = ("-" if row[key] is None else f"{row[key]:.2f}" for key in keys)
+            table.append(f"{name:<10}" + "".join(f"{cell:>10}" for cell in cells))
         first, final = (summary["loss"][which] or math.nan for which in ("first", "final"))
-        utilization = p["gpu_utilization_percent"]
-        say(
+        utilization = p.get("gpu_utilization_percent_reason", p["gpu_utilization_percent"])
+        return [
+            *lines,
+            f"Average time per step: {p['avg_step_time_ms'] / 1e3:.3f} seconds",
+            f"Training speed: {p['samples_per_sec']:.1f} samples/sec",
+            f"Throughput: {p['samples_per_sec']:.1f} samples/sec",
+            f"Peak memory usage: {memory['peak_mb']:.0f} MB",
+            *(f"Avg time per {phase}: {p[f'avg_{phase}_time_ms'] / 1e3:.3f} seconds" for phase in PHASES[1:]),
+            f"\nAverages over {p['steps_averaged']} of {done} steps; {p['steps_averaged_note']}",
+            *table,
             f"First step: {p['first_step_time_ms']:.2f} ms",
             f"Loss: {first:.4f} at the first step, {final:.4f} at the last",
             f"Tokens: {p['tokens_per_sec']:,.0f} tokens/sec",
             f"Model FLOPs per step: {p['model_flops_per_step']:,} (forward + backward matrix products)",
-            f"Achieved: {p['achieved_tflops']:.3f} TFLOP/s" + (" per rank" if self.world_size > 1 else ""),
+            f"Achieved: {p['achieved_tflops']:.4g} TFLOP/s" + (" per rank" if self.world_size > 1 else ""),
             f"Average memory usage: {memory['average_mb']:.0f} MB",
             f"Memory figures: {memory['source']}",
-            f"GPU utilization: {p.get('gpu_utilization_percent_reason') or f'{utilization:.0f}%'}",
+            f"GPU utilization: {utilization if isinstance(utilization, str) else f'{utilization:.0f}%'}",
             RULE,
-        )
+        ]
 
 
 # ---- Command line --------------------------------------------------------------------------------------------------
@@ -1304,7 +1311,7 @@ def number_of(kind, minimum: int):
 
     def parse(text: str):
         with contextlib.suppress(ValueError):
-            if kind(text) >= minimum and 0 <= kind(text) < 2**63 and (kind is int or float(text) > 0):
+            if kind(text) >= minimum and (int(text) < 2**63 if kind is int else 0 < float(text) < math.inf):
                 return kind(text)
         wanted = f"a whole number of at least {minimum}" if kind is int else "a positive number"
         raise argparse.ArgumentTypeError(f"{text} is not {wanted}")

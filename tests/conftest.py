@@ -1,0 +1,49 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny_llama_v1 as tiny_llama
+
+PROJECT = Path(__file__).resolve().parent.parent
+SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA or ROCm GPU"))
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capfd):
+    """Run the script in this process, in a scratch folder: train(flags) -> (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*flags: str, small: bool = True):
+        capfd.readouterr()
+        try:
+            code = tiny_llama.main([*(SMALL_MODEL if small else []), "--num-steps", "3", *flags])
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def start(*command: str, **options) -> subprocess.Popen:
+    """A command of the project as a process of its own, output and errors together."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+    environment |= options.pop("env", {})
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
+    )
+
+
+def finish(process: subprocess.Popen, timeout: float = 120) -> tuple[int, str]:
+    out, _ = process.communicate(timeout=timeout)
+    return process.returncode, out

@@ -1,0 +1,124 @@
+"""Parameters and FLOPs by formula, against the model itself and against two counters."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import tiny_llama_v1 as tiny_llama
+
+PUBLISHED = {  # parameters, forward FLOPs per step
+    "tiny": (2_873_600, 5_892_997_120),
+    "small": (20_890_112, 92_023_029_760),
+    "medium": (167_224_320, 2_928_765_042_688),
+    "large": (1_300_203_520, 22_367_384_371_200),
+    "very_large": (10_691_284_992, 181_692_685_877_248),
+}
+
+
+def resolved(*flags: str):
+    return tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags))
+
+
+def counted(config, batch_size, seq_len, backward):
+    """FLOPs by FlopCounterMode; nothing is allocated."""
+    with FakeTensorMode(), torch.device("cpu"):
+        model = tiny_llama.TinyLlamaModel(config)
+        tokens = torch.zeros(batch_size, seq_len, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            loss = model(tokens, tokens)[1]
+            if backward:
+                loss.backward()
+    return model, counter.get_total_flops()
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_published_sizes(size):
+    config, training, _ = resolved("--size", size)
+    assert (config.parameter_count(), config.forward_flops(training.batch_size, training.seq_len)) == PUBLISHED[size]
+    model, flops = counted(config, training.batch_size, training.seq_len, backward=True)
+    assert sum(p.numel() for p in model.parameters()) == config.parameter_count()
+    assert flops == config.step_flops(training.batch_size, training.seq_len)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    kv_heads=st.integers(1, 4),
+    group=st.integers(1, 3),
+    half_head=st.integers(1, 8),
+    layers=st.integers(1, 3),
+    intermediate=st.integers(1, 50),
+    vocabulary=st.integers(2, 80),
+    batch_size=st.integers(1, 4),
+    seq_len=st.integers(1, 20),
+)
+def test_formulas_hold_for_any_shape(kv_heads, group, half_head, layers, intermediate, vocabulary, batch_size, seq_len):
+    heads = kv_heads * group
+    config = tiny_llama.TinyLlamaConfig(
+        vocabulary, 2 * half_head * heads, layers, heads, kv_heads, intermediate, seq_len
+    )
+    model, forward = counted(config, batch_size, seq_len, backward=False)
+    assert sum(p.numel() for p in model.parameters()) == config.parameter_count()
+    assert forward == config.forward_flops(batch_size, seq_len)
+    assert counted(config, batch_size, seq_len, backward=True)[1] == config.step_flops(batch_size, seq_len)
+
+
+def test_deepspeed_counts_the_same_multiply_adds(train, tmp_path):
+    import json
+
+    code, out, _ = train("--enable-deepspeed-flops", "--flops-profile-step", "2", "--output-dir", "run", small=False)
+    assert code == 0
+    assert "equal" in out
+    profile = json.loads((tmp_path / "run" / "flops_profile.json").read_text())
+    deepspeed = profile["flops_analysis"]["deepspeed"]
+    assert 2 * deepspeed["macs"] == 5_892_997_120 == profile["flops_analysis"]["forward_flops"]
+    assert deepspeed["flops"] == 5_899_288_576
+    assert 0 < profile["efficiency_metrics"]["mfu_percent"] < 100
+    assert "measured here" in profile["efficiency_metrics"]["peak_source"] or torch.cuda.is_available()
+    assert (tmp_path / "run" / "flops_profile.txt").stat().st_size > 1000
+    summary = json.loads((tmp_path / "run" / "performance_summary.json").read_text())
+    assert summary["performance"]["steps_averaged"] == 1  # of three: not the first, not the counted one
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "tflops"),
+    [
+        ({"name": "NVIDIA H200", "arch": "sm_90", "compute_units": 132}, "bf16", 989.0),
+        ({"name": "NVIDIA L40S", "arch": "sm_89", "compute_units": 142}, "fp32", 91.6),
+        ({"name": "NVIDIA L4", "arch": "sm_89", "compute_units": 58}, "fp32", 30.3),
+        (
+            {"name": "AMD Instinct MI250X / MI250", "arch": "gfx90a:sramecc+:xnack-", "compute_units": 110},
+            "bf16",
+            191.5,
+        ),
+        (
+            {"name": "AMD Instinct MI250X / MI250", "arch": "gfx90a:sramecc+:xnack-", "compute_units": 104},
+            "bf16",
+            181.0,
+        ),
+        ({"name": "AMD Radeon Graphics", "arch": "gfx942:sramecc+:xnack-", "compute_units": 228}, "fp32", 122.6),
+        ({"name": "AMD Instinct MI300X", "arch": "gfx942:sramecc+:xnack-", "compute_units": 38}, "bf16", 1307.4 / 8),
+    ],
+)
+def test_datasheet_rows(device, precision, tflops):
+    from analysis.hardware import peak_flops
+
+    peak = peak_flops(device | {"type": "cuda"}, precision)
+    assert peak.rate == pytest.approx(tflops * 1e12)
+    assert peak.source.startswith("datasheet")
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"name": "NVIDIA H20", "arch": "sm_90", "compute_units": 78},
+        {"name": "AMD Radeon Graphics", "arch": "gfx942", "compute_units": 304},  # MI300X or MI325X
+        {"name": "NVIDIA GB200", "arch": "sm_100", "compute_units": 148},
+    ],
+)
+def test_an_unknown_device_borrows_nothing(device):
+    from analysis.hardware import datasheet
+
+    assert datasheet(device) is None

@@ -1,0 +1,251 @@
+"""Flags, aliases, and every way to get them wrong."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import tiny_llama_v1 as tiny_llama
+
+
+def resolved(*flags: str):
+    return tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags))
+
+
+FLAGS = {  # every flag that users rely on; a change here is a change of what was promised
+    "--batch-size --seq-len --num-steps --learning-rate --device --vocab-size --hidden-dim --n-layers --num-layers "
+    "--n-heads --num-heads --n-kv-heads --intermediate-dim --size --data --seed --deterministic "
+    "--gradient-accumulation-steps --precision --use-amp --enable-pytorch-profiler --profile-dir --profile-steps "
+    "--warmup-steps --profile-memory --enable-memory-profiling --profile-stacks --profile-operators "
+    "--enable-deepspeed-flops --flops-profile-step --enable-all-profiling --output-dir --log-interval --validate-setup"
+}
+
+
+def test_all_flags_are_there():
+    known = set(tiny_llama.build_parser()._option_string_actions)
+    assert known - {"-h", "--help"} == set(" ".join(FLAGS).split())
+
+
+def test_defaults():
+    config, training, profiling = resolved()
+    assert (config.vocab_size, config.hidden_dim, config.n_layers, config.n_heads) == (1000, 256, 4, 8)
+    assert (config.n_kv_heads, config.intermediate_dim, config.max_seq_len) == (4, 512, 128)
+    assert (training.batch_size, training.seq_len, training.num_steps, training.learning_rate) == (8, 128, 50, 1e-4)
+    assert (training.seed, training.precision, training.device, training.log_interval) == (42, "fp32", "auto", 1)
+    assert (profiling.profile_steps, profiling.warmup_steps, profiling.flops_profile_step) == (5, 5, 10)
+    assert not profiling.enabled
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--num-layers 3 --num-heads 4", {"n_layers": 3, "n_heads": 4, "n_kv_heads": 2}),
+        ("--n-heads 1", {"n_kv_heads": 1}),
+        ("--hidden-dim 512", {"intermediate_dim": 1024}),
+        ("--size small", {"hidden_dim": 512, "intermediate_dim": 1104, "seq_len": 256, "num_steps": 50}),
+        ("--size med --seq-len 64", {"hidden_dim": 1024, "n_layers": 12, "seq_len": 64, "batch_size": 16}),
+        ("--size xl", {"hidden_dim": 4096}),
+        ("--size verylarge --n-layers 1", {"hidden_dim": 4096, "n_layers": 1}),
+        ("--use-amp", {"precision": "bf16"}),
+        ("--enable-memory-profiling", {"profile_memory": True}),
+        ("--enable-all-profiling", {"profile_memory": True, "enable_deepspeed_flops": True, "profile_stacks": True}),
+        ("--learning-rate=3e-4", {"learning_rate": 3e-4}),
+    ],
+)
+def test_flags_reach_the_configuration(flags, expected):
+    values = {name: value for part in resolved(*flags.split()) for name, value in vars(part).items()}
+    assert expected == {name: values[name] for name in expected}
+
+
+def test_help_names_every_flag_with_its_default(train):
+    code, out, _ = train("--help")
+    assert code == 0
+    assert all(flag in out for flag in " ".join(FLAGS).split())
+    assert "(256)" in out
+
+
+WRONG = {
+    "--num-steps 0": "--num-steps",
+    "--batch-size -1": "--batch-size",
+    "--batch-size 2.5": "--batch-size",
+    "--batch-size two": "--batch-size",
+    "--seq-len 0": "--seq-len",
+    "--hidden-dim 100 --n-heads 8": "--hidden-dim 100",
+    "--hidden-dim 24 --n-heads 8": "--hidden-dim 24",
+    "--n-heads 8 --n-kv-heads 3": "--n-kv-heads 3",
+    "--n-heads 4 --n-kv-heads 8": "--n-kv-heads 8",
+    "--vocab-size 1": "--vocab-size",
+    "--size huge": "huge",
+    "--precision int8": "int8",
+    "--device tpu": "tpu",
+    "--learning-rate 0": "--learning-rate",
+    "--learning-rate nan": "--learning-rate",
+    "--learning-rate inf": "--learning-rate",
+    "--gradient-accumulation-steps 3": "--gradient-accumulation-steps 3",
+    "--profile-steps 0": "--profile-steps",
+    "--warmup-steps -1": "--warmup-steps",
+    "--flops-profile-step 0": "--flops-profile-step",
+    "--log-interval 0": "--log-interval",
+    "--seed -1": "--seed",
+    "--use-amp --precision fp16": "--use-amp",
+    "--data missing.txt": "--data missing.txt",
+    "--data .": "--data",
+    "--data empty.txt": "--data empty.txt",
+    "--data short.txt": "--data short.txt",
+    "--data binary.dat": "--data binary.dat",
+    "--data text.txt --vocab-size 64": "--vocab-size 64",
+    "--num-steps": "--num-steps",
+    "--num-step 5": "did you mean --num-steps?",
+    "--hiden-dim 64": "did you mean --hidden-dim?",
+    "surplus": "surplus",
+}
+
+
+@pytest.mark.parametrize("flags", WRONG)
+def test_wrong_arguments_are_one_line_and_exit_2(train, tmp_path, flags):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("a few bytes")
+    (tmp_path / "binary.dat").write_bytes(bytes(range(256)) * 10)
+    (tmp_path / "text.txt").write_text("all lower and UPPER case letters " * 9)
+    before = set(tmp_path.iterdir())
+    code, out, err = train(*flags.split(), "--output-dir", "run")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert WRONG[flags] in err
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_tf32_needs_a_gpu(train, tmp_path):
+    code, _, err = train("--device", "cpu", "--precision", "tf32", "--output-dir", "run")
+    assert code == 2
+    assert re.search(r"--precision tf32: .*use fp32", err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_fp16_on_a_cpu_that_cannot(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_llama, "cpu_trains_in_fp16", lambda: False)
+    code, _, err = train("--device", "cpu", "--precision", "fp16", "--output-dir", "run")
+    assert code == 2
+    assert re.search(r"--precision fp16: .*use fp32 or bf16", err)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(train, tmp_path):
+    code, out, err = train("--device", "cuda", "--output-dir", "run")
+    assert (code, out) == (1, "")
+    assert "--device cuda" in err
+    assert "--device cpu" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flags", ["--flops-profile-step 99", "--flops-profile-step 3 --num-steps 2"])
+def test_flops_step_beyond_the_run_is_moved(train, flags):
+    code, out, _ = train("--enable-deepspeed-flops", *flags.split())
+    assert code == 0
+    assert "FLOPs profile moved" in out
+
+
+def test_one_token_sequences(train):
+    code, out, _ = train("--seq-len", "1")
+    assert code == 0
+    assert "nan" not in out
+
+
+@pytest.mark.parametrize("flag", ["--output-dir", "--profile-dir"])
+def test_folder_that_is_a_file(train, tmp_path, flag):
+    (tmp_path / "file").write_text("kept")
+    code, out, err = train("--enable-pytorch-profiler", flag, "file")
+    assert (code, out) == (1, "")
+    assert "cannot write to folder file" in err
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Make packages unimportable."""
+    import builtins
+    import importlib.util
+
+    def hide(*names):
+        find_spec, import_ = importlib.util.find_spec, builtins.__import__
+
+        def hidden(name, *rest):
+            return name.split(".")[0] in names
+
+        def guarded(name, *rest, **options):
+            if hidden(name):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            return import_(name, *rest, **options)
+
+        monkeypatch.setattr(importlib.util, "find_spec", lambda n, *r: None if hidden(n) else find_spec(n, *r))
+        monkeypatch.setattr(importlib, "import_module", lambda n, *r: guarded(n, None, None, ["*"]))
+        monkeypatch.setattr(builtins, "__import__", guarded)
+
+    return hide
+
+
+@pytest.mark.parametrize(
+    ("package", "flags"),
+    [
+        ("deepspeed", "--enable-deepspeed-flops"),
+        ("tensorboard", "--enable-pytorch-profiler"),
+        ("tensorboard", "--output-dir run"),
+    ],
+)
+def test_missing_packages_are_named_before_training(train, tmp_path, without, package, flags):
+    without(package)
+    code, out, err = train(*flags.split())
+    assert (code, out) == (1, "")
+    assert f"pip install {package}" in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plain_run_needs_neither(train, without):
+    without("deepspeed", "tensorboard", "torch_tb_profiler", "matplotlib")
+    assert train()[0] == 0
+
+
+def test_validate_setup(train):
+    code, out, _ = train("--validate-setup", "--num-steps", "77")
+    assert code == 0
+    assert re.search(r"^torch +\d", out, re.M)
+    assert "Step 3/3" in out
+    assert "Setup is valid" in out
+
+
+def test_validate_setup_fails_when_training_does(train, monkeypatch):
+    monkeypatch.setattr(tiny_llama.TinyLlamaModel, "forward", lambda *a: 1 / 0)
+    code, out, _ = train("--validate-setup")
+    assert code == 1
+    assert "Setup is valid" not in out
+
+
+def test_sizes_in_the_readme_are_those_of_the_code():
+    from conftest import PROJECT
+
+    readme = (PROJECT / "README.md").read_text()
+    for name, row in tiny_llama.SIZES.items():
+        config, training, _ = resolved("--size", name)
+        cells = [
+            name,
+            *(f"{row[k]:,}" for k in ("hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim")),
+        ]
+        cells += [f"{row[k]:,}" for k in ("seq_len", "batch_size", "num_steps")]
+        cells += [f"{config.parameter_count():,}", f"{config.forward_flops(training.batch_size, training.seq_len):,}"]
+        assert "| " + " | ".join(cells) + " |" in readme
+
+
+def test_readme_names_only_flags_and_files_that_exist():
+    from conftest import PROJECT
+
+    text = (PROJECT / "README.md").read_text()
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+    wrappers = {"--include-memory", "--computational-intensity", "--enable-profilers"}
+    others = {"--logdir", "--port", "--nproc-per-node"}
+    assert flags - others - wrappers <= set(tiny_llama.build_parser()._option_string_actions)
+    for name in re.findall(r"`\.?/?([\w/]+\.(?:py|sh|txt|toml))`", text):
+        assert (PROJECT / name).exists() or name in ("flops_profile.txt",), name
+    assert json.dumps(text)

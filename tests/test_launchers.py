@@ -1,0 +1,131 @@
+"""The shell launchers, from anywhere, and the commands that they start."""
+
+import json
+import re
+import signal
+import sys
+
+import pytest
+from conftest import PROJECT, SMALL_MODEL, finish, start
+
+TRIVIAL = [*SMALL_MODEL, "--num-steps", "3"]
+
+
+def launch(script: str, *flags: str, cwd, **options):
+    return finish(start(str(PROJECT / script), *flags, cwd=cwd, **options))
+
+
+def only_folder(path, pattern: str):
+    (folder,) = path.glob(pattern)
+    return folder
+
+
+def test_baseline_from_another_directory(tmp_path):
+    code, out = launch("run_baseline.sh", *TRIVIAL, cwd=tmp_path)
+    assert code == 0, out
+    folder = only_folder(tmp_path, "baseline_results_*")
+    assert re.fullmatch(r"baseline_results_\d{8}_\d{6}", folder.name)
+    assert (folder / "training_output.log").read_text() == out
+    assert json.loads((folder / "performance_summary.json").read_text())["status"] == "completed"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_two_launches_in_one_second_get_two_folders(tmp_path):
+    both = [start(str(PROJECT / "run_baseline.sh"), *TRIVIAL, cwd=tmp_path) for _ in range(2)]
+    assert [finish(process)[0] for process in both] == [0, 0]
+    folders = list(tmp_path.glob("baseline_results_*"))
+    assert len(folders) == 2
+    assert all((folder / "performance_summary.json").exists() for folder in folders)
+
+
+@pytest.mark.parametrize(("flags", "expected"), [(["--num-steps", "0"], 2), (["--learning-rate", "1e30"], 1)])
+def test_exit_codes_pass_through_tee(tmp_path, flags, expected):
+    code, out = launch("run_baseline.sh", *TRIVIAL, *flags, cwd=tmp_path)
+    assert code == expected, out
+    assert "error: " in out
+    assert len(list(tmp_path.iterdir())) == (0 if expected == 2 else 1)
+
+
+def test_chosen_folder_is_used_twice(tmp_path):
+    for _ in range(2):
+        code, out = launch("run_baseline.sh", *TRIVIAL, "--output-dir", "here", cwd=tmp_path)
+        assert code == 0, out
+    names = {f.name for f in (tmp_path / "here").iterdir()}
+    assert {"training_output.log", "performance_summary.json"} <= names
+    assert (tmp_path / "here" / "training_output.log").read_text() == out
+    assert len(list((tmp_path / "here").rglob("*training_output.log"))) == 2
+
+
+def test_the_launcher_alone_is_told_to_stop(tmp_path):
+    process = start(str(PROJECT / "run_baseline.sh"), *SMALL_MODEL, "--num-steps", "1000000", cwd=tmp_path)
+    for line in process.stdout:
+        if line.startswith("Step 5/"):
+            break
+    process.send_signal(signal.SIGTERM)
+    code, out = finish(process)
+    assert code == 143, out
+    folder = only_folder(tmp_path, "baseline_results_*")
+    assert json.loads((folder / "performance_summary.json").read_text())["status"] == "interrupted"
+    assert "Run interrupted" in (folder / "training_output.log").read_text()
+
+
+def test_pytorch_profiler(tmp_path):
+    code, out = launch("run_pytorch_profiler.sh", *TRIVIAL, "--include-memory", "--num-steps", "8", cwd=tmp_path)
+    assert code == 0, out
+    assert re.search(r"^aten::(mm|bmm) +\d+ ", out, re.M)
+    assert "Memory Analysis Summary" in out
+    folder = only_folder(tmp_path, "profiler_results_*")
+    assert list(folder.glob("trace_step_*.pt.trace.json"))
+    assert (folder / "operator_analysis.json").exists()
+
+
+def test_deepspeed_flops(tmp_path):
+    code, out = launch("run_deepspeed_flops.sh", *TRIVIAL, "--num-steps", "5", cwd=tmp_path)
+    assert code == 0, out
+    assert re.search(r"^Model FLOPS Utilization: +[\d.]+% \(MFU", out, re.M)
+    assert re.search(r"^Total FLOPs per step: +[\d,]+", out, re.M)
+    folder = only_folder(tmp_path, "flops_results_*")
+    intensity = json.loads((folder / "computational_intensity.json").read_text())
+    flops, moved = intensity["step_flops"], intensity["step_bytes"]
+    assert intensity["arithmetic_intensity_flops_per_byte"] == pytest.approx(flops / moved)
+    assert intensity["memory_bound_vs_compute_bound"] in ("memory_bound", "mixed", "compute_bound")
+    assert intensity["memory_bandwidth_peak_source"]
+    assert intensity["ridge_point_flops_per_byte"] > 0
+
+
+def test_performance_study(tmp_path):
+    flags = ["--num-steps", "3", "--hidden-dim", "64", "--seq-len", "16", "--enable-profilers"]
+    code, out = launch("launch_performance_study.sh", "tiny", *flags, cwd=tmp_path)
+    assert code == 0, out
+    assert re.search(r"Problem Size: +TINY", out)
+    assert re.search(r"Est. Parameters: +~0.7M|Est. Parameters: +~0.6M", out)
+    assert out.index("Problem Size") < out.index("Starting training")
+    ending = r"PERFORMANCE STUDY COMPLETE\n=+\nTotal Runtime: \d+s\nThroughput: [\d.]+ samples/sec\nPeak Memory: \d+ MB"
+    assert re.search(ending, out)
+    folder = only_folder(tmp_path, "performance_results_tiny_*")
+    names = {f.name for f in folder.iterdir()}
+    assert {"config.json", "training_output.log", "performance_summary.json", "pytorch_profiles"} <= names
+    assert list((folder / "pytorch_profiles").glob("trace_*"))
+
+
+@pytest.mark.parametrize("arguments", [["giant"], [], ["--num-steps", "3"], ["tiny", "--num-steps", "x"], ["a/b"]])
+def test_performance_study_refuses(tmp_path, arguments):
+    code, out = launch("launch_performance_study.sh", *arguments, cwd=tmp_path)
+    assert code == 2, out
+    assert out.count("\n") == 1
+    assert "error: " in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_working_directory_that_takes_no_folder(tmp_path):
+    (tmp_path / "file").touch()
+    code, out = launch("run_baseline.sh", *TRIVIAL, "--output-dir", "file", cwd=tmp_path)
+    assert code == 1
+    assert "cannot write to folder file" in out
+
+
+@pytest.mark.parametrize("script", ["run_pytorch_profiler.py", "run_deepspeed_flops.py", "launch_performance_study.py"])
+def test_commands_answer_for_themselves(tmp_path, script):
+    code, out = finish(start(sys.executable, str(PROJECT / script), "--help", cwd=tmp_path))
+    assert code == 0
+    assert out.startswith(f"usage: {script.split('.')[0]}")

@@ -1,0 +1,503 @@
+"""What a run does and leaves: losses, files, statistics, profilers, and how it ends."""
+
+import json
+import math
+import re
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import PROJECT, SMALL_MODEL, finish, start
+
+import tiny_llama_v1 as tiny_llama
+
+SCRIPT = str(PROJECT / "tiny_llama_v1.py")
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def losses(out: str) -> list[str]:
+    return re.findall(r"Loss = (\S+),", out)
+
+
+def test_output_has_the_promised_lines_in_order(train):
+    code, out, _ = train("--num-steps", "5", small=False)
+    assert code == 0
+    expected = [
+        "Tiny LLaMA V1 - PyTorch Baseline",
+        "Configuration:",
+        "  Batch Size: 8",
+        "  Sequence Length: 128",
+        "  Number of Steps: 5",
+        "  Hidden Dim: 256",
+        "  Num Layers: 4",
+        "  Num Heads: 8",
+        "  Intermediate Dim: 512",
+        "Model Configuration:",
+        "  Total Parameters: 2,873,600",
+        "  Model Size: 11.0 MB (FP32)",
+        f"Using device: {'cuda' if torch.cuda.is_available() else 'cpu'}",
+        "Step 1/5: Loss = ",
+        "Performance Summary:",
+        "Average time per step: ",
+        "Training speed: ",
+        "Throughput: ",
+        "Peak memory usage: ",
+        "Avg time per forward: ",
+        "Avg time per backward: ",
+        "Avg time per optimizer: ",
+    ]
+    position = 0
+    for line in expected:
+        position = out.index(line, position)
+    first = float(losses(out)[0])
+    assert abs(first - math.log(1000)) < 0.07  # the weights' own spread adds 0.05
+
+
+def test_training_lowers_the_loss(train):
+    _, out, _ = train("--num-steps", "30", "--learning-rate", "1e-3")
+    values = [float(loss) for loss in losses(out)]
+    assert values[-1] < values[0] - 0.1
+
+
+def test_corpus_has_zipf_frequencies_and_successors():
+    corpus = tiny_llama.synthetic_corpus(1000, 2**17, seed=0)
+    assert len(corpus) == 2**17
+    frequency = np.sort(np.bincount(corpus, minlength=1000) / len(corpus))[::-1]
+    entropy = -(frequency[frequency > 0] * np.log(frequency[frequency > 0])).sum()
+    assert entropy < 0.85 * math.log(1000)
+    assert frequency[0] > 20 * frequency[300]
+    after = corpus[1:][corpus[:-1] == np.bincount(corpus).argmax()]  # what follows the most frequent token
+    assert np.sort(np.bincount(after))[::-1][:8].sum() > 0.7 * len(after)
+    assert np.array_equal(corpus, tiny_llama.synthetic_corpus(1000, 2**17, seed=0))
+
+
+def test_labels_are_the_next_tokens():
+    training = tiny_llama.TrainingConfig(seq_len=10, batch_size=3)
+    corpus = np.arange(1000, dtype=np.int32)
+    input_ids, labels = next(tiny_llama.batches(corpus, training, torch.device("cpu")))
+    assert input_ids.shape == labels.shape == (3, 10)
+    assert torch.equal(labels, input_ids + 1)
+
+
+def test_deterministic_runs_repeat_to_the_last_digit(train, tmp_path):
+    for name in ("a", "b"):
+        assert train("--deterministic", "--num-steps", "6", "--output-dir", name)[0] == 0
+    first, second = (read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in "ab")
+    assert first == second
+    assert train("--deterministic", "--seed", "7", "--num-steps", "6", "--output-dir", "c")[0] == 0
+    assert read(tmp_path / "c" / "performance_summary.json")["steps"]["loss"] != first
+
+
+@pytest.mark.parametrize("micro_steps", ["2", "4"])
+def test_accumulated_gradients_equal_the_large_batch(train, tmp_path, micro_steps):
+    train("--output-dir", "whole", "--num-steps", "8")
+    train("--output-dir", "split", "--num-steps", "8", "--gradient-accumulation-steps", micro_steps)
+    whole, split = (read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in ("whole", "split"))
+    assert split == pytest.approx(whole, abs=1e-5)
+    assert whole[-1] != whole[0]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_precisions_train_and_stay_near_fp32(train, tmp_path, precision):
+    if precision == "fp16" and not torch.cuda.is_available() and not tiny_llama.cpu_trains_in_fp16():
+        pytest.skip("this CPU build does not train in fp16")
+    train("--output-dir", "fp32", "--num-steps", "6")
+    train("--output-dir", "low", "--num-steps", "6", "--precision", precision)
+    exact, low = (read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in ("fp32", "low"))
+    assert low == pytest.approx(exact, abs=0.02)
+    assert low != exact
+
+
+def test_text_file_as_data(train, tmp_path):
+    (tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 20)
+    code, out, _ = train("--data", "text.txt", "--vocab-size", "256")
+    assert code == 0
+    assert abs(float(losses(out)[0]) - math.log(256)) < 0.1
+
+
+def test_run_folder(train, tmp_path):
+    code, out, _ = train("--output-dir", "run", "--num-steps", "4")
+    assert code == 0
+    folder = tmp_path / "run"
+    assert {re.sub(r"tfevents.*", "tfevents", f.name) for f in folder.iterdir()} == {
+        "config.json",
+        "performance_summary.json",
+        "events.out.tfevents",
+    }
+    assert list(tmp_path.iterdir()) == [folder]
+    config, summary = read(folder / "config.json"), read(folder / "performance_summary.json")
+    assert config["model"]["hidden_dim"] == 32
+    assert config["environment"]["packages"]["torch"] == torch.__version__
+    assert summary["status"] == "completed"
+    assert summary["error"] is None
+    assert summary["training"] == {
+        "num_steps": 4,
+        "completed_steps": 4,
+        "batch_size": 4,
+        "sequence_length": 16,
+        "world_size": 1,
+    }
+    performance = summary["performance"]
+    times = summary["steps"]["time_ms"]
+    assert performance["steps_averaged"] == 3
+    assert performance["avg_step_time_ms"] == pytest.approx(np.mean(times[1:]))
+    assert performance["median_step_time_ms"] == pytest.approx(np.median(times[1:]))
+    assert performance["std_step_time_ms"] == pytest.approx(np.std(times[1:], ddof=1))
+    assert performance["first_step_time_ms"] == times[0]
+    assert performance["samples_per_sec"] == pytest.approx(4e3 / performance["avg_step_time_ms"])
+    phases = sum(performance[f"avg_{phase}_time_ms"] for phase in tiny_llama.PHASES)
+    assert phases == pytest.approx(performance["avg_step_time_ms"])
+    assert performance["gpu_utilization_percent"] is not None or performance["gpu_utilization_percent_reason"]
+    assert summary["memory"]["peak_mb"] >= summary["memory"]["average_mb"] > 0
+    assert f"{summary['loss']['final']:.4f}" == losses(out)[-1]
+
+
+def test_events_hold_scalars_text_and_hyperparameters(train, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train("--output-dir", "run", "--num-steps", "4")
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    assert [e.step for e in events.Scalars("loss")] == [1, 2, 3, 4]
+    assert {"step_time_ms", "samples_per_sec", "tokens_per_sec", "memory_mb", "phase_ms/forward"} <= set(
+        events.Tags()["scalars"]
+    )
+    assert {"arguments/text_summary", "model/text_summary", "environment/text_summary"} <= set(events.Tags()["tensors"])
+    assert "_hparams_/session_start_info" in events.summary_metadata
+
+
+def test_an_earlier_run_is_moved_whole(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    train("--output-dir", "run", "--seed", "1")
+    first = (tmp_path / "run" / "performance_summary.json").read_bytes()
+    for _ in range(2):
+        code, out, _ = train("--output-dir", "run", "--seed", "2")
+        assert code == 0
+        assert "is now in run/earlier_" in out
+    moved = sorted((tmp_path / "run").glob("earlier_*"))
+    assert len(moved) == 2
+    assert first in [(folder / "performance_summary.json").read_bytes() for folder in moved]
+    assert all(len(list(folder.iterdir())) == 3 for folder in moved)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_log_interval(train):
+    _, out, _ = train("--num-steps", "7", "--log-interval", "3")
+    assert re.findall(r"Step (\d+)/7", out) == ["1", "3", "6", "7"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "window", "moved"),
+    [
+        ("--num-steps 12", (5, 10), False),
+        ("--num-steps 8 --profile-steps 3", (5, 8), False),
+        ("--num-steps 6 --profile-steps 3", (3, 6), True),
+        ("--num-steps 3 --profile-steps 9", (0, 3), True),
+        ("--num-steps 4 --profile-steps 2 --warmup-steps 100", (2, 4), True),
+        ("--num-steps 1", (0, 1), True),
+    ],
+)
+def test_profiler_window(train, tmp_path, flags, window, moved):
+    code, out, _ = train("--enable-pytorch-profiler", "--profile-dir", "p", *flags.split())
+    assert code == 0
+    assert ("Profiling window moved" in out) == moved
+    (trace,) = (tmp_path / "p").glob("trace_step_*.json")
+    assert trace.name == f"trace_step_{window[0]}_{window[1]}.pt.trace.json"
+    steps = {e["name"] for e in read(trace)["traceEvents"] if str(e.get("name")).startswith("ProfilerStep")}
+    assert len(steps) == window[1] - window[0]
+    assert out.count("[PROFILING]") == window[1] - window[0]
+    assert read(tmp_path / "p" / "operator_analysis.json")["operators"]
+    events = [e for e in read(trace)["traceEvents"] if e.get("name") == "aten::mm"]
+    assert events
+    assert all("Input Dims" in e["args"] for e in events)
+
+
+def test_profiled_steps_are_no_part_of_averages(train, tmp_path):
+    train(
+        "--enable-pytorch-profiler",
+        "--num-steps",
+        "9",
+        "--warmup-steps",
+        "3",
+        "--profile-steps",
+        "2",
+        "--profile-dir",
+        "p",
+    )
+    summary = read(tmp_path / "p" / "performance_summary.json")
+    times = summary["steps"]["time_ms"]
+    counted = [times[1], *times[5:]]  # not 1 (first), 3 (warm-up of the profiler), 4 and 5 (profiled)
+    assert summary["performance"]["avg_step_time_ms"] == pytest.approx(np.mean(counted))
+
+
+def test_stacks_bring_python_frames(train, tmp_path):
+    flags = "--num-steps 3 --profile-steps 1 --warmup-steps 1 --profile-dir".split()
+    train(*flags, "plain", "--enable-pytorch-profiler")
+    train(*flags, "stacks", "--profile-stacks")
+    plain, stacks = (next((tmp_path / d).glob("trace_*")).read_text() for d in ("plain", "stacks"))
+    assert "nn.Module: Attention" in stacks
+    assert "python_function" not in plain
+
+
+def test_memory_profile_of_the_default_model(train, tmp_path):
+    code, out, _ = train("--profile-memory", "--profile-dir", "m", "--num-steps", "4", small=False)
+    assert code == 0
+    assert "PyTorch Baseline (Memory Profiling)" in out
+    memory = read(tmp_path / "m" / "memory_timeline.json")
+    peak = memory["peak"]["bytes_by_category"]
+    config = tiny_llama.TinyLlamaConfig()
+    assert peak["parameters"] == 4 * config.parameter_count()
+    assert 0 <= peak["optimizer"] - 8 * config.parameter_count() < 1000  # two moments, and a step count a tensor
+    assert sum(peak.values()) == memory["peak_bytes"] == max(memory["timeline"]["total_bytes"])
+    assert memory["peak_bytes"] / 2**20 == pytest.approx(135.8, abs=0.5)
+    gradients = memory["timeline"]["gradients_bytes"]
+    assert max(gradients) == 4 * config.parameter_count()
+    assert gradients[-1] == 0
+    assert "Largest Tensor: 4.0 MB (layers.0.attention scores [8, 8, 128, 128])" in out
+    titles = ("Peak Memory Usage", "Average Memory Usage", "Memory at Forward Pass", "Memory at Backward Pass")
+    for title in (*titles, "Memory at Optimizer Step"):
+        assert re.search(rf"^{title}: [\d.]+ MB$", out, re.M), title
+    assert re.search(r"^Number of Allocations: \d+$", out, re.M)
+    assert (tmp_path / "m" / "memory_timeline.png").stat().st_size > 10_000
+
+
+def test_counting_memory_changes_no_loss(train, tmp_path):
+    train("--output-dir", "plain", "--num-steps", "5", "--deterministic")
+    train("--output-dir", "counted", "--num-steps", "5", "--deterministic", "--enable-all-profiling")
+    plain, counted = (read(tmp_path / d / "performance_summary.json")["steps"]["loss"] for d in ("plain", "counted"))
+    assert plain == counted
+
+
+def test_everything_in_a_single_step(train, tmp_path):
+    code, out, _ = train("--enable-all-profiling", "--num-steps", "1", "--profile-dir", "all")
+    assert code == 0
+    assert "their overhead is included" in out
+    written = {re.sub(r"tfevents.*", "tfevents", f.name) for f in (tmp_path / "all").iterdir()}
+    assert {
+        "trace_step_0_1.pt.trace.json",
+        "memory_timeline.json",
+        "flops_profile.json",
+        "flops_profile.txt",
+    } <= written
+
+
+def test_traces_in_a_folder_of_their_own(train, tmp_path):
+    train("--enable-pytorch-profiler", "--output-dir", "run", "--profile-dir", "run/traces")
+    assert list((tmp_path / "run" / "traces").glob("trace_*"))
+    assert (tmp_path / "run" / "operator_analysis.json").exists()
+    assert not list((tmp_path / "run").glob("trace_*"))
+
+
+def test_instruments_keep_apart():
+    every = tiny_llama.ProfilerConfig(enable_pytorch_profiler=True, profile_memory=True, enable_deepspeed_flops=True)
+    for num_steps in range(1, 30):
+        plan = tiny_llama.Plan(num_steps, every)
+        first, last = plan.window
+        assert 0 <= first < last <= num_steps
+        steps = {plan.flops_step, plan.memory_step}
+        assert all(1 <= step <= num_steps for step in steps)
+        if num_steps > 9:
+            assert len(steps) == 2
+            assert not steps & {1, *range(first, last + 1)}
+
+
+# --- how a run ends ---
+
+
+def test_divergence_is_a_failure_at_its_step(train, tmp_path):
+    code, out, err = train("--learning-rate", "1e30", "--output-dir", "run", "--num-steps", "20")
+    assert code == 1
+    assert re.fullmatch(r"\S+: error: the loss is (nan|inf) at step \d+; lower --learning-rate.*\n", err)
+    summary = read(tmp_path / "run" / "performance_summary.json")
+    assert summary["status"] == "failed"
+    assert summary["loss"]["final"] is None
+    assert summary["loss"]["final_reason"]
+    assert f"at step {summary['training']['completed_steps']};" in err
+    assert "Run failed after" in out
+
+
+@pytest.mark.parametrize(("signum", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_the_steps_done(tmp_path, signum, expected):
+    flags = [*SMALL_MODEL, "--num-steps", "1000000", "--output-dir", "run", "--enable-pytorch-profiler"]
+    process = start(sys.executable, SCRIPT, *flags, "--profile-steps", "1000000", cwd=tmp_path)
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if line.startswith("Step 30/"):
+            break
+    process.send_signal(signum)
+    code, out = finish(process)
+    assert code == expected, out
+    assert "Run interrupted after" in out
+    summary = read(tmp_path / "run" / "performance_summary.json")
+    assert summary["status"] == "interrupted"
+    assert summary["training"]["completed_steps"] >= 30
+    (trace,) = (tmp_path / "run").glob("trace_step_*.pt.trace.json")
+    assert read(trace)["traceEvents"]
+    assert "Traceback" not in out
+
+
+@pytest.mark.parametrize("limit", [2_000, 60_000, 300_000])
+def test_a_full_disk_leaves_whole_files(tmp_path, limit):
+    """A limit on the size of files stands in for the disk: writing fails in the same way."""
+    import resource
+
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    flags = [
+        *SMALL_MODEL,
+        "--num-steps",
+        "4",
+        "--profile-steps",
+        "1",
+        "--warmup-steps",
+        "2",
+        "--enable-pytorch-profiler",
+    ]
+    code, out = finish(start(sys.executable, SCRIPT, *flags, "--profile-dir", "run", cwd=tmp_path, preexec_fn=limited))
+    assert code == 1, out
+    last = out.strip().splitlines()[-1]
+    assert last.startswith("tiny_llama_v1.py: error: cannot write"), out
+    assert "run" in last
+    assert "Traceback" not in out
+    for file in (tmp_path / "run").glob("*.json"):
+        json.loads(file.read_text())
+    assert not list((tmp_path / "run").glob(".*partial"))
+
+
+def test_out_of_memory_is_one_line(train, tmp_path, monkeypatch):
+    def fails(*arguments):
+        torch.empty(2**60)
+
+    monkeypatch.setattr(tiny_llama.TinyLlamaModel, "forward", fails)
+    code, _, err = train("--output-dir", "run")
+    assert code == 1
+    assert re.fullmatch(r"\S+: error: out of memory: .*bytes.*; lower --batch-size, --seq-len or --size\n", err)
+    summary = read(tmp_path / "run" / "performance_summary.json")
+    assert summary["status"] == "failed"
+    assert "out of memory" in summary["error"]
+    assert summary["performance"]["avg_step_time_ms"] is None
+    assert summary["performance"]["avg_step_time_ms_reason"]
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_made(train, tmp_path):
+    code, _, err = train("--hidden-dim", "1048576", "--output-dir", "run")
+    assert code == 1
+    assert "out of memory" in err
+    assert "MB" in err
+    assert read(tmp_path / "run" / "performance_summary.json")["status"] == "failed"
+
+
+def test_a_traceback_only_for_debugging(train, monkeypatch):
+    def fails(*arguments):
+        raise TypeError("unforeseen")
+
+    monkeypatch.setattr(tiny_llama.TinyLlamaModel, "forward", fails)
+    code, _, err = train()
+    assert (code, err.count("\n")) == (1, 1)
+    assert "TypeError: unforeseen" in err
+    monkeypatch.setenv("TINY_LLAMA_DEBUG", "1")
+    assert "Traceback" in train()[2]
+
+
+def test_closed_output(tmp_path):
+    command = f"{sys.executable} {SCRIPT} {' '.join(SMALL_MODEL)} --num-steps 2000 --output-dir run | head -3"
+    process = start("bash", "-c", f"set -o pipefail; {command}", cwd=tmp_path)
+    code, out = finish(process)
+    assert code == 1
+    assert "Traceback" not in out
+    assert read(tmp_path / "run" / "performance_summary.json")["status"] == "failed"
+
+
+def test_two_ranks_share_a_run(tmp_path):
+    flags = [
+        *SMALL_MODEL,
+        "--num-steps",
+        "4",
+        "--profile-steps",
+        "1",
+        "--warmup-steps",
+        "2",
+        "--enable-pytorch-profiler",
+    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    code, out = finish(start(*launcher, SCRIPT, *flags, "--device", "cpu", "--output-dir", "run", cwd=tmp_path))
+    assert code == 0, out
+    assert out.count("Step 1/4") == 1
+    assert "Ranks: 2" in out
+    summary = read(tmp_path / "run" / "performance_summary.json")
+    assert summary["training"]["world_size"] == 2
+    assert summary["performance"]["samples_per_sec"] == pytest.approx(8e3 / summary["performance"]["avg_step_time_ms"])
+    traces = sorted(f.name for f in (tmp_path / "run").glob("trace_*"))
+    assert traces == ["trace_step_2_3_rank0.pt.trace.json", "trace_step_2_3_rank1.pt.trace.json"]
+
+
+def test_the_script_stands_alone(tmp_path):
+    (tmp_path / "tiny_llama_v1.py").write_bytes((PROJECT / "tiny_llama_v1.py").read_bytes())
+    flags = [*SMALL_MODEL, "--num-steps", "3", "--profile-steps", "1", "--enable-pytorch-profiler"]
+    code, out = finish(start(sys.executable, "tiny_llama_v1.py", *flags, cwd=tmp_path))
+    assert code == 0, out
+    assert list((tmp_path / "pytorch_profiles").glob("trace_*"))
+
+
+# --- on a GPU ---
+
+
+@pytest.mark.gpu
+def test_gpu_times_and_memory(train, tmp_path):
+    code, out, _ = train("--num-steps", "20", "--output-dir", "run", "--log-interval", "10", small=False)
+    assert code == 0
+    assert "GPU: " in out
+    summary = read(tmp_path / "run" / "performance_summary.json")
+    assert summary["memory"]["peak_mb"] == pytest.approx(136, rel=0.25)
+    assert summary["training"]["completed_steps"] == 20
+    phases = sum(summary["performance"][f"avg_{phase}_time_ms"] for phase in tiny_llama.PHASES)
+    assert phases == pytest.approx(summary["performance"]["avg_step_time_ms"])
+
+
+@pytest.mark.gpu
+def test_gpu_runs_repeat_to_the_last_digit(train, tmp_path):
+    for name in ("a", "b"):
+        train("--deterministic", "--num-steps", "10", "--output-dir", name, small=False)
+    first, second = (read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in "ab")
+    assert first == second
+
+
+@pytest.mark.gpu
+def test_gpu_step_does_not_wait(monkeypatch):
+    """Inside a step the host never waits for the device: torch raises where it would."""
+    device = torch.device("cuda")
+    config, training = tiny_llama.TinyLlamaConfig(), tiny_llama.TrainingConfig()
+    model = tiny_llama.TinyLlamaModel(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    corpus = tiny_llama.load_corpus(training, config)
+    meter = tiny_llama.StepMeter(device, 1, lambda step: False, lambda record: None)
+    stream = tiny_llama.batches(corpus, training, device)
+    plan = tiny_llama.Plan(3, tiny_llama.ProfilerConfig())
+    instruments = tiny_llama.Instruments(plan, tiny_llama.ProfilerConfig(), model, optimizer, device, None, "")
+    scaler = torch.amp.GradScaler("cuda", enabled=False)
+    autocast = torch.autocast("cuda", enabled=False)
+    short = tiny_llama.TrainingConfig(num_steps=3)
+    tiny_llama.train(model, optimizer, scaler, autocast, stream, short, meter, instruments)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        tiny_llama.train(model, optimizer, scaler, autocast, stream, short, meter, instruments)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    time.sleep(0.1)
+    meter.read_finished(wait=True)
+    assert len(meter.records) == 6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_gpu_precisions(train, precision):
+    assert train("--precision", precision, small=False)[0] == 0
