@@ -57,7 +57,6 @@ RULE = "=" * 42
 
 # ---- Configuration -------------------------------------------------------------------------------------------------
 
-
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -208,8 +207,8 @@ class Interrupted(KeyboardInterrupt):
 
 # ---- Model ---------------------------------------------------------------------------------------------------------
 
-# Objects with push(name) and pop() that want to know which part of the step is running: NVTX/ROCTX on a GPU
-# build, the memory ledger for the step that it watches.  torch.profiler is asked directly.
+# Objects with range_push(name) and range_pop() that want to know which part of the step is running: torch.cuda.nvtx on
+# a GPU (NVTX, and ROCTX on ROCm), the memory ledger for the step that it watches.  torch.profiler is asked directly.
 _range_observers: list = []
 _NO_RANGE = contextlib.nullcontext()
 
@@ -224,11 +223,11 @@ class _TraceRange:
             self.record.__enter__()
         self.observers = tuple(_range_observers)
         for observer in self.observers:
-            observer.push(self.name)
+            observer.range_push(self.name)
 
     def __exit__(self, *exception) -> None:
         for observer in self.observers:
-            observer.pop()
+            observer.range_pop()
         if self.record:
             self.record.__exit__(*exception)
 
@@ -238,13 +237,6 @@ def trace_range(name: str):
     if _range_observers or torch.autograd._profiler_enabled():
         return _TraceRange(name)
     return _NO_RANGE
-
-
-class NvtxRanges:
-    """The same names as NVTX ranges (ROCTX on ROCm), for nsys and rocprofv3."""
-
-    push = staticmethod(torch.cuda.nvtx.range_push)
-    pop = staticmethod(torch.cuda.nvtx.range_pop)
 
 
 class RMSNorm(nn.Module):
@@ -725,7 +717,7 @@ class Instruments:
     @contextlib.contextmanager
     def run(self):
         if self.on_gpu:
-            _range_observers.append(NvtxRanges)
+            _range_observers.append(torch.cuda.nvtx)
         try:
             with self.trace.profile if self.trace else contextlib.nullcontext():
                 yield
@@ -1201,12 +1193,14 @@ class Report:
         """One row of TensorBoard's HPARAMS tab, in the run's own event file."""
         from torch.utils.tensorboard.summary import hparams
 
-        arguments = {k: v for k, v in self.settings["arguments"].items() if isinstance(v, (bool, int, float, str))}
+        arguments = {
+            k: v for k, v in asdict(self.training).items() if k not in ("num_steps", "output_dir", "log_interval")
+        }
         performance = summary["performance"]
         metrics = {name: performance[name] for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops")}
         metrics |= {"peak_memory_mb": summary["memory"]["peak_mb"], "final_loss": summary["loss"]["final"]}
         metrics = {f"hparam/{name}": value for name, value in metrics.items() if value is not None}
-        for part in hparams(arguments, metrics):
+        for part in hparams(arguments | self.settings["model"], metrics):
             self.writer.file_writer.add_summary(part)
         for name, value in metrics.items():
             self.writer.add_scalar(name, value)
@@ -1427,7 +1421,7 @@ def raise_interrupted(signum: int, frame) -> None:
 
 def run_from_arguments(args: argparse.Namespace) -> None:
     config, training, profiling = resolve(args)
-    arguments = {**vars(args), **asdict(training), **asdict(profiling)}
+    arguments = {"size": args.size, **asdict(training), **asdict(profiling)}
     (validate_setup if args.validate_setup else run)(config, training, profiling, arguments)
 
 

@@ -87,12 +87,12 @@ class MemoryLedger(TorchDispatchMode):
                     entry.shape = list(tensor.shape)
         return out
 
-    def push(self, name: str) -> None:
+    def range_push(self, name: str) -> None:
         self._stack.append(name)
         if name in PHASES:
             self.phases.append([name, self._event(), None])
 
-    def pop(self) -> None:
+    def range_pop(self) -> None:
         name = self._stack.pop()
         if name not in PHASES:
             return
