@@ -914,25 +914,23 @@ def version_of(package: str) -> str | None:
     return None
 
 
-def has_analysis() -> bool:
-    return importlib.util.find_spec("analysis") is not None
-
-
 def check_packages(training: TrainingConfig, profiling: ProfilerConfig, device: torch.device) -> None:
     """What the flags need must be there before training starts, not when it ends."""
-    if (training.output_dir or profiling.enabled) and importlib.util.find_spec("tensorboard") is None:
-        flag = "--output-dir" if training.output_dir else "profiling"
-        raise UserError(f"{flag} writes TensorBoard events, but tensorboard is missing: pip install tensorboard")
-    if (
-        profiling.profile_memory or profiling.profile_operators or profiling.enable_deepspeed_flops
-    ) and not has_analysis():
-        raise UserError("memory, operator and FLOPs profiles need the folder `analysis` that lies beside this script")
+    needs = (
+        ("a run folder", bool(training.output_dir) or profiling.enabled, ["tensorboard"]),
+        ("--profile-memory", profiling.profile_memory, ["analysis"]),
+        ("--profile-operators", profiling.profile_operators, ["analysis", "orjson", "pandas"]),
+        ("--enable-deepspeed-flops", profiling.enable_deepspeed_flops, ["analysis", "deepspeed"]),
+    )
+    for flag, wanted, modules in needs:
+        for module in modules if wanted else ():
+            if importlib.util.find_spec(module) is None:
+                cure = "the folder that lies beside this script" if module == "analysis" else f"pip install {module}"
+                raise UserError(f"{flag} needs {module}, which is missing: {cure}")
     if profiling.enable_deepspeed_flops:
         os.environ.setdefault("DS_ACCELERATOR", device.type)  # or it guesses, and prints that it does
         try:
             importlib.import_module("deepspeed.profiling.flops_profiler")
-        except ModuleNotFoundError as error:
-            raise UserError(f"--enable-deepspeed-flops: {error}: pip install deepspeed") from error
         except Exception as error:  # the import probes compilers and drivers, and raises whatever they do
             raise UserError(f"--enable-deepspeed-flops: DeepSpeed does not import: {first_line(error)}") from error
 
@@ -1147,34 +1145,49 @@ class Report:
         if self.rank != 0:
             return
         status = "completed" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        trace, ledger, flops = (getattr(self.instruments, part, None) for part in ("trace", "memory", "flops"))
+        ledger = self.instruments and self.instruments.memory
         memory = ledger.document() if ledger and ledger.finished else None
         summary = self.summary(status, error and explain(error)[0], memory)
-        lines, documents = self.summary_lines(summary), {"performance_summary.json": summary}
-        if memory:
-            from analysis.memory import memory_lines
-
-            documents["memory_timeline.json"] = memory
-            lines += ["", *memory_lines(memory, summary)]
-        if trace and trace.path and has_analysis():
-            from analysis.operators import operator_analysis, operator_lines
-
-            documents["operator_analysis.json"] = operators = operator_analysis(trace.path)
-            lines += ["", *operator_lines(operators)] if self.profiling.profile_operators else []
-        if flops and flops.counts and summary["performance"]["avg_step_time_ms"]:
-            from analysis.flops import flops_lines, flops_profile
-
-            documents["flops_profile.json"] = profile = flops_profile(summary, flops.counts)
-            lines += ["", *flops_lines(profile)]
+        lines = self.summary_lines(summary)
         try:
+            self.write("performance_summary.json", summary)
+            for name, document, text in self.explanations(summary, memory):
+                self.write(name, document)
+                lines += ["", *text] if text else []
             if self.folder:
-                lines += ["", "Files:", *self.write_files(documents, memory)]
+                lines += ["", "Files:", *self.finish_events(summary, memory)]
         finally:
             say("", *lines)
 
-    def write_files(self, documents: dict[str, dict], memory: dict | None) -> list[str]:
-        for name, document in documents.items():
+    def write(self, name: str, document: dict | None) -> None:
+        if self.folder and document:
             write_json(self.folder / name, document)
+
+    def explanations(self, summary: dict, memory: dict | None):
+        """(file, its document, lines for the reader) for each profiler, by the analysis folder."""
+        trace, flops = (getattr(self.instruments, part, None) for part in ("trace", "flops"))
+        if memory:
+            from analysis.memory import memory_lines
+
+            yield "memory_timeline.json", memory, memory_lines(memory, summary)
+        if trace and trace.path:
+            try:
+                from analysis.operators import operator_analysis, operator_lines
+                from analysis.trace import read_trace
+            except ModuleNotFoundError as missing:
+                yield "operator_analysis.json", None, [f"operator_analysis.json is not written: {missing}"]
+            else:
+                operators = operator_analysis(read_trace(trace.path))
+                text = operator_lines(operators) if self.profiling.profile_operators else []
+                yield "operator_analysis.json", operators, text
+        if flops and flops.counts and summary["performance"]["avg_step_time_ms"]:
+            from analysis.flops import flops_lines, flops_profile
+
+            profile = flops_profile(summary, flops.counts)
+            yield "flops_profile.json", profile, flops_lines(profile)
+
+    def finish_events(self, summary: dict, memory: dict | None) -> list[str]:
+        """Close the event file, with figures where matplotlib is there; the names of all files of the run."""
         try:
             if memory and importlib.util.find_spec("matplotlib"):
                 from analysis.memory import draw_memory_timeline
@@ -1182,7 +1195,7 @@ class Report:
                 figure = draw_memory_timeline(memory, self.folder / "memory_timeline.png")
                 self.writer.add_figure("memory_timeline", figure, memory["step"])
             self.write_scalars()
-            self.write_hyperparameters(documents["performance_summary.json"])
+            self.write_hyperparameters(summary)
             self.writer.close()
         except OSError as failure:
             raise UserError(f"cannot write to {self.folder}: {failure.strerror}") from failure

@@ -1,0 +1,163 @@
+"""Reading traces, and what is read from them: against traces of real GPUs, small made-up ones, and damaged ones."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from conftest import PROJECT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.operators import operator_analysis, operator_lines, parents
+from analysis.timeline import covered, gpu_timeline
+from analysis.trace import read_trace
+from tiny_llama_v1 import UserError
+
+REAL = PROJECT.parent / "shared" / "traces"
+
+
+def real(name: str):
+    if not (REAL / name).exists():
+        pytest.skip(f"the trace {name} is not here")
+    return read_trace(REAL / name)
+
+
+def event(name, start, duration, kind="cpu_op", thread=1, **arguments):
+    return {
+        "ph": "X", "cat": kind, "name": name, "ts": start, "dur": duration, "pid": 1, "tid": thread, "args": arguments
+    }  # fmt: skip
+
+
+def trace_of(tmp_path, *events, **metadata):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": list(events), **metadata}))
+    return read_trace(path)
+
+
+SMALL = (
+    event("ProfilerStep#3", 0, 100, kind="user_annotation"),
+    event("aten::linear", 10, 50, **{"External id": 1, "Sequence number": 7}),
+    event("aten::mm", 20, 30, **{"External id": 2}),
+    event("cudaLaunchKernel", 25, 5, kind="cuda_runtime", correlation=9, **{"External id": 2}),
+    event("gemm", 40, 20, kind="kernel", correlation=9, device=0, stream=7),
+    event("aten::add", 70, 10, **{"External id": 3}),
+    event("cudaLaunchKernel", 72, 5, kind="cuda_runtime", correlation=10),
+    event("add_kernel", 90, 5, kind="kernel", correlation=10, device=0, stream=7),
+    event("orphan", 98, 2, kind="kernel", correlation=11, device=0, stream=7),
+)
+
+
+def test_a_small_trace(tmp_path):
+    analysis = operator_analysis(trace_of(tmp_path, *SMALL))
+    operators = {row["name"]: row for row in analysis["operators"]}
+    assert operators["aten::linear"]["cpu_us"] == 50
+    assert operators["aten::linear"]["self_cpu_us"] == 20
+    assert operators["aten::mm"]["self_cpu_us"] == 30
+    assert operators["aten::mm"]["self_device_us"] == 20
+    assert operators["aten::add"]["self_device_us"] == 5  # by the operator around the call: it carries no id
+    assert {row["name"]: row["launched_by"] for row in analysis["kernels"]} == {
+        "gemm": "aten::mm",
+        "add_kernel": "aten::add",
+        "orphan": None,
+    }
+    assert analysis["kernels_linked_to_an_operator"] == pytest.approx(2 / 3)
+    assert analysis["steps"] == [{"number": 3, "duration_ms": 0.1}]
+    timeline = analysis["gpu_timeline"]
+    assert (timeline["total_ms"], timeline["busy_ms"], timeline["idle_ms"]) == pytest.approx((0.06, 0.027, 0.033))
+    assert any("unknown" in line for line in operator_lines(analysis))
+
+
+def test_reference_timeline_of_an_h100():
+    timeline = gpu_timeline(real("h100_bert_small_inference.json.gz").gpu)
+    expected = {
+        "total_ms": 3.907824951171875,
+        "computation_ms": 0.30719775390625,
+        "exposed_comm_ms": 0.0,
+        "exposed_memcpy_ms": 0.002239990234375,
+        "busy_ms": 0.309437744140625,
+        "idle_ms": 3.59838720703125,
+    }
+    assert timeline == pytest.approx(expected, rel=1e-4)
+
+
+def test_reference_timeline_of_an_mi300x():
+    trace = real("mi300_resnet_training_rank0.json.gz")
+    assert trace.gpu["kind"].value_counts().to_dict() == {"kernel": 2995, "memcpy": 550, "memset": 108}
+    timeline = gpu_timeline(trace.gpu)
+    assert (timeline["total_ms"], timeline["busy_ms"]) == pytest.approx((86.5677, 84.0021), rel=1e-4)
+    assert trace.steps["number"].tolist() == [15, 16, 17]
+
+
+def test_every_h100_kernel_is_linked():
+    assert operator_analysis(real("h100_bert_small_inference.json.gz"))["kernels_linked_to_an_operator"] == 1
+
+
+def test_a_trace_without_a_gpu_has_no_timeline(tmp_path):
+    timeline = operator_analysis(trace_of(tmp_path, event("aten::mm", 0, 5)))["gpu_timeline"]
+    assert timeline["busy_ms"] is None
+    assert timeline["busy_ms_reason"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 1)), min_size=1, max_size=30))
+def test_cutting_time_agrees_with_counting_it(intervals):
+    sets = [[(s, s + d) for s, d, which in intervals if which == i] for i in (0, 1)]
+    arrays = [(np.array([a for a, _ in s], float), np.array([b for _, b in s], float)) for s in sets]
+    lengths, inside = covered(arrays)
+    seconds = [{t for a, b in s for t in range(a, b)} for s in sets]
+    assert lengths[inside[0]].sum() == len(seconds[0])
+    assert lengths[inside[1] & ~inside[0]].sum() == len(seconds[1] - seconds[0])
+    assert lengths[inside[0] | inside[1]].sum() == len(seconds[0] | seconds[1])
+
+
+def test_parents_are_the_innermost():
+    start = np.array([0.0, 1, 2, 6, 0, 20])
+    end = np.array([10.0, 5, 3, 9, 30, 25])
+    thread = np.array([0, 0, 0, 0, 1, 1])
+    assert parents(start, end, thread).tolist() == [-1, 0, 1, 0, -1, 4]
+
+
+def test_gzip_arrays_and_missing_arguments(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(
+        gzip.compress(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "x", "ts": "5", "dur": 1}]).encode())
+    )
+    trace = read_trace(path)
+    assert trace.operators["external_id"].tolist() == [-1]
+
+
+def test_malformed_events_are_left_out_and_counted(tmp_path):
+    broken = [event("back", 5, -1), event(None, 5, 1), {"ph": "X", "cat": "cpu_op", "name": "no time"}, "no event"]
+    trace = trace_of(tmp_path, *SMALL, *broken)
+    assert trace.n_malformed == 3
+    assert len(trace.operators) == 3
+
+
+DAMAGED = {
+    "empty": (b"", "empty"),
+    "no JSON": (b"hello", "no JSON"),
+    "cut JSON": (b'{"traceEvents": [{"ph": "X"', "cut short"),
+    "cut gzip": (gzip.compress(b'{"traceEvents": []}' * 99)[:-20], "cut short"),
+    "damaged gzip": (b"\x1f\x8bnonsense and more of it", "gzip"),
+    "another document": (b'{"a": 1}', "no trace"),
+    "a number": (b"5", "no trace"),
+    "no events": (b'{"traceEvents": []}', "without events"),
+    "only marks": (b'{"traceEvents": [{"ph": "i", "name": "x", "ts": 1}]}', "without events"),
+    "no times": (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x"}]}', "not one of its 1 events"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_files_are_named(tmp_path, kind):
+    content, words = DAMAGED[kind]
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words) as error:
+        read_trace(path)
+    assert str(path) in str(error.value)
+    assert error.value.exit_code == 1
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        read_trace(tmp_path / "nothing.json")
