@@ -1172,13 +1172,13 @@ class Report:
             yield "memory_timeline.json", memory, memory_lines(memory, summary)
         if trace and trace.path:
             try:
-                from analysis.operators import operator_analysis, operator_lines
+                from analysis.profile import operator_analysis, profile_lines
                 from analysis.trace import read_trace
             except ModuleNotFoundError as missing:
                 yield "operator_analysis.json", None, [f"operator_analysis.json is not written: {missing}"]
             else:
                 operators = operator_analysis(read_trace(trace.path))
-                text = operator_lines(operators) if self.profiling.profile_operators else []
+                text = profile_lines(operators) if self.profiling.profile_operators else []
                 yield "operator_analysis.json", operators, text
         if flops and flops.counts and summary["performance"]["avg_step_time_ms"]:
             from analysis.flops import flops_lines, flops_profile

@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 
-from analysis.timeline import gpu_timelines
 from analysis.trace import Trace
 
 
@@ -55,8 +54,8 @@ def launching_operator(trace: Trace) -> np.ndarray:
     return row.fillna(-1).to_numpy().astype(int)
 
 
-def operator_analysis(trace: Trace) -> dict:
-    """operator_analysis.json: operators and kernels by name, most time of their own first, and the GPU's timeline.
+def operator_tables(trace: Trace) -> dict:
+    """Operators and kernels by name, most time of their own first.
 
     An operator's own CPU time is its duration less that of the operators it called; its own device time that of the
     GPU events it launched itself.
@@ -80,16 +79,8 @@ def operator_analysis(trace: Trace) -> dict:
         launched_by = {name: most_frequent(names[rows]) for name, rows in by_name.indices.items()}
         kernels["launched_by"] = pd.Series(launched_by, dtype=object)
         kernels = kernels.sort_values("total_us", ascending=False)
-    steps = trace.steps
     return {
-        "trace": trace.path.name,
-        "events": {"read": trace.n_events, "malformed": trace.n_malformed, "gpu": len(gpu)},
         "kernels_linked_to_an_operator": float(linked.mean()) if len(gpu) else None,
-        "steps": [
-            {"number": number, "duration_ms": (end - start) / 1e3}
-            for number, start, end in zip(steps["number"], steps["start"], steps["end"], strict=True)
-        ],
-        "gpu_timeline": gpu_timelines(gpu),
         "operators": table.reset_index().to_dict("records"),
         "kernels": kernels.reset_index().to_dict("records"),
     }
@@ -102,7 +93,7 @@ def most_frequent(names: np.ndarray) -> str | None:
 
 def operator_lines(analysis: dict, limit: int = 15) -> list[str]:
     """The tables that a person reads."""
-    operators, kernels, timeline = analysis["operators"], analysis["kernels"], analysis["gpu_timeline"]
+    operators, kernels = analysis["operators"], analysis["kernels"]
     whole = sum(row["self_cpu_us"] for row in operators)
     on_gpu = sum(row["self_device_us"] for row in operators)
     heading = f"{'operator':<52}{'calls':>8}{'self CPU ms':>13}{'share':>8}{'CPU ms':>12}"
@@ -121,7 +112,4 @@ def operator_lines(analysis: dict, limit: int = 15) -> list[str]:
             f"{row['p95_us']:>10.1f}  {row['launched_by'] or 'unknown'}"
             for row in kernels[:limit]
         ]
-        split = ("computation", "exposed_comm", "exposed_memcpy", "idle")
-        parts = ", ".join(f"{name.replace('_', ' ')} {timeline[f'{name}_ms']:.3f}" for name in split)
-        lines += ["", f"GPU: {timeline['total_ms']:.3f} ms from first to last event: {parts}"]
     return lines

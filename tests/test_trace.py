@@ -9,7 +9,8 @@ from conftest import PROJECT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.operators import operator_analysis, operator_lines, parents
+from analysis.operators import operator_lines, parents
+from analysis.profile import operator_analysis
 from analysis.timeline import covered, gpu_timeline
 from analysis.trace import read_trace
 from tiny_llama_v1 import UserError
@@ -161,3 +162,60 @@ def test_damaged_files_are_named(tmp_path, kind):
 def test_a_missing_file(tmp_path):
     with pytest.raises(UserError, match="No such file"):
         read_trace(tmp_path / "nothing.json")
+
+
+def test_a_step_is_attributed_whole(train, tmp_path):
+    code, out, _ = train("--profile-operators", "--profile-dir", "p", "--num-steps", "8", small=False)
+    assert code == 0
+    components = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())["components"]
+    assert sum(row["share"] for row in components["rows"]) == pytest.approx(1, abs=1e-6)
+    assert components["unattributed_share"] < 0.03
+    phases: dict[str, set] = {}
+    for row in components["rows"]:
+        phases.setdefault(row["component"], set()).add(row["phase"])
+    both = "q_proj k_proj v_proj rope scores softmax weighted_sum o_proj".split()
+    for component in [
+        *(f"attention.{part}" for part in both),
+        "mlp.gate_proj",
+        "mlp.down_proj",
+        "norm",
+        "lm_head",
+        "loss",
+    ]:
+        assert phases[component] == {"forward", "backward"}, component
+    assert phases["optimizer"] == {"optimizer"}
+    assert phases["data"] == {"data"}
+    assert "Where the step went: host time, mean of 5 profiled steps" in out
+
+
+def test_backward_work_goes_to_the_range_that_caused_it(tmp_path):
+    trace = trace_of(
+        tmp_path,
+        event("ProfilerStep#1", 0, 100, kind="user_annotation"),
+        event("forward", 0, 40, kind="user_annotation"),
+        event("layers.3.mlp.up_proj", 5, 30, kind="user_annotation"),
+        event("aten::mm", 10, 20, **{"Sequence number": 5}),
+        event("backward", 50, 40, kind="user_annotation"),
+        event("autograd::engine::evaluate_function: MmBackward0", 55, 30, **{"Sequence number": 5, "Fwd thread id": 1}),
+        event("aten::mm", 60, 20),
+    )
+    rows = {
+        (row["component"], row["phase"]): row["ms_per_step"]
+        for row in operator_analysis(trace)["components"]["rows"]
+    }  # fmt: skip
+    assert rows == {
+        ("mlp.up_proj", "forward"): pytest.approx(0.030),
+        ("mlp.up_proj", "backward"): pytest.approx(0.030),
+        ("framework overhead", "forward"): pytest.approx(0.010),
+        ("framework overhead", "backward"): pytest.approx(0.010),
+        ("framework overhead", "between phases"): pytest.approx(0.020),
+    }
+
+
+def test_overlapping_gpu_events_are_counted_once(tmp_path):
+    from analysis.components import exclusive_us
+
+    own = exclusive_us(np.array([0.0, 5, 5, 30]), np.array([10.0, 20, 8, 40]))
+    assert own.tolist() == [10, 10, 0, 10]
+    analysis = operator_analysis(trace_of(tmp_path, *SMALL))
+    assert sum(row["share"] for row in analysis["components"]["rows"]) == pytest.approx(1)
