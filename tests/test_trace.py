@@ -219,3 +219,85 @@ def test_overlapping_gpu_events_are_counted_once(tmp_path):
     assert own.tolist() == [10, 10, 0, 10]
     analysis = operator_analysis(trace_of(tmp_path, *SMALL))
     assert sum(row["share"] for row in analysis["components"]["rows"]) == pytest.approx(1)
+
+
+def test_components_agree_with_a_direct_measurement(tmp_path):
+    """Timers in hooks around the modules, forward and backward, in the very steps that the trace holds."""
+    import collections
+    import time
+
+    import torch
+
+    import tiny_llama_v1 as tiny_llama
+
+    torch.manual_seed(0)
+    config = tiny_llama.TinyLlamaConfig()
+    model = tiny_llama.TinyLlamaModel(config)
+    seconds, started = collections.Counter(), {}
+
+    def measure(module, name):
+        def start(phase):
+            return lambda *_: started.update({(module, phase): time.perf_counter()})
+
+        def stop(phase):
+            return lambda *_: seconds.update({(name, phase): time.perf_counter() - started[module, phase]})
+
+        module.register_forward_pre_hook(start("forward"))
+        module.register_forward_hook(stop("forward"))
+        module.register_full_backward_pre_hook(start("backward"))
+        module.register_full_backward_hook(stop("backward"))
+
+    for layer in model.layers:
+        measure(layer.attention, "attention")
+        measure(layer.mlp, "mlp")
+    tokens = torch.randint(1000, (8, 128))
+
+    def step():
+        with tiny_llama.trace_range("forward"):
+            loss = model(tokens, tokens)[1]
+        with tiny_llama.trace_range("backward"):
+            loss.backward()
+
+    step()
+    path = tmp_path / "trace.json"
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=3, repeat=1)
+    with torch.profiler.profile(
+        schedule=schedule, on_trace_ready=lambda p: p.export_chrome_trace(str(path))
+    ) as profile:
+        for i in range(4):
+            if i == 1:
+                seconds.clear()
+            step()
+            profile.step()
+    attributed = collections.Counter()
+    for row in operator_analysis(read_trace(path))["components"]["rows"]:
+        attributed[row["component"].split(".")[0], row["phase"]] += row["ms_per_step"]
+    for key, total in seconds.items():
+        assert attributed[key] == pytest.approx(1e3 * total / 3, rel=0.1), key
+
+
+def run_profiler(tmp_path, *flags):
+    import sys
+
+    from conftest import finish, start
+
+    return finish(start(sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags, cwd=tmp_path))
+
+
+def test_existing_traces_are_read_without_training(tmp_path):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "trace_a.json").write_text(json.dumps({"traceEvents": SMALL}))
+    (folder / "trace_b.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": SMALL}).encode())[:-9])
+    code, out = run_profiler(tmp_path, "--analyze-existing", "traces", "--output-dir", "out")
+    assert code == 0, out
+    assert "aten::linear" in out
+    assert "Not read:\n  traces/trace_b.json.gz: the gzip file is cut short" in out
+    analysis = json.loads((tmp_path / "out" / "trace_a.operator_analysis.json").read_text())
+    assert analysis["gpu_timeline"]["total_ms"] == pytest.approx(0.06)
+    code, out = run_profiler(tmp_path, "--analyze-existing", "traces/trace_b.json.gz")
+    assert (code, out.count("\n")) == (1, 1)
+    assert "traces/trace_b.json.gz" in out
+    (tmp_path / "nothing").mkdir()
+    code, out = run_profiler(tmp_path, "--analyze-existing", "nothing")
+    assert (code, out.count("\n")) == (1, 1)
