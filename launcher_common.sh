@@ -24,6 +24,20 @@ for path in sys.argv[1:]:
             print(name)
 '
 
+PINS_SCRIPT='
+import sys
+from importlib import metadata
+for line in open(sys.argv[1]):
+    name = line.split("#")[0].split("==")[0].strip()
+    try:
+        if name == "torch":
+            print("torch==" + metadata.version(name))
+        elif name:
+            metadata.version(name)
+    except metadata.PackageNotFoundError:
+        print(line.strip())
+'
+
 missing() { "$1" -c "$MISSING_SCRIPT" "${@:2}"; } # PYTHON FILE...: what is missing or too old, a name a line
 
 version_in() { "$1" -c 'import sys; from importlib import metadata; print(metadata.version(sys.argv[1]))' "$2" 2>/dev/null; }
@@ -85,38 +99,39 @@ install_torch() { # PIP...: the build of torch for this machine
     esac
 }
 
-fill_venv() { # VENV BASE FILE...: make the environment and install what is missing
-    local venv=$1 base=$2 python=$1/bin/python names constraints
-    shift 2
-    [ -w "$HERE" ] || die "$HERE is not writable, so .venv cannot be made there; activate an environment with $(missing "$base" "$@" | tr '\n' ' ')"
-    if ! "$python" -c '' 2>/dev/null; then
-        echo "Set-up: making $venv"
-        "$base" -m venv --clear "$venv" || die "$base cannot make environments (on Debian: apt install python3-venv)"
-        if version_in "$base" torch >/dev/null; then
-            "$base" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
-                >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base_environment.pth"
-        fi
+make_venv() { # VENV BASE: an environment, on top of BASE's packages if BASE has a torch
+    local venv=$1 base=$2 python=$1/bin/python
+    [ -w "$HERE" ] || die "$HERE is not writable: .venv cannot be made there; activate an environment that has the packages"
+    echo "Set-up: making $venv"
+    "$base" -m venv --clear "$venv" || die "$base cannot make environments (on Debian: apt install python3-venv)"
+    if version_in "$base" torch >/dev/null; then
+        "$base" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
+            >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base_environment.pth"
     fi
+    touch "$venv/made" # without it the making was interrupted
+}
+
+fill_venv() { # VENV FILE...: install what is missing
+    local venv=$1 python=$1/bin/python names
+    shift
     local pip=("$python" -m pip install --quiet --quiet --disable-pip-version-check)
     version_in "$python" torch >/dev/null || install_torch "${pip[@]}"
     if missing "$python" "$@" | grep -q '^torch>='; then
         die "torch $(version_in "$python" torch) is there and too old: the workshop needs 2.6, and replaces no torch"
     fi
     # Pins hold for what is installed here, not for what is there; torch stays as it is.
-    names=$(missing "$python" "$@")
-    constraints=$venv/constraints.txt
-    grep -E "^($(echo "$names" | paste -sd '|'))==" "$HERE/constraints.txt" >"$constraints"
-    echo "torch==$(version_in "$python" torch)" >>"$constraints"
-    names=$(echo "$names" | grep -v '^deepspeed')
+    "$python" -c "$PINS_SCRIPT" "$HERE/constraints.txt" >"$venv/constraints.txt"
+    pip+=(-c "$venv/constraints.txt")
+    names=$(missing "$python" "$@" | grep -v '^deepspeed')
     if [ -n "$names" ]; then
         # shellcheck disable=SC2086 # a list of names
         echo "Set-up: installing" $names
         # shellcheck disable=SC2086
-        "${pip[@]}" -c "$constraints" $names || die "could not install the packages above; is there a network?"
+        "${pip[@]}" $names || die "could not install the packages above; is there a network?"
     fi
     if missing "$python" "$@" | grep -q '^deepspeed'; then
         echo "Set-up: installing deepspeed"
-        if ! "${pip[@]}" -c "$constraints" deepspeed; then
+        if ! "${pip[@]}" deepspeed; then
             echo "Set-up: DeepSpeed could not be installed. All but --enable-deepspeed-flops works without it;" \
                 "remove $venv/without_deepspeed to try again." >&2
             touch "$venv/without_deepspeed"
@@ -126,21 +141,30 @@ fill_venv() { # VENV BASE FILE...: make the environment and install what is miss
 }
 
 use_python() {
-    local base venv=$HERE/.venv python
+    local base venv=$HERE/.venv python torch
     base=$(base_python) || exit 1
+    torch=$(version_in "$base" torch)
+    # A .venv with a torch of its own is not for a machine whose python3 has one: that one is used.
+    if [ -e "$venv/made" ] && [ -n "$torch" ] && [ "$(version_in "$venv/bin/python" torch)" != "$torch" ]; then
+        rm -f "$venv/made"
+    fi
     for python in "$base" "$venv/bin/python"; do
-        if [ -x "$python" ] && has_everything "$python" "$@"; then
-            PYTHON=$python
-            return
+        if [ "$python" = "$base" ] || [ -e "$venv/made" ]; then
+            if has_everything "$python" "$@"; then
+                PYTHON=$python # for the launcher
+                export PYTHON
+                return
+            fi
         fi
     done
     if [ -w "$HERE" ] && command -v flock >/dev/null; then # one set-up at a time
         exec 9>"$HERE/.setup.lock"
         flock 9
     fi
-    has_everything "$venv/bin/python" "$@" || fill_venv "$venv" "$base" "$@"
+    { [ -e "$venv/made" ] && "$venv/bin/python" -c '' 2>/dev/null; } || make_venv "$venv" "$base"
+    has_everything "$venv/bin/python" "$@" || fill_venv "$venv" "$@"
     exec 9>&-
-    PYTHON=$venv/bin/python # for the launcher
+    PYTHON=$venv/bin/python
     export PYTHON
 }
 
@@ -175,22 +199,35 @@ value_of() { # FLAG DEFAULT ARGUMENT...: the last value that the arguments give 
     echo "$value"
 }
 
+wants_help() { # ARGUMENT...
+    local argument
+    for argument in "$@"; do
+        case $argument in -h | --help) return 0 ;; esac
+    done
+    return 1
+}
+
 # run_logged FOLDER COMMAND...: run with output to the terminal and to FOLDER/training_output.log; exits with the
 # command's code.  Signals go to the command, which then reports; tee outlives them, so that the report is logged.
 run_logged() {
-    local folder=$1 log=$1/training_output.log child logger code
+    local folder=$1 log=$1/training_output.log earlier='' child logger code
     shift
-    mkdir -p "$folder" 2>/dev/null
+    mkdir -p -- "$folder" 2>/dev/null
     if ! [ -d "$folder" ] || ! [ -w "$folder" ]; then die "cannot write to folder $folder"; fi
-    [ ! -s "$log" ] || mv "$log" "$folder/earlier_$(date -r "$log" +%Y%m%d_%H%M%S)_training_output.log"
+    if [ -s "$log" ]; then # the run that it is of is moved away by the command, and this with it
+        earlier=$folder/training_output.$(date -r "$log" +%Y%m%d_%H%M%S).log
+        mv -- "$log" "$earlier"
+    fi
     export TINY_LLAMA_LOG=$log PYTHONUNBUFFERED=1
-    exec 3> >(trap '' INT TERM HUP; exec tee "$log")
+    exec 3> >(trap '' INT TERM HUP PIPE; exec tee -- "$log" 2>/dev/null)
     logger=$!
-    "$@" >&3 2>&1 3>&- &
+    set -m # a job of its own takes Ctrl-C, which bash lets the command of a plain `&` ignore
+    "$@" </dev/null >&3 2>&1 3>&- &
     child=$!
+    set +m
     exec 3>&-
-    trap 'kill -TERM $child 2>/dev/null' TERM
-    trap 'kill -INT $child 2>/dev/null' INT
+    trap 'kill -TERM -- -$child 2>/dev/null' TERM HUP
+    trap 'kill -INT -- -$child 2>/dev/null' INT
     wait "$child"
     code=$?
     while kill -0 "$child" 2>/dev/null; do # a signal ends `wait`, not the command
@@ -198,9 +235,10 @@ run_logged() {
         code=$?
     done
     wait "$logger" 2>/dev/null
-    if [ "$code" = 2 ]; then # wrong arguments: nothing was run, so nothing is left
-        rm -f "$log"
-        rmdir "$folder" 2>/dev/null
+    if [ "$code" = 2 ]; then # wrong arguments: nothing was run, so nothing is left or changed
+        rm -f -- "$log"
+        [ -z "$earlier" ] || mv -- "$earlier" "$log"
+        rmdir -- "$folder" 2>/dev/null
     fi
     exit "$code"
 }

@@ -2,10 +2,11 @@
 # Train 20 steps, five of them under torch.profiler, into profiler_results_<timestamp>/.
 #   ./run_pytorch_profiler.sh [flags of run_pytorch_profiler.py]
 set -u
-HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-. "$HERE/launcher_common.sh"
+HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd) || exit 1
+. "$HERE/launcher_common.sh" || exit 1
 
 use_python "$HERE/requirements.txt"
+if wants_help "$@"; then exec "$PYTHON" "$HERE/run_pytorch_profiler.py" --help; fi
 folder=$(value_of --profile-dir "" "$@")
 [ -n "$folder" ] || folder=$(new_folder profiler_results) || exit 1
 run_logged "$folder" "$PYTHON" "$HERE/run_pytorch_profiler.py" --profile-dir "$folder" "$@"

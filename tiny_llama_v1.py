@@ -23,6 +23,7 @@ import contextlib
 import difflib
 import importlib.metadata
 import importlib.util
+import io
 import itertools
 import json
 import math
@@ -42,6 +43,11 @@ import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
+
+if os.path.dirname(os.path.realpath(sys.argv[0])) == os.path.dirname(os.path.realpath(__file__)):
+    # One of our commands is starting: until it runs, imports take seconds, Ctrl-C ends it without a traceback.
+    for _signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_signum, lambda signum, frame: os._exit(128 + signum))
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or the profiler warns of tensors older than its window
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line when it starts and one when it stops
@@ -185,7 +191,7 @@ SIZE_ALIASES = {"med": "medium", "xl": "very_large", "verylarge": "very_large"}
 RUN_FILES = (
     "config.json performance_summary.json events.out.tfevents.* trace_step_*.json* operator_analysis.json "
     "memory_timeline.* flops_profile.* computational_intensity.json roofline* prediction.json report.html "
-    "training_output.log"
+    "training_output.log training_output.*.log"
 ).split()
 
 
@@ -203,6 +209,9 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, signum: int):
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
         self.exit_code = 128 + signum
+
+
+_interrupted_by: list[int] = []  # signals received; Python swallows what is raised inside a finalizer
 
 
 # ---- Model ---------------------------------------------------------------------------------------------------------
@@ -399,14 +408,15 @@ class TinyLlamaModel(nn.Module):
 # ---- Data ----------------------------------------------------------------------------------------------------------
 
 
-def synthetic_corpus(vocab_size: int, length: int, seed: int) -> np.ndarray:
-    """A token stream with something to learn: [length] integers from a bigram source.
+def synthetic_corpus(vocab_size: int, training: TrainingConfig) -> np.ndarray:
+    """A token stream with something to learn: integers from a bigram source, 2^18 of them or more.
 
     Token frequencies follow the Zipf-Mandelbrot law of natural text, 1 / (rank + 2.7).  Four times in five the next
     token is one of eight successors that the current token always has, the first the likeliest; else it is drawn
     afresh from the frequencies.
     """
-    rng = np.random.default_rng(seed)
+    length = max(2**18, 64 * (training.seq_len + 1))
+    rng = np.random.default_rng(training.seed)
     frequency = 1.0 / (2.7 + rng.permutation(vocab_size))
     frequency /= frequency.sum()
     successors = rng.choice(vocab_size, size=(vocab_size, 8), p=frequency)
@@ -445,12 +455,6 @@ def text_corpus(path: str, vocab_size: int, seq_len: int) -> np.ndarray:
     return tokens
 
 
-def load_corpus(training: TrainingConfig, model: TinyLlamaConfig) -> np.ndarray:
-    if training.data == "synthetic":
-        return synthetic_corpus(model.vocab_size, max(2**18, 64 * (training.seq_len + 1)), training.seed)
-    return text_corpus(training.data, model.vocab_size, training.seq_len)
-
-
 def batches(corpus: np.ndarray, training: TrainingConfig, device: torch.device, rank: int = 0):
     """Endless (input_ids, labels), each [micro-batch, S] int64 on the device; labels are the next tokens.
 
@@ -484,6 +488,7 @@ class StepRecord:
     total_ms: float = math.nan
     loss: float = math.nan
     ended_at: float = math.nan  # wall clock, seconds since the epoch
+    memory_bytes: int = 0  # the last sample before the step was read
 
 
 class StepMeter:
@@ -578,7 +583,7 @@ class DeviceSampler(threading.Thread):
         super().__init__(daemon=True)
         self.device, self.on_gpu = device, device.type == "cuda"
         self.memory_bytes: list[int] = []
-        self.peak_bytes = 0
+        self.peak_bytes: int | None = None
         self.memory_source = (
             "bytes allocated to tensors by PyTorch's caching allocator"
             if self.on_gpu
@@ -592,8 +597,8 @@ class DeviceSampler(threading.Thread):
         self.memory_bytes.append(torch.cuda.memory_allocated(self.device) if self.on_gpu else host_memory()[0])
         if self.utilization_reason is None:
             try:
-                self.utilization_percent.append(torch.cuda.utilization(self.device))
-            except (ImportError, RuntimeError, OSError) as error:  # no pynvml or amdsmi, or a driver that refuses
+                self.utilization_percent.append(int(torch.cuda.utilization(self.device)))
+            except Exception as error:  # noqa: BLE001 - the drivers' libraries raise exceptions of their own
                 self.utilization_reason = f"torch.cuda.utilization: {first_line(error)}"
 
     def run(self) -> None:
@@ -623,7 +628,6 @@ class Plan:
     def __init__(self, num_steps: int, profiling: ProfilerConfig):
         self.window = self.flops_step = self.memory_step = None  # the trace holds steps window[0] + 1 to window[1]
         self.notes: list[str] = []
-        free = list(range(2, num_steps + 1))
         if profiling.records_trace:
             asked = (profiling.warmup_steps, profiling.warmup_steps + profiling.profile_steps)
             last = min(asked[1], num_steps)
@@ -631,16 +635,22 @@ class Plan:
             if self.window != asked:
                 moved = f"{asked[0]}-{asked[1]} does not fit in {num_steps}"
                 self.notes.append(f"Profiling window moved to steps {first}-{last}: {moved}")
-            free = [step for step in free if not first <= step <= last]  # the profiler warms up in step `first`
         if profiling.enable_deepspeed_flops:
             asked = profiling.flops_profile_step
-            self.flops_step = min(free or [num_steps], key=lambda step: (abs(step - asked), -step))
+            self.flops_step = self._free_step(min(asked, num_steps), num_steps)
             if self.flops_step != asked:
                 why = f"the run has {num_steps} steps" if asked > num_steps else "a step carries one instrument"
                 self.notes.append(f"FLOPs profile moved from step {asked} to {self.flops_step}: {why}")
-            free = [step for step in free if step != self.flops_step]
         if profiling.profile_memory:
-            self.memory_step = free[0] if free else num_steps
+            self.memory_step = self._free_step(2, num_steps)
+
+    def _free_step(self, wanted: int, num_steps: int) -> int:
+        """The step nearest to the wanted one that carries nothing yet and is not the first; else the last step."""
+        for distance in range(num_steps):
+            for step in (wanted + distance, wanted - distance):
+                if 2 <= step <= num_steps and self.left_out(step) is None:
+                    return step
+        return num_steps
 
     def left_out(self, step: int) -> str | None:
         """Why this step is no part of the averages, or None."""
@@ -712,7 +722,7 @@ class Instruments:
         if plan.flops_step:
             from analysis.flops import DeepSpeedCounter
 
-            self.flops = DeepSpeedCounter(model, plan.flops_step, report.folder / "flops_profile.txt")
+            self.flops = DeepSpeedCounter(model, plan.flops_step, report.rank == 0 and report.folder)
 
     @contextlib.contextmanager
     def run(self):
@@ -742,6 +752,8 @@ def train(model, optimizer, scaler, autocast, stream, training: TrainingConfig, 
     """The training loop.  Phases are timed where they are named; whatever else a step carries hangs on its contexts."""
     micro_steps = training.gradient_accumulation_steps
     for step in range(1, training.num_steps + 1):
+        if _interrupted_by:
+            raise Interrupted(_interrupted_by[-1])
         with meter.step(step), instruments.step(step):
             for micro_step in range(1, micro_steps + 1):
                 with meter.phase("data"):
@@ -775,6 +787,7 @@ def choose_device(asked: str) -> torch.device:
     local_rank, visible = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if local_rank >= visible:
         raise UserError(f"LOCAL_RANK is {local_rank}, but {visible} GPUs are visible; start fewer processes per node")
+    torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
 
@@ -809,18 +822,26 @@ def cpu_trains_in_fp16() -> bool:
     return product.dtype is torch.float16
 
 
-def check_memory(config: TinyLlamaConfig, device: torch.device) -> None:
-    """Stop before an allocation that cannot succeed: on a CPU the kernel would kill the process without a word."""
-    parameters = config.parameter_count()
-    needed = 16 * parameters  # weight, gradient and two Adam moments of four bytes each
+def total_memory(device: torch.device) -> int:
     if device.type == "cuda":
-        available = torch.cuda.get_device_properties(device).total_memory
-    else:
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > available:
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_memory(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device) -> None:
+    """Stop before allocations that cannot succeed: on a CPU the kernel would kill the process without a word.
+
+    A lower bound: weight, gradient and two Adam moments of four bytes each, the mask, and the attention weights that
+    every layer keeps for its backward pass.
+    """
+    scores = config.n_layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
+    element_size = PRECISIONS[training.precision].itemsize
+    needed = 16 * config.parameter_count() + (4 + element_size * scores) * training.seq_len**2
+    if needed > total_memory(device):
         raise UserError(
-            f"out of memory: {parameters:,} parameters with gradients and Adam moments need {needed / MB:,.0f} MB "
-            f"before any activation, {device} has {available / MB:,.0f} MB; lower --size, --hidden-dim or --n-layers"
+            f"out of memory: {config.parameter_count():,} parameters with gradients, Adam moments and attention "
+            f"weights need more than {needed / MB:,.0f} MB, {device.type} has {total_memory(device) / MB:,.0f} MB; "
+            "lower --size, --batch-size or --seq-len"
         )
 
 
@@ -842,8 +863,6 @@ def process_group(device: torch.device):
     if world_size == 1:
         yield 0, 1
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield torch.distributed.get_rank(), world_size
@@ -851,35 +870,36 @@ def process_group(device: torch.device):
         torch.distributed.destroy_process_group()
 
 
-def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerConfig, arguments: dict) -> None:
+def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerConfig, size: str | None = None) -> None:
     """One run: check, announce, train, report.  What goes wrong is raised, and becomes one line in main()."""
     device = choose_device(training.device)
     check_precision(training.precision, device)
     check_packages(training, profiling, device)
     set_numerics(training)
-    corpus = load_corpus(training, config)
+    text = None if training.data == "synthetic" else text_corpus(training.data, config.vocab_size, training.seq_len)
     plan = Plan(training.num_steps, profiling)
     with process_group(device) as (rank, world_size):
-        report = Report(config, training, profiling, plan, device, rank, world_size, arguments)
+        report = Report(config, training, profiling, plan, device, rank, world_size, size)
         report.open()
         try:
-            with report.sampler:
-                report.announce()
-                check_memory(config, device)
-                model = TinyLlamaModel(config).to(device)
-                optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
-                scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
-                dtype = PRECISIONS[training.precision]
-                autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
-                suffix = f"_rank{rank}" if world_size > 1 else ""
-                instruments = Instruments(plan, profiling, model, optimizer, device, report, suffix)
-                report.instruments = instruments
-                if world_size > 1:
-                    model = nn.parallel.DistributedDataParallel(model, [device] if device.type == "cuda" else None)
-                stream = batches(corpus, training, device, rank)
-                with instruments.run():
-                    train(model, optimizer, scaler, autocast, stream, training, report.meter, instruments)
-                report.meter.read_finished(wait=True)
+            report.announce()
+            check_memory(config, training, device)
+            corpus = synthetic_corpus(config.vocab_size, training) if text is None else text
+            model = TinyLlamaModel(config).to(device)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
+            scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
+            dtype = PRECISIONS[training.precision]
+            autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
+            suffix = f"_rank{rank}" if world_size > 1 else ""
+            instruments = Instruments(plan, profiling, model, optimizer, device, report, suffix)
+            report.instruments = instruments
+            if world_size > 1:
+                devices = [device] if device.type == "cuda" else None
+                model = nn.parallel.DistributedDataParallel(model, devices, broadcast_buffers=False)
+            stream = batches(corpus, training, device, rank)
+            with report.sampler, instruments.run():
+                train(model, optimizer, scaler, autocast, stream, training, report.meter, instruments)
+            report.meter.read_finished(wait=True)
         except BaseException as error:
             report.close(error)
             raise
@@ -958,10 +978,16 @@ def prepare_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".write_test"
-        probe.write_bytes(bytes(4096))
-        probe.unlink()
+        try:
+            probe.write_bytes(bytes(4096))
+        finally:
+            probe.unlink(missing_ok=True)
         log = Path(os.environ.get("TINY_LLAMA_LOG", "")).absolute()
-        earlier = [f for pattern in RUN_FILES for f in folder.glob(pattern) if f.is_file() and f.absolute() != log]
+        config = folder / "config.json"
+        if config.exists() and b'"schema_version"' not in config.read_bytes():
+            raise UserError(f"{config} is of no run of this script; give another folder")
+        patterns = RUN_FILES if config.exists() else ["trace_step_*.json*"]
+        earlier = [f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() != log]
         if earlier:
             stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime("%Y%m%d_%H%M%S")
             names = (f"earlier_{stamp}" + (f"_{n}" if n > 1 else "") for n in itertools.count(1))
@@ -987,7 +1013,7 @@ def describe_environment(device: torch.device) -> dict:
     commit, about = git("rev-parse", "HEAD"), {"type": device.type, "name": cpu_name()}
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        arch = getattr(gpu, "gcnArchName", f"sm_{gpu.major}{gpu.minor}")
+        arch = gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
         about |= {"name": gpu.name, "arch": arch, "compute_units": gpu.multi_processor_count}
         about["memory_bytes"] = gpu.total_memory
     environment = {
@@ -1039,11 +1065,13 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, FloatingPointError):
         return f"{text}; lower --learning-rate, or use another --precision", 1
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text:
-        return f"out of memory: {text.split('allocate memory: ')[-1]}; lower --batch-size, --seq-len or --size", 1
+        asked = text.split("allocate memory: ")[-1]
+        has = "" if "GPU" in text else f"; the machine has {total_memory(torch.device('cpu')) / MB:,.0f} MB"
+        return f"out of memory: {asked}{has}; lower --batch-size, --seq-len or --size", 1
     if isinstance(error, BrokenPipeError):
         return "standard output was closed before the run ended", 1
     if isinstance(error, OSError):
-        return f"{error.filename or 'a file'}: {error.strerror or text}", 1
+        return f"cannot use {error.filename or 'standard output'}: {error.strerror or text}", 1
     return f"{type(error).__name__}: {text} (TINY_LLAMA_DEBUG=1 shows where)", 1
 
 
@@ -1052,9 +1080,10 @@ class Report:
 
     FLUSH_S = 10.0  # TensorBoard scalars are written between steps, this far apart: writing them takes time
 
-    def __init__(self, config, training, profiling, plan, device, rank, world_size, arguments):
+    def __init__(self, config, training, profiling, plan, device, rank, world_size, size):
         self.config, self.training, self.profiling, self.plan = config, training, profiling, plan
         self.device, self.rank, self.world_size = device, rank, world_size
+        arguments = {"size": size, **asdict(training), **asdict(profiling)}
         self.settings = {"arguments": arguments, "model": asdict(config) | {"parameters": config.parameter_count()}}
         self.environment = describe_environment(device)
         folder = training.output_dir or (profiling.enabled and (profiling.profile_dir or "./pytorch_profiles")) or None
@@ -1120,6 +1149,7 @@ class Report:
             line = f"Step {record.step}/{self.training.num_steps}: Loss = {record.loss:.4f}"
             mark = " [PROFILING]" if self.plan.left_out(record.step) == "profiled" else ""
             say(f"{line}, Time = {record.total_ms / 1e3:.3f} seconds{mark}")
+        record.memory_bytes = self.sampler.memory_bytes[-1]
         self._unwritten.append(record)
         if time.monotonic() - self._flushed_at > self.FLUSH_S:
             self.write_scalars()
@@ -1127,10 +1157,16 @@ class Report:
     def write_scalars(self) -> None:
         if self.writer is None:
             return
+        try:
+            self._write_scalars()
+        except OSError as failure:
+            raise UserError(f"cannot write events in {self.folder}: {failure.strerror}") from failure
+
+    def _write_scalars(self) -> None:
         for record in self._unwritten:
             rate = self.training.batch_size * self.world_size / (record.total_ms / 1e3)
             scalars = {"loss": record.loss, "step_time_ms": record.total_ms, "samples_per_sec": rate}
-            scalars |= {"tokens_per_sec": rate * self.training.seq_len, "memory_mb": self.sampler.memory_bytes[-1] / MB}
+            scalars |= {"tokens_per_sec": rate * self.training.seq_len, "memory_mb": record.memory_bytes / MB}
             scalars |= {f"phase_ms/{phase}": ms for phase, ms in record.phase_ms.items()}
             for tag, value in scalars.items():
                 self.writer.add_scalar(tag, value, record.step, walltime=record.ended_at)
@@ -1150,12 +1186,17 @@ class Report:
         summary = self.summary(status, error and explain(error)[0], memory)
         lines = self.summary_lines(summary)
         try:
-            self.write("performance_summary.json", summary)
+            with held_signals():  # one may cut short what follows, not this
+                self.write("performance_summary.json", summary)
             for name, document, text in self.explanations(summary, memory):
                 self.write(name, document)
                 lines += ["", *text] if text else []
             if self.folder:
                 lines += ["", "Files:", *self.finish_events(summary, memory)]
+        except UserError as failure:
+            if error is None:
+                self.write("performance_summary.json", summary | {"status": "failed", "error": str(failure)})
+            raise
         finally:
             say("", *lines)
 
@@ -1231,8 +1272,10 @@ class Report:
         """performance_summary.json, and what print_summary() prints."""
         t, sampler, records = self.training, self.sampler, self.meter.records
         counted, note = self.counted()
-        timings = {"step": statistics([r.total_ms for r in counted])}
-        timings |= {phase: statistics([r.phase_ms.get(phase, 0.0) for r in counted]) for phase in PHASES}
+        series = {"step": [r.total_ms for r in counted]}
+        series |= {phase: [r.phase_ms.get(phase, 0.0) for r in counted] for phase in PHASES}
+        why_none = "a spread takes two steps" if counted else "no step was completed"
+        timings = {name: with_reasons(statistics(values), why_none) for name, values in series.items()}
         step = timings["step"]
         steps_per_s = 1e3 / step["mean"] if counted else math.nan
         samples, flops = t.batch_size * self.world_size, self.config.step_flops(t.batch_size, t.seq_len)
@@ -1254,15 +1297,14 @@ class Report:
             peak, average, source = memory["peak_bytes"], memory["average_bytes"], memory["source"]
         else:
             peak, average, source = sampler.peak_bytes, statistics(sampler.memory_bytes)["mean"], sampler.memory_source
+        sizes = {"peak_mb": peak and peak / MB, "average_mb": average and average / MB}
         losses = [finite(r.loss) for r in records]
         ends = {"first": losses[0], "final": losses[-1]} if losses else {"first": None, "final": None}
         why = "not a finite number" if records else "no step was completed"
         done = {"num_steps": t.num_steps, "completed_steps": len(records)}
         shape = {"batch_size": t.batch_size, "sequence_length": t.seq_len, "world_size": self.world_size}
-        reasons = {
-            "gpu_utilization_percent": sampler.utilization_reason,
-            "std_step_time_ms": "a spread takes two steps",
-        }
+        no_utilization = sampler.utilization_reason or "the run was too short for a sample"
+        reasons = {"gpu_utilization_percent": no_utilization, "std_step_time_ms": why_none}
         return {
             "status": status,
             "error": error,
@@ -1270,7 +1312,7 @@ class Report:
             "environment": self.environment,
             "training": done | shape,
             "performance": with_reasons(performance, "no step was completed", **reasons),
-            "memory": {"peak_mb": peak / MB, "average_mb": average / MB, "source": source},
+            "memory": with_reasons(sizes, "training did not start") | {"source": source},
             "loss": with_reasons(ends, why),
             "steps": {"step": [r.step for r in records], "loss": losses, "time_ms": [r.total_ms for r in records]},
         }
@@ -1282,12 +1324,13 @@ class Report:
             lines += [f"Run {summary['status']} after {done} of {self.training.num_steps} steps: {summary['error']}"]
         if not done:
             return [*lines, "Nothing to average: no step was completed.", RULE]
+        ends = (summary["loss"]["first"], summary["loss"]["final"])
         keys = ("mean", "median", "std", "p95")
         table = [f"{'ms':<10}" + "".join(f"{key:>10}" for key in keys)]
         for name, row in p["timings_ms"].items():
             cells = ("-" if row[key] is None else f"{row[key]:.2f}" for key in keys)
             table.append(f"{name:<10}" + "".join(f"{cell:>10}" for cell in cells))
-        first, final = (summary["loss"][which] or math.nan for which in ("first", "final"))
+        first, final = (format(value, ".4f") if value is not None else "none" for value in ends)
         utilization = p.get("gpu_utilization_percent_reason", p["gpu_utilization_percent"])
         return [
             *lines,
@@ -1299,7 +1342,7 @@ class Report:
             f"\nAverages over {p['steps_averaged']} of {done} steps; {p['steps_averaged_note']}",
             *table,
             f"First step: {p['first_step_time_ms']:.2f} ms",
-            f"Loss: {first:.4f} at the first step, {final:.4f} at the last",
+            f"Loss: {first} at the first step, {final} at the last",
             f"Tokens: {p['tokens_per_sec']:,.0f} tokens/sec",
             f"Model FLOPs per step: {p['model_flops_per_step']:,} (forward + backward matrix products)",
             f"Achieved: {p['achieved_tflops']:.4g} TFLOP/s" + (" per rank" if self.world_size > 1 else ""),
@@ -1330,7 +1373,7 @@ class OneLineParser(argparse.ArgumentParser):
     """Errors are one line and exit code 2; a flag that nobody knows is answered with the nearest one."""
 
     def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)
@@ -1407,6 +1450,7 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaConfig, TrainingConfig, 
         heads % kv_heads != 0: f"--n-kv-heads {kv_heads}: does not divide --n-heads {heads}; give a divisor of it",
         batch % micro_steps != 0: f"--gradient-accumulation-steps {micro_steps}: does not divide --batch-size {batch}; "
         "give a divisor of it",
+        training.output_dir == "" or profiling.profile_dir == "": "--output-dir and --profile-dir: name a folder",
         bool(args.use_amp) and precision != "bf16": f"--use-amp: means bf16, but --precision is {precision}; give one",
     }.items():
         if wrong:
@@ -1414,7 +1458,7 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaConfig, TrainingConfig, 
     return config, training, profiling
 
 
-def validate_setup(config, training: TrainingConfig, profiling: ProfilerConfig, arguments: dict) -> None:
+def validate_setup(config, training: TrainingConfig, profiling: ProfilerConfig, size: str | None) -> None:
     """What is installed, what is missing and what for, which device; then three steps."""
     hip, cuda = torch.version.hip, torch.version.cuda
     say(RULE, "Setup", RULE, f"{'Python':<20}{platform.python_version()}")
@@ -1422,25 +1466,41 @@ def validate_setup(config, training: TrainingConfig, profiling: ProfilerConfig, 
         say(f"{package:<20}{version_of(package) or f'missing, needed for {purpose}: pip install {package}'}")
     say(f"{'PyTorch build':<20}{f'ROCm {hip}' if hip else f'CUDA {cuda}' if cuda else 'CPU only'}")
     say(f"{'GPUs visible':<20}{torch.cuda.device_count()}", "")
-    run(config, replace(training, num_steps=3), profiling, arguments)
+    run(config, replace(training, num_steps=3), profiling, size)
     say("", "Setup is valid: three steps were trained.")
 
 
 def raise_interrupted(signum: int, frame) -> None:
-    for further in (signal.SIGINT, signal.SIGTERM):  # a summary is being written from here on: let it finish
-        signal.signal(further, signal.SIG_IGN)
+    _interrupted_by.append(signum)
     raise Interrupted(signum)
+
+
+@contextlib.contextmanager
+def held_signals():
+    """Signals that come meanwhile are raised at the end."""
+    before = len(_interrupted_by)
+    signums = (signal.SIGINT, signal.SIGTERM)
+    handlers = {s: signal.signal(s, lambda signum, frame: _interrupted_by.append(signum)) for s in signums}
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    if len(_interrupted_by) > before:
+        raise Interrupted(_interrupted_by[-1])
 
 
 def run_from_arguments(args: argparse.Namespace) -> None:
     config, training, profiling = resolve(args)
-    arguments = {"size": args.size, **asdict(training), **asdict(profiling)}
-    (validate_setup if args.validate_setup else run)(config, training, profiling, arguments)
+    (validate_setup if args.validate_setup else run)(config, training, profiling, args.size)
 
 
 def exit_code_of(work) -> int:
     """Call work() and turn how it ends into an exit code: the one place where an error becomes a line."""
     handlers = {signum: signal.signal(signum, raise_interrupted) for signum in (signal.SIGINT, signal.SIGTERM)}
+    _interrupted_by.clear()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # folders may have names that no encoding knows
     try:
         work()
         return 0
@@ -1448,7 +1508,8 @@ def exit_code_of(work) -> int:
         line, exit_code = explain(error)
         if os.environ.get("TINY_LLAMA_DEBUG") == "1":
             traceback.print_exc()
-        print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr, flush=True)
+        rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+        print(f"{Path(sys.argv[0]).name}: error: {rank}{' '.join(line.split())}", file=sys.stderr, flush=True)
         return exit_code
     finally:
         for signum, handler in handlers.items():

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from analysis.hardware import peak_bandwidth, peak_flops
-from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaModel
+from tiny_llama_v1 import PRECISIONS, TinyLlamaConfig, TinyLlamaModel
 
 CONVENTION = "two per multiply-add, matrix products only, full S x S attention scores, no recomputation"
 
@@ -19,11 +20,11 @@ class DeepSpeedCounter:
     """DeepSpeed's FLOPs profiler over one forward pass, as a context; the passes after it in the step run free.
 
     It counts while it is started, so a profiler left on adds up from step to step: this one is stopped at once.
-    Its own report goes to a text file.
+    Its own report goes to flops_profile.txt in the folder, if there is one.
     """
 
-    def __init__(self, model: nn.Module, step: int, report: Path):
-        self.model, self.step, self.report = model, step, report
+    def __init__(self, model: nn.Module, step: int, folder: Path | None):
+        self.model, self.step, self.folder = model, step, folder
         self.counts: dict | None = None
 
     def __enter__(self) -> None:
@@ -47,7 +48,9 @@ class DeepSpeedCounter:
                     n: int(sum(m.__macs__ for m in module.modules())) for n, module in modules.items() if n
                 },
             }
-            self.profiler.print_model_profile(profile_step=self.step, output_file=str(self.report))
+            if self.folder:
+                report = str(self.folder / "flops_profile.txt")
+                self.profiler.print_model_profile(profile_step=self.step, output_file=report)
         self.profiler.end_profile()
 
 
@@ -79,6 +82,7 @@ def flops_profile(summary: dict, deepspeed: dict) -> dict:
         "performance_metrics": {
             "avg_step_time_ms": performance["avg_step_time_ms"],
             "steps_averaged": performance["steps_averaged"],
+            "steps_averaged_note": performance["steps_averaged_note"],
             "flops_per_sec": flops_per_sec,
             "throughput_samples_per_sec": performance["samples_per_sec"],
         },
@@ -98,14 +102,15 @@ def flops_lines(profile: dict) -> list[str]:
     )
     deepspeed, formula = counts["deepspeed"], counts["formula_for_deepspeed_pass"]
     agree = "equal" if 2 * deepspeed["macs"] == formula else f"differ by {2 * deepspeed['macs'] - formula:,}"
-    samples = deepspeed["batch_size"]
+    samples, n, note = deepspeed["batch_size"], rates["steps_averaged"], rates["steps_averaged_note"]
+    how = "without instruments" if note.startswith("left out") else f"({note})"
     rows = {
         "Forward pass, formula": f"{formula:,} FLOPs for {samples} samples",
         "Forward pass, DeepSpeed": f"{2 * deepspeed['macs']:,} FLOPs in multiply-adds: {agree}",
         "": f"{deepspeed['flops']:,} FLOPs with what it counts of element-wise work",
         "Total FLOPs per step": f"{counts['step_flops']:,} (forward and backward)",
         "FLOPs per token": f"{counts['flops_per_token']:,.0f} ({counts['flops_per_parameter']:,.1f} per parameter)",
-        "Step time": f"{rates['avg_step_time_ms']:.2f} ms, mean of {rates['steps_averaged']} steps without profiler",
+        "Step time": f"{rates['avg_step_time_ms']:.2f} ms, mean of {n} step{'s' * (n > 1)} {how}",
         "Achieved": f"{rates['flops_per_sec'] / 1e12:.3f} TFLOP/s",
         "Peak": f"{efficiency['device_peak_flops'] / 1e12:.3f} TFLOP/s, {efficiency['peak_source']}",
         "Model FLOPS Utilization": f"{efficiency['mfu_percent']:.1f}% (MFU, {efficiency['precision']})",
@@ -115,7 +120,7 @@ def flops_lines(profile: dict) -> list[str]:
 
 
 class TrafficCounter(TorchDispatchMode):
-    """Adds up the bytes that operators read and write.  An output that shares its input's storage is a view: free."""
+    """Adds up the bytes that operators read and write.  One whose outputs only share its inputs' storage is free."""
 
     def __init__(self):
         super().__init__()
@@ -125,28 +130,31 @@ class TrafficCounter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         outputs = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        if not func.is_view:
+        storages = {x.untyped_storage()._cdata for x in inputs}
+        view = all(x.untyped_storage()._cdata in storages for x in outputs) and not func._schema.is_mutable
+        if not view:
             name = str(func.overloadpacket)
             moved = sum(x.numel() * x.element_size() for x in inputs + outputs)
             self.bytes_by_operator[name] = self.bytes_by_operator.get(name, 0) + moved
         return out
 
 
-def step_traffic(config: TinyLlamaConfig, batch_size: int, seq_len: int, precision: str) -> dict[str, int]:
+def step_traffic(config, batch_size: int, seq_len: int, precision: str, micro_steps: int) -> dict[str, int]:
     """Bytes moved by each operator of one training step, as if no operator found anything in a cache.
 
-    Counted on meta tensors: nothing is allocated or computed, so any size takes a second.
+    Counted on fake tensors: nothing is allocated or computed.
     """
-    with torch.device("meta"):
+    dtype = PRECISIONS[precision]
+    with FakeTensorMode():
         model = TinyLlamaModel(config)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        tokens = torch.zeros(batch_size, seq_len, dtype=torch.int64)
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        tokens = torch.zeros(batch_size // micro_steps, seq_len, dtype=torch.int64)
 
         def step() -> None:
-            with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-                loss = model(tokens, tokens)[1]
-            loss.backward()
+            for _ in range(micro_steps):
+                with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
+                    loss = model(tokens, tokens)[1]
+                (loss / micro_steps).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -162,13 +170,9 @@ def computational_intensity(summary: dict) -> dict:
     config = TinyLlamaConfig(**{k: v for k, v in summary["config"]["model"].items() if k != "parameters"})
     micro_steps = arguments["gradient_accumulation_steps"]
     seconds = summary["performance"]["avg_step_time_ms"] / 1e3
-    by_operator = step_traffic(
-        config, arguments["batch_size"] // micro_steps, arguments["seq_len"], arguments["precision"]
-    )
-    moved, flops = (
-        micro_steps * sum(by_operator.values()),
-        config.step_flops(arguments["batch_size"], arguments["seq_len"]),
-    )
+    batch_size, seq_len, precision = (arguments[name] for name in ("batch_size", "seq_len", "precision"))
+    by_operator = step_traffic(config, batch_size, seq_len, precision, micro_steps)
+    moved, flops = sum(by_operator.values()), config.step_flops(batch_size, seq_len)
     bandwidth, peak = peak_bandwidth(device), peak_flops(device, arguments["precision"])
     intensity = flops / moved
     verdict = "memory_bound" if intensity < 10 else "mixed" if intensity <= 100 else "compute_bound"

@@ -71,19 +71,19 @@ class Peak:
 def datasheet(device: dict) -> tuple[Datasheet, float] | None:
     """The row of a device (`environment.device` of a run) and the fraction of it that is there, or None.
 
-    The longest matching name wins.  One that fits several parts, or none, is settled by architecture and compute
-    units if only one row has them.  A partition of a device that is known by name counts for its share of units.
+    The name must be that of the row, but for a virtual function (VF, HF) or a MIG slice of it.  A name that stands for
+    several AMD parts, or for none, is settled by architecture and compute units if one row alone has them.  A part of a
+    device counts for its share of compute units.
     """
     name, arch, units = device.get("name", ""), device.get("arch", "").split(":")[0], device.get("compute_units")
-    rows = [row for row in DATASHEETS if name == row.name or name.startswith(row.name + " ")]
-    if "/" not in name and rows:
-        row = max(rows, key=lambda row: len(row.name))
-        if row.arch.startswith("gfx") and units and row.compute_units and units < row.compute_units:
-            return row, units / row.compute_units
-        return row, 1.0
-    rows = [row for row in DATASHEETS if row.arch == arch and row.compute_units == units and arch.startswith("gfx")]
+    for row in DATASHEETS:
+        suffix = name[len(row.name) :].strip() if name.startswith(row.name) else None
+        if suffix is not None and (suffix in ("", "VF", "HF") or suffix.startswith("MIG ")):
+            whole = not units or not row.compute_units or (units >= row.compute_units and not suffix.startswith("MIG"))
+            return row, 1.0 if whole else units / row.compute_units
+    rows = [r for r in DATASHEETS if r.arch == arch and r.compute_units and r.compute_units == units]
     rates = {(row.fp32, row.tf32, row.bf16, row.fp16, row.bandwidth) for row in rows}
-    return (rows[0], 1.0) if len(rates) == 1 else None
+    return (rows[0], 1.0) if arch.startswith("gfx") and len(rates) == 1 else None
 
 
 def peak_flops(device: dict, precision: str) -> Peak:
@@ -121,9 +121,10 @@ def best_seconds(device_type: str, work, repetitions: int) -> float:
 def measured_flops(device_type: str, precision: str) -> Peak:
     """The best of a few square matrix products."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    sizes = (4096, 8192) if device_type == "cuda" else (1024, 2048)
-    rates = {}
-    for n in sizes:
+    rates: dict[int, float] = {}
+    for n in (4096, 8192) if device_type == "cuda" else (256, 512, 1024, 2048):
+        if rates and 6 * 2 * n**3 / max(rates.values()) > 10:  # seconds: some types are slow on some CPUs
+            break
         a, b = (torch.randn(n, n, device=device_type).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
         rates[n] = 2 * n**3 / best_seconds(device_type, functools.partial(torch.mm, a, b, out=out), 5)

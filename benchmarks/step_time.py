@@ -123,7 +123,7 @@ def against_reference(config, training, device, rounds: int) -> dict:
     model = tiny_llama.TinyLlamaModel(config)
     reference = reference_model(config, model).to(device)
     model = model.to(device)
-    corpus = tiny_llama.load_corpus(training, config)
+    corpus = tiny_llama.synthetic_corpus(config.vocab_size, training)
 
     def reference_loss(input_ids, labels):
         logits = reference(input_ids=input_ids).logits
@@ -140,13 +140,13 @@ def against_reference(config, training, device, rounds: int) -> dict:
 def against_bare_loop(config, training, device, rounds: int) -> dict:
     training = replace(training, num_steps=LOOP_STEPS)
     profiling = tiny_llama.ProfilerConfig()
-    corpus = tiny_llama.load_corpus(training, config)
+    corpus = tiny_llama.synthetic_corpus(config.vocab_size, training)
     model = tiny_llama.TinyLlamaModel(config).to(device)
     bare = stepper(lambda i, t: model(i, t)[1], model.parameters(), tiny_llama.batches(corpus, training, device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler, autocast = torch.amp.GradScaler(device.type, enabled=False), torch.autocast(device.type, enabled=False)
     plan = tiny_llama.Plan(training.num_steps, profiling)
-    report = tiny_llama.Report(config, training, profiling, plan, device, 0, 1, {})
+    report = tiny_llama.Report(config, training, profiling, plan, device, 0, 1, None)
     instruments = tiny_llama.Instruments(plan, profiling, model, optimizer, device, report, "")
     stream = tiny_llama.batches(corpus, training, device)
 

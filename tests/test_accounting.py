@@ -100,6 +100,7 @@ def test_deepspeed_counts_the_same_multiply_adds(train, tmp_path):
         ),
         ({"name": "AMD Radeon Graphics", "arch": "gfx942:sramecc+:xnack-", "compute_units": 228}, "fp32", 122.6),
         ({"name": "AMD Instinct MI300X", "arch": "gfx942:sramecc+:xnack-", "compute_units": 38}, "bf16", 1307.4 / 8),
+        ({"name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "arch": "sm_90", "compute_units": 16}, "bf16", 989.4 * 16 / 132),
     ],
 )
 def test_datasheet_rows(device, precision, tflops):
@@ -114,6 +115,10 @@ def test_datasheet_rows(device, precision, tflops):
     "device",
     [
         {"name": "NVIDIA H20", "arch": "sm_90", "compute_units": 78},
+        {"name": "NVIDIA H200 NVL", "arch": "sm_90", "compute_units": 132},
+        {"name": "NVIDIA GeForce RTX 4090 Laptop GPU", "arch": "sm_89", "compute_units": 76},
+        {"name": "NVIDIA GeForce RTX 3090 Ti", "arch": "sm_86", "compute_units": 84},
+        {"name": "AMD Radeon Graphics", "arch": "gfx1100"},
         {"name": "AMD Radeon Graphics", "arch": "gfx942", "compute_units": 304},  # MI300X or MI325X
         {"name": "NVIDIA GB200", "arch": "sm_100", "compute_units": 148},
     ],
@@ -122,3 +127,28 @@ def test_an_unknown_device_borrows_nothing(device):
     from analysis.hardware import datasheet
 
     assert datasheet(device) is None
+
+
+def test_traffic_counts_inputs_and_outputs_once():
+    from analysis.flops import TrafficCounter
+
+    a, b = torch.ones(3, 4), torch.ones(4, 5)
+    with TrafficCounter() as traffic:
+        torch.mm(a, b).view(15).t()
+        a.add_(1)
+    assert traffic.bytes_by_operator == {"aten.mm": 4 * (12 + 20 + 15), "aten.add_": 4 * (12 + 12)}
+
+
+def test_traffic_of_a_step():
+    from analysis.flops import step_traffic
+
+    config = tiny_llama.TinyLlamaConfig(100, 32, 2, 4, 2, 64, 16)
+    fp32, bf16, split = (step_traffic(config, 8, 16, p, n) for p, n in (("fp32", 1), ("bf16", 1), ("fp32", 2)))
+    assert bf16["aten.mm"] == fp32["aten.mm"] / 2
+    assert bf16["aten._to_copy"] > fp32.get("aten._to_copy", 0)
+    assert split["aten.addcdiv_"] == fp32["aten.addcdiv_"]  # the optimizer steps once
+    assert "aten._unsafe_view" not in fp32
+    tokens, d = 8 * 16, config.hidden_dim
+    products = [(d, d), (d, 16), (d, 16), (d, d), (d, 64), (d, 64), (64, d)] * 2 + [(d, 100)]
+    one_pass = sum(4 * (tokens * i + i * o + tokens * o) for i, o in products)
+    assert fp32["aten.mm"] == 3 * one_pass

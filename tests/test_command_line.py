@@ -1,6 +1,5 @@
 """Flags, aliases, and every way to get them wrong."""
 
-import json
 import re
 
 import pytest
@@ -248,4 +247,3 @@ def test_readme_names_only_flags_and_files_that_exist():
     assert flags - others - wrappers <= set(tiny_llama.build_parser()._option_string_actions)
     for name in re.findall(r"`\.?/?([\w/]+\.(?:py|sh|txt|toml))`", text):
         assert (PROJECT / name).exists() or name in ("flops_profile.txt",), name
-    assert json.dumps(text)

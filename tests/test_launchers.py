@@ -53,17 +53,23 @@ def test_chosen_folder_is_used_twice(tmp_path):
     names = {f.name for f in (tmp_path / "here").iterdir()}
     assert {"training_output.log", "performance_summary.json"} <= names
     assert (tmp_path / "here" / "training_output.log").read_text() == out
-    assert len(list((tmp_path / "here").rglob("*training_output.log"))) == 2
+    (earlier,) = (tmp_path / "here").glob("earlier_*")
+    assert len(list(earlier.glob("training_output.*.log"))) == 1
+    before = {f: f.read_bytes() for f in (tmp_path / "here").rglob("*") if f.is_file()}
+    code, _ = launch("run_baseline.sh", *TRIVIAL, "--output-dir", "here", "--num-steps", "0", cwd=tmp_path)
+    assert code == 2
+    assert before == {f: f.read_bytes() for f in (tmp_path / "here").rglob("*") if f.is_file()}
 
 
-def test_the_launcher_alone_is_told_to_stop(tmp_path):
+@pytest.mark.parametrize(("signum", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_launcher_alone_is_told_to_stop(tmp_path, signum, expected):
     process = start(str(PROJECT / "run_baseline.sh"), *SMALL_MODEL, "--num-steps", "1000000", cwd=tmp_path)
     for line in process.stdout:
         if line.startswith("Step 5/"):
             break
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signum)
     code, out = finish(process)
-    assert code == 143, out
+    assert code == expected, out
     folder = only_folder(tmp_path, "baseline_results_*")
     assert json.loads((folder / "performance_summary.json").read_text())["status"] == "interrupted"
     assert "Run interrupted" in (folder / "training_output.log").read_text()
@@ -86,11 +92,30 @@ def test_deepspeed_flops(tmp_path):
     assert re.search(r"^Total FLOPs per step: +[\d,]+", out, re.M)
     folder = only_folder(tmp_path, "flops_results_*")
     intensity = json.loads((folder / "computational_intensity.json").read_text())
-    flops, moved = intensity["step_flops"], intensity["step_bytes"]
-    assert intensity["arithmetic_intensity_flops_per_byte"] == pytest.approx(flops / moved)
+    assert intensity["step_bytes"] == sum(intensity["step_bytes_by_operator"].values())
     assert intensity["memory_bound_vs_compute_bound"] in ("memory_bound", "mixed", "compute_bound")
     assert intensity["memory_bandwidth_peak_source"]
     assert intensity["ridge_point_flops_per_byte"] > 0
+
+
+def test_help_leaves_nothing(tmp_path):
+    code, out = launch("run_baseline.sh", "--help", cwd=tmp_path)
+    assert (code, out.splitlines()[0]) == (0, "usage: tiny_llama_v1.py [-h] [--size NAME] [--use-amp]")
+    assert not list(tmp_path.iterdir())
+
+
+def test_through_a_link_and_with_cdpath(tmp_path):
+    (tmp_path / "link.sh").symlink_to(PROJECT / "run_baseline.sh")
+    code, out = launch(str(tmp_path / "link.sh"), *TRIVIAL, cwd=tmp_path, env={"CDPATH": "/:/tmp"})
+    assert code == 0, out
+
+
+def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
+    command = f"{PROJECT}/run_baseline.sh {' '.join(TRIVIAL)} | head -1"
+    finish(start("bash", "-c", command, cwd=tmp_path))
+    folder = only_folder(tmp_path, "baseline_results_*")
+    assert json.loads((folder / "performance_summary.json").read_text())["status"] == "completed"
+    assert "Performance Summary" in (folder / "training_output.log").read_text()
 
 
 def test_performance_study(tmp_path):
@@ -108,7 +133,9 @@ def test_performance_study(tmp_path):
     assert list((folder / "pytorch_profiles").glob("trace_*"))
 
 
-@pytest.mark.parametrize("arguments", [["giant"], [], ["--num-steps", "3"], ["tiny", "--num-steps", "x"], ["a/b"]])
+@pytest.mark.parametrize(
+    "arguments", [["giant"], [], ["--enable-profilers", "tiny"], ["tiny", "--num-steps", "x"], ["a/b"]]
+)
 def test_performance_study_refuses(tmp_path, arguments):
     code, out = launch("launch_performance_study.sh", *arguments, cwd=tmp_path)
     assert code == 2, out

@@ -20,7 +20,7 @@ add() {
 }
 if [ "$1 $2" = "-m venv" ]; then
     echo "venv $0" >>"$STUB_LOG"
-    mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
+    rm -rf "${@: -1}" && mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
 elif [ "$1 $2" = "-m pip" ]; then
     shift 2
     echo "pip $*" >>"$STUB_LOG"
@@ -91,7 +91,9 @@ class Machine:
         return [line for line in self.log.read_text().splitlines() if line.startswith("pip")]
 
 
-HAS_ALL = dict.fromkeys(("deepspeed", "tensorboard", "torch_tb_profiler", "numpy", "matplotlib"), "1.0")
+HAS_ALL = dict.fromkeys(
+    ("deepspeed", "tensorboard", "torch_tb_profiler", "numpy", "matplotlib", "orjson", "pandas"), "1.0"
+)
 
 
 def test_an_interpreter_that_has_everything_is_used_as_it_is(tmp_path):
@@ -217,6 +219,27 @@ def test_deepspeed_that_does_not_build_stops_nothing(tmp_path):
     calls = machine.pip_calls()
     assert machine.set_up()[0] == 0
     assert machine.pip_calls() == calls  # not tried again at every launch
+
+
+def test_a_torch_on_path_beats_the_one_in_a_venv(tmp_path):
+    machine = Machine(tmp_path)
+    machine.set_up()
+    info = machine.site / "torch-2.7.1+rocm6.4.4.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.7.1+rocm6.4.4\n")
+    code, out = machine.set_up()
+    assert code == 0, out
+    assert "Set-up: making" in out
+    assert "torch==2.7.1+rocm6.4.4" in (machine.project / ".venv" / "constraints.txt").read_text()
+
+
+def test_an_environment_whose_making_was_interrupted_is_made_again(tmp_path):
+    machine = Machine(tmp_path)
+    machine.set_up()
+    (machine.project / ".venv" / "made").unlink()
+    code, out = machine.set_up()
+    assert code == 0, out
+    assert "Set-up: making" in out
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

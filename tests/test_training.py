@@ -66,15 +66,16 @@ def test_training_lowers_the_loss(train):
 
 
 def test_corpus_has_zipf_frequencies_and_successors():
-    corpus = tiny_llama.synthetic_corpus(1000, 2**17, seed=0)
-    assert len(corpus) == 2**17
+    training = tiny_llama.TrainingConfig(seed=0)
+    corpus = tiny_llama.synthetic_corpus(1000, training)
+    assert len(corpus) == 2**18
     frequency = np.sort(np.bincount(corpus, minlength=1000) / len(corpus))[::-1]
     entropy = -(frequency[frequency > 0] * np.log(frequency[frequency > 0])).sum()
     assert entropy < 0.85 * math.log(1000)
     assert frequency[0] > 20 * frequency[300]
     after = corpus[1:][corpus[:-1] == np.bincount(corpus).argmax()]  # what follows the most frequent token
     assert np.sort(np.bincount(after))[::-1][:8].sum() > 0.7 * len(after)
-    assert np.array_equal(corpus, tiny_llama.synthetic_corpus(1000, 2**17, seed=0))
+    assert np.array_equal(corpus, tiny_llama.synthetic_corpus(1000, training))
 
 
 def test_labels_are_the_next_tokens():
@@ -90,6 +91,7 @@ def test_deterministic_runs_repeat_to_the_last_digit(train, tmp_path):
         assert train("--deterministic", "--num-steps", "6", "--output-dir", name)[0] == 0
     first, second = (read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in "ab")
     assert first == second
+    assert torch.are_deterministic_algorithms_enabled()
     assert train("--deterministic", "--seed", "7", "--num-steps", "6", "--output-dir", "c")[0] == 0
     assert read(tmp_path / "c" / "performance_summary.json")["steps"]["loss"] != first
 
@@ -101,6 +103,35 @@ def test_accumulated_gradients_equal_the_large_batch(train, tmp_path, micro_step
     whole, split = (read(tmp_path / name / "performance_summary.json")["steps"]["loss"] for name in ("whole", "split"))
     assert split == pytest.approx(whole, abs=1e-5)
     assert whole[-1] != whole[0]
+
+
+class Recorder(torch.optim.SGD):
+    """An optimizer that keeps the gradients of its step and changes nothing."""
+
+    def step(self, closure=None):
+        self.gradients = [p.grad.clone() for group in self.param_groups for p in group["params"]]
+
+
+def gradients_of_a_step(micro_steps: int) -> list[torch.Tensor]:
+    device, profiling = torch.device("cpu"), tiny_llama.ProfilerConfig()
+    training = tiny_llama.TrainingConfig(num_steps=1, gradient_accumulation_steps=micro_steps)
+    torch.manual_seed(0)
+    config = tiny_llama.TinyLlamaConfig(n_layers=1)
+    model = tiny_llama.TinyLlamaModel(config)
+    optimizer = Recorder(model.parameters(), lr=1.0)
+    plan = tiny_llama.Plan(1, profiling)
+    report = tiny_llama.Report(config, training, profiling, plan, device, 0, 1, None)
+    instruments = tiny_llama.Instruments(plan, profiling, model, optimizer, device, report, "")
+    stream = tiny_llama.batches(tiny_llama.synthetic_corpus(1000, training), training, device)
+    scaler, autocast = torch.amp.GradScaler("cpu", enabled=False), torch.autocast("cpu", enabled=False)
+    with report.sampler, instruments.run():
+        tiny_llama.train(model, optimizer, scaler, autocast, stream, training, report.meter, instruments)
+    return optimizer.gradients
+
+
+def test_accumulated_gradients_have_the_size_of_the_large_batch():
+    for whole, split in zip(gradients_of_a_step(1), gradients_of_a_step(4), strict=True):
+        torch.testing.assert_close(split, whole, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -149,6 +180,7 @@ def test_run_folder(train, tmp_path):
     assert performance["avg_step_time_ms"] == pytest.approx(np.mean(times[1:]))
     assert performance["median_step_time_ms"] == pytest.approx(np.median(times[1:]))
     assert performance["std_step_time_ms"] == pytest.approx(np.std(times[1:], ddof=1))
+    assert performance["p95_step_time_ms"] == pytest.approx(np.percentile(times[1:], 95))
     assert performance["first_step_time_ms"] == times[0]
     assert performance["samples_per_sec"] == pytest.approx(4e3 / performance["avg_step_time_ms"])
     phases = sum(performance[f"avg_{phase}_time_ms"] for phase in tiny_llama.PHASES)
@@ -367,6 +399,9 @@ def test_a_full_disk_leaves_whole_files(tmp_path, limit):
     last = out.strip().splitlines()[-1]
     assert last.startswith("tiny_llama_v1.py: error: cannot write"), out
     assert "run" in last
+    assert not (tmp_path / "run" / ".write_test").exists()
+    summary = tmp_path / "run" / "performance_summary.json"
+    assert not summary.exists() or read(summary)["status"] == "failed"
     assert "Traceback" not in out
     for file in (tmp_path / "run").glob("*.json"):
         json.loads(file.read_text())
@@ -396,6 +431,67 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_made(train, tmp_path):
     assert read(tmp_path / "run" / "performance_summary.json")["status"] == "failed"
 
 
+def test_a_folder_of_something_else_is_left_alone(train, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text('{"my": 1}')
+    code, out, err = train("--output-dir", "mine")
+    assert (code, out) == (1, "")
+    assert "mine/config.json is of no run of this script" in err
+    assert [f.name for f in (tmp_path / "mine").iterdir()] == ["config.json"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_a_finalizer_swallows_still_stops_the_run(train, tmp_path, monkeypatch):
+    import os
+    import weakref
+
+    class Doomed:
+        pass
+
+    original = tiny_llama.TinyLlamaModel.forward
+
+    def interrupted(self, *arguments):
+        doomed = Doomed()
+        reference = weakref.ref(doomed, lambda _: os.kill(os.getpid(), signal.SIGINT))  # what it raises is ignored
+        del doomed, reference
+        return original(self, *arguments)
+
+    monkeypatch.setattr(tiny_llama.TinyLlamaModel, "forward", interrupted)
+    code, _, _ = train("--num-steps", "50", "--output-dir", "run")
+    assert code == 130
+    assert read(tmp_path / "run" / "performance_summary.json")["status"] == "interrupted"
+
+
+def test_a_signal_during_the_reports_leaves_the_summary(train, tmp_path, monkeypatch):
+    import os
+
+    from analysis import profile
+
+    monkeypatch.setattr(profile, "operator_analysis", lambda trace: os.kill(os.getpid(), signal.SIGTERM))
+    code, out, _ = train("--enable-pytorch-profiler", "--output-dir", "run")
+    assert code == 143
+    assert "Performance Summary:" in out
+    assert read(tmp_path / "run" / "performance_summary.json")["training"]["completed_steps"] == 3
+
+
+@pytest.mark.parametrize("delay", [0.3, 1.0])
+def test_ctrl_c_while_starting(tmp_path, delay):
+    process = start(sys.executable, SCRIPT, *SMALL_MODEL, "--output-dir", "run", cwd=tmp_path)
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    code, out = finish(process)
+    assert code in (130, -signal.SIGINT)
+    assert out.count("\n") <= 1 or "Run interrupted" in out
+
+
+def test_a_loss_of_zero_is_a_number(train, tmp_path):
+    (tmp_path / "a.txt").write_text("a" * 5000)
+    _, out, _ = train("--data", "a.txt", "--vocab-size", "256", "--learning-rate", "0.05", "--num-steps", "60")
+    assert "Loss = 0.0000" in out
+    assert "0.0000 at the last" in out
+    assert "nan" not in out
+
+
 def test_a_traceback_only_for_debugging(train, monkeypatch):
     def fails(*arguments):
         raise TypeError("unforeseen")
@@ -417,6 +513,25 @@ def test_closed_output(tmp_path):
     assert read(tmp_path / "run" / "performance_summary.json")["status"] == "failed"
 
 
+def simulated_two_ranks(num_steps: int) -> list[float]:
+    """The losses of two ranks, computed in one process: gradients of both streams, averaged."""
+    config, training, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(SMALL_MODEL))
+    torch.manual_seed(training.seed)
+    model = tiny_llama.TinyLlamaModel(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
+    corpus = tiny_llama.synthetic_corpus(config.vocab_size, training)
+    streams = [tiny_llama.batches(corpus, training, torch.device("cpu"), rank) for rank in (0, 1)]
+    values = []
+    for _ in range(num_steps):
+        losses_of_ranks = [model(*next(stream))[1] for stream in streams]
+        loss = sum(losses_of_ranks) / 2
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        values.append(loss.item())
+    return values
+
+
 def test_two_ranks_share_a_run(tmp_path):
     flags = [
         *SMALL_MODEL,
@@ -436,6 +551,7 @@ def test_two_ranks_share_a_run(tmp_path):
     summary = read(tmp_path / "run" / "performance_summary.json")
     assert summary["training"]["world_size"] == 2
     assert summary["performance"]["samples_per_sec"] == pytest.approx(8e3 / summary["performance"]["avg_step_time_ms"])
+    assert summary["steps"]["loss"] == pytest.approx(simulated_two_ranks(4), abs=1e-5)
     traces = sorted(f.name for f in (tmp_path / "run").glob("trace_*"))
     assert traces == ["trace_step_2_3_rank0.pt.trace.json", "trace_step_2_3_rank1.pt.trace.json"]
 
@@ -478,11 +594,12 @@ def test_gpu_step_does_not_wait(monkeypatch):
     config, training = tiny_llama.TinyLlamaConfig(), tiny_llama.TrainingConfig()
     model = tiny_llama.TinyLlamaModel(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
-    corpus = tiny_llama.load_corpus(training, config)
+    corpus = tiny_llama.synthetic_corpus(config.vocab_size, training)
     meter = tiny_llama.StepMeter(device, 1, lambda step: False, lambda record: None)
     stream = tiny_llama.batches(corpus, training, device)
     plan = tiny_llama.Plan(3, tiny_llama.ProfilerConfig())
-    instruments = tiny_llama.Instruments(plan, tiny_llama.ProfilerConfig(), model, optimizer, device, None, "")
+    report = tiny_llama.Report(config, training, tiny_llama.ProfilerConfig(), plan, device, 0, 1, None)
+    instruments = tiny_llama.Instruments(plan, tiny_llama.ProfilerConfig(), model, optimizer, device, report, "")
     scaler = torch.amp.GradScaler("cuda", enabled=False)
     autocast = torch.autocast("cuda", enabled=False)
     short = tiny_llama.TrainingConfig(num_steps=3)
