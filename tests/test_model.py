@@ -5,40 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny_llama_v1 as tiny_llama
-
-NAMES = {
-    "model.": "",
-    "embed_tokens": "embedding",
-    "self_attn": "attention",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "mlp_norm",
-}
-
-
-def renamed(name: str) -> str:
-    for theirs, ours in NAMES.items():
-        name = name.replace(theirs, ours)
-    return name
-
-
-def reference_of(config: tiny_llama.TinyLlamaConfig) -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_dim,
-            intermediate_size=config.intermediate_dim,
-            num_hidden_layers=config.n_layers,
-            num_attention_heads=config.n_heads,
-            num_key_value_heads=config.n_kv_heads,
-            max_position_embeddings=config.max_seq_len,
-            rms_norm_eps=config.norm_eps,
-            tie_word_embeddings=False,
-            attn_implementation="eager",
-        )
-    )
+from benchmarks.step_time import our_name, reference_model
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 4, 8])
@@ -46,8 +15,8 @@ def reference_of(config: tiny_llama.TinyLlamaConfig) -> LlamaForCausalLM:
 def test_equals_the_reference(hidden, layers, batch, seq, n_kv_heads):
     torch.manual_seed(0)
     config = tiny_llama.TinyLlamaConfig(500, hidden, layers, 8, n_kv_heads, 3 * hidden, max_seq_len=64)
-    reference, model = reference_of(config), tiny_llama.TinyLlamaModel(config)
-    model.load_state_dict({renamed(name): tensor for name, tensor in reference.state_dict().items()})
+    model = tiny_llama.TinyLlamaModel(config)
+    reference = reference_model(config, model)
     input_ids, labels = torch.randint(500, (2, batch, seq))
 
     logits, loss = model(input_ids, labels)
@@ -58,7 +27,7 @@ def test_equals_the_reference(hidden, layers, batch, seq, n_kv_heads):
 
     loss.backward()
     expected_loss.backward()
-    gradients = {renamed(name): p.grad for name, p in reference.named_parameters()}
+    gradients = {our_name(name): p.grad for name, p in reference.named_parameters()}
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(
             parameter.grad, gradients[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
