@@ -75,6 +75,8 @@ WRONG = {
     "--n-heads 8 --n-kv-heads 3": "--n-kv-heads 3",
     "--n-heads 4 --n-kv-heads 8": "--n-kv-heads 8",
     "--vocab-size 1": "--vocab-size",
+    "--hidden-dim 100 --n-heads 8 --n-kv-heads 3": "--hidden-dim 100",  # the first of two
+    "--use-amp --precision fp32": "--use-amp",
     "--size huge": "huge",
     "--precision int8": "int8",
     "--device tpu": "tpu",

@@ -15,6 +15,7 @@ from conftest import PROJECT, SMALL_MODEL, finish, start
 import tiny_llama_v1 as tiny_llama
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
+TRACED = [*SMALL_MODEL, *"--num-steps 4 --profile-steps 1 --warmup-steps 2 --enable-pytorch-profiler".split()]
 
 
 def read(path):
@@ -384,17 +385,7 @@ def test_a_full_disk_leaves_whole_files(tmp_path, limit):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    flags = [
-        *SMALL_MODEL,
-        "--num-steps",
-        "4",
-        "--profile-steps",
-        "1",
-        "--warmup-steps",
-        "2",
-        "--enable-pytorch-profiler",
-    ]
-    code, out = finish(start(sys.executable, SCRIPT, *flags, "--profile-dir", "run", cwd=tmp_path, preexec_fn=limited))
+    code, out = finish(start(sys.executable, SCRIPT, *TRACED, "--profile-dir", "run", cwd=tmp_path, preexec_fn=limited))
     assert code == 1, out
     last = out.strip().splitlines()[-1]
     assert last.startswith("tiny_llama_v1.py: error: cannot write"), out
@@ -533,18 +524,8 @@ def simulated_two_ranks(num_steps: int) -> list[float]:
 
 
 def test_two_ranks_share_a_run(tmp_path):
-    flags = [
-        *SMALL_MODEL,
-        "--num-steps",
-        "4",
-        "--profile-steps",
-        "1",
-        "--warmup-steps",
-        "2",
-        "--enable-pytorch-profiler",
-    ]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    code, out = finish(start(*launcher, SCRIPT, *flags, "--device", "cpu", "--output-dir", "run", cwd=tmp_path))
+    code, out = finish(start(*launcher, SCRIPT, *TRACED, "--device", "cpu", "--output-dir", "run", cwd=tmp_path))
     assert code == 0, out
     assert out.count("Step 1/4") == 1
     assert "Ranks: 2" in out
