@@ -2,32 +2,57 @@
 """Where did the steps go?  Train under torch.profiler and say, or read traces that are there already.
 
 python3 run_pytorch_profiler.py [--profile-dir DIR] [--include-memory] [flags of tiny_llama_v1.py]
-python3 run_pytorch_profiler.py --analyze-existing PATH [--output-dir DIR]     any torch.profiler trace, or a folder
+python3 run_pytorch_profiler.py --analyze-existing PATH [--generate-report] [--output-dir DIR]    any trace or folder
 """
 
+import argparse
+import json
 import sys
 from pathlib import Path
 
 import tiny_llama_v1
+from analysis.operators import SORT_KEYS
 
 
 def main() -> None:
     parser = tiny_llama_v1.build_parser()
     parser.prog, parser.description = "run_pytorch_profiler.py", __doc__.splitlines()[0]
-    parser.add_argument("--include-memory", action="store_true", help="the same as --profile-memory")
-    parser.add_argument(
-        "--analyze-existing", metavar="PATH", type=Path, help="a trace or a folder of traces: no training"
+    group = parser.add_argument_group("analysis")
+    group.add_argument("--include-memory", action="store_true", help="the same as --profile-memory")
+    group.add_argument(
+        "--analyze-existing", metavar="PATH", type=Path, help="a trace, or a folder of traces or of a run: no training"
     )
+    group.add_argument(
+        "--generate-report",
+        action=argparse.BooleanOptionalAction,
+        help="write report.html and TensorBoard's images and tables (when training; when reading traces, if asked)",
+    )
+    group.add_argument(
+        "--top-n", type=tiny_llama_v1.number_of(int, 1), metavar="N", default=15, help="rows of a table (15)"
+    )
+    group.add_argument("--sort-by", choices=SORT_KEYS, help="order of operators (self_device on a GPU, else self_cpu)")
     args = parser.parse_args()
+    table = {"top": args.top_n, "sort": args.sort_by}
     if args.analyze_existing:
-        from analysis.profile import analyze_existing
+        from analysis.existing import analyze_existing
 
-        analyze_existing(args.analyze_existing, Path(args.output_dir) if args.output_dir else None)
+        output = Path(args.output_dir) if args.output_dir else None
+        analyze_existing(args.analyze_existing, output, bool(args.generate_report), **table)
         return
     args.num_steps = args.num_steps or 20
     args.profile_memory = args.profile_memory or args.include_memory or None
-    args.enable_pytorch_profiler = args.profile_operators = True
+    args.enable_pytorch_profiler = True
+    folder = Path(args.output_dir or args.profile_dir or "./pytorch_profiles")
     tiny_llama_v1.run_from_arguments(args)
+    if tiny_llama_v1.is_first_rank():
+        from analysis.profile import profile_lines
+
+        analysis = json.loads((folder / "operator_analysis.json").read_text())
+        tiny_llama_v1.say("", *profile_lines(analysis, **table))
+        if args.generate_report is not False:
+            from analysis.report import write_report
+
+            tiny_llama_v1.say("", "Report:", *(f"  {file}" for file in write_report(folder)))
 
 
 if __name__ == "__main__":

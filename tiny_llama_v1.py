@@ -21,6 +21,7 @@ import argparse
 import collections
 import contextlib
 import difflib
+import gzip
 import importlib.metadata
 import importlib.util
 import io
@@ -31,6 +32,7 @@ import os
 import platform
 import resource
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -162,7 +164,8 @@ class ProfilerConfig:
     profile_steps: int = flag(5, "steps in the trace")
     warmup_steps: int = flag(5, "steps before them", minimum=0)
     profile_stacks: bool = flag(False, "Python stacks and modules in the trace, much larger; implies the profiler")
-    profile_operators: bool = flag(False, "print the operator table; implies the profiler")
+    profile_operators: bool = flag(False, "print what the trace says; implies the profiler")
+    gzip: bool = flag(False, "compress the trace")
     profile_memory: bool = flag(False, "count every tensor of one step", alias="--enable-memory-profiling")
     enable_deepspeed_flops: bool = flag(False, "DeepSpeed's FLOPs profiler on one step")
     flops_profile_step: int = flag(10, "which step")
@@ -189,7 +192,7 @@ SIZE_ALIASES = {"med": "medium", "xl": "very_large", "verylarge": "very_large"}
 
 # What a run leaves in its folder, so that an earlier run can be moved out of the way whole.
 RUN_FILES = (
-    "config.json performance_summary.json events.out.tfevents.* trace_step_*.json* operator_analysis.json "
+    "config.json performance_summary.json events.out.tfevents.* trace_step_*.json* operator_analysis*.json "
     "memory_timeline.* flops_profile.* computational_intensity.json roofline* prediction.json report.html "
     "training_output.log training_output.*.log"
 ).split()
@@ -667,7 +670,7 @@ class TraceRecorder:
     """torch.profiler over the planned window.  The trace gets its name when it is complete."""
 
     def __init__(self, profiling: ProfilerConfig, window: tuple[int, int], on_gpu: bool, folder: Path, suffix: str):
-        self.folder, self.suffix = folder, suffix
+        self.folder, self.suffix = folder, suffix + ".pt.trace.json" + (".gz" if profiling.gzip else "")
         self.first, self.last = window
         self.steps_seen = 0
         self.path: Path | None = None  # of the finished trace
@@ -681,10 +684,8 @@ class TraceRecorder:
             activities=[activity.CPU, activity.CUDA] if on_gpu else [activity.CPU],
             schedule=schedule,
             on_trace_ready=self.export,
-            record_shapes=True,
-            with_flops=True,
-            with_modules=True,
-            with_stack=profiling.profile_stacks,
+            record_shapes=True,  # FLOPs follow from them; with_flops would slow a CPU's steps and leaves no trace
+            with_stack=profiling.profile_stacks,  # and with it the calls of nn.Modules
             profile_memory=profiling.profile_memory,
         )
 
@@ -694,8 +695,8 @@ class TraceRecorder:
 
     def export(self, profile: torch.profiler.profile) -> None:
         last = min(self.last, self.steps_seen)
-        path = self.folder / f"trace_step_{self.first}_{last}{self.suffix}.pt.trace.json"
-        partial = path.with_name(f".{path.name}.partial")
+        path = self.folder / f"trace_step_{self.first}_{last}{self.suffix}"
+        partial = path.with_name(f".{path.name.removesuffix('.gz')}.partial")
         profile.export_chrome_trace(str(partial))
         tail = b""
         with contextlib.suppress(FileNotFoundError), partial.open("rb") as file:
@@ -704,8 +705,24 @@ class TraceRecorder:
         if not tail.endswith(b"}"):  # the exporter does not tell of a full disk
             partial.unlink(missing_ok=True)
             raise UserError(f"cannot write {path}: the trace came out incomplete; is the disk full?")
+        if path.suffix == ".gz":
+            partial = compressed(partial)
         partial.replace(path)
         self.path = path
+
+
+def compressed(path: Path) -> Path:
+    """The file as <path>.gz instead."""
+    target = path.with_name(path.name + ".gz")
+    try:
+        with path.open("rb") as source, gzip.open(target, "wb", compresslevel=6) as file:
+            shutil.copyfileobj(source, file)
+    except OSError:
+        target.unlink(missing_ok=True)
+        raise
+    finally:
+        path.unlink()
+    return target
 
 
 class Instruments:
@@ -900,6 +917,8 @@ def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerCo
             with report.sampler, instruments.run():
                 train(model, optimizer, scaler, autocast, stream, training, report.meter, instruments)
             report.meter.read_finished(wait=True)
+            if world_size > 1:
+                torch.distributed.barrier()  # rank 0 reads the traces of all
         except BaseException as error:
             report.close(error)
             raise
@@ -918,9 +937,14 @@ PACKAGES = {  # and what needs them
 }
 
 
+def is_first_rank() -> bool:
+    """Under torchrun rank 0 alone speaks, and writes what all share."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(*lines: str) -> None:
-    """Print for the user; under torchrun rank 0 alone speaks."""
-    if lines and os.environ.get("RANK", "0") == "0":
+    """Print for the user."""
+    if lines and is_first_rank():
         print(*lines, sep="\n", flush=True)
 
 
@@ -1213,14 +1237,18 @@ class Report:
             yield "memory_timeline.json", memory, memory_lines(memory, summary)
         if trace and trace.path:
             try:
-                from analysis.profile import operator_analysis, profile_lines
-                from analysis.trace import read_trace
+                from analysis.profile import analyze_all, profile_lines
             except ModuleNotFoundError as missing:
                 yield "operator_analysis.json", None, [f"operator_analysis.json is not written: {missing}"]
             else:
-                operators = operator_analysis(read_trace(trace.path))
-                text = profile_lines(operators) if self.profiling.profile_operators else []
-                yield "operator_analysis.json", operators, text
+                # Rank 0 has waited for the others, so that their traces lie beside its own.
+                others = trace.path.name.replace("_rank0.", "_rank*.")
+                analyses, refused = analyze_all(sorted(trace.path.parent.glob(others)), summary)
+                if not analyses:
+                    raise refused[0]
+                document = next((d for path, d in analyses if path == trace.path), analyses[0][1])
+                text = profile_lines(document) if self.profiling.profile_operators else []
+                yield "operator_analysis.json", document, text + [f"Not read: {error}" for error in refused]
         if flops and flops.counts and summary["performance"]["avg_step_time_ms"]:
             from analysis.flops import flops_lines, flops_profile
 
@@ -1233,7 +1261,8 @@ class Report:
             if memory and importlib.util.find_spec("matplotlib"):
                 from analysis.memory import draw_memory_timeline
 
-                figure = draw_memory_timeline(memory, self.folder / "memory_timeline.png")
+                figure = draw_memory_timeline(memory)
+                figure.savefig(self.folder / "memory_timeline.png", dpi=110)
                 self.writer.add_figure("memory_timeline", figure, memory["step"])
             self.write_scalars()
             self.write_hyperparameters(summary)
@@ -1314,7 +1343,12 @@ class Report:
             "performance": with_reasons(performance, "no step was completed", **reasons),
             "memory": with_reasons(sizes, "training did not start") | {"source": source},
             "loss": with_reasons(ends, why),
-            "steps": {"step": [r.step for r in records], "loss": losses, "time_ms": [r.total_ms for r in records]},
+            "steps": {
+                "step": [r.step for r in records],
+                "loss": losses,
+                "time_ms": [r.total_ms for r in records],
+                "left_out": [self.plan.left_out(r.step) for r in records],
+            },
         }
 
     def summary_lines(self, summary: dict) -> list[str]:

@@ -1,8 +1,9 @@
 """Where did the step go?  Every microsecond of the profiled steps, by component of the model and by phase.
 
-Forward work belongs to the named range around it.  Backward work belongs to the forward operator with the same autograd
-sequence number, and so to that operator's range.  On a GPU an event belongs to where the operator that launched it
-belongs.
+Forward work belongs to what encloses it: our named ranges, else nn.Module calls.  Backward work belongs to the forward
+operator with the same autograd sequence number, and so to that operator's component.  On a GPU an event belongs to
+where the operator that launched it belongs.  Where a trace names no parts at all, the kind of operator takes their
+place.
 """
 
 from __future__ import annotations
@@ -12,14 +13,24 @@ import re
 import numpy as np
 import pandas as pd
 
-from analysis.operators import launching_operator, parents
-from analysis.trace import Trace
+from analysis.costs import category
+from analysis.links import ANNOTATION, MODULE, OPERATOR, Links
+from analysis.timeline import exposed_us, is_communication
+from analysis.trace import MODULE as MODULE_PREFIX
+from analysis.trace import STEP, where_name
 from tiny_llama_v1 import PHASES
 
 BACKWARD = "autograd::engine::evaluate_function: "
 ACCUMULATE = BACKWARD + "torch::autograd::AccumulateGrad"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
+BETWEEN = "between phases"
 LAYER = re.compile(r"layers\.\d+\.")
+# Ranges that PyTorch itself opens: they say what phase it is, not what part of the model.
+_FRAMEWORK = re.compile(
+    rf"{STEP}|Optimizer\.|enumerate\(|DistributedDataParallel|FullyShardedDataParallel|FSDP|nccl:|gloo:|c10d"
+    r"|Torch-Compiled|TorchDynamo|CompiledF|## Call|AOT|PyTorch Profiler|Iteration"
+)
+_PHASE_OF = {"Optimizer.": "optimizer", "enumerate(": "data", "DistributedDataParallel": "forward"}
 
 
 def component_of(range_name: str) -> str:
@@ -27,115 +38,231 @@ def component_of(range_name: str) -> str:
     return LAYER.sub("", range_name)
 
 
-def belongings(trace: Trace) -> pd.DataFrame:
-    """For each operator, then each annotation: component, phase, and the time that is its own (us)."""
-    columns = ["name", "start", "end", "thread"]
-    both = pd.concat([trace.operators[[*columns, "sequence"]], trace.annotations[columns]], ignore_index=True)
-    both["sequence"] = both["sequence"].fillna(-1)
-    parent = parents(*(both[name].to_numpy() for name in ("start", "end", "thread")))
-    duration = (both["end"] - both["start"]).to_numpy()
-    inner = np.bincount(parent[parent >= 0], weights=duration[parent >= 0], minlength=len(both))
-    n_operators = len(trace.operators)
-    names, sequences, parent_of = both["name"].tolist(), both["sequence"].tolist(), parent.tolist()
-    # A parent starts no later than its child, so that going by start time and nesting sees it first.
-    order = np.lexsort((-both["end"], both["start"])).tolist()
-    component: list[str | None] = [None] * len(both)
-    phase: list[str | None] = [None] * len(both)
-    node: list[int] = [-1] * len(both)  # the backward node that an operator runs in
-    component_of_sequence: dict[float, str] = {}
-    for i in order:
-        up, name = parent_of[i], names[i]
-        if up >= 0:
-            component[i], phase[i], node[i] = component[up], phase[up], node[up]
-        if i >= n_operators:
-            if name in PHASES:
-                phase[i], component[i] = name, name if name in ("data", "optimizer") else None
-            elif not name.startswith("ProfilerStep#") and "Optimizer." not in name:
-                component[i] = component_of(name)
-        elif name.startswith(BACKWARD):
-            node[i] = i
-        elif sequences[i] >= 0 and node[i] < 0 and component[i]:
-            component_of_sequence[sequences[i]] = component[i]
-    for i in order:  # the backward pass, now that all of the forward pass is known
-        if node[i] >= 0:
-            phase[i] = "backward"
-            accumulates = names[node[i]] == ACCUMULATE
-            found = component_of_sequence.get(sequences[node[i]])
-            component[i] = "gradient accumulation" if accumulates else found
-    return both.assign(component=component, phase=phase, own_us=duration - inner, is_operator=both.index < n_operators)
+def class_of(module: str) -> str:
+    """'Linear' of 'nn.Module: Linear_5'."""
+    return module.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0]
 
 
-def exclusive_us(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The time of each interval in which none that started before it runs: together, the length of their union."""
-    order = np.lexsort((-end, start))
-    reached = np.maximum.accumulate(end[order])
-    before = np.concatenate([[-np.inf], reached[:-1]])
-    own = np.empty(len(start))
-    own[order] = np.maximum(0.0, end[order] - np.maximum(start[order], before))
-    return own
+def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
+    """For each row the nearest marked one among itself and its callers, or -1."""
+    n = len(parent)
+    up = np.append(np.where(marked, np.arange(n), np.where(parent >= 0, parent, n)), n)
+    while True:
+        further = up[up]
+        if (further == up).all():
+            return np.where(up[:n] == n, -1, up[:n])
+        up = further
 
 
-def step_breakdown(trace: Trace) -> dict:
+def attribute(links: Links) -> str:
+    """Give each host and GPU event its component, phase and category, in place.  Returns what the components are."""
+    host = links.host
+    names, parent, kind = host["name"], host["parent"].to_numpy(), host["kind"].to_numpy()
+    is_node = where_name(host, lambda name: name.startswith(BACKWARD)) & (kind == OPERATOR)
+    is_phase = where_name(host, lambda name: name in PHASES) & (kind == ANNOTATION)
+    is_framework = where_name(host, lambda name: bool(_FRAMEWORK.match(name))) & (kind == ANNOTATION)
+    is_range = (kind == ANNOTATION) & ~is_phase & ~is_framework
+    source = component_source(host, parent, kind, is_range, is_node)
+    defines = {"named ranges": is_range, "nn.Module calls": kind == MODULE}.get(source, np.zeros(len(host), bool))
+
+    labels = np.full(len(host), None, dtype=object)
+    if source == "nn.Module calls":
+        labels[defines] = module_labels(host, parent, defines)
+    else:
+        labels[defines] = names[defines].astype(object).map(component_of)
+    categories = np.array([category(name) for name in names.cat.categories], dtype=object)[names.cat.codes]
+    node = nearest(parent, is_node)
+    owner = nearest(parent, defines | is_node)
+    forward = (owner >= 0) & ~is_node[owner]
+    component = np.where(forward, labels[owner], None)
+    if defines.any():
+        component_of_node = components_of_nodes(host, component, is_node)
+        in_node = (owner >= 0) & is_node[owner]
+        component[in_node] = component_of_node[owner[in_node]]
+
+    phase = phases_of(links, parent, kind, is_phase, is_framework, node)
+    for name in ("data", "optimizer"):
+        component[(phase == name) & pd.isna(component)] = name
+    glue = pd.isna(component) & (kind != OPERATOR)
+    component[glue] = np.where(categories[glue] == "communication", "communication", OVERHEAD)
+    if source != "named ranges":  # what no part of the model claims, by its kind
+        free = pd.isna(component)
+        component[free] = categories[free]
+    is_optimizer = phase == "optimizer"
+    links.host = host.assign(
+        component=component, phase=phase, category=np.where(is_optimizer, "optimizer", categories), node=node
+    )
+    attribute_gpu(links, source)
+    return source
+
+
+def component_source(host, parent, kind, is_range, is_node) -> str:
+    """Ranges where they hold most of the forward operators, else modules where there are any, else operator kinds."""
+    forward = (kind == OPERATOR) & (nearest(parent, is_node) < 0)
+    own = host["own_us"].to_numpy()
+    in_ranges = own[forward & (nearest(parent, is_range) >= 0)].sum()
+    if in_ranges > 0 and in_ranges >= 0.5 * own[forward].sum():
+        return "named ranges"
+    return "nn.Module calls" if (kind == MODULE).any() else "kinds of operators"
+
+
+def module_labels(host: pd.DataFrame, parent: np.ndarray, is_module: np.ndarray) -> np.ndarray:
+    """'BertOutput.Linear': the class of each module call, after that of the call around it."""
+    rows = np.flatnonzero(is_module)
+    above = np.where(parent[rows] >= 0, nearest(parent, is_module)[parent[rows]], -1)
+    names = host["name"]
+    classes = np.array([class_of(name) for name in names.cat.categories], dtype=object)[names.cat.codes]
+    return np.array(
+        [f"{classes[up]}.{classes[row]}" if up >= 0 else classes[row] for row, up in zip(rows, above, strict=True)],
+        dtype=object,
+    )
+
+
+def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.ndarray) -> np.ndarray:
+    """For each backward node the component of the forward operator that has its sequence number; None elsewhere.
+
+    Sequence numbers count per thread.  Which thread a node's `Fwd thread id` means is what most of its numbers say.
+    """
+    out = np.full(len(host), None, dtype=object)
+    parent, sequence = host["parent"].to_numpy(), host["sequence"].to_numpy()
+    of_node = is_node | ((parent >= 0) & is_node[parent])  # XBackward0 within evaluate_function: XBackward0
+    numbered = (sequence >= 0) & ~of_node & ~pd.isna(component)
+    forward = host.loc[numbered, ["thread", "sequence", "start"]].assign(component=component[numbered])
+    # The last to carry a number is the one that made the node: those before it only saw the number that was next.
+    forward = forward.sort_values("start").drop_duplicates(["thread", "sequence"], keep="last")
+    nodes = host.loc[is_node, ["sequence", "forward_thread"]]
+    for _, group in nodes.groupby("forward_thread"):
+        found = {}
+        for thread, rows in forward.groupby("thread"):
+            by_sequence = pd.Series(rows["component"].to_numpy(), index=rows["sequence"].to_numpy())
+            found[thread] = group["sequence"].map(by_sequence)
+        if found:
+            out[group.index] = max(found.values(), key=lambda match: match.notna().sum()).to_numpy(object)
+    out[pd.isna(out)] = None
+    out[where_name(host, lambda name: name == ACCUMULATE) & is_node] = "gradient accumulation"
+    return out
+
+
+def phases_of(links: Links, parent, kind, is_phase, is_framework, node) -> np.ndarray:
+    """Ranges of that name decide; else what PyTorch's own ranges and autograd tell."""
+    host = links.host
+    names = host["name"].astype(object).to_numpy()
+    label = np.full(len(host), None, dtype=object)
+    label[is_phase] = names[is_phase]
+    for row in np.flatnonzero(is_framework):
+        label[row] = next((phase for start, phase in _PHASE_OF.items() if names[row].startswith(start)), None)
+    label[(kind == MODULE) | ((kind == OPERATOR) & (host["sequence"].to_numpy() >= 0))] = "forward"
+    marks = ~pd.isna(label)
+    if is_phase.any():  # ours are complete: an operator's sequence number would say forward in an optimizer's step
+        marks &= is_phase
+    where = nearest(parent, marks)
+    phase = np.where(where >= 0, label[where], None)
+    phase[(node >= 0) & (phase != "optimizer")] = "backward"
+    return phase
+
+
+def attribute_gpu(links: Links, source: str) -> None:
+    gpu, host = links.gpu, links.host
+    operator = gpu["operator"].to_numpy()  # -1 picks the None at the end
+    linked = {name: np.append(host[name].to_numpy(object), None)[operator] for name in ("component", "phase")}
+    linked["category"] = np.append(host["category"].to_numpy(object), None)[operator]
+    codes, names = gpu["name"].cat.codes.to_numpy(), gpu["name"].cat.categories
+    by_kernel = np.full(len(names), None, dtype=object)
+    for code in np.unique(codes):
+        by_kernel[code] = category(names[code])
+    # A kernel without an operator is of the kind that its name has where it has one: MIOpen's transposes are a
+    # convolution's.
+    known = pd.DataFrame({"code": codes, "category": linked["category"]}).dropna()
+    if len(known):
+        counts = known.groupby(["code", "category"]).size().sort_values(kind="stable").reset_index()
+        usual = counts.drop_duplicates("code", keep="last")
+        by_kernel[usual["code"].to_numpy()] = usual["category"].to_numpy()
+    unknown = pd.isna(linked["category"]) | (linked["category"] == "other")
+    linked["category"] = np.where(unknown, by_kernel[codes], linked["category"])
+    communicates = is_communication(gpu)
+    linked["category"][communicates] = linked["component"][communicates] = "communication"
+    if source == "kinds of operators":
+        linked["component"] = np.where(linked["category"] == "other", linked["component"], linked["category"])
+    links.gpu = gpu.assign(**linked)
+
+
+def step_events(links: Links) -> tuple[pd.DataFrame, float]:
+    """What the profiled steps consist of, and their length in us: component, phase, category, us, operator (-1: none).
+
+    On a trace with GPU events these are its events, and their time is the GPU's.  Else they are the events of the host
+    thread that ran the steps, each with the time that is its own.
+    """
+    columns, host, steps = ["component", "phase", "category"], links.host, links.steps
+    if len(links.gpu):
+        events = links.gpu[[*columns, "operator"]].assign(us=exposed_us(links.gpu, links.window))
+        return events[events["us"] > 0], links.window[1] - links.window[0]
+    inside = (host["thread"] == links.thread).to_numpy() & in_a_step(host["start"].to_numpy(), steps)
+    events = host.loc[inside, columns].assign(us=host["own_us"][inside])
+    rows = np.flatnonzero(inside)
+    events["operator"] = np.where(host["kind"].to_numpy()[rows] == OPERATOR, rows, -1)
+    return events, float((steps["end"] - steps["start"]).sum())
+
+
+def step_breakdown(links: Links, source: str) -> dict:
     """Time per profiled step by component and phase; rows add up to the step.
 
-    On a trace with GPU events it is the GPU's time, and what is left is idle.  Else it is the time of the host thread
-    that ran the steps.
+    What no event has is idle on a GPU, and the framework's own on a host.
     """
-    steps, where = trace.steps, belongings(trace)
-    if steps.empty:
-        return {"rows": [], "reason": "the trace holds no ProfilerStep annotations"}
-    if len(trace.gpu):
-        launcher = launching_operator(trace)
-        own = exclusive_us(trace.gpu["start"].to_numpy(), trace.gpu["end"].to_numpy())
-        # No operator is -1, which picks the None at the end.
-        linked = [np.append(where[name].to_numpy(object), None)[launcher] for name in ("component", "phase")]
-        table = pd.DataFrame({"component": linked[0], "phase": linked[1], "us": own})
-        total = trace.gpu["end"].max() - trace.gpu["start"].min()
-        table.loc[len(table)] = [IDLE, None, total - own.sum()]
-    else:
-        inside = np.zeros(len(where), dtype=bool)
-        step_rows = where["name"].str.startswith("ProfilerStep#") & ~where["is_operator"]
-        thread = where.loc[step_rows, "thread"].iloc[0]
-        for start, end in zip(steps["start"], steps["end"], strict=True):
-            inside |= ((where["thread"] == thread) & (where["start"] >= start) & (where["end"] <= end)).to_numpy()
-        table = where[inside][["component", "phase", "is_operator"]].assign(us=where["own_us"][inside])
-        glue = table["component"].isna() & ~table["is_operator"]  # a phase's own time, or the step's
-        table.loc[glue, "component"] = OVERHEAD
-        total = (steps["end"] - steps["start"]).sum()
-    table["component"] = table["component"].fillna(UNATTRIBUTED)
-    table["phase"] = table["phase"].fillna("between phases")
-    sums = table.groupby(["component", "phase"])["us"].sum().sort_values(ascending=False)
-    rows = [
-        {"component": component, "phase": phase, "ms_per_step": us / 1e3 / len(steps), "share": us / total}
-        for (component, phase), us in sums.items()
-        if us > 0
-    ]
+    steps, columns = links.steps, ["component", "phase"]
+    events, total = step_events(links)
+    rest, phase = (IDLE, IDLE) if len(links.gpu) else (OVERHEAD, BETWEEN)
+    left = max(0.0, total - events["us"].sum())
+    remainder = pd.DataFrame({"component": [rest], "phase": [phase], "us": [left]})
+    table = pd.concat([events[[*columns, "us"]], remainder]).fillna({"component": UNATTRIBUTED, "phase": BETWEEN})
+    n, order = len(steps), [*PHASES, BETWEEN, IDLE]
+    sums = table.groupby(columns)["us"].sum().unstack(fill_value=0.0)
+    if UNATTRIBUTED not in sums.index:
+        sums.loc[UNATTRIBUTED] = 0.0
+    sums = sums.reindex(columns=[phase for phase in order if phase in sums]) / 1e3 / n
+    sums = sums.loc[sums.sum(axis=1).sort_values(ascending=False, kind="stable").index]
+    whole = total / 1e3 / n
     return {
-        "clock": "GPU" if len(trace.gpu) else "host",
-        "steps": len(steps),
-        "ms_per_step": total / 1e3 / len(steps),
-        "unattributed_share": sum(row["share"] for row in rows if row["component"] == UNATTRIBUTED),
-        "rows": rows,
+        "attribution": {
+            "clock": "GPU" if len(links.gpu) else "host",
+            "source": source,
+            "steps": n,
+            "ms_per_step": whole,
+            "unattributed_share": float(sums.loc[UNATTRIBUTED].sum() / whole) if whole else 0.0,
+        },
+        "phases": [
+            {"phase": phase, "ms_per_step": float(ms), "share": float(ms / whole) if whole else 0.0}
+            for phase, ms in sums.sum().items()
+        ],
+        "components": [
+            {
+                "component": name,
+                "ms_per_step": float(row.sum()),
+                "share": float(row.sum() / whole) if whole else 0.0,
+                "phases_ms": {phase: float(ms) for phase, ms in row.items() if ms > 0},
+            }
+            for name, row in sums.iterrows()
+            if row.sum() > 0 or name == UNATTRIBUTED
+        ],
     }
 
 
-def breakdown_lines(breakdown: dict) -> list[str]:
+def in_a_step(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
+    at = np.searchsorted(steps["start"].to_numpy(), times, side="right") - 1
+    return (at >= 0) & (times < steps["end"].to_numpy()[np.maximum(at, 0)])
+
+
+def breakdown_lines(analysis: dict) -> list[str]:
     """A component a line, phases side by side, in ms a step."""
-    rows = breakdown["rows"]
-    if not rows:
-        return [f"Where the step went: unknown, {breakdown['reason']}"]
-    table = pd.DataFrame(rows).pivot_table(index="component", columns="phase", values="ms_per_step", aggfunc="sum")
-    phases = [phase for phase in (*PHASES, "between phases") if phase in table]
-    table = table[phases].fillna(0.0)
-    table = table.loc[table.sum(axis=1).sort_values(ascending=False).index]
-    whole, clock, n = breakdown["ms_per_step"], breakdown["clock"], breakdown["steps"]
+    about, rows = analysis["attribution"], analysis["components"]
+    phases = [row["phase"] for row in analysis["phases"]]
     lines = [
-        f"Where the step went: {clock} time, mean of {n} profiled steps, {whole:.2f} ms each",
-        f"{'component':<26}" + "".join(f"{phase:>16}" for phase in phases) + f"{'ms':>10}{'share':>9}",
+        f"Where the step went: {about['clock']} time by {about['source']}, mean of {about['steps']} "
+        f"step{'s' * (about['steps'] != 1)}, {about['ms_per_step']:.3f} ms each",
+        f"{'component':<34}" + "".join(f"{phase:>16}" for phase in phases) + f"{'ms':>10}{'share':>9}",
     ]
-    for name, row in table.iterrows():
-        cells = "".join(f"{value:>16.3f}" if value else f"{'':>16}" for value in row)
-        lines.append(f"{name:<26}{cells}{row.sum():>10.3f}{row.sum() / whole:>9.1%}")
-    sums = table.sum()
-    lines.append(f"{'sum':<26}{''.join(f'{v:>16.3f}' for v in sums)}{sums.sum():>10.3f}{sums.sum() / whole:>9.1%}")
-    return lines
+    for row in rows:
+        cells = (f"{row['phases_ms'][phase]:>16.3f}" if phase in row["phases_ms"] else " " * 16 for phase in phases)
+        lines.append(f"{row['component'][:33]:<34}{''.join(cells)}{row['ms_per_step']:>10.3f}{row['share']:>9.1%}")
+    cells = "".join(f"{row['ms_per_step']:>16.3f}" for row in analysis["phases"])
+    whole, share = (sum(row[key] for row in rows) for key in ("ms_per_step", "share"))
+    return [*lines, f"{'sum':<34}{cells}{whole:>10.3f}{share:>9.1%}"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import weakref
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -193,8 +192,8 @@ def tensor_name(row: dict) -> str:
     return f"{' '.join(row['where'].rsplit('.', 1))} {row['shape']}"
 
 
-def draw_memory_timeline(memory: dict, path: Path):
-    """memory_timeline.png: live bytes by category over the step, phases and the peak marked.  Returns the figure."""
+def draw_memory_timeline(memory: dict):
+    """The figure of memory_timeline.png: live bytes by category over the step, phases and the peak marked."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
     colours = {
@@ -226,5 +225,4 @@ def draw_memory_timeline(memory: dict, path: Path):
     axes.set_xlabel(f"allocations and frees of step {memory['step']}, in order")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False)
     axes.set_title("Memory of one training step")
-    figure.savefig(path, dpi=110)
     return figure

@@ -1,72 +1,244 @@
-"""What does a profile say?  What is read from one trace: steps, components, operators, kernels, the GPU's time."""
+"""What does a profile say?  All that is read from a trace, as one document and as the page that a terminal shows."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
-from analysis.components import breakdown_lines, step_breakdown
-from analysis.operators import operator_lines, operator_tables
+import numpy as np
+
+from analysis.components import attribute, breakdown_lines, step_breakdown
+from analysis.integrity import integrity, overhead_text, step_rows, summary_beside
+from analysis.links import OPERATOR, Links, link
+from analysis.operators import kernel_table, operator_lines, operator_tables
+from analysis.opportunities import opportunities, opportunity_lines
+from analysis.ranks import Rank, compare_ranks, rank_facts, rank_lines
 from analysis.timeline import gpu_timelines
-from analysis.trace import Trace, read_trace
-from tiny_llama_v1 import UserError, say, write_json
+from analysis.trace import read_trace
+from analysis.verdict import verdict
+from tiny_llama_v1 import UserError, statistics, with_reasons
+
+UNTRUSTWORTHY = "the trace is not to be trusted, see integrity"
 
 
-def operator_analysis(trace: Trace) -> dict:
-    """operator_analysis.json."""
-    steps = trace.steps
-    return {
-        "trace": trace.path.name,
-        "events": {"read": trace.n_events, "malformed": trace.n_malformed, "gpu": len(trace.gpu)},
-        "steps": [
-            {"number": number, "duration_ms": (end - start) / 1e3}
-            for number, start, end in zip(steps["number"], steps["start"], steps["end"], strict=True)
-        ],
-        "components": step_breakdown(trace),
-        "gpu_timeline": gpu_timelines(trace.gpu),
-        **operator_tables(trace),
-    }
+def analyze_all(
+    paths: list[Path], summary: dict | None = None, progress: Callable[[Path], None] = lambda path: None
+) -> tuple[list[tuple[Path, dict]], list[UserError]]:
+    """Each trace that can be read with its document, and the errors of the others.
 
-
-def profile_lines(analysis: dict) -> list[str]:
-    """The tables that a person reads."""
-    lines = [*breakdown_lines(analysis["components"]), "", *operator_lines(analysis)]
-    timeline = analysis["gpu_timeline"]
-    if timeline["total_ms"] is not None:
-        split = ("computation", "exposed_comm", "exposed_memcpy", "idle")
-        parts = ", ".join(f"{name.replace('_', ' ')} {timeline[f'{name}_ms']:.3f}" for name in split)
-        lines += ["", f"GPU: {timeline['total_ms']:.3f} ms from first to last event: {parts}"]
-    return lines
-
-
-def analyze_existing(path: Path, output_dir: Path | None) -> None:
-    """Print what a trace says, or each in a folder; with output_dir also write <trace>.operator_analysis.json there.
-
-    In a folder, files that are no traces are named at the end, and the others are still read.
+    summary is the performance_summary.json of the run; without it, the one beside each trace is used.  Traces of
+    several ranks of one run are compared, in the document of each.
     """
-    if path.is_dir():
-        paths = sorted(
-            file for pattern in ("*.json", "*.json.gz") for file in path.glob(pattern) if "trace" in file.name
-        )
-        if not paths:
-            raise UserError(f"{path}: the folder holds no *trace*.json or *trace*.json.gz")
-    else:
-        paths = [path]
-    if output_dir:
-        output_dir.mkdir(parents=True, exist_ok=True)
+    analyses: list[tuple[Path, dict]] = []
     refused: list[UserError] = []
-    for file in paths:
+    facts: list[Rank] = []
+    for path in paths:
+        progress(path)
         try:
-            trace = read_trace(file)
+            links = link(read_trace(path))
         except UserError as error:
             refused.append(error)
             continue
-        analysis = operator_analysis(trace)
-        say(f"{file}: {trace.n_events:,} events", "", *profile_lines(analysis), "")
-        if output_dir:
-            name = "operator_analysis.json" if len(paths) == 1 else f"{file.name.split('.')[0]}.operator_analysis.json"
-            write_json(output_dir / name, analysis)
-            say(f"  {output_dir / name}", "")
-    if refused and len(paths) > 1 and len(refused) < len(paths):
-        say("Not read:", *(f"  {error}" for error in refused))
-    elif refused:
-        raise refused[0]
+        analyses.append((path, operator_analysis(links, summary or summary_beside(path))))
+        facts.append(rank_facts(links))
+    documents = [document for _, document in analyses]
+    worlds = {document["integrity"]["world_size"] for document in documents}
+    one_run = len(worlds) == 1 and worlds != {None} and len({rank.rank for rank in facts}) == len(facts)
+    for document, rank in zip(documents, facts, strict=True):
+        note_missing_ranks(document["integrity"], {other.rank for other in facts} if one_run else {rank.rank})
+    if one_run and len(facts) > 1:
+        comparison = compare_ranks(facts)
+        for document in documents:
+            document["ranks"] = comparison
+    return analyses, refused
+
+
+def note_missing_ranks(trust: dict, here: set[int]) -> None:
+    world_size = trust["world_size"] or 1
+    trust["ranks_missing"] = sorted(set(range(world_size)) - here) if world_size > 1 else []
+    if missing := len(trust["ranks_missing"]):
+        trust["notes"].append(f"{missing} of {world_size} ranks are not here: stragglers among them cannot be seen")
+
+
+def find_traces(folder: Path) -> list[Path]:
+    """The traces of a folder, rank by rank; of its pytorch_profiles if it holds none itself."""
+    for place in (folder, folder / "pytorch_profiles"):
+        found = [file for pattern in ("*.json", "*.json.gz") for file in place.glob(pattern) if "trace" in file.name]
+        if not found:  # other programs name them as they like
+            known = {f"{name}.json" for name in OUR_FILES}
+            found = [f for p in ("*.json", "*.json.gz") for f in place.glob(p) if f.name not in known]
+        if found:
+            return sorted(found, key=lambda file: (natural(file.name), file.name))
+    raise UserError(f"{folder}: the folder holds no trace, no *.json or *.json.gz that could be one")
+
+
+OUR_FILES = (
+    "config performance_summary operator_analysis memory_timeline flops_profile computational_intensity roofline_data "
+    "prediction attention_benchmark comparison"
+).split()
+
+
+def natural(name: str) -> list:
+    """rank2 before rank10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def operator_analysis(links: Links, summary: dict | None = None) -> dict:
+    """operator_analysis.json, but for what only a look at other ranks can tell."""
+    trace = links.trace
+    source = attribute(links)
+    trust = integrity(links, summary)
+    advice = opportunities(links, summary) if trust["trustworthy"] else []
+    return {
+        "trace": trace.path.name,
+        "integrity": trust,
+        "verdict": verdict(links, trust),
+        "steps": steps_document(links),
+        **step_breakdown(links, source),
+        "opportunities": advice,
+        **({} if trust["trustworthy"] else {"opportunities_reason": UNTRUSTWORTHY}),
+        "gpu_timeline": gpu_timelines(links),
+        **operator_tables(links),
+        "kernels": kernel_table(links),
+        **({} if len(links.gpu) else {"kernels_reason": "the trace holds no GPU events"}),
+        "step_timeline": step_timeline(links),
+        "memory": memory_series(links),
+    }
+
+
+def steps_document(links: Links) -> dict:
+    """Durations of the profiled steps on the host, and their spread."""
+    rows = step_rows(links)
+    durations = [row["duration_ms"] for row in rows] if links.steps_are_marked else []
+    spread = {f"{name}_ms" if name != "count" else name: value for name, value in statistics(durations).items()}
+    spread |= {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None)}
+    why = "a spread takes two steps" if durations else "the trace holds no ProfilerStep marks"
+    return with_reasons(spread, why) | {"rows": rows}
+
+
+PIECES = 1500  # of a lane at most: more cannot be seen
+
+
+def step_timeline(links: Links) -> dict:
+    """One step as lanes of coloured pieces, for a figure: the step of median length, the host and each GPU stream.
+
+    Pieces of one component that touch, or lie closer than can be seen, are drawn as one.
+    """
+    steps, host, gpu = links.steps, links.host, links.gpu
+    durations = (steps["end"] - steps["start"]).to_numpy()
+    which = int(np.argsort(durations, kind="stable")[len(durations) // 2])
+    first, last = float(steps["start"].iloc[which]), float(steps["end"].iloc[which])
+    if len(gpu) and (gpu["step"] == which).any():
+        last = max(last, float(gpu.loc[gpu["step"] == which, "end"].max()))
+    lanes, legend = [], {}
+
+    def lane(name: str, table) -> None:
+        table = table[((table["end"] > first) & (table["start"] < last)).to_numpy()].sort_values("start")
+        pieces: list[list] = []
+        gap = (last - first) / PIECES
+        for start, end, component in zip(table["start"], table["end"], table["component"], strict=True):
+            key = legend.setdefault(component or "unattributed", len(legend))
+            start, end = max(start, first) - first, min(end, last) - first
+            if pieces and pieces[-1][2] == key and start - pieces[-1][1] < gap:
+                pieces[-1][1] = max(pieces[-1][1], end)
+            elif not pieces or end - start >= gap or start - pieces[-1][1] >= gap:
+                pieces.append([start, end, key])
+        if pieces:
+            rounded = [[round(start / 1e3, 4), round(end / 1e3, 4), key] for start, end, key in pieces]
+            lanes.append({"name": name, "pieces": rounded})
+
+    threads = host[((host["end"] > first) & (host["start"] < last) & (host["kind"] == OPERATOR)).to_numpy()]
+    outer = threads[(threads["operator_parent"] < 0).to_numpy()]
+    for thread, rows in outer.groupby("thread"):
+        lane("host" if thread == links.thread else f"host thread {thread}", rows)
+    for (device, stream), rows in gpu.groupby(["device", "stream"]):
+        lane(f"GPU {device} stream {stream}", rows)
+    lanes.sort(key=lambda one: (one["name"] != "host", one["name"].startswith("GPU"), one["name"]))
+    return {
+        "step": int(steps["number"].iloc[which]),
+        "length_ms": (last - first) / 1e3,
+        "lanes": lanes[:8],
+        "lanes_left_out": max(0, len(lanes) - 8),
+        "components": list(legend),
+    }
+
+
+def memory_series(links: Links) -> dict:
+    """Allocated bytes over time, as far as the trace recorded them, thinned to what a figure shows."""
+    memory = links.trace.memory
+    if memory.empty:
+        return {"peak_mb": None, "peak_mb_reason": "no memory events in the trace (profile_memory)"}
+    on_gpu = bool(memory["on_gpu"].any())
+    memory = memory[memory["on_gpu"] == on_gpu].sort_values("start", kind="stable")
+    total, start = memory["total"].to_numpy() / 2**20, memory["start"].to_numpy() / 1e3
+    picked = np.linspace(0, len(total) - 1, min(len(total), PIECES)).astype(int)
+    highest = np.maximum.reduceat(total, picked)  # of each stretch, so that thinning loses no peak
+    return {
+        "peak_mb": float(total.max()),
+        "of": "the GPU, allocated" if on_gpu else "the host, allocated since recording began",
+        "allocations": int((memory["bytes"] > 0).sum()),
+        "time_ms": start[picked].round(4).tolist(),
+        "allocated_mb": highest.round(4).tolist(),
+    }
+
+
+def head_lines(analysis: dict) -> list[str]:
+    """The answer in a dozen lines."""
+    trust, steps, about = analysis["integrity"], analysis["steps"], analysis["attribution"]
+    timeline, unreliable = analysis["gpu_timeline"], analysis["integrity"]["unreliable"]
+    rows = {"Trace": f"{analysis['trace']}: {trust['events']:,} events"}
+    rows["Verdict"] = analysis["verdict"]["line"]
+    recorded = [name for name in ("shapes", "stacks", "modules") if trust[f"{name}_recorded"]]
+    state = "complete" if trust["trustworthy"] else "NOT to be trusted"
+    rows["Trust"] = f"{state}; recorded: {', '.join(recorded) or 'no shapes, no stacks'}"
+    if trust["kernels_linked_to_an_operator"] is not None:
+        rows["Trust"] += f"; {trust['kernels_linked_to_an_operator']:.1%} of the steps' GPU events linked to operators"
+    rows["Overhead"] = f"of the profiler {overhead_text(trust['profiler_overhead'])}"
+    if steps["count"]:
+        spread = f", std {steps['std_ms']:.3f}" if steps["std_ms"] is not None else ""
+        rows["Steps"] = f"{steps['count']}, mean {steps['mean_ms']:.3f} ms, median {steps['median_ms']:.3f}{spread}"
+        rows["Steps"] += f", {steps['min_ms']:.3f} to {steps['max_ms']:.3f} (host)"
+    rows["Phases"] = top_shares(analysis["phases"], "phase", 5)
+    rows["Components"] = top_shares(analysis["components"], "component", 5) + f" of {about['clock']} time"
+    rows["Operators"] = top_shares(analysis["operators"], "name", 4)
+    if timeline["total_ms"] is not None:
+        parts = (("computation", "computation_ms"), ("exposed communication", "exposed_comm_ms"))
+        parts += (("exposed copies", "exposed_memcpy_ms"), ("idle", "idle_ms"))
+        split = ", ".join(f"{name} {timeline[key]:.3f}" for name, key in parts)
+        rows["GPU"] = f"{timeline['total_ms']:.3f} ms from first to last event: {split}"
+        causes = [row for row in timeline["idle_by_cause"] if row["share_of_total"] >= 0.001]
+        rows["Idle for"] = ", ".join(f"{row['cause']} {row['share_of_total']:.1%}" for row in causes) or "nothing"
+        if timeline["launch_delay_us"]:
+            delay, depth = timeline["launch_delay_us"], timeline["queue_depth"]
+            rows["Launches"] = f"delay {delay['p50']:.1f} us median, {delay['p95']:.1f} p95; {depth['mean']:.1f} queued"
+        if "idle_by_cause" in unreliable:
+            rows["Idle for"] = rows["Launches"] = f"unreliable: {unreliable['idle_by_cause']}"
+    else:
+        rows["GPU"] = "no GPU events in the trace"
+    best = analysis["opportunities"][:3]
+    bounds = (f"{row['name']} (at most {row['speedup_bound']:.2f}x)" for row in best if row["speedup_bound"])
+    rows["Try first"] = ", ".join(bounds) or analysis.get("opportunities_reason", "nothing that the trace supports")
+    lines = [f"{label:<12}{text}" for label, text in rows.items()]
+    return lines + [f"{'Note':<12}{note}" for note in trust["notes"]]
+
+
+def top_shares(rows: list[dict], key: str, n: int) -> str:
+    ranked = sorted(rows, key=lambda row: -row["share"])[:n]
+    return ", ".join(f"{row[key]} {row['share']:.1%}" for row in ranked if row["share"] > 0)
+
+
+def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:
+    """The whole page: the answer, where the step went, what to try, operators and kernels."""
+    unreliable = analysis["integrity"]["unreliable"]
+
+    def section(name: str, lines: list[str]) -> list[str]:
+        return ["", *([f"UNRELIABLE: {unreliable[name]}"] if name in unreliable else []), *lines]
+
+    return [
+        *head_lines(analysis),
+        *section("components", breakdown_lines(analysis)),
+        *section("opportunities", opportunity_lines(analysis["opportunities"])),
+        *section("operators", operator_lines(analysis, top, sort)),
+        *(["", *rank_lines(analysis["ranks"])] if "ranks" in analysis else []),
+    ]

@@ -1,13 +1,25 @@
-"""Was the GPU busy, and with what?  Times on the GPU's own clock, from a trace."""
+"""Was the GPU busy, and with what, and if not, what was it waiting for?  Times on the GPU's own clock, from a trace."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 
-COMMUNICATION = "nccl"  # RCCL names its kernels so too
+from analysis.links import Links
+from analysis.trace import where_name
 
+COMMUNICATION = ("nccl", "rccl")  # RCCL calls most of its kernels nccl too
 KEYS = ("total_ms", "computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "busy_ms", "idle_ms")
+NO_GPU = "the trace holds no GPU events"
+IDLE_CAUSES = {
+    "data": "the host was fetching data",
+    "synchronisation": "the host was waiting for the GPU or for a copy, and had launched nothing more",
+    "launch": "the host was preparing the next launch",
+    "communication": "what was queued followed communication, or was it",
+    "copy": "what was queued followed a copy, or was one",
+    "latency": "the launch was made, the kernel had not begun",
+    "unknown": "the trace does not hold the launch",
+}
 
 
 def covered(intervals: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -30,6 +42,61 @@ def covered(intervals: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
     return lengths, inside
 
 
+def by_priority(intervals: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+    """The length of time that each set covers and none before it does."""
+    if not sum(len(starts) for starts, _ in intervals):
+        return [0.0] * len(intervals)
+    lengths, inside = covered(intervals)
+    taken = np.zeros(len(lengths), dtype=bool)
+    out = []
+    for covers in inside:
+        out.append(float(lengths[covers & ~taken].sum()))
+        taken |= covers
+    return out
+
+
+def exclusive_us(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The time of each interval in which none that started before it runs: together, the length of their union."""
+    if not len(start):
+        return np.zeros(0)
+    order = np.lexsort((-end, start))
+    reached = np.maximum.accumulate(end[order])
+    before = np.concatenate([[-np.inf], reached[:-1]])
+    own = np.empty(len(start))
+    own[order] = np.maximum(0.0, end[order] - np.maximum(start[order], before))
+    return own
+
+
+def exposed_us(gpu: pd.DataFrame, window: tuple[float, float]) -> np.ndarray:
+    """The time of each GPU event that counts as its own: computation first, then communication, then copies.
+
+    Within a class the event that started first has it.  Together, the busy time of the window.
+    """
+    start, end = (np.clip(gpu[name].to_numpy(), *window) for name in ("start", "end"))
+    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
+    own, taken = np.zeros(len(gpu)), (np.zeros(0), np.zeros(0))
+    for which in (~memcpy & ~communication, communication, memcpy):
+        # On a clock that stands still while something before it in rank runs, only what is left has a length.
+        own[which] = exclusive_us(uncovered(start[which], taken), uncovered(end[which], taken))
+        taken = union(np.append(taken[0], start[which]), np.append(taken[1], end[which]))
+    return own
+
+
+def uncovered(times: np.ndarray, intervals: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Times on a clock that stands still in the given disjoint, sorted intervals."""
+    starts, ends = intervals
+    if not len(starts):
+        return times
+    stood = np.concatenate([[0.0], np.cumsum(ends - starts)])
+    edges = np.stack([starts, ends], axis=1).reshape(-1)
+    return times - np.interp(times, edges, np.repeat(stood, 2)[1:-1])
+
+
+def is_communication(gpu: pd.DataFrame) -> np.ndarray:
+    named = where_name(gpu, lambda name: any(word in name for word in COMMUNICATION))
+    return named & (gpu["kind"] != "memcpy").to_numpy()
+
+
 def gpu_timeline(gpu: pd.DataFrame) -> dict[str, float | None]:
     """How a GPU's time splits, in ms, from the start of its first event to the end of its last.
 
@@ -37,25 +104,19 @@ def gpu_timeline(gpu: pd.DataFrame) -> dict[str, float | None]:
     where no computation runs, copies where neither does.  The parts add up to the total.
     """
     if gpu.empty:
-        return {key: None for key in KEYS} | {f"{key}_reason": "the trace holds no GPU events" for key in KEYS}
-    memcpy = (gpu["kind"] == "memcpy").to_numpy()
-    communication = gpu["name"].str.contains(COMMUNICATION, regex=False).to_numpy() & ~memcpy
+        return {key: None for key in KEYS} | {f"{key}_reason": NO_GPU for key in KEYS}
+    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
     start, end = gpu["start"].to_numpy(), gpu["end"].to_numpy()
     sets = [(start[which], end[which]) for which in (~memcpy & ~communication, communication, memcpy)]
-    lengths, (computes, communicates, copies) = covered(sets)
-    total = end.max() - start.min()
-    parts = {
-        "computation_ms": lengths[computes].sum(),
-        "exposed_comm_ms": lengths[communicates & ~computes].sum(),
-        "exposed_memcpy_ms": lengths[copies & ~communicates & ~computes].sum(),
-    }
-    busy = sum(parts.values())
-    times = {"total_ms": total, **parts, "busy_ms": busy, "idle_ms": total - busy}
-    return {name: float(time) / 1e3 for name, time in times.items()}
+    computation, exposed_comm, exposed_memcpy = by_priority(sets)
+    total, busy = end.max() - start.min(), computation + exposed_comm + exposed_memcpy
+    times = (total, computation, exposed_comm, exposed_memcpy, busy, total - busy)
+    return {key: float(time) / 1e3 for key, time in zip(KEYS, times, strict=True)}
 
 
-def gpu_timelines(gpu: pd.DataFrame) -> dict:
-    """The split over all devices of the trace, for each device, and for each of its streams."""
+def gpu_timelines(links: Links) -> dict:
+    """The split over all devices of the trace, for each device, and for each of its streams; idle time by cause."""
+    gpu = links.gpu
     devices = [
         {
             "device": int(device),
@@ -67,4 +128,125 @@ def gpu_timelines(gpu: pd.DataFrame) -> dict:
         }
         for device, rows in gpu.groupby("device")
     ]
-    return gpu_timeline(gpu) | {"devices": devices}
+    out = gpu_timeline(gpu) | {"devices": devices}
+    if gpu.empty:
+        return (
+            out
+            | {key: None for key in ("idle_by_cause", "launch_delay_us", "queue_depth")}
+            | {f"{key}_reason": NO_GPU for key in ("idle_by_cause", "launch_delay_us", "queue_depth")}
+        )
+    causes = idle_by_cause(links)
+    return out | {
+        "idle_by_cause": [
+            {
+                "cause": cause,
+                "ms": us / 1e3,
+                "share_of_total": us / 1e3 / out["total_ms"] if out["total_ms"] else 0.0,
+                "meaning": IDLE_CAUSES[cause],
+            }
+            for cause, us in sorted(causes.items(), key=lambda item: -item[1])
+        ],
+        **queue(links),
+    }
+
+
+def gaps(gpu: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """When nothing ran on any device: start, end, and the rows of the event that ended last and that began next."""
+    order = np.lexsort((-gpu["end"].to_numpy(), gpu["start"].to_numpy()))
+    start, end = gpu["start"].to_numpy()[order], gpu["end"].to_numpy()[order]
+    reached = np.maximum.accumulate(end)
+    # The event that reached furthest so far: where the running maximum was set.
+    furthest = np.maximum.accumulate(np.where(end >= reached, np.arange(len(end)), 0))
+    after = np.flatnonzero(start[1:] > reached[:-1])
+    return reached[after], start[after + 1], order[furthest[after]], order[after + 1]
+
+
+def idle_by_cause(links: Links, window: tuple[float, float] | None = None) -> dict[str, float]:
+    """Idle time of the GPU in us, by what it waited for; together all of it.
+
+    A gap up to the end of the next event's launch call is the host's doing, what follows is latency.  Where the launch
+    had been made before the gap began, the event waited for another: for communication, a copy, or the end of a kernel.
+    """
+    causes = dict.fromkeys(IDLE_CAUSES, 0.0)
+    gpu = links.gpu
+    if gpu.empty:
+        return causes
+    start, end, last, following = gaps(gpu)
+    if window:
+        start, end = np.clip(start, *window), np.clip(end, *window)
+    keep = end > start
+    start, end, last, following = start[keep], end[keep], last[keep], following[keep]
+    call = gpu["call"].to_numpy()[following]
+    known = call >= 0
+    causes["unknown"] = float((end - start)[~known].sum())
+    launch_end = np.where(known, links.calls["end"].to_numpy()[call] if len(links.calls) else np.nan, np.nan)
+    # The kernel may begin before its launch call returns.
+    host_until = np.clip(np.where(known, np.minimum(launch_end, end), start), start, None)
+    by_host = known & (host_until > start)
+    data, waits = host_intervals(links)
+    for i in np.flatnonzero(by_host):
+        gap = (start[i : i + 1], host_until[i : i + 1])
+        causes_here = [overlap(gap, intervals) for intervals in (data, waits)]
+        waiting = min(causes_here[1], host_until[i] - start[i] - causes_here[0])
+        causes["data"] += causes_here[0]
+        causes["synchronisation"] += waiting
+        causes["launch"] += host_until[i] - start[i] - causes_here[0] - waiting
+    causes["latency"] += float((end - host_until)[by_host].sum())
+    queued = known & ~by_host
+    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
+    after_communication = queued & (communication[last] | communication[following])
+    after_copy = queued & ~after_communication & (memcpy[last] | memcpy[following])
+    causes["communication"] = float((end - start)[after_communication].sum())
+    causes["copy"] = float((end - start)[after_copy].sum())
+    causes["latency"] += float((end - start)[queued & ~after_communication & ~after_copy].sum())
+    return causes
+
+
+def host_intervals(links: Links) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """When the host fetched data, and when it waited for the GPU: sorted, disjoint (starts, ends) each."""
+    host, calls = links.host, links.calls
+    data = host[(host["phase"] == "data").to_numpy()] if len(host) else host
+    waiting = calls[calls["waits"].to_numpy(bool)] if len(calls) else calls
+    return tuple(union(table["start"].to_numpy(float), table["end"].to_numpy(float)) for table in (data, waiting))
+
+
+def union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if not len(start):
+        return start, end
+    order = np.argsort(start)
+    start, reached = start[order], np.maximum.accumulate(end[order])
+    first = np.concatenate([[True], start[1:] > reached[:-1]])
+    return start[first], reached[np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)]
+
+
+def overlap(gap: tuple[np.ndarray, np.ndarray], intervals: tuple[np.ndarray, np.ndarray]) -> float:
+    """How much of one gap the disjoint intervals cover."""
+    low, high = float(gap[0][0]), float(gap[1][0])
+    first, last = np.searchsorted(intervals[1], low, side="right"), np.searchsorted(intervals[0], high, side="left")
+    starts, ends = intervals[0][first:last], intervals[1][first:last]
+    return float(np.maximum(0.0, np.minimum(ends, high) - np.maximum(starts, low)).sum())
+
+
+def queue(links: Links) -> dict:
+    """Launch delay: from a kernel's launch call to its start.  Queue depth: kernels launched and not yet begun."""
+    kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy() & (links.gpu["call"] >= 0).to_numpy()]
+    if kernels.empty:
+        why = "no kernel's launch call is in the trace"
+        return {name: None for name in ("launch_delay_us", "queue_depth")} | {
+            "launch_delay_us_reason": why,
+            "queue_depth_reason": why,
+        }
+    launched, began = np.sort(kernels["launched"].to_numpy()), np.sort(kernels["start"].to_numpy())
+    depth = np.arange(1, len(launched) + 1) - np.searchsorted(began, launched, side="right")
+    delay = kernels["start"].to_numpy() - kernels["launched"].to_numpy()
+
+    def spread(values: np.ndarray) -> dict:
+        return {
+            "mean": float(values.mean()),
+            "p50": float(np.median(values)),
+            "p95": float(np.percentile(values, 95)),
+            "max": float(values.max()),
+            "min": float(values.min()),
+        }
+
+    return {"launch_delay_us": spread(delay), "queue_depth": spread(np.maximum(0, depth))}

@@ -9,9 +9,10 @@ from conftest import PROJECT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.operators import operator_lines, parents
+from analysis.links import link, parents
+from analysis.operators import operator_lines
 from analysis.profile import operator_analysis
-from analysis.timeline import covered, gpu_timeline
+from analysis.timeline import covered, exclusive_us, gpu_timeline
 from analysis.trace import read_trace
 from tiny_llama_v1 import UserError
 
@@ -24,9 +25,19 @@ def real(name: str):
     return read_trace(REAL / name)
 
 
+def analysis_of(trace, summary=None):
+    return operator_analysis(link(trace), summary)
+
+
 def event(name, start, duration, kind="cpu_op", thread=1, **arguments):
     return {
         "ph": "X", "cat": kind, "name": name, "ts": start, "dur": duration, "pid": 1, "tid": thread, "args": arguments
+    }  # fmt: skip
+
+
+def rows_of(analysis):
+    return {
+        (row["component"], phase): ms for row in analysis["components"] for phase, ms in row["phases_ms"].items()
     }  # fmt: skip
 
 
@@ -50,7 +61,7 @@ SMALL = (
 
 
 def test_a_small_trace(tmp_path):
-    analysis = operator_analysis(trace_of(tmp_path, *SMALL))
+    analysis = analysis_of(trace_of(tmp_path, *SMALL))
     operators = {row["name"]: row for row in analysis["operators"]}
     assert operators["aten::linear"]["cpu_us"] == 50
     assert operators["aten::linear"]["self_cpu_us"] == 20
@@ -62,8 +73,9 @@ def test_a_small_trace(tmp_path):
         "add_kernel": "aten::add",
         "orphan": None,
     }
-    assert analysis["kernels_linked_to_an_operator"] == pytest.approx(2 / 3)
-    assert analysis["steps"] == [{"number": 3, "duration_ms": 0.1}]
+    assert analysis["integrity"]["kernels_linked_to_an_operator"] == pytest.approx(2 / 3)
+    assert analysis["steps"]["rows"][0]["number"] == 3
+    assert analysis["steps"]["mean_ms"] == pytest.approx(0.1)
     timeline = analysis["gpu_timeline"]
     assert (timeline["total_ms"], timeline["busy_ms"], timeline["idle_ms"]) == pytest.approx((0.06, 0.027, 0.033))
     assert any("unknown" in line for line in operator_lines(analysis))
@@ -91,11 +103,11 @@ def test_reference_timeline_of_an_mi300x():
 
 
 def test_every_h100_kernel_is_linked():
-    assert operator_analysis(real("h100_bert_small_inference.json.gz"))["kernels_linked_to_an_operator"] == 1
+    assert analysis_of(real("h100_bert_small_inference.json.gz"))["integrity"]["kernels_linked_to_an_operator"] == 1
 
 
 def test_a_trace_without_a_gpu_has_no_timeline(tmp_path):
-    timeline = operator_analysis(trace_of(tmp_path, event("aten::mm", 0, 5)))["gpu_timeline"]
+    timeline = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 5)))["gpu_timeline"]
     assert timeline["busy_ms"] is None
     assert timeline["busy_ms_reason"]
 
@@ -167,12 +179,12 @@ def test_a_missing_file(tmp_path):
 def test_a_step_is_attributed_whole(train, tmp_path):
     code, out, _ = train("--profile-operators", "--profile-dir", "p", "--num-steps", "8", small=False)
     assert code == 0
-    components = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())["components"]
-    assert sum(row["share"] for row in components["rows"]) == pytest.approx(1, abs=1e-6)
-    assert components["unattributed_share"] < 0.03
-    phases: dict[str, set] = {}
-    for row in components["rows"]:
-        phases.setdefault(row["component"], set()).add(row["phase"])
+    analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
+    assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1, abs=1e-6)
+    assert sum(row["ms_per_step"] for row in analysis["phases"]) == pytest.approx(analysis["steps"]["mean_ms"])
+    assert analysis["attribution"]["unattributed_share"] < 0.03
+    assert any(row["component"] == "unattributed" for row in analysis["components"])
+    phases = {row["component"]: set(row["phases_ms"]) for row in analysis["components"]}
     both = "q_proj k_proj v_proj rope scores softmax weighted_sum o_proj".split()
     for component in [
         *(f"attention.{part}" for part in both),
@@ -185,7 +197,7 @@ def test_a_step_is_attributed_whole(train, tmp_path):
         assert phases[component] == {"forward", "backward"}, component
     assert phases["optimizer"] == {"optimizer"}
     assert phases["data"] == {"data"}
-    assert "Where the step went: host time, mean of 5 profiled steps" in out
+    assert "Where the step went: host time by named ranges, mean of 5 steps" in out
 
 
 def test_backward_work_goes_to_the_range_that_caused_it(tmp_path):
@@ -199,11 +211,7 @@ def test_backward_work_goes_to_the_range_that_caused_it(tmp_path):
         event("autograd::engine::evaluate_function: MmBackward0", 55, 30, **{"Sequence number": 5, "Fwd thread id": 1}),
         event("aten::mm", 60, 20),
     )
-    rows = {
-        (row["component"], row["phase"]): row["ms_per_step"]
-        for row in operator_analysis(trace)["components"]["rows"]
-    }  # fmt: skip
-    assert rows == {
+    assert rows_of(analysis_of(trace)) == {
         ("mlp.up_proj", "forward"): pytest.approx(0.030),
         ("mlp.up_proj", "backward"): pytest.approx(0.030),
         ("framework overhead", "forward"): pytest.approx(0.010),
@@ -213,12 +221,10 @@ def test_backward_work_goes_to_the_range_that_caused_it(tmp_path):
 
 
 def test_overlapping_gpu_events_are_counted_once(tmp_path):
-    from analysis.components import exclusive_us
-
     own = exclusive_us(np.array([0.0, 5, 5, 30]), np.array([10.0, 20, 8, 40]))
     assert own.tolist() == [10, 10, 0, 10]
-    analysis = operator_analysis(trace_of(tmp_path, *SMALL))
-    assert sum(row["share"] for row in analysis["components"]["rows"]) == pytest.approx(1)
+    analysis = analysis_of(trace_of(tmp_path, *SMALL))
+    assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
 
 
 def test_components_agree_with_a_direct_measurement(tmp_path):
@@ -270,8 +276,8 @@ def test_components_agree_with_a_direct_measurement(tmp_path):
             step()
             profile.step()
     attributed = collections.Counter()
-    for row in operator_analysis(read_trace(path))["components"]["rows"]:
-        attributed[row["component"].split(".")[0], row["phase"]] += row["ms_per_step"]
+    for (component, phase), ms in rows_of(analysis_of(read_trace(path))).items():
+        attributed[component.split(".")[0], phase] += ms
     for key, total in seconds.items():
         assert attributed[key] == pytest.approx(1e3 * total / 3, rel=0.1), key
 
@@ -293,7 +299,7 @@ def test_existing_traces_are_read_without_training(tmp_path):
     assert code == 0, out
     assert "aten::linear" in out
     assert "Not read:\n  traces/trace_b.json.gz: the gzip file is cut short" in out
-    analysis = json.loads((tmp_path / "out" / "trace_a.operator_analysis.json").read_text())
+    analysis = json.loads((tmp_path / "out" / "operator_analysis.json").read_text())
     assert analysis["gpu_timeline"]["total_ms"] == pytest.approx(0.06)
     code, out = run_profiler(tmp_path, "--analyze-existing", "traces/trace_b.json.gz")
     assert (code, out.count("\n")) == (1, 1)

@@ -1,0 +1,173 @@
+"""What kind of work does an operator do, and how many FLOPs and bytes does that take, judging by its inputs' shapes?"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+# The first pattern that is found names the category.  Operators and kernels: `aten::addmm`, `Cijk_Ailk_...`.
+_PATTERNS = {
+    "communication": r"nccl|rccl|gloo|c10d::|all_?reduce|reduce_scatter|all_?gather|record_param_comms",
+    "optimizer": r"optimizer\.|_foreach_|_fused_(adam|sgd|ada)|multi_tensor_apply|fusedadam|lamb_",
+    "attention": r"scaled_dot_product|flash_?(attn|attention|fwd|bwd)|efficient_attention|fmha|attn_(fwd|bwd)|ck_fmha",
+    "convolution": r"conv(?!ert)|igemm|winograd|wgrad|dgrad|implicit_gemm|im2col|col2im",
+    "matrix product": r"(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)$|gemm|cijk_|cutlass"
+    r"|mmbackward|mm_backward|linear_backward|wgmma|cublas|hipblas|rocblas|gemv|splitk",
+    "normalisation": r"norm|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
+    "reduction": r"softmax|nll_loss|cross_entropy|mse_loss|reduce(?!r)|_pool|pool\dd|topk|sort|triton_(red|per)"
+    r"|::(sum|nansum|mean|prod|cumsum|cumprod|argmax|argmin|amax|amin|all|any|max|min|var|std|logsumexp)$",
+    "copy": r"memcpy|memset|copy|clone|contiguous|::cat$|catarray|stack|fill|zero_|zeros|ones|embedding|index|gather"
+    r"|scatter|transpose_|batched_transpose|cnhw|nchw|repeat|roll|flip|where|masked|nonzero|local_scalar|item|arange"
+    r"|select_backward|slice_backward|tril|triu|pad|_to_cpu",
+    "element-wise": r"elementwise|::_?(add|sub|rsub|mul|div|neg|pow|sqrt|rsqrt|exp|log|abs|sign|sin|cos|tanh|sigmoid"
+    r"|silu|gelu|relu|clamp|clamp_min|clamp_max|threshold|dropout|native_dropout|erf|reciprocal|addcmul|addcdiv|lerp"
+    r"|eq|ne|lt|le|gt|ge|maximum|minimum|bitwise_\w+|logical_\w+|leaky_relu|hardtanh|mish|softplus|mul_out|isnan"
+    r"|isfinite|floor|round|remainder|square|bernoulli|normal|uniform|random|lift_fresh|_amp_\w+)_?(_backward\w*)?_?$"
+    r"|triton_poi",
+}
+CATEGORIES = (*_PATTERNS, "other")
+_CATEGORY = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}
+PRODUCTS = ("matrix product", "attention", "convolution")  # the work that arithmetic can bound
+
+# Operators that move no element: they make views, allocate, or only call others.
+_BOOKKEEPING = re.compile(
+    r"::(view|_unsafe_view|reshape|_reshape_alias|as_strided|transpose|t|permute|expand|expand_as|unsqueeze|squeeze|slice"
+    r"|select|narrow|chunk|split|unbind|detach|detach_|alias|empty|empty_like|empty_strided|resize_|result_type|to|item"
+    r"|is_nonzero|set_|unflatten|flatten|view_as|movedim|swapaxes|T|mT|numpy_T|lift_fresh|real|imag)$|^detach"
+    r"|^autograd::engine|Backward\d*$|AccumulateGrad$"
+)
+
+BYTES_OF = {
+    "double": 8, "float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short": 2,
+    "signed char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8, "c10::complex<double>": 16,
+    "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1,
+}  # fmt: skip
+PRECISION_OF = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one call.  None: the shapes do not tell."""
+
+    flops: int | None = None
+    bytes: int | None = None  # inputs read and outputs written once
+
+
+def category(name: str) -> str:
+    return next((kind for kind, pattern in _CATEGORY.items() if pattern.search(name)), "other")
+
+
+def keeps_books_only(name: str) -> bool:
+    return bool(_BOOKKEEPING.search(name))
+
+
+def cost(name: str, shapes: list, types: list | None, values: list | None) -> Cost:
+    """FLOPs (two per multiply-add, products only) and bytes of a call, from the inputs that a trace records.
+
+    Outputs are not recorded: their shape follows from the inputs for products, convolutions, element-wise operators,
+    normalisations and copies, and others get no figure.
+    """
+    base = name.rsplit("::", 1)[-1].strip("_") if name.startswith("aten::") else None
+    if base is None or keeps_books_only(name):
+        return Cost()
+    try:
+        sizes = [BYTES_OF.get(kind) for kind in types or []]
+        if base in _PRODUCT_OUTPUTS:
+            return product_cost(base, shapes, sizes)
+        if base in _CONVOLUTIONS:
+            return convolution_cost(shapes, sizes, (values or [])[_CONVOLUTIONS[base] :])
+        if base == "convolution_backward":
+            return convolution_backward_cost(shapes, sizes, values or [])
+        if base in _ATTENTIONS:
+            return attention_cost(shapes, sizes, *_ATTENTIONS[base])
+        if category(name) in ("element-wise", "normalisation") or base in _SAME_SHAPE:
+            return streaming_cost(base, shapes, sizes)
+    except (IndexError, TypeError, ValueError):  # shapes that no operator of this name takes
+        pass
+    return Cost()
+
+
+# Only operators that do the work themselves are in these tables, not those that hand it on (linear, conv2d).
+_PRODUCT_OUTPUTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # where the two factors begin
+_CONVOLUTIONS = {"miopen_convolution": 3, "cudnn_convolution": 2, "mkldnn_convolution": 3}  # where padding stands
+_ATTENTIONS = {  # the order of sequence and head dimension, and where the query stands: after the gradient, backward
+    "flash_attention_forward": ("SH", 0),
+    "efficient_attention_forward": ("SH", 0),
+    "scaled_dot_product_cudnn_attention": ("HS", 0),
+    "scaled_dot_product_flash_attention_for_cpu": ("HS", 0),
+    "flash_attention_backward": ("SH", 1),
+    "efficient_attention_backward": ("SH", 1),
+    "scaled_dot_product_cudnn_attention_backward": ("HS", 1),
+    "scaled_dot_product_flash_attention_for_cpu_backward": ("HS", 1),
+}
+_SAME_SHAPE = {"softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "copy", "fill", "zero"}
+
+
+def product_cost(base: str, shapes: list, sizes: list) -> Cost:
+    """[..., M, K] @ [..., K, N] -> [..., M, N]"""
+    first = _PRODUCT_OUTPUTS[base]
+    a, b = shapes[first], shapes[first + 1]
+    out = math.prod(a[:-1]) * b[-1]
+    flops = 2 * out * a[-1]
+    elements = math.prod(a) + math.prod(b) + out + (math.prod(shapes[0]) if first else 0)
+    return Cost(flops, elements * sizes[first] if sizes[first] else None)
+
+
+def convolution_cost(shapes: list, sizes: list, values: list) -> Cost:
+    """input [N, C, *size], weight [K, C / groups, *kernel] -> [N, K, *out size]"""
+    x, weight = shapes[0], shapes[1]
+    padding, stride, dilation = (parse_value(text) for text in values[:3])
+    spatial = [
+        (size + 2 * pad - step * (kernel - 1) - 1) // jump + 1
+        for size, kernel, jump, pad, step in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
+    ]
+    out = x[0] * weight[0] * math.prod(spatial)
+    elements = math.prod(x) + math.prod(weight) + out
+    return Cost(2 * out * math.prod(weight[1:]), elements * sizes[0] if sizes[0] else None)
+
+
+def convolution_backward_cost(shapes: list, sizes: list, values: list) -> Cost:
+    """grad [N, K, *out size], input, weight -> gradients of input and weight, each a product of the forward's size"""
+    grad, x, weight = shapes[:3]
+    wanted = values[-1].count("True", 0, values[-1].rindex(",")) if values[-1].startswith("[") else 2
+    elements = math.prod(grad) + (1 + wanted) * (math.prod(x) + math.prod(weight)) // 2
+    return Cost(wanted * 2 * math.prod(grad) * math.prod(weight[1:]), elements * sizes[0] if sizes[0] else None)
+
+
+def attention_cost(shapes: list, sizes: list, order: str, first: int) -> Cost:
+    """query [B, S, H, E] or [B, H, S, E], keys of length T -> the query's shape; the full S x T, causal or not.
+
+    Two products forward; backward five, one of which computes the scores again.
+    """
+    query, key, value = shapes[first : first + 3]
+    length = -3 if order == "SH" else -2
+    heads = query[-2 if order == "SH" else -3]
+    if len(query) != 4:
+        return Cost()
+    each = 2 * query[0] * heads * query[length] * key[length]
+    flops = each * (3 * query[-1] + 2 * value[-1]) if first else each * (query[-1] + value[-1])
+    elements = 2 * math.prod(query) + math.prod(key) + math.prod(value)
+    return Cost(flops, elements * (2 if first else 1) * sizes[first] if sizes[first] else None)
+
+
+def streaming_cost(base: str, shapes: list, sizes: list) -> Cost:
+    """Inputs read once, an output of their broadcast shape and widest type written once.
+
+    The first input of a copy is its target: it is written, not read.
+    """
+    # A number among the inputs has the shape [] and no size; a tensor of one element has a size.
+    tensors = [(math.prod(shape), size) for shape, size in zip(shapes, sizes, strict=False) if size]
+    if not tensors or any(shape and isinstance(shape[0], list) for shape in shapes):
+        return Cost()
+    elements = max(n for n, _ in tensors)
+    read = 0 if base in ("fill", "zero") else sum(n * size for n, size in tensors[base == "copy" :])
+    return Cost(None, read + elements * (tensors[0][1] if base == "copy" else max(size for _, size in tensors)))
+
+
+def parse_value(text: str):
+    """'[1, 1]' -> [1, 1]; 'True' -> True; as the profiler writes concrete inputs."""
+    if text in ("True", "False"):
+        return text == "True"
+    numbers = [int(number) for number in re.findall(r"-?\d+", text)]
+    return numbers if text.startswith("[") else numbers[0]

@@ -1,0 +1,164 @@
+"""What caused what?  Each host event its caller; each GPU event the call that launched it, its operator, its step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.trace import STEP, Trace, where_name
+
+OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
+LAUNCHES = ("LaunchKernel", "LaunchCooperativeKernel")  # in the names of CUDA and HIP calls that start one kernel
+GRAPH_LAUNCHES = ("GraphLaunch",)  # and of those that start a whole graph
+SYNCHRONISATIONS = ("DeviceSynchronize", "StreamSynchronize", "EventSynchronize")
+
+
+@dataclass
+class Links:
+    """A trace with its causes.  Rows of `host` start with those of trace.operators, so that row numbers agree."""
+
+    trace: Trace
+    host: pd.DataFrame  # name, start, end, thread, kind, sequence, forward_thread, parent, own_us, operator_parent
+    gpu: pd.DataFrame  # trace.gpu with call (row of launches), operator (row of host), launched, step; -1 unknown
+    calls: pd.DataFrame  # trace.launches with step, starts_kernel, starts_graph, waits
+    steps: pd.DataFrame  # trace.steps; the whole trace as one step where none are marked
+    steps_are_marked: bool
+    thread: int  # the host thread that ran the steps
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """What the step's table accounts for, in us.
+
+        On a GPU from the start of the first event that the steps launched to the end of the last, which may trail the
+        host by far; else the steps themselves.
+        """
+        launched = self.gpu[self.gpu["step"] >= 0]
+        if len(launched):
+            return float(launched["start"].min()), float(launched["end"].max())
+        if len(self.gpu):
+            return float(self.gpu["start"].min()), float(self.gpu["end"].max())
+        return float(self.steps["start"].min()), float(self.steps["end"].max())
+
+
+def parents(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> np.ndarray:
+    """For each interval the position of the innermost one open on its thread when it starts, or -1."""
+    parent = np.full(len(start), -1)
+    order = np.lexsort((-end, start, thread))
+    # Plain lists: indexing NumPy arrays one by one is what would take the time.
+    starts, ends, threads = start.tolist(), end.tolist(), thread.tolist()
+    found, order = parent.tolist(), order.tolist()
+    open_intervals: list[int] = []
+    current = None
+    for i in order:
+        if threads[i] != current:
+            current, open_intervals = threads[i], []
+        started = starts[i]
+        while open_intervals and ends[open_intervals[-1]] <= started:
+            open_intervals.pop()
+        if open_intervals:
+            found[i] = open_intervals[-1]
+        open_intervals.append(i)
+    return np.array(found, dtype=np.int64)
+
+
+def host_events(trace: Trace) -> pd.DataFrame:
+    """Operators, annotations and module calls in one frame, each with its caller and the time that is its own."""
+    columns = ["name", "start", "end", "thread", "kind", "sequence", "forward_thread"]
+    parts = [
+        part.assign(kind=kind)
+        for kind, part in ((OPERATOR, trace.operators), (ANNOTATION, trace.annotations), (MODULE, trace.modules))
+        if len(part)
+    ]
+    if not parts:
+        return pd.DataFrame(columns=[*columns, "parent", "own_us", "operator_parent"]).astype({"parent": int})
+    host = pd.concat(parts, ignore_index=True).reindex(columns=columns)
+    numbers = ["sequence", "forward_thread"]
+    host[numbers] = host[numbers].fillna(-1).astype(np.int64)
+    start, end = host["start"].to_numpy(), host["end"].to_numpy()
+    parent = parents(start, end, host["thread"].to_numpy())
+    nested = parent >= 0
+    # One that outlives its caller counts for what lies within: the parts of a whole never add up to more than it.
+    within = np.where(nested, np.minimum(end, end[parent]), end) - start
+    children = np.bincount(parent[nested], weights=within[nested], minlength=len(host))
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
+    above = parent.copy()
+    while (skip := (above >= 0) & ~is_operator[above]).any():
+        above[skip] = parent[above[skip]]
+    return host.assign(parent=parent, own_us=np.maximum(0.0, within - children), operator_parent=above)
+
+
+def link(trace: Trace) -> Links:
+    host, steps = host_events(trace), trace.steps
+    marked = len(steps) > 0
+    if not marked:
+        edges = [t for t in (trace.operators, trace.annotations, trace.gpu) if len(t)]
+        bounds = (min(t["start"].min() for t in edges), max(t["end"].max() for t in edges))
+        steps = pd.DataFrame({"number": [0], "start": [bounds[0]], "end": [bounds[1]]})
+    calls = trace.launches.assign(
+        step=step_at(trace.launches["start"].to_numpy(), steps),
+        starts_kernel=where_name(trace.launches, lambda name: any(word in name for word in LAUNCHES)),
+        starts_graph=where_name(trace.launches, lambda name: any(word in name for word in GRAPH_LAUNCHES)),
+        waits=where_name(trace.launches, lambda name: any(word in name for word in SYNCHRONISATIONS)),
+    )
+    calls["starts_kernel"] &= ~captured(calls)
+    gpu = link_gpu(trace, calls, steps)
+    return Links(trace, host, gpu, calls, steps, marked, step_thread(trace, host))
+
+
+def captured(calls: pd.DataFrame) -> np.ndarray:
+    """Calls made while a graph was being captured: they are written down, and launch nothing."""
+    begins, ends = (
+        np.sort(calls["start"].to_numpy()[where_name(calls, lambda name: word in name)])  # noqa: B023
+        for word in ("StreamBeginCapture", "StreamEndCapture")
+    )
+    times = calls["start"].to_numpy()
+    return np.searchsorted(begins, times) > np.searchsorted(ends, times)
+
+
+def step_at(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
+    """The row of the step that was running on the host at each time; what lies between two belongs to the earlier."""
+    at = np.searchsorted(steps["start"].to_numpy(), times, side="right") - 1
+    return np.where(times < steps["end"].max(), at, -1)
+
+
+def step_thread(trace: Trace, host: pd.DataFrame) -> int:
+    marks = trace.annotations[where_name(trace.annotations, lambda name: name.startswith(STEP))]
+    if len(marks):
+        return int(marks["thread"].iloc[0])
+    if host.empty:
+        return -1
+    top = host[host["parent"] < 0]
+    return int((top["end"] - top["start"]).groupby(top["thread"]).sum().idxmax())
+
+
+def first_row_of(keys: pd.Series) -> pd.Series:
+    """Row numbers by key, the first of each; keys below 1 stand for none."""
+    rows = pd.Series(keys.index, index=keys.to_numpy())
+    return rows[(rows.index > 0) & ~rows.index.duplicated()]
+
+
+def link_gpu(trace: Trace, calls: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Each GPU event with its call, by correlation, and its operator: by an id of either, or around the call."""
+    operators, gpu = trace.operators, trace.gpu
+    row_of_id = first_row_of(operators["external_id"])
+    call = gpu["correlation"].map(first_row_of(calls["correlation"]))
+    row = gpu["external_id"].map(row_of_id)
+    row = row.fillna(call.map(calls["external_id"]).map(row_of_id))
+    unlinked = row.isna() & call.notna()
+    if unlinked.any() and len(operators):
+        needed = calls.loc[call[unlinked].astype(int), ["start", "end", "thread"]]
+        both = pd.concat([operators[["start", "end", "thread"]], needed])
+        caller = parents(*(both[name].to_numpy() for name in ("start", "end", "thread")))
+        around = caller[len(operators) :]
+        while (is_call := around >= len(operators)).any():  # a call within a call
+            around[is_call] = caller[around[is_call]]
+        row[unlinked] = around
+    call = call.fillna(-1).astype(np.int64).to_numpy()
+    launched = np.where(call >= 0, calls["start"].to_numpy()[call] if len(calls) else np.nan, np.nan)
+    if len(calls):
+        step = np.where(call >= 0, calls["step"].to_numpy()[call], -1)
+    else:  # a trace of the GPU alone: its ranges lie on the GPU's own time
+        step = step_at(gpu["start"].to_numpy(), steps)
+    return gpu.assign(call=call, operator=row.fillna(-1).astype(np.int64).to_numpy(), launched=launched, step=step)

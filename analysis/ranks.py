@@ -1,0 +1,106 @@
+"""Who holds up whom?  Several ranks of one run side by side, and the order in which they reach their collectives.
+
+In a collective the last to arrive makes the others wait, so a slow rank shows the shortest collectives and the others
+the longest.  Ranks run on machines with clocks of their own: they are aligned by the ends of the collectives, which all
+ranks leave together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.links import Links
+from analysis.timeline import gpu_timeline, is_communication
+from analysis.trace import where_name
+
+SAME_CLOCK_US = 1e3  # ranks whose collectives end this close together share a clock
+
+
+@dataclass
+class Rank:
+    """What is kept of a rank's trace for the comparison."""
+
+    rank: int
+    file: str
+    step_ms: list[float]
+    busy_ms: float | None
+    collectives: pd.DataFrame  # name, start, end, in us on the rank's own clock
+
+
+def rank_facts(links: Links) -> Rank:
+    trace = links.trace
+    if len(links.gpu) and (communication := is_communication(links.gpu)).any():
+        found = links.gpu[communication]
+    else:  # gloo runs on the host, in ranges that carry its name
+        found = trace.annotations[where_name(trace.annotations, lambda name: name.startswith(("gloo:", "nccl:")))]
+    collectives = found[["name", "start", "end"]].sort_values("start", ignore_index=True)
+    base = float(trace.metadata.get("baseTimeNanoseconds") or 0) / 1e3 + trace.first_us
+    collectives[["start", "end"]] += base
+    steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
+    busy = gpu_timeline(links.gpu)["busy_ms"]
+    return Rank(trace.rank or 0, trace.path.name, ((steps["end"] - steps["start"]) / 1e3).tolist(), busy, collectives)
+
+
+def compare_ranks(ranks: list[Rank]) -> dict:
+    """Step times, communication and lateness of each rank; the straggler, if one is late in most collectives."""
+    ranks = sorted(ranks, key=lambda one: one.rank)
+    counts = {len(one.collectives) for one in ranks}
+    n = min(counts)
+    rows = [
+        {
+            "rank": one.rank,
+            "file": one.file,
+            "mean_step_ms": float(np.mean(one.step_ms)) if one.step_ms else None,
+            "gpu_busy_ms": one.busy_ms,
+            "in_collectives_ms": float((one.collectives["end"] - one.collectives["start"]).sum() / 1e3),
+            "collectives": len(one.collectives),
+        }
+        for one in ranks
+    ]
+    out = {"rows": rows, "collectives_compared": n, "straggler": None}
+    if n == 0:
+        return out | {"straggler_reason": "no collectives in the traces"}
+    # The last n of each: where a window begins in the middle of a step, the first ones are cut.
+    start, end = (np.stack([one.collectives[key].to_numpy()[-n:] for one in ranks]) for key in ("start", "end"))
+    offsets = np.median(end - end[0], axis=1)  # of each rank's clock against the first's
+    offsets[np.abs(offsets) < SAME_CLOCK_US] = 0.0
+    arrived = start - offsets[:, None]  # [ranks, collectives]
+    late = arrived - arrived.min(axis=0)
+    last = np.bincount(late.argmax(axis=0), minlength=len(ranks))
+    for row, offset, lateness, times_last in zip(rows, offsets, late, last, strict=True):
+        row |= {
+            "clock_offset_us": float(offset),
+            "mean_lateness_us": float(lateness.mean()),
+            "median_lateness_us": float(np.median(lateness)),
+            "last_to_arrive": int(times_last),
+        }
+    worst = int(last.argmax())
+    others = np.delete(late.mean(axis=1), worst)
+    if last[worst] > n / 2 and n > 1 and late[worst].mean() > 2 * others.max(initial=0.0):
+        out["straggler"] = ranks[worst].rank
+    else:
+        out["straggler_reason"] = "no rank is the last to arrive in most collectives, and twice as late as any other"
+    return out
+
+
+def rank_lines(comparison: dict) -> list[str]:
+    n = comparison["collectives_compared"]
+    lines = [
+        f"Ranks: {len(comparison['rows'])}, compared over {n} collectives"
+        + (", clocks aligned by their ends" if n else ""),
+        f"{'rank':>6}{'step ms':>12}{'GPU busy ms':>14}{'in collectives ms':>20}{'late us (mean)':>17}{'last':>8}"
+        f"{'clock us':>14}",
+    ]
+    for row in comparison["rows"]:
+        step, busy = (("-" if row[key] is None else f"{row[key]:.3f}") for key in ("mean_step_ms", "gpu_busy_ms"))
+        line = f"{row['rank']:>6}{step:>12}{busy:>14}{row['in_collectives_ms']:>20.3f}"
+        if n:
+            line += f"{row['mean_lateness_us']:>17.1f}{row['last_to_arrive']:>8}{row['clock_offset_us']:>14.1f}"
+        lines.append(line)
+    if comparison["straggler"] is not None:
+        late = comparison["straggler"]
+        return [*lines, f"Rank {late} holds up the others: it is the last to arrive in most collectives"]
+    return [*lines, f"No straggler: {comparison['straggler_reason']}"]

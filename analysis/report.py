@@ -1,0 +1,231 @@
+"""report.html: all that is known of a run or of some traces, for a person, in one file that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jinja2
+import matplotlib
+from matplotlib.figure import Figure
+
+from analysis.figures import profile_figures, steps_figure
+from analysis.memory import draw_memory_timeline
+from analysis.operators import quantity
+from tiny_llama_v1 import MB, UserError
+
+TOP = 25  # rows of the long tables
+FILES = {
+    "config": "config.json",
+    "summary": "performance_summary.json",
+    "memory": "memory_timeline.json",
+    "flops": "flops_profile.json",
+    "intensity": "computational_intensity.json",
+}
+
+
+def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, run: Path | None = None) -> list[Path]:
+    """report.html in the folder, and the same figures and tables as TensorBoard's images and text; the files written.
+
+    analyses are (name, operator_analysis.json) of traces, the folder's own without them; run is the folder whose
+    other files are reported too, this one without it.
+    """
+    documents = read_documents(run or folder)
+    if analyses is None:
+        own = read_document(folder / "operator_analysis.json")
+        analyses = [(own["trace"], own)] if own else []
+    if not analyses:
+        raise UserError(f"{folder}: nothing to report, it holds no operator_analysis.json")
+    analysis = analyses[0][1]
+    with plain_text():
+        figures = profile_figures(analysis)
+        if documents["summary"] and (figure := steps_figure(documents["summary"])):
+            figures["steps"] = figure
+        if documents["memory"]:
+            figures["memory_of_a_step"] = draw_memory_timeline(documents["memory"])
+        images = {name: png(figure) for name, figure in figures.items()}
+        page = render(analysis, analyses, documents, images)
+        target = folder / "report.html"
+        write_text(target, page)
+        return [target, *to_tensorboard(folder, analysis, figures)]
+
+
+@contextmanager
+def plain_text() -> Iterator[None]:
+    """Names of kernels are not ours: a dollar sign in one is no formula."""
+    with matplotlib.rc_context({"text.parse_math": False}):
+        yield
+
+
+def read_documents(folder: Path) -> dict[str, dict | None]:
+    return {name: read_document(folder / file) for name, file in FILES.items()}
+
+
+def read_document(path: Path) -> dict | None:
+    """The JSON file of a run of ours, None where there is none."""
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as JSON of a run: {error}") from error
+    return document if isinstance(document, dict) and "schema_version" in document else None
+
+
+def png(figure: Figure) -> str:
+    """The figure as a data URL."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=120)
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def render(analysis: dict, analyses: list, documents: dict, images: dict[str, str]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,  # names come from files that others wrote
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "ms": lambda value, digits=3: "-" if value is None else f"{value:,.{digits}f}",
+        "percent": lambda value: f"{value:.1%}",
+        "quantity": quantity,
+        "count": lambda value: "-" if value is None else f"{value:,}",
+    }
+    template = environment.get_template("report_template.html")
+    return template.render(
+        analysis=analysis,
+        analyses=analyses,
+        images=images,
+        facts=run_facts(documents),
+        flops=flops_facts(documents),
+        memory=memory_facts(documents["memory"]),
+        top=TOP,
+        on_gpu=bool(analysis["kernels"]),
+        phases=[row["phase"] for row in analysis["phases"]],
+    )
+
+
+def run_facts(documents: dict) -> list[tuple[str, str]]:
+    """What ran, on what, how fast."""
+    summary = documents["summary"]
+    if summary is None:
+        return []
+    arguments, model, environment = (
+        summary["config"]["arguments"],
+        summary["config"]["model"],
+        summary["environment"],
+    )
+    performance, memory, training = summary["performance"], summary["memory"], summary["training"]
+    packages = environment["packages"]
+    rows = {
+        "Status": summary["status"] + (f": {summary['error']}" if summary["error"] else ""),
+        "When, where": f"{environment['timestamp']}, {environment['host']}",
+        "Command": environment["command_line"],
+        "Device": f"{environment['device']['name']} ({environment['device']['type']})",
+        "Versions": f"torch {packages['torch']}, Python {environment['python']}",
+        "Commit": (environment["commit"] or "unknown")[:12] + " and changes" * bool(environment["uncommitted_changes"]),
+        "Model": f"{model['parameters']:,} parameters: hidden {model['hidden_dim']}, {model['n_layers']} layers, "
+        f"{model['n_heads']} heads ({model['n_kv_heads']} key/value), intermediate {model['intermediate_dim']}, "
+        f"vocabulary {model['vocab_size']}",
+        "Training": f"batch {arguments['batch_size']} x {arguments['seq_len']} tokens, {arguments['precision']}, "
+        f"{training['completed_steps']} of {training['num_steps']} steps, {training['world_size']} "
+        f"rank{'s' * (training['world_size'] > 1)}",
+    }
+    if performance["avg_step_time_ms"]:
+        n, note = performance["steps_averaged"], performance["steps_averaged_note"]
+        rows["Step time"] = (
+            f"{performance['avg_step_time_ms']:.2f} ms mean, {performance['median_step_time_ms']:.2f} ms median of {n} "
+            f"steps ({note})"
+        )
+        rows["Throughput"] = (
+            f"{performance['samples_per_sec']:.1f} samples/s, {performance['tokens_per_sec']:,.0f} tokens/s"
+        )
+        rows["Achieved"] = f"{performance['achieved_tflops']:.4g} TFLOP/s in matrix products"
+    if memory["peak_mb"]:
+        rows["Peak memory"] = f"{memory['peak_mb']:,.1f} MB: {memory['source']}"
+    return list(rows.items())
+
+
+def flops_facts(documents: dict) -> list[tuple[str, str]]:
+    flops, intensity = documents["flops"], documents["intensity"]
+    rows = {}
+    if flops:
+        counts, efficiency = flops["flops_analysis"], flops["efficiency_metrics"]
+        rows["FLOPs per step"] = f"{counts['step_flops']:,} ({flops['convention']})"
+        rows["MFU"] = f"{efficiency['mfu_percent']:.1f}% in {efficiency['precision']}"
+        rows["Peak"] = f"{efficiency['device_peak_flops'] / 1e12:.3f} TFLOP/s, {efficiency['peak_source']}"
+    if intensity:
+        rows["Arithmetic intensity"] = f"{intensity['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte"
+        rows["Ridge point"] = f"{intensity['ridge_point_flops_per_byte']:.1f} FLOPs/byte"
+        rows["Bandwidth used"] = (
+            f"{intensity['memory_bandwidth_used_gb_per_sec']:.2f} GB/s, "
+            f"{intensity['memory_bandwidth_utilization_percent']:.1f}% of {intensity['memory_bandwidth_peak_source']}"
+        )
+    return list(rows.items())
+
+
+def memory_facts(memory: dict | None) -> list[tuple[str, str]]:
+    if memory is None:
+        return []
+    peak = memory["peak"]
+    rows = [("Peak", f"{memory['peak_bytes'] / MB:.1f} MB in {peak['phase']}: {memory['source']}")]
+    return rows + [(name, f"{size / MB:.1f} MB at the peak") for name, size in peak["bytes_by_category"].items()]
+
+
+def to_tensorboard(folder: Path, analysis: dict, figures: dict[str, Figure]) -> list[Path]:
+    """Figures into Images, tables into Text: an event file of its own, in the place of an earlier report's."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for earlier in folder.glob("events.out.tfevents.*.report"):
+        earlier.unlink()
+    try:
+        with SummaryWriter(str(folder), filename_suffix=".report") as writer:
+            for name, figure in figures.items():
+                writer.add_figure(f"profile/{name}", figure)
+            for name, text in text_tables(analysis).items():
+                writer.add_text(f"profile/{name}", text)
+    except OSError as error:
+        raise UserError(f"cannot write events in {folder}: {error.strerror}") from error
+    return sorted(folder.glob("events.out.tfevents.*.report"))
+
+
+def text_tables(analysis: dict) -> dict[str, str]:
+    """Markdown for TensorBoard."""
+
+    def cell(value) -> str:
+        text = f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
+        return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>()#+!|~" else letter for letter in text)
+
+    def table(rows: list[dict], columns: list[str]) -> str:
+        lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+        return "\n".join([*lines, *(f"| {' | '.join(cell(row.get(column)) for column in columns)} |" for row in rows)])
+
+    trust = analysis["integrity"]
+    notes = [f"- {cell(note)}" for note in (*trust["problems"], *trust["notes"])]
+    tables = {
+        "verdict": "\n".join([f"**{cell(analysis['verdict']['line'])}**", "", *notes]),
+        "components": table(analysis["components"], ["component", "ms_per_step", "share"]),
+        "operators": table(analysis["operators"][:TOP], ["name", "calls", "self_cpu_us", "self_device_us", "share"]),
+        "opportunities": table(analysis["opportunities"], ["name", "speedup_bound", "share", "evidence", "try"]),
+    }
+    if analysis["kernels"]:
+        columns = ["name", "count_per_step", "mean_us", "p95_us", "share", "launched_by", "component"]
+        tables["kernels"] = table(analysis["kernels"][:TOP], columns)
+    return tables

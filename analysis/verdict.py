@@ -1,0 +1,163 @@
+"""What bounds the step?  One line, by the same rule on a CPU, an AMD and an NVIDIA GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.components import in_a_step
+from analysis.costs import PRODUCTS, cost, keeps_books_only
+from analysis.hardware import datasheet
+from analysis.links import ANNOTATION, OPERATOR, Links
+from analysis.timeline import by_priority, idle_by_cause, is_communication, overlap, union
+
+BOUND_FROM = 0.40  # share of the step that makes a bound
+LEAD = 0.10  # by which it must be ahead of the next
+DEFAULT_RIDGE = 10.0  # FLOPs/byte, where the device is in no datasheet
+BOUNDS = {
+    "compute-bound": "products at or above the ridge",
+    "memory-bound": "other work on tensors",
+    "launch-bound": "the host's launching and bookkeeping",
+    "data-bound": "waiting for data",
+    "communication-bound": "communication that nothing hides",
+    "other": "not told apart",
+}
+
+
+def ridge_point(links: Links) -> tuple[float, str]:
+    """FLOPs per byte from which a product is limited by arithmetic: of the traced device, in the precision it used."""
+    properties = links.trace.metadata.get("deviceProperties") or []
+    device = properties[0] if isinstance(properties, list) and properties and isinstance(properties[0], dict) else {}
+    about = {"name": str(device.get("name", "")), "compute_units": device.get("numSms")}
+    found = datasheet(about) if device else None
+    if found is None:
+        name = about["name"] or "this CPU" * (not len(links.gpu)) or "this device"
+        return DEFAULT_RIDGE, f"{DEFAULT_RIDGE:.0f} FLOPs/byte; {name} is in no datasheet"
+    types = [kinds for _, kinds, _ in links.trace.signatures if kinds]
+    half = sum("c10::BFloat16" in kinds or "c10::Half" in kinds for kinds in types)
+    full = sum("float" in kinds for kinds in types)
+    precision = "bf16" if half > full and found[0].bf16 else "fp32"
+    ridge = getattr(found[0], precision) * 1e12 / (found[0].bandwidth * 1e9)
+    return ridge, f"{ridge:.1f} FLOPs/byte, {found[0].name} in {precision}"
+
+
+def computes(links: Links, ridge: float) -> np.ndarray:
+    """Which operators are products that arithmetic bounds: by FLOPs per byte where shapes tell, else by their kind."""
+    operators, trace = links.trace.operators, links.trace
+    kinds = links.host["category"].to_numpy(object)[: len(operators)]
+    out = np.isin(kinds.astype(str), PRODUCTS)
+    names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
+    signatures = operators["signature"].to_numpy()
+    pairs, which = np.unique(np.stack([codes, signatures], axis=1)[out], axis=0, return_inverse=True)
+    above = np.ones(len(pairs), dtype=bool)
+    for i, (code, signature) in enumerate(pairs.tolist()):
+        if signature >= 0:
+            one = cost(names[code], *trace.signatures[signature])
+            if one.flops and one.bytes:
+                above[i] = one.flops / one.bytes >= ridge
+    out[out] = above[which.reshape(-1)]
+    return out
+
+
+def time_split(links: Links) -> dict[str, float]:
+    """The time of the steps by what limits it, in us; together all of it."""
+    ridge, _ = ridge_point(links)
+    return gpu_split(links, computes(links, ridge)) if len(links.gpu) else host_split(links, computes(links, ridge))
+
+
+def gpu_split(links: Links, computing: np.ndarray) -> dict[str, float]:
+    gpu, window = links.gpu, links.window
+    start, end = (np.clip(gpu[name].to_numpy(), *window) for name in ("start", "end"))
+    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
+    operator = gpu["operator"].to_numpy()
+    by_kind = np.isin(gpu["category"].to_numpy(object).astype(str), PRODUCTS)
+    compute = np.where(operator >= 0, np.append(computing, False)[operator], by_kind)
+    # The operator of a convolution or product may launch copies and transposes too; by_kind takes those with it.
+    compute = compute & ~communication & ~memcpy
+    other = ~compute & ~communication & ~memcpy
+    parts = by_priority([(start[which], end[which]) for which in (compute, other, communication, memcpy)])
+    idle = idle_by_cause(links, window)
+    return {
+        "compute-bound": parts[0],
+        "memory-bound": parts[1] + parts[3] + idle["copy"],
+        "launch-bound": idle["launch"] + idle["latency"] + idle["synchronisation"],
+        "data-bound": idle["data"],
+        "communication-bound": parts[2] + idle["communication"],
+        "other": idle["unknown"],
+    }
+
+
+def host_split(links: Links, computing: np.ndarray) -> dict[str, float]:
+    host, steps = links.host, links.steps
+    inside = in_a_step(host["start"].to_numpy(), steps) & (host["thread"] == links.thread).to_numpy()
+    own, kind = host["own_us"].to_numpy(), host["kind"].to_numpy()
+    category, phase = host["category"].to_numpy(object), host["phase"].to_numpy(object)
+    compute = np.append(computing, np.zeros(len(host) - len(computing), dtype=bool))
+    books = np.array([keeps_books_only(name) for name in host["name"].cat.categories])[host["name"].cat.codes]
+    data = phase == "data"
+    communicates = category == "communication"
+    work = (kind == OPERATOR) & ~books & ~data & ~communicates
+    us = {
+        "compute-bound": own[inside & work & compute].sum(),
+        "memory-bound": own[inside & work & ~compute].sum(),
+        "data-bound": own[inside & data].sum(),
+        "communication-bound": own[inside & communicates & ~data].sum(),
+    }
+    total = float((steps["end"] - steps["start"]).sum())
+    rest = max(0.0, total - sum(us.values()))
+    # Where the step's thread is in no operator while another one communicates, it waits for that.
+    busy = host[inside & (kind != ANNOTATION)]
+    elsewhere = host[(communicates & (host["thread"] != links.thread)).to_numpy()]
+    waited = waiting_us(busy, elsewhere, steps)
+    us["communication-bound"] += min(rest, waited)
+    us["launch-bound"] = rest - min(rest, waited)
+    us["other"] = 0.0
+    return {name: float(us[name]) for name in BOUNDS}
+
+
+def waiting_us(busy, elsewhere, steps) -> float:
+    """How long `elsewhere` ran in the steps while nothing of `busy` did."""
+    if elsewhere.empty:
+        return 0.0
+    own = union(busy["start"].to_numpy(), busy["end"].to_numpy())
+    total = 0.0
+    for start, end in zip(*union(elsewhere["start"].to_numpy(), elsewhere["end"].to_numpy()), strict=True):
+        for first, last in zip(steps["start"], steps["end"], strict=True):
+            low, high = max(start, first), min(end, last)
+            if high > low:
+                total += high - low - overlap((np.array([low]), np.array([high])), own)
+    return total
+
+
+def verdict(links: Links, trust: dict) -> dict:
+    """The largest part of the step names the bound if it is large enough and far enough ahead; else undecided."""
+    split = time_split(links)
+    total = sum(split.values())
+    shares = {name: us / total if total else 0.0 for name, us in split.items()}
+    ranked = sorted((name for name in shares if name != "other"), key=lambda name: -shares[name])
+    first, second = ranked[:2]
+    decided = shares[first] >= BOUND_FROM and shares[first] - shares[second] >= LEAD
+    found = first if decided else "undecided"
+    ridge, source = ridge_point(links)
+    numbers = ", ".join(f"{name.removesuffix('-bound')} {shares[name]:.1%}" for name in ranked)
+    if shares["other"] >= 0.001:
+        numbers += f", unknown {shares['other']:.1%}"
+    rule = f"a bound takes {BOUND_FROM:.0%} of the step and {LEAD:.0%} more than the next"
+    if trust["trustworthy"]:
+        line = f"{found}: {numbers} ({rule})"
+    else:
+        line = f"untrustworthy: {'; '.join(trust['problems'])}; what is left would say {found}: {numbers} ({rule})"
+    if "verdict" in trust["unreliable"]:
+        line += f"; unreliable: {trust['unreliable']['verdict']}"
+    return {
+        "bound": found if trust["trustworthy"] else "undecided",
+        "trustworthy": trust["trustworthy"],
+        "line": line,
+        "shares": shares,
+        "meaning": BOUNDS,
+        "thresholds": {
+            "bound_from_share": BOUND_FROM,
+            "lead_share": LEAD,
+            "ridge_flops_per_byte": ridge,
+            "ridge_source": source,
+        },
+    }
