@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.costs import category
-from analysis.links import ANNOTATION, MODULE, OPERATOR, Links
+from analysis.links import ANNOTATION, MODULE, OPERATOR, Links, step_at
 from analysis.timeline import exposed_us, is_communication
 from analysis.trace import MODULE as MODULE_PREFIX
 from analysis.trace import STEP, where_name
@@ -187,19 +187,20 @@ def attribute_gpu(links: Links, source: str) -> None:
 
 
 def step_events(links: Links) -> tuple[pd.DataFrame, float]:
-    """What the profiled steps consist of, and their length in us: component, phase, category, us, operator (-1: none).
+    """What the profiled steps consist of, and their length in us: component, phase, category, us, operator, step.
 
     On a trace with GPU events these are its events, and their time is the GPU's.  Else they are the events of the host
     thread that ran the steps, each with the time that is its own.
     """
     columns, host, steps = ["component", "phase", "category"], links.host, links.steps
     if len(links.gpu):
-        events = links.gpu[[*columns, "operator"]].assign(us=exposed_us(links.gpu, links.window))
+        events = links.gpu[[*columns, "operator", "step"]].assign(us=exposed_us(links.gpu, links.window))
         return events[events["us"] > 0], links.window[1] - links.window[0]
     inside = (host["thread"] == links.thread).to_numpy() & in_a_step(host["start"].to_numpy(), steps)
     events = host.loc[inside, columns].assign(us=host["own_us"][inside])
     rows = np.flatnonzero(inside)
     events["operator"] = np.where(host["kind"].to_numpy()[rows] == OPERATOR, rows, -1)
+    events["step"] = step_at(host["start"].to_numpy()[rows], steps)
     return events, float((steps["end"] - steps["start"]).sum())
 
 
@@ -221,6 +222,7 @@ def step_breakdown(links: Links, source: str) -> dict:
     sums = sums.reindex(columns=[phase for phase in order if phase in sums]) / 1e3 / n
     sums = sums.loc[sums.sum(axis=1).sort_values(ascending=False, kind="stable").index]
     whole = total / 1e3 / n
+    spread = spread_over_steps(events, n)
     return {
         "attribution": {
             "clock": "GPU" if len(links.gpu) else "host",
@@ -237,6 +239,7 @@ def step_breakdown(links: Links, source: str) -> dict:
             {
                 "component": name,
                 "ms_per_step": float(row.sum()),
+                "std_ms": spread.get(name),
                 "share": float(row.sum() / whole) if whole else 0.0,
                 "phases_ms": {phase: float(ms) for phase, ms in row.items() if ms > 0},
             }
@@ -244,6 +247,15 @@ def step_breakdown(links: Links, source: str) -> dict:
             if row.sum() > 0 or name == UNATTRIBUTED
         ],
     }
+
+
+def spread_over_steps(events: pd.DataFrame, n: int) -> dict[str, float]:
+    """Sample standard deviation, over the steps, of each component's time in ms; nothing for a single step."""
+    if n < 2:
+        return {}
+    sums = events[events["step"] >= 0].groupby(["component", "step"])["us"].sum().unstack(fill_value=0.0)
+    sums = sums.reindex(columns=range(n), fill_value=0.0)
+    return {name: float(std) for name, std in (sums.std(axis=1, ddof=1) / 1e3).items()}
 
 
 def in_a_step(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:

@@ -35,7 +35,7 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
         numbers = ", ".join(str(row["number"]) for row in incomplete)
         lost = sum(row["kernel_launches"] - row["kernels_of_launches"] for row in incomplete)
         silent = sum(row["kernels_during"] == 0 for row in incomplete)
-        what = f"{lost} launches have no kernel" if lost else f"no kernel ran during {silent}"
+        what = f"{lost} launches have no kernel" if lost else f"no kernel ran during {silent} of them"
         n = len(incomplete)
         problems.append(f"{n} of {len(rows)} steps ({numbers}) {'lack' if n > 1 else 'lacks'} GPU events: {what}")
     elif lost := sum(row["kernel_launches"] - row["kernels_of_launches"] for row in rows):

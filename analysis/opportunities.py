@@ -231,7 +231,7 @@ def mixed_precision(evidence: Evidence) -> Iterator[Proposal]:
     rows, us = evidence.part(events["category"].isin(PRODUCTS) & in_fp32)
     properties = trace.metadata.get("deviceProperties") or [{}]
     found = datasheet({"name": str(properties[0].get("name", ""))}) if isinstance(properties[0], dict) else None
-    best, basis = 0.0, "fp32 products could vanish: this device is in no datasheet that says by how much they shrink"
+    best, basis = 0.0, "products could vanish, as no datasheet says what bf16 does here; a CPU may well be slower in it"
     if found and found[0].bf16:
         ratio = found[0].bf16 / found[0].fp32
         best, basis = us / ratio, f"bf16 is {ratio:.1f} times as fast as fp32 on {found[0].name}, says its datasheet"
