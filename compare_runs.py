@@ -31,6 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     if len(args.folders) < 2:
         parser.error(f"one folder, {args.folders[0]}: give the folders of two runs or more")
+    tiny_llama_v1.require("comparing", ["matplotlib", "jinja2"])
     from analysis.compare import compare, comparison_figure, comparison_lines
     from analysis.report import plain_text
 

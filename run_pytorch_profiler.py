@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import tiny_llama_v1
-from analysis.operators import SORT_KEYS
+from analysis import SORT_KEYS
 
 
 def main() -> None:
@@ -33,11 +33,15 @@ def main() -> None:
     group.add_argument("--sort-by", choices=SORT_KEYS, help="order of operators (self_device on a GPU, else self_cpu)")
     args = parser.parse_args()
     table = {"top": args.top_n, "sort": args.sort_by}
+    report = args.generate_report if args.analyze_existing else args.generate_report is not False
+    tiny_llama_v1.require("the analysis", ["orjson", "pandas"])
+    if report:
+        tiny_llama_v1.require("--generate-report", ["jinja2", "matplotlib", "tensorboard"])
     if args.analyze_existing:
         from analysis.existing import analyze_existing
 
         output = Path(args.output_dir) if args.output_dir else None
-        analyze_existing(args.analyze_existing, output, bool(args.generate_report), **table)
+        analyze_existing(args.analyze_existing, output, bool(report), **table)
         return
     args.num_steps = args.num_steps or 20
     args.profile_memory = args.profile_memory or args.include_memory or None
@@ -49,7 +53,7 @@ def main() -> None:
 
         analysis = json.loads((folder / "operator_analysis.json").read_text())
         tiny_llama_v1.say("", *profile_lines(analysis, **table))
-        if args.generate_report is not False:
+        if report:
             from analysis.report import write_report
 
             tiny_llama_v1.say("", "Report:", *(f"  {file}" for file in write_report(folder)))

@@ -958,6 +958,14 @@ def version_of(package: str) -> str | None:
     return None
 
 
+def require(what: str, modules: list[str]) -> None:
+    """Raise UserError if one is missing, before any work is done for nothing."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            cure = "the folder that lies beside this script" if module == "analysis" else f"pip install {module}"
+            raise UserError(f"{what} needs {module}, which is missing: {cure}")
+
+
 def check_packages(training: TrainingConfig, profiling: ProfilerConfig, device: torch.device) -> None:
     """What the flags need must be there before training starts, not when it ends."""
     needs = (
@@ -966,11 +974,8 @@ def check_packages(training: TrainingConfig, profiling: ProfilerConfig, device: 
         ("--profile-operators", profiling.profile_operators, ["analysis", "orjson", "pandas"]),
         ("--enable-deepspeed-flops", profiling.enable_deepspeed_flops, ["analysis", "deepspeed"]),
     )
-    for flag, wanted, modules in needs:
-        for module in modules if wanted else ():
-            if importlib.util.find_spec(module) is None:
-                cure = "the folder that lies beside this script" if module == "analysis" else f"pip install {module}"
-                raise UserError(f"{flag} needs {module}, which is missing: {cure}")
+    for what, wanted, modules in needs:
+        require(what, modules if wanted else [])
     if profiling.enable_deepspeed_flops:
         os.environ.setdefault("DS_ACCELERATOR", device.type)  # or it guesses, and prints that it does
         try:

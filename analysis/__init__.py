@@ -1,1 +1,3 @@
-"""Reads what runs leave behind and explains it.  One module, one question."""
+"""Reads what runs and profilers wrote, and explains it.  Nothing heavy is imported until a module is."""
+
+SORT_KEYS = ("self_cpu", "cpu", "self_device", "device", "calls", "flops", "bytes")  # of operators

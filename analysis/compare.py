@@ -82,8 +82,9 @@ def compare(folders: list[Path]) -> dict:
             if run.analysis["attribution"]["clock"] != runs[0].analysis["attribution"]["clock"]:
                 out["profiles_reason"] = f"{names[0]} and {run.name} are timed on different clocks, GPU and host"
                 continue
-            out["components"] += component_changes(runs[0], run)
-            out["operators"] += operator_changes(runs[0], run)
+            floor = repeats["spread"] if repeats else 0.0
+            out["components"] += component_changes(runs[0], run, floor)
+            out["operators"] += operator_changes(runs[0], run, floor)
     else:
         out["profiles_reason"] = f"{names[0]} and one other run must hold an operator_analysis.json"
     return out
@@ -205,7 +206,7 @@ def scaling(rows: list[dict]) -> dict | None:
     }
 
 
-def component_changes(baseline: Run, run: Run) -> list[dict]:
+def component_changes(baseline: Run, run: Run, floor: float) -> list[dict]:
     """Time per step by component in both runs, the largest change first; noise by the spread over steps."""
     tables = [{row["component"]: row for row in one.analysis["components"]} for one in (baseline, run)]
     steps = [one.analysis["attribution"]["steps"] for one in (baseline, run)]
@@ -219,11 +220,11 @@ def component_changes(baseline: Run, run: Run) -> list[dict]:
         ]
         known = [error for error in errors if error is not None]
         noise = STANDARD_ERRORS * math.hypot(*known) if known else None
-        rows.append(change(run.name, "component", name, before, after, noise))
+        rows.append(change(run.name, "component", name, before, after, noise, floor))
     return sorted(rows, key=lambda row: -abs(row["change_ms"]))
 
 
-def operator_changes(baseline: Run, run: Run) -> list[dict]:
+def operator_changes(baseline: Run, run: Run, floor: float) -> list[dict]:
     """Time of its own per step by operator in both runs; noise by the spread of the steps as a whole."""
     tables = []
     for one in (baseline, run):
@@ -237,24 +238,26 @@ def operator_changes(baseline: Run, run: Run) -> list[dict]:
     rows = []
     for name in dict.fromkeys([*tables[0], *tables[1]]):
         values = [table.get(name, 0.0) for table in tables]
-        unknown = None in relative
-        errors = () if unknown else [value * error for value, error in zip(values, relative, strict=True)]
-        rows.append(
-            change(run.name, "operator", name, *values, None if unknown else STANDARD_ERRORS * math.hypot(*errors))
-        )
+        noise = None
+        if None not in relative:
+            noise = STANDARD_ERRORS * math.hypot(*(v * error for v, error in zip(values, relative, strict=True)))
+        rows.append(change(run.name, "operator", name, *values, noise, floor))
     return sorted(rows, key=lambda row: -abs(row["change_ms"]))
 
 
-def change(run: str, kind: str, name: str, before: float, after: float, noise: float | None) -> dict:
+def change(run: str, kind: str, name: str, before: float, after: float, noise: float | None, floor: float) -> dict:
+    """One row.  floor is the relative difference that runs of the same settings show."""
     difference = after - before
+    if noise is not None:
+        noise = max(noise, floor * min(before, after))
     word = (
         "spread unknown"
         if noise is None
-        else NOISE
-        if abs(difference) <= noise
         else "more"
-        if difference > 0
+        if difference > noise
         else "less"
+        if -difference > noise
+        else NOISE
     )
     return {
         "run": run,

@@ -12,7 +12,7 @@ _PATTERNS = {
     "optimizer": r"optimizer\.|_foreach_|_fused_(adam|sgd|ada)|multi_tensor_apply|fusedadam|lamb_",
     "attention": r"scaled_dot_product|flash_?(attn|attention|fwd|bwd)|efficient_attention|fmha|attn_(fwd|bwd)|ck_fmha",
     "convolution": r"conv(?!ert)|igemm|winograd|wgrad|dgrad|implicit_gemm|im2col|col2im",
-    "matrix product": r"(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)$|gemm|cijk_|cutlass"
+    "matrix product": r"(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)_?$|gemm|cijk_|cutlass"
     r"|mmbackward|mm_backward|linear_backward|wgmma|cublas|hipblas|rocblas|gemv|splitk",
     "normalisation": r"norm|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
     "reduction": r"softmax|nll_loss|cross_entropy|mse_loss|reduce(?!r)|_pool|pool\dd|topk|sort|triton_(red|per)"

@@ -66,13 +66,9 @@ def parents(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> np.ndarra
 def host_events(trace: Trace) -> pd.DataFrame:
     """Operators, annotations and module calls in one frame, each with its caller and the time that is its own."""
     columns = ["name", "start", "end", "thread", "kind", "sequence", "forward_thread"]
-    parts = [
-        part.assign(kind=kind)
-        for kind, part in ((OPERATOR, trace.operators), (ANNOTATION, trace.annotations), (MODULE, trace.modules))
-        if len(part)
-    ]
-    if not parts:
-        return pd.DataFrame(columns=[*columns, "parent", "own_us", "operator_parent"]).astype({"parent": int})
+    kinds = {OPERATOR: trace.operators, ANNOTATION: trace.annotations, MODULE: trace.modules}
+    parts = [part.assign(kind=kind) for kind, part in kinds.items()]
+    parts = [part for part in parts if len(part)] or parts[:1]
     host = pd.concat(parts, ignore_index=True).reindex(columns=columns)
     numbers = ["sequence", "forward_thread"]
     host[numbers] = host[numbers].fillna(-1).astype(np.int64)

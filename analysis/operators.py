@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from analysis import SORT_KEYS
 from analysis.components import UNATTRIBUTED
 from analysis.costs import Cost, cost
 from analysis.links import Links
 
-SORT_KEYS = ("self_cpu", "cpu", "self_device", "device", "calls", "flops", "bytes")
 COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for key in SORT_KEYS}
 
 

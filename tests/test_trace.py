@@ -1,63 +1,25 @@
 """Reading traces, and what is read from them: against traces of real GPUs, small made-up ones, and damaged ones."""
 
+import collections
 import gzip
 import json
+import sys
+import time
 
 import numpy as np
 import pytest
-from conftest import PROJECT
+import torch
+from conftest import PROJECT, finish, start
 from hypothesis import given
 from hypothesis import strategies as st
+from traces import H100, MI300X, SMALL, analysis_of, event, real, rows_of, trace_of
 
-from analysis.links import link, parents
+import tiny_llama_v1 as tiny_llama
+from analysis.links import parents
 from analysis.operators import operator_lines
-from analysis.profile import operator_analysis
 from analysis.timeline import covered, exclusive_us, gpu_timeline
 from analysis.trace import read_trace
 from tiny_llama_v1 import UserError
-
-REAL = PROJECT.parent / "shared" / "traces"
-
-
-def real(name: str):
-    if not (REAL / name).exists():
-        pytest.skip(f"the trace {name} is not here")
-    return read_trace(REAL / name)
-
-
-def analysis_of(trace, summary=None):
-    return operator_analysis(link(trace), summary)
-
-
-def event(name, start, duration, kind="cpu_op", thread=1, **arguments):
-    return {
-        "ph": "X", "cat": kind, "name": name, "ts": start, "dur": duration, "pid": 1, "tid": thread, "args": arguments
-    }  # fmt: skip
-
-
-def rows_of(analysis):
-    return {
-        (row["component"], phase): ms for row in analysis["components"] for phase, ms in row["phases_ms"].items()
-    }  # fmt: skip
-
-
-def trace_of(tmp_path, *events, **metadata):
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": list(events), **metadata}))
-    return read_trace(path)
-
-
-SMALL = (
-    event("ProfilerStep#3", 0, 100, kind="user_annotation"),
-    event("aten::linear", 10, 50, **{"External id": 1, "Sequence number": 7}),
-    event("aten::mm", 20, 30, **{"External id": 2}),
-    event("cudaLaunchKernel", 25, 5, kind="cuda_runtime", correlation=9, **{"External id": 2}),
-    event("gemm", 40, 20, kind="kernel", correlation=9, device=0, stream=7),
-    event("aten::add", 70, 10, **{"External id": 3}),
-    event("cudaLaunchKernel", 72, 5, kind="cuda_runtime", correlation=10),
-    event("add_kernel", 90, 5, kind="kernel", correlation=10, device=0, stream=7),
-    event("orphan", 98, 2, kind="kernel", correlation=11, device=0, stream=7),
-)
 
 
 def test_a_small_trace(tmp_path):
@@ -82,7 +44,7 @@ def test_a_small_trace(tmp_path):
 
 
 def test_reference_timeline_of_an_h100():
-    timeline = gpu_timeline(real("h100_bert_small_inference.json.gz").gpu)
+    timeline = gpu_timeline(real(H100).gpu)
     expected = {
         "total_ms": 3.907824951171875,
         "computation_ms": 0.30719775390625,
@@ -95,7 +57,7 @@ def test_reference_timeline_of_an_h100():
 
 
 def test_reference_timeline_of_an_mi300x():
-    trace = real("mi300_resnet_training_rank0.json.gz")
+    trace = real(MI300X)
     assert trace.gpu["kind"].value_counts().to_dict() == {"kernel": 2995, "memcpy": 550, "memset": 108}
     timeline = gpu_timeline(trace.gpu)
     assert (timeline["total_ms"], timeline["busy_ms"]) == pytest.approx((86.5677, 84.0021), rel=1e-4)
@@ -103,7 +65,7 @@ def test_reference_timeline_of_an_mi300x():
 
 
 def test_every_h100_kernel_is_linked():
-    assert analysis_of(real("h100_bert_small_inference.json.gz"))["integrity"]["kernels_linked_to_an_operator"] == 1
+    assert analysis_of(real(H100))["integrity"]["kernels_linked_to_an_operator"] == 1
 
 
 def test_a_trace_without_a_gpu_has_no_timeline(tmp_path):
@@ -229,13 +191,6 @@ def test_overlapping_gpu_events_are_counted_once(tmp_path):
 
 def test_components_agree_with_a_direct_measurement(tmp_path):
     """Timers in hooks around the modules, forward and backward, in the very steps that the trace holds."""
-    import collections
-    import time
-
-    import torch
-
-    import tiny_llama_v1 as tiny_llama
-
     torch.manual_seed(0)
     config = tiny_llama.TinyLlamaConfig()
     model = tiny_llama.TinyLlamaModel(config)
@@ -283,10 +238,6 @@ def test_components_agree_with_a_direct_measurement(tmp_path):
 
 
 def run_profiler(tmp_path, *flags):
-    import sys
-
-    from conftest import finish, start
-
     return finish(start(sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags, cwd=tmp_path))
 
 
