@@ -1,0 +1,134 @@
+"""Runs side by side: real ones, and summaries with known differences."""
+
+import json
+import sys
+
+import pytest
+from conftest import PROJECT, finish, start
+
+from analysis.compare import NOISE, compare, comparison_lines, ratio
+from tiny_llama_v1 import UserError
+
+
+@pytest.fixture
+def runs(train, tmp_path):
+    """Two profiled runs that differ in batch size, and one that was not profiled and differs in model."""
+    flags = ("--enable-pytorch-profiler", "--num-steps", "12", "--profile-steps", "3")
+    assert train(*flags, "--output-dir", "small_batch")[0] == 0
+    assert train(*flags, "--output-dir", "large_batch", "--batch-size", "32")[0] == 0
+    assert train("--num-steps", "8", "--output-dir", "wide", "--hidden-dim", "256")[0] == 0
+    return tmp_path
+
+
+def copy_of(folder, target, times=None, **changes):
+    """The run as another, with step times of its own."""
+    target.mkdir()
+    for file in folder.glob("*.json"):
+        (target / file.name).write_bytes(file.read_bytes())
+    summary = json.loads((target / "performance_summary.json").read_text())
+    if times is not None:
+        summary["steps"] |= {"step": list(range(1, len(times) + 1)), "time_ms": times, "left_out": [None] * len(times)}
+    (target / "performance_summary.json").write_text(json.dumps(summary | changes))
+    return target
+
+
+def test_real_runs(runs):
+    comparison = compare([runs / name for name in ("small_batch", "large_batch", "wide")])
+    rows = {row["name"]: row for row in comparison["runs"]}
+    assert rows["small_batch"]["ratio"] == 1
+    assert rows["small_batch"]["difference"] == NOISE
+    for row in rows.values():
+        summary = json.loads((runs / row["name"] / "performance_summary.json").read_text())
+        assert row["mean_ms"] == pytest.approx(summary["performance"]["avg_step_time_ms"])
+        assert row["steps_counted"] == summary["performance"]["steps_averaged"]
+    differing = {row["name"]: row["values"] for row in comparison["differences"]}
+    assert differing["batch_size"] == [4, 32, 4]
+    assert differing["hidden_dim"] == [32, 32, 256]
+    assert "output_dir" not in differing
+    components = {row["component"]: row for row in comparison["components"]}
+    assert components["mlp.up_proj"]["run"] == "large_batch"
+    assert components["mlp.up_proj"]["change_ms"] == pytest.approx(
+        components["mlp.up_proj"]["ms"] - components["mlp.up_proj"]["baseline_ms"]
+    )
+    changes = [abs(row["change_ms"]) for row in comparison["components"]]
+    assert changes == sorted(changes, reverse=True)
+    assert any(row["operator"] == "aten::mm" for row in comparison["operators"])
+    assert comparison["scaling"]["points"] == 3
+    text = "\n".join(comparison_lines(comparison))
+    assert "Components of large_batch against small_batch" in text
+    assert "Scaling over 3 runs" in text
+
+
+def test_noise_is_called_noise(runs):
+    base = copy_of(runs / "small_batch", runs / "a", [100.0, 101, 99, 100, 102, 98, 100, 101])
+    same = copy_of(runs / "small_batch", runs / "b", [101.0, 99, 100, 102, 98, 101, 100, 99])
+    slow = copy_of(runs / "small_batch", runs / "c", [120.0, 121, 119, 120, 122, 118, 120, 121])
+    fast = copy_of(runs / "large_batch", runs / "d", [80.0, 81, 79, 80, 82, 78, 80, 81])
+    words = {row["name"]: row["difference"] for row in compare([base, same, fast])["runs"]}
+    assert words == {"a": NOISE, "b": NOISE, "d": "faster"}
+    # The same settings gave 100 and 120 ms: then 80 is more than that, and 120 is not.
+    comparison = compare([base, slow, fast])
+    assert comparison["repeats"]["groups"] == [["a", "c"]]
+    assert comparison["repeats"]["spread"] == pytest.approx(0.2)
+    assert {row["name"]: row["difference"] for row in comparison["runs"]} == {"a": NOISE, "c": NOISE, "d": "faster"}
+
+
+def test_intervals():
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(110, 2, 60), rng.normal(100, 2, 60)
+    found = ratio(a, b)
+    assert found["ratio_95"][0] < 1.1 < found["ratio_95"][1]
+    assert found["difference"] == "slower"
+    assert ratio(a[:2], b)["difference"] == "spread unknown"
+    assert ratio(a[:0], b)["ratio"] is None
+
+
+def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs):
+    failed = copy_of(runs / "small_batch", runs / "failed", [], status="failed")
+    summary = json.loads((failed / "performance_summary.json").read_text())
+    none = dict.fromkeys(summary["performance"])
+    none |= {"model_flops_per_step": summary["performance"]["model_flops_per_step"]}
+    (failed / "performance_summary.json").write_text(json.dumps(summary | {"performance": none}))
+    comparison = compare([runs / "wide", failed])
+    assert comparison["runs"][1]["median_ms"] is None
+    assert comparison["runs"][1]["median_ms_reason"]
+    text = "\n".join(comparison_lines(comparison))
+    assert "Not completed: failed failed" in text
+    assert "Not compared by component" in text
+
+
+def test_the_command(runs):
+    command = [sys.executable, str(PROJECT / "compare_runs.py")]
+    code, out = finish(start(*command, "small_batch", "large_batch", "--output-dir", "c", "--top-n", "3", cwd=runs))
+    assert code == 0, out
+    assert json.loads((runs / "c" / "comparison.json").read_text())["schema_version"] == 1
+    assert (runs / "c" / "comparison.png").stat().st_size > 10_000
+    for flags, expected, words in (
+        (("small_batch",), 2, "two runs or more"),
+        (("small_batch", "nowhere"), 1, "nowhere"),
+        (("small_batch", "c"), 1, "c: holds no performance_summary.json"),
+        (("small_batch", "wide", "--output-dir", "wide/config.json"), 1, "wide/config.json"),
+    ):
+        code, out = finish(start(*command, *flags, cwd=runs))
+        assert code == expected, out
+        assert words in out.splitlines()[-1]
+        assert "Traceback" not in out
+    assert not list(runs.glob("comparison_*"))
+
+
+def test_a_damaged_summary_is_named(runs):
+    bad = copy_of(runs / "wide", runs / "bad")
+    (bad / "performance_summary.json").write_text("{")
+    with pytest.raises(UserError, match=r"bad/performance_summary\.json"):
+        compare([runs / "wide", bad])
+
+
+def test_folders_of_the_performance_study(runs):
+    study = runs / "study"
+    copy_of(runs / "wide", study)
+    (study / "pytorch_profiles").mkdir()
+    analysis = (runs / "small_batch" / "operator_analysis.json").read_text()
+    (study / "pytorch_profiles" / "operator_analysis.json").write_text(analysis)
+    assert compare([runs / "small_batch", study])["components"]

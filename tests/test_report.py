@@ -1,0 +1,221 @@
+"""report.html, the command that writes it, and traces of all kinds given to it."""
+
+import gzip
+import html.parser
+import json
+import os
+import sys
+import time
+
+import pytest
+from conftest import PROJECT, finish, start
+from traces import H100, MI300X, SMALL, event, on_gpu, real_path, step, write_trace
+
+from analysis.existing import analyze_existing
+from analysis.report import write_report
+from tiny_llama_v1 import UserError
+
+HOSTILE = (
+    step(1, 0, 100),
+    event("<script>alert(1)</script>", 5, 20),
+    event("aten::<img src=x onerror=alert(1)> $\\frac{1$ | `x`", 30, 20),
+    *on_gpu("void kernel<float>(T*) <b>&amp; $x_{$ {{ 7 * 7 }}", 32, 40, 30, 1),
+)
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, addresses and text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.addresses, self.text = set(), [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "action", "srcset")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def page(folder):
+    return Page((folder / "report.html").read_text())
+
+
+def run_profiler(folder, *flags, env=None):
+    command = [sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags]
+    return finish(start(*command, cwd=folder, env=env or {}))
+
+
+def test_names_from_elsewhere_are_text_and_nothing_is_fetched(tmp_path):
+    write_trace(tmp_path / "trace.json", *HOSTILE)
+    analyze_existing(tmp_path / "trace.json", tmp_path / "out", True, 5, None)
+    found = page(tmp_path / "out")
+    assert "<script>alert(1)</script>" in found.text
+    assert "{{ 7 * 7 }}" in found.text
+    assert not found.tags & {"script", "link", "iframe", "b", "object", "embed"}
+    assert all(address.startswith(("data:image/png;base64,", "#")) for address in found.addresses)
+    assert "url(" not in (tmp_path / "out" / "report.html").read_text()
+    assert "http://" not in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", [H100, MI300X])
+def test_reports_of_real_gpus(tmp_path, name, capsys):
+    analyze_existing(real_path(name), tmp_path, True, 5, None)
+    found = page(tmp_path)
+    for words in ("Where the step went", "What to try", "The GPU", "GPU kernels", "idle for", "How far to trust it"):
+        assert words in found.text, words
+    assert (tmp_path / "report.html").stat().st_size < 2 * 2**20
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    head = [line for line in lines[: lines.index("", 3)] if line]
+    assert 10 <= len(head) <= 16  # the answer, before any table
+    assert any(line.startswith("Verdict     ") for line in head)
+
+
+def test_a_run_ends_with_a_report(tmp_path):
+    flags = "--num-steps 8 --profile-steps 2 --seq-len 32 --include-memory --top-n 3 --sort-by calls".split()
+    code, out = run_profiler(tmp_path, "--profile-dir", "p", *flags)
+    assert code == 0, out
+    found = page(tmp_path / "p")
+    for words in ("attention.scores", "Peak memory", "temporaries", "run_pytorch_profiler.py", "Profiler overhead"):
+        assert words in found.text, words
+    assert "Report:\n  p/report.html\n" in out
+    table = out[out.index("Operators: ") :].splitlines()[2:5]
+    calls = [int(line.split()[1]) for line in table]
+    assert calls == sorted(calls, reverse=True)
+    assert "aten::" in table[0]
+    assert "aten::" not in out[out.index("Operators: ") :].splitlines()[5]  # three rows were asked for
+    config = json.loads((tmp_path / "p" / "config.json").read_text())
+    assert config["arguments"]["profile_memory"]
+
+    # Again, into the same folder: the first run moves away whole, its report too.
+    code, out = run_profiler(tmp_path, "--profile-dir", "p", *flags, "--no-generate-report", "--gzip")
+    assert code == 0, out
+    assert not (tmp_path / "p" / "report.html").exists()
+    [earlier] = (tmp_path / "p").glob("earlier_*")
+    assert (earlier / "report.html").exists()
+    assert len(list(earlier.glob("events.out.tfevents.*"))) == 2
+    [trace] = (tmp_path / "p").glob("trace_*")
+    assert trace.name == "trace_step_5_7.pt.trace.json.gz"
+    assert gzip.decompress(trace.read_bytes()).rstrip().endswith(b"}")
+
+    # And read once more, without training: the run's folder as a whole.
+    code, out = run_profiler(tmp_path, "--analyze-existing", "p", "--generate-report")
+    assert code == 0, out
+    assert "Peak memory" in page(tmp_path / "p").text
+    assert "Overhead    of the profiler " in out
+    assert "not known here" not in out
+    assert len(list((tmp_path / "p").glob("*.report"))) == 1
+
+
+def test_default_traces_are_small(train, tmp_path):
+    for flags, limit in (((), 25), (("--gzip",), 3)):
+        folder = f"p{limit}"
+        assert (
+            train("--enable-pytorch-profiler", "--num-steps", "10", "--profile-dir", folder, *flags, small=False)[0]
+            == 0
+        )
+        [trace] = (tmp_path / folder).glob("trace_step_5_10*")
+        assert trace.stat().st_size < limit * 2**20
+
+
+def test_output_goes_where_it_was_asked_to(tmp_path):
+    (tmp_path / "traces").mkdir()
+    write_trace(tmp_path / "traces" / "a_trace.json", *SMALL)
+    write_trace(tmp_path / "traces" / "b_trace.json", *SMALL)
+    before = sorted((tmp_path / "traces").iterdir())
+    code, out = run_profiler(tmp_path, "--analyze-existing", "traces", "--output-dir", "out/deep", "--generate-report")
+    assert code == 0, out
+    names = {path.name for path in (tmp_path / "out" / "deep").iterdir() if "tfevents" not in path.name}
+    assert names == {"operator_analysis.json", "operator_analysis_b_trace.json", "report.html"}
+    assert "a_trace.json" in page(tmp_path / "out" / "deep").text
+    assert "All traces" in page(tmp_path / "out" / "deep").text
+    assert sorted((tmp_path / "traces").iterdir()) == before
+    code, out = run_profiler(tmp_path, "--analyze-existing", "traces")
+    assert code == 0
+    assert sorted((tmp_path / "traces").iterdir()) == before  # nothing was asked for but to say
+
+
+BAD = {
+    "empty.json": b"",
+    "cut.json": json.dumps({"traceEvents": SMALL}).encode()[:-40],
+    "cut.json.gz": gzip.compress(json.dumps({"traceEvents": SMALL}).encode())[:-9],
+    "other.json": b'{"answer": 42}',
+    "no_operators.json": json.dumps({"traceEvents": [step(1, 0, 5)]}).encode(),
+}
+
+
+def test_good_files_among_bad_ones(tmp_path, capsys):
+    for name, content in BAD.items():
+        (tmp_path / f"trace_{name}").write_bytes(content)
+    write_trace(tmp_path / "trace_good.json", *SMALL)
+    analyze_existing(tmp_path, tmp_path / "out", False, 5, None)
+    out = capsys.readouterr().out
+    assert "aten::linear" in out
+    refused = out[out.index("Not read:") :]
+    assert all(f"trace_{name}" in refused for name in BAD)
+    document = json.loads((tmp_path / "out" / "operator_analysis.json").read_text())
+    assert document["trace"] == "trace_good.json"
+    assert len(document["not_read"]) == len(BAD)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_one_bad_file_is_one_line(tmp_path, name):
+    (tmp_path / name).write_bytes(BAD[name])
+    with pytest.raises(UserError) as error:
+        analyze_existing(tmp_path / name, None, False, 5, None)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_errors_of_the_command(tmp_path):
+    write_trace(tmp_path / "trace.json", *SMALL)
+    (tmp_path / "a_file").touch()
+    for flags, code, words in (
+        (("--analyze-existing", "nowhere"), 1, "nowhere"),
+        (("--analyze-existing", "trace.json", "--output-dir", "a_file/out"), 1, "a_file/out"),
+        (("--analyze-existing", "trace.json", "--top-n", "0"), 2, "--top-n"),
+        (("--analyze-existing", "trace.json", "--sort-by", "name"), 2, "--sort-by"),
+        (("--analyze-existing",), 2, "--analyze-existing"),
+    ):
+        got, out = run_profiler(tmp_path, *flags)
+        errors = [line for line in out.splitlines() if "error" in line]
+        assert (got, len(errors)) == (code, 1), out
+        assert words in errors[0]
+        assert "Traceback" not in out
+
+
+def test_a_missing_package_is_said_before_training(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['jinja2'] = None\n")
+    code, out = run_profiler(tmp_path, "--num-steps", "5", env={"PYTHONPATH": str(tmp_path)})
+    assert (code, out.count("\n")) == (1, 1)
+    assert "jinja2" in out
+    assert not (tmp_path / "pytorch_profiles").exists()
+
+
+def test_nothing_to_report(tmp_path):
+    with pytest.raises(UserError, match=r"holds no operator_analysis\.json"):
+        write_report(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(tmp_path):
+    write_trace(tmp_path / "trace.json", *SMALL)
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(UserError, match="locked"):
+        analyze_existing(tmp_path / "trace.json", tmp_path / "locked", True, 5, None)
+
+
+def test_ten_thousand_kernels_in_a_report(tmp_path):
+    kernels = []
+    for i in range(10_000):
+        operator = event("aten::mm", 10 * i, 9, **{"External id": i + 1})
+        kernels += on_gpu(f"kernel_{i}<float>", 10 * i + 1, 10 * i + 5, 4, i + 1, operator=operator)
+    write_trace(tmp_path / "trace.json", step(1, 0, 100_001), *kernels)
+    started = time.monotonic()
+    analyze_existing(tmp_path / "trace.json", tmp_path / "out", True, 5, None)
+    assert time.monotonic() - started < 60
+    assert (tmp_path / "out" / "report.html").stat().st_size < 2 * 2**20
+    assert "9,975 more" in page(tmp_path / "out").text or "9975 more" in page(tmp_path / "out").text

@@ -1,0 +1,152 @@
+"""TensorBoard on folders that our scripts wrote: what its routes answer, and what a browser shows."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+from browser import CHARTS, CHROMIUM, Browser, Proxy
+from conftest import PROJECT, SMALL_MODEL, finish, start
+from traces import H100, REAL
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        body = answer.read()
+    return gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body  # some routes compress unasked
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """run: one process, with stacks and memory; ranks: two; gpu: a trace of a GPU, where one is at hand."""
+    folder = tmp_path_factory.mktemp("logs")
+    flags = [*SMALL_MODEL, "--num-steps", "6", "--profile-steps", "2"]
+    command = [sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags]
+    code, out = finish(start(*command, "--profile-dir", "run", "--profile-stacks", "--profile-memory", cwd=folder))
+    assert code == 0, out
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    command = [sys.executable, *torchrun, str(PROJECT / "run_pytorch_profiler.py"), *flags]
+    code, out = finish(start(*command, "--profile-dir", "ranks", "--gzip", "--device", "cpu", cwd=folder))
+    assert code == 0, out
+    assert "Ranks: 2, compared over" in out
+    if (REAL / H100).exists():
+        (folder / "gpu").mkdir()
+        shutil.copy(REAL / H100, folder / "gpu" / "h100.pt.trace.json.gz")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tensorboard(logs):
+    """Its address, once the plugin has read every run."""
+    port = free_port()
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logs), "--port", str(port)]
+    output = (logs.parent / "tensorboard.log").open("w")
+    process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    url, wanted = f"http://127.0.0.1:{port}", {folder.name for folder in logs.iterdir()}
+    try:
+        for _ in range(240):
+            try:
+                state = json.loads(fetch(f"{url}/data/plugin/pytorch_profiler/runs"))
+                if wanted <= set(state["runs"]) and not state["loading"]:
+                    break
+            except (urllib.error.URLError, ConnectionError):
+                assert process.poll() is None, (logs.parent / "tensorboard.log").read_text()
+            time.sleep(0.5)
+        else:
+            pytest.fail(f"TensorBoard did not read {wanted}")
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # its data server too
+        process.wait()
+        output.close()
+
+
+def view(url: str, name: str, run: str, worker: str, **parameters):
+    query = urllib.parse.urlencode({"run": run, "worker": worker, "span": "default", **parameters})
+    return json.loads(fetch(f"{url}/data/plugin/pytorch_profiler/{name}?{query}"))
+
+
+def workers(url: str, run: str) -> list[str]:
+    return json.loads(fetch(f"{url}/data/plugin/pytorch_profiler/workers?run={run}&view=Overview"))
+
+
+def test_views_of_a_run(tensorboard):
+    views = json.loads(fetch(f"{tensorboard}/data/plugin/pytorch_profiler/views?run=run"))
+    assert {"Overview", "Operator", "Trace", "Memory", "Module"} <= set(views)
+    [worker] = workers(tensorboard, "run")
+    assert worker == "trace_step_4_6"
+    assert view(tensorboard, "overview", "run", worker)["steps"]["rows"]
+    table = view(tensorboard, "operation/table", "run", worker, group_by="Operation")
+    assert any(row["name"] == "aten::mm" for row in table["data"])
+    assert view(tensorboard, "operation", "run", worker, group_by="Operation")["host_total_time"]["rows"]
+    assert any(row[0] == "aten::mm" for row in view(tensorboard, "memory", "run", worker)["rows"]["CPU"])
+    assert view(tensorboard, "memory_curve", "run", worker)["rows"]
+    modules = json.dumps(view(tensorboard, "module", "run", worker))
+    assert "TransformerBlock" in modules
+    assert "Attention" in modules
+    assert b"traceEvents" in fetch(
+        f"{tensorboard}/data/plugin/pytorch_profiler/trace?run=run&worker={worker}&span=default"
+    )
+
+
+def test_ranks_are_workers(tensorboard, logs):
+    assert sorted(workers(tensorboard, "ranks")) == ["trace_step_4_6_rank0", "trace_step_4_6_rank1"]
+    analysis = json.loads((logs / "ranks" / "operator_analysis.json").read_text())
+    assert [row["rank"] for row in analysis["ranks"]["rows"]] == [0, 1]
+    assert analysis["ranks"]["collectives_compared"] > 0
+    assert analysis["integrity"]["ranks_missing"] == []
+
+
+def test_kernels_of_a_gpu(tensorboard, logs):
+    if not (logs / "gpu").exists():
+        pytest.skip("no GPU trace is here")
+    views = json.loads(fetch(f"{tensorboard}/data/plugin/pytorch_profiler/views?run=gpu"))
+    assert {"GPU Kernel", "Kernel"} & set(views)
+    table = view(tensorboard, "kernel/table", "gpu", "h100", group_by="Kernel")
+    assert len(table["data"]["rows"]) == 11
+
+
+def test_our_own_tabs_need_no_plugin(tensorboard):
+    scalars = json.loads(fetch(f"{tensorboard}/data/plugin/scalars/tags"))["run"]
+    assert {"loss", "step_time_ms"} <= set(scalars)
+    images = json.loads(fetch(f"{tensorboard}/data/plugin/images/tags"))["run"]
+    figures = {"step_breakdown", "step_timeline", "operators", "memory", "memory_of_a_step", "steps"}
+    assert {f"profile/{name}" for name in figures} <= set(images)
+    texts = json.loads(fetch(f"{tensorboard}/data/plugin/text/tags"))["run"]
+    assert {f"profile/{name}/text_summary" for name in ("verdict", "components", "operators")} <= set(texts)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_in_a_browser(tensorboard, logs, tmp_path):
+    assert CHARTS.encode() in fetch(f"{tensorboard}/data/plugin/pytorch_profiler/index.html")
+    with Proxy(tensorboard) as proxy, Browser(tmp_path / "profile") as browser:
+        browser.open(f"{proxy.url}/#scalars")
+        browser.text_with("step_time_ms", "tag: loss", "memory_mb")
+        browser.open(f"{proxy.url}/#images&tagFilter=profile")
+        browser.text_with("profile/step_breakdown", "profile/operators")
+        browser.open(f"{proxy.url}/#text&tagFilter=verdict")
+        browser.text_with("profile/verdict/text_summary", "a bound takes 40% of the step")
+        browser.open(f"{proxy.url}/#text&tagFilter=components")
+        browser.text_with("attention.scores", "ms_per_step")
+        browser.open(f"{proxy.url}/#pytorch_profiler")
+        browser.text_with("Workers", "Step Time Breakdown", "SteppedAreaChart of", "Table of", "PieChart of")
+        browser.open((logs / "run" / "report.html").as_uri())
+        browser.text_with("Where the step went", "attention.scores", "What to try", "How far to trust it")
+        broken = "[...document.images].filter(image => !image.complete || !image.naturalWidth).length"
+        assert browser.run(broken) == 0
+        assert browser.run("document.images.length") >= 6
