@@ -16,7 +16,7 @@ FLAGS = {  # every flag that users rely on; a change here is a change of what wa
     "--batch-size --seq-len --num-steps --learning-rate --device --vocab-size --hidden-dim --n-layers --num-layers "
     "--n-heads --num-heads --n-kv-heads --intermediate-dim --size --data --seed --deterministic "
     "--gradient-accumulation-steps --precision --use-amp --enable-pytorch-profiler --profile-dir --profile-steps "
-    "--warmup-steps --profile-memory --enable-memory-profiling --profile-stacks --profile-operators "
+    "--warmup-steps --profile-memory --enable-memory-profiling --profile-stacks --profile-operators --gzip "
     "--enable-deepspeed-flops --flops-profile-step --enable-all-profiling --output-dir --log-interval --validate-setup"
 }
 
@@ -245,7 +245,9 @@ def test_readme_names_only_flags_and_files_that_exist():
     text = (PROJECT / "README.md").read_text()
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     wrappers = {"--include-memory", "--analyze-existing", "--computational-intensity", "--enable-profilers"}
+    wrappers |= {"--generate-report", "--top-n", "--sort-by"}
     others = {"--logdir", "--port", "--nproc-per-node"}
     assert flags - others - wrappers <= set(tiny_llama.build_parser()._option_string_actions)
     for name in re.findall(r"`\.?/?([\w/]+\.(?:py|sh|txt|toml))`", text):
-        assert (PROJECT / name).exists() or name in ("flops_profile.txt",), name
+        places = (PROJECT / name, PROJECT / "analysis" / name)
+        assert any(place.exists() for place in places) or name in ("flops_profile.txt",), name

@@ -458,7 +458,7 @@ def test_a_signal_during_the_reports_leaves_the_summary(train, tmp_path, monkeyp
 
     from analysis import profile
 
-    monkeypatch.setattr(profile, "operator_analysis", lambda trace: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(profile, "operator_analysis", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
     code, out, _ = train("--enable-pytorch-profiler", "--output-dir", "run")
     assert code == 143
     assert "Performance Summary:" in out
