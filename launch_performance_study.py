@@ -28,6 +28,7 @@ def main() -> None:
         args.enable_pytorch_profiler = args.profile_memory = True
         args.enable_deepspeed_flops = tiny_llama_v1.version_of("deepspeed") is not None or None
         args.profile_dir = args.profile_dir or str(folder / "pytorch_profiles")
+        tiny_llama_v1.require("--enable-profilers", ["orjson", "pandas", "jinja2", "matplotlib"])
     config, training, profiling = tiny_llama_v1.resolve(args)
     rows = {
         "Problem Size": args.size.upper(),
@@ -46,6 +47,10 @@ def main() -> None:
     tiny_llama_v1.say(*(f"{label + ':':<24}{value}" for label, value in rows.items()), "")
     started = time.monotonic()
     tiny_llama_v1.run_from_arguments(args)
+    if args.enable_profilers and tiny_llama_v1.is_first_rank():
+        from analysis.report import write_report
+
+        write_report(folder)
     summary = json.loads((folder / "performance_summary.json").read_text())
     tiny_llama_v1.say(
         "",

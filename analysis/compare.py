@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 
 from analysis.figures import GREY, PALETTE, PHASE_COLOURS, bare, shortened
 from analysis.report import read_document
-from tiny_llama_v1 import PHASES, ProfilerConfig, UserError, with_reasons
+from analysis.unknown import with_reasons_beside
+from tiny_llama_v1 import PHASES, ProfilerConfig, UserError
 
 NOISE = "within noise"
 # Differ without making a difference; the variable is one that DeepSpeed sets itself.
@@ -87,7 +88,22 @@ def compare(folders: list[Path]) -> dict:
             out["operators"] += operator_changes(runs[0], run, floor)
     else:
         out["profiles_reason"] = f"{names[0]} and one other run must hold an operator_analysis.json"
-    return out
+    return with_reasons_beside(out, REASONS)
+
+
+REASONS = {
+    **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "ratio"), "no step was completed, or the baseline took no time"),
+    **dict.fromkeys(("samples_per_sec", "tokens_per_sec", "achieved_tflops", *PHASES), "no step was completed"),
+    **dict.fromkeys(("peak_mb", "final_loss", "step_flops"), "no step was completed"),
+    "std_ms": "a spread takes two steps",
+    "ratio_95": "an interval takes three steps of each",
+    "noise_ms": "one of the profiles holds a single step",
+    "mfu_percent": "no flops_profile.json in the folder",
+    "verdict": "not profiled",
+    "size": "no --size was given",
+    "repeats": "no two of the runs have the same settings",
+    "scaling": "the steps of all runs have the same FLOPs",
+}
 
 
 def unique_names(runs: list[Run]) -> list[str]:
@@ -125,13 +141,7 @@ def run_row(run: Run, baseline: Run) -> dict:
         "verdict": run.analysis["verdict"]["bound"] if run.analysis else None,
         **ratio(times, baseline.step_ms),
     }
-    reasons = {
-        "mfu_percent": "no flops_profile.json in the folder",
-        "verdict": "not profiled",
-        "size": "no --size was given",
-        "std_ms": "a spread takes two steps",
-    }
-    return with_reasons(row, "no step was completed", **reasons)
+    return row
 
 
 def ratio(times: np.ndarray, baseline: np.ndarray) -> dict:
@@ -140,12 +150,7 @@ def ratio(times: np.ndarray, baseline: np.ndarray) -> dict:
         return {"ratio": None, "ratio_95": None, "difference": "no steps to compare"}
     value = float(np.median(times) / np.median(baseline))
     if min(len(times), len(baseline)) < 3:
-        return {
-            "ratio": value,
-            "ratio_95": None,
-            "ratio_95_reason": "an interval takes three steps of each",
-            "difference": "spread unknown",
-        }
+        return {"ratio": value, "ratio_95": None, "difference": "spread unknown"}
     rng = np.random.default_rng(0)
     medians = [np.median(rng.choice(series, (RESAMPLES, len(series))), axis=1) for series in (times, baseline)]
     low, high = (float(value) for value in np.percentile(medians[0] / medians[1], (2.5, 97.5)))

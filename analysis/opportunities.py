@@ -118,12 +118,9 @@ def opportunities(links: Links, summary: dict | None) -> list[dict]:
                     "share": share,
                     "ms_per_step": proposal.us / 1e3 / evidence.steps,
                     "part_speedup": factor,
-                    **({} if factor else {"part_speedup_reason": "the part could vanish"}),
                     "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
-                    **({} if saved < 1 else {"speedup_bound_reason": "all of the step is of this kind"}),
                     "basis": proposal.basis,
                     "try": proposal.flag if evidence.is_ours else None,
-                    **({} if evidence.is_ours and proposal.flag else {"try_reason": "no flag of the workshop does it"}),
                     **proposal.extra,
                 }
             )
@@ -356,7 +353,6 @@ def checkpointing(evidence: Evidence) -> list[dict]:
             "basis": f"the forward pass, {forward:.1%} of the step, runs twice; up to that memory is saved",
             "memory_bound_mb": float(grown / MB),
             "try": None,
-            "try_reason": "no flag of the workshop does it",
         }
     ]
 

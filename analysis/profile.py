@@ -14,12 +14,11 @@ from analysis.links import OPERATOR, Links, link
 from analysis.operators import kernel_table, operator_lines, operator_tables
 from analysis.opportunities import opportunities, opportunity_lines
 from analysis.ranks import Rank, compare_ranks, rank_facts, rank_lines
-from analysis.timeline import gpu_timelines
+from analysis.timeline import KEYS, gpu_timelines
 from analysis.trace import read_trace
+from analysis.unknown import with_reasons_beside
 from analysis.verdict import verdict
-from tiny_llama_v1 import UserError, statistics, with_reasons
-
-UNTRUSTWORTHY = "the trace is not to be trusted, see integrity"
+from tiny_llama_v1 import UserError, statistics
 
 
 def analyze_all(
@@ -50,8 +49,15 @@ def analyze_all(
     if one_run and len(facts) > 1:
         comparison = compare_ranks(facts)
         for document in documents:
-            document["ranks"] = comparison
+            document["ranks"] = with_reasons_beside(comparison, RANK_REASONS)
     return analyses, refused
+
+
+RANK_REASONS = {
+    "straggler": "no rank is the last to arrive in most collectives, and twice as late as any other",
+    "mean_step_ms": "the trace holds no ProfilerStep marks",
+    "gpu_busy_ms": "the trace holds no GPU events",
+}
 
 
 def note_missing_ranks(trust: dict, here: set[int]) -> None:
@@ -90,21 +96,39 @@ def operator_analysis(links: Links, summary: dict | None = None) -> dict:
     source = attribute(links)
     trust = integrity(links, summary)
     advice = opportunities(links, summary) if trust["trustworthy"] else []
-    return {
+    document = {
         "trace": trace.path.name,
         "integrity": trust,
         "verdict": verdict(links, trust),
         "steps": steps_document(links),
         **step_breakdown(links, source),
         "opportunities": advice,
-        **({} if trust["trustworthy"] else {"opportunities_reason": UNTRUSTWORTHY}),
+        **({} if trust["trustworthy"] else {"opportunities_reason": "the trace is not to be trusted, see integrity"}),
         "gpu_timeline": gpu_timelines(links),
         **operator_tables(links),
         "kernels": kernel_table(links),
-        **({} if len(links.gpu) else {"kernels_reason": "the trace holds no GPU events"}),
         "step_timeline": step_timeline(links),
         "memory": memory_series(links),
     }
+    return with_reasons_beside(document, REASONS)
+
+
+NO_GPU, NO_LAUNCH = "the trace holds no GPU events", "no kernel's launch call is in the trace"
+NO_SHAPES = "the recorded inputs do not tell"
+REASONS = {  # why a figure may be missing, by its name
+    **dict.fromkeys((*KEYS, "idle_by_cause", "self_device_us", "device_us", "steps_without_gpu_events"), NO_GPU),
+    **dict.fromkeys(("kernels_linked_to_an_operator",), NO_GPU),
+    **dict.fromkeys(("launch_delay_us", "queue_depth"), NO_LAUNCH),
+    **dict.fromkeys(("flops", "bytes"), NO_SHAPES),
+    **dict.fromkeys(("rank", "world_size"), "the trace names none"),
+    **dict.fromkeys(("std_ms", "unprofiled_std_ms"), "a spread takes two steps"),
+    **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "min_ms", "max_ms"), "the trace holds no ProfilerStep marks"),
+    "launched_by": "it is linked to no operator",
+    "part_speedup": "the part could vanish",
+    "speedup_bound": "all of the step is of this kind",
+    "try": "no flag of the workshop does it",
+    "peak_mb": "no memory events in the trace (profile_memory)",
+}
 
 
 def steps_document(links: Links) -> dict:
@@ -113,8 +137,7 @@ def steps_document(links: Links) -> dict:
     durations = [row["duration_ms"] for row in rows] if links.steps_are_marked else []
     spread = {f"{name}_ms" if name != "count" else name: value for name, value in statistics(durations).items()}
     spread |= {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None)}
-    why = "a spread takes two steps" if durations else "the trace holds no ProfilerStep marks"
-    return with_reasons(spread, why) | {"rows": rows}
+    return spread | {"rows": rows}
 
 
 PIECES = 1500  # of a lane at most: more cannot be seen
@@ -168,7 +191,7 @@ def memory_series(links: Links) -> dict:
     """Allocated bytes over time, as far as the trace recorded them, thinned to what a figure shows."""
     memory = links.trace.memory
     if memory.empty:
-        return {"peak_mb": None, "peak_mb_reason": "no memory events in the trace (profile_memory)"}
+        return {"peak_mb": None}
     on_gpu = bool(memory["on_gpu"].any())
     memory = memory[memory["on_gpu"] == on_gpu].sort_values("start", kind="stable")
     total, start = memory["total"].to_numpy() / 2**20, memory["start"].to_numpy() / 1e3

@@ -10,7 +10,6 @@ from analysis.trace import where_name
 
 COMMUNICATION = ("nccl", "rccl")  # RCCL calls most of its kernels nccl too
 KEYS = ("total_ms", "computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "busy_ms", "idle_ms")
-NO_GPU = "the trace holds no GPU events"
 IDLE_CAUSES = {
     "data": "the host was fetching data",
     "synchronisation": "the host was waiting for the GPU or for a copy, and had launched nothing more",
@@ -77,19 +76,20 @@ def exposed_us(gpu: pd.DataFrame, window: tuple[float, float]) -> np.ndarray:
     own, taken = np.zeros(len(gpu)), (np.zeros(0), np.zeros(0))
     for which in (~memcpy & ~communication, communication, memcpy):
         # On a clock that stands still while something before it in rank runs, only what is left has a length.
-        own[which] = exclusive_us(uncovered(start[which], taken), uncovered(end[which], taken))
+        left = [times[which] - covered_until(times[which], taken) for times in (start, end)]
+        own[which] = exclusive_us(*left)
         taken = union(np.append(taken[0], start[which]), np.append(taken[1], end[which]))
     return own
 
 
-def uncovered(times: np.ndarray, intervals: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Times on a clock that stands still in the given disjoint, sorted intervals."""
+def covered_until(times: np.ndarray, intervals: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """How much of the time before each of `times` lies in the given disjoint, sorted intervals."""
     starts, ends = intervals
     if not len(starts):
-        return times
-    stood = np.concatenate([[0.0], np.cumsum(ends - starts)])
+        return np.zeros(len(times))
+    lengths = np.concatenate([[0.0], np.cumsum(ends - starts)])
     edges = np.stack([starts, ends], axis=1).reshape(-1)
-    return times - np.interp(times, edges, np.repeat(stood, 2)[1:-1])
+    return np.interp(times, edges, np.repeat(lengths, 2)[1:-1])
 
 
 def is_communication(gpu: pd.DataFrame) -> np.ndarray:
@@ -104,7 +104,7 @@ def gpu_timeline(gpu: pd.DataFrame) -> dict[str, float | None]:
     where no computation runs, copies where neither does.  The parts add up to the total.
     """
     if gpu.empty:
-        return {key: None for key in KEYS} | {f"{key}_reason": NO_GPU for key in KEYS}
+        return dict.fromkeys(KEYS)
     memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
     start, end = gpu["start"].to_numpy(), gpu["end"].to_numpy()
     sets = [(start[which], end[which]) for which in (~memcpy & ~communication, communication, memcpy)]
@@ -130,11 +130,7 @@ def gpu_timelines(links: Links) -> dict:
     ]
     out = gpu_timeline(gpu) | {"devices": devices}
     if gpu.empty:
-        return (
-            out
-            | {key: None for key in ("idle_by_cause", "launch_delay_us", "queue_depth")}
-            | {f"{key}_reason": NO_GPU for key in ("idle_by_cause", "launch_delay_us", "queue_depth")}
-        )
+        return out | dict.fromkeys(("idle_by_cause", "launch_delay_us", "queue_depth"))
     causes = idle_by_cause(links)
     return out | {
         "idle_by_cause": [
@@ -183,14 +179,11 @@ def idle_by_cause(links: Links, window: tuple[float, float] | None = None) -> di
     # The kernel may begin before its launch call returns.
     host_until = np.clip(np.where(known, np.minimum(launch_end, end), start), start, None)
     by_host = known & (host_until > start)
-    data, waits = host_intervals(links)
-    for i in np.flatnonzero(by_host):
-        gap = (start[i : i + 1], host_until[i : i + 1])
-        causes_here = [overlap(gap, intervals) for intervals in (data, waits)]
-        waiting = min(causes_here[1], host_until[i] - start[i] - causes_here[0])
-        causes["data"] += causes_here[0]
-        causes["synchronisation"] += waiting
-        causes["launch"] += host_until[i] - start[i] - causes_here[0] - waiting
+    starts, ends = start[by_host], host_until[by_host]
+    data, waiting = (covered_until(ends, one) - covered_until(starts, one) for one in host_intervals(links))
+    waiting = np.minimum(waiting, ends - starts - data)
+    causes["data"], causes["synchronisation"] = float(data.sum()), float(waiting.sum())
+    causes["launch"] = float((ends - starts - data - waiting).sum())
     causes["latency"] += float((end - host_until)[by_host].sum())
     queued = known & ~by_host
     memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
@@ -219,23 +212,11 @@ def union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return start[first], reached[np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)]
 
 
-def overlap(gap: tuple[np.ndarray, np.ndarray], intervals: tuple[np.ndarray, np.ndarray]) -> float:
-    """How much of one gap the disjoint intervals cover."""
-    low, high = float(gap[0][0]), float(gap[1][0])
-    first, last = np.searchsorted(intervals[1], low, side="right"), np.searchsorted(intervals[0], high, side="left")
-    starts, ends = intervals[0][first:last], intervals[1][first:last]
-    return float(np.maximum(0.0, np.minimum(ends, high) - np.maximum(starts, low)).sum())
-
-
 def queue(links: Links) -> dict:
     """Launch delay: from a kernel's launch call to its start.  Queue depth: kernels launched and not yet begun."""
     kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy() & (links.gpu["call"] >= 0).to_numpy()]
     if kernels.empty:
-        why = "no kernel's launch call is in the trace"
-        return {name: None for name in ("launch_delay_us", "queue_depth")} | {
-            "launch_delay_us_reason": why,
-            "queue_depth_reason": why,
-        }
+        return {"launch_delay_us": None, "queue_depth": None}
     launched, began = np.sort(kernels["launched"].to_numpy()), np.sort(kernels["start"].to_numpy())
     depth = np.arange(1, len(launched) + 1) - np.searchsorted(began, launched, side="right")
     delay = kernels["start"].to_numpy() - kernels["launched"].to_numpy()

@@ -8,7 +8,7 @@ from analysis.components import in_a_step
 from analysis.costs import PRODUCTS, cost, keeps_books_only
 from analysis.hardware import datasheet
 from analysis.links import ANNOTATION, OPERATOR, Links
-from analysis.timeline import by_priority, idle_by_cause, is_communication, overlap, union
+from analysis.timeline import by_priority, idle_by_cause, is_communication
 
 BOUND_FROM = 0.40  # share of the step that makes a bound
 LEAD = 0.10  # by which it must be ahead of the next
@@ -107,25 +107,13 @@ def host_split(links: Links, computing: np.ndarray) -> dict[str, float]:
     # Where the step's thread is in no operator while another one communicates, it waits for that.
     busy = host[inside & (kind != ANNOTATION)]
     elsewhere = host[(communicates & (host["thread"] != links.thread)).to_numpy()]
-    waited = waiting_us(busy, elsewhere, steps)
+    first, last = steps["start"].min(), steps["end"].max()
+    sets = [tuple(np.clip(one[name].to_numpy(), first, last) for name in ("start", "end")) for one in (busy, elsewhere)]
+    waited = by_priority(sets)[1]
     us["communication-bound"] += min(rest, waited)
     us["launch-bound"] = rest - min(rest, waited)
     us["other"] = 0.0
     return {name: float(us[name]) for name in BOUNDS}
-
-
-def waiting_us(busy, elsewhere, steps) -> float:
-    """How long `elsewhere` ran in the steps while nothing of `busy` did."""
-    if elsewhere.empty:
-        return 0.0
-    own = union(busy["start"].to_numpy(), busy["end"].to_numpy())
-    total = 0.0
-    for start, end in zip(*union(elsewhere["start"].to_numpy(), elsewhere["end"].to_numpy()), strict=True):
-        for first, last in zip(steps["start"], steps["end"], strict=True):
-            low, high = max(start, first), min(end, last)
-            if high > low:
-                total += high - low - overlap((np.array([low]), np.array([high])), own)
-    return total
 
 
 def verdict(links: Links, trust: dict) -> dict:
