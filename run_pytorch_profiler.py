@@ -40,8 +40,8 @@ def main() -> None:
     if args.analyze_existing:
         from analysis.existing import analyze_existing
 
-        output = Path(args.output_dir) if args.output_dir else None
-        analyze_existing(args.analyze_existing, output, bool(report), **table)
+        output = args.output_dir or args.profile_dir
+        analyze_existing(args.analyze_existing, output and Path(output), bool(report), **table)
         return
     args.num_steps = args.num_steps or 20
     args.profile_memory = args.profile_memory or args.include_memory or None

@@ -165,7 +165,9 @@ def timeline_figure(analysis: dict) -> Figure | None:
     largest = sorted(seen, key=lambda name: -seen[name])[:16]
     handles = [Patch(color=colours[name], label=shortened(name, 30)) for name in largest]
     figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=7.5, frameon=False)
-    axes.set_title(f"Step {timeline['step']}, the one of median length", loc="left", fontsize=11)
+    axes.set_title(
+        f"Step {timeline['step']}, of median length, and what ran until its work was done", loc="left", fontsize=11
+    )
     return figure
 
 

@@ -4,20 +4,26 @@ import json
 import sys
 
 import pytest
-from conftest import PROJECT, finish, start
+from conftest import PROJECT, SMALL_MODEL, finish, start
 
+import tiny_llama_v1 as tiny_llama
 from analysis.compare import NOISE, compare, comparison_lines, ratio
 from tiny_llama_v1 import UserError
 
 
-@pytest.fixture
-def runs(train, tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
     """Two profiled runs that differ in batch size, and one that was not profiled and differs in model."""
-    flags = ("--enable-pytorch-profiler", "--num-steps", "12", "--profile-steps", "3")
-    assert train(*flags, "--output-dir", "small_batch")[0] == 0
-    assert train(*flags, "--output-dir", "large_batch", "--batch-size", "32")[0] == 0
-    assert train("--num-steps", "8", "--output-dir", "wide", "--hidden-dim", "256")[0] == 0
-    return tmp_path
+    folder = tmp_path_factory.mktemp("runs")
+
+    def train(name, *flags):
+        assert tiny_llama.main([*SMALL_MODEL, "--output-dir", str(folder / name), *flags]) == 0
+
+    profiled = ("--enable-pytorch-profiler", "--num-steps", "12", "--profile-steps", "3")
+    train("small_batch", *profiled)
+    train("large_batch", *profiled, "--batch-size", "32")
+    train("wide", "--num-steps", "8", "--hidden-dim", "256")
+    return folder
 
 
 def copy_of(folder, target, times=None, **changes):
@@ -59,11 +65,11 @@ def test_real_runs(runs):
     assert "Scaling over 3 runs" in text
 
 
-def test_noise_is_called_noise(runs):
-    base = copy_of(runs / "small_batch", runs / "a", [100.0, 101, 99, 100, 102, 98, 100, 101])
-    same = copy_of(runs / "small_batch", runs / "b", [101.0, 99, 100, 102, 98, 101, 100, 99])
-    slow = copy_of(runs / "small_batch", runs / "c", [120.0, 121, 119, 120, 122, 118, 120, 121])
-    fast = copy_of(runs / "large_batch", runs / "d", [80.0, 81, 79, 80, 82, 78, 80, 81])
+def test_noise_is_called_noise(runs, tmp_path):
+    base = copy_of(runs / "small_batch", tmp_path / "a", [100.0, 101, 99, 100, 102, 98, 100, 101])
+    same = copy_of(runs / "small_batch", tmp_path / "b", [101.0, 99, 100, 102, 98, 101, 100, 99])
+    slow = copy_of(runs / "small_batch", tmp_path / "c", [120.0, 121, 119, 120, 122, 118, 120, 121])
+    fast = copy_of(runs / "large_batch", tmp_path / "d", [80.0, 81, 79, 80, 82, 78, 80, 81])
     words = {row["name"]: row["difference"] for row in compare([base, same, fast])["runs"]}
     assert words == {"a": NOISE, "b": NOISE, "d": "faster"}
     # The same settings gave 100 and 120 ms: then 80 is more than that, and 120 is not.
@@ -85,8 +91,8 @@ def test_intervals():
     assert ratio(a[:0], b)["ratio"] is None
 
 
-def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs):
-    failed = copy_of(runs / "small_batch", runs / "failed", [], status="failed")
+def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs, tmp_path):
+    failed = copy_of(runs / "small_batch", tmp_path / "failed", [], status="failed")
     summary = json.loads((failed / "performance_summary.json").read_text())
     none = dict.fromkeys(summary["performance"])
     none |= {"model_flops_per_step": summary["performance"]["model_flops_per_step"]}
@@ -99,16 +105,18 @@ def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs):
     assert "Not compared by component" in text
 
 
-def test_the_command(runs):
+def test_the_command(runs, tmp_path):
     command = [sys.executable, str(PROJECT / "compare_runs.py")]
-    code, out = finish(start(*command, "small_batch", "large_batch", "--output-dir", "c", "--top-n", "3", cwd=runs))
+    code, out = finish(
+        start(*command, "small_batch", "large_batch", "--output-dir", str(tmp_path / "c"), "--top-n", "3", cwd=runs)
+    )
     assert code == 0, out
-    assert json.loads((runs / "c" / "comparison.json").read_text())["schema_version"] == 1
-    assert (runs / "c" / "comparison.png").stat().st_size > 10_000
+    assert json.loads((tmp_path / "c" / "comparison.json").read_text())["schema_version"] == 1
+    assert (tmp_path / "c" / "comparison.png").stat().st_size > 10_000
     for flags, expected, words in (
         (("small_batch",), 2, "two runs or more"),
         (("small_batch", "nowhere"), 1, "nowhere"),
-        (("small_batch", "c"), 1, "c: holds no performance_summary.json"),
+        (("small_batch", str(tmp_path / "c")), 1, "c: holds no performance_summary.json"),
         (("small_batch", "wide", "--output-dir", "wide/config.json"), 1, "wide/config.json"),
     ):
         code, out = finish(start(*command, *flags, cwd=runs))
@@ -118,15 +126,15 @@ def test_the_command(runs):
     assert not list(runs.glob("comparison_*"))
 
 
-def test_a_damaged_summary_is_named(runs):
-    bad = copy_of(runs / "wide", runs / "bad")
+def test_a_damaged_summary_is_named(runs, tmp_path):
+    bad = copy_of(runs / "wide", tmp_path / "bad")
     (bad / "performance_summary.json").write_text("{")
     with pytest.raises(UserError, match=r"bad/performance_summary\.json"):
         compare([runs / "wide", bad])
 
 
-def test_folders_of_the_performance_study(runs):
-    study = runs / "study"
+def test_folders_of_the_performance_study(runs, tmp_path):
+    study = tmp_path / "study"
     copy_of(runs / "wide", study)
     (study / "pytorch_profiles").mkdir()
     analysis = (runs / "small_batch" / "operator_analysis.json").read_text()

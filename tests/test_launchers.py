@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from conftest import PROJECT, SMALL_MODEL, finish, start
+from traces import SMALL, write_trace
 
 TRIVIAL = [*SMALL_MODEL, "--num-steps", "3"]
 
@@ -83,6 +84,17 @@ def test_pytorch_profiler(tmp_path):
     folder = only_folder(tmp_path, "profiler_results_*")
     assert list(folder.glob("trace_step_*.pt.trace.json"))
     assert (folder / "operator_analysis.json").exists()
+    assert (folder / "report.html").exists()
+
+
+def test_traces_that_are_there(tmp_path):
+    (tmp_path / "traces").mkdir()
+    write_trace(tmp_path / "traces" / "trace.json", *SMALL)
+    code, out = launch("run_pytorch_profiler.sh", "--analyze-existing", "traces", cwd=tmp_path)
+    assert code == 0, out
+    folder = only_folder(tmp_path, "profiler_results_*")
+    names = {path.name for path in folder.iterdir() if "tfevents" not in path.name}
+    assert names == {"operator_analysis.json", "report.html", "training_output.log"}
 
 
 def test_deepspeed_flops(tmp_path):

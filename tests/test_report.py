@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import PROJECT, finish, start
+from conftest import PROJECT, SMALL_MODEL, finish, start
 from traces import H100, MI300X, SMALL, event, on_gpu, real_path, step, write_trace
 
 from analysis.existing import analyze_existing
@@ -75,7 +75,7 @@ def test_reports_of_real_gpus(tmp_path, name, capsys):
 
 
 def test_a_run_ends_with_a_report(tmp_path):
-    flags = "--num-steps 8 --profile-steps 2 --seq-len 32 --include-memory --top-n 3 --sort-by calls".split()
+    flags = [*SMALL_MODEL, *"--num-steps 8 --profile-steps 2 --include-memory --top-n 3 --sort-by calls".split()]
     code, out = run_profiler(tmp_path, "--profile-dir", "p", *flags)
     assert code == 0, out
     found = page(tmp_path / "p")
