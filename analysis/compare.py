@@ -59,6 +59,8 @@ def read_run(folder: Path) -> Run:
 
 def compare(folders: list[Path]) -> dict:
     """comparison.json."""
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UserError("a folder is named twice; give each run once", exit_code=2)
     runs = [read_run(folder) for folder in folders]
     names = unique_names(runs)
     for run, name in zip(runs, names, strict=True):

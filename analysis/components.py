@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.costs import category
 from analysis.links import ANNOTATION, MODULE, OPERATOR, Links, step_at
-from analysis.timeline import exposed_us, is_communication
+from analysis.timeline import covered_until, exposed_us, is_communication, union
 from analysis.trace import MODULE as MODULE_PREFIX
 from analysis.trace import STEP, where_name
 from tiny_llama_v1 import PHASES
@@ -144,20 +144,27 @@ def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.n
 
 
 def phases_of(links: Links, parent, kind, is_phase, is_framework, node) -> np.ndarray:
-    """Ranges of that name decide; else what PyTorch's own ranges and autograd tell."""
+    """Ranges that name a phase decide, ours and PyTorch's own; within autograd's nodes it is the backward one.
+
+    Elsewhere the forward pass shows in calls of modules, and in operators that autograd numbers; in a trace without
+    a backward pass every operator is of it.
+    """
     host = links.host
     names = host["name"].astype(object).to_numpy()
     label = np.full(len(host), None, dtype=object)
     label[is_phase] = names[is_phase]
     for row in np.flatnonzero(is_framework):
         label[row] = next((phase for start, phase in _PHASE_OF.items() if names[row].startswith(start)), None)
-    label[(kind == MODULE) | ((kind == OPERATOR) & (host["sequence"].to_numpy() >= 0))] = "forward"
-    marks = ~pd.isna(label)
-    if is_phase.any():  # ours are complete: an operator's sequence number would say forward in an optimizer's step
-        marks &= is_phase
-    where = nearest(parent, marks)
-    phase = np.where(where >= 0, label[where], None)
-    phase[(node >= 0) & (phase != "optimizer")] = "backward"
+    named = nearest(parent, ~pd.isna(label))
+    phase = np.where(named >= 0, label[named], None)
+    # Data and optimizer ranges are believed unless a node runs within them, as in an optimizer's closure.
+    in_node = (node >= 0) & (~np.isin(phase.astype(str), ("data", "optimizer")) | (node > named))
+    phase[in_node] = "backward"
+    numbered = (kind == OPERATOR) & (host["sequence"].to_numpy() >= 0)
+    shows = nearest(parent, (kind == MODULE) | numbered) >= 0
+    if (node < 0).all():
+        shows |= kind == OPERATOR
+    phase[pd.isna(phase) & shows] = "forward"
     return phase
 
 
@@ -189,19 +196,42 @@ def attribute_gpu(links: Links, source: str) -> None:
 def step_events(links: Links) -> tuple[pd.DataFrame, float]:
     """What the profiled steps consist of, and their length in us: component, phase, category, us, operator, step.
 
-    On a trace with GPU events these are its events, and their time is the GPU's.  Else they are the events of the host
-    thread that ran the steps, each with the time that is its own.
+    On a trace with GPU events these are its events, and their time is the GPU's.  Else they are those of the host, each
+    with the time that is its own.
     """
     columns, host, steps = ["component", "phase", "category"], links.host, links.steps
     if len(links.gpu):
         events = links.gpu[[*columns, "operator", "step"]].assign(us=exposed_us(links.gpu, links.window))
         return events[events["us"] > 0], links.window[1] - links.window[0]
-    inside = (host["thread"] == links.thread).to_numpy() & in_a_step(host["start"].to_numpy(), steps)
-    events = host.loc[inside, columns].assign(us=host["own_us"][inside])
-    rows = np.flatnonzero(inside)
+    us, inside = own_or_waited_us(links), in_a_step(host["start"].to_numpy(), steps)
+    rows = np.flatnonzero(inside & (us > 0))
+    events = host.iloc[rows][columns].assign(us=us[rows])
     events["operator"] = np.where(host["kind"].to_numpy()[rows] == OPERATOR, rows, -1)
     events["step"] = step_at(host["start"].to_numpy()[rows], steps)
     return events, float((steps["end"] - steps["start"]).sum())
+
+
+def own_or_waited_us(links: Links) -> np.ndarray:
+    """Host time in us that is each event's own: of the thread that ran the steps, and of those it waited for.
+
+    While that thread is in no operator, another may run the backward pass or communicate for it: then the time is the
+    other's.  What several others do meanwhile shares it.
+    """
+    host = links.host
+    own, parent, kind = host["own_us"].to_numpy(), host["parent"].to_numpy(), host["kind"].to_numpy()
+    ours = (host["thread"] == links.thread).to_numpy()
+    helps = ~ours & ((host["node"] >= 0).to_numpy() | (host["category"] == "communication").to_numpy())
+    us = np.where(ours, own, 0.0)
+    if not helps.any():
+        return us
+    start, end = host["start"].to_numpy(), host["end"].to_numpy()
+    end = np.where(parent >= 0, np.minimum(end, end[parent]), end)
+    others = union(start[helps], end[helps])
+    covered = covered_until(end, others) - covered_until(start, others)
+    nested = (parent >= 0) & ours
+    waited = covered - np.bincount(parent[nested], weights=covered[nested], minlength=len(host))
+    waited = np.where(ours & (kind != OPERATOR), np.clip(waited, 0.0, own), 0.0)
+    return us - waited + np.where(helps, own, 0.0) * (waited.sum() / max(own[helps].sum(), 1e-12))
 
 
 def step_breakdown(links: Links, source: str) -> dict:

@@ -14,7 +14,7 @@ _PATTERNS = {
     "convolution": r"conv(?!ert)|igemm|winograd|wgrad|dgrad|implicit_gemm|im2col|col2im",
     "matrix product": r"(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)_?$|gemm|cijk_|cutlass"
     r"|mmbackward|mm_backward|linear_backward|wgmma|cublas|hipblas|rocblas|gemv|splitk",
-    "normalisation": r"norm|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
+    "normalisation": r"norm(?!al(_|$))|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
     "reduction": r"softmax|nll_loss|cross_entropy|mse_loss|reduce(?!r)|_pool|pool\dd|topk|sort|triton_(red|per)"
     r"|::(sum|nansum|mean|prod|cumsum|cumprod|argmax|argmin|amax|amin|all|any|max|min|var|std|logsumexp)$",
     "copy": r"memcpy|memset|copy|clone|contiguous|::cat$|catarray|stack|fill|zero_|zeros|ones|embedding|index|gather"
@@ -69,7 +69,7 @@ def cost(name: str, shapes: list, types: list | None, values: list | None) -> Co
     normalisations and copies, and others get no figure.
     """
     base = name.rsplit("::", 1)[-1].strip("_") if name.startswith("aten::") else None
-    if base is None or keeps_books_only(name):
+    if base is None or keeps_books_only(name) or not all(map(is_shape, shapes)):
         return Cost()
     try:
         sizes = [BYTES_OF.get(kind) for kind in types or []]
@@ -86,6 +86,13 @@ def cost(name: str, shapes: list, types: list | None, values: list | None) -> Co
     except (IndexError, TypeError, ValueError):  # shapes that no operator of this name takes
         pass
     return Cost()
+
+
+def is_shape(value) -> bool:
+    """A list of sizes, or of shapes."""
+    return isinstance(value, list) and all(
+        is_shape(one) if isinstance(one, list) else isinstance(one, int) and one >= 0 for one in value
+    )
 
 
 # Only operators that do the work themselves are in these tables, not those that hand it on (linear, conv2d).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from analysis.profile import analyze_all, find_traces, profile_lines
@@ -31,9 +32,11 @@ def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to folder {target}: {error.strerror}") from error
+    names = [stem_of(file) for file, _ in analyses]
     written = []
-    for i, (file, analysis) in enumerate(analyses):
-        written.append(target / f"operator_analysis{f'_{file.name.split(chr(46))[0]}' if i else ''}.json")
+    for i, (name, (_, analysis)) in enumerate(zip(names, analyses, strict=True)):
+        name = f"{name}_{i}" if names.count(name) > 1 else name
+        written.append(target / f"operator_analysis{f'_{name}' if i else ''}.json")
         write_json(written[-1], analysis | {"not_read": [str(error) for error in refused]})
     if report:
         from analysis.report import write_report
@@ -42,3 +45,8 @@ def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int
         named = [(file.name, analysis) for file, analysis in analyses]
         written += write_report(target, named, run)
     say("", "Files:", *(f"  {file}" for file in written))
+
+
+def stem_of(file: Path) -> str:
+    """'worker.17' of worker.17.pt.trace.json.gz"""
+    return re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", file.name)

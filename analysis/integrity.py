@@ -40,6 +40,9 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
         problems.append(f"{n} of {len(rows)} steps ({numbers}) {'lack' if n > 1 else 'lacks'} GPU events: {what}")
     elif lost := sum(row["kernel_launches"] - row["kernels_of_launches"] for row in rows):
         notes.append(f"{lost} kernel launches of the steps have no kernel in the trace")
+    steps = links.steps
+    if (steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1]).any():
+        problems.append("the step marks overlap: the trace holds more than one profiler's, and its steps are no steps")
     launches = int(calls["starts_kernel"].sum())
     graphs = int(calls["starts_graph"].sum())
     # Correlation numbers grow: an event with one below all calls was launched before the trace began.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,8 @@ from analysis.trace import STEP, Trace, where_name
 OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
 LAUNCHES = ("LaunchKernel", "LaunchCooperativeKernel")  # in the names of CUDA and HIP calls that start one kernel
 GRAPH_LAUNCHES = ("GraphLaunch",)  # and of those that start a whole graph
-SYNCHRONISATIONS = ("DeviceSynchronize", "StreamSynchronize", "EventSynchronize")
+# Calls that return when the GPU has done what they wait for: waits, and copies that are not asynchronous.
+WAITS = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(WithStream|2D|3D|DtoH|HtoD|DtoD)?$")
 
 
 @dataclass
@@ -31,15 +33,18 @@ class Links:
     def window(self) -> tuple[float, float]:
         """What the step's table accounts for, in us.
 
-        On a GPU from the start of the first event that the steps launched to the end of the last, which may trail the
-        host by far; else the steps themselves.
+        The steps on the host, as far as the GPU goes along: it may still be busy with work from before them when they
+        begin, and with theirs when they end, and may trail the host by far.
         """
+        first, last = float(self.steps["start"].min()), float(self.steps["end"].max())
         launched = self.gpu[self.gpu["step"] >= 0]
-        if len(launched):
-            return float(launched["start"].min()), float(launched["end"].max())
-        if len(self.gpu):
-            return float(self.gpu["start"].min()), float(self.gpu["end"].max())
-        return float(self.steps["start"].min()), float(self.steps["end"].max())
+        if launched.empty:
+            return first, last
+        begins = float(launched["start"].min())
+        earlier = self.gpu[(self.gpu["step"] < 0) & (self.gpu["start"] < begins)]
+        return min(begins, max(first, float(earlier["end"].max()) if len(earlier) else first)), max(
+            last, float(launched["end"].max())
+        )
 
 
 def parents(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> np.ndarray:
@@ -96,7 +101,7 @@ def link(trace: Trace) -> Links:
         step=step_at(trace.launches["start"].to_numpy(), steps),
         starts_kernel=where_name(trace.launches, lambda name: any(word in name for word in LAUNCHES)),
         starts_graph=where_name(trace.launches, lambda name: any(word in name for word in GRAPH_LAUNCHES)),
-        waits=where_name(trace.launches, lambda name: any(word in name for word in SYNCHRONISATIONS)),
+        waits=where_name(trace.launches, lambda name: bool(WAITS.search(name))),
     )
     calls["starts_kernel"] &= ~captured(calls)
     gpu = link_gpu(trace, calls, steps)

@@ -59,16 +59,17 @@ def operator_tables(links: Links) -> dict:
         cost(name, *links.trace.signatures[signature]) if signature >= 0 else Cost()
         for name, signature in zip(groups["name"], groups["signature"], strict=True)
     ]
-    for field in ("flops", "bytes"):
-        each = pd.array([getattr(one, field) for one in costs], dtype="Int64")
-        groups[field] = each * groups["calls"].to_numpy()
+    for field in ("flops", "bytes"):  # Python's numbers, which have no largest
+        each = [getattr(one, field) for one in costs]
+        totals = [n and n * calls for n, calls in zip(each, groups["calls"].tolist(), strict=True)]
+        groups[field] = pd.Series(totals, dtype=object, index=groups.index)
     on_gpu = len(links.gpu) > 0
     first = "self_device_us" if on_gpu else "self_cpu_us"
     whole = groups[first].sum()
     named = groups.drop(columns="signature").groupby("name", sort=False)
     by_name = named[["calls", *times]].sum()
     for field in ("flops", "bytes"):  # a figure for some of an operator's calls is none for the operator
-        by_name[field] = named[field].sum(min_count=1).where(named[field].count() == named.size())
+        by_name[field] = named[field].agg(lambda values: None if values.isna().any() else sum(values)).astype(object)
     by_name = by_name.reset_index()
 
     def rows(table: pd.DataFrame) -> list[dict]:
@@ -90,7 +91,7 @@ def shapes_text(shapes: list) -> str:
     """'[8, 128, 256] [256]': tensors only; a list of tensors in parentheses."""
     texts = []
     for shape in shapes:
-        if shape and isinstance(shape[0], list):
+        if isinstance(shape, list) and shape and isinstance(shape[0], list):
             texts.append(f"({shapes_text(shape)})")
         elif shape:
             texts.append(str(shape))

@@ -8,6 +8,7 @@ promise: what is really gained has to be measured.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from analysis.timeline import idle_by_cause
 from tiny_llama_v1 import MB
 
 WORTH_LISTING = 0.01  # a smaller share of the step is not proposed
+WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
 ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
 
 
@@ -206,18 +208,21 @@ def fused_optimizer(evidence: Evidence) -> Iterator[Proposal]:
     rows, us = evidence.part(evidence.events["phase"] == "optimizer")
     if rows["name"].str.contains("_fused_", na=False).any():
         return
+    marks = (re.match(r"Optimizer\.step#(\w+)\.", name) for name in evidence.links.host["name"].cat.categories)
+    optimizer = next((mark[1] for mark in marks if mark), "optimizer")
     parameters = (evidence.summary or {}).get("config", {}).get("model", {}).get("parameters")
     best, basis = 0.0, "its time could vanish"
-    if parameters and evidence.best_bytes_per_us:
+    if parameters and evidence.best_bytes_per_us and optimizer in ("Adam", "AdamW"):
         moved = 7 * 4 * parameters * evidence.steps
         best = min(us, moved / evidence.best_bytes_per_us)
         basis = (
-            "AdamW must read weight, gradient and two moments and write three of them, "
+            f"{optimizer} must read weight, gradient and two moments and write three of them, "
             f"{7 * 4 * parameters / MB:,.0f} MB at {evidence.best_bytes_per_us / 1e3:.1f} GB/s, "
             "the best rate of an operator in this trace"
         )
     foreach = rows["name"].str.contains("_foreach_", na=False).any()
-    how = "AdamW(..., fused=True)" + ("" if foreach else ", or foreach=True")
+    how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
+    how += "" if foreach or optimizer == "optimizer" else ", or foreach=True"
     yield Proposal("fused optimizer", how, us, best, evidence.described(rows), basis)
 
 
@@ -226,8 +231,7 @@ def mixed_precision(evidence: Evidence) -> Iterator[Proposal]:
     full = [bool(kinds) and "float" in kinds for _, kinds, _ in trace.signatures]
     in_fp32 = np.append(np.array(full, dtype=bool), False)[events["signature"].to_numpy()]
     rows, us = evidence.part(events["category"].isin(PRODUCTS) & in_fp32)
-    properties = trace.metadata.get("deviceProperties") or [{}]
-    found = datasheet({"name": str(properties[0].get("name", ""))}) if isinstance(properties[0], dict) else None
+    found = datasheet(trace.device) if trace.device["name"] else None
     best, basis = 0.0, "products could vanish, as no datasheet says what bf16 does here; a CPU may well be slower in it"
     if found and found[0].bf16:
         ratio = found[0].bf16 / found[0].fp32
@@ -245,7 +249,9 @@ def mixed_precision(evidence: Evidence) -> Iterator[Proposal]:
 
 def compilation(evidence: Evidence) -> Iterator[Proposal]:
     kinds = ("element-wise", "normalisation", "reduction", "copy")
-    rows, us = evidence.part(evidence.events["category"].isin(kinds) & (evidence.events["phase"] != "optimizer"))
+    rows, us = evidence.part(
+        evidence.events["category"].isin(kinds) & ~evidence.events["phase"].isin(("data", "optimizer"))
+    )
     if evidence.links.gpu["name"].str.contains("triton", na=False).any():  # it is compiled
         return
     text = evidence.described(rows) + ", none of them a product"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -62,27 +63,28 @@ RANK_REASONS = {
 
 def note_missing_ranks(trust: dict, here: set[int]) -> None:
     world_size = trust["world_size"] or 1
-    trust["ranks_missing"] = sorted(set(range(world_size)) - here) if world_size > 1 else []
-    if missing := len(trust["ranks_missing"]):
-        trust["notes"].append(f"{missing} of {world_size} ranks are not here: stragglers among them cannot be seen")
+    missing = (rank for rank in range(world_size if world_size > 1 else 0) if rank not in here)
+    trust["ranks_missing"] = list(itertools.islice(missing, RANKS_NAMED))
+    if n := max(0, world_size - len(here)) if world_size > 1 else 0:
+        trust["notes"].append(f"{n} of {world_size} ranks are not here: stragglers among them cannot be seen")
+
+
+RANKS_NAMED = 1000  # of those that are missing
 
 
 def find_traces(folder: Path) -> list[Path]:
-    """The traces of a folder, rank by rank; of its pytorch_profiles if it holds none itself."""
+    """What may be traces in a folder, rank by rank; of its pytorch_profiles if it holds none itself."""
     for place in (folder, folder / "pytorch_profiles"):
-        found = [file for pattern in ("*.json", "*.json.gz") for file in place.glob(pattern) if "trace" in file.name]
-        if not found:  # other programs name them as they like
-            known = {f"{name}.json" for name in OUR_FILES}
-            found = [f for p in ("*.json", "*.json.gz") for f in place.glob(p) if f.name not in known]
+        found = [f for pattern in ("*.json", "*.json.gz") for f in place.glob(pattern) if not OUR_FILES.match(f.name)]
         if found:
             return sorted(found, key=lambda file: (natural(file.name), file.name))
     raise UserError(f"{folder}: the folder holds no trace, no *.json or *.json.gz that could be one")
 
 
-OUR_FILES = (
-    "config performance_summary operator_analysis memory_timeline flops_profile computational_intensity roofline_data "
-    "prediction attention_benchmark comparison"
-).split()
+OUR_FILES = re.compile(
+    r"(config|performance_summary|operator_analysis\w*|memory_timeline|flops_profile|computational_intensity"
+    r"|roofline_data|prediction|attention_benchmark|comparison)\.json$|operator_analysis_"
+)
 
 
 def natural(name: str) -> list:
@@ -258,10 +260,16 @@ def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> lis
     def section(name: str, lines: list[str]) -> list[str]:
         return ["", *([f"UNRELIABLE: {unreliable[name]}"] if name in unreliable else []), *lines]
 
-    return [
+    lines = [
         *head_lines(analysis),
         *section("components", breakdown_lines(analysis)),
         *section("opportunities", opportunity_lines(analysis["opportunities"])),
         *section("operators", operator_lines(analysis, top, sort)),
         *(["", *rank_lines(analysis["ranks"])] if "ranks" in analysis else []),
     ]
+    return [printable(line) for line in lines]
+
+
+def printable(line: str) -> str:
+    """Names come from elsewhere: no line breaks, no codes that a terminal would obey."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)

@@ -37,8 +37,7 @@ def rank_facts(links: Links) -> Rank:
     else:  # gloo runs on the host, in ranges that carry its name
         found = trace.annotations[where_name(trace.annotations, lambda name: name.startswith(("gloo:", "nccl:")))]
     collectives = found[["name", "start", "end"]].sort_values("start", ignore_index=True)
-    base = float(trace.metadata.get("baseTimeNanoseconds") or 0) / 1e3 + trace.first_us
-    collectives[["start", "end"]] += base
+    collectives[["start", "end"]] += trace.base_us
     steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
     busy = gpu_timeline(links.gpu)["busy_ms"]
     return Rank(trace.rank or 0, trace.path.name, ((steps["end"] - steps["start"]) / 1e3).tolist(), busy, collectives)

@@ -146,15 +146,27 @@ def gpu_timelines(links: Links) -> dict:
     }
 
 
-def gaps(gpu: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """When nothing ran on any device: start, end, and the rows of the event that ended last and that began next."""
+def gaps(
+    gpu: pd.DataFrame, window: tuple[float, float] | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """When nothing ran on any device: start, end, and the rows of the event that ended last and that began next.
+
+    Between the first event and the last or, given a window, within that; then -1 stands for no event.
+    """
     order = np.lexsort((-gpu["end"].to_numpy(), gpu["start"].to_numpy()))
     start, end = gpu["start"].to_numpy()[order], gpu["end"].to_numpy()[order]
     reached = np.maximum.accumulate(end)
     # The event that reached furthest so far: where the running maximum was set.
     furthest = np.maximum.accumulate(np.where(end >= reached, np.arange(len(end)), 0))
     after = np.flatnonzero(start[1:] > reached[:-1])
-    return reached[after], start[after + 1], order[furthest[after]], order[after + 1]
+    found = [reached[after], start[after + 1], order[furthest[after]], order[after + 1]]
+    if window:
+        edges = [(-np.inf, start[0], -1, order[0]), (reached[-1], np.inf, order[furthest[-1]], -1)]
+        found = [np.append(column, edge) for column, edge in zip(found, zip(*edges, strict=True), strict=True)]
+        found[:2] = (np.clip(column, *window) for column in found[:2])
+    keep = found[1] > found[0]
+    first, end, last, following = (column[keep] for column in found)
+    return first, end, last.astype(np.int64), following.astype(np.int64)
 
 
 def idle_by_cause(links: Links, window: tuple[float, float] | None = None) -> dict[str, float]:
@@ -167,15 +179,12 @@ def idle_by_cause(links: Links, window: tuple[float, float] | None = None) -> di
     gpu = links.gpu
     if gpu.empty:
         return causes
-    start, end, last, following = gaps(gpu)
-    if window:
-        start, end = np.clip(start, *window), np.clip(end, *window)
-    keep = end > start
-    start, end, last, following = start[keep], end[keep], last[keep], following[keep]
-    call = gpu["call"].to_numpy()[following]
-    known = call >= 0
+    start, end, last, following = gaps(gpu, window)
+    call = np.where(following >= 0, gpu["call"].to_numpy()[following], -1)
+    nothing_follows = following < 0  # the host may still be in its step, and launches nothing more
+    known = (call >= 0) | nothing_follows
     causes["unknown"] = float((end - start)[~known].sum())
-    launch_end = np.where(known, links.calls["end"].to_numpy()[call] if len(links.calls) else np.nan, np.nan)
+    launch_end = np.where(call >= 0, links.calls["end"].to_numpy()[call] if len(links.calls) else np.nan, end)
     # The kernel may begin before its launch call returns.
     host_until = np.clip(np.where(known, np.minimum(launch_end, end), start), start, None)
     by_host = known & (host_until > start)
@@ -187,8 +196,8 @@ def idle_by_cause(links: Links, window: tuple[float, float] | None = None) -> di
     causes["latency"] += float((end - host_until)[by_host].sum())
     queued = known & ~by_host
     memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
-    after_communication = queued & (communication[last] | communication[following])
-    after_copy = queued & ~after_communication & (memcpy[last] | memcpy[following])
+    after_communication = queued & (((last >= 0) & communication[last]) | communication[following])
+    after_copy = queued & ~after_communication & (((last >= 0) & memcpy[last]) | memcpy[following])
     causes["communication"] = float((end - start)[after_communication].sum())
     causes["copy"] = float((end - start)[after_copy].sum())
     causes["latency"] += float((end - start)[queued & ~after_communication & ~after_copy].sum())

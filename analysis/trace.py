@@ -51,8 +51,9 @@ class Trace:
             if len(steps):
                 break
         numbers = pd.to_numeric(steps["name"].astype(object).str.slice(len(STEP)), errors="coerce")
-        steps = steps.assign(number=numbers.fillna(-1).astype(int))
-        steps = steps.sort_values("start").drop_duplicates("number")  # the GPU has one a stream
+        steps = steps.assign(number=numbers.fillna(-1).astype(int)).sort_values("start")
+        if table is self.gpu_annotations:  # one a stream
+            steps = steps.drop_duplicates("number")
         return steps[["number", "start", "end"]].reset_index(drop=True)
 
     @property
@@ -64,6 +65,20 @@ class Trace:
     def distributed(self) -> dict:
         found = self.metadata.get("distributedInfo")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def device(self) -> dict:
+        """What the trace tells of its first GPU, as far as hardware.datasheet needs it."""
+        found = self.metadata.get("deviceProperties")
+        first = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
+        units = first.get("numSms")
+        return {"name": str(first.get("name", "")), "compute_units": units if isinstance(units, int) else None}
+
+    @property
+    def base_us(self) -> float:
+        """When the first event was, on the clock of the machine that wrote the trace."""
+        base = self.metadata.get("baseTimeNanoseconds")
+        return (base / 1e3 if isinstance(base, (int, float)) else 0.0) + self.first_us
 
 
 def where_name(table: pd.DataFrame, test: Callable[[str], bool]) -> np.ndarray:
@@ -103,7 +118,8 @@ def columns_of(path: Path, document: dict) -> Trace:
     def frame(kinds, numbers: dict[str, str], thread: bool = True, signature: bool = False) -> pd.DataFrame:
         rows = [event for kind in kinds for event in by_kind.get(kind, ())]
         start = numbers_in(rows, "ts", np.nan)
-        end = start + numbers_in(rows, "dur", np.nan)
+        with np.errstate(over="ignore"):  # an end without end is malformed
+            end = start + numbers_in(rows, "dur", np.nan)
         table = {"start": start, "end": end}
         texts = [name if type(name) is str else None for name in (event.get("name") for event in rows)]
         table["name"] = np.fromiter((names.setdefault(name, len(names)) for name in texts), np.int64, len(rows))
@@ -116,7 +132,7 @@ def columns_of(path: Path, document: dict) -> Trace:
         if signature:
             table["signature"] = signature_codes(arguments, signatures)
         table = pd.DataFrame(table)
-        keep = (end >= start) & (table["name"] != names.get(None, -1)).to_numpy()
+        keep = np.isfinite(end) & (end >= start) & (table["name"] != names.get(None, -1)).to_numpy()
         sizes.append((len(rows), int(keep.sum())))
         return table if keep.all() else table[keep].reset_index(drop=True)
 
@@ -169,7 +185,9 @@ def signature_codes(arguments: list[dict], known: dict[bytes, int]) -> np.ndarra
     """A number for each different combination of input shapes, types and values; -1 where none were recorded."""
     dumps = orjson.dumps
     texts = (
-        dumps((a["Input Dims"], a.get("Input type"), a.get("Concrete Inputs"))) if "Input Dims" in a else None
+        dumps((dims, a.get("Input type"), a.get("Concrete Inputs")))
+        if type(dims := a.get("Input Dims")) is list
+        else None
         for a in arguments
     )
     codes = (-1 if text is None else known.setdefault(text, len(known)) for text in texts)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.components import in_a_step
+from analysis.components import step_events
 from analysis.costs import PRODUCTS, cost, keeps_books_only
 from analysis.hardware import datasheet
-from analysis.links import ANNOTATION, OPERATOR, Links
+from analysis.links import Links
 from analysis.timeline import by_priority, idle_by_cause, is_communication
 
 BOUND_FROM = 0.40  # share of the step that makes a bound
@@ -16,7 +16,7 @@ DEFAULT_RIDGE = 10.0  # FLOPs/byte, where the device is in no datasheet
 BOUNDS = {
     "compute-bound": "products at or above the ridge",
     "memory-bound": "other work on tensors",
-    "launch-bound": "the host's launching and bookkeeping",
+    "launch-bound": "the host's launching, waiting and bookkeeping",
     "data-bound": "waiting for data",
     "communication-bound": "communication that nothing hides",
     "other": "not told apart",
@@ -25,12 +25,10 @@ BOUNDS = {
 
 def ridge_point(links: Links) -> tuple[float, str]:
     """FLOPs per byte from which a product is limited by arithmetic: of the traced device, in the precision it used."""
-    properties = links.trace.metadata.get("deviceProperties") or []
-    device = properties[0] if isinstance(properties, list) and properties and isinstance(properties[0], dict) else {}
-    about = {"name": str(device.get("name", "")), "compute_units": device.get("numSms")}
-    found = datasheet(about) if device else None
+    device = links.trace.device
+    found = datasheet(device) if device["name"] else None
     if found is None:
-        name = about["name"] or "this CPU" * (not len(links.gpu)) or "this device"
+        name = device["name"] or ("this device" if len(links.gpu) else "this CPU")
         return DEFAULT_RIDGE, f"{DEFAULT_RIDGE:.0f} FLOPs/byte; {name} is in no datasheet"
     types = [kinds for _, kinds, _ in links.trace.signatures if kinds]
     half = sum("c10::BFloat16" in kinds or "c10::Half" in kinds for kinds in types)
@@ -87,33 +85,21 @@ def gpu_split(links: Links, computing: np.ndarray) -> dict[str, float]:
 
 
 def host_split(links: Links, computing: np.ndarray) -> dict[str, float]:
-    host, steps = links.host, links.steps
-    inside = in_a_step(host["start"].to_numpy(), steps) & (host["thread"] == links.thread).to_numpy()
-    own, kind = host["own_us"].to_numpy(), host["kind"].to_numpy()
-    category, phase = host["category"].to_numpy(object), host["phase"].to_numpy(object)
-    compute = np.append(computing, np.zeros(len(host) - len(computing), dtype=bool))
-    books = np.array([keeps_books_only(name) for name in host["name"].cat.categories])[host["name"].cat.codes]
-    data = phase == "data"
-    communicates = category == "communication"
-    work = (kind == OPERATOR) & ~books & ~data & ~communicates
-    us = {
-        "compute-bound": own[inside & work & compute].sum(),
-        "memory-bound": own[inside & work & ~compute].sum(),
-        "data-bound": own[inside & data].sum(),
-        "communication-bound": own[inside & communicates & ~data].sum(),
+    events, total = step_events(links)
+    names, operator = links.trace.operators["name"].cat, events["operator"].to_numpy()  # -1 picks the False at the end
+    books = np.append(np.array([keeps_books_only(name) for name in names.categories], dtype=bool)[names.codes], True)
+    us, phase, category = (events[name].to_numpy() for name in ("us", "phase", "category"))
+    data, communicates = phase == "data", category == "communication"
+    work = ~books[operator] & ~data & ~communicates
+    compute = np.append(computing, False)[operator]
+    split = {
+        "compute-bound": us[work & compute].sum(),
+        "memory-bound": us[work & ~compute].sum(),
+        "data-bound": us[data].sum(),
+        "communication-bound": us[communicates & ~data].sum(),
     }
-    total = float((steps["end"] - steps["start"]).sum())
-    rest = max(0.0, total - sum(us.values()))
-    # Where the step's thread is in no operator while another one communicates, it waits for that.
-    busy = host[inside & (kind != ANNOTATION)]
-    elsewhere = host[(communicates & (host["thread"] != links.thread)).to_numpy()]
-    first, last = steps["start"].min(), steps["end"].max()
-    sets = [tuple(np.clip(one[name].to_numpy(), first, last) for name in ("start", "end")) for one in (busy, elsewhere)]
-    waited = by_priority(sets)[1]
-    us["communication-bound"] += min(rest, waited)
-    us["launch-bound"] = rest - min(rest, waited)
-    us["other"] = 0.0
-    return {name: float(us[name]) for name in BOUNDS}
+    split["launch-bound"] = max(0.0, total - sum(split.values()))
+    return {name: float(split.get(name, 0.0)) for name in BOUNDS}
 
 
 def verdict(links: Links, trust: dict) -> dict:

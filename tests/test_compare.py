@@ -126,6 +126,11 @@ def test_the_command(runs, tmp_path):
     assert not list(runs.glob("comparison_*"))
 
 
+def test_a_run_is_no_repeat_of_itself(runs):
+    with pytest.raises(UserError, match="twice"):
+        compare([runs / "wide", runs / "wide"])
+
+
 def test_a_damaged_summary_is_named(runs, tmp_path):
     bad = copy_of(runs / "wide", tmp_path / "bad")
     (bad / "performance_summary.json").write_text("{")

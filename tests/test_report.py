@@ -128,6 +128,7 @@ def test_output_goes_where_it_was_asked_to(tmp_path):
     before = sorted((tmp_path / "traces").iterdir())
     code, out = run_profiler(tmp_path, "--analyze-existing", "traces", "--output-dir", "out/deep", "--generate-report")
     assert code == 0, out
+    assert "Files:" in out
     names = {path.name for path in (tmp_path / "out" / "deep").iterdir() if "tfevents" not in path.name}
     assert names == {"operator_analysis.json", "operator_analysis_b_trace.json", "report.html"}
     assert "a_trace.json" in page(tmp_path / "out" / "deep").text
@@ -136,6 +137,14 @@ def test_output_goes_where_it_was_asked_to(tmp_path):
     code, out = run_profiler(tmp_path, "--analyze-existing", "traces")
     assert code == 0
     assert sorted((tmp_path / "traces").iterdir()) == before  # nothing was asked for but to say
+
+
+def test_traces_of_one_worker_keep_their_names(tmp_path, capsys):
+    for name in ("vm_1.100.pt.trace.json", "vm_1.200.pt.trace.json", "vm_1.300.json", "vm_1.300.pt.trace.json"):
+        write_trace(tmp_path / name, *SMALL)
+    analyze_existing(tmp_path, tmp_path / "out", False, 5, None)
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {f"operator_analysis{part}.json" for part in ("", "_vm_1.200", "_vm_1.300_2", "_vm_1.300_3")}
 
 
 BAD = {
