@@ -23,6 +23,7 @@ from analysis.timeline import idle_by_cause
 from tiny_llama_v1 import MB
 
 WORTH_LISTING = 0.01  # a smaller share of the step is not proposed
+COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program's trace holds
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
 ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
 
@@ -248,12 +249,11 @@ def mixed_precision(evidence: Evidence) -> Iterator[Proposal]:
 
 
 def compilation(evidence: Evidence) -> Iterator[Proposal]:
-    kinds = ("element-wise", "normalisation", "reduction", "copy")
-    rows, us = evidence.part(
-        evidence.events["category"].isin(kinds) & ~evidence.events["phase"].isin(("data", "optimizer"))
-    )
-    if evidence.links.gpu["name"].str.contains("triton", na=False).any():  # it is compiled
+    if any(COMPILED.search(name) for name in evidence.links.host["name"].cat.categories):
         return
+    kinds = ("element-wise", "normalisation", "reduction", "copy")
+    elsewhere = evidence.events["phase"].isin(("data", "optimizer"))
+    rows, us = evidence.part(evidence.events["category"].isin(kinds) & ~elsewhere)
     text = evidence.described(rows) + ", none of them a product"
     if evidence.idle and len(rows):
         # Fewer kernels are fewer launches to wait for.

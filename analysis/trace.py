@@ -184,12 +184,8 @@ def one_thread(tables: dict[str, pd.DataFrame]) -> None:
 def signature_codes(arguments: list[dict], known: dict[bytes, int]) -> np.ndarray:
     """A number for each different combination of input shapes, types and values; -1 where none were recorded."""
     dumps = orjson.dumps
-    texts = (
-        dumps((dims, a.get("Input type"), a.get("Concrete Inputs")))
-        if type(dims := a.get("Input Dims")) is list
-        else None
-        for a in arguments
-    )
+    inputs = ((a.get("Input Dims"), a.get("Input type"), a.get("Concrete Inputs")) for a in arguments)
+    texts = (dumps(signature) if type(signature[0]) is list else None for signature in inputs)
     codes = (-1 if text is None else known.setdefault(text, len(known)) for text in texts)
     return np.fromiter(codes, np.int64, len(arguments))
 

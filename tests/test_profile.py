@@ -561,6 +561,17 @@ def test_nothing_is_proposed_that_the_trace_does_not_show(tmp_path):
     assert analysis_of(trace)["opportunities"] == []
 
 
+def test_a_compiled_program_is_not_told_to_compile(tmp_path):
+    region = event("Torch-Compiled Region: 0/0", 5, 20)
+    rows = [
+        analysis_of(trace_of(tmp_path, step(1, 0, 1000), ADD | {"ts": 50, "dur": 900}, *more))
+        for more in ((), (region,))
+    ]
+    named = [{row["name"] for row in analysis["opportunities"]} for analysis in rows]
+    assert "compile" in named[0]
+    assert "compile" not in named[1]
+
+
 def test_synchronisations_are_proposed_with_their_number(tmp_path):
     events = [
         step(1, 0, 1000),
