@@ -27,7 +27,7 @@ from traces import (
 )
 
 import tiny_llama_v1 as tiny_llama
-from analysis.costs import category, cost
+from analysis.costs import category, cost, keeps_books_only
 from analysis.integrity import profiler_overhead
 from analysis.profile import analyze_all, find_traces, profile_lines
 from analysis.timeline import exposed_us, gpu_timeline, idle_by_cause
@@ -265,6 +265,50 @@ def test_work_launched_before_the_trace_is_no_part_of_a_step():
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
     assert analysis["gpu_timeline"]["busy_ms"] == pytest.approx(84.0021, rel=1e-4)
     assert [row["kernels"] for row in analysis["steps"]["rows"]] == [746] * 3
+
+
+def as_on_a_gpu(document: dict) -> dict:
+    """A CPU's trace as a GPU's would be: work becomes kernels on a stream, the backward pass another thread's."""
+    events = document["traceEvents"]
+    backward = [
+        (e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "backward" and e.get("cat") == "user_annotation"
+    ]
+    operators = sorted((e for e in events if e.get("cat") == "cpu_op"), key=lambda e: e["ts"])
+    free_at, launches = 0.0, []
+    for number, operator in enumerate(operators, 1):
+        if any(first <= operator["ts"] < last for first, last in backward):
+            operator["tid"] = 99
+        if not keeps_books_only(operator["name"]) and operator["name"] not in ("aten::linear", "aten::matmul"):
+            call = {"name": "hipLaunchKernel", "ts": operator["ts"] + 0.2 * operator["dur"], "dur": 0.1}
+            free_at = max(free_at, call["ts"] + 5) + 0.5 * operator["dur"]
+            kernel = {"name": f"kernel_{number}", "ts": free_at - 0.5 * operator["dur"], "dur": 0.5 * operator["dur"]}
+            ids = {"correlation": number}
+            launches.append(
+                {"ph": "X", "cat": "cuda_runtime", "pid": operator["pid"], "tid": operator["tid"], "args": ids} | call
+            )
+            launches.append(
+                {"ph": "X", "cat": "kernel", "pid": 0, "tid": 7, "args": ids | {"device": 0, "stream": 7}} | kernel
+            )
+    return document | {"traceEvents": events + launches}
+
+
+def test_our_ranges_on_a_gpu(train, tmp_path):
+    """Kernels find their component through the launch call, the operator around it and autograd's numbers."""
+    assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "8", "--profile-steps", "3")[0] == 0
+    [path] = (tmp_path / "p").glob("trace_*")
+    path.write_text(json.dumps(as_on_a_gpu(json.loads(path.read_text()))))
+    analysis = analysis_of(read_trace(path))
+    about, rows = analysis["attribution"], rows_of(analysis)
+    assert (about["clock"], about["source"]) == ("GPU", "named ranges")
+    assert about["unattributed_share"] < 0.03
+    assert analysis["integrity"]["kernels_linked_to_an_operator"] == 1
+    assert analysis["integrity"]["trustworthy"]
+    assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
+    for part in ("attention.q_proj", "attention.scores", "mlp.down_proj", "norm", "lm_head", "loss"):
+        assert {(part, "forward"), (part, "backward")} <= set(rows), part
+    assert ("optimizer", "optimizer") in rows
+    assert ("idle", "idle") in rows
+    assert all(row["kernels"] > 100 for row in analysis["steps"]["rows"])
 
 
 class Block(torch.nn.Module):
