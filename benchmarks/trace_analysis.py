@@ -19,6 +19,7 @@ the medians.  HolisticTraceAnalysis wants pandas before 3, so it lives in an env
 import argparse
 import gzip
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -155,6 +156,8 @@ def main() -> None:
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         environment = tiny_llama.describe_environment(tiny_llama.choose_device("cpu"))
+        places = {str(args.trace): args.trace.name, args.hta_python: "PYTHON"}  # where things lie here is of no use
+        environment["command_line"] = shlex.join(["python", *(places.get(word, word) for word in sys.argv)])
         if args.hta_python:
             versions = "from importlib.metadata import version as v; print(v('HolisticTraceAnalysis'), v('pandas'))"
             done = subprocess.run([args.hta_python, "-c", versions], capture_output=True, text=True, check=True)
