@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from analysis.documents import read_document, with_reasons_beside
 from analysis.figures import GREY, PALETTE, PHASE_COLOURS, bare, shortened
-from analysis.report import read_document
-from analysis.unknown import with_reasons_beside
 from tiny_llama_v1 import PHASES, ProfilerConfig, UserError
 
 NOISE = "within noise"

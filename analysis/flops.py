@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from analysis.counting import CONVENTION, by_component, component_lines, reconciliation, reconciliation_lines
+from analysis.documents import read_document
 from analysis.hardware import peak_bandwidth, peak_flops
-from tiny_llama_v1 import PRECISIONS, TinyLlamaConfig, TinyLlamaModel
-
-CONVENTION = "two per multiply-add, matrix products only, full S x S attention scores, no recomputation"
+from tiny_llama_v1 import PRECISIONS, SCHEMA_VERSION, TinyLlamaConfig, TinyLlamaModel, UserError
 
 
 class DeepSpeedCounter:
@@ -76,8 +76,10 @@ def flops_profile(summary: dict, deepspeed: dict) -> dict:
             "parameters": parameters,
             "flops_per_parameter": step_flops / parameters,
             "flops_per_token": step_flops / (batch_size * seq_len),
+            "flops_per_token_by_6n": 6 * parameters,
+            "by_component": by_component(config, batch_size, seq_len),
+            "reconciliation": reconciliation(config, micro_batch_size, seq_len, deepspeed),
             "deepspeed": deepspeed | {"batch_size": micro_batch_size, "sequence_length": seq_len},
-            "formula_for_deepspeed_pass": config.forward_flops(micro_batch_size, seq_len),
         },
         "performance_metrics": {
             "avg_step_time_ms": performance["avg_step_time_ms"],
@@ -95,28 +97,58 @@ def flops_profile(summary: dict, deepspeed: dict) -> dict:
     }
 
 
+def read_flops_profile(path: Path) -> dict:
+    """An earlier flops_profile.json.  Raises UserError, naming the file, for any other file or a newer schema."""
+    document = read_document(path)
+    if document is None or not {"flops_analysis", "efficiency_metrics"} <= set(document):
+        raise UserError(f"{path}: no flops_profile.json of this workshop")
+    if document["schema_version"] > SCHEMA_VERSION:
+        raise UserError(f"{path}: written in schema {document['schema_version']}, this reads up to {SCHEMA_VERSION}")
+    if "reconciliation" not in document["flops_analysis"]:
+        raise UserError(f"{path}: written before counts were reconciled; run run_deepspeed_flops.py again")
+    return document
+
+
 def flops_lines(profile: dict) -> list[str]:
     """The short form that a run prints."""
     counts, rates, efficiency = (
         profile[key] for key in ("flops_analysis", "performance_metrics", "efficiency_metrics")
     )
-    deepspeed, formula = counts["deepspeed"], counts["formula_for_deepspeed_pass"]
-    agree = "equal" if 2 * deepspeed["macs"] == formula else f"differ by {2 * deepspeed['macs'] - formula:,}"
-    samples, n, note = deepspeed["batch_size"], rates["steps_averaged"], rates["steps_averaged_note"]
+    n, note, by_6n = rates["steps_averaged"], rates["steps_averaged_note"], counts["flops_per_token_by_6n"]
     how = "without instruments" if note.startswith("left out") else f"({note})"
     rows = {
-        "Forward pass, formula": f"{formula:,} FLOPs for {samples} samples",
-        "Forward pass, DeepSpeed": f"{2 * deepspeed['macs']:,} FLOPs in multiply-adds: {agree}",
-        "": f"{deepspeed['flops']:,} FLOPs with what it counts of element-wise work",
         "Total FLOPs per step": f"{counts['step_flops']:,} (forward and backward)",
-        "FLOPs per token": f"{counts['flops_per_token']:,.0f} ({counts['flops_per_parameter']:,.1f} per parameter)",
+        "FLOPs per token": f"{counts['flops_per_token']:,.0f}; 6 per parameter would be {by_6n:,} "
+        f"({counts['flops_per_token'] / by_6n:.2f} of that: scores count, the embedding does not)",
         "Step time": f"{rates['avg_step_time_ms']:.2f} ms, mean of {n} step{'s' * (n > 1)} {how}",
         "Achieved": f"{rates['flops_per_sec'] / 1e12:.3f} TFLOP/s",
         "Peak": f"{efficiency['device_peak_flops'] / 1e12:.3f} TFLOP/s, {efficiency['peak_source']}",
         "Model FLOPS Utilization": f"{efficiency['mfu_percent']:.1f}% (MFU, {efficiency['precision']})",
     }
-    lines = [f"{label + ':' if label else '':<26}{value}" for label, value in rows.items()]
-    return ["FLOPs Profile:", *lines, f"Counted: {profile['convention']}."]
+    return [
+        "FLOPs Profile:",
+        *reconciliation_lines(counts["reconciliation"]),
+        "",
+        *(f"{label + ':':<26}{value}" for label, value in rows.items()),
+        f"Counted: {profile['convention']}.",
+    ]
+
+
+def detail_lines(profile: dict) -> list[str]:
+    """FLOPs by component and by module."""
+    counts = profile["flops_analysis"]
+    return [*component_lines(counts["by_component"]), "", *module_lines(counts)]
+
+
+def module_lines(counts: dict) -> list[str]:
+    """Forward FLOPs by module, as PyTorch's counter and DeepSpeed's book them, down to the parts of a layer."""
+    by_torch = counts["reconciliation"]["forward_flops_by_module"]
+    by_deepspeed = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
+    lines = [f"{'module, forward':<34}{'FlopCounterMode':>20}{'DeepSpeed':>20}"]
+    for name, flops in by_torch.items():
+        deepspeed = f"{2 * by_deepspeed[name]:,}" if name in by_deepspeed else "-"
+        lines.append(f"{name:<34}{flops:>20,}{deepspeed:>20}")
+    return lines
 
 
 class TrafficCounter(TorchDispatchMode):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.components import attribute, breakdown_lines, step_breakdown
+from analysis.documents import with_reasons_beside
 from analysis.integrity import integrity, overhead_text, step_rows, summary_beside
 from analysis.links import OPERATOR, Links, link
 from analysis.operators import kernel_table, operator_lines, operator_tables
@@ -17,7 +18,6 @@ from analysis.opportunities import opportunities, opportunity_lines
 from analysis.ranks import Rank, compare_ranks, rank_facts, rank_lines
 from analysis.timeline import KEYS, gpu_timelines
 from analysis.trace import read_trace
-from analysis.unknown import with_reasons_beside
 from analysis.verdict import verdict
 from tiny_llama_v1 import UserError, statistics
 

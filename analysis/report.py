@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import jinja2
 import matplotlib
 from matplotlib.figure import Figure
 
+from analysis.documents import read_document
 from analysis.figures import profile_figures, steps_figure
 from analysis.memory import draw_memory_timeline
 from analysis.operators import quantity
@@ -63,17 +63,6 @@ def plain_text() -> Iterator[None]:
 
 def read_documents(folder: Path) -> dict[str, dict | None]:
     return {name: read_document(folder / file) for name, file in FILES.items()}
-
-
-def read_document(path: Path) -> dict | None:
-    """The JSON file of a run of ours, None where there is none."""
-    try:
-        document = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as JSON of a run: {error}") from error
-    return document if isinstance(document, dict) and "schema_version" in document else None
 
 
 def png(figure: Figure) -> str:

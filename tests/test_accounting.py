@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import tiny_llama_v1 as tiny_llama
+from analysis.counting import by_component, counted_by_torch, reconciliation, reconciliation_lines
 
 PUBLISHED = {  # parameters, forward FLOPs per step
     "tiny": (2_873_600, 5_892_997_120),
@@ -22,25 +22,33 @@ def resolved(*flags: str):
     return tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags))
 
 
-def counted(config, batch_size, seq_len, backward):
-    """FLOPs by FlopCounterMode; nothing is allocated."""
-    with FakeTensorMode(), torch.device("cpu"):
-        model = tiny_llama.TinyLlamaModel(config)
-        tokens = torch.zeros(batch_size, seq_len, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            loss = model(tokens, tokens)[1]
-            if backward:
-                loss.backward()
-    return model, counter.get_total_flops()
+def test_components_add_up_and_without_deepspeed_the_rest_stands():
+    config, training, _ = resolved("--size", "small")
+    rows = by_component(config, training.batch_size, training.seq_len)
+    assert sum(row["forward_flops"] + row["backward_flops"] for row in rows) == config.step_flops(8, 256)
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    found = reconciliation(config, 8, 256, None)
+    assert found["agree"]
+    assert found["rows"][2]["forward_flops"] is None
+    assert "DeepSpeed: DeepSpeed is not installed" in reconciliation_lines(found)
+    off = dict(macs=config.forward_flops(8, 256) // 2 - 1, flops=config.forward_flops(8, 256))
+    assert "The counts DIFFER." in reconciliation_lines(reconciliation(config, 8, 256, off))
 
 
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_published_sizes(size):
     config, training, _ = resolved("--size", size)
     assert (config.parameter_count(), config.forward_flops(training.batch_size, training.seq_len)) == PUBLISHED[size]
-    model, flops = counted(config, training.batch_size, training.seq_len, backward=True)
-    assert sum(p.numel() for p in model.parameters()) == config.parameter_count()
-    assert flops == config.step_flops(training.batch_size, training.seq_len)
+    check(config, training.batch_size, training.seq_len)
+
+
+def check(config, batch_size, seq_len):
+    """The model's parameters and both passes of it, counted, are those of the formulas."""
+    with FakeTensorMode():
+        assert sum(p.numel() for p in tiny_llama.TinyLlamaModel(config).parameters()) == config.parameter_count()
+    found = counted_by_torch(config, batch_size, seq_len)
+    assert found["forward_flops"] == config.forward_flops(batch_size, seq_len)
+    assert found["forward_flops"] + found["backward_flops"] == config.step_flops(batch_size, seq_len)
 
 
 @settings(max_examples=20, deadline=None)
@@ -59,10 +67,7 @@ def test_formulas_hold_for_any_shape(kv_heads, group, half_head, layers, interme
     config = tiny_llama.TinyLlamaConfig(
         vocabulary, 2 * half_head * heads, layers, heads, kv_heads, intermediate, seq_len
     )
-    model, forward = counted(config, batch_size, seq_len, backward=False)
-    assert sum(p.numel() for p in model.parameters()) == config.parameter_count()
-    assert forward == config.forward_flops(batch_size, seq_len)
-    assert counted(config, batch_size, seq_len, backward=True)[1] == config.step_flops(batch_size, seq_len)
+    check(config, batch_size, seq_len)
 
 
 def test_deepspeed_counts_the_same_multiply_adds(train, tmp_path):
@@ -70,9 +75,17 @@ def test_deepspeed_counts_the_same_multiply_adds(train, tmp_path):
 
     code, out, _ = train("--enable-deepspeed-flops", "--flops-profile-step", "2", "--output-dir", "run", small=False)
     assert code == 0
-    assert "equal" in out
+    assert "The counts of matrix products are equal." in out
     profile = json.loads((tmp_path / "run" / "flops_profile.json").read_text())
     deepspeed = profile["flops_analysis"]["deepspeed"]
+    found = profile["flops_analysis"]["reconciliation"]
+    assert found["agree"]
+    assert [row["forward_flops"] for row in found["rows"]] == [5_892_997_120] * 3
+    assert [row["backward_flops"] for row in found["rows"]] == [11_785_994_240] * 2 + [None]
+    assert [row["beyond_products"] for row in found["rows"]] == [0, 0, 6_291_456]
+    modules = found["forward_flops_by_module"]
+    assert modules["lm_head"] == 2 * 1024 * 256 * 1000
+    assert sum(modules[f"layers.{i}"] for i in range(4)) + modules["lm_head"] == 5_892_997_120
     assert 2 * deepspeed["macs"] == 5_892_997_120 == profile["flops_analysis"]["forward_flops"]
     assert deepspeed["flops"] == 5_899_288_576
     assert 0 < profile["efficiency_metrics"]["mfu_percent"] < 100

@@ -245,7 +245,7 @@ def test_readme_names_only_flags_and_files_that_exist():
     text = (PROJECT / "README.md").read_text()
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     wrappers = {"--include-memory", "--analyze-existing", "--computational-intensity", "--enable-profilers"}
-    wrappers |= {"--generate-report", "--top-n", "--sort-by"}
+    wrappers |= {"--generate-report", "--top-n", "--sort-by", "--detailed-analysis"}
     others = {"--logdir", "--port", "--nproc-per-node"}
     assert flags - others - wrappers <= set(tiny_llama.build_parser()._option_string_actions)
     for name in re.findall(r"`\.?/?([\w/]+\.(?:py|sh|txt|toml))`", text):

@@ -1,6 +1,22 @@
-"""What is not known, and why: beside every null of a document stands its reason."""
+"""The JSON documents of runs: reading one, and a reason beside every null of one."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tiny_llama_v1 import UserError
+
+
+def read_document(path: Path) -> dict | None:
+    """The JSON file of a run of ours, None where there is none."""
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as JSON of a run: {error}") from error
+    return document if isinstance(document, dict) and "schema_version" in document else None
 
 
 def with_reasons_beside(value, reasons: dict[str, str]):
