@@ -62,7 +62,9 @@ def attribute(links: Links) -> str:
     is_phase = where_name(host, lambda name: name in PHASES) & (kind == ANNOTATION)
     is_framework = where_name(host, lambda name: bool(_FRAMEWORK.match(name))) & (kind == ANNOTATION)
     is_range = (kind == ANNOTATION) & ~is_phase & ~is_framework
-    source = component_source(host, parent, kind, is_range, is_node)
+    node = nearest(parent, is_node)
+    phase = phases_of(links, parent, kind, is_phase, is_framework, node)
+    source = component_source(host, parent, kind, is_range, phase)
     defines = {"named ranges": is_range, "nn.Module calls": kind == MODULE}.get(source, np.zeros(len(host), bool))
 
     labels = np.full(len(host), None, dtype=object)
@@ -71,7 +73,6 @@ def attribute(links: Links) -> str:
     else:
         labels[defines] = names[defines].astype(object).map(component_of)
     categories = np.array([category(name) for name in names.cat.categories], dtype=object)[names.cat.codes]
-    node = nearest(parent, is_node)
     owner = nearest(parent, defines | is_node)
     forward = (owner >= 0) & ~is_node[owner]
     component = np.where(forward, labels[owner], None)
@@ -80,7 +81,6 @@ def attribute(links: Links) -> str:
         in_node = (owner >= 0) & is_node[owner]
         component[in_node] = component_of_node[owner[in_node]]
 
-    phase = phases_of(links, parent, kind, is_phase, is_framework, node)
     for name in ("data", "optimizer"):
         component[(phase == name) & pd.isna(component)] = name
     glue = pd.isna(component) & (kind != OPERATOR)
@@ -96,9 +96,9 @@ def attribute(links: Links) -> str:
     return source
 
 
-def component_source(host, parent, kind, is_range, is_node) -> str:
+def component_source(host, parent, kind, is_range, phase) -> str:
     """Ranges where they hold most of the forward operators, else modules where there are any, else operator kinds."""
-    forward = (kind == OPERATOR) & (nearest(parent, is_node) < 0)
+    forward = (kind == OPERATOR) & (phase == "forward")
     own = host["own_us"].to_numpy()
     in_ranges = own[forward & (nearest(parent, is_range) >= 0)].sum()
     if in_ranges > 0 and in_ranges >= 0.5 * own[forward].sum():

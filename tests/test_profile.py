@@ -346,6 +346,21 @@ def test_modules_of_a_foreign_program(tmp_path):
     assert analysis["integrity"]["stacks_recorded"]
 
 
+def test_ranges_are_believed_however_long_the_optimizer_takes(tmp_path):
+    trace = trace_of(
+        tmp_path,
+        step(1, 0, 1000),
+        event("nn.Module: Linear_0", 4, 60, kind="python_function"),
+        event("layers.0.mlp.up_proj", 5, 50, kind="user_annotation"),
+        event("aten::mm", 10, 40, **{"Sequence number": 1}),
+        event("Optimizer.step#AdamW.step", 100, 890, kind="user_annotation"),
+        event("aten::addcdiv_", 110, 870),
+    )
+    analysis = analysis_of(trace)
+    assert analysis["attribution"]["source"] == "named ranges"
+    assert rows_of(analysis)["mlp.up_proj", "forward"] == pytest.approx(0.05)
+
+
 def test_kinds_of_operators_of_a_foreign_program(tmp_path):
     analysis = analysis_of(foreign_trace(tmp_path / "t.json"))
     assert analysis["attribution"]["source"] == "kinds of operators"
