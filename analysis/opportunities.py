@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -33,11 +33,10 @@ class Proposal:
     name: str
     how: str
     us: float  # of the steps, that it touches
-    best_us: float  # what would be left of that at best
     evidence: str
     basis: str  # where best_us comes from
     flag: str | None = None  # of tiny_llama_v1.py, if it has one for this
-    extra: dict = field(default_factory=dict)
+    best_us: float = 0.0  # what would be left of us at best
 
 
 class Evidence:
@@ -124,7 +123,6 @@ def opportunities(links: Links, summary: dict | None) -> list[dict]:
                     "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
                     "basis": proposal.basis,
                     "try": proposal.flag if evidence.is_ours else None,
-                    **proposal.extra,
                 }
             )
     rows.sort(key=lambda row: -(row["speedup_bound"] or math.inf))
@@ -158,7 +156,7 @@ def fused_products(evidence: Evidence) -> Iterator[Proposal]:
         rows, us = evidence.part(evidence.events["component"].isin(parts))
         best = at_best_rate(evidence, rows, us)
         if best is not None:
-            yield Proposal(name, how, us, best, evidence.described(rows), best_rate_text(evidence))
+            yield Proposal(name, how, us, evidence.described(rows), best_rate_text(evidence), best_us=best)
 
 
 def fused_attention(evidence: Evidence) -> Iterator[Proposal]:
@@ -174,9 +172,9 @@ def fused_attention(evidence: Evidence) -> Iterator[Proposal]:
             "fused attention",
             "F.scaled_dot_product_attention: the scores never reach memory",
             us,
-            best,
             evidence.described(rows),
             best_rate_text(evidence),
+            best_us=best,
         )
 
 
@@ -198,10 +196,10 @@ def fused_norms(evidence: Evidence) -> Iterator[Proposal]:
             "fused norm",
             "F.rms_norm or a compiled norm: one pass instead of one per operator",
             us,
-            min(us, best),
             evidence.described(rows),
             f"{calls / evidence.steps:.0f} norms a step, each at the "
             "price of the dearest operator in it, forward and backward",
+            best_us=min(us, best),
         )
 
 
@@ -224,7 +222,7 @@ def fused_optimizer(evidence: Evidence) -> Iterator[Proposal]:
     foreach = rows["name"].str.contains("_foreach_", na=False).any()
     how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
     how += "" if foreach or optimizer == "optimizer" else ", or foreach=True"
-    yield Proposal("fused optimizer", how, us, best, evidence.described(rows), basis)
+    yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, best_us=best)
 
 
 def mixed_precision(evidence: Evidence) -> Iterator[Proposal]:
@@ -241,10 +239,10 @@ def mixed_precision(evidence: Evidence) -> Iterator[Proposal]:
         "mixed precision",
         "torch.autocast in bfloat16 around the forward pass",
         us,
-        best,
         evidence.described(rows) + ", products in fp32",
         basis,
         "--precision bf16",
+        best_us=best,
     )
 
 
@@ -261,14 +259,8 @@ def compilation(evidence: Evidence) -> Iterator[Proposal]:
         waits /= evidence.events["launches"].sum()
         us += waits
         text += f", and their part of the wait for launches, {waits / evidence.total_us:.1%}"
-    yield Proposal(
-        "compile",
-        "torch.compile(model): chains of element-wise operators become one kernel each",
-        us,
-        0.0,
-        text,
-        "work between products could vanish into them",
-    )
+    how = "torch.compile(model): chains of element-wise operators become one kernel each"
+    yield Proposal("compile", how, us, text, "work between products could vanish into them")
 
 
 def larger_batch(evidence: Evidence) -> Iterator[Proposal]:
@@ -282,15 +274,9 @@ def larger_batch(evidence: Evidence) -> Iterator[Proposal]:
         us = evidence.total_us - work - data
         text = f"{us / evidence.total_us:.1%} of the step is Python and bookkeeping between operators"
     batch = (evidence.summary or {}).get("config", {}).get("arguments", {}).get("batch_size")
-    yield Proposal(
-        "larger batch",
-        "more work per launch, as a step's overhead stays; or one launch for all of it (torch.cuda.graphs)",
-        us,
-        0.0,
-        text,
-        "per sample, the overhead could vanish",
-        batch and f"--batch-size {2 * batch}",
-    )
+    flag = batch and f"--batch-size {2 * batch}"
+    how = "more work per launch, as a step's overhead stays; or one launch for all of it (torch.cuda.graphs)"
+    yield Proposal("larger batch", how, us, text, "per sample, the overhead could vanish", flag)
 
 
 def fewer_synchronisations(evidence: Evidence) -> Iterator[Proposal]:
@@ -300,14 +286,8 @@ def fewer_synchronisations(evidence: Evidence) -> Iterator[Proposal]:
         waits = int((calls["waits"].to_numpy(bool) & (calls["step"] >= 0).to_numpy()).sum())
         n = waits / evidence.steps
         text = f"the GPU idles {us / evidence.total_us:.1%} of the step behind {n:.1f} waits a step"
-        yield Proposal(
-            "fewer synchronisations",
-            "no .item(), .cpu() or synchronize() within a step",
-            us,
-            0.0,
-            text,
-            "the GPU would not idle there",
-        )
+        how = "no .item(), .cpu() or synchronize() within a step"
+        yield Proposal("fewer synchronisations", how, us, text, "the GPU would not idle there")
 
 
 def faster_data(evidence: Evidence) -> Iterator[Proposal]:
@@ -317,22 +297,15 @@ def faster_data(evidence: Evidence) -> Iterator[Proposal]:
     else:
         _, us = evidence.part(evidence.events["phase"] == "data")
         text = f"{us / evidence.total_us:.1%} of the step fetches data"
-    yield Proposal("prefetch data", "workers and pinned memory in the DataLoader", us, 0.0, text, "data could be there")
+    yield Proposal("prefetch data", "workers and pinned memory in the DataLoader", us, text, "data could be there")
 
 
 def hidden_communication(evidence: Evidence) -> Iterator[Proposal]:
     _, us = evidence.part(evidence.events["category"] == "communication")
     us += evidence.idle.get("communication", 0.0)
     text = f"{us / evidence.total_us:.1%} of the step is communication that no computation hides"
-    yield Proposal(
-        "less or hidden communication",
-        "fewer, larger exchanges, overlapped with the backward pass",
-        us,
-        0.0,
-        text,
-        "it could hide behind computation",
-        "--gradient-accumulation-steps 2",
-    )
+    name, how = "less or hidden communication", "fewer, larger exchanges, overlapped with the backward pass"
+    yield Proposal(name, how, us, text, "it could hide behind computation", "--gradient-accumulation-steps 2")
 
 
 def checkpointing(evidence: Evidence) -> list[dict]:

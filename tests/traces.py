@@ -69,6 +69,20 @@ def on_gpu(name, launched, start, duration, number, kind="kernel", operator=None
     return [*([operator] if operator else []), call, gpu]
 
 
+def gpu_step(*parts, length=1000):
+    """(operator, its start and duration on the GPU); every launch is made at the beginning."""
+    out = [step(1, 0, length)]
+    for i, (operator, start, duration, *name) in enumerate(parts):
+        operator = operator | {"ts": 2 + 5 * i, "dur": 4}
+        kernel = name[0] if name else "some_kernel"
+        out += on_gpu(kernel, 3 + 5 * i, start, duration, i + 1, operator=operator)
+    return out
+
+
+H100_PROPERTIES = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}]}
+LARGE = shaped("aten::mm", 0, 4, [[4096, 4096], [4096, 4096]])
+ADD = shaped("aten::add", 0, 4, [[4096, 4096], [4096, 4096]])
+REDUCE = event("record_param_comms", 0, 4)
 SMALL = (
     step(3, 0, 100),
     event("aten::linear", 10, 50, **{"External id": 1, "Sequence number": 7}),

@@ -1,0 +1,210 @@
+"""Which component and which phase the time belongs to, in programs of ours and in foreign ones."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from traces import analysis_of, event, on_gpu, rows_of, step, trace_of
+
+from analysis.costs import keeps_books_only
+from analysis.trace import read_trace
+
+
+def as_on_a_gpu(document: dict) -> dict:
+    """A CPU's trace as a GPU's would be: work becomes kernels on a stream, the backward pass another thread's."""
+    events = document["traceEvents"]
+    backward = [
+        (e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "backward" and e.get("cat") == "user_annotation"
+    ]
+    operators = sorted((e for e in events if e.get("cat") == "cpu_op"), key=lambda e: e["ts"])
+    free_at, launches = 0.0, []
+    for number, operator in enumerate(operators, 1):
+        if any(first <= operator["ts"] < last for first, last in backward):
+            operator["tid"] = 99
+        if not keeps_books_only(operator["name"]) and operator["name"] not in ("aten::linear", "aten::matmul"):
+            call = {"name": "hipLaunchKernel", "ts": operator["ts"] + 0.2 * operator["dur"], "dur": 0.1}
+            free_at = max(free_at, call["ts"] + 5) + 0.5 * operator["dur"]
+            kernel = {"name": f"kernel_{number}", "ts": free_at - 0.5 * operator["dur"], "dur": 0.5 * operator["dur"]}
+            ids = {"correlation": number}
+            launches.append(
+                {"ph": "X", "cat": "cuda_runtime", "pid": operator["pid"], "tid": operator["tid"], "args": ids} | call
+            )
+            launches.append(
+                {"ph": "X", "cat": "kernel", "pid": 0, "tid": 7, "args": ids | {"device": 0, "stream": 7}} | kernel
+            )
+    return document | {"traceEvents": events + launches}
+
+
+def test_our_ranges_on_a_gpu(train, tmp_path):
+    """Kernels find their component through the launch call, the operator around it and autograd's numbers."""
+    assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "8", "--profile-steps", "3")[0] == 0
+    [path] = (tmp_path / "p").glob("trace_*")
+    path.write_text(json.dumps(as_on_a_gpu(json.loads(path.read_text()))))
+    analysis = analysis_of(read_trace(path))
+    about, rows = analysis["attribution"], rows_of(analysis)
+    assert (about["clock"], about["source"]) == ("GPU", "named ranges")
+    assert about["unattributed_share"] < 0.03
+    assert analysis["integrity"]["kernels_linked_to_an_operator"] == 1
+    assert analysis["integrity"]["trustworthy"]
+    assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
+    for part in ("attention.q_proj", "attention.scores", "mlp.down_proj", "norm", "lm_head", "loss"):
+        assert {(part, "forward"), (part, "backward")} <= set(rows), part
+    assert ("optimizer", "optimizer") in rows
+    assert ("idle", "idle") in rows
+    assert all(row["kernels"] > 100 for row in analysis["steps"]["rows"])
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(x)))
+
+
+def foreign_trace(path, **options):
+    """A program that is not ours: three steps of two blocks with SGD."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Block(), torch.nn.LayerNorm(64), Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.profiler.profile(**options) as profile:
+        for _ in range(3):
+            model(torch.randn(32, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            profile.step()
+    profile.export_chrome_trace(str(path))
+    return read_trace(path)
+
+
+def test_modules_of_a_foreign_program(tmp_path):
+    analysis = analysis_of(foreign_trace(tmp_path / "t.json", with_stack=True, record_shapes=True))
+    rows = rows_of(analysis)
+    assert analysis["attribution"]["source"] == "nn.Module calls"
+    assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
+    for component in ("Block.Linear", "Sequential.LayerNorm", "Sequential.Block"):
+        assert {(component, "forward"), (component, "backward")} <= set(rows), rows
+    assert ("optimizer", "optimizer") in rows
+    assert analysis["integrity"]["stacks_recorded"]
+
+
+def test_ranges_are_believed_however_long_the_optimizer_takes(tmp_path):
+    trace = trace_of(
+        tmp_path,
+        step(1, 0, 1000),
+        event("nn.Module: Linear_0", 4, 60, kind="python_function"),
+        event("layers.0.mlp.up_proj", 5, 50, kind="user_annotation"),
+        event("aten::mm", 10, 40, **{"Sequence number": 1}),
+        event("Optimizer.step#AdamW.step", 100, 890, kind="user_annotation"),
+        event("aten::addcdiv_", 110, 870),
+    )
+    analysis = analysis_of(trace)
+    assert analysis["attribution"]["source"] == "named ranges"
+    assert rows_of(analysis)["mlp.up_proj", "forward"] == pytest.approx(0.05)
+
+
+def test_kinds_of_operators_of_a_foreign_program(tmp_path):
+    analysis = analysis_of(foreign_trace(tmp_path / "t.json"))
+    assert analysis["attribution"]["source"] == "kinds of operators"
+    components = {row["component"] for row in analysis["components"]}
+    assert {"matrix product", "normalisation", "element-wise", "optimizer", "framework overhead"} <= components
+    assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
+    assert not any("--" in (row["try"] or "") for row in analysis["opportunities"])  # our flags are not for it
+
+
+def test_recomputed_forward_work_is_backward(tmp_path):
+    """Activation checkpointing runs the forward pass again inside the backward one, on sequence numbers of its own."""
+    module = "nn.Module: Linear_0"
+    trace = trace_of(
+        tmp_path,
+        step(1, 0, 200),
+        event("nn.Module: Block_0", 0, 40, kind="python_function"),
+        event("CheckpointFunction", 5, 30, **{"Sequence number": 3}),
+        event("autograd::engine::evaluate_function: CheckpointFunctionBackward", 100, 80, thread=2,
+              **{"Sequence number": 3, "Fwd thread id": 1}),
+        event(module, 105, 20, kind="python_function", thread=2),
+        event("aten::mm", 110, 10, thread=2, **{"Sequence number": 0}),
+        event("autograd::engine::evaluate_function: MmBackward0", 130, 20, thread=2,
+              **{"Sequence number": 0, "Fwd thread id": 2}),
+        event("aten::mm", 135, 10, thread=2, **{"External id": 9}),
+        *on_gpu("gemm", 136, 140, 30, 1)[:0],
+        event("cudaLaunchKernel", 112, 2, kind="cuda_runtime", thread=2, correlation=1),
+        event("gemm", 120, 10, kind="kernel", correlation=1, device=0, stream=7),
+        event("cudaLaunchKernel", 137, 2, kind="cuda_runtime", thread=2, correlation=2),
+        event("gemm", 140, 20, kind="kernel", correlation=2, device=0, stream=7),
+    )  # fmt: skip
+    rows = rows_of(analysis_of(trace))
+    assert rows["Linear", "backward"] == pytest.approx(0.030)
+
+
+def test_gpu_only_traces(tmp_path):
+    steps = [event(f"ProfilerStep#{i}", 100 * i, 90, kind="gpu_user_annotation") for i in range(3)]
+    kernels = [
+        event("Cijk_Ailk_Bljk", 100 * i + 10, 50, kind="kernel", correlation=i, device=0, stream=0) for i in range(3)
+    ]
+    analysis = analysis_of(trace_of(tmp_path, *steps, *kernels))
+    assert [row["kernels"] for row in analysis["steps"]["rows"]] == [1, 1, 1]
+    assert rows_of(analysis)["matrix product", "between phases"] == pytest.approx(0.05)
+    assert any("GPU alone" in note for note in analysis["integrity"]["notes"])
+    assert "components" in analysis["integrity"]["unreliable"]
+    assert analysis["kernels"][0]["launched_by"] is None
+
+
+def foreign_program(*between, gpu=False):
+    """A step of 1000 us: 800 of fetching data with operators, 100 forward, then 60 backward and 30 of SGD."""
+    work = [
+        event("enumerate(DataLoader)#_Iter.__next__", 0, 800, kind="user_annotation"),
+        event("aten::sin", 10, 700, **{"Sequence number": 3}),
+        event("aten::mm", 805, 90, **{"Sequence number": 4}),
+        event("autograd::engine::evaluate_function: MmBackward0", 905, 50, **{"Sequence number": 4}),
+        event("aten::mm", 906, 40),
+        event("Optimizer.step#SGD.step", 960, 35, kind="user_annotation"),
+        event("aten::_foreach_add_", 961, 30),
+    ]
+    kernels = on_gpu("gemm", 880, 890, 10, 1) + on_gpu("gemm", 910, 920, 20, 2) if gpu else []
+    return [step(1, 0, 1000), *between, *work, *kernels]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_data_loading_of_a_foreign_program(tmp_path, gpu, named):
+    """Neither autograd's numbers nor one range of its own may hide what PyTorch's ranges say."""
+    between = [event("forward", 800, 100, kind="user_annotation")] if named else []
+    analysis = analysis_of(trace_of(tmp_path, *foreign_program(*between, gpu=gpu)))
+    assert analysis["verdict"]["bound"] == "data-bound", analysis["verdict"]["line"]
+    assert analysis["opportunities"][0]["name"] == "prefetch data"
+    if not gpu:
+        phases = {row["phase"]: row["ms_per_step"] for row in analysis["phases"]}
+        assert phases["data"] == pytest.approx(0.8)
+        assert phases["backward"] == pytest.approx(0.05)
+        assert phases["optimizer"] == pytest.approx(0.035)
+        [row] = [row for row in analysis["opportunities"] if row["name"] == "fused optimizer"]
+        assert row["how"] == "SGD(..., fused=True)"
+
+
+def test_inference_without_stacks_is_a_forward_pass(tmp_path):
+    model = torch.nn.Sequential(Block(), Block())
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        for _ in range(2):
+            model(torch.randn(32, 64))
+            profile.step()
+    profile.export_chrome_trace(str(tmp_path / "t.json"))
+    analysis = analysis_of(read_trace(tmp_path / "t.json"))
+    forward = sum(ms for (component, phase), ms in rows_of(analysis).items() if phase == "forward")
+    assert forward > 0.5 * analysis["attribution"]["ms_per_step"]
+
+
+def test_a_backward_pass_on_another_thread_is_not_overhead(tmp_path):
+    events = [
+        step(1, 0, 1000),
+        event("aten::mm", 10, 300, **{"Sequence number": 5}),
+        event("autograd::engine::evaluate_function: MmBackward0", 330, 640, thread=2, **{"Sequence number": 5}),
+        event("aten::mm", 340, 600, thread=2),
+    ]
+    analysis = analysis_of(trace_of(tmp_path, *events))
+    phases = {row["phase"]: row["ms_per_step"] for row in analysis["phases"]}
+    assert phases["backward"] == pytest.approx(0.64)
+    assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
+    assert analysis["verdict"]["shares"]["launch-bound"] == pytest.approx(0.1)  # the gaps, and the node's own 40 us

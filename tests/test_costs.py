@@ -1,0 +1,96 @@
+"""FLOPs, bytes and category of each operator: against torch's own counter, or by hand."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import tiny_llama_v1 as tiny_llama
+from analysis.costs import category, cost
+
+
+def test_flops_of_a_trace_are_those_of_the_formula(train, tmp_path):
+    assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "8", "--profile-steps", "2")[0] == 0
+    analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
+    model = json.loads((tmp_path / "p" / "config.json").read_text())["model"]
+    model.pop("parameters")
+    counted = sum(row["flops"] or 0 for row in analysis["operators"])
+    assert counted == 2 * tiny_llama.TinyLlamaConfig(**model).step_flops(4, 16)
+
+
+def profiled_costs(work):
+    """FLOPs that work() does, by our reading of its trace, and by torch's own counter."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    with torch.profiler.profile(record_shapes=True) as profile:
+        work()
+    total = 0
+    for one in profile.events():
+        total += cost(one.name, *recorded(one)).flops or 0
+    return total, counter.get_total_flops()
+
+
+def recorded(one):
+    values = [str(value) for value in one.concrete_inputs or []]
+    return one.input_shapes, ["float"] * len(one.input_shapes), values
+
+
+@pytest.mark.parametrize("kind", ["addmm", "baddbmm", "conv2d", "conv1d, grouped"])
+def test_flops_agree_with_the_flop_counter(kind):
+    x, image = torch.randn(4, 8, 16), torch.randn(2, 6, 17, 19, requires_grad=True)
+    weight = torch.randn(8, 6, 3, 5, requires_grad=True)
+    work = {
+        "addmm": lambda: F.linear(x[0], torch.randn(5, 16), torch.randn(5)),
+        "baddbmm": lambda: torch.baddbmm(torch.randn(4, 8, 3), x, torch.randn(4, 16, 3)),
+        "conv2d": lambda: F.conv2d(image, weight, stride=2, padding=(1, 0), dilation=(1, 2)).sum().backward(),
+        "conv1d, grouped": lambda: F.conv1d(torch.randn(2, 6, 30), torch.randn(12, 2, 3), groups=3, padding=1),
+    }[kind]
+    ours, theirs = profiled_costs(work)
+    assert ours == theirs > 0
+
+
+def test_flops_of_fused_attention():
+    """torch's counter is 0 for it on a CPU, so the products are counted by hand."""
+    q, k, v = (torch.randn(2, 4, n, 16, requires_grad=True) for n in (32, 48, 48))
+
+    def work():
+        F.scaled_dot_product_attention(q, k, v).sum().backward()
+
+    with torch.profiler.profile(record_shapes=True) as profile:
+        work()
+    product = 2 * 2 * 4 * 32 * 48 * 16
+    counted = [cost(one.name, *recorded(one)).flops for one in profile.events() if "flash" in one.name]
+    assert sorted(flops for flops in counted if flops) == [2 * product, 5 * product]
+
+
+def test_bytes():
+    assert cost("aten::mm", [[8, 4], [4, 2]], ["float", "float"], None).bytes == 4 * (32 + 8 + 16)
+    half = ["c10::BFloat16", "c10::BFloat16", "Scalar"]
+    assert cost("aten::add", [[8, 4], [4], []], half, None).bytes == 2 * (32 + 4 + 32)
+    assert cost("aten::copy_", [[8, 4], [8, 4], []], ["float", "c10::Half", "Scalar"], None).bytes == 32 * 4 + 32 * 2
+    assert cost("aten::fill_", [[8, 4], []], ["float", "Scalar"], None).bytes == 32 * 4
+    assert cost("aten::_softmax", [[8, 4], [], []], ["float", "Scalar", "Scalar"], None).bytes == 2 * 32 * 4
+    for name in ("aten::view", "aten::linear", "aten::sum", "MyFunction", "aten::mm"):
+        assert cost(name, [], [], None).bytes is None
+    assert cost("aten::mm", [[8], "nonsense"], ["float"], None).flops is None
+
+
+CATEGORIES = {
+    "matrix product": "aten::mm aten::addmm_ Cijk_Ailk_Bljk_BBS_BH_MT32x32 cutlass::Kernel2<cutlass_80_s161616gemm>",
+    "attention": "aten::_flash_attention_forward fmha_cutlassF_f32_aligned aten::_scaled_dot_product_attention_math",
+    "convolution": "aten::miopen_convolution aten::convolution_backward igemm_fwd_gtcx3_nhwc cudnn_scudnn_winograd",
+    "normalisation": "aten::native_layer_norm aten::native_batch_norm_backward void_rms_norm_kernel",
+    "element-wise": "aten::mul aten::normal_ aten::add_ aten::silu_backward elementwise_kernel triton_poi_fused",
+    "reduction": "aten::_softmax aten::sum at::native::reduce_kernel<512> triton_per_fused_sum_3",
+    "copy": "aten::copy_ Memcpy aten::embedding_dense_backward aten::cat",
+    "communication": "ncclDevKernel_AllReduce c10d::allreduce_ gloo:all_reduce",
+    "optimizer": "aten::_foreach_add_ aten::_fused_adamw_ multi_tensor_apply_kernel Optimizer.step#AdamW.step",
+    "other": "MyFunction void mystery<float>",
+}
+
+
+@pytest.mark.parametrize("kind", CATEGORIES)
+def test_categories(kind):
+    assert {name: category(name) for name in CATEGORIES[kind].split()} == dict.fromkeys(CATEGORIES[kind].split(), kind)

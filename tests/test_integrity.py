@@ -1,0 +1,125 @@
+"""How far a trace can be trusted: what is missing from it, damaged in it, or bent by the profiler."""
+
+import json
+
+import numpy as np
+import pytest
+from traces import H100, MI300X, analysis_of, event, on_gpu, real_path, step, trace_of
+
+from analysis.integrity import profiler_overhead
+from analysis.profile import analyze_all, profile_lines
+from analysis.trace import read_trace
+
+
+def without(document: dict, drop) -> dict:
+    return document | {"traceEvents": [event for event in document["traceEvents"] if not drop(event)]}
+
+
+@pytest.fixture(scope="module")
+def mi300x():
+    import gzip
+
+    return json.loads(gzip.decompress(real_path(MI300X).read_bytes()))
+
+
+@pytest.mark.parametrize("number", [15, 16, 17])
+@pytest.mark.parametrize("which", ["launched in it", "running during it"])
+def test_a_step_without_its_kernels_is_untrustworthy(tmp_path, mi300x, number, which):
+    name, events = f"ProfilerStep#{number}", mi300x["traceEvents"]
+    mark = next(e for e in events if e["name"] == name and e["cat"] == "user_annotation")
+    first, last = mark["ts"], mark["ts"] + mark["dur"]
+    calls = {e["args"].get("correlation"): e["ts"] for e in events if e.get("cat") == "cuda_runtime"}
+
+    def lost(event):
+        if event.get("cat") != "kernel":
+            return False
+        at = event["ts"] if which == "running during it" else calls.get(event["args"]["correlation"], 0)
+        return first <= at < last
+
+    path = tmp_path / "cut.json"
+    path.write_text(json.dumps(without(mi300x, lost)))
+    analysis = analysis_of(read_trace(path))
+    assert not analysis["integrity"]["trustworthy"]
+    assert analysis["verdict"]["line"].startswith("untrustworthy: ")
+    assert analysis["verdict"]["bound"] == "undecided"
+    assert analysis["opportunities"] == []
+    assert any(line.startswith("Trust") and "NOT to be trusted" in line for line in profile_lines(analysis))
+
+
+def test_whole_traces_are_trusted():
+    for name, bound, others in ((H100, "launch-bound", None), (MI300X, "communication-bound", list(range(1, 8)))):
+        [(_, analysis)], refused = analyze_all([real_path(name)])
+        assert refused == []
+        assert analysis["integrity"]["trustworthy"], name
+        assert analysis["integrity"]["steps_without_gpu_events"] == 0
+        assert analysis["integrity"]["kernels_linked_to_an_operator"] == 1
+        assert analysis["verdict"]["bound"] == bound
+        assert analysis["integrity"]["ranks_missing"] == (others or [])
+
+
+def test_launched_kernels_that_never_ran(tmp_path):
+    trace = trace_of(tmp_path, step(1, 0, 50), event("aten::mm", 5, 9), event("cudaLaunchKernel", 8, 2, "cuda_runtime"))
+    analysis = analysis_of(trace)
+    assert "1 kernels were launched, and the trace holds no GPU event" in analysis["integrity"]["problems"][-1]
+
+
+def test_graph_replays_are_named(tmp_path):
+    graph = event("cudaGraphLaunch", 10, 5, kind="cuda_runtime", correlation=5)
+    kernels = [event("gemm", t, 5, kind="kernel", correlation=5, device=0, stream=7) for t in (20, 30, 40)]
+    trust = analysis_of(trace_of(tmp_path, step(1, 0, 60), event("aten::add", 1, 2), graph, *kernels))["integrity"]
+    assert trust["graph_launches"] == 1
+    assert "operators" in trust["unreliable"]
+    assert trust["trustworthy"]
+
+
+def test_launches_into_a_graph_need_no_kernels(tmp_path):
+    captured = [event("cudaLaunchKernel", t, 1, kind="cuda_runtime", correlation=t) for t in (12, 14, 16)]
+    begin, end = (event(f"cudaStream{w}Capture", t, 1, kind="cuda_runtime") for w, t in (("Begin", 10), ("End", 18)))
+    run = on_gpu("add_kernel", 30, 35, 5, 99, operator=event("aten::add", 29, 4))
+    trust = analysis_of(trace_of(tmp_path, step(1, 0, 60), begin, *captured, end, *run))["integrity"]
+    assert (trust["kernel_launches"], trust["trustworthy"]) == (1, True)
+
+
+def test_kernels_before_their_launch_mean_two_clocks(tmp_path):
+    early = on_gpu("gemm", 50, 20, 5, 1, operator=event("aten::mm", 49, 4))
+    trust = analysis_of(trace_of(tmp_path, step(1, 0, 90), *early))["integrity"]
+    assert "clock" in trust["unreliable"]["idle_by_cause"]
+    assert not trust["trustworthy"]
+
+
+def test_two_profilers_in_one_trace_are_not_trusted(tmp_path):
+    trace = trace_of(tmp_path, step(1, 0, 100), step(1, 50, 100), event("aten::mm", 10, 130))
+    assert "step marks overlap" in analysis_of(trace)["verdict"]["line"]
+    apart = trace_of(tmp_path, step(1, 0, 100), step(1, 200, 100), event("aten::mm", 10, 130))
+    assert analysis_of(apart)["steps"]["count"] == 2
+
+
+def test_what_was_not_recorded_is_said(tmp_path):
+    analysis = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 5)))
+    trust = analysis["integrity"]
+    assert not trust["shapes_recorded"]
+    assert any("no input shapes" in note for note in trust["notes"])
+    assert any("no ProfilerStep" in note for note in trust["notes"])
+    assert analysis["steps"]["mean_ms"] is None
+    assert analysis["steps"]["mean_ms_reason"]
+    assert analysis["operators"][0]["flops"] is None
+    assert analysis["operators"][0]["self_device_us"] is None
+    assert trust["profiler_overhead"]["ratio"] is None
+
+
+def test_overhead_of_the_profiler(train, tmp_path):
+    assert train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "12")[0] == 0
+    summary = json.loads((tmp_path / "p" / "performance_summary.json").read_text())
+    overhead = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())["integrity"]["profiler_overhead"]
+    times = dict(zip(summary["steps"]["step"], summary["steps"]["time_ms"], strict=True))
+    free = [times[i] for i in (2, 3, 4, 11, 12)]
+    profiled = [times[i] for i in (6, 7, 8, 9, 10)]
+    assert overhead["ratio"] == pytest.approx(np.median(profiled) / np.median(free))
+    assert (overhead["profiled_steps"], overhead["unprofiled_steps"]) == (5, 5)
+    trace = read_trace(tmp_path / "p" / "trace_step_5_10.pt.trace.json")
+    slow = [5.0 if time in profiled else 1.0 for time in times.values()]
+    disturbed = summary | {"steps": summary["steps"] | {"time_ms": slow}}
+    assert profiler_overhead(trace, disturbed)["ratio"] == 5
+    analysis = analysis_of(trace, disturbed)
+    assert "5.0 times as long" in analysis["verdict"]["line"]
+    assert any(line.startswith("UNRELIABLE: ") for line in profile_lines(analysis))

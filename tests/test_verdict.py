@@ -1,0 +1,48 @@
+"""The verdict of a trace in one word, on steps made so that the word is known."""
+
+import pytest
+from traces import ADD, H100_PROPERTIES, LARGE, REDUCE, analysis_of, event, gpu_step, on_gpu, shaped, step, trace_of
+
+NARROW = shaped("aten::mm", 0, 4, [[4096, 1], [1, 4096]])
+VERDICTS = {
+    "compute-bound": gpu_step((LARGE, 20, 800), (ADD, 820, 150)),
+    "memory-bound": gpu_step((LARGE, 20, 100), (ADD, 120, 850)),
+    "memory-bound: a product below the ridge": gpu_step((NARROW, 20, 800), (LARGE, 820, 150)),
+    "communication-bound": gpu_step((LARGE, 20, 100), (REDUCE, 120, 850, "ncclDevKernel_AllReduce")),
+    "launch-bound": [
+        step(1, 0, 1000),
+        *on_gpu("gemm", 10, 20, 10, 1, operator=LARGE | {"ts": 9}),
+        *on_gpu("gemm", 900, 910, 10, 2, operator=LARGE | {"ts": 899}),
+    ],
+    "data-bound": [
+        step(1, 0, 1000),
+        *on_gpu("gemm", 10, 20, 10, 1, operator=LARGE | {"ts": 9}),
+        event("enumerate(DataLoader)#_Iter.__next__", 40, 850, kind="user_annotation"),
+        *on_gpu("gemm", 900, 910, 10, 2, operator=LARGE | {"ts": 899}),
+    ],
+    "undecided": gpu_step((LARGE, 20, 480), (ADD, 500, 480)),
+}
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_verdicts(tmp_path, case):
+    verdict = analysis_of(trace_of(tmp_path, *VERDICTS[case], **H100_PROPERTIES))["verdict"]
+    bound = case.split(":")[0]
+    assert verdict["bound"] == bound
+    assert verdict["line"].startswith(f"{bound}: ")
+    assert sum(verdict["shares"].values()) == pytest.approx(1)
+    assert all(f"{verdict['thresholds'][key]:.0%}" in verdict["line"] for key in ("bound_from_share", "lead_share"))
+
+
+def test_verdicts_on_a_cpu(tmp_path):
+    def verdict(*events):
+        events = (step(1, 0, 1000), event("aten::view", 1, 1), *events)
+        return analysis_of(trace_of(tmp_path, *events))["verdict"]["bound"]
+
+    assert verdict(LARGE | {"ts": 10, "dur": 900}) == "compute-bound"
+    assert verdict(ADD | {"ts": 10, "dur": 900}) == "memory-bound"
+    assert verdict(*(event("aten::view", 10 * i, 9) for i in range(99))) == "launch-bound"
+    assert verdict(event("aten::add", 10, 20)) == "launch-bound"  # nothing but Python around it
+    assert verdict(event("data", 10, 900, kind="user_annotation")) == "data-bound"
+    waiting = event("gloo:all_reduce", 20, 900, kind="user_annotation", thread=2)
+    assert verdict(event("aten::add", 2, 10), waiting) == "communication-bound"
