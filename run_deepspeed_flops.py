@@ -2,47 +2,58 @@
 """Count a step's FLOPs, measure its time, and say how far it is from what the device could do.
 
 python3 run_deepspeed_flops.py [--output-dir DIR] [--detailed-analysis] [--computational-intensity]
-                               [flags of tiny_llama_v1.py]
+                               [--generate-roofline] [flags of tiny_llama_v1.py]
 python3 run_deepspeed_flops.py --analyze-results FILE      an earlier flops_profile.json, without training
 """
 
-import json
 import sys
 from pathlib import Path
 
 import tiny_llama_v1
-from analysis.flops import computational_intensity, detail_lines, flops_lines, intensity_lines, read_flops_profile
 
 
 def main() -> None:
     parser = tiny_llama_v1.build_parser()
-    parser.prog, parser.description = (
-        "run_deepspeed_flops.py",
-        "FLOPs, MFU and arithmetic intensity of a training step.",
-    )
-    parser.add_argument(
+    parser.prog, parser.description = "run_deepspeed_flops.py", "FLOPs, MFU and the roofline of a training step."
+    group = parser.add_argument_group("analysis")
+    group.add_argument("--detailed-analysis", action="store_true", help="FLOPs by component and by module")
+    group.add_argument(
         "--computational-intensity", action="store_true", help="bytes moved, FLOPs per byte, bandwidth used"
     )
-    parser.add_argument("--detailed-analysis", action="store_true", help="also by component and by module")
-    parser.add_argument(
-        "--analyze-results", metavar="FILE", type=Path, help="print an earlier flops_profile.json: no training"
+    group.add_argument(
+        "--generate-roofline",
+        action="store_true",
+        help="operator classes under the device's roofs; records a trace for their times",
+    )
+    group.add_argument(
+        "--analyze-results",
+        metavar="FILE",
+        type=Path,
+        help="print an earlier flops_profile.json and plot it: no training",
     )
     args = parser.parse_args()
+    tiny_llama_v1.require("the analysis", ["jinja2", "matplotlib", "pandas", "tensorboard"])
+    from analysis.limits import explain_earlier, explain_run
+    from analysis.report import write_report
+
+    wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline}
     if args.analyze_results:
-        profile = read_flops_profile(args.analyze_results)
-        tiny_llama_v1.say(*flops_lines(profile), "", *detail_lines(profile))
+        output = args.output_dir or args.profile_dir
+        tiny_llama_v1.say(*explain_earlier(args.analyze_results, output and Path(output), **wanted))
         return
     args.num_steps = args.num_steps or 20
     args.output_dir = args.output_dir or args.profile_dir or "./flops_analysis"
-    args.enable_deepspeed_flops = True
+    args.enable_pytorch_profiler = args.enable_pytorch_profiler or args.generate_roofline or None
+    _, training, _ = tiny_llama_v1.resolve(args)
+    uncounted = tiny_llama_v1.deepspeed_problem(tiny_llama_v1.choose_device(training.device))
+    args.enable_deepspeed_flops = uncounted is None or None
+    if uncounted:
+        tiny_llama_v1.say(f"Note: {uncounted}; the other counts do without it")
     tiny_llama_v1.run_from_arguments(args)
-    folder = Path(args.output_dir)
-    if args.detailed_analysis:
-        tiny_llama_v1.say("", *detail_lines(read_flops_profile(folder / "flops_profile.json")))
-    if args.computational_intensity:
-        document = computational_intensity(json.loads((folder / "performance_summary.json").read_text()))
-        tiny_llama_v1.write_json(folder / "computational_intensity.json", document)
-        tiny_llama_v1.say("", *intensity_lines(document), f"  {folder / 'computational_intensity.json'}")
+    if tiny_llama_v1.is_first_rank():
+        folder = Path(args.output_dir)
+        tiny_llama_v1.say(*explain_run(folder, uncounted, detailed=args.detailed_analysis, **wanted))
+        tiny_llama_v1.say("", "Report:", *(f"  {file}" for file in write_report(folder)))
 
 
 if __name__ == "__main__":

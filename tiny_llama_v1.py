@@ -58,6 +58,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 SCHEMA_VERSION = 1
 MB = 2**20
@@ -132,6 +133,12 @@ class TinyLlamaConfig:
         """Forward and backward.  Each product y = a b costs two of its size backward: one for a, one for b."""
         return 3 * self.forward_flops(batch_size, seq_len)
 
+    def recomputed_flops(self, batch_size: int, seq_len: int) -> int:
+        """What --activation-checkpointing adds to a backward pass: the products of every block but the last one,
+        down_proj, whose output no backward operator asks for.  They are no part of step_flops()."""
+        again = self.forward_flops_by_component(batch_size, seq_len)
+        return sum(flops for component, flops in again.items() if component not in ("mlp.down_proj", "lm_head"))
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -143,6 +150,7 @@ class TrainingConfig:
     learning_rate: float = flag(1e-4, "of AdamW")
     gradient_accumulation_steps: int = flag(1, "micro-batches that a step's samples are split into")
     precision: str = flag("fp32", "arithmetic, the last two by autocast", choices=list(PRECISIONS))
+    activation_checkpointing: bool = flag(False, "keep the input of each block alone, compute the rest of it again")
     device: str = flag(
         "auto", "cuda is a ROCm GPU too; auto takes a GPU if there is one", choices=["auto", "cuda", "cpu"]
     )
@@ -169,6 +177,12 @@ class ProfilerConfig:
     profile_memory: bool = flag(False, "count every tensor of one step", alias="--enable-memory-profiling")
     enable_deepspeed_flops: bool = flag(False, "DeepSpeed's FLOPs profiler on one step")
     flops_profile_step: int = flag(10, "which step")
+    peak: str | float = flag(
+        "auto",
+        "what MFU is a share of: auto (the datasheet's figure, else a measured one), measured, or TFLOP/s",
+        metavar="N",
+        type=lambda text: peak_choice(text),
+    )
 
     @property
     def records_trace(self) -> bool:
@@ -386,6 +400,7 @@ class TinyLlamaModel(nn.Module):
         self.lm_head = nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
         mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(1)  # [S, S], 0 on and below
         self.register_buffer("causal_mask", mask, persistent=False)
+        self.activation_checkpointing = False
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=config.init_std)
@@ -396,7 +411,10 @@ class TinyLlamaModel(nn.Module):
         with trace_range("embedding"):
             x = self.embedding(input_ids)  # [B, S, D]
         for layer in self.layers:
-            x = layer(x, self.causal_mask)
+            if self.activation_checkpointing:
+                x = checkpoint(layer, x, self.causal_mask, use_reentrant=False, preserve_rng_state=False)  # no dropout
+            else:
+                x = layer(x, self.causal_mask)
         with trace_range("norm"):
             x = self.norm(x)
         with trace_range("lm_head"):
@@ -737,7 +755,7 @@ class Instruments:
 
             self.memory = MemoryLedger(model, optimizer, plan.memory_step, _range_observers)
         if plan.flops_step:
-            from analysis.flops import DeepSpeedCounter
+            from analysis.counting import DeepSpeedCounter
 
             self.flops = DeepSpeedCounter(model, plan.flops_step, report.rank == 0 and report.folder)
 
@@ -849,9 +867,10 @@ def check_memory(config: TinyLlamaConfig, training: TrainingConfig, device: torc
     """Stop before allocations that cannot succeed: on a CPU the kernel would kill the process without a word.
 
     A lower bound: weight, gradient and two Adam moments of four bytes each, the mask, and the attention weights that
-    every layer keeps for its backward pass.
+    every layer keeps for its backward pass, or one at a time with checkpointing.
     """
-    scores = config.n_layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
+    layers = 1 if training.activation_checkpointing else config.n_layers
+    scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
     element_size = PRECISIONS[training.precision].itemsize
     needed = 16 * config.parameter_count() + (4 + element_size * scores) * training.seq_len**2
     if needed > total_memory(device):
@@ -903,6 +922,7 @@ def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerCo
             check_memory(config, training, device)
             corpus = synthetic_corpus(config.vocab_size, training) if text is None else text
             model = TinyLlamaModel(config).to(device)
+            model.activation_checkpointing = training.activation_checkpointing
             optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
             scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
             dtype = PRECISIONS[training.precision]
@@ -972,16 +992,24 @@ def check_packages(training: TrainingConfig, profiling: ProfilerConfig, device: 
         ("a run folder", bool(training.output_dir) or profiling.enabled, ["tensorboard"]),
         ("--profile-memory", profiling.profile_memory, ["analysis"]),
         ("--profile-operators", profiling.profile_operators, ["analysis", "orjson", "pandas"]),
-        ("--enable-deepspeed-flops", profiling.enable_deepspeed_flops, ["analysis", "deepspeed"]),
+        ("--enable-deepspeed-flops", profiling.enable_deepspeed_flops, ["analysis"]),
     )
     for what, wanted, modules in needs:
         require(what, modules if wanted else [])
-    if profiling.enable_deepspeed_flops:
-        os.environ.setdefault("DS_ACCELERATOR", device.type)  # or it guesses, and prints that it does
-        try:
-            importlib.import_module("deepspeed.profiling.flops_profiler")
-        except Exception as error:  # the import probes compilers and drivers, and raises whatever they do
-            raise UserError(f"--enable-deepspeed-flops: DeepSpeed does not import: {first_line(error)}") from error
+    if profiling.enable_deepspeed_flops and (problem := deepspeed_problem(device)):
+        raise UserError(f"--enable-deepspeed-flops: {problem}")
+
+
+def deepspeed_problem(device: torch.device) -> str | None:
+    """Why DeepSpeed cannot count on this device, or None."""
+    if importlib.util.find_spec("deepspeed") is None:
+        return "DeepSpeed is missing: pip install deepspeed"
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # or it guesses, and prints that it does
+    try:
+        importlib.import_module("deepspeed.profiling.flops_profiler")
+    except Exception as error:  # noqa: BLE001 - the import probes compilers and drivers, and raises whatever they do
+        return f"DeepSpeed does not import: {first_line(error)}"
+    return None
 
 
 def write_json(path: Path, document: dict) -> None:
@@ -1406,6 +1434,16 @@ def number_of(kind, minimum: int):
         raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
 
     return parse
+
+
+def peak_choice(text: str) -> str | float:
+    """argparse type of --peak."""
+    if text in ("auto", "measured"):
+        return text
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1e6:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is no peak; give auto, measured or a number of TFLOP/s, as 989.4")
 
 
 class OneLineParser(argparse.ArgumentParser):

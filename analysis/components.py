@@ -13,7 +13,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from analysis.costs import category
+from analysis.costs import category, keeps_books_only, operator_class
 from analysis.links import ANNOTATION, MODULE, OPERATOR, Links, step_at
 from analysis.timeline import covered_until, exposed_us, is_communication, union
 from analysis.trace import MODULE as MODULE_PREFIX
@@ -211,6 +211,12 @@ def step_events(links: Links) -> tuple[pd.DataFrame, float]:
     return events, float((steps["end"] - steps["start"]).sum())
 
 
+def keeps_books(links: Links) -> np.ndarray:
+    """Which operators only keep books; a True at the end, that -1 picks, for what is of no operator."""
+    names = links.trace.operators["name"].cat
+    return np.append(np.array([keeps_books_only(name) for name in names.categories], dtype=bool)[names.codes], True)
+
+
 def own_or_waited_us(links: Links) -> np.ndarray:
     """Host time in us that is each event's own: of the thread that ran the steps, and of those it waited for.
 
@@ -277,6 +283,27 @@ def step_breakdown(links: Links, source: str) -> dict:
             if row.sum() > 0 or name == UNATTRIBUTED
         ],
     }
+
+
+def class_times(links: Links) -> list[dict]:
+    """Time per profiled step by class of operators, most first; together the step.
+
+    What keeps books only (views, allocation, autograd's own work) counts with what no operator has: as the framework's
+    on a host, as idle on a GPU.
+    """
+    events, total = step_events(links)
+    n, rest = len(links.steps), IDLE if len(links.gpu) else OVERHEAD
+    kinds = events["category"].to_numpy(object)
+    if not len(links.gpu):
+        kinds = np.where(keeps_books(links)[events["operator"].to_numpy()], rest, kinds)
+    pairs = zip(events["phase"].to_numpy(object), kinds, strict=True)
+    named = [kind if kind == rest else operator_class(phase, kind) for phase, kind in pairs]
+    sums = events["us"].groupby(np.asarray(named, dtype=object)).sum()
+    sums[rest] = sums.get(rest, 0.0) + max(0.0, total - events["us"].sum())
+    return [
+        {"class": name, "ms_per_step": float(us / 1e3 / n), "share": float(us / total) if total else 0.0}
+        for name, us in sums.sort_values(ascending=False, kind="stable").items()
+    ]
 
 
 def spread_over_steps(events: pd.DataFrame, n: int) -> dict[str, float]:

@@ -29,6 +29,7 @@ _PATTERNS = {
 CATEGORIES = (*_PATTERNS, "other")
 _CATEGORY = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}
 PRODUCTS = ("matrix product", "attention", "convolution")  # the work that arithmetic can bound
+CALCULATING = ("optimizer", "normalisation", "reduction", "element-wise")  # other work on numbers
 
 # Operators that move no element: they make views, allocate, or only call others.
 _BOOKKEEPING = re.compile(
@@ -56,6 +57,12 @@ class Cost:
 
 def category(name: str) -> str:
     return next((kind for kind, pattern in _CATEGORY.items() if pattern.search(name)), "other")
+
+
+def operator_class(phase: str | None, kind: str) -> str:
+    """What an operator of a category counts as in a step: all that the optimizer does is its own class, and so is all
+    that fetches data."""
+    return phase if phase in ("data", "optimizer") else kind
 
 
 def keeps_books_only(name: str) -> bool:

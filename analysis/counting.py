@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaModel
+from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaModel, with_reasons
 
-CONVENTION = "two per multiply-add, matrix products only, full S x S attention scores, no recomputation"
+CONVENTION = "two per multiply-add, matrix products only, full S x S attention scores, recomputation not counted"
 
 
-def counted_by_torch(config: TinyLlamaConfig, batch_size: int, seq_len: int) -> dict:
+class DeepSpeedCounter:
+    """DeepSpeed's FLOPs profiler over one forward pass, as a context; the passes after it in the step run free.
+
+    It counts while it is started, so a profiler left on adds up from step to step: this one is stopped at once.
+    Its own report goes to flops_profile.txt in the folder, if there is one.
+    """
+
+    def __init__(self, model: nn.Module, step: int, folder: Path | None):
+        self.model, self.step, self.folder = model, step, folder
+        self.counts: dict | None = None
+
+    def __enter__(self) -> None:
+        from deepspeed.profiling.flops_profiler import FlopsProfiler
+
+        self.profiler = None if self.counts else FlopsProfiler(self.model)
+        if self.profiler:
+            self.profiler.start_profile()
+
+    def __exit__(self, kind, error, trace) -> None:
+        if not self.profiler:
+            return
+        self.profiler.stop_profile()
+        if error is None:
+            modules = dict(self.model.named_modules())
+            self.counts = {
+                "flops": int(self.profiler.get_total_flops()),
+                "macs": int(self.profiler.get_total_macs()),
+                "parameters": int(self.profiler.get_total_params()),
+                "macs_by_module": {
+                    n: int(sum(m.__macs__ for m in module.modules())) for n, module in modules.items() if n
+                },
+            }
+            if self.folder:
+                report = str(self.folder / "flops_profile.txt")
+                self.profiler.print_model_profile(profile_step=self.step, output_file=report)
+        self.profiler.end_profile()
+
+
+def counted_by_torch(config: TinyLlamaConfig, batch_size: int, seq_len: int, recompute: bool = False) -> dict:
     """FLOPs of one pass over [batch_size, seq_len] tokens by FlopCounterMode: forward, backward, forward by module.
 
-    Counted on fake tensors: nothing is allocated or computed, whatever the size, and fused attention counts too.
+    Counted on fake tensors of the meta device: nothing is allocated or computed, whatever the size, and fused attention
+    counts too, which it does not on a CPU's.
     """
-    with FakeTensorMode():
+    with FakeTensorMode(), torch.device("meta"):
         model = TinyLlamaModel(config)
+        model.activation_checkpointing = recompute
         tokens = torch.zeros(batch_size, seq_len, dtype=torch.int64)
         with FlopCounterMode(display=False) as forward:
             loss = model(tokens, tokens)[1]
@@ -32,43 +75,46 @@ def counted_by_torch(config: TinyLlamaConfig, batch_size: int, seq_len: int) -> 
     }
 
 
-def reconciliation(config: TinyLlamaConfig, batch_size: int, seq_len: int, deepspeed: dict | None) -> dict:
-    """The three counts of one pass side by side.  deepspeed are the counts of DeepSpeedCounter, None without it."""
-    by_torch = counted_by_torch(config, batch_size, seq_len)
-    forward, step = config.forward_flops(batch_size, seq_len), config.step_flops(batch_size, seq_len)
-    rows = [
-        {"counter": "formula", "forward_flops": forward, "backward_flops": step - forward, "beyond_products": 0},
-        {
-            "counter": "FlopCounterMode",
-            "forward_flops": by_torch["forward_flops"],
-            "backward_flops": by_torch["backward_flops"],
-            "beyond_products": 0,
-        },
-    ]
-    one_pass = "it counts one forward pass"
-    if deepspeed:
-        products = 2 * deepspeed["macs"]
-        rows.append(
-            {
-                "counter": "DeepSpeed",
-                "forward_flops": products,
-                "backward_flops": None,
-                "backward_flops_reason": one_pass,
-                "beyond_products": deepspeed["flops"] - products,
-            }
-        )
-    else:
+def reconciliation(
+    config: TinyLlamaConfig, batch_size: int, seq_len: int, deepspeed: dict | str, recompute: bool = False
+) -> dict:
+    """The three counts of one pass side by side; with recomputation, which is part of the backward pass here alone.
+
+    deepspeed are the counts of DeepSpeedCounter, or the reason why there are none.
+    """
+    by_torch = counted_by_torch(config, batch_size, seq_len, recompute)
+    recomputed = config.recomputed_flops(batch_size, seq_len) if recompute else 0
+    forward = config.forward_flops(batch_size, seq_len)
+    backward = config.step_flops(batch_size, seq_len) - forward + recomputed
+
+    def row(counter: str, reason: str, **counts: int | None) -> dict:
         names = ("forward_flops", "backward_flops", "beyond_products")
-        reasons = {f"{name}_reason": "DeepSpeed is not installed" for name in names}
-        rows.append({"counter": "DeepSpeed"} | dict.fromkeys(names) | reasons)
-    known = [row for row in rows if row["forward_flops"] is not None]
-    agree = all(row["forward_flops"] == forward for row in known)
-    agree &= all(row["backward_flops"] in (None, step - forward) for row in known)
+        return with_reasons({"counter": counter} | {name: counts.get(name) for name in names}, reason)
+
+    rows = [
+        row("formula", "", forward_flops=forward, backward_flops=backward, beyond_products=0),
+        row(
+            "FlopCounterMode",
+            "",
+            forward_flops=by_torch["forward_flops"],
+            backward_flops=by_torch["backward_flops"],
+            beyond_products=0,
+        ),
+    ]
+    if isinstance(deepspeed, str):
+        rows.append(row("DeepSpeed", deepspeed))
+    else:
+        products = 2 * deepspeed["macs"]
+        beyond = deepspeed["flops"] - products
+        rows.append(row("DeepSpeed", "it counts one forward pass", forward_flops=products, beyond_products=beyond))
     return {
         "batch_size": batch_size,
         "sequence_length": seq_len,
+        "recomputed_flops": recomputed,
         "rows": rows,
-        "agree": agree,
+        "agree": all(
+            one["forward_flops"] in (None, forward) and one["backward_flops"] in (None, backward) for one in rows
+        ),
         "forward_flops_by_module": by_torch["forward_flops_by_module"],
     }
 
@@ -95,12 +141,14 @@ def reconciliation_lines(document: dict) -> list[str]:
     shape = f"{document['batch_size']} samples of {document['sequence_length']} tokens"
     lines = [f"{f'FLOPs of one pass over {shape}':<52}{'forward':>22}{'backward':>22}{'beyond products':>22}"]
     for row in document["rows"]:
-        cells = ("-" if row[name] is None else f"{row[name]:,}" for name in ("forward_flops", "backward_flops"))
-        beyond = "-" if row["beyond_products"] is None else f"{row['beyond_products']:,}"
-        lines.append(f"{row['counter']:<52}{''.join(f'{cell:>22}' for cell in cells)}{beyond:>22}")
+        names = ("forward_flops", "backward_flops", "beyond_products")
+        cells = ("-" if row[name] is None else f"{row[name]:,}" for name in names)
+        lines.append(f"{row['counter']:<52}{''.join(f'{cell:>22}' for cell in cells)}")
+    lines.append("The counts of matrix products are equal." if document["agree"] else "The counts DIFFER.")
+    if again := document["recomputed_flops"]:
+        lines.append(f"Of the backward pass {again:,} compute activations again (--activation-checkpointing).")
     missing = [row for row in document["rows"] if row["forward_flops"] is None]
-    verdict = "The counts of matrix products are equal." if document["agree"] else "The counts DIFFER."
-    return [*lines, verdict, *(f"{row['counter']}: {row['forward_flops_reason']}" for row in missing)]
+    return [*lines, *(f"No count by {row['counter']}: {row['forward_flops_reason']}" for row in missing)]
 
 
 def component_lines(rows: list[dict]) -> list[str]:
@@ -108,4 +156,15 @@ def component_lines(rows: list[dict]) -> list[str]:
     for row in rows:
         numbers = (row[name] for name in ("forward_flops", "backward_flops", "forward_flops_per_layer"))
         lines.append(f"{row['component']:<28}{''.join(f'{n:>20,}' for n in numbers)}{row['share']:>9.1%}")
+    return lines
+
+
+def module_lines(counts: dict) -> list[str]:
+    """Forward FLOPs by module, as PyTorch's counter and DeepSpeed's book them, down to the parts of a layer."""
+    by_torch = counts["reconciliation"]["forward_flops_by_module"]
+    by_deepspeed = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
+    lines = [f"{'module, forward':<34}{'FlopCounterMode':>20}{'DeepSpeed':>20}"]
+    for name, flops in by_torch.items():
+        deepspeed = f"{2 * by_deepspeed[name]:,}" if name in by_deepspeed else "-"
+        lines.append(f"{name:<34}{flops:>20,}{deepspeed:>20}")
     return lines

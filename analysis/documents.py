@@ -16,7 +16,7 @@ def read_document(path: Path) -> dict | None:
         return None
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: cannot be read as JSON of a run: {error}") from error
-    return document if isinstance(document, dict) and "schema_version" in document else None
+    return document if isinstance(document, dict) and isinstance(document.get("schema_version"), int) else None
 
 
 def with_reasons_beside(value, reasons: dict[str, str]):

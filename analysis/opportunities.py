@@ -331,7 +331,7 @@ def checkpointing(evidence: Evidence) -> list[dict]:
             "speedup_bound": float(1 / (1 + forward)),
             "basis": f"the forward pass, {forward:.1%} of the step, runs twice; up to that memory is saved",
             "memory_bound_mb": float(grown / MB),
-            "try": None,
+            "try": "--activation-checkpointing" if evidence.is_ours else None,
         }
     ]
 

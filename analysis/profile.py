@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.components import attribute, breakdown_lines, step_breakdown
+from analysis.components import attribute, breakdown_lines, class_times, step_breakdown
 from analysis.documents import with_reasons_beside
 from analysis.integrity import integrity, overhead_text, step_rows, summary_beside
 from analysis.links import OPERATOR, Links, link
@@ -104,6 +104,7 @@ def operator_analysis(links: Links, summary: dict | None = None) -> dict:
         "verdict": verdict(links, trust),
         "steps": steps_document(links),
         **step_breakdown(links, source),
+        "classes": class_times(links),
         "opportunities": advice,
         **({} if trust["trustworthy"] else {"opportunities_reason": "the trace is not to be trusted, see integrity"}),
         "gpu_timeline": gpu_timelines(links),

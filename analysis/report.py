@@ -16,6 +16,7 @@ from analysis.documents import read_document
 from analysis.figures import profile_figures, steps_figure
 from analysis.memory import draw_memory_timeline
 from analysis.operators import quantity
+from analysis.roofline import draw_roofline
 from tiny_llama_v1 import MB, UserError
 
 TOP = 25  # rows of the long tables
@@ -25,6 +26,7 @@ FILES = {
     "memory": "memory_timeline.json",
     "flops": "flops_profile.json",
     "intensity": "computational_intensity.json",
+    "roofline": "roofline_data.json",
 }
 
 
@@ -38,15 +40,17 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
     if analyses is None:
         own = read_document(folder / "operator_analysis.json")
         analyses = [(own["trace"], own)] if own else []
-    if not analyses:
-        raise UserError(f"{folder}: nothing to report, it holds no operator_analysis.json")
-    analysis = analyses[0][1]
+    if not analyses and not documents["summary"]:
+        raise UserError(f"{folder}: nothing to report, it holds no operator_analysis.json and no run")
+    analysis = analyses[0][1] if analyses else None
     with plain_text():
-        figures = profile_figures(analysis)
+        figures = profile_figures(analysis) if analysis else {}
         if documents["summary"] and (figure := steps_figure(documents["summary"])):
             figures["steps"] = figure
         if documents["memory"]:
             figures["memory_of_a_step"] = draw_memory_timeline(documents["memory"])
+        if documents["roofline"]:
+            figures["roofline"] = draw_roofline(documents["roofline"])
         images = {name: png(figure) for name, figure in figures.items()}
         page = render(analysis, analyses, documents, images)
         target = folder / "report.html"
@@ -99,16 +103,26 @@ def render(analysis: dict, analyses: list, documents: dict, images: dict[str, st
     }
     template = environment.get_template("report_template.html")
     return template.render(
+        title=analysis["trace"] if analysis else run_title(documents["summary"]),
         analysis=analysis,
         analyses=analyses,
         images=images,
         facts=run_facts(documents),
         flops=flops_facts(documents),
+        intensity=documents["intensity"],
+        roofline=documents["roofline"],
         memory=memory_facts(documents["memory"]),
         top=TOP,
-        on_gpu=bool(analysis["kernels"]),
-        phases=[row["phase"] for row in analysis["phases"]],
+        on_gpu=bool(analysis and analysis["kernels"]),
+        phases=[row["phase"] for row in analysis["phases"]] if analysis else [],
     )
+
+
+def run_title(summary: dict) -> str:
+    arguments, device = summary["config"]["arguments"], summary["environment"]["device"]["name"]
+    parameters = summary["config"]["model"]["parameters"]
+    shape = f"{arguments['batch_size']} x {arguments['seq_len']} tokens in {arguments['precision']}"
+    return f"{parameters:,} parameters, {shape}, on {device}"
 
 
 def run_facts(documents: dict) -> list[tuple[str, str]]:
@@ -154,20 +168,39 @@ def run_facts(documents: dict) -> list[tuple[str, str]]:
 
 def flops_facts(documents: dict) -> list[tuple[str, str]]:
     flops, intensity = documents["flops"], documents["intensity"]
-    rows = {}
+    rows: list[tuple[str, str]] = []
     if flops:
         counts, efficiency = flops["flops_analysis"], flops["efficiency_metrics"]
-        rows["FLOPs per step"] = f"{counts['step_flops']:,} ({flops['convention']})"
-        rows["MFU"] = f"{efficiency['mfu_percent']:.1f}% in {efficiency['precision']}"
-        rows["Peak"] = f"{efficiency['device_peak_flops'] / 1e12:.3f} TFLOP/s, {efficiency['peak_source']}"
+        agree = "by three counts that agree" if counts["deepspeed"] else "by two counts that agree, without DeepSpeed"
+        agree = agree if counts["reconciliation"]["agree"] else "by counts that DIFFER"
+        rows.append(("FLOPs per step", f"{counts['step_flops']:,} {agree} ({flops['convention']})"))
+        rows += [
+            (
+                "MFU" if not at else "also",
+                f"{one['mfu_percent']:.1f}% in {efficiency['precision']} of {one['rate'] / 1e12:.4g} TFLOP/s, "
+                f"{one['kind']}: {one['source']}",
+            )
+            for at, one in enumerate(efficiency["peaks"])
+        ]
+        if efficiency["hfu_percent"] is not None:
+            again = f"{counts['recomputed_flops']:,} FLOPs that activation checkpointing does again"
+            rows.append(("HFU", f"{efficiency['hfu_percent']:.1f}%, with {again}"))
     if intensity:
-        rows["Arithmetic intensity"] = f"{intensity['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte"
-        rows["Ridge point"] = f"{intensity['ridge_point_flops_per_byte']:.1f} FLOPs/byte"
-        rows["Bandwidth used"] = (
-            f"{intensity['memory_bandwidth_used_gb_per_sec']:.2f} GB/s, "
-            f"{intensity['memory_bandwidth_utilization_percent']:.1f}% of {intensity['memory_bandwidth_peak_source']}"
-        )
-    return list(rows.items())
+        ridge, used = intensity["ridge_point_flops_per_byte"], intensity["memory_bandwidth_utilization_percent"]
+        value = f"{intensity['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte"
+        value += f", {intensity['memory_bound_vs_compute_bound']} by the thresholds 10 and 100"
+        if ridge is not None:
+            value += f"; {intensity['side_of_ridge_point']} side of this device's ridge at {ridge:.1f}"
+        rows.append(("Arithmetic intensity", value))
+        value = f"{intensity['memory_bandwidth_used_gb_per_sec']:.2f} GB/s"
+        if used is not None:
+            value += f", {used:.1f}% of {intensity['memory_bandwidth_peak_gb_per_sec']:,.1f} GB/s"
+            value += f" ({intensity['memory_bandwidth_peak_source']})"
+        rows.append(("Bandwidth used", value))
+        moved, least = (f"{intensity[name] / MB:,.1f} MB" for name in ("step_bytes", "minimum_step_bytes"))
+        bytes_, minimum = (intensity["convention"][name] for name in ("bytes", "minimum"))
+        rows.append(("Bytes of a step", f"{moved} ({bytes_}); at least {least} ({minimum})"))
+    return rows
 
 
 def memory_facts(memory: dict | None) -> list[tuple[str, str]]:
@@ -178,7 +211,7 @@ def memory_facts(memory: dict | None) -> list[tuple[str, str]]:
     return rows + [(name, f"{size / MB:.1f} MB at the peak") for name, size in peak["bytes_by_category"].items()]
 
 
-def to_tensorboard(folder: Path, analysis: dict, figures: dict[str, Figure]) -> list[Path]:
+def to_tensorboard(folder: Path, analysis: dict | None, figures: dict[str, Figure]) -> list[Path]:
     """Figures into Images, tables into Text: an event file of its own, in the place of an earlier report's."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -188,7 +221,7 @@ def to_tensorboard(folder: Path, analysis: dict, figures: dict[str, Figure]) -> 
         with SummaryWriter(str(folder), filename_suffix=".report") as writer:
             for name, figure in figures.items():
                 writer.add_figure(f"profile/{name}", figure)
-            for name, text in text_tables(analysis).items():
+            for name, text in (text_tables(analysis) if analysis else {}).items():
                 writer.add_text(f"profile/{name}", text)
     except OSError as error:
         raise UserError(f"cannot write events in {folder}: {error.strerror}") from error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.components import step_events
-from analysis.costs import PRODUCTS, cost, keeps_books_only
+from analysis.components import keeps_books, step_events
+from analysis.costs import PRODUCTS, cost
 from analysis.hardware import datasheet
 from analysis.links import Links
 from analysis.timeline import by_priority, idle_by_cause, is_communication
@@ -86,8 +86,7 @@ def gpu_split(links: Links, computing: np.ndarray) -> dict[str, float]:
 
 def host_split(links: Links, computing: np.ndarray) -> dict[str, float]:
     events, total = step_events(links)
-    names, operator = links.trace.operators["name"].cat, events["operator"].to_numpy()  # -1 picks the False at the end
-    books = np.append(np.array([keeps_books_only(name) for name in names.categories], dtype=bool)[names.codes], True)
+    operator, books = events["operator"].to_numpy(), keeps_books(links)  # -1 picks what is at the end
     us, phase, category = (events[name].to_numpy() for name in ("us", "phase", "category"))
     data, communicates = phase == "data", category == "communication"
     work = ~books[operator] & ~data & ~communicates

@@ -1,6 +1,9 @@
+import builtins
+import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,10 @@ import tiny_llama_v1 as tiny_llama
 
 PROJECT = Path(__file__).resolve().parent.parent
 SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
+
+
+# What tests measure of this machine is not kept for its user.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="tiny_llama_tests_")
 
 
 def pytest_collection_modifyitems(items):
@@ -33,6 +40,28 @@ def train(tmp_path, monkeypatch, capfd):
         return code, *capfd.readouterr()
 
     return run
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Make packages unimportable."""
+
+    def hide(*names):
+        find_spec, import_ = importlib.util.find_spec, builtins.__import__
+
+        def hidden(name, *rest):
+            return name.split(".")[0] in names
+
+        def guarded(name, *rest, **options):
+            if hidden(name):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            return import_(name, *rest, **options)
+
+        monkeypatch.setattr(importlib.util, "find_spec", lambda n, *r: None if hidden(n) else find_spec(n, *r))
+        monkeypatch.setattr(importlib, "import_module", lambda n, *r: guarded(n, None, None, ["*"]))
+        monkeypatch.setattr(builtins, "__import__", guarded)
+
+    return hide
 
 
 def start(*command: str, **options) -> subprocess.Popen:

@@ -103,24 +103,19 @@ def test_deepspeed_flops(tmp_path):
     assert re.search(r"^Model FLOPS Utilization: +[\d.]+% \(MFU", out, re.M)
     assert re.search(r"^Total FLOPs per step: +[\d,]+", out, re.M)
     folder = only_folder(tmp_path, "flops_results_*")
-    for path, expected, words in (
-        (folder / "flops_profile.json", 0, "module, forward"),
-        (folder / "config.json", 1, "no flops_profile.json of this workshop"),
-        (tmp_path / "nothing.json", 1, "nothing.json"),
-    ):
-        command = [sys.executable, str(PROJECT / "run_deepspeed_flops.py"), "--analyze-results", str(path)]
-        code, again = finish(start(*command, cwd=tmp_path))
-        assert (code, words in again, "Traceback" in again) == (expected, True, False), again
-    newer = json.loads((folder / "flops_profile.json").read_text()) | {"schema_version": 99}
-    (tmp_path / "newer.json").write_text(json.dumps(newer))
-    code, again = finish(start(*command[:-1], str(tmp_path / "newer.json"), cwd=tmp_path))
-    assert (code, again.count("\n")) == (1, 1)
-    assert "schema 99" in again
     intensity = json.loads((folder / "computational_intensity.json").read_text())
-    assert intensity["step_bytes"] == sum(intensity["step_bytes_by_operator"].values())
+    for key in (
+        "arithmetic_intensity_flops_per_byte",
+        "memory_bandwidth_used_gb_per_sec",
+        "memory_bandwidth_utilization_percent",
+        "ridge_point_flops_per_byte",
+    ):
+        assert intensity[key] > 0
     assert intensity["memory_bound_vs_compute_bound"] in ("memory_bound", "mixed", "compute_bound")
     assert intensity["memory_bandwidth_peak_source"]
-    assert intensity["ridge_point_flops_per_byte"] > 0
+    assert {"roofline_data.json", "roofline.png", "report.html", "training_output.log"} <= {
+        path.name for path in folder.iterdir()
+    }
 
 
 def test_help_leaves_nothing(tmp_path):

@@ -25,6 +25,7 @@ def test_opportunities_of_the_default_model(train, tmp_path):
     for row in found.values():
         if row["name"] == "activation checkpointing":
             assert row["memory_bound_mb"] > 50
+            assert row["try"] == "--activation-checkpointing"
             assert row["speedup_bound"] == pytest.approx(1 / (1 + row["share"]))
             continue
         rest = 0 if row["part_speedup"] is None else row["share"] / row["part_speedup"]

@@ -106,6 +106,16 @@ def test_accumulated_gradients_equal_the_large_batch(train, tmp_path, micro_step
     assert whole[-1] != whole[0]
 
 
+def test_checkpointing_changes_memory_and_no_loss(train, tmp_path):
+    losses, peaks = [], []
+    for name, flags in (("kept", ()), ("again", ("--activation-checkpointing",))):
+        assert train("--output-dir", name, "--num-steps", "4", "--seq-len", "64", "--profile-memory", *flags)[0] == 0
+        losses.append(read(tmp_path / name / "performance_summary.json")["steps"]["loss"])
+        peaks.append(read(tmp_path / name / "memory_timeline.json")["peak_bytes"])
+    assert losses[0] == losses[1]
+    assert peaks[1] < 0.8 * peaks[0]
+
+
 class Recorder(torch.optim.SGD):
     """An optimizer that keeps the gradients of its step and changes nothing."""
 

@@ -1,0 +1,162 @@
+"""What a device could do: datasheets, never borrowed, and measurements, kept for the machine."""
+
+import json
+
+import pytest
+import torch
+
+from analysis import hardware
+from analysis.hardware import DATASHEETS, Ceiling, bandwidth_ceilings, compute_ceilings, datasheet
+
+CPU = {"type": "cpu", "name": "a CPU"}
+H200 = {"type": "cuda", "name": "NVIDIA H200", "arch": "sm_90", "compute_units": 132}
+NAMELESS = {"name": "AMD Radeon Graphics", "arch": "gfx942:sramecc+:xnack-", "compute_units": 304}
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine whose products reach the next rate of the list; the rest of the list is what was not asked for."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rates = []
+    monkeypatch.setattr(hardware, "measured_flops", lambda *a: Ceiling(rates.pop(0), "measured", "products"))
+    monkeypatch.setattr(hardware, "measured_bandwidth", lambda *a: Ceiling(rates.pop(0), "measured", "copies"))
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "tflops"),
+    [
+        ({"name": "NVIDIA H200", "arch": "sm_90", "compute_units": 132}, "bf16", 989.0),
+        ({"name": "NVIDIA L40S", "arch": "sm_89", "compute_units": 142}, "fp32", 91.6),
+        ({"name": "NVIDIA L4", "arch": "sm_89", "compute_units": 58}, "fp32", 30.3),
+        (
+            {"name": "AMD Instinct MI250X / MI250", "arch": "gfx90a:sramecc+:xnack-", "compute_units": 110},
+            "bf16",
+            191.5,
+        ),
+        (
+            {"name": "AMD Instinct MI250X / MI250", "arch": "gfx90a:sramecc+:xnack-", "compute_units": 104},
+            "bf16",
+            181.0,
+        ),
+        ({"name": "AMD Radeon Graphics", "arch": "gfx942:sramecc+:xnack-", "compute_units": 228}, "fp32", 122.6),
+        ({"name": "AMD Instinct MI300X", "arch": "gfx942:sramecc+:xnack-", "compute_units": 38}, "bf16", 1307.4 / 8),
+        ({"name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "arch": "sm_90", "compute_units": 16}, "bf16", 989.4 * 16 / 132),
+    ],
+)
+def test_datasheet_rows(machine, device, precision, tflops):
+    machine.append(1.0)
+    peak, measured = compute_ceilings(device | {"type": "cuda"}, precision)
+    assert peak.rate == pytest.approx(tflops * 1e12)
+    assert (peak.kind, measured.kind) == ("datasheet", "measured")
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"name": "NVIDIA H20", "arch": "sm_90", "compute_units": 78},
+        {"name": "NVIDIA H200 NVL", "arch": "sm_90", "compute_units": 132},
+        {"name": "NVIDIA GeForce RTX 4090 Laptop GPU", "arch": "sm_89", "compute_units": 76},
+        {"name": "NVIDIA GeForce RTX 3090 Ti", "arch": "sm_86", "compute_units": 84},
+        {"name": "AMD Radeon Graphics", "arch": "gfx1100"},
+        {"name": "AMD Radeon Graphics", "arch": "gfx942", "compute_units": 304},  # MI300X or MI325X
+        {"name": "NVIDIA GB200", "arch": "sm_100", "compute_units": 148},
+    ],
+)
+def test_an_unknown_device_borrows_nothing(device):
+    assert datasheet(device) is None
+
+
+def test_every_row_has_a_source_and_is_found_by_its_name():
+    for row in DATASHEETS:
+        assert row.source
+        assert datasheet({"name": row.name, "arch": row.arch, "compute_units": row.compute_units}) == (row, 1.0)
+
+
+@pytest.mark.parametrize(("memory", "name"), [(192 * 2**30, "MI300X"), (256 * 2**30, "MI325X"), (64 * 2**30, None)])
+def test_memory_tells_nameless_devices_apart(memory, name):
+    found = datasheet(NAMELESS | {"memory_bytes": memory})
+    assert (found and found[0].name.split()[-1]) == name
+
+
+def test_of_all_that_is_known_the_choice_comes_first(machine):
+    machine += [5e14, 4e12]
+    for choice, kinds in (("auto", ["datasheet", "measured"]), ("measured", ["measured", "datasheet"])):
+        assert [one.kind for one in compute_ceilings(H200, "bf16", choice)] == kinds
+        assert [one.kind for one in bandwidth_ceilings(H200, choice)] == kinds
+    given, sheet, measured = compute_ceilings(H200, "bf16", 700.0)
+    assert (given.rate, given.label) == (7e14, "given: --peak 700")
+    assert (sheet.rate, measured.rate) == (989e12, 5e14)
+    assert not machine
+
+
+def test_a_precision_without_a_path_has_no_datasheet_peak(machine):
+    machine.append(1e12)
+    v100 = {"type": "cuda", "name": "Tesla V100-SXM2-32GB", "arch": "sm_70", "compute_units": 80}
+    assert [one.kind for one in compute_ceilings(v100, "bf16")] == ["measured"]
+
+
+def test_a_machine_is_measured_once_for_each_precision_and_thread_count(machine, tmp_path, monkeypatch):
+    machine += [1e11, 2e11, 3e11]
+    assert compute_ceilings(CPU, "fp32")[0].rate == 1e11
+    again = compute_ceilings(CPU, "fp32")[0]
+    assert again.rate == 1e11
+    assert "measured_peaks.json" in again.source
+    assert compute_ceilings(CPU, "bf16")[0].rate == 2e11
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
+    assert compute_ceilings(CPU, "fp32")[0].rate == 3e11
+    kept = json.loads((tmp_path / "cache" / "tiny_llama" / "measured_peaks.json").read_text())
+    assert len(kept) == 1 + 3
+
+
+def test_a_measurement_below_what_a_model_reached_is_repeated(machine):
+    machine += [1e11, 3e11, 3.5e11]
+    assert compute_ceilings(CPU, "fp32")[0].rate == 1e11
+    assert compute_ceilings(CPU, "fp32", reached=2e11)[0].rate == 3e11
+    assert compute_ceilings(CPU, "fp32", reached=2e11)[0].rate == 3e11
+    best = compute_ceilings(CPU, "fp32", reached=4e11)[0]
+    assert (best.rate, "the model's own steps" in best.source) == (4e11, True)
+    assert compute_ceilings(CPU, "fp32")[0].rate == 3e11  # what a model did is not kept as a measurement
+    assert not machine
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"schema_version": 1}', "a folder"])
+def test_a_damaged_cache_is_measured_anew(machine, tmp_path, damage):
+    file = tmp_path / "cache" / "tiny_llama" / "measured_peaks.json"
+    file.parent.mkdir(parents=True)
+    file.mkdir() if damage == "a folder" else file.write_text(damage)
+    machine += [1e11, 2e11]
+    assert compute_ceilings(CPU, "fp32")[0].rate == 1e11
+    assert compute_ceilings(CPU, "fp32")[0].rate == (2e11 if damage == "a folder" else 1e11)
+
+
+def test_no_memory_to_measure_in_is_no_ceiling(tmp_path, monkeypatch):
+    def out_of_memory(*sizes, **options):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch, "randn", out_of_memory)
+    monkeypatch.setattr(torch, "ones", out_of_memory)
+    assert compute_ceilings(CPU, "fp32") == bandwidth_ceilings(CPU) == []
+
+
+def test_products_and_copies_are_measured_for_real(monkeypatch):
+    monkeypatch.setattr(hardware, "SQUARES", {"cpu": (64, 256)})
+    monkeypatch.setattr(hardware, "COPIED", {"cpu": 2**24})
+    monkeypatch.setattr(hardware, "SECONDS", 0.02)
+    before = torch.get_float32_matmul_precision()
+    fp32 = hardware.measured_flops("cpu", "fp32")
+    assert 1e9 < fp32.rate < 1e14
+    assert "256 x 256 in fp32" in fp32.source
+    assert 1e8 < hardware.measured_bandwidth("cpu").rate < 1e13
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.gpu
+def test_products_reach_no_more_than_the_datasheet_says():
+    from tiny_llama_v1 import describe_environment
+
+    device = describe_environment(torch.device("cuda"))["device"]
+    for precision in ("fp32", "bf16"):
+        ceilings = {one.kind: one.rate for one in compute_ceilings(device, precision)}
+        assert ceilings["measured"] < 1.1 * ceilings.get("datasheet", ceilings["measured"])

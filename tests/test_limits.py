@@ -1,0 +1,237 @@
+"""run_deepspeed_flops.py: rates, traffic and roofline of a run, and of one that was kept."""
+
+import importlib
+import json
+import sys
+
+import pytest
+from conftest import SMALL_MODEL
+
+import run_deepspeed_flops
+import tiny_llama_v1 as tiny_llama
+from analysis.flops import PARTS
+from analysis.roofline import NO_TRACE, draw_roofline, roofline_lines
+
+
+@pytest.fixture
+def flops(tmp_path, monkeypatch, capfd):
+    """The command in this process, in a scratch folder: flops(flags) -> (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*flags: str):
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["run_deepspeed_flops.py", *flags])
+        try:
+            code = tiny_llama.exit_code_of(run_deepspeed_flops.main)
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def documents(tmp_path):
+    def read(folder="flops_analysis"):
+        names = ("flops_profile", "computational_intensity", "roofline_data", "operator_analysis")
+        return [json.loads((tmp_path / folder / f"{name}.json").read_text()) for name in names]
+
+    return read
+
+
+def test_one_run_tells_all(flops, documents, tmp_path):
+    code, out, _ = flops(*SMALL_MODEL, "--computational-intensity", "--generate-roofline", "--detailed-analysis")
+    assert code == 0
+    words = (
+        "counts of matrix products are equal",
+        "module, forward",
+        "matrix product",
+        "By this device's ridge",
+        "Roof:",
+    )
+    assert all(word in out for word in words)
+    profile, intensity, roof, trace = documents()
+    arguments = profile["config"]["arguments"]
+    left_out = json.loads((tmp_path / "flops_analysis" / "performance_summary.json").read_text())["steps"]["left_out"]
+    assert left_out.count("FLOPs counted") == 1
+    assert profile["performance_metrics"]["steps_averaged"] == left_out.count(None)
+    rate = profile["flops_analysis"]["step_flops"] / (profile["performance_metrics"]["avg_step_time_ms"] / 1e3)
+    efficiency = profile["efficiency_metrics"]
+    assert profile["performance_metrics"]["flops_per_sec"] == pytest.approx(rate)
+    assert efficiency["mfu_percent"] == pytest.approx(100 * rate / efficiency["device_peak_flops"])
+    assert efficiency["mfu_percent"] <= 100
+    assert efficiency["hfu_percent"] is None
+    assert efficiency["hfu_percent_reason"]
+    samples = arguments["batch_size"] / (profile["performance_metrics"]["avg_step_time_ms"] / 1e3)
+    assert profile["performance_metrics"]["throughput_samples_per_sec"] == pytest.approx(samples)
+    assert intensity["step_bytes"] == sum(row["bytes"] for row in intensity["classes"])
+    assert intensity["step_bytes"] == sum(row["bytes"] for row in intensity["phases"])
+    assert intensity["step_bytes"] == sum(row["bytes"] for row in intensity["operators"])
+    assert sum(row["flops"] for row in intensity["classes"]) == profile["flops_analysis"]["step_flops"]
+    ridge = efficiency["device_peak_flops"] / (1e9 * intensity["memory_bandwidth_peak_gb_per_sec"])
+    assert intensity["ridge_point_flops_per_byte"] == pytest.approx(ridge)
+    assert roof["step"]["operations_per_sec"] == pytest.approx(rate)
+    times = [row["time_ms"] for row in roof["points"]] + [row["ms_per_step"] for row in roof["time_elsewhere"]]
+    assert sum(filter(None, times)) == pytest.approx(trace["attribution"]["ms_per_step"])
+    for row in roof["points"]:
+        level = min(efficiency["device_peak_flops"], row["operations_per_byte"] * roof["roofs"]["bandwidth"][0]["rate"])
+        assert row["roof_operations_per_sec"] == pytest.approx(level)
+        assert not row["operations"] or row["share_of_roof"] == pytest.approx(row["operations_per_sec"] / level)
+    page = (tmp_path / "flops_analysis" / "report.html").read_text()
+    assert 'id="flops"' in page
+    assert 'id="step"' in page
+    assert (tmp_path / "flops_analysis" / "roofline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_without_a_trace(flops, tmp_path):
+    assert flops(*SMALL_MODEL, "--num-steps", "4", "--output-dir", "run")[0] == 0
+    assert not list((tmp_path / "run").glob("trace*"))
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "4 of 4 steps" in page
+    assert 'id="flops"' in page
+    assert 'id="operators"' not in page
+    assert 'id="trust"' not in page
+
+
+@pytest.mark.parametrize("how", ["missing", "broken"])
+def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, without, how):
+    if how == "missing":
+        without("deepspeed")
+    else:
+        import_module = importlib.import_module
+
+        def broken(name, *rest):
+            if name.startswith("deepspeed"):
+                raise AssertionError("no compiler\nat all")
+            return import_module(name, *rest)
+
+        monkeypatch.setattr(importlib, "import_module", broken)
+    code, out, err = flops(*SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline")
+    assert (code, err) == (0, "")
+    why = (
+        "DeepSpeed is missing: pip install deepspeed" if how == "missing" else "DeepSpeed does not import: no compiler"
+    )
+    assert f"Note: {why}" in out
+    assert f"No count by DeepSpeed: {why}" in out
+    assert "The counts of matrix products are equal." in out
+    profile, *_ = documents()
+    assert profile["flops_analysis"]["deepspeed"] is None
+    assert profile["flops_analysis"]["deepspeed_reason"] == why
+    assert profile["efficiency_metrics"]["mfu_percent"] > 0
+
+
+def test_recomputation_counts_for_the_hardware_alone(flops, documents):
+    flags = ("--activation-checkpointing", "--gradient-accumulation-steps", "2", "--num-steps", "8")
+    code, out, _ = flops(*SMALL_MODEL, *flags, "--computational-intensity", "--generate-roofline")
+    assert code == 0
+    assert "Hardware utilization:" in out
+    profile, intensity, *_ = documents()
+    counts, efficiency = profile["flops_analysis"], profile["efficiency_metrics"]
+    assert counts["reconciliation"]["agree"]
+    assert 2 * counts["reconciliation"]["recomputed_flops"] == counts["recomputed_flops"] > 0
+    ratio = 1 + counts["recomputed_flops"] / counts["step_flops"]
+    assert efficiency["hfu_percent"] / efficiency["mfu_percent"] == pytest.approx(ratio)
+    done = sum(row["flops"] for row in intensity["classes"])
+    assert done == counts["step_flops"] + counts["recomputed_flops"]
+    assert intensity["step_flops"] == counts["step_flops"]
+
+
+def test_a_given_peak_stands_first_and_others_beside(flops, documents):
+    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "3", "--peak", "2.5", "--generate-roofline")
+    assert code == 0
+    assert "given: --peak 2.5" in out
+    profile, intensity, roof, _ = documents()
+    assert profile["efficiency_metrics"]["device_peak_flops"] == 2.5e12
+    assert [one["kind"] for one in profile["efficiency_metrics"]["peaks"]][:2] == ["given", "measured"]
+    assert intensity["device_peak_flops"] == roof["roofs"]["compute"][0]["rate"] == 2.5e12
+
+
+@pytest.mark.parametrize("peak", ["0", "-1", "nan", "inf", "1e15", "fast"])
+def test_a_peak_that_is_none(flops, tmp_path, peak):
+    code, out, err = flops("--peak", peak)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{peak} is no peak; give auto, measured or a number of TFLOP/s" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_earlier_run_printed_and_plotted_again(flops, documents, tmp_path):
+    flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline", "--output-dir", "run")
+    before = documents("run")
+    code, out, _ = flops("--analyze-results", "run/flops_profile.json", "--output-dir", "again")
+    assert code == 0
+    assert "module, forward" in out
+    assert "Roof:" in out
+    assert {file.name for file in (tmp_path / "again").iterdir()} == {
+        "computational_intensity.json",
+        "roofline_data.json",
+        "roofline.png",
+    }
+    again = json.loads((tmp_path / "again" / "roofline_data.json").read_text())
+    assert again == before[2]
+
+
+def test_a_profile_alone_gives_the_step_and_says_what_it_cannot(flops, tmp_path):
+    flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "run")
+    (tmp_path / "alone.json").write_text((tmp_path / "run" / "flops_profile.json").read_text())
+    files = set(tmp_path.iterdir())
+    code, out, _ = flops("--analyze-results", "alone.json")
+    assert code == 0
+    assert "Model FLOPS Utilization:" in out
+    assert set(tmp_path.iterdir()) == files  # nothing is written that nobody asked for
+    code, out, _ = flops("--analyze-results", "alone.json", "--generate-roofline", "--output-dir", "plots")
+    assert code == 0
+    assert NO_TRACE in out
+    roof = json.loads((tmp_path / "plots" / "roofline_data.json").read_text())
+    assert roof["step"]["share_of_roof"] > 0
+    assert all(row["time_ms"] is None and row["time_ms_reason"] == NO_TRACE for row in roof["points"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("prose.txt", "MFU was fine", "cannot be read as JSON"),
+        ("empty.json", "", "cannot be read as JSON"),
+        ("list.json", "[1, 2]", "no flops_profile.json of this workshop"),
+        ("other.json", '{"schema_version": 1, "config": {}}', "no flops_profile.json of this workshop"),
+        ("newer.json", '{"schema_version": 99}', "schema 99"),
+        ("hollow.json", json.dumps({"schema_version": 1} | {part: {} for part in PARTS}), "it has no config.arguments"),
+        ("odd.json", '{"schema_version": "1"}', "no flops_profile.json of this workshop"),
+        ("nothing.json", None, "there is no such file"),
+    ],
+)
+def test_files_that_are_no_profile(flops, tmp_path, name, text, words):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    code, out, err = flops("--analyze-results", name)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert name in err
+    assert words in err
+
+
+def test_a_device_of_which_nothing_is_known(flops, documents, monkeypatch):
+    monkeypatch.setattr("analysis.hardware.measured_ceiling", lambda *a, **k: None)
+    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline")
+    assert code == 0
+    assert "unknown: the device is in no datasheet" in out
+    profile, intensity, roof, _ = documents()
+    assert profile["efficiency_metrics"]["mfu_percent"] is None
+    assert profile["efficiency_metrics"]["mfu_percent_reason"]
+    assert intensity["ridge_point_flops_per_byte"] is None
+    assert intensity["ridge_point_flops_per_byte_reason"]
+    assert roof["step"]["share_of_roof"] is None
+
+
+def test_a_roofline_has_readable_labels_for_every_point(flops, documents):
+    flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline")
+    roof = documents()[2]
+    both = roof | {
+        "roofs": {name: [one, one | {"kind": "datasheet"}] for name, (one, *_) in roof["roofs"].items()},
+    }
+    above, below = draw_roofline(both).axes
+    names = {row["name"] for row in roof["points"] if row["operations_per_sec"]}
+    assert names <= {text.get_text() for text in above.texts}
+    labels = [text.get_text() for text in above.get_legend().get_texts()]
+    assert len(labels) == len(names) + 1
+    assert sum("datasheet" in text.get_text() for text in above.texts) == 2
+    assert len(below.patches) == len(roof["points"])
+    assert any(line.startswith("step, no instruments") for line in roofline_lines(roof))

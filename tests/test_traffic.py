@@ -1,0 +1,108 @@
+"""Bytes that a step moves and the arithmetic it does, counted operator by operator."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tiny_llama_v1 as tiny_llama
+from analysis.traffic import WorkCounter, bound_by_thresholds, step_work
+
+SMALL = tiny_llama.TinyLlamaConfig(100, 32, 2, 4, 2, 64, 16)
+MM = 4 * (12 + 20 + 15)
+
+
+def moved(work) -> dict[str, int]:
+    """Bytes by operator and phase of what work() does."""
+    counter = WorkCounter()
+    with counter.phase("forward"):
+        work()
+    return counter.table().set_index("operator")["bytes"].to_dict()
+
+
+def bytes_of(column="bytes", **options) -> dict[str, int]:
+    return step_work(SMALL, 8, 16, **options).table().groupby("operator")[column].sum().to_dict()
+
+
+a, b, rows = torch.ones(3, 4), torch.ones(4, 5), torch.ones(50, 8)
+FEW = torch.tensor([3, 3])
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (lambda: torch.mm(a, b).view(15).t(), {"aten::mm": MM}),  # views are free
+        (lambda: torch.mm(a, b, out=torch.empty(3, 5)), {"aten::mm": MM}),  # neither allocated nor read
+        (lambda: a.clone().add_(1), {"aten::clone": 4 * 24, "aten::add_": 4 * 24}),  # in place: read and written
+        (lambda: torch.empty(3, 4).copy_(a), {"aten::copy_": 4 * 24}),  # the target is not read
+        (lambda: torch.ones(4).expand(100, 4) + 1, {"aten::ones": 16, "aten::add": 16 + 1600}),  # a repeated row once
+        (lambda: F.embedding(FEW, rows), {"aten::embedding": 2 * 8 + 2 * 64}),  # the rows looked up, not the table
+        (
+            lambda: torch._foreach_add_([a.clone(), a.clone()], 1),
+            {"aten::clone": 4 * 48, "aten::_foreach_add_": 4 * 48},
+        ),
+    ],
+)
+def test_inputs_are_read_and_outputs_written_once(work, expected):
+    assert moved(work) == expected
+
+
+def test_a_loss_reads_one_logit_of_each_token_and_its_gradient_none():
+    logits, labels = torch.zeros(6, 50, requires_grad=True), torch.zeros(6, dtype=torch.int64)
+    work = moved(lambda: F.nll_loss(logits, labels).backward())
+    assert work["aten::nll_loss_forward"] == 6 * 4 + 6 * 8 + 2 * 4
+    assert work["aten::nll_loss_backward"] == 4 + 4 + 6 * 8 + 4 * 6 * 50
+
+
+def test_a_step():
+    fp32, bf16, split = bytes_of(), bytes_of(precision="bf16"), bytes_of(micro_steps=2)
+    assert bf16["aten::mm"] == fp32["aten::mm"] / 2
+    assert bf16["aten::_to_copy"] > fp32.get("aten::_to_copy", 0)
+    assert split["aten::addcdiv_"] == fp32["aten::addcdiv_"]  # the optimizer steps once
+    assert "aten::_unsafe_view" not in fp32
+    tokens, d = 8 * 16, SMALL.hidden_dim
+    products = [(d, d), (d, 16), (d, 16), (d, d), (d, 64), (d, 64), (64, d)] * 2 + [(d, 100)]
+    one_pass = sum(4 * (tokens * i + i * o + tokens * o) for i, o in products)
+    assert fp32["aten::mm"] == 3 * one_pass
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_steps": 2}, {"precision": "bf16"}, {"recompute": True}])
+def test_products_are_those_of_the_formula(options):
+    expected = SMALL.step_flops(8, 16) + (SMALL.recomputed_flops(8, 16) if "recompute" in options else 0)
+    assert sum(bytes_of("flops", **options).values()) == expected
+
+
+def test_elements_are_counted_for_what_calculates_and_is_no_product():
+    elements = bytes_of("elements")
+    assert elements["aten::mm"] == elements["aten::clone"] == 0
+    assert elements["aten::_softmax"] == 2 * 8 * 4 * 16 * 16
+    assert elements["aten::addcdiv_"] == SMALL.parameter_count()
+
+
+def test_lists_of_tensors_move_what_they_hold():
+    one_by_one, lists = (step_work(SMALL, 8, 16, foreach=foreach) for foreach in (False, True))
+    sums = [work.table().groupby("class")["bytes"].sum() for work in (one_by_one, lists)]
+    assert sums[1]["optimizer"] == pytest.approx(sums[0]["optimizer"], rel=1e-4)
+    assert (sums[0].drop("optimizer") == sums[1].drop("optimizer")).all()
+
+
+def test_the_least_possible_is_what_the_step_finds_and_leaves():
+    work = step_work(SMALL, 8, 16)
+    tensors = len(list(tiny_llama.TinyLlamaModel(SMALL).parameters()))
+    kept = 2 * 3 * 4 * SMALL.parameter_count() + 2 * 4 * tensors  # weights, two moments and step counts, there and back
+    found = 8 * 8 * 16 + 4 * 16 * 16 + 2 * 4 * 16 * 8  # tokens, mask, cosines and sines
+    assert work.minimum() == kept + found
+    phases = work.minimum_by_phase()
+    # Weights, gradients and two moments come in; all but the gradients go out.
+    assert phases["optimizer"] == (4 + 3) * 4 * SMALL.parameter_count() + 2 * 4 * tensors
+    table = work.table().groupby("phase")["bytes"].sum()
+    assert all(phases[name] <= table[name] for name in phases)
+    again = step_work(SMALL, 8, 16, recompute=True)
+    assert again.minimum() == work.minimum()
+    assert again.minimum_by_phase()["forward"] < phases["forward"]  # what is computed again is not kept
+
+
+@pytest.mark.parametrize(
+    ("intensity", "bound"), [(9.9, "memory_bound"), (10, "mixed"), (100, "mixed"), (100.1, "compute_bound")]
+)
+def test_thresholds(intensity, bound):
+    assert bound_by_thresholds(intensity) == bound
