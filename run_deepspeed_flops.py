@@ -32,27 +32,31 @@ def main() -> None:
         help="print an earlier flops_profile.json and plot it: no training",
     )
     args = parser.parse_args()
-    tiny_llama_v1.require("the analysis", ["jinja2", "matplotlib", "pandas", "tensorboard"])
+    tiny_llama_v1.require("the analysis", ["jinja2", "matplotlib", "orjson", "pandas", "tensorboard"])
     from analysis.limits import explain_earlier, explain_run
     from analysis.report import write_report
 
     wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline}
     if args.analyze_results:
+        if args.peak is not None:
+            parser.error("--peak: --analyze-results shows the peaks of its file; give one of the two")
         output = args.output_dir or args.profile_dir
-        tiny_llama_v1.say(*explain_earlier(args.analyze_results, output and Path(output), **wanted))
+        for line in explain_earlier(args.analyze_results, output and Path(output), **wanted):
+            tiny_llama_v1.say(line)
         return
     args.num_steps = args.num_steps or 20
     args.output_dir = args.output_dir or args.profile_dir or "./flops_analysis"
     args.enable_pytorch_profiler = args.enable_pytorch_profiler or args.generate_roofline or None
     _, training, _ = tiny_llama_v1.resolve(args)
     uncounted = tiny_llama_v1.deepspeed_problem(tiny_llama_v1.choose_device(training.device))
-    args.enable_deepspeed_flops = uncounted is None or None
+    args.enable_deepspeed_flops = uncounted is None
     if uncounted:
         tiny_llama_v1.say(f"Note: {uncounted}; the other counts do without it")
     tiny_llama_v1.run_from_arguments(args)
-    if tiny_llama_v1.is_first_rank():
+    if tiny_llama_v1.is_first_rank() and not args.dry_run:
         folder = Path(args.output_dir)
-        tiny_llama_v1.say(*explain_run(folder, uncounted, detailed=args.detailed_analysis, **wanted))
+        for line in explain_run(folder, uncounted, detailed=args.detailed_analysis, **wanted):
+            tiny_llama_v1.say(line)
         tiny_llama_v1.say("", "Report:", *(f"  {file}" for file in write_report(folder)))
 
 

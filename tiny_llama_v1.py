@@ -159,6 +159,7 @@ class TrainingConfig:
     deterministic: bool = flag(False, "two runs give the same losses to the last digit")
     output_dir: str | None = flag(None, "folder of the run; without it or profiling nothing is written", metavar="DIR")
     log_interval: int = flag(1, "print every Nth step")
+    force: bool = flag(False, "train even if the prediction says that memory will not suffice")
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ _interrupted_by: list[int] = []  # signals received; Python swallows what is rai
 
 # Objects with range_push(name) and range_pop() that want to know which part of the step is running: torch.cuda.nvtx on
 # a GPU (NVTX, and ROCTX on ROCm), the memory ledger for the step that it watches.  torch.profiler is asked directly.
-_range_observers: list = []
+range_observers: list = []
 _NO_RANGE = contextlib.nullcontext()
 
 
@@ -247,7 +248,7 @@ class _TraceRange:
         self.record = torch.profiler.record_function(self.name) if torch.autograd._profiler_enabled() else None
         if self.record:
             self.record.__enter__()
-        self.observers = tuple(_range_observers)
+        self.observers = tuple(range_observers)
         for observer in self.observers:
             observer.range_push(self.name)
 
@@ -260,7 +261,7 @@ class _TraceRange:
 
 def trace_range(name: str):
     """Name a part of the step for whoever records.  Two looks and a shared empty context when nobody does."""
-    if _range_observers or torch.autograd._profiler_enabled():
+    if range_observers or torch.autograd._profiler_enabled():
         return _TraceRange(name)
     return _NO_RANGE
 
@@ -651,10 +652,13 @@ class Plan:
         self.notes: list[str] = []
         if profiling.records_trace:
             asked = (profiling.warmup_steps, profiling.warmup_steps + profiling.profile_steps)
-            last = min(asked[1], num_steps)
-            self.window = first, last = max(0, last - profiling.profile_steps), last
+            last, length = min(asked[1], num_steps), profiling.profile_steps
+            if others := profiling.enable_deepspeed_flops + profiling.profile_memory:
+                # Left for the first step, one for each other instrument, the profiler's warm-up, two for the averages.
+                length = max(1, min(length, num_steps - others - 4))
+            self.window = first, last = max(0, last - length), last
             if self.window != asked:
-                moved = f"{asked[0]}-{asked[1]} does not fit in {num_steps}"
+                moved = f"{asked[0]}-{asked[1]} does not fit in {num_steps}" + " beside the rest" * bool(others)
                 self.notes.append(f"Profiling window moved to steps {first}-{last}: {moved}")
         if profiling.enable_deepspeed_flops:
             asked = profiling.flops_profile_step
@@ -666,11 +670,12 @@ class Plan:
             self.memory_step = self._free_step(2, num_steps)
 
     def _free_step(self, wanted: int, num_steps: int) -> int:
-        """The step nearest to the wanted one that carries nothing yet and is not the first; else the last step."""
-        for distance in range(num_steps):
-            for step in (wanted + distance, wanted - distance):
-                if 2 <= step <= num_steps and self.left_out(step) is None:
-                    return step
+        """The step nearest to the wanted one that carries nothing yet; the first or a warm-up, else the last step."""
+        for free in ((None,), ("first", "profiler warm-up")):
+            for distance in range(num_steps):
+                for step in (wanted + distance, wanted - distance):
+                    if 1 <= step <= num_steps and self.left_out(step) in free:
+                        return step
         return num_steps
 
     def left_out(self, step: int) -> str | None:
@@ -753,21 +758,21 @@ class Instruments:
         if plan.memory_step:
             from analysis.memory import MemoryLedger
 
-            self.memory = MemoryLedger(model, optimizer, plan.memory_step, _range_observers)
+            self.memory = MemoryLedger(model, optimizer, plan.memory_step, range_observers)
         if plan.flops_step:
             from analysis.counting import DeepSpeedCounter
 
-            self.flops = DeepSpeedCounter(model, plan.flops_step, report.rank == 0 and report.folder)
+            self.flops = DeepSpeedCounter(model, plan.flops_step, report.folder if report.rank == 0 else None)
 
     @contextlib.contextmanager
     def run(self):
         if self.on_gpu:
-            _range_observers.append(torch.cuda.nvtx)
+            range_observers.append(torch.cuda.nvtx)
         try:
             with self.trace.profile if self.trace else contextlib.nullcontext():
                 yield
         finally:
-            _range_observers.clear()
+            range_observers.clear()
 
     @contextlib.contextmanager
     def step(self, step: int):
@@ -866,14 +871,22 @@ def total_memory(device: torch.device) -> int:
 def check_memory(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device) -> None:
     """Stop before allocations that cannot succeed: on a CPU the kernel would kill the process without a word.
 
-    A lower bound: weight, gradient and two Adam moments of four bytes each, the mask, and the attention weights that
-    every layer keeps for its backward pass, or one at a time with checkpointing.
+    A lower bound in closed form says when it is worth asking for a prediction: weight, gradient and two Adam moments of
+    four bytes each, the mask, and the attention weights that every layer keeps, or one at a time with checkpointing.
     """
     layers = 1 if training.activation_checkpointing else config.n_layers
     scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
     element_size = PRECISIONS[training.precision].itemsize
     needed = 16 * config.parameter_count() + (4 + element_size * scores) * training.seq_len**2
-    if needed > total_memory(device):
+    if training.force or needed < total_memory(device) / 8:
+        return
+    if importlib.util.find_spec("analysis"):
+        from analysis.prediction import prediction, what_fits
+
+        document = prediction(config, training, device)
+        if not document["fits"]:
+            raise UserError(f"out of memory: {what_fits(document)}; --force trains all the same")
+    elif needed > total_memory(device):
         raise UserError(
             f"out of memory: {config.parameter_count():,} parameters with gradients, Adam moments and attention "
             f"weights need more than {needed / MB:,.0f} MB, {device.type} has {total_memory(device) / MB:,.0f} MB; "
@@ -940,8 +953,9 @@ def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerCo
             if world_size > 1:
                 torch.distributed.barrier()  # rank 0 reads the traces of all
         except BaseException as error:
-            report.close(error)
-            raise
+            told = report.with_prediction(error)
+            report.close(told)
+            raise told from error
         report.close(None)
 
 
@@ -1114,6 +1128,10 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in first_line(error)
+
+
 def explain(error: BaseException) -> tuple[str, int]:
     """The one line and the exit code for an error, wherever it came from."""
     text = first_line(error)
@@ -1121,7 +1139,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         return text, error.exit_code
     if isinstance(error, FloatingPointError):
         return f"{text}; lower --learning-rate, or use another --precision", 1
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text:
+    if out_of_memory(error):
         asked = text.split("allocate memory: ")[-1]
         has = "" if "GPU" in text else f"; the machine has {total_memory(torch.device('cpu')) / MB:,.0f} MB"
         return f"out of memory: {asked}{has}; lower --batch-size, --seq-len or --size", 1
@@ -1257,6 +1275,17 @@ class Report:
         finally:
             say("", *lines)
 
+    def with_prediction(self, error: BaseException) -> BaseException:
+        """Out of memory: the same error with what the prediction says beside it; others as they are."""
+        if not out_of_memory(error) or not importlib.util.find_spec("analysis"):
+            return error
+        from analysis.prediction import NotRehearsable, prediction, what_fits
+
+        with contextlib.suppress(NotRehearsable):
+            predicted = what_fits(prediction(self.config, self.training, self.device))
+            return UserError(f"{explain(error)[0]}; by prediction {predicted}")
+        return error
+
     def write(self, name: str, document: dict | None) -> None:
         if self.folder and document:
             write_json(self.folder / name, document)
@@ -1266,7 +1295,9 @@ class Report:
         trace, flops = (getattr(self.instruments, part, None) for part in ("trace", "flops"))
         if memory:
             from analysis.memory import memory_lines
+            from analysis.prediction import beside_measured
 
+            memory |= beside_measured(memory, self.config, self.training, self.device)
             yield "memory_timeline.json", memory, memory_lines(memory, summary)
         if trace and trace.path:
             try:
@@ -1323,12 +1354,15 @@ class Report:
 
     def counted(self) -> tuple[list[StepRecord], str]:
         """The steps that averages are taken over, and what to know about them."""
-        records = self.meter.records
-        if counted := [r for r in records if not self.plan.left_out(r.step)]:
-            reasons = collections.Counter(self.plan.left_out(r.step) for r in records if self.plan.left_out(r.step))
+        records, left_out = self.meter.records, self.plan.left_out
+        if counted := [r for r in records if not left_out(r.step)]:
+            reasons = collections.Counter(left_out(r.step) for r in records if left_out(r.step))
             return counted, "left out: " + ", ".join(f"{n} {reason}" for reason, n in reasons.items())
-        counted = [r for r in records if r.step > 1] or records
-        return counted, "there was no step but the first and those with instruments, so their overhead is included"
+        # A trace costs a step less than a count of FLOPs or of tensors does; those count only where nothing else is.
+        for kinds in (("profiled", "profiler warm-up"), ("first",)):
+            if counted := [r for r in records if left_out(r.step) in kinds]:
+                return counted, f"no step ran without instruments: these are {kinds[0]}, and that overhead is included"
+        return records, "no step ran without instruments, so their overhead is included"
 
     def summary(self, status: str, error: str | None, memory: dict | None) -> dict:
         """performance_summary.json, and what print_summary() prints."""
@@ -1446,6 +1480,14 @@ def peak_choice(text: str) -> str | float:
     raise argparse.ArgumentTypeError(f"{text} is no peak; give auto, measured or a number of TFLOP/s, as 989.4")
 
 
+def memory_size(text: str) -> int:
+    """argparse type: GB to bytes."""
+    with contextlib.suppress(ValueError):
+        if 0.001 <= float(text) <= 1e6:
+            return round(float(text) * 2**30)
+    raise argparse.ArgumentTypeError(f"{text} is no size of a device's memory; give GB, as 80")
+
+
 class OneLineParser(argparse.ArgumentParser):
     """Errors are one line and exit code 2; a flag that nobody knows is answered with the nearest one."""
 
@@ -1478,9 +1520,12 @@ def build_parser() -> OneLineParser:
         "--use-amp": "the same as --precision bf16",
         "--enable-all-profiling": "every profiler below",
         "--validate-setup": "report versions, devices and what is missing, and train three steps",
+        "--dry-run": "predict memory by category, what would fit and the least time of a step; train nothing",
     }
     for name, text in switches.items():
         group.add_argument(name, action="store_true", default=None, help=text)
+    text = "with --dry-run: predict for a device of so many GB of 2^30 bytes (this one)"
+    group.add_argument("--device-memory", type=memory_size, metavar="GB", help=text)
     kinds = typing.get_type_hints
     for title, config in (("model", TinyLlamaConfig), ("training", TrainingConfig), ("profiling", ProfilerConfig)):
         group = parser.add_argument_group(title)
@@ -1512,7 +1557,7 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaConfig, TrainingConfig, 
         values.setdefault("precision", "bf16")
     if args.enable_all_profiling:
         switches = "enable_pytorch_profiler profile_stacks profile_operators profile_memory enable_deepspeed_flops"
-        values |= dict.fromkeys(switches.split(), True)
+        values = dict.fromkeys(switches.split(), True) | values
     config, training, profiling = (
         kind(**{f.name: values[f.name] for f in fields(kind) if f.name in values})
         for kind in (TinyLlamaConfig, TrainingConfig, ProfilerConfig)
@@ -1534,6 +1579,10 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaConfig, TrainingConfig, 
         ),
         ("" in (training.output_dir, profiling.profile_dir), "--output-dir and --profile-dir: name a folder"),
         (
+            bool(args.device_memory and not args.dry_run),
+            "--device-memory: says something to --dry-run alone; give both",
+        ),
+        (
             bool(args.use_amp) and precision != "bf16",
             f"--use-amp: means bf16, but --precision is {precision}; give one",
         ),
@@ -1553,6 +1602,24 @@ def validate_setup(config, training: TrainingConfig, profiling: ProfilerConfig, 
     say(f"{'GPUs visible':<20}{torch.cuda.device_count()}", "")
     run(config, replace(training, num_steps=3), profiling, size)
     say("", "Setup is valid: three steps were trained.")
+
+
+def dry_run(config, training: TrainingConfig, profiling: ProfilerConfig, device_memory: int | None) -> None:
+    """prediction.json and its lines, instead of a run."""
+    require("--dry-run", ["analysis"])
+    device = choose_device(training.device)
+    check_precision(training.precision, device)
+    if not is_first_rank():
+        return
+    from analysis.prediction import prediction, prediction_lines
+
+    document = prediction(config, training, device, profiling.peak, device_memory)
+    lines = prediction_lines(document)
+    if folder := training.output_dir or profiling.profile_dir:
+        prepare_folder(Path(folder))
+        write_json(Path(folder) / "prediction.json", document)
+        lines += ["", "Files:", f"  {Path(folder) / 'prediction.json'}"]
+    say(*lines)
 
 
 def raise_interrupted(signum: int, frame) -> None:
@@ -1577,6 +1644,9 @@ def held_signals():
 
 def run_from_arguments(args: argparse.Namespace) -> None:
     config, training, profiling = resolve(args)
+    if args.dry_run:
+        dry_run(config, training, profiling, args.device_memory)
+        return
     (validate_setup if args.validate_setup else run)(config, training, profiling, args.size)
 
 

@@ -52,6 +52,11 @@ class DeepSpeedCounter:
         self.profiler.end_profile()
 
 
+def model_config(settings: dict) -> TinyLlamaConfig:
+    """The model of a run's config."""
+    return TinyLlamaConfig(**{name: value for name, value in settings["model"].items() if name != "parameters"})
+
+
 def counted_by_torch(config: TinyLlamaConfig, batch_size: int, seq_len: int, recompute: bool = False) -> dict:
     """FLOPs of one pass over [batch_size, seq_len] tokens by FlopCounterMode: forward, backward, forward by module.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
 
@@ -17,6 +19,25 @@ def read_document(path: Path) -> dict | None:
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: cannot be read as JSON of a run: {error}") from error
     return document if isinstance(document, dict) and isinstance(document.get("schema_version"), int) else None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write the file whole or not at all.  Raises UserError, naming it."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def png(figure) -> bytes:
+    """A figure of matplotlib as a file."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=120)
+    return data.getvalue()
 
 
 def with_reasons_beside(value, reasons: dict[str, str]):

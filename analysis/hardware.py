@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import platform
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 import torch
 
 from analysis.documents import read_document
-from tiny_llama_v1 import PRECISIONS, UserError, write_json
+from tiny_llama_v1 import PRECISIONS, SCHEMA_VERSION, UserError, out_of_memory, write_json
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,11 @@ _MI350X, _MI355X = (f"AMD Instinct {part} brochure, amd.com" for part in ("MI350
 _HALF = "half of the figure with sparsity"
 _NVIDIA = f"NVIDIA product page, as in github.com/stas00/ml-engineering compute/accelerator; {_HALF}"
 _H100 = f"resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306; {_HALF}"
-_V100, _T4, _A100 = "NVIDIA V100 datasheet", "NVIDIA T4 datasheet", "NVIDIA A100 white paper"
+_V100, _T4, _A100 = "NVIDIA V100 datasheet", "NVIDIA T4 product page", "NVIDIA A100 white paper"
+_A100_PCIE = "NVIDIA A100 datasheet, as in github.com/stas00/ml-engineering compute/accelerator"
 _RTX3090, _RTX4090 = "NVIDIA GA102 white paper, FP32 sums", "NVIDIA Ada white paper 2.1, FP32 sums"
 _L4, _L40S = f"NVIDIA L4 datasheet; {_HALF}", f"nvidia.com/en-us/data-center/l40s; {_HALF}"
-_RDNA3 = "96 units x 512 FLOPs a clock, AMD GPUOpen"
+_RDNA3 = "AMD GPUOpen: 96 units x 512 FLOPs a clock; fp32 and bandwidth from the review at guru3d.com"
 # fp32 on AMD Instinct is the matrix (MFMA) rate, which is what a float32 product can reach.
 DATASHEETS = (
     Datasheet("AMD Instinct MI100", "gfx908", 120, 32, 46.1, None, 92.3, 184.6, 1228.8, _MI100),
@@ -68,8 +68,8 @@ DATASHEETS = (
     Datasheet("Tesla T4", "sm_75", 40, 16, 8.1, None, None, 65.0, 320, _T4),
     Datasheet("NVIDIA A100-SXM4-40GB", "sm_80", 108, 40, 19.5, 156.0, 312.0, 312.0, 1555, _A100),
     Datasheet("NVIDIA A100-SXM4-80GB", "sm_80", 108, 80, 19.5, 156.0, 312.0, 312.0, 2039, _A100),
-    Datasheet("NVIDIA A100-PCIE-40GB", "sm_80", 108, 40, 19.5, 156.0, 312.0, 312.0, 1555, _A100),
-    Datasheet("NVIDIA A100 80GB PCIe", "sm_80", 108, 80, 19.5, 156.0, 312.0, 312.0, 1935, _A100),
+    Datasheet("NVIDIA A100-PCIE-40GB", "sm_80", 108, 40, 19.5, 156.0, 312.0, 312.0, 1555, _A100_PCIE),
+    Datasheet("NVIDIA A100 80GB PCIe", "sm_80", 108, 80, 19.5, 156.0, 312.0, 312.0, 1935, _A100_PCIE),
     Datasheet("NVIDIA H100 80GB HBM3", "sm_90", 132, 80, 67.0, 494.7, 989.4, 989.4, 3350, _H100),
     Datasheet("NVIDIA H100 PCIe", "sm_90", 114, 80, 51.0, 378.0, 756.0, 756.0, 2000, _H100),
     Datasheet("NVIDIA H100 NVL", "sm_90", 132, 94, 60.0, 417.5, 835.5, 835.5, 3900, _NVIDIA),
@@ -100,21 +100,26 @@ class Ceiling:
 def datasheet(device: dict) -> tuple[Datasheet, float] | None:
     """The row of a device (`environment.device` of a run) and the fraction of it that is there, or None.
 
-    The name must be that of the row, but for a virtual function (VF, HF) or a MIG slice of it.  A name that stands for
-    several AMD parts, or for none, is settled by architecture, compute units and memory if one row alone has them.  A
-    part of a device counts for its share of compute units.
+    The name must be that of the row, with or without AMD before it, but for a virtual function (VF, HF) or a MIG slice.
+    A name that stands for several AMD parts, or for none, is settled by architecture, compute units and memory if one
+    row alone has them.  A part of a device counts for its share of compute units; a slice of unknown size for nothing.
     """
     name, arch, units = device.get("name", ""), device.get("arch", "").split(":")[0], device.get("compute_units")
     for row in DATASHEETS:
-        suffix = name[len(row.name) :].strip() if name.startswith(row.name) else None
-        if suffix is not None and (suffix in ("", "VF", "HF") or suffix.startswith("MIG ")):
-            whole = not units or not row.compute_units or (units >= row.compute_units and not suffix.startswith("MIG"))
+        known, given = (one.removeprefix("AMD ") for one in (row.name, name))
+        suffix = given[len(known) :].strip() if given.startswith(known) else None
+        sliced = bool(suffix) and suffix.startswith("MIG ")
+        if suffix in ("", "VF", "HF") or sliced:
+            if sliced and not units:
+                return None
+            whole = not units or not row.compute_units or (units >= row.compute_units and not sliced)
             return row, 1.0 if whole else units / row.compute_units
     if not arch.startswith("gfx"):
         return None
     rows = [row for row in DATASHEETS if row.arch == arch and row.compute_units and row.compute_units == units]
     if memory := device.get("memory_bytes"):  # as sold it is 10^9 or 2^30 bytes, and firmware keeps some of it
         rows = [row for row in rows if 0.9 < memory / (1e9 * row.memory) < 1.1]
+    rows = [row for row in rows if row.name.split()[-1] in name] or rows
     rates = {(row.fp32, row.tf32, row.bf16, row.fp16, row.bandwidth) for row in rows}
     return (rows[0], 1.0) if len(rates) == 1 else None
 
@@ -127,7 +132,7 @@ def compute_ceilings(device: dict, precision: str, choice: str | float = "auto",
     """FLOP/s that the device could reach at a precision, by all that is known; the first is what MFU is a share of.
 
     choice is --peak: `auto` (the datasheet first), `measured`, or TFLOP/s.  reached, in FLOP/s, is what a model did
-    here: a measurement that says less was taken at a bad moment and is repeated.
+    here: a measurement that says less was taken at a bad moment and is repeated; if it says less again, it is none.
     """
     known = []
     if (found := datasheet(device)) and getattr(found[0], precision):
@@ -157,8 +162,8 @@ def bandwidth_ceilings(device: dict, choice: str | float = "auto") -> list[Ceili
 
 SQUARES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}  # a cache may favour a small one
 COPIED = {"cpu": 2**28, "cuda": 2**29}  # bytes: far more than any cache holds
-ROUNDS = 5  # over all shapes, so that a slow moment does not spoil all of one
-SECONDS = 0.2  # that a shape is repeated for in each round, five times at least; a copy five times as long
+ROUNDS = 3  # over all shapes, so that a slow moment does not spoil all of one
+SECONDS = 0.1  # that a shape is repeated for in each round, five times at least; a copy ten times as long
 
 
 def measured_ceiling(device: dict, precision: str, what: str, reached: float = 0.0) -> Ceiling | None:
@@ -171,21 +176,33 @@ def measured_ceiling(device: dict, precision: str, what: str, reached: float = 0
     about = (platform.node(), device["name"], device.get("arch", ""), device.get("compute_units", ""), threads)
     key = " | ".join(map(str, (*about, torch.__version__, precision, what)))
     file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama" / "measured_peaks.json"
-    shown, kept = str(file).replace(str(Path.home()), "~", 1), {}
-    with contextlib.suppress(UserError):  # damaged: measured and written anew
-        kept = read_document(file) or {}
+    shown, kept = str(file).replace(str(Path.home()), "~", 1), read_cache(file)
     if key in kept and kept[key]["rate"] >= reached:
         return Ceiling(kept[key]["rate"], "measured", f"{kept[key]['source']}; of {kept[key]['when']}, kept in {shown}")
     found = measured_flops(device["type"], precision) if what == "flops" else measured_bandwidth(device["type"])
-    if found is None:
+    if found is None or found.rate < reached:  # what a model surpasses is no ceiling
         return None
-    if found.rate < reached:  # then the model itself is the best measurement that there is
-        return Ceiling(reached, "measured", "the model's own steps, which no single product measured here surpassed")
     entry = {"rate": found.rate, "source": found.source, "when": datetime.now().strftime("%Y-%m-%d %H:%M")}
     with contextlib.suppress(UserError, OSError):  # a figure that cannot be kept is measured again, no more
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, kept | {key: entry})
     return found
+
+
+def read_cache(file: Path) -> dict[str, dict]:
+    """Measurements that were kept; what is damaged or of another schema is left out, and so measured anew."""
+    try:
+        kept = read_document(file) or {}
+    except UserError:
+        return {}
+    if kept.pop("schema_version", None) != SCHEMA_VERSION:
+        return {}
+    whole = {"rate": (int, float), "source": str, "when": str}
+    return {
+        key: entry
+        for key, entry in kept.items()
+        if isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in whole.items())
+    }
 
 
 def durations(device_type: str, work: Callable[[], object], seconds: float) -> list[float]:
@@ -221,33 +238,46 @@ def product_precision(precision: str) -> Iterator[None]:
 
 
 def measured_flops(device_type: str, precision: str) -> Ceiling | None:
-    """The best of many square matrix products of a few sizes; sizes that take too long or do not fit are left out."""
-    times: dict[int, list[float]] = {}
+    """The best of many square matrix products, of a few sizes, in the three layouts that a layer has: y = x w', and the
+    gradients of x and of w.  Sizes that take too long in a layout or do not fit are left out."""
+    times: dict[tuple[str, int], list[float]] = {}
     with product_precision(precision), torch.no_grad():
         for _ in range(ROUNDS):
-            for n in SQUARES[device_type]:
-                best = max((2 * size**3 / min(seen) for size, seen in times.items()), default=math.inf)
-                if 6 * 2 * n**3 / best > 5 * SECONDS:  # some types are slow on some CPUs
-                    break
-                with contextlib.suppress(torch.OutOfMemoryError):
-                    a, b = (torch.randn(n, n, device=device_type).to(PRECISIONS[precision]) for _ in range(2))
-                    multiply = functools.partial(torch.mm, a, b, out=torch.empty_like(a))
-                    times.setdefault(n, []).extend(durations(device_type, multiply, SECONDS))
+            for layout in ("x w'", "g w", "g' x"):
+                for n in SQUARES[device_type]:
+                    if times.get((layout, n // 2)) and 8 * 6 * min(times[layout, n // 2]) > 10 * SECONDS:
+                        break  # some types are slow on some CPUs
+                    with room_permitting():
+                        a, b = (torch.randn(n, n, device=device_type).to(PRECISIONS[precision]) for _ in range(2))
+                        left, right = (a.t() if layout == "g' x" else a), (b.t() if layout == "x w'" else b)
+                        multiply = functools.partial(torch.mm, left, right, out=torch.empty_like(a))
+                        times.setdefault((layout, n), []).extend(durations(device_type, multiply, SECONDS))
     if not times:
         return None
-    n = min(times, key=lambda size: min(times[size]) / size**3)
+    layout, n = min(times, key=lambda key: min(times[key]) / key[1] ** 3)
+    sizes = [size for _, size in times]
     threads = f", {torch.get_num_threads()} threads" if device_type == "cpu" else ""
-    how = f"best of {len(times[n])} products {n} x {n} in {precision}{threads}, sizes from {min(times)} to {max(times)}"
-    return Ceiling(2 * n**3 / min(times[n]), "measured", how)
+    how = f"best of {len(times[layout, n])} products {layout} of {n} x {n} in {precision}{threads}, "
+    how += f"among {len(set(times))} shapes from {min(sizes)} to {max(sizes)}"
+    return Ceiling(2 * n**3 / min(times[layout, n]), "measured", how)
 
 
 def measured_bandwidth(device_type: str) -> Ceiling | None:
     """The best of many copies much larger than a cache; each byte is read once and written once."""
-    try:
+    with room_permitting():
         source = torch.ones(COPIED[device_type] // 4, device=device_type)
         target = torch.empty_like(source)
-    except torch.OutOfMemoryError:
-        return None
-    times = durations(device_type, lambda: target.copy_(source), 5 * SECONDS)
-    source_mb = source.nbytes // 2**20
-    return Ceiling(2 * source.nbytes / min(times), "measured", f"best of {len(times)} copies of {source_mb} MB")
+        times = durations(device_type, lambda: target.copy_(source), 10 * SECONDS)
+        source_mb = source.nbytes // 2**20
+        return Ceiling(2 * source.nbytes / min(times), "measured", f"best of {len(times)} copies of {source_mb} MB")
+    return None
+
+
+@contextlib.contextmanager
+def room_permitting() -> Iterator[None]:
+    """Leave off where memory does not suffice: a GPU and a CPU say so in different ways."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise

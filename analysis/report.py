@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import io
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import jinja2
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.documents import read_document
+from analysis.documents import png, read_document, write_whole
 from analysis.figures import profile_figures, steps_figure
 from analysis.memory import draw_memory_timeline
 from analysis.operators import quantity
@@ -51,10 +50,10 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
             figures["memory_of_a_step"] = draw_memory_timeline(documents["memory"])
         if documents["roofline"]:
             figures["roofline"] = draw_roofline(documents["roofline"])
-        images = {name: png(figure) for name, figure in figures.items()}
+        images = {name: f"data:image/png;base64,{b64encode(png(fig)).decode()}" for name, fig in figures.items()}
         page = render(analysis, analyses, documents, images)
         target = folder / "report.html"
-        write_text(target, page)
+        write_whole(target, page.encode(errors="backslashreplace"))
         return [target, *to_tensorboard(folder, analysis, figures)]
 
 
@@ -67,24 +66,6 @@ def plain_text() -> Iterator[None]:
 
 def read_documents(folder: Path) -> dict[str, dict | None]:
     return {name: read_document(folder / file) for name, file in FILES.items()}
-
-
-def png(figure: Figure) -> str:
-    """The figure as a data URL."""
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=120)
-    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write the file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def render(analysis: dict, analyses: list, documents: dict, images: dict[str, str]) -> str:

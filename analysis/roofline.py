@@ -6,26 +6,34 @@ import math
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import NullFormatter
 
 from analysis.figures import PALETTE, WIDTH, bare
-from tiny_llama_v1 import with_reasons
+from tiny_llama_v1 import MB, with_reasons
 
 NO_TRACE = "no trace of this run: --generate-roofline records one"
 NO_ROOF = "no peak of this device is known"
 
 
-def roofline(profile: dict, intensity: dict, classes: list[dict] | None) -> dict:
+def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
     """roofline_data.json from flops_profile.json and computational_intensity.json: the roofs, a point for the step and
-    one for each class of operators.  classes are their times in operator_analysis.json, None without a trace.
+    one for each class of operators.  Their times are those of the trace, an operator_analysis.json.
     """
     compute, bandwidth = (profile["efficiency_metrics"][name] for name in ("peaks", "bandwidth_peaks"))
-    step_ms = profile["performance_metrics"]["avg_step_time_ms"]
-    times = {row["class"]: row["ms_per_step"] for row in classes or []}
+    rates = profile["performance_metrics"]
+    step_ms, n = rates["avg_step_time_ms"], rates["steps_averaged"]
+    classes = trace["classes"] if trace else []
+    times = {row["class"]: row["ms_per_step"] for row in classes}
     profiled_ms = sum(times.values())
+    doubt = "" if not trace or trace["integrity"]["trustworthy"] else "; NOT TO BE TRUSTED: "
+    doubt += "; ".join(trace["integrity"]["problems"]) if doubt else ""
 
-    def point(name: str, operations: int, moved: int, ms: float | None, whole_ms: float) -> dict:
+    def point(name: str, operations: int, products: bool, moved: int, ms: float | None, whole_ms: float) -> dict:
         rate = operations / (ms / 1e3) if ms else None
-        roof = min(compute[0]["rate"], operations / moved * bandwidth[0]["rate"]) if compute and bandwidth else None
+        roof = operations / moved * bandwidth[0]["rate"] if bandwidth else None
+        if products:  # the level roof is that of products: other work is held against the bandwidth alone
+            roof = min(compute[0]["rate"], roof) if compute and roof else None
         share = rate / roof if rate is not None and roof else None
         values = {
             "name": name,
@@ -54,21 +62,22 @@ def roofline(profile: dict, intensity: dict, classes: list[dict] | None) -> dict
             for one in compute
             for other in bandwidth
         ],
-        "step": point("step", intensity["step_flops"], intensity["step_bytes"], step_ms, step_ms),
+        "step": point("step", intensity["step_flops"], True, intensity["step_bytes"], step_ms, step_ms),
         "points": [
             point(
                 row["class"],
                 row["flops"] + row["element_operations"],
+                row["flops"] > 0,
                 row["bytes"],
                 times.get(row["class"]),
                 profiled_ms,
             )
             for row in intensity["classes"]
         ],
-        "time_elsewhere": [row for row in classes or [] if row["class"] not in counted],
+        "time_elsewhere": [row for row in classes if row["class"] not in counted],
         "time_source": {
-            "step": "mean of the steps without instruments",
-            "classes": f"mean of the profiled steps, {profiled_ms:.2f} ms each" if times else NO_TRACE,
+            "step": f"mean of {n} step{'s' * (n > 1)}; {rates['steps_averaged_note']}",
+            "classes": f"mean of the profiled steps, {profiled_ms:.2f} ms each{doubt}" if times else NO_TRACE,
         },
         "convention": intensity["convention"],
     }
@@ -93,7 +102,8 @@ def roofline_lines(data: dict) -> list[str]:
     lines += [line(row) for row in by_time(data["points"])]
     for row in data["time_elsewhere"]:
         lines.append(f"{row['class']:<22}{row['ms_per_step']:>10.2f}{row['share']:>8.1%}")
-    lines.append(line(data["step"] | {"name": "step, no instruments"}))
+    lines.append(line(data["step"]))
+    lines.append(f"Time of the step: {data['time_source']['step']}.")
     lines.append(f"Times of classes: {data['time_source']['classes']}.")
     for name, unit, scale in (("compute", "TFLOP/s", 1e12), ("bandwidth", "GB/s", 1e9)):
         for roof in data["roofs"][name]:
@@ -114,105 +124,137 @@ def draw_roofline(data: dict) -> Figure:
     points = by_time(data["points"])
     colours = dict(zip((row["name"] for row in points), PALETTE, strict=False))
     draw_points(above, data, [row for row in points if row["operations_per_sec"]], colours)
-    draw_roofs(above, data["roofs"])
     above.set_title(f"Roofline of a training step in {data['precision']}: {data['device']}", loc="left", fontsize=11)
     draw_bandwidth(below, data, [row for row in points if row["bytes_per_sec"]], colours)
     return figure
-
-
-def name_points(axes, points: list[tuple[dict, float]]) -> None:
-    """The name to the right of each point, lower where another is in the way; with each comes its area."""
-    (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
-    width, height = 640, 330  # of the axes in points, nearly
-    placed: list[tuple[float, float]] = []
-    for row, area in sorted(points, key=lambda pair: -pair[0]["operations_per_sec"]):
-        x, y = row["operations_per_byte"], row["operations_per_sec"] / 1e9
-        right = math.sqrt(area) / 2 + 3
-        across, up = width * math.log(x / x0) / math.log(x1 / x0) + right, height * math.log(y / y0) / math.log(y1 / y0)
-        at = up - 3
-        while any(abs(at - other) < 10 and abs(across - there) < 80 for there, other in placed):
-            at -= 10
-        placed.append((across, at))
-        axes.annotate(row["name"], (x, y), xytext=(right, at - up), textcoords="offset points", fontsize=8)
-
-
-STYLES = {"datasheet": "-", "given": "-.", "measured": "--"}
 
 
 def draw_points(axes, data: dict, points: list[dict], colours: dict[str, str]) -> None:
     step = data["step"]
     shown = [*points, *([step] if step["operations_per_sec"] else [])]
     compute, bandwidth = (data["roofs"][name] for name in ("compute", "bandwidth"))
-    ridges = [one["operations_per_byte"] for one in data["ridges"]]
-    xs = [*(row["operations_per_byte"] for row in shown), *ridges, 10, 100]
-    rates = [row["operations_per_sec"] / 1e9 for row in shown] + [one["rate"] / 1e9 for one in compute]
-    low, high = min(xs) / 3, max(xs) * 4
+    tops = [one["rate"] for one in compute]
+    unit, scale = (
+        ("TFLOP/s", 1e12)
+        if max([*tops, *(row["operations_per_sec"] for row in shown)], default=0) >= 1e12
+        else ("GFLOP/s", 1e9)
+    )
+    xs = [
+        *(row["operations_per_byte"] for row in shown),
+        *(one["operations_per_byte"] for one in data["ridges"]),
+        10,
+        100,
+    ]
+    rates = [row["operations_per_sec"] / scale for row in shown] + [top / scale for top in tops]
     floor = min(rates, default=1) / 6
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(floor, 3 * max(rates, default=10)))
+    axes.set(xscale="log", yscale="log", xlim=(min(xs) / 5, 4 * max(xs)), ylim=(floor, 4 * max(rates, default=10)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")  # and not by formulas, which the report does not typeset
+        axis.set_minor_formatter(NullFormatter())
     for row in points:
-        x, y = row["operations_per_byte"], row["operations_per_sec"] / 1e9
-        label = f"{row['name']}: {row['time_ms']:.2f} ms ({row['share_of_time']:.1%}), {y:,.3g} Gop/s"
+        y = row["operations_per_sec"] / scale
+        label = f"{row['name']}: {row['time_ms']:.2f} ms ({row['share_of_time']:.1%}), {y:,.3g} {unit}"
         label += f", {row['share_of_roof']:.0%} of its roof" if row["share_of_roof"] is not None else ""
-        area = 60 + 1800 * row["share_of_time"]
-        axes.scatter([x], [y], s=area, color=colours[row["name"]], alpha=0.75, edgecolor="white", label=label, zorder=3)
+        draw_point(axes, row["operations_per_byte"], y, area(row), colours[row["name"]], label)
     if step["operations_per_sec"]:
-        x, y = step["operations_per_byte"], step["operations_per_sec"] / 1e9
+        y = step["operations_per_sec"] / scale
         share = f", {step['share_of_roof']:.0%} of its roof" if step["share_of_roof"] is not None else ""
-        label = f"whole step, products alone: {step['time_ms']:.2f} ms, {y:,.3g} GFLOP/s{share}"
-        axes.scatter([x], [y], marker="*", s=260, color="black", edgecolor="white", label=label, zorder=4)
-    for at, name in ((10, "10"), (100, "100")):
+        label = f"whole step, products alone: {step['time_ms']:.2f} ms, {y:,.3g} {unit}{share}"
+        draw_point(axes, step["operations_per_byte"], y, 200, "black", label, marker="*")
+    for at in (10, 100):
         axes.axvline(at, color="#bbbbbb", linewidth=0.8, linestyle=":", zorder=0)
-        axes.annotate(name, (at, floor), xytext=(2, 3), textcoords="offset points", fontsize=7.5, color="#888888")
-    name_points(axes, [(row, 60 + 1800 * row["share_of_time"]) for row in points])
+        axes.annotate(f"{at}", (at, floor), xytext=(2, 3), textcoords="offset points", fontsize=7.5, color="#888888")
+    draw_roofs(axes, compute, bandwidth, unit, scale)
+    name_points(axes, points, scale)
     if not compute or not bandwidth:
         axes.annotate(NO_ROOF, (0.5, 0.95), xycoords="axes fraction", ha="center")
-    axes.set(xlabel="operations per byte moved", ylabel="10⁹ operations per second")
-    axes.xaxis.set_major_formatter("{x:g}")  # and not by formulas, which the report does not typeset
-    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="operations per byte moved", ylabel=unit)
     axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes.get_legend_handles_labels()
-    legend = axes.legend(
-        handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, fontsize=8, frameon=False
-    )
+    legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, fontsize=8, frameon=False)
     for handle in legend.legend_handles:
         handle.set_sizes([60])
 
 
-def draw_roofs(axes, roofs: dict) -> None:
-    """Slanted: bandwidth; level: arithmetic; of each kind all that are known."""
+def area(row: dict) -> float:
+    """Of a point, in square points: the share of the time."""
+    return 60 + 1200 * row["share_of_time"]
+
+
+def draw_point(axes, x: float, y: float, size: float, colour: str, label: str, marker: str = "o") -> None:
+    axes.scatter([x], [y], s=size, color=colour, alpha=0.75, edgecolor="white", label=label, marker=marker, zorder=3)
+
+
+def name_points(axes, points: list[dict], scale: float) -> None:
+    """The name to the right of each point, lower where another name is in the way; a halo keeps it off the lines."""
+    (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
+    width, height = 620, 300  # of the axes in points, nearly
+    placed: list[tuple[float, float]] = []
+    for row in sorted(points, key=lambda row: -row["operations_per_sec"]):
+        x, y = row["operations_per_byte"], row["operations_per_sec"] / scale
+        right = math.sqrt(area(row)) / 2 + 4
+        across, up = width * math.log(x / x0) / math.log(x1 / x0) + right, height * math.log(y / y0) / math.log(y1 / y0)
+        at = up - 3
+        while any(abs(at - other) < 12 and abs(across - there) < 90 for there, other in placed):
+            at -= 12
+        placed.append((across, at))
+        halo = [withStroke(linewidth=2.5, foreground="white")]
+        place = {"xytext": (right, at - up), "textcoords": "offset points", "fontsize": 8.5, "zorder": 5}
+        axes.annotate(row["name"], (x, y), path_effects=halo, **place)
+
+
+STYLES = {"datasheet": "-", "given": "-.", "measured": "--"}
+
+
+def draw_roofs(axes, compute: list[dict], bandwidth: list[dict], unit: str, scale: float) -> None:
+    """Slanted: bandwidth; level: arithmetic; of each kind all that are known, the one that counts first.
+
+    The first is labelled above its line and the others below theirs, for two may lie close together.
+    """
     low, high = axes.get_xlim()
-    for pipe in roofs["bandwidth"]:
-        tops = [one["rate"] for one in roofs["compute"]]
-        end = max(tops) / pipe["rate"] if tops else high
-        xs = np.array([low, min(end, high)])
-        axes.plot(xs, xs * pipe["rate"] / 1e9, color="#444444", linestyle=STYLES[pipe["kind"]], linewidth=1.3, zorder=1)
-        at = min(end, high) / 10  # away from the points, most of which lie further down
+    top = max((one["rate"] for one in compute), default=None)
+    least = min((top / pipe["rate"] for pipe in bandwidth), default=high) if top else high
+    for i, pipe in enumerate(bandwidth):
+        end = min(top / pipe["rate"], high) if top else high
+        xs = np.array([low, max(end, low)])
+        axes.plot(
+            xs, xs * pipe["rate"] / scale, color="#444444", linestyle=STYLES[pipe["kind"]], linewidth=1.3, zorder=1
+        )
+        floor = axes.get_ylim()[0] * scale / pipe["rate"]  # where the line comes up into the axes
+        at = max(low, floor) ** 0.35 * max(least, low) ** 0.65
         axes.text(
             at,
-            1.12 * at * pipe["rate"] / 1e9,
+            at * pipe["rate"] / scale * (1.15 if i == 0 else 0.87),
             f"{pipe['rate'] / 1e9:,.4g} GB/s, {pipe['kind']}",
-            rotation=math.degrees(math.atan(pipe["rate"] / 1e9)),
+            rotation=math.degrees(math.atan(pipe["rate"] / scale)),
             rotation_mode="anchor",
             transform_rotates_text=True,
+            ha="right" if i == 0 else "left",
+            va="bottom" if i == 0 else "top",
             fontsize=8,
+            clip_on=True,
         )
-    for peak in roofs["compute"]:
-        start = min((peak["rate"] / pipe["rate"] for pipe in roofs["bandwidth"]), default=low)
-        y = peak["rate"] / 1e9
-        axes.plot([max(start, low), high], [y, y], color="#444444", linestyle=STYLES[peak["kind"]], linewidth=1.3)
-        text = f"{peak['rate'] / 1e12:,.4g} TFLOP/s, {peak['kind']}"
-        axes.annotate(text, (high, y), xytext=(-4, 4), textcoords="offset points", ha="right", fontsize=8)
+    for i, peak in enumerate(compute):
+        y = peak["rate"] / scale
+        start = min((peak["rate"] / pipe["rate"] for pipe in bandwidth), default=low)
+        axes.plot(
+            [max(start, low), high], [y, y], color="#444444", linestyle=STYLES[peak["kind"]], linewidth=1.3, zorder=1
+        )
+        text, above = f"{y:,.4g} {unit}, {peak['kind']}", i == 0
+        place = {"xytext": (-4, 3 if above else -3), "textcoords": "offset points", "va": "bottom" if above else "top"}
+        axes.annotate(text, (high, y), ha="right", fontsize=8, **place)
 
 
 def draw_bandwidth(axes, data: dict, rows: list[dict], colours: dict[str, str]) -> None:
     used = [row["bytes_per_sec"] / 1e9 for row in rows]
     axes.barh([row["name"] for row in rows], used, color=[colours[row["name"]] for row in rows], height=0.7)
-    for at, (row, value) in enumerate(zip(rows, used, strict=True)):
-        axes.text(value, at, f" {value:,.1f} GB/s, {row['bytes'] / 2**20:,.1f} MB", va="center", fontsize=8)
     peaks = data["roofs"]["bandwidth"]
-    for pipe in peaks:
-        axes.axvline(pipe["rate"] / 1e9, color="#444444", linestyle=STYLES[pipe["kind"]], linewidth=1.2)
     limit = max([*used, *(pipe["rate"] / 1e9 for pipe in peaks), 1e-9])
+    for at, (row, value) in enumerate(zip(rows, used, strict=True)):
+        text = f" {value:,.1f} GB/s, {row['bytes'] / MB:,.1f} MB"
+        axes.text(value, at, text, va="center", fontsize=8, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5})
+    for pipe in peaks:
+        rate = pipe["rate"] / 1e9
+        axes.axvline(rate, color="#444444", linestyle=STYLES[pipe["kind"]], linewidth=1.2, zorder=0)
     axes.set(xlim=(0, 1.3 * limit), xlabel="GB/s: bytes counted over the time of the class")
     axes.invert_yaxis()
     bare(axes)

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 import pandas as pd
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from analysis.costs import CALCULATING, category, operator_class
-from analysis.counting import CONVENTION
+from analysis.counting import model_config
 from analysis.hardware import Ceiling
-from tiny_llama_v1 import MB, PRECISIONS, TinyLlamaConfig, TinyLlamaModel, with_reasons
+from analysis.rehearsal import rehearse
+from tiny_llama_v1 import MB, PHASES, TinyLlamaConfig, TrainingConfig, range_observers, with_reasons
 
+DONE = "two per multiply-add, matrix products only, full S x S attention scores, recomputation counted"
 TRAFFIC = (
-    "every operator reads its inputs and writes its outputs once, as if nothing stayed in a cache from one operator to "
-    "the next; views are free; fp16's gradient scaler is left out"
+    "every operator of model and optimizer reads its inputs and writes its outputs once, as if no cache kept anything "
+    "from one to the next; views are free; fetching data, communication and fp16's gradient scaler are left out"
 )
 MINIMUM = (
     "each tensor that a step finds or leaves behind (weights, optimizer state, tokens) moves once, what it makes and "
     "drops stays on the chip; of a phase, each tensor that it finds or leaves to a later one"
 )
+NO_PEAK = "no peak of this device is known"
 ELEMENTS = "one operation for each element that an operator other than a product calculates with"
 
 # Operators that write an argument without reading it, by name; and those that allocate and write nothing.
@@ -55,155 +55,151 @@ class Crossing:
 
     storage: torch.UntypedStorage  # held, so that its identity is not given to another
     made_in: int | None  # None: it was there before
-    read_in: set[int] = field(default_factory=set)
-    written_in: set[int] = field(default_factory=set)
+    read: dict[int, int] = field(default_factory=dict)  # bytes read by stretch, those read again too
+    written: dict[int, int] = field(default_factory=dict)
 
     def moved_by(self, stretch: int) -> int:
         """Bytes that a stretch cannot but move, if it keeps all else on the chip."""
-        fetched = stretch in self.read_in and self.made_in != stretch
-        stored = stretch in self.written_in and (self.made_in is None or max(self.read_in, default=-1) > stretch)
-        return (fetched + stored) * self.storage.nbytes()
+        fetched = self.read.get(stretch, 0) if self.made_in != stretch else 0
+        wanted_later = self.made_in is None or max(self.read, default=-1) > stretch
+        stored = self.written.get(stretch, 0) if wanted_later else 0
+        return min(fetched, self.storage.nbytes()) + min(stored, self.storage.nbytes())
 
     def moved_by_step(self) -> int:
         if self.made_in is not None:
             return 0
-        return (bool(self.read_in) + bool(self.written_in)) * self.storage.nbytes()
+        return sum(min(sum(uses.values()), self.storage.nbytes()) for uses in (self.read, self.written))
 
 
 class WorkCounter(TorchDispatchMode):
-    """Bytes moved and operations done by every operator that is dispatched, by the phase in which it ran."""
+    """Bytes moved and operations done by every operator that is dispatched, by the phase in which it ran.
 
-    def __init__(self):
+    While it is entered it stands among `range_observers`, through which it learns of phases.  Of the micro-batches of a
+    step all but the first do the same: the second stands for `alike` of them.
+    """
+
+    def __init__(self, alike: int = 1):
         super().__init__()
-        self.rows: list[tuple] = []  # phase, operator, FLOPs of products, elements, bytes
-        self.stretches: list[str] = []  # phases in the order in which they ran
+        self.alike = alike
+        self.rows: list[tuple] = []  # stretch, operator, FLOPs of products, elements, bytes
+        self.stretches: list[str] = ["between phases"]  # phases in the order in which they ran
         self.crossings: dict[int, Crossing] = {}
 
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self.stretches.append(name)
-        with self:
-            yield
+    def range_push(self, name: str) -> None:
+        if name in PHASES:
+            self.stretches.append(name)
+
+    def range_pop(self) -> None:
+        pass
+
+    def __enter__(self) -> WorkCounter:
+        range_observers.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *exception) -> None:
+        super().__exit__(*exception)
+        range_observers.remove(self)
+
+    def weight(self, stretch: int) -> int:
+        """How many stretches of a step this one stands for."""
+        name = self.stretches[stretch]
+        again = name in ("forward", "backward") and name in self.stretches[:stretch]
+        return self.alike if again else 1
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        name = func.overloadpacket.__name__
-        given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
-        mutated = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}
+        if self.stretches[-1] == "data":
+            return out
+        name, arguments = func.overloadpacket.__name__, func._schema.arguments
+        given = {**dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
+        mutated = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
         inputs = {key: tensors_in(value) for key, value in given.items()}
         storages = {x.untyped_storage()._cdata for found in inputs.values() for x in found}
         made = [x for x in tensors_in(out) if x.untyped_storage()._cdata not in storages]
         if name in _ALLOCATES or not (made or mutated):
             return out  # a view
-        written = made + [x for key in mutated for x in inputs[key]]
         # An out= argument, of which the schema says that it is given by keyword alone, is written without being read.
-        only_written = {a.name for a in func._schema.arguments if a.name in mutated and a.kwarg_only}
+        only_written = {a.name for a in arguments if a.name in mutated and a.kwarg_only}
         if name in _OVERWRITES:
             only_written |= mutated
-        read = [x for key, found in inputs.items() if key not in only_written for x in found]
-        size = sum(touched(x) for x in read + written)
+        written = [(x, touched(x)) for x in [*made, *(x for key in mutated for x in inputs[key])]]
+        read = [(x, touched(x)) for key, found in inputs.items() if key not in only_written for x in found]
         if name in _READS_SOME:
             position, elements = _READS_SOME[name]
-            size += elements(args, made[0]) * args[position].element_size() - touched(args[position])
+            some = args[position]
+            read = [(x, elements(args, made[0]) * x.element_size() if x is some else size) for x, size in read]
         count = flop_registry.get(func.overloadpacket)
         flops = int(count(*args, **kwargs, out_val=out)) if count else 0
-        elements = max(sum(x.numel() for x in written), max((x.numel() for x in read), default=0))
-        self.rows.append((self.stretches[-1], f"aten::{name}", flops, elements, size))
-        self.note(read, written)
+        elements = max(sum(x.numel() for x, _ in written), max((x.numel() for x, _ in read), default=0))
+        size = sum(size for _, size in read + written)
+        now = len(self.stretches) - 1
+        self.rows.append((now, f"aten::{name}", flops, elements, size))
+        for x, size in read:
+            self.crossing(x, None).read[now] = self.crossing(x, None).read.get(now, 0) + size
+        for x, size in written:
+            self.crossing(x, now).written[now] = self.crossing(x, now).written.get(now, 0) + size
         return out
 
-    def note(self, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
-        now = len(self.stretches) - 1
-        for tensors, uses in ((read, "read_in"), (written, "written_in")):
-            for x in tensors:
-                storage = x.untyped_storage()
-                made_in = now if uses == "written_in" else None
-                crossing = self.crossings.setdefault(storage._cdata, Crossing(storage, made_in))
-                getattr(crossing, uses).add(now)
+    def crossing(self, x: torch.Tensor, made_in: int | None) -> Crossing:
+        storage = x.untyped_storage()
+        return self.crossings.setdefault(storage._cdata, Crossing(storage, made_in))
 
     def table(self) -> pd.DataFrame:
         """A row an operator and phase: calls, FLOPs of products, elements calculated with, bytes."""
-        table = pd.DataFrame(self.rows, columns=["phase", "operator", "flops", "elements", "bytes"], dtype=object)
-        table["class"] = [operator_class(phase, category(name)) for phase, name, *_ in self.rows]
+        columns = ["stretch", "operator", "flops", "elements", "bytes"]
+        table = pd.DataFrame(self.rows, columns=columns, dtype=object).assign(calls=1)
+        table["phase"] = [self.stretches[stretch] for stretch in table["stretch"]]
+        pairs = zip(table["phase"], table["operator"], strict=True)
+        table["class"] = [operator_class(phase, category(name)) for phase, name in pairs]
         calculates = table["class"].isin(CALCULATING) & (table["flops"] == 0)
         table["elements"] = table["elements"].where(calculates, 0)
-        sums = {"calls": ("flops", "size")} | {name: (name, "sum") for name in ("flops", "elements", "bytes")}
-        return table.groupby(["phase", "class", "operator"], sort=False).agg(**sums).reset_index()
+        sums, weights = ["calls", "flops", "elements", "bytes"], table["stretch"].map(self.weight)
+        for name in sums:
+            table[name] = table[name] * weights
+        return table.groupby(["phase", "class", "operator"], sort=False)[sums].sum().reset_index()
 
     def minimum_by_phase(self) -> dict[str, int]:
         """Bytes that each phase cannot but move."""
-        minimum = dict.fromkeys(self.stretches, 0)
-        for stretch, phase in enumerate(self.stretches):
-            minimum[phase] += sum(crossing.moved_by(stretch) for crossing in self.crossings.values())
+        minimum: dict[str, int] = {}
+        for stretch in sorted({stretch for stretch, *_ in self.rows}):
+            moved = sum(crossing.moved_by(stretch) for crossing in self.crossings.values())
+            phase = self.stretches[stretch]
+            minimum[phase] = minimum.get(phase, 0) + self.weight(stretch) * moved
         return minimum
 
     def minimum(self) -> int:
         return sum(crossing.moved_by_step() for crossing in self.crossings.values())
 
 
-def step_work(
-    config: TinyLlamaConfig,
-    batch_size: int,
-    seq_len: int,
-    precision: str = "fp32",
-    micro_steps: int = 1,
-    recompute: bool = False,
-    foreach: bool = False,
-) -> WorkCounter:
-    """What one training step does, counted on fake tensors: nothing is allocated or computed, whatever the size.
-
-    foreach is how AdamW runs on a GPU: over lists of tensors.
-    """
-    dtype = PRECISIONS[precision]
-    with FakeTensorMode():
-        model = TinyLlamaModel(config)
-        model.activation_checkpointing = recompute
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
-        tokens = torch.zeros(batch_size // micro_steps, seq_len, dtype=torch.int64)
-
-        def step(phase) -> None:
-            for _ in range(micro_steps):
-                with phase("forward"), torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
-                    loss = model(tokens, tokens)[1]
-                with phase("backward"):
-                    (loss / micro_steps).backward()
-            with phase("optimizer"):
-                optimizer.step()
-            optimizer.zero_grad()
-
-        step(contextlib.nullcontext)  # the optimizer makes its state in the first step
-        work = WorkCounter()
-        step(work.phase)
-    return work
+def step_work(config: TinyLlamaConfig, training: TrainingConfig, on_gpu: bool = False) -> WorkCounter:
+    """What one training step does, by rehearsal."""
+    micro_steps = training.gradient_accumulation_steps
+    counted = min(micro_steps, 2)
+    part = replace(
+        training, batch_size=training.batch_size // micro_steps * counted, gradient_accumulation_steps=counted
+    )
+    return rehearse(config, part, on_gpu, lambda *model: WorkCounter(alike=micro_steps - 1))
 
 
 def computational_intensity(profile: dict) -> dict:
     """computational_intensity.json from flops_profile.json: bytes and operations of a step, bandwidth used, and which
-    limit is nearer."""
-    arguments, on_gpu = profile["config"]["arguments"], profile["environment"]["device"]["type"] == "cuda"
-    work = step_work(
-        model_config(profile["config"]),
-        arguments["batch_size"],
-        arguments["seq_len"],
-        arguments["precision"],
-        arguments["gradient_accumulation_steps"],
-        arguments["activation_checkpointing"],
-        foreach=on_gpu,
-    )
+    limit is nearer.  What is recomputed counts here, as its bytes do."""
+    arguments = profile["config"]["arguments"]
+    training = TrainingConfig(**{f.name: arguments[f.name] for f in fields(TrainingConfig)})
+    on_gpu = profile["environment"]["device"]["type"] == "cuda"
+    work = step_work(model_config(profile["config"]), training, on_gpu)
     table = work.table()
     moved, least = int(table["bytes"].sum()), work.minimum()
-    flops, seconds = (
-        profile["flops_analysis"]["step_flops"],
-        profile["performance_metrics"]["avg_step_time_ms"] / 1e3,
-    )
+    counts, seconds = profile["flops_analysis"], profile["performance_metrics"]["avg_step_time_ms"] / 1e3
+    flops = counts["step_flops"] + counts["recomputed_flops"]
     efficiency = profile["efficiency_metrics"]
     peak, bandwidth = efficiency["device_peak_flops"], efficiency["bandwidth_peaks"]
     pipe = bandwidth[0]["rate"] if bandwidth else None
     ridge = peak / pipe if peak and pipe else None
     intensity = flops / moved
     document = {
-        "convention": {"flops": CONVENTION, "bytes": TRAFFIC, "minimum": MINIMUM, "elements": ELEMENTS},
+        "convention": {"flops": DONE, "bytes": TRAFFIC, "minimum": MINIMUM, "elements": ELEMENTS},
         "step_flops": flops,
         "step_bytes": moved,
         "minimum_step_bytes": least,
@@ -222,12 +218,7 @@ def computational_intensity(profile: dict) -> dict:
         "phases": phase_rows(table, work.minimum_by_phase()),
         "operators": table.sort_values("bytes", ascending=False).to_dict("records"),
     }
-    return with_reasons(document, "no memory was left to measure this device, and it is in no datasheet")
-
-
-def model_config(settings: dict) -> TinyLlamaConfig:
-    """The model of a run's config."""
-    return TinyLlamaConfig(**{name: value for name, value in settings["model"].items() if name != "parameters"})
+    return with_reasons(document, NO_PEAK)
 
 
 def bound_by_thresholds(intensity: float) -> str:
@@ -242,9 +233,11 @@ def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
     for name, row in sums.iterrows():
         calls, flops, elements, moved = (int(value) for value in row)
         intensity = (flops + elements) / moved
-        side = ridge and ("memory" if intensity < ridge else "compute")
-        parts = {"class": name, "calls": calls, "flops": flops, "element_operations": elements, "bytes": moved}
-        rows.append(parts | {"operations_per_byte": intensity, "side_of_ridge_point": side})
+        # The ridge is that of products in the precision in use; what does none is held against the bandwidth alone.
+        side = "memory" if not flops else ridge and ("memory" if intensity < ridge else "compute")
+        row = {"class": name, "calls": calls, "flops": flops, "element_operations": elements, "bytes": moved}
+        row |= {"operations_per_byte": intensity, "side_of_ridge_point": side}
+        rows.append(with_reasons(row, NO_PEAK))
     return rows
 
 

@@ -208,3 +208,18 @@ def test_a_backward_pass_on_another_thread_is_not_overhead(tmp_path):
     assert phases["backward"] == pytest.approx(0.64)
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
     assert analysis["verdict"]["shares"]["launch-bound"] == pytest.approx(0.1)  # the gaps, and the node's own 40 us
+
+
+def test_classes_of_operators_add_up_to_the_step(train, tmp_path):
+    assert train("--enable-pytorch-profiler", "--num-steps", "8", "--output-dir", "run")[0] == 0
+    analysis = json.loads((tmp_path / "run" / "operator_analysis.json").read_text())
+    classes = {row["class"]: row["ms_per_step"] for row in analysis["classes"]}
+    assert sum(classes.values()) == pytest.approx(analysis["attribution"]["ms_per_step"])
+    assert sum(row["share"] for row in analysis["classes"]) == pytest.approx(1)
+    phases = {row["phase"]: row["ms_per_step"] for row in analysis["phases"]}
+    assert 0 < classes["optimizer"] <= phases["optimizer"]
+    books = sum(row["self_cpu_us"] for row in analysis["operators"] if keeps_books_only(row["name"]))
+    assert classes["framework overhead"] >= 0.9 * books / 1e3 / analysis["attribution"]["steps"]
+    names = ("aten::mm", "aten::bmm", "aten::matmul", "aten::linear")
+    products = sum(row["self_cpu_us"] for row in analysis["operators"] if row["name"] in names)
+    assert classes["matrix product"] == pytest.approx(products / 1e3 / analysis["attribution"]["steps"], rel=0.1)

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 from conftest import SMALL_MODEL
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import run_deepspeed_flops
 import tiny_llama_v1 as tiny_llama
-from analysis.flops import PARTS
+from analysis.hardware import Ceiling
 from analysis.roofline import NO_TRACE, draw_roofline, roofline_lines
 
 
@@ -59,7 +60,6 @@ def test_one_run_tells_all(flops, documents, tmp_path):
     efficiency = profile["efficiency_metrics"]
     assert profile["performance_metrics"]["flops_per_sec"] == pytest.approx(rate)
     assert efficiency["mfu_percent"] == pytest.approx(100 * rate / efficiency["device_peak_flops"])
-    assert efficiency["mfu_percent"] <= 100
     assert efficiency["hfu_percent"] is None
     assert efficiency["hfu_percent_reason"]
     samples = arguments["batch_size"] / (profile["performance_metrics"]["avg_step_time_ms"] / 1e3)
@@ -125,15 +125,16 @@ def test_recomputation_counts_for_the_hardware_alone(flops, documents):
     code, out, _ = flops(*SMALL_MODEL, *flags, "--computational-intensity", "--generate-roofline")
     assert code == 0
     assert "Hardware utilization:" in out
-    profile, intensity, *_ = documents()
+    profile, intensity, roof, _ = documents()
     counts, efficiency = profile["flops_analysis"], profile["efficiency_metrics"]
     assert counts["reconciliation"]["agree"]
     assert 2 * counts["reconciliation"]["recomputed_flops"] == counts["recomputed_flops"] > 0
     ratio = 1 + counts["recomputed_flops"] / counts["step_flops"]
     assert efficiency["hfu_percent"] / efficiency["mfu_percent"] == pytest.approx(ratio)
-    done = sum(row["flops"] for row in intensity["classes"])
-    assert done == counts["step_flops"] + counts["recomputed_flops"]
-    assert intensity["step_flops"] == counts["step_flops"]
+    done = counts["step_flops"] + counts["recomputed_flops"]
+    assert sum(row["flops"] for row in intensity["classes"]) == sum(row["flops"] for row in intensity["phases"]) == done
+    assert intensity["step_flops"] == roof["step"]["operations"] == done
+    assert "recomputation counted" in intensity["convention"]["flops"]
 
 
 def test_a_given_peak_stands_first_and_others_beside(flops, documents):
@@ -152,6 +153,58 @@ def test_a_peak_that_is_none(flops, tmp_path, peak):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"{peak} is no peak; give auto, measured or a number of TFLOP/s" in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_ceiling_is_asked_for_what_was_reached(flops, documents, monkeypatch):
+    """A measurement below the model's own rate is none: no MFU of 100% or more by mistake."""
+    slow = Ceiling(1.0, "measured", "a bad moment")
+    monkeypatch.setattr("analysis.hardware.measured_flops", lambda *a: slow)
+    monkeypatch.setattr("analysis.hardware.read_cache", lambda file: {})
+    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "3")
+    assert code == 0
+    assert "Model FLOPS Utilization:  unknown" in out
+
+
+def test_all_profilers_without_deepspeed(flops, tmp_path, without):
+    without("deepspeed")
+    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "9", "--enable-all-profiling")
+    assert code == 0
+    assert "No count by DeepSpeed" in out
+    assert (tmp_path / "flops_analysis" / "memory_timeline.json").exists()
+
+
+def test_plotting_again_overwrites_no_other_run(flops, tmp_path):
+    flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "a")
+    flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "b", "--computational-intensity")
+    before = (tmp_path / "b" / "computational_intensity.json").read_bytes()
+    assert flops("--analyze-results", "a/flops_profile.json", "--generate-roofline", "--output-dir", "b")[0] == 0
+    (moved,) = (tmp_path / "b").glob("earlier_*/computational_intensity.json")
+    assert moved.read_bytes() == before
+
+
+def test_a_plot_that_cannot_be_written_costs_no_text(flops, tmp_path):
+    flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "a")
+    (tmp_path / "a" / ".roofline.png.partial").mkdir()
+    code, out, err = flops("--analyze-results", "a/flops_profile.json", "--generate-roofline")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "a/roofline.png" in err
+    assert "Roofline" in out
+
+
+def test_a_peak_beside_an_earlier_file(flops, tmp_path):
+    code, _, err = flops("--analyze-results", "x.json", "--peak", "3")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--peak" in err
+
+
+def test_a_trace_not_to_be_trusted_is_said_so(flops, documents, tmp_path):
+    flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline", "--output-dir", "a")
+    file = tmp_path / "a" / "operator_analysis.json"
+    trace = json.loads(file.read_text())
+    trace["integrity"] |= {"trustworthy": False, "problems": ["2 of 5 steps have no kernels"]}
+    file.write_text(json.dumps(trace))
+    _, out, _ = flops("--analyze-results", "a/flops_profile.json")
+    assert "NOT TO BE TRUSTED: 2 of 5 steps have no kernels" in out
 
 
 def test_an_earlier_run_printed_and_plotted_again(flops, documents, tmp_path):
@@ -194,7 +247,7 @@ def test_a_profile_alone_gives_the_step_and_says_what_it_cannot(flops, tmp_path)
         ("list.json", "[1, 2]", "no flops_profile.json of this workshop"),
         ("other.json", '{"schema_version": 1, "config": {}}', "no flops_profile.json of this workshop"),
         ("newer.json", '{"schema_version": 99}', "schema 99"),
-        ("hollow.json", json.dumps({"schema_version": 1} | {part: {} for part in PARTS}), "it has no config.arguments"),
+        ("hollow.json", json.dumps({"schema_version": 1, "flops_analysis": {}}), "another layout, or a damaged one"),
         ("odd.json", '{"schema_version": "1"}', "no flops_profile.json of this workshop"),
         ("nothing.json", None, "there is no such file"),
     ],
@@ -212,26 +265,52 @@ def test_a_device_of_which_nothing_is_known(flops, documents, monkeypatch):
     monkeypatch.setattr("analysis.hardware.measured_ceiling", lambda *a, **k: None)
     code, out, _ = flops(*SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline")
     assert code == 0
-    assert "unknown: the device is in no datasheet" in out
+    assert "unknown: no datasheet row for this device" in out
     profile, intensity, roof, _ = documents()
     assert profile["efficiency_metrics"]["mfu_percent"] is None
     assert profile["efficiency_metrics"]["mfu_percent_reason"]
     assert intensity["ridge_point_flops_per_byte"] is None
     assert intensity["ridge_point_flops_per_byte_reason"]
+    products = next(row for row in intensity["classes"] if row["class"] == "matrix product")
+    assert products["side_of_ridge_point"] is None
+    assert products["side_of_ridge_point_reason"]
     assert roof["step"]["share_of_roof"] is None
 
 
-def test_a_roofline_has_readable_labels_for_every_point(flops, documents):
+@pytest.mark.parametrize(
+    "peaks", [(989e12, 790e12, 4.8e12, 4.2e12), (1.8e11, 1.7e11, 3.1e10, 3e10), (1e9, 9e8, 3e10, 2e10)]
+)
+def test_a_roofline_has_readable_labels_for_every_point(flops, documents, peaks):
     flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline")
     roof = documents()[2]
-    both = roof | {
-        "roofs": {name: [one, one | {"kind": "datasheet"}] for name, (one, *_) in roof["roofs"].items()},
+    sheet, measured, wide, copied = peaks
+    roof["roofs"] = {
+        "compute": [
+            {"kind": "datasheet", "rate": sheet, "source": "a"},
+            {"kind": "measured", "rate": measured, "source": "b"},
+        ],
+        "bandwidth": [
+            {"kind": "datasheet", "rate": wide, "source": "c"},
+            {"kind": "measured", "rate": copied, "source": "d"},
+        ],
     }
-    above, below = draw_roofline(both).axes
+    roof["ridges"] = [{"operations_per_byte": sheet / wide}, {"operations_per_byte": measured / copied}]
+    figure = draw_roofline(roof)
+    above, below = figure.axes
     names = {row["name"] for row in roof["points"] if row["operations_per_sec"]}
     assert names <= {text.get_text() for text in above.texts}
     labels = [text.get_text() for text in above.get_legend().get_texts()]
     assert len(labels) == len(names) + 1
-    assert sum("datasheet" in text.get_text() for text in above.texts) == 2
     assert len(below.patches) == len(roof["points"])
-    assert any(line.startswith("step, no instruments") for line in roofline_lines(roof))
+    FigureCanvasAgg(figure).draw()
+    roofs = [text for text in above.texts if "datasheet" in text.get_text() or "measured" in text.get_text()]
+    assert len(roofs) == 4
+    inside = above.get_window_extent().expanded(1.001, 1.001)
+    for kind in ("B/s", "FLOP/s"):
+        pair = [text.get_window_extent() for text in roofs if text.get_text().split(",")[-2].endswith(kind)]
+        middles = [(box.x0 + box.width / 2, box.y0 + box.height / 2) for box in pair]
+        assert max(abs(a - b) for a, b in zip(*middles, strict=True)) > 10  # pixels: not over one another
+        assert all(inside.contains(*middle) for middle in middles)
+    points = [text.get_window_extent() for text in above.texts if text.get_text() in names]
+    assert not any(one.overlaps(other) for i, one in enumerate(points) for other in points[:i])
+    assert any(line.startswith("step ") for line in roofline_lines(roof))

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import tiny_llama_v1 as tiny_llama
+from analysis.rehearsal import rehearse
 from analysis.traffic import WorkCounter, bound_by_thresholds, step_work
 
 SMALL = tiny_llama.TinyLlamaConfig(100, 32, 2, 4, 2, 64, 16)
@@ -12,15 +13,19 @@ MM = 4 * (12 + 20 + 15)
 
 
 def moved(work) -> dict[str, int]:
-    """Bytes by operator and phase of what work() does."""
-    counter = WorkCounter()
-    with counter.phase("forward"):
+    """Bytes by operator of what work() does."""
+    with WorkCounter() as counter, tiny_llama.trace_range("forward"):
         work()
     return counter.table().set_index("operator")["bytes"].to_dict()
 
 
+def small_step(config=SMALL, on_gpu=False, **options) -> WorkCounter:
+    options = {"batch_size": 8, "seq_len": 16} | options
+    return step_work(config, tiny_llama.TrainingConfig(**options), on_gpu)
+
+
 def bytes_of(column="bytes", **options) -> dict[str, int]:
-    return step_work(SMALL, 8, 16, **options).table().groupby("operator")[column].sum().to_dict()
+    return small_step(**options).table().groupby("operator")[column].sum().to_dict()
 
 
 a, b, rows = torch.ones(3, 4), torch.ones(4, 5), torch.ones(50, 8)
@@ -54,7 +59,7 @@ def test_a_loss_reads_one_logit_of_each_token_and_its_gradient_none():
 
 
 def test_a_step():
-    fp32, bf16, split = bytes_of(), bytes_of(precision="bf16"), bytes_of(micro_steps=2)
+    fp32, bf16, split = bytes_of(), bytes_of(precision="bf16"), bytes_of(gradient_accumulation_steps=2)
     assert bf16["aten::mm"] == fp32["aten::mm"] / 2
     assert bf16["aten::_to_copy"] > fp32.get("aten::_to_copy", 0)
     assert split["aten::addcdiv_"] == fp32["aten::addcdiv_"]  # the optimizer steps once
@@ -65,9 +70,11 @@ def test_a_step():
     assert fp32["aten::mm"] == 3 * one_pass
 
 
-@pytest.mark.parametrize("options", [{}, {"micro_steps": 2}, {"precision": "bf16"}, {"recompute": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_accumulation_steps": 4}, {"precision": "bf16"}, {"activation_checkpointing": True}]
+)
 def test_products_are_those_of_the_formula(options):
-    expected = SMALL.step_flops(8, 16) + (SMALL.recomputed_flops(8, 16) if "recompute" in options else 0)
+    expected = SMALL.step_flops(8, 16) + (SMALL.recomputed_flops(8, 16) if "activation_checkpointing" in options else 0)
     assert sum(bytes_of("flops", **options).values()) == expected
 
 
@@ -79,26 +86,45 @@ def test_elements_are_counted_for_what_calculates_and_is_no_product():
 
 
 def test_lists_of_tensors_move_what_they_hold():
-    one_by_one, lists = (step_work(SMALL, 8, 16, foreach=foreach) for foreach in (False, True))
+    one_by_one, lists = (small_step(on_gpu=on_gpu) for on_gpu in (False, True))
+    calls = [work.table().groupby("class")["calls"].sum()["optimizer"] for work in (one_by_one, lists)]
+    assert calls[1] < calls[0] / 4
     sums = [work.table().groupby("class")["bytes"].sum() for work in (one_by_one, lists)]
     assert sums[1]["optimizer"] == pytest.approx(sums[0]["optimizer"], rel=1e-4)
     assert (sums[0].drop("optimizer") == sums[1].drop("optimizer")).all()
 
 
 def test_the_least_possible_is_what_the_step_finds_and_leaves():
-    work = step_work(SMALL, 8, 16)
+    work = small_step()
     tensors = len(list(tiny_llama.TinyLlamaModel(SMALL).parameters()))
     kept = 2 * 3 * 4 * SMALL.parameter_count() + 2 * 4 * tensors  # weights, two moments and step counts, there and back
-    found = 8 * 8 * 16 + 4 * 16 * 16 + 2 * 4 * 16 * 8  # tokens, mask, cosines and sines
+    found = 2 * 8 * 8 * 16 + 4 * 16 * 16 + 2 * 4 * 16 * 8  # tokens there and back, mask, cosines and sines
     assert work.minimum() == kept + found
     phases = work.minimum_by_phase()
     # Weights, gradients and two moments come in; all but the gradients go out.
     assert phases["optimizer"] == (4 + 3) * 4 * SMALL.parameter_count() + 2 * 4 * tensors
     table = work.table().groupby("phase")["bytes"].sum()
     assert all(phases[name] <= table[name] for name in phases)
-    again = step_work(SMALL, 8, 16, recompute=True)
+    again = small_step(activation_checkpointing=True)
     assert again.minimum() == work.minimum()
     assert again.minimum_by_phase()["forward"] < phases["forward"]  # what is computed again is not kept
+
+
+def test_micro_batches_are_alike_but_for_the_first():
+    """Two that are counted tell of any number: against a count of all."""
+    table = small_step(gradient_accumulation_steps=4).table().set_index(["phase", "operator"])["bytes"]
+    training = tiny_llama.TrainingConfig(batch_size=8, seq_len=16, gradient_accumulation_steps=4)
+    every = rehearse(SMALL, training, False, lambda *model: WorkCounter())
+    assert table.to_dict() == every.table().set_index(["phase", "operator"])["bytes"].to_dict()
+    assert small_step(gradient_accumulation_steps=4).minimum_by_phase() == every.minimum_by_phase()
+
+
+def test_no_phase_moves_less_than_it_must():
+    """Nor where a few rows of a large table are looked up."""
+    config = tiny_llama.TinyLlamaConfig(30_000, 32, 1, 2, 2, 64, 8)
+    work = small_step(config, batch_size=1, seq_len=8)
+    moved = work.table().groupby("phase")["bytes"].sum()
+    assert all(work.minimum_by_phase()[phase] <= moved[phase] for phase in ("forward", "backward", "optimizer"))
 
 
 @pytest.mark.parametrize(
