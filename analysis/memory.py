@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import re
 import time
 import weakref
 from dataclasses import asdict, dataclass
@@ -12,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from tiny_llama_v1 import MB, PHASES
+from tiny_llama_v1 import MB, PHASES, with_reasons
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "buffers")
+IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 @dataclass
@@ -24,7 +27,8 @@ class Allocation:
     bytes: int
     shape: list[int]
     dtype: str
-    where: str  # the part of the step that made it
+    where: str  # the part of the model that made it, or whose gradient it serves
+    phase: str | None  # of the step, None for what was there before
     category: str
     born: int
     died: int | None = None
@@ -36,7 +40,8 @@ class MemoryLedger(TorchDispatchMode):
     Every operator passes through here, forward and backward, so the figure is the bytes of live tensors; what an
     operator uses inside itself is not seen.  Gradients and optimizer state are told by identity, activations by
     outliving the forward pass that made them; the rest is temporary.  While it is entered it stands among
-    `range_observers`, the list through which trace_range() says which part of the step is running.
+    `range_observers`, the list through which trace_range() says which part of the step is running.  In the backward
+    pass autograd says which forward operator is being undone, by its sequence number, and so which part that is.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, range_observers: list):
@@ -44,23 +49,54 @@ class MemoryLedger(TorchDispatchMode):
         self.model, self.optimizer, self.step, self.range_observers = model, optimizer, step, range_observers
         self.allocations: list[Allocation] = []
         self.times_us: list[float] = []  # of the events
+        self.places: list[str] = []  # where each event happened
         self.phases: list[list] = []  # [name, first event, last event]
         self.finished = False
+        self.kept: list[Allocation] = []  # at the end of the last forward pass, for the backward one
+        self.allocator: dict[str, int] = {}  # a GPU's, when the most tensors were alive
+        self._device = next(model.parameters()).device
         self._live: dict[int, tuple[weakref.ref, Allocation]] = {}  # by address of the storage
+        self._live_bytes = self._most_bytes = 0
         self._stack = ["before the step"]
+        self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._sequence: list[int] = []  # autograd's next number whenever the range changed, and the range from there on
+        self._ranges: list[str] = []
 
     def _event(self) -> int:
         self.times_us.append(1e6 * (time.perf_counter() - self._started))
+        self.places.append(self._where())
+        if self._live_bytes > self._most_bytes:
+            self._most_bytes = self._live_bytes
+            if self._device.type == "cuda":
+                self.allocator = {
+                    "allocated_bytes": torch.cuda.memory_allocated(self._device),
+                    "reserved_bytes": torch.cuda.memory_reserved(self._device),
+                }
         return len(self.times_us) - 1
+
+    def _where(self) -> str:
+        """The innermost range; of the backward pass, the range or parameter that its node belongs to."""
+        node = torch._C._current_autograd_node() if self._stack[-1] == "backward" else None
+        if node is None:
+            return self._stack[-1]
+        if hasattr(node, "variable"):  # the gradient of a parameter is added up
+            return self._parameters.get(id(node.variable), "backward")
+        at = bisect.bisect(self._sequence, node._sequence_nr()) - 1
+        return self._ranges[at] if at >= 0 else "backward"
+
+    def _note_range(self) -> None:
+        self._sequence.append(torch.autograd._get_sequence_nr())
+        self._ranges.append(self._stack[-1])
 
     def _book(self, tensor: Tensor, category: str | None = None) -> Allocation:
         """The entry of a tensor's storage, made if it is new; a category given here is final."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._live:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            where = self._stack[-1]
-            entry = Allocation(storage.nbytes(), list(tensor.shape), dtype, where, "temporaries", self._event())
+            dtype, size = str(tensor.dtype).removeprefix("torch."), storage.nbytes()
+            self._live_bytes += size
+            born, phase = self._event(), next((name for name in reversed(self._stack) if name in PHASES), None)
+            entry = Allocation(size, list(tensor.shape), dtype, self.places[born], phase, "temporaries", born)
             self.allocations.append(entry)
             self._live[key] = (weakref.ref(storage, lambda _: self._forget(key)), entry)
         entry = self._live[key][1]
@@ -68,7 +104,9 @@ class MemoryLedger(TorchDispatchMode):
         return entry
 
     def _forget(self, key: int) -> None:
-        self._live.pop(key)[1].died = self._event()
+        entry = self._live.pop(key)[1]
+        self._live_bytes -= entry.bytes
+        entry.died = self._event()
 
     def _book_all(self, tensors, category: str) -> None:
         for tensor in tensors:
@@ -88,18 +126,21 @@ class MemoryLedger(TorchDispatchMode):
 
     def range_push(self, name: str) -> None:
         self._stack.append(name)
+        self._note_range()
         if name in PHASES:
             self.phases.append([name, self._event(), None])
 
     def range_pop(self) -> None:
+        if self._stack[-1] in PHASES:
+            self.phases[-1][2] = self._event()
         name = self._stack.pop()
-        if name not in PHASES:
-            return
-        self.phases[-1][2] = self._event()
+        self._note_range()
         if name == "forward":
-            for _, entry in self._live.values():
-                if entry.born > self.phases[-1][1] and entry.category == "temporaries":
-                    entry.category = "activations"
+            began = self.phases[-1][1]
+            made = [entry for _, entry in self._live.values() if entry.born > began]
+            self.kept = [entry for entry in made if entry.category == "temporaries"]
+            for entry in self.kept:
+                entry.category = "activations"
         elif name == "backward":
             self._book_all((p.grad for p in self.model.parameters() if p.grad is not None), "gradients")
         elif name == "optimizer":
@@ -111,7 +152,7 @@ class MemoryLedger(TorchDispatchMode):
         self._book_all(self.model.buffers(), "buffers")
         self._book_all(self._optimizer_state(), "optimizer")
         self._already_there = len(self.allocations)
-        self.times_us = [0.0]  # what was there before the step is there from the first event on
+        self.times_us, self.places = [0.0], self._stack[:1]  # what was there before is there from the first event on
         for entry in self.allocations:
             entry.born = 0
         self.range_observers.append(self)
@@ -122,16 +163,23 @@ class MemoryLedger(TorchDispatchMode):
         self.range_observers.remove(self)
         self._event()
         self._live.clear()  # what outlives the step is no event any more
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            self.allocator["device_used_bytes"] = total - free
         self.finished = True
 
-    def document(self) -> dict:
-        """memory_timeline.json: bytes by category over the step, by phase, and at the peak."""
+    def live_bytes(self) -> np.ndarray:
+        """[category, event]: bytes that live after each event of the step."""
         changes = np.zeros((len(CATEGORIES), len(self.times_us) + 1), dtype=np.int64)
         for a in self.allocations:
             row = changes[CATEGORIES.index(a.category)]
             row[a.born] += a.bytes
             row[-1 if a.died is None else a.died] -= a.bytes
-        live = changes[:, :-1].cumsum(axis=1)  # [category, event]
+        return changes[:, :-1].cumsum(axis=1)
+
+    def document(self) -> dict:
+        """memory_timeline.json: bytes by category over the step, by phase, and at the peak."""
+        live = self.live_bytes()
         total, durations = live.sum(axis=0), np.diff(self.times_us)
         peak = int(total.argmax())
         made = self.allocations[self._already_there :]
@@ -143,6 +191,8 @@ class MemoryLedger(TorchDispatchMode):
             "peak_bytes": int(total[peak]),
             "average_bytes": float(total[:-1] @ durations / durations.sum()),
             "allocations": len(made),
+            "kept_for_backward": kept_rows(self.kept),
+            **with_reasons({"allocator": self.allocator_rows(int(total[peak]))}, "no GPU in use"),
             "largest_tensor": asdict(max(made, key=lambda a: a.bytes)) if made else None,
             "phases": [
                 {
@@ -156,12 +206,51 @@ class MemoryLedger(TorchDispatchMode):
             "peak": {
                 "time_us": self.times_us[peak],
                 "phase": next((name for name, first, last in phases if first <= peak <= last), None),
+                "where": self.places[peak],
                 "bytes_by_category": dict(zip(CATEGORIES, live[:, peak].tolist(), strict=True)),
                 "largest_tensors": [asdict(a) for a in sorted(at_peak, key=lambda a: -a.bytes)[:10]],
             },
             "timeline": {"time_us": [round(t, 1) for t in self.times_us], "total_bytes": total.tolist()}
-            | {f"{category}_bytes": row.tolist() for category, row in zip(CATEGORIES, live, strict=True)},
+            | {f"{category}_bytes": row.tolist() for category, row in zip(CATEGORIES, live, strict=True)}
+            | {"layer": [layer_and_part(place)[0] for place in self.places]},
         }
+
+    def allocator_rows(self, tensors: int) -> list[dict] | None:
+        """From live tensors to what the driver reports, when the most of them were alive; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        allocated, reserved, used = (
+            self.allocator[name] for name in ("allocated_bytes", "reserved_bytes", "device_used_bytes")
+        )
+        return [
+            {"what": "live tensors", "bytes": tensors},
+            {"what": "rounding, library workspaces, what operators use inside", "bytes": allocated - tensors},
+            {"what": "reserved by the allocator and free (fragmentation)", "bytes": reserved - allocated},
+            {"what": "driver, context and other processes, at the end of the step", "bytes": used - reserved},
+        ]
+
+
+def layer_and_part(where: str) -> tuple[int | None, str]:
+    """(3, 'attention.scores') of layers.3.attention.scores; (None, 'lm_head') of lm_head."""
+    found = IN_LAYER.match(where)
+    return (int(found[1]), found[2]) if found else (None, where)
+
+
+def kept_rows(kept: list[Allocation]) -> list[dict]:
+    """Bytes that a forward pass keeps for the backward one, by component and layer."""
+    sums: dict[tuple, int] = {}
+    for entry in kept:
+        layer, component = layer_and_part(entry.where)
+        sums[component, layer] = sums.get((component, layer), 0) + entry.bytes
+    return [{"component": part, "layer": layer, "bytes": size} for (part, layer), size in sums.items()]
+
+
+def kept_by_component(memory: dict) -> dict[str, int]:
+    """The same over all layers."""
+    sums: dict[str, int] = {}
+    for row in memory["kept_for_backward"]:
+        sums[row["component"]] = sums.get(row["component"], 0) + row["bytes"]
+    return sums
 
 
 def memory_lines(memory: dict, summary: dict) -> list[str]:
@@ -182,14 +271,56 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
         f"Number of Allocations: {memory['allocations']}",
         f"Largest Tensor: {named}",
         f"A phase is given by its peak of {memory['source']}",
-        f"The peak of the step, {memory['peak_bytes'] / MB:.1f} MB, is in {peak['phase'] or 'no phase'}:",
-        *(f"  {category:<12}{size / MB:>10.1f} MB" for category, size in peak["bytes_by_category"].items()),
+        f"The peak of the step, {memory['peak_bytes'] / MB:.1f} MB, is in {place_of_peak(memory)}:",
+        *category_lines(memory),
+        "",
+        f"{'largest tensors at the peak':<58}{'dtype':>10}{'category':>14}{'MB':>10}",
+        *(
+            f"{tensor_name(row)[:57]:<58}{row['dtype']:>10}{row['category']:>14}{row['bytes'] / MB:>10.1f}"
+            for row in peak["largest_tensors"]
+        ),
+        *kept_lines(memory),
+        *(f"{row['what']:<70}{row['bytes'] / MB:>10.1f} MB" for row in memory["allocator"] or []),
     ]
+
+
+def place_of_peak(memory: dict) -> str:
+    """'backward of layers.3.attention.softmax'"""
+    phase, where = memory["peak"]["phase"], memory["peak"]["where"]
+    return f"{phase} of {where}" if phase and where != phase else where
+
+
+def category_lines(memory: dict) -> list[str]:
+    """Bytes at the peak by category, as measured and as predicted."""
+    predicted = memory["predicted"]
+    if predicted is None:
+        lines = [f"  {name:<12}{size / MB:>10.1f} MB" for name, size in memory["peak"]["bytes_by_category"].items()]
+        return [*lines, f"No prediction: {memory['predicted_reason']}"]
+    lines = [f"  {'':<12}{'measured':>10}{'predicted':>14}"]
+    for category, size in memory["peak"]["bytes_by_category"].items():
+        lines.append(f"  {category:<12}{size / MB:>10.1f} MB{predicted['bytes_by_category'][category] / MB:>11.1f} MB")
+    lines.append(f"  {'sum':<12}{memory['peak_bytes'] / MB:>10.1f} MB{predicted['peak_bytes'] / MB:>11.1f} MB")
+    return [*lines, f"The prediction is off by {predicted['error_percent']:+.2f}%"]
+
+
+def kept_lines(memory: dict) -> list[str]:
+    """What a forward pass keeps for the backward one, by component, as measured and by formula."""
+    if memory["predicted"] is None:
+        return []
+    titles = f"{'measured MB':>14}{'formula MB':>14}{'of it quadratic':>18}"
+    lines = ["", f"{'kept for the backward pass, all layers':<40}{titles}"]
+    rows = memory["predicted"]["kept_for_backward"]
+    for row in rows:
+        numbers = (row[name] / MB for name in ("bytes", "formula_bytes", "quadratic_bytes"))
+        lines.append(f"{row['component']:<40}{next(numbers):>14.2f}{next(numbers):>14.2f}{next(numbers):>18.2f}")
+    sums = [sum(row[name] for row in rows) / MB for name in ("bytes", "formula_bytes", "quadratic_bytes")]
+    return [*lines, f"{'sum':<40}{sums[0]:>14.2f}{sums[1]:>14.2f}{sums[2]:>18.2f}"]
 
 
 def tensor_name(row: dict) -> str:
     """'layers.0.attention scores [8, 8, 128, 128]' of a tensor made in the range layers.0.attention.scores."""
-    return f"{' '.join(row['where'].rsplit('.', 1))} {row['shape']}"
+    backward = "backward of " if row["phase"] == "backward" else ""
+    return f"{backward}{' '.join(row['where'].rsplit('.', 1))} {row['shape']}"
 
 
 def draw_memory_timeline(memory: dict):

@@ -1,0 +1,278 @@
+"""Will it fit, what will fill the memory, and how fast could a step be at best?  All before anything runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import numpy as np
+import torch
+
+from analysis.hardware import bandwidth_ceilings, compute_ceilings
+from analysis.memory import MemoryLedger, kept_by_component, place_of_peak, tensor_name
+from analysis.rehearsal import NotRehearsable, rehearse
+from tiny_llama_v1 import (
+    MB,
+    PRECISIONS,
+    TinyLlamaConfig,
+    TrainingConfig,
+    describe_environment,
+    host_memory,
+    range_observers,
+    total_memory,
+    with_reasons,
+)
+
+LONGEST = 2**31  # samples or tokens: no search goes further
+
+
+@functools.lru_cache(maxsize=8)
+def predicted_memory(config: TinyLlamaConfig, training: TrainingConfig, on_gpu: bool) -> MemoryLedger:
+    """The ledger of a step's tensors, as --profile-memory would write it, by rehearsal."""
+    config = replace(config, max_seq_len=training.seq_len)
+    return rehearse(config, training, on_gpu, lambda *model: MemoryLedger(*model, 1, range_observers))
+
+
+def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:
+    """The largest n for which no moment of a step needs more than capacity; live(n) are its live bytes by event.
+
+    The events of a step are the same whatever n is, from 2 on, and each storage is a polynomial in n of a degree
+    that is known, 1 or 2: so many rehearsals and one more tell all others exactly.  0 if not even one fits.
+    """
+    at = max(2, at)
+    known = [live(at + i).astype(object) for i in range(degree + 1)]  # Python's numbers, which have no largest
+    first = known[1] - known[0]
+    second = known[2] - 2 * known[1] + known[0] if degree == 2 else 0
+
+    def fits(n: int) -> bool:
+        k = n - at
+        return max(known[0] + k * first + (k * (k - 1) // 2) * second) <= capacity
+
+    if not fits(2):
+        return int(max(live(1)) <= capacity)
+    low, high = 2, 4
+    while high < LONGEST and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def largest_batch(config: TinyLlamaConfig, training: TrainingConfig, on_gpu: bool, capacity: int) -> int:
+    """Samples per step, a multiple of the micro-batches; 0 if not even one each fits."""
+    micro_steps = training.gradient_accumulation_steps
+
+    def live(n: int) -> np.ndarray:
+        return predicted_memory(config, replace(training, batch_size=n * micro_steps), on_gpu).live_bytes().sum(axis=0)
+
+    return micro_steps * largest_that_fits(live, training.batch_size // micro_steps, 1, capacity)
+
+
+def longest_sequence(config: TinyLlamaConfig, training: TrainingConfig, on_gpu: bool, capacity: int) -> int:
+    """Tokens per sample; 0 if not even one fits."""
+
+    def live(n: int) -> np.ndarray:
+        return predicted_memory(config, replace(training, seq_len=n), on_gpu).live_bytes().sum(axis=0)
+
+    return largest_that_fits(live, training.seq_len, 2, capacity)
+
+
+def least_bytes_of_a_step(config: TinyLlamaConfig, training: TrainingConfig) -> int:
+    """Bytes that a step must move if all that it makes and drops stays on the chip: weights and the optimizer's two
+    moments read and written, float32 at any precision, and the tokens read."""
+    return 3 * 2 * 4 * config.parameter_count() + 2 * 8 * training.batch_size * training.seq_len
+
+
+def kept_by_formula(config: TinyLlamaConfig, training: TrainingConfig) -> dict[str, tuple[int, int]]:
+    """Bytes that the forward pass of a micro-batch keeps for the backward one, by component over all layers: the part
+    that is linear in the tokens (and what does not grow with them), and the part that is quadratic in the sequence.
+
+    Under autocast the copies of weights and inputs in the narrow type are kept too.  With checkpointing the blocks keep
+    their output alone.
+    """
+    batch_size = training.batch_size // training.gradient_accumulation_steps
+    tokens, size = batch_size * training.seq_len, PRECISIONS[training.precision].itemsize
+    low = size < 4
+    d, f, kv = config.hidden_dim, config.intermediate_dim, config.kv_dim
+    wide, square = tokens * d, batch_size * config.n_heads * training.seq_len**2
+    norm = 4 * (wide + tokens + (0 if low else wide))
+    copies = low * size  # bytes for each element of a weight or input that is copied to the narrow type
+    # Keys and values are copied for the heads that share them, and where a product cannot read them transposed.  Of a
+    # single sample it can read them as they are, if each head has its own or all have the same.
+    values_stay = batch_size == 1 and config.n_kv_heads in (1, config.n_heads)
+    keys_stay = values_stay and not low
+    layer = {
+        "attention_norm": (norm, 0),
+        "attention.q_proj": (copies * (d * d + wide), 0),
+        "attention.k_proj": (copies * (d * kv + wide), 0),
+        "attention.v_proj": (copies * (d * kv + wide) + values_stay * size * tokens * kv, 0),
+        "attention.rope": (keys_stay * size * tokens * kv, 0),
+        "attention.scores": (size * wide * (2 - keys_stay), 0),
+        "attention.softmax": (0, 4 * square),
+        "attention.weighted_sum": ((2 - values_stay) * size * wide, copies * square),
+        "attention.o_proj": (copies * d * d, 0),
+        "attention_residual": (4 * wide, 0),
+        "mlp_norm": (norm, 0),
+        "mlp.gate_proj": (copies * (d * f + wide) + size * tokens * f, 0),
+        "mlp.up_proj": (copies * (d * f + wide) + size * tokens * f, 0),
+        "mlp.activation": (2 * size * tokens * f, 0),
+        "mlp.down_proj": (copies * d * f, 0),
+    }
+    if training.activation_checkpointing:
+        layer = {}
+    kept = {name: tuple(config.n_layers * part for part in parts) for name, parts in layer.items()}
+    kept["mlp_residual"] = (config.n_layers * 4 * wide, 0)
+    kept["embedding"], kept["norm"] = (4 * wide, 0), (norm, 0)
+    kept["lm_head"] = (copies * (config.vocab_size * d + wide), 0)
+    kept["loss"] = (4 * (tokens * config.vocab_size + 2), 0)
+    return {name: parts for name, parts in kept.items() if any(parts)}
+
+
+def library_workspaces(device: torch.device) -> int:
+    """Bytes that the libraries behind matrix products keep on a GPU, found by letting them do one, there and back."""
+    if device.type == "cpu":
+        return 0
+    before = torch.cuda.memory_allocated(device)
+    x = torch.ones(16, 16, device=device, requires_grad=True)
+    (x @ x).sum().backward()
+    del x
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device) - before
+
+
+def prediction(
+    config: TinyLlamaConfig,
+    training: TrainingConfig,
+    device: torch.device,
+    peak: str | float = "auto",
+    device_memory: int | None = None,
+) -> dict:
+    """prediction.json.  device_memory is that of another device, in bytes; without it, this one's, less what the
+    process takes without a model."""
+    on_gpu = device.type == "cuda"
+    memory = predicted_memory(config, training, on_gpu).document()
+    workspaces = library_workspaces(device)
+    categories = memory["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if on_gpu else {})
+    whole = memory["peak_bytes"] + workspaces
+    taken = 0 if device_memory or on_gpu else host_memory()[0]
+    capacity = (device_memory or total_memory(device)) - taken
+    room = capacity - workspaces
+    about = describe_environment(device)["device"]
+    flops = config.step_flops(training.batch_size, training.seq_len)
+    if training.activation_checkpointing:
+        flops += config.recomputed_flops(training.batch_size, training.seq_len)
+    least = least_bytes_of_a_step(config, training)
+    compute, bandwidth = compute_ceilings(about, training.precision, peak), bandwidth_ceilings(about, peak)
+    bounds = {
+        "compute_ms": 1e3 * flops / compute[0].rate if compute else None,
+        "compute_peak": compute[0].label if compute else None,
+        "bandwidth_ms": 1e3 * least / bandwidth[0].rate if bandwidth else None,
+        "bandwidth_peak": bandwidth[0].label if bandwidth else None,
+        "least_bytes": least,
+    }
+    known = [bounds[name] for name in ("compute_ms", "bandwidth_ms") if bounds[name] is not None]
+    formula = kept_by_formula(config, training)
+    document = {
+        "device": about,
+        "model": asdict(config),
+        "training": asdict(training),
+        "parameters": config.parameter_count(),
+        "forward_flops": config.forward_flops(training.batch_size, training.seq_len),
+        "step_flops": config.step_flops(training.batch_size, training.seq_len),
+        "peak_memory_mb": whole / MB,
+        "memory_by_category_mb": {name: size / MB for name, size in categories.items()},
+        "peak_where": place_of_peak(memory),
+        "largest_tensors": memory["peak"]["largest_tensors"],
+        "kept_for_backward": [
+            {"component": name, "mb": sum(parts) / MB, "quadratic_mb": parts[1] / MB}
+            for name, parts in sorted(formula.items(), key=lambda item: -sum(item[1]))
+        ],
+        "device_memory_mb": (device_memory or total_memory(device)) / MB,
+        "device_memory_source": "--device-memory" if device_memory else f"{about['name']}",
+        "taken_by_process_mb": taken / MB,
+        "fits": whole <= capacity,
+        "max_batch_size": largest_batch(config, training, on_gpu, room),
+        "max_seq_len": longest_sequence(config, training, on_gpu, room),
+        "step_time_lower_bound_ms": max(known, default=None),
+        "step_time_bounds": with_reasons(bounds, NO_PEAK),
+    }
+    return with_reasons(document, NO_PEAK)
+
+
+NO_PEAK = "no peak of this device is known"
+
+
+def prediction_lines(document: dict) -> list[str]:
+    """What a dry run prints."""
+    training, bounds = document["training"], document["step_time_bounds"]
+    shape = f"batch {training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
+    lines = [
+        "Prediction: nothing was allocated or trained",
+        f"{'Parameters:':<26}{document['parameters']:,}",
+        f"{'FLOPs per step:':<26}{document['step_flops']:,} ({shape})",
+        f"{'Peak memory:':<26}{document['peak_memory_mb']:,.1f} MB, in {document['peak_where']}",
+    ]
+    for name, size in document["memory_by_category_mb"].items():
+        lines.append(f"  {name:<24}{size:>14,.1f} MB{size / document['peak_memory_mb']:>8.1%}")
+    lines += ["", f"{'largest tensors at the peak':<58}{'dtype':>10}{'MB':>14}"]
+    for row in document["largest_tensors"][:5]:
+        lines.append(f"{tensor_name(row)[:57]:<58}{row['dtype']:>10}{row['bytes'] / MB:>14,.1f}")
+    lines += ["", f"{'kept for the backward pass, all layers':<58}{'MB':>24}{'of it quadratic in S':>24}"]
+    for row in document["kept_for_backward"]:
+        lines.append(f"{row['component']:<58}{row['mb']:>24,.1f}{row['quadratic_mb']:>24,.1f}")
+    has = f"{document['device_memory_mb']:,.0f} MB, {document['device_memory_source']}"
+    if document["taken_by_process_mb"]:
+        has += f", of which the process takes {document['taken_by_process_mb']:,.0f} MB without a model"
+    lines += [
+        "",
+        f"{'Fits:':<26}{'yes' if document['fits'] else 'NO'}: {has}",
+        f"{'Largest batch:':<26}{document['max_batch_size']:,} samples of {training['seq_len']:,} tokens",
+        f"{'Longest sequence:':<26}{document['max_seq_len']:,} tokens, {training['batch_size']:,} samples",
+    ]
+    if document["step_time_lower_bound_ms"] is None:
+        return [*lines, f"{'Least time of a step:':<26}unknown: {document['step_time_lower_bound_ms_reason']}"]
+    lines.append(f"{'Least time of a step:':<26}{document['step_time_lower_bound_ms']:,.2f} ms")
+    if bounds["compute_ms"] is not None:
+        lines.append(f"  {bounds['compute_ms']:,.2f} ms of products at the peak, {bounds['compute_peak']}")
+    if bounds["bandwidth_ms"] is not None:
+        moved = f"{bounds['least_bytes'] / MB:,.1f} MB that it cannot but move"
+        lines.append(f"  {bounds['bandwidth_ms']:,.2f} ms for the {moved}, {bounds['bandwidth_peak']}")
+    return lines
+
+
+def what_fits(document: dict) -> str:
+    """The prediction in a clause: what a step needs, what there is, what would fit."""
+    named = sorted(document["memory_by_category_mb"].items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {size:,.0f}" for name, size in named[:3])
+    batch, seq, now = document["max_batch_size"], document["max_seq_len"], document["training"]
+    fitting = [
+        *([f"--batch-size {batch}"] if 0 < batch < now["batch_size"] else []),
+        *([f"--seq-len {seq}"] if 0 < seq < now["seq_len"] else []),
+    ]
+    cure = f"lower to {' or '.join(fitting)}" if fitting else "lower --size"
+    room = document["device_memory_mb"] - document["taken_by_process_mb"]
+    needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
+    return f"{needs}, {document['device']['type']} has {room:,.0f} MB for it; {cure}"
+
+
+def beside_measured(memory: dict, config: TinyLlamaConfig, training: TrainingConfig, device: torch.device) -> dict:
+    """`predicted`: the peak of a step by prediction, for the ledger of a real one, and how far off it is."""
+    try:
+        predicted = predicted_memory(config, training, device.type == "cuda").document()
+    except NotRehearsable as error:
+        return with_reasons({"predicted": None}, str(error))
+    formula = {name: sum(parts) for name, parts in kept_by_formula(config, training).items()}
+    kept = kept_by_component(memory)
+    document = {
+        "peak_bytes": predicted["peak_bytes"],
+        "error_percent": 100 * (predicted["peak_bytes"] / memory["peak_bytes"] - 1),
+        "bytes_by_category": predicted["peak"]["bytes_by_category"],
+        "kept_for_backward": [
+            {"component": name, "bytes": kept.get(name, 0), "formula_bytes": formula.get(name, 0)}
+            | {"quadratic_bytes": kept_by_formula(config, training).get(name, (0, 0))[1]}
+            for name in sorted({*kept, *formula}, key=lambda name: -kept.get(name, 0))
+        ],
+    }
+    return {"predicted": document}
