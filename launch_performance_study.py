@@ -47,6 +47,8 @@ def main() -> None:
     tiny_llama_v1.say(*(f"{label + ':':<24}{value}" for label, value in rows.items()), "")
     started = time.monotonic()
     tiny_llama_v1.run_from_arguments(args)
+    if args.dry_run:
+        return
     if args.enable_profilers and tiny_llama_v1.is_first_rank():
         from analysis.report import write_report
 

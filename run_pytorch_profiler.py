@@ -48,7 +48,7 @@ def main() -> None:
     args.enable_pytorch_profiler = True
     folder = Path(args.output_dir or args.profile_dir or "./pytorch_profiles")
     tiny_llama_v1.run_from_arguments(args)
-    if tiny_llama_v1.is_first_rank():
+    if tiny_llama_v1.is_first_rank() and not args.dry_run:
         from analysis.profile import profile_lines
 
         analysis = json.loads((folder / "operator_analysis.json").read_text())

@@ -176,6 +176,7 @@ class ProfilerConfig:
     profile_operators: bool = flag(False, "print what the trace says; implies the profiler")
     gzip: bool = flag(False, "compress the trace")
     profile_memory: bool = flag(False, "count every tensor of one step", alias="--enable-memory-profiling")
+    memory_snapshot: bool = flag(False, "a GPU's allocation history of one step, for pytorch.org/memory_viz")
     enable_deepspeed_flops: bool = flag(False, "DeepSpeed's FLOPs profiler on one step")
     flops_profile_step: int = flag(10, "which step")
     peak: str | float = flag(
@@ -191,7 +192,7 @@ class ProfilerConfig:
 
     @property
     def enabled(self) -> bool:
-        return self.records_trace or self.profile_memory or self.enable_deepspeed_flops
+        return self.records_trace or self.profile_memory or self.memory_snapshot or self.enable_deepspeed_flops
 
 
 _SIZE_COLUMNS = "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps".split()
@@ -208,8 +209,8 @@ SIZE_ALIASES = {"med": "medium", "xl": "very_large", "verylarge": "very_large"}
 # What a run leaves in its folder, so that an earlier run can be moved out of the way whole.
 RUN_FILES = (
     "config.json performance_summary.json events.out.tfevents.* trace_step_*.json* operator_analysis*.json "
-    "memory_timeline.* flops_profile.* computational_intensity.json roofline* prediction.json report.html "
-    "training_output.log training_output.*.log"
+    "memory_timeline.* memory_snapshot_*.pickle memory_study.* prediction.json flops_profile.* "
+    "computational_intensity.json roofline* report.html training_output.log training_output.*.log"
 ).split()
 
 
@@ -648,12 +649,14 @@ class Plan:
     """Which steps carry an instrument.  No step carries two while there are others to choose from."""
 
     def __init__(self, num_steps: int, profiling: ProfilerConfig):
-        self.window = self.flops_step = self.memory_step = None  # the trace holds steps window[0] + 1 to window[1]
+        self.window = self.flops_step = self.memory_step = self.snapshot_step = (
+            None  # the trace holds steps window[0] + 1 to window[1]
+        )
         self.notes: list[str] = []
         if profiling.records_trace:
             asked = (profiling.warmup_steps, profiling.warmup_steps + profiling.profile_steps)
             last, length = min(asked[1], num_steps), profiling.profile_steps
-            if others := profiling.enable_deepspeed_flops + profiling.profile_memory:
+            if others := profiling.enable_deepspeed_flops + profiling.profile_memory + profiling.memory_snapshot:
                 # Left for the first step, one for each other instrument, the profiler's warm-up, two for the averages.
                 length = max(1, min(length, num_steps - others - 4))
             self.window = first, last = max(0, last - length), last
@@ -668,6 +671,8 @@ class Plan:
                 self.notes.append(f"FLOPs profile moved from step {asked} to {self.flops_step}: {why}")
         if profiling.profile_memory:
             self.memory_step = self._free_step(2, num_steps)
+        if profiling.memory_snapshot:
+            self.snapshot_step = self._free_step(2, num_steps)
 
     def _free_step(self, wanted: int, num_steps: int) -> int:
         """The step nearest to the wanted one that carries nothing yet; the first or a warm-up, else the last step."""
@@ -682,8 +687,9 @@ class Plan:
         """Why this step is no part of the averages, or None."""
         if self.window and self.window[0] < step <= self.window[1]:
             return "profiled"
-        if step in (self.flops_step, self.memory_step):
-            return "FLOPs counted" if step == self.flops_step else "memory counted"
+        counted = {self.flops_step: "FLOPs counted", self.memory_step: "memory counted", self.snapshot_step: "snapshot"}
+        if step in counted:
+            return counted[step]
         if step == 1:
             return "first"
         return "profiler warm-up" if self.window and step == self.window[0] else None
@@ -754,11 +760,15 @@ class Instruments:
     def __init__(self, plan: Plan, profiling, model, optimizer, device, report: Report, rank_suffix: str):
         self.plan, self.on_gpu, folder = plan, device.type == "cuda", report.trace_folder
         self.trace = TraceRecorder(profiling, plan.window, self.on_gpu, folder, rank_suffix) if plan.window else None
-        self.memory = self.flops = None
+        self.memory = self.flops = self.snapshot = None
         if plan.memory_step:
             from analysis.memory import MemoryLedger
 
             self.memory = MemoryLedger(model, optimizer, plan.memory_step, range_observers)
+        if plan.snapshot_step:
+            from analysis.memory import MemorySnapshot
+
+            self.snapshot = MemorySnapshot(report.folder if report.rank == 0 else None)
         if plan.flops_step:
             from analysis.counting import DeepSpeedCounter
 
@@ -776,13 +786,20 @@ class Instruments:
 
     @contextlib.contextmanager
     def step(self, step: int):
-        with self.memory if step == self.plan.memory_step else contextlib.nullcontext():
+        with (
+            self.memory if step == self.plan.memory_step else contextlib.nullcontext(),
+            self.snapshot if step == self.plan.snapshot_step else contextlib.nullcontext(),
+        ):
             yield
         if self.trace:
             self.trace.step()
 
+    @contextlib.contextmanager
     def forward(self, step: int):
-        return self.flops if step == self.plan.flops_step else contextlib.nullcontext()
+        with self.flops if step == self.plan.flops_step else contextlib.nullcontext():
+            yield
+        if step == self.plan.snapshot_step:
+            self.snapshot.after_forward()
 
 
 # ---- Training loop -------------------------------------------------------------------------------------------------
@@ -923,6 +940,11 @@ def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerCo
     """One run: check, announce, train, report.  What goes wrong is raised, and becomes one line in main()."""
     device = choose_device(training.device)
     check_precision(training.precision, device)
+    if profiling.memory_snapshot and device.type == "cpu":
+        raise UserError(
+            "--memory-snapshot: the history of allocations is that of a GPU's allocator; on a CPU --profile-memory "
+            "tells its tensors, and run_memory_study.sh how they grow"
+        )
     check_packages(training, profiling, device)
     set_numerics(training)
     text = None if training.data == "synthetic" else text_corpus(training.data, config.vocab_size, training.seq_len)
@@ -1005,6 +1027,7 @@ def check_packages(training: TrainingConfig, profiling: ProfilerConfig, device: 
     needs = (
         ("a run folder", bool(training.output_dir) or profiling.enabled, ["tensorboard"]),
         ("--profile-memory", profiling.profile_memory, ["analysis"]),
+        ("--memory-snapshot", profiling.memory_snapshot, ["analysis"]),
         ("--profile-operators", profiling.profile_operators, ["analysis", "orjson", "pandas"]),
         ("--enable-deepspeed-flops", profiling.enable_deepspeed_flops, ["analysis"]),
     )
@@ -1057,7 +1080,7 @@ def prepare_folder(folder: Path) -> None:
         config = folder / "config.json"
         if config.exists() and b'"schema_version"' not in config.read_bytes():
             raise UserError(f"{config} is of no run of this script; give another folder")
-        patterns = RUN_FILES if config.exists() else ["trace_step_*.json*"]
+        patterns = RUN_FILES if config.exists() else ["trace_step_*.json*", "prediction.json"]
         earlier = [f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() != log]
         if earlier:
             stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime("%Y%m%d_%H%M%S")
@@ -1189,7 +1212,7 @@ class Report:
     def announce(self) -> None:
         t, c, p, plan = self.training, self.config, self.profiling, self.plan
         mode = " (Profiling Enabled)" if p.records_trace or p.enable_deepspeed_flops else ""
-        mode = mode or (" (Memory Profiling)" if p.profile_memory else "")
+        mode = mode or (" (Memory Profiling)" if p.profile_memory or p.memory_snapshot else "")
         say(RULE, f"Tiny LLaMA V1 - PyTorch Baseline{mode}", RULE, "Configuration:")
         rows = {"Batch Size": t.batch_size, "Sequence Length": t.seq_len, "Number of Steps": t.num_steps}
         rows |= {"Hidden Dim": c.hidden_dim, "Num Layers": c.n_layers, "Num Heads": c.n_heads}

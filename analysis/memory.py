@@ -7,6 +7,7 @@ import re
 import time
 import weakref
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +18,14 @@ from torch.utils._pytree import tree_iter
 from tiny_llama_v1 import MB, PHASES, with_reasons
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "buffers")
+COLOURS = {
+    "parameters": "#4e79a7",
+    "optimizer": "#a0cbe8",
+    "buffers": "#bab0ac",
+    "gradients": "#f28e2b",
+    "activations": "#59a14f",
+    "temporaries": "#e15759",
+}
 IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
@@ -230,6 +239,38 @@ class MemoryLedger(TorchDispatchMode):
         ]
 
 
+class MemorySnapshot:
+    """torch.cuda's history of allocations over one step: pickles for pytorch.org/memory_viz, of the first forward pass
+    and of the whole step.  The page that torch writes from one fetches its viewer from the internet: none is written.
+    """
+
+    ENTRIES = 1_000_000  # of the history; the oldest go first
+
+    def __init__(self, folder: Path | None):
+        self.folder, self.written = folder, []
+
+    def __enter__(self) -> MemorySnapshot:
+        torch.cuda.memory._record_memory_history(max_entries=self.ENTRIES, stacks="python")
+        return self
+
+    def after_forward(self) -> None:
+        if not self.written:  # of the first micro-batch
+            self._dump("forward")
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            if error is None:
+                self._dump("step")
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _dump(self, what: str) -> None:
+        if self.folder:
+            path = self.folder / f"memory_snapshot_{what}.pickle"
+            torch.cuda.memory._dump_snapshot(str(path))
+            self.written.append(path)
+
+
 def layer_and_part(where: str) -> tuple[int | None, str]:
     """(3, 'attention.scores') of layers.3.attention.scores; (None, 'lm_head') of lm_head."""
     found = IN_LAYER.match(where)
@@ -327,33 +368,40 @@ def draw_memory_timeline(memory: dict):
     """The figure of memory_timeline.png: live bytes by category over the step, phases and the peak marked."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
-    colours = {
-        "parameters": "#4e79a7",
-        "optimizer": "#a0cbe8",
-        "buffers": "#bab0ac",
-        "gradients": "#f28e2b",
-        "activations": "#59a14f",
-        "temporaries": "#e15759",
-    }
     timeline = memory["timeline"]
     events = range(len(timeline["time_us"]))  # the ledger distorts time, so the axis counts what came and went
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.subplots()
-    layers = [np.asarray(timeline[f"{category}_bytes"]) / MB for category in colours]
-    axes.stackplot(events, layers, labels=colours, colors=colours.values(), step="post")
+    layers = [np.asarray(timeline[f"{category}_bytes"]) / MB for category in COLOURS]
+    axes.stackplot(events, layers, labels=COLOURS, colors=COLOURS.values(), step="post")
+    mark_layers(axes, timeline["layer"])
     times = np.asarray(timeline["time_us"])
     top = memory["peak_bytes"] / MB
     for row in memory["phases"]:
         first, last = np.searchsorted(times, (row["start_us"], row["end_us"]))
         axes.axvline(first, color="black", linewidth=0.6, linestyle=":")
         if last - first > len(times) / 40:
-            axes.text((first + last) / 2, 1.12 * top, row["name"], ha="center", va="center")
+            axes.text((first + last) / 2, 1.165 * top, row["name"], ha="center", va="center")
     peak_event = int(np.argmax(timeline["total_bytes"]))
-    text = f"peak {top:.1f} MB in {memory['peak']['phase']}"
+    text = f"peak {top:.1f} MB in {place_of_peak(memory)}"
     axes.annotate(text, (peak_event, top), (0, 12), textcoords="offset points", ha="center")
     axes.plot(peak_event, top, "kv", markersize=5)
-    axes.set(xlim=(0, len(times) - 1), ylim=(0, 1.2 * top), ylabel="live tensors (MB)")
+    axes.set(xlim=(0, len(times) - 1), ylim=(0, 1.27 * top), ylabel="live tensors (MB)")
     axes.set_xlabel(f"allocations and frees of step {memory['step']}, in order")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False)
     axes.set_title("Memory of one training step")
     return figure
+
+
+def mark_layers(axes, layers: list[int | None]) -> None:
+    """A stripe along the top: which layer was at work, its number where there is room."""
+    place, top = axes.get_xaxis_transform(), {"ymin": 0.955, "ymax": 1.0, "linewidth": 0}
+    changes = [i for i in range(1, len(layers)) if layers[i] != layers[i - 1]]
+    for first, last in zip([0, *changes], [*changes, len(layers)], strict=True):
+        layer = layers[first]
+        if layer is not None:
+            axes.axvspan(first, last, color="#6b7480" if layer % 2 else "#aab2bc", **top)
+            if last - first > len(layers) / 60:
+                middle = ((first + last) / 2, 0.975)
+                axes.text(*middle, f"{layer}", transform=place, ha="center", va="center", fontsize=7, color="white")
+    axes.text(-0.008, 0.975, "layer", transform=axes.transAxes, ha="right", va="center", fontsize=7)

@@ -130,6 +130,14 @@ def kept_by_formula(config: TinyLlamaConfig, training: TrainingConfig) -> dict[s
     return {name: parts for name, parts in kept.items() if any(parts)}
 
 
+def attention_bytes(batch_size: int, seq_len: int, d_head: int, size: int = 4) -> dict[str, int]:
+    """Bytes alive when the backward pass of eager attention alone begins: softmax(q k' / sqrt(d)) v, one head, in a
+    type of so many bytes.  Of the S x S matrices only the softmax's output is kept."""
+    wide = batch_size * seq_len * d_head * size
+    names = ("query", "key", "value", "output", "upstream gradient")
+    return dict.fromkeys(names, wide) | {"softmax output": batch_size * seq_len**2 * size}
+
+
 def library_workspaces(device: torch.device) -> int:
     """Bytes that the libraries behind matrix products keep on a GPU, found by letting them do one, there and back."""
     if device.type == "cpu":

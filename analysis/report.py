@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from analysis.documents import png, read_document, write_whole
 from analysis.figures import profile_figures, steps_figure
-from analysis.memory import draw_memory_timeline
+from analysis.memory import draw_memory_timeline, place_of_peak, tensor_name
 from analysis.operators import quantity
 from analysis.roofline import draw_roofline
 from tiny_llama_v1 import MB, UserError
@@ -80,6 +80,7 @@ def render(analysis: dict, analyses: list, documents: dict, images: dict[str, st
         "ms": lambda value, digits=3: "-" if value is None else f"{value:,.{digits}f}",
         "percent": lambda value: f"{value:.1%}",
         "quantity": quantity,
+        "tensor_name": tensor_name,
         "count": lambda value: "-" if value is None else f"{value:,}",
     }
     template = environment.get_template("report_template.html")
@@ -93,6 +94,7 @@ def render(analysis: dict, analyses: list, documents: dict, images: dict[str, st
         intensity=documents["intensity"],
         roofline=documents["roofline"],
         memory=memory_facts(documents["memory"]),
+        ledger=documents["memory"],
         top=TOP,
         on_gpu=bool(analysis and analysis["kernels"]),
         phases=[row["phase"] for row in analysis["phases"]] if analysis else [],
@@ -187,9 +189,14 @@ def flops_facts(documents: dict) -> list[tuple[str, str]]:
 def memory_facts(memory: dict | None) -> list[tuple[str, str]]:
     if memory is None:
         return []
-    peak = memory["peak"]
-    rows = [("Peak", f"{memory['peak_bytes'] / MB:.1f} MB in {peak['phase']}: {memory['source']}")]
-    return rows + [(name, f"{size / MB:.1f} MB at the peak") for name, size in peak["bytes_by_category"].items()]
+    rows = [("Peak", f"{memory['peak_bytes'] / MB:.1f} MB in {place_of_peak(memory)}: {memory['source']}")]
+    if predicted := memory["predicted"]:
+        error = f"{predicted['error_percent']:+.2f}%"
+        rows.append(("Predicted", f"{predicted['peak_bytes'] / MB:.1f} MB before the run, off by {error}"))
+    else:
+        rows.append(("Predicted", f"no: {memory['predicted_reason']}"))
+    rows += [(name, f"{size / MB:.1f} MB at the peak") for name, size in memory["peak"]["bytes_by_category"].items()]
+    return rows + [(row["what"], f"{row['bytes'] / MB:.1f} MB") for row in memory["allocator"] or []]
 
 
 def to_tensorboard(folder: Path, analysis: dict | None, figures: dict[str, Figure]) -> list[Path]:

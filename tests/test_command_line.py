@@ -17,9 +17,8 @@ FLAGS = {  # every flag that users rely on; a change here is a change of what wa
     "--n-heads --num-heads --n-kv-heads --intermediate-dim --size --data --seed --deterministic "
     "--gradient-accumulation-steps --precision --activation-checkpointing --use-amp --enable-pytorch-profiler "
     "--profile-dir --profile-steps --warmup-steps --profile-memory --enable-memory-profiling --profile-stacks "
-    "--profile-operators --gzip --enable-deepspeed-flops --flops-profile-step --peak --enable-all-profiling "
-    "--output-dir --log-interval --validate-setup "
-    "--dry-run --device-memory --force"
+    "--profile-operators --gzip --memory-snapshot --enable-deepspeed-flops --flops-profile-step --peak "
+    "--enable-all-profiling --output-dir --log-interval --validate-setup --dry-run --device-memory --force"
 }
 
 

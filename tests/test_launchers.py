@@ -97,6 +97,30 @@ def test_traces_that_are_there(tmp_path):
     assert names == {"operator_analysis.json", "report.html", "training_output.log"}
 
 
+def test_memory_study(tmp_path):
+    model = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --num-steps 2".split()
+    code, out = launch("run_memory_study.sh", *model, "--batch-sizes", "2", "--seq-lens", "8", "16", cwd=tmp_path)
+    assert code == 0, out
+    folder = only_folder(tmp_path, "memory_study_*")
+    assert len(json.loads((folder / "memory_study.json").read_text())["rows"]) == 2
+    assert (folder / "training_output.log").read_text() == out
+
+
+def test_a_launcher_predicts(tmp_path):
+    code, out = launch("run_baseline.sh", *TRIVIAL, "--dry-run", "--peak", "1", cwd=tmp_path)
+    assert code == 0, out
+    folder = only_folder(tmp_path, "baseline_results_*")
+    assert {path.name for path in folder.iterdir()} == {"prediction.json", "training_output.log"}
+
+
+def test_a_size_that_no_machine_has_room_for(tmp_path):
+    flags = ("very_large", "--batch-size", "64", "--peak", "1")
+    code, out = launch("launch_performance_study.sh", *flags, cwd=tmp_path)
+    assert code == 1
+    assert "Step 1/" not in out
+    assert re.search(r"out of memory: a step needs [\d,]+ MB .* has [\d,]+ MB for it; lower .*--force", out)
+
+
 def test_deepspeed_flops(tmp_path):
     code, out = launch("run_deepspeed_flops.sh", *TRIVIAL, "--num-steps", "5", cwd=tmp_path)
     assert code == 0, out

@@ -1,0 +1,123 @@
+"""Memory over batch sizes and sequence lengths: runs, fit, factors, and rows that have no figure."""
+
+import json
+import sys
+
+import pytest
+from conftest import PROJECT, finish, start
+
+from analysis.memory_study import fit, shares, study_document, study_lines
+
+MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --num-steps 3".split()
+
+
+def row(batch_size, seq_len, peak, status="ok", phase="backward"):
+    known = dict.fromkeys(("peak_bytes", "bytes_per_token", "tokens_per_sec"))
+    if status == "ok":
+        known = {"peak_bytes": peak, "bytes_per_token": peak / (batch_size * seq_len), "tokens_per_sec": 1000.0}
+    shape = {
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "status": status,
+        "reason": None if status == "ok" else "why",
+    }
+    return shape | known | {"peak_phase": phase, "predicted_bytes": peak}
+
+
+def exact(batch_size, seq_len):
+    return 1000 + batch_size * (7 * seq_len + 3 * seq_len**2)
+
+
+def test_a_fit_finds_what_the_rows_were_made_of():
+    rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16, 32)]
+    rows += [row(1, 4, 5000, phase="optimizer"), row(64, 64, None, status="failed")]
+    found = fit(rows)
+    assert [found[f"{term}_bytes"] for term in ("constant", "linear", "quadratic")] == pytest.approx([1000, 7, 3])
+    assert found["rows"] == 6
+    assert found["largest_error_percent"] < 1e-6
+    parts = shares(found, 4, 32)
+    assert sum(parts.values()) == pytest.approx(1)
+    assert parts["quadratic"] == pytest.approx(3 * 4 * 32**2 / exact(4, 32))
+
+
+@pytest.mark.parametrize("pairs", [[], [(2, 8), (4, 8), (8, 8)], [(2, 8), (2, 16)]])
+def test_too_few_rows_are_no_fit(pairs):
+    document = study_document([row(b, s, exact(b, s)) for b, s in pairs], {}, {})
+    assert document["fit"]["rows"] is None
+    assert "three runs" in document["fit"]["rows_reason"]
+    assert any(line.startswith("No fit") for line in study_lines(document))
+
+
+def test_factors_between_neighbours():
+    rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16)] + [row(8, 8, None, status="would not fit")]
+    rows.append(row(8, 16, None, status="failed"))
+    document = study_document(rows, {}, {})
+    factors = {(f["grows"], *f["from"].values(), *f["to"].values()): f["memory_factor"] for f in document["factors"]}
+    assert factors["batch", 2, 8, 4, 8] == pytest.approx(exact(4, 8) / exact(2, 8))
+    assert factors["sequence", 2, 8, 2, 16] == pytest.approx(exact(2, 16) / exact(2, 8))
+    assert factors["batch", 4, 8, 8, 8] is None
+    text = "\n".join(study_lines(document))
+    assert "would not fit: why" in text
+    assert "failed: why" in text
+
+
+def study(folder, *flags):
+    command = [sys.executable, str(PROJECT / "run_memory_study.py"), *MODEL, *flags]
+    return finish(start(*command, cwd=folder), timeout=300)
+
+
+def test_a_study(tmp_path):
+    code, out = study(tmp_path, "--batch-sizes", "2", "4", "--seq-lens", "32", "64", "--output-dir", "study")
+    assert code == 0, out
+    assert "[4/4] batch 4 x 64 tokens:" in out
+    document = json.loads((tmp_path / "study" / "memory_study.json").read_text())
+    assert [(r["batch_size"], r["seq_len"], r["status"]) for r in document["rows"]] == [
+        (b, s, "ok") for s in (32, 64) for b in (2, 4)
+    ]
+    for one in document["rows"]:
+        assert one["predicted_bytes"] == one["peak_bytes"]
+        summary = json.loads((tmp_path / "study" / one["folder"] / "performance_summary.json").read_text())
+        assert summary["config"]["model"]["hidden_dim"] == 32
+        assert list((tmp_path / "study" / one["folder"]).glob("events.out.tfevents.*"))
+    assert document["fit"]["largest_error_percent"] < 2
+    assert (tmp_path / "study" / "memory_study.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "study" / "config.json").exists()
+
+
+def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("x" * 40)
+    flags = ("--vocab-size", "256", "--data", str(text), "--batch-sizes", "2", "--seq-lens", "16", "64")
+    code, out = study(tmp_path, *flags, "--output-dir", "study")
+    assert code == 1
+    assert "1 of 2 runs failed" in out
+    rows = json.loads((tmp_path / "study" / "memory_study.json").read_text())["rows"]
+    assert [one["status"] for one in rows] == ["ok", "failed"]
+    assert "40 bytes are less than one sample" in rows[1]["reason"]
+    assert rows[1]["peak_bytes"] is None
+    assert rows[1]["peak_bytes_reason"]
+
+
+def test_what_would_not_fit_is_not_run(tmp_path):
+    flags = ("--batch-sizes", "2", "1000000", "--seq-lens", "1024", "--dry-run")
+    code, out = study(tmp_path, *flags, "--output-dir", "study")
+    assert code == 0, out
+    rows = json.loads((tmp_path / "study" / "memory_study.json").read_text())["rows"]
+    assert [one["status"] for one in rows] == ["predicted", "would not fit"]
+    assert "--force runs it" in rows[1]["reason"]
+    assert rows[1]["predicted_bytes"] > 10**12
+    assert not list((tmp_path / "study").glob("bs*"))
+
+
+@pytest.mark.parametrize("flags", ["--batch-sizes 0", "--seq-lens x", "--batch-size 4", "--seq-len 8", "--batch-sizes"])
+def test_wrong_flags(tmp_path, flags):
+    code, out = study(tmp_path, *flags.split())
+    assert (code, out.count("\n")) == (2, 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    code, out = study(tmp_path, "--output-dir", "file/study")
+    assert (code, out.count("\n")) == (1, 1)
+    assert "cannot write to folder file/study" in out
