@@ -898,9 +898,9 @@ def check_memory(config: TinyLlamaConfig, training: TrainingConfig, device: torc
     if training.force or needed < total_memory(device) / 8:
         return
     if importlib.util.find_spec("analysis"):
-        from analysis.prediction import prediction, what_fits
+        from analysis.prediction import memory_prediction, what_fits
 
-        document = prediction(config, training, device)
+        document = memory_prediction(config, training, device)
         if not document["fits"]:
             raise UserError(f"out of memory: {what_fits(document)}; --force trains all the same")
     elif needed > total_memory(device):
@@ -1302,10 +1302,10 @@ class Report:
         """Out of memory: the same error with what the prediction says beside it; others as they are."""
         if not out_of_memory(error) or not importlib.util.find_spec("analysis"):
             return error
-        from analysis.prediction import NotRehearsable, prediction, what_fits
+        from analysis.prediction import NotRehearsable, memory_prediction, what_fits
 
         with contextlib.suppress(NotRehearsable):
-            predicted = what_fits(prediction(self.config, self.training, self.device))
+            predicted = what_fits(memory_prediction(self.config, self.training, self.device, after_failure=True))
             return UserError(f"{explain(error)[0]}; by prediction {predicted}")
         return error
 

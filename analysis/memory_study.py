@@ -47,10 +47,17 @@ def study(args, folder: Path) -> None:
     environment = describe_environment(device)
     settings = {"model": config.__dict__ | {"parameters": config.parameter_count()}, "arguments": training.__dict__}
     write_json(folder / "config.json", settings | {"environment": environment})
-    rows = run_study(folder, config, training, device, args.batch_sizes, args.seq_lens, given_flags(args), args.dry_run)
-    document = study_document(rows, settings, environment)
+    flags, rows = given_flags(args), []
+    pairs = [(batch_size, seq_len) for seq_len in args.seq_lens for batch_size in args.batch_sizes]
+    for batch_size, seq_len in pairs:
+        one = replace(training, batch_size=batch_size, seq_len=seq_len)
+        row = study_row(folder, config, one, device, flags, args.dry_run)
+        rows.append(row)
+        outcome = f"{row['peak_bytes'] / MB:,.1f} MB" if row["status"] == "ok" else row["status"]
+        say(f"[{len(rows)}/{len(pairs)}] batch {batch_size} x {seq_len} tokens: {outcome}")
+        document = study_document(rows, settings, environment)
+        write_json(folder / "memory_study.json", document)  # after each run: an interrupted study keeps what it has
     say("", *study_lines(document))
-    write_json(folder / "memory_study.json", document)
     files = ["memory_study.json"]
     if any(row["status"] == "ok" for row in rows):
         from torch.utils.tensorboard import SummaryWriter
@@ -76,28 +83,6 @@ def given_flags(args) -> list[str]:
     return flags
 
 
-def run_study(
-    folder: Path,
-    config: TinyLlamaConfig,
-    training: TrainingConfig,
-    device: torch.device,
-    batch_sizes: list[int],
-    seq_lens: list[int],
-    flags: list[str],
-    dry: bool,
-) -> list[dict]:
-    """A row for each pair: predicted first, then run in a process of its own if it fits, into a folder of its own."""
-    pairs = [(batch_size, seq_len) for seq_len in seq_lens for batch_size in batch_sizes]
-    rows = []
-    for number, (batch_size, seq_len) in enumerate(pairs, 1):
-        one = replace(training, batch_size=batch_size, seq_len=seq_len)
-        row = study_row(folder, config, one, device, flags, dry)
-        rows.append(row)
-        outcome = f"{row['peak_bytes'] / MB:,.1f} MB" if row["status"] == "ok" else row["status"]
-        say(f"[{number}/{len(pairs)}] batch {batch_size} x {seq_len} tokens: {outcome}")
-    return rows
-
-
 def study_row(
     folder: Path,
     config: TinyLlamaConfig,
@@ -106,6 +91,7 @@ def study_row(
     flags: list[str],
     dry: bool,
 ) -> dict:
+    """One pair: predicted first, then run in a process of its own if it fits, into a folder of its own."""
     batch_size, seq_len = training.batch_size, training.seq_len
     row = {"batch_size": batch_size, "seq_len": seq_len, "status": "ok", "reason": None, "predicted_bytes": None}
     try:

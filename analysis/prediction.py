@@ -150,45 +150,31 @@ def library_workspaces(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) - before
 
 
-def prediction(
+def memory_prediction(
     config: TinyLlamaConfig,
     training: TrainingConfig,
     device: torch.device,
-    peak: str | float = "auto",
     device_memory: int | None = None,
+    after_failure: bool = False,
 ) -> dict:
-    """prediction.json.  device_memory is that of another device, in bytes; without it, this one's, less what the
-    process takes without a model."""
+    """What fills the memory of a step, and what would fit.
+
+    device_memory is that of another device, in bytes; without it, this one's, less what the process takes without a
+    model.  after_failure: memory is full now, so neither that nor the libraries' workspaces can be found out.
+    """
     on_gpu = device.type == "cuda"
     memory = predicted_memory(config, training, on_gpu).document()
-    workspaces = library_workspaces(device)
-    categories = memory["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if on_gpu else {})
+    workspaces = 0 if after_failure else library_workspaces(device)
+    categories = memory["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if workspaces else {})
     whole = memory["peak_bytes"] + workspaces
-    taken = 0 if device_memory or on_gpu else host_memory()[0]
+    taken = 0 if device_memory or on_gpu or after_failure else host_memory()[0]
     capacity = (device_memory or total_memory(device)) - taken
-    room = capacity - workspaces
     about = describe_environment(device)["device"]
-    flops = config.step_flops(training.batch_size, training.seq_len)
-    if training.activation_checkpointing:
-        flops += config.recomputed_flops(training.batch_size, training.seq_len)
-    least = least_bytes_of_a_step(config, training)
-    compute, bandwidth = compute_ceilings(about, training.precision, peak), bandwidth_ceilings(about, peak)
-    bounds = {
-        "compute_ms": 1e3 * flops / compute[0].rate if compute else None,
-        "compute_peak": compute[0].label if compute else None,
-        "bandwidth_ms": 1e3 * least / bandwidth[0].rate if bandwidth else None,
-        "bandwidth_peak": bandwidth[0].label if bandwidth else None,
-        "least_bytes": least,
-    }
-    known = [bounds[name] for name in ("compute_ms", "bandwidth_ms") if bounds[name] is not None]
     formula = kept_by_formula(config, training)
-    document = {
+    return {
         "device": about,
         "model": asdict(config),
         "training": asdict(training),
-        "parameters": config.parameter_count(),
-        "forward_flops": config.forward_flops(training.batch_size, training.seq_len),
-        "step_flops": config.step_flops(training.batch_size, training.seq_len),
         "peak_memory_mb": whole / MB,
         "memory_by_category_mb": {name: size / MB for name, size in categories.items()},
         "peak_where": place_of_peak(memory),
@@ -198,15 +184,49 @@ def prediction(
             for name, parts in sorted(formula.items(), key=lambda item: -sum(item[1]))
         ],
         "device_memory_mb": (device_memory or total_memory(device)) / MB,
-        "device_memory_source": "--device-memory" if device_memory else f"{about['name']}",
+        "device_memory_source": "--device-memory" if device_memory else about["name"],
         "taken_by_process_mb": taken / MB,
         "fits": whole <= capacity,
-        "max_batch_size": largest_batch(config, training, on_gpu, room),
-        "max_seq_len": longest_sequence(config, training, on_gpu, room),
-        "step_time_lower_bound_ms": max(known, default=None),
-        "step_time_bounds": with_reasons(bounds, NO_PEAK),
+        "max_batch_size": largest_batch(config, training, on_gpu, capacity - workspaces),
+        "max_seq_len": longest_sequence(config, training, on_gpu, capacity - workspaces),
     }
-    return with_reasons(document, NO_PEAK)
+
+
+def time_bounds(config: TinyLlamaConfig, training: TrainingConfig, device: dict, peak: str | float) -> dict:
+    """The least time that a step can take, by arithmetic and by bandwidth, in ms."""
+    flops = config.step_flops(training.batch_size, training.seq_len)
+    if training.activation_checkpointing:
+        flops += config.recomputed_flops(training.batch_size, training.seq_len)
+    least = least_bytes_of_a_step(config, training)
+    compute, bandwidth = compute_ceilings(device, training.precision, peak), bandwidth_ceilings(device, peak)
+    bounds = {
+        "compute_ms": 1e3 * flops / compute[0].rate if compute else None,
+        "compute_peak": compute[0].label if compute else None,
+        "bandwidth_ms": 1e3 * least / bandwidth[0].rate if bandwidth else None,
+        "bandwidth_peak": bandwidth[0].label if bandwidth else None,
+        "least_bytes": least,
+    }
+    return with_reasons(bounds, NO_PEAK)
+
+
+def prediction(
+    config: TinyLlamaConfig,
+    training: TrainingConfig,
+    device: torch.device,
+    peak: str | float = "auto",
+    device_memory: int | None = None,
+) -> dict:
+    """prediction.json"""
+    memory = memory_prediction(config, training, device, device_memory)
+    bounds = time_bounds(config, training, memory["device"], peak)
+    known = [bounds[name] for name in ("compute_ms", "bandwidth_ms") if bounds[name] is not None]
+    counts = {
+        "parameters": config.parameter_count(),
+        "forward_flops": config.forward_flops(training.batch_size, training.seq_len),
+        "step_flops": config.step_flops(training.batch_size, training.seq_len),
+    }
+    times = {"step_time_lower_bound_ms": max(known, default=None), "step_time_bounds": bounds}
+    return memory | counts | with_reasons(times, NO_PEAK)
 
 
 NO_PEAK = "no peak of this device is known"

@@ -33,13 +33,18 @@ def train(tmp_path, monkeypatch, capfd):
 
     def run(*flags: str, small: bool = True):
         capfd.readouterr()
-        try:
-            code = tiny_llama.main([*(SMALL_MODEL if small else []), "--num-steps", "3", *flags])
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capfd.readouterr()
+        command = [*(SMALL_MODEL if small else []), "--num-steps", "3", *flags]
+        return exit_code(lambda: tiny_llama.main(command)), *capfd.readouterr()
 
     return run
+
+
+def exit_code(work) -> int:
+    """Of a command in this process, whether it returns or exits."""
+    try:
+        return work()
+    except SystemExit as stop:
+        return stop.code
 
 
 @pytest.fixture

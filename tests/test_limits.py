@@ -5,7 +5,7 @@ import json
 import sys
 
 import pytest
-from conftest import SMALL_MODEL
+from conftest import SMALL_MODEL, exit_code
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import run_deepspeed_flops
@@ -22,11 +22,7 @@ def flops(tmp_path, monkeypatch, capfd):
     def run(*flags: str):
         capfd.readouterr()
         monkeypatch.setattr(sys, "argv", ["run_deepspeed_flops.py", *flags])
-        try:
-            code = tiny_llama.exit_code_of(run_deepspeed_flops.main)
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capfd.readouterr()
+        return exit_code(lambda: tiny_llama.exit_code_of(run_deepspeed_flops.main)), *capfd.readouterr()
 
     return run
 

@@ -18,8 +18,8 @@ from analysis.prediction import (
     largest_batch,
     least_bytes_of_a_step,
     longest_sequence,
+    memory_prediction,
     predicted_memory,
-    prediction,
     what_fits,
 )
 from analysis.traffic import step_work
@@ -287,7 +287,9 @@ def test_gpu_prediction_within_5_percent_of_the_allocator(train, tmp_path, flags
     assert code == 0
     measured = read(tmp_path / "run" / "performance_summary.json")["memory"]["peak_mb"]
     config, training, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags.split()))
-    assert prediction(config, training, torch.device("cuda"))["peak_memory_mb"] == pytest.approx(measured, rel=0.05)
+    assert memory_prediction(config, training, torch.device("cuda"))["peak_memory_mb"] == pytest.approx(
+        measured, rel=0.05
+    )
 
 
 @pytest.mark.gpu
