@@ -17,6 +17,15 @@ F feed-forward width, V vocabulary.  MB is 2^20 bytes.  A multiply-add counts as
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
+if os.path.dirname(os.path.realpath(sys.argv[0])) == os.path.dirname(os.path.realpath(__file__)):
+    # One of our commands is starting: until it runs, imports take seconds, Ctrl-C ends it without a traceback.
+    for _signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_signum, lambda signum, frame: os._exit(128 + signum))
+
 import argparse
 import collections
 import contextlib
@@ -28,15 +37,12 @@ import io
 import itertools
 import json
 import math
-import os
 import platform
 import resource
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -45,11 +51,6 @@ import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
-
-if os.path.dirname(os.path.realpath(sys.argv[0])) == os.path.dirname(os.path.realpath(__file__)):
-    # One of our commands is starting: until it runs, imports take seconds, Ctrl-C ends it without a traceback.
-    for _signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(_signum, lambda signum, frame: os._exit(128 + signum))
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or the profiler warns of tensors older than its window
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line when it starts and one when it stops
@@ -898,11 +899,10 @@ def check_memory(config: TinyLlamaConfig, training: TrainingConfig, device: torc
     if training.force or needed < total_memory(device) / 8:
         return
     if importlib.util.find_spec("analysis"):
-        from analysis.prediction import memory_prediction, what_fits
+        from analysis.prediction import refusal
 
-        document = memory_prediction(config, training, device)
-        if not document["fits"]:
-            raise UserError(f"out of memory: {what_fits(document)}; --force trains all the same")
+        if why := refusal(config, training, device):
+            raise UserError(f"out of memory: {why}; --force trains all the same")
     elif needed > total_memory(device):
         raise UserError(
             f"out of memory: {config.parameter_count():,} parameters with gradients, Adam moments and attention "
@@ -1304,7 +1304,7 @@ class Report:
             return error
         from analysis.prediction import NotRehearsable, memory_prediction, what_fits
 
-        with contextlib.suppress(NotRehearsable):
+        with contextlib.suppress(NotRehearsable, RuntimeError, MemoryError):  # the error at hand is the one that counts
             predicted = what_fits(memory_prediction(self.config, self.training, self.device, after_failure=True))
             return UserError(f"{explain(error)[0]}; by prediction {predicted}")
         return error

@@ -186,6 +186,11 @@ class MemoryLedger(TorchDispatchMode):
             row[-1 if a.died is None else a.died] -= a.bytes
         return changes[:, :-1].cumsum(axis=1)
 
+    def live_at_births(self) -> np.ndarray:
+        """Bytes that live after each event that made something.  A peak lies nowhere else, and what goes between two
+        of them may go in any order."""
+        return self.live_bytes().sum(axis=0)[sorted({a.born for a in self.allocations})]
+
     def document(self) -> dict:
         """memory_timeline.json: bytes by category over the step, by phase, and at the peak."""
         live = self.live_bytes()

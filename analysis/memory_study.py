@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import tiny_llama_v1
 from analysis.documents import png, write_whole
@@ -49,15 +49,20 @@ def study(args, folder: Path) -> None:
     write_json(folder / "config.json", settings | {"environment": environment})
     flags, rows = given_flags(args), []
     pairs = [(batch_size, seq_len) for seq_len in args.seq_lens for batch_size in args.batch_sizes]
-    for batch_size, seq_len in pairs:
-        one = replace(training, batch_size=batch_size, seq_len=seq_len)
-        row = study_row(folder, config, one, device, flags, args.dry_run)
-        rows.append(row)
-        outcome = f"{row['peak_bytes'] / MB:,.1f} MB" if row["status"] == "ok" else row["status"]
-        say(f"[{len(rows)}/{len(pairs)}] batch {batch_size} x {seq_len} tokens: {outcome}")
-        document = study_document(rows, settings, environment)
-        write_json(folder / "memory_study.json", document)  # after each run: an interrupted study keeps what it has
-    say("", *study_lines(document))
+    room = args.device_memory or total_memory(device) - (host_memory()[0] if device.type == "cpu" else 0)
+    try:
+        for batch_size, seq_len in pairs:
+            one = replace(training, batch_size=batch_size, seq_len=seq_len)
+            on_gpu = device.type == "cuda" or bool(args.device_memory)
+            row = study_row(folder, config, one, on_gpu, room, flags, args.dry_run)
+            rows.append(row)
+            outcome = f"{row['peak_bytes'] / MB:,.1f} MB" if row["status"] == "ok" else row["status"]
+            say(f"[{len(rows)}/{len(pairs)}] batch {batch_size} x {seq_len} tokens: {outcome}")
+            document = study_document(rows, settings, environment)
+            write_json(folder / "memory_study.json", document)  # an interrupted study keeps what it has
+    finally:
+        if rows:
+            say("", *study_lines(document))
     files = ["memory_study.json"]
     if any(row["status"] == "ok" for row in rows):
         from torch.utils.tensorboard import SummaryWriter
@@ -72,12 +77,15 @@ def study(args, folder: Path) -> None:
         raise UserError(f"{sum(row['status'] == 'failed' for row in rows)} of {len(rows)} runs failed; see the table")
 
 
+OWN_FLAGS = ("output_dir", "profile_dir", "dry_run", "device_memory", "profile_memory")
+
+
 def given_flags(args) -> list[str]:
     """The flags of the training script as its command line would have them, but for what the study sets itself."""
     flags = []
     for action in build_parser()._actions:
         value = getattr(args, action.dest, None)
-        if value is None or value is False or action.dest in ("output_dir", "profile_dir", "dry_run", "profile_memory"):
+        if value is None or value is False or action.dest in OWN_FLAGS:
             continue
         flags += [action.option_strings[0], *([] if value is True else [str(value)])]
     return flags
@@ -87,7 +95,8 @@ def study_row(
     folder: Path,
     config: TinyLlamaConfig,
     training: TrainingConfig,
-    device: torch.device,
+    on_gpu: bool,
+    room: int,
     flags: list[str],
     dry: bool,
 ) -> dict:
@@ -95,9 +104,8 @@ def study_row(
     batch_size, seq_len = training.batch_size, training.seq_len
     row = {"batch_size": batch_size, "seq_len": seq_len, "status": "ok", "reason": None, "predicted_bytes": None}
     try:
-        predicted = int(predicted_memory(config, training, device.type == "cuda").live_bytes().sum(axis=0).max())
+        predicted = int(predicted_memory(config, training, on_gpu).live_at_births().max())
         row["predicted_bytes"] = predicted
-        room = total_memory(device) - (host_memory()[0] if device.type == "cpu" else 0)
         if predicted > room and not training.force:
             text = f"{predicted / MB:,.0f} MB predicted, {room / MB:,.0f} MB there; --force runs it"
             return unknown(row | {"status": "would not fit", "reason": text})
@@ -108,9 +116,8 @@ def study_row(
     name = f"bs{batch_size}_seq{seq_len}"
     command = [sys.executable, str(SCRIPT), *flags, "--batch-size", str(batch_size)]
     command += ["--seq-len", str(seq_len), "--profile-memory", "--output-dir", str(folder / name)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    code, last = finished(command)
+    if code:
         return unknown(row | {"status": "failed", "reason": last.split("error: ", 1)[-1]})
     summary, memory = (
         json.loads((folder / name / file).read_text()) for file in ("performance_summary.json", "memory_timeline.json")
@@ -127,6 +134,20 @@ def study_row(
         "folder": name,
     }
     return with_reasons(row, "it ran")
+
+
+def finished(command: list[str]) -> tuple[int, str]:
+    """Exit code and last line of a run; one that is stopped with this process ends in its own way first."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = process.communicate()
+    except BaseException:
+        process.terminate()
+        process.communicate(timeout=60)
+        raise
+    if process.returncode < 0:
+        return process.returncode, f"ended by {signal.Signals(-process.returncode).name}"
+    return process.returncode, (err.strip() or out.strip() or f"exit code {process.returncode}").splitlines()[-1]
 
 
 def unknown(row: dict) -> dict:

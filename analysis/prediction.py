@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
@@ -24,6 +25,7 @@ from tiny_llama_v1 import (
     with_reasons,
 )
 
+ALWAYS_THERE = 12  # bytes a parameter: itself and two moments of the optimizer, float32 at any precision
 LONGEST = 2**31  # samples or tokens: no search goes further
 
 
@@ -35,9 +37,10 @@ def predicted_memory(config: TinyLlamaConfig, training: TrainingConfig, on_gpu: 
 
 
 def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:
-    """The largest n for which no moment of a step needs more than capacity; live(n) are its live bytes by event.
+    """The largest n for which no moment of a step needs more than capacity; live(n) are its live bytes, allocation by
+    allocation.
 
-    The events of a step are the same whatever n is, from 2 on, and each storage is a polynomial in n of a degree
+    The allocations of a step are the same whatever n is, from 2 on, and each storage is a polynomial in n of a degree
     that is known, 1 or 2: so many rehearsals and one more tell all others exactly.  0 if not even one fits.
     """
     at = max(2, at)
@@ -62,19 +65,23 @@ def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, c
 
 def largest_batch(config: TinyLlamaConfig, training: TrainingConfig, on_gpu: bool, capacity: int) -> int:
     """Samples per step, a multiple of the micro-batches; 0 if not even one each fits."""
+    if ALWAYS_THERE * config.parameter_count() > capacity:
+        return 0
     micro_steps = training.gradient_accumulation_steps
 
     def live(n: int) -> np.ndarray:
-        return predicted_memory(config, replace(training, batch_size=n * micro_steps), on_gpu).live_bytes().sum(axis=0)
+        return predicted_memory(config, replace(training, batch_size=n * micro_steps), on_gpu).live_at_births()
 
     return micro_steps * largest_that_fits(live, training.batch_size // micro_steps, 1, capacity)
 
 
 def longest_sequence(config: TinyLlamaConfig, training: TrainingConfig, on_gpu: bool, capacity: int) -> int:
     """Tokens per sample; 0 if not even one fits."""
+    if ALWAYS_THERE * config.parameter_count() > capacity:
+        return 0
 
     def live(n: int) -> np.ndarray:
-        return predicted_memory(config, replace(training, seq_len=n), on_gpu).live_bytes().sum(axis=0)
+        return predicted_memory(config, replace(training, seq_len=n), on_gpu).live_at_births()
 
     return largest_that_fits(live, training.seq_len, 2, capacity)
 
@@ -159,16 +166,17 @@ def memory_prediction(
 ) -> dict:
     """What fills the memory of a step, and what would fit.
 
-    device_memory is that of another device, in bytes; without it, this one's, less what the process takes without a
-    model.  after_failure: memory is full now, so neither that nor the libraries' workspaces can be found out.
+    device_memory is that of another device, a GPU, in bytes; without it, this one's, less what the process takes
+    without a model.  after_failure: memory is full now, so neither that nor the libraries' workspaces can be found out.
     """
-    on_gpu = device.type == "cuda"
+    on_gpu = device.type == "cuda" or bool(device_memory)
     memory = predicted_memory(config, training, on_gpu).document()
-    workspaces = 0 if after_failure else library_workspaces(device)
+    workspaces = 0 if after_failure or device_memory else library_workspaces(device)
     categories = memory["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if workspaces else {})
     whole = memory["peak_bytes"] + workspaces
-    taken = 0 if device_memory or on_gpu or after_failure else host_memory()[0]
-    capacity = (device_memory or total_memory(device)) - taken
+    whole_device = device_memory or memory_of_a_rank(device)
+    taken = 0 if on_gpu or after_failure else host_memory()[0]
+    capacity = max(0, whole_device - taken)
     about = describe_environment(device)["device"]
     formula = kept_by_formula(config, training)
     return {
@@ -183,13 +191,21 @@ def memory_prediction(
             {"component": name, "mb": sum(parts) / MB, "quadratic_mb": parts[1] / MB}
             for name, parts in sorted(formula.items(), key=lambda item: -sum(item[1]))
         ],
-        "device_memory_mb": (device_memory or total_memory(device)) / MB,
-        "device_memory_source": "--device-memory" if device_memory else about["name"],
+        "device_memory_mb": whole_device / MB,
+        "device_memory_source": "--device-memory, a GPU; what its libraries keep comes on top"
+        if device_memory
+        else about["name"],
         "taken_by_process_mb": taken / MB,
         "fits": whole <= capacity,
         "max_batch_size": largest_batch(config, training, on_gpu, capacity - workspaces),
         "max_seq_len": longest_sequence(config, training, on_gpu, capacity - workspaces),
     }
+
+
+def memory_of_a_rank(device: torch.device) -> int:
+    """Bytes: a GPU's own; of a host the share that each of its ranks has."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if device.type == "cpu" else 1
+    return total_memory(device) // ranks
 
 
 def time_bounds(config: TinyLlamaConfig, training: TrainingConfig, device: dict, peak: str | float) -> dict:
@@ -232,6 +248,10 @@ def prediction(
 NO_PEAK = "no peak of this device is known"
 
 
+def limit(n: int) -> str:
+    return f"{n:,}" if n < LONGEST - 1 else f"more than {LONGEST:,}"
+
+
 def prediction_lines(document: dict) -> list[str]:
     """What a dry run prints."""
     training, bounds = document["training"], document["step_time_bounds"]
@@ -256,8 +276,8 @@ def prediction_lines(document: dict) -> list[str]:
     lines += [
         "",
         f"{'Fits:':<26}{'yes' if document['fits'] else 'NO'}: {has}",
-        f"{'Largest batch:':<26}{document['max_batch_size']:,} samples of {training['seq_len']:,} tokens",
-        f"{'Longest sequence:':<26}{document['max_seq_len']:,} tokens, {training['batch_size']:,} samples",
+        f"{'Largest batch:':<26}{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens",
+        f"{'Longest sequence:':<26}{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples",
     ]
     if document["step_time_lower_bound_ms"] is None:
         return [*lines, f"{'Least time of a step:':<26}unknown: {document['step_time_lower_bound_ms_reason']}"]
@@ -270,6 +290,15 @@ def prediction_lines(document: dict) -> list[str]:
     return lines
 
 
+def refusal(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device) -> str | None:
+    """Why a run cannot fit, None if it can; what would is searched for only where it does not."""
+    on_gpu = device.type == "cuda"
+    needed = int(predicted_memory(config, training, on_gpu).live_at_births().max()) + library_workspaces(device)
+    if needed <= memory_of_a_rank(device) - (0 if on_gpu else host_memory()[0]):
+        return None
+    return what_fits(memory_prediction(config, training, device))
+
+
 def what_fits(document: dict) -> str:
     """The prediction in a clause: what a step needs, what there is, what would fit."""
     named = sorted(document["memory_by_category_mb"].items(), key=lambda item: -item[1])
@@ -280,7 +309,7 @@ def what_fits(document: dict) -> str:
         *([f"--seq-len {seq}"] if 0 < seq < now["seq_len"] else []),
     ]
     cure = f"lower to {' or '.join(fitting)}" if fitting else "lower --size"
-    room = document["device_memory_mb"] - document["taken_by_process_mb"]
+    room = max(0, document["device_memory_mb"] - document["taken_by_process_mb"])
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
     return f"{needs}, {document['device']['type']} has {room:,.0f} MB for it; {cure}"
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import pytest
 from conftest import PROJECT, finish, start
@@ -107,6 +108,21 @@ def test_what_would_not_fit_is_not_run(tmp_path):
     assert "--force runs it" in rows[1]["reason"]
     assert rows[1]["predicted_bytes"] > 10**12
     assert not list((tmp_path / "study").glob("bs*"))
+
+
+def test_a_study_that_is_stopped_keeps_its_rows(tmp_path):
+    flags = ("--num-steps", "100000", "--batch-sizes", "2", "--seq-lens", "8", "16", "--output-dir", "study")
+    (tmp_path / "study").mkdir()
+    command = [sys.executable, str(PROJECT / "run_memory_study.py"), *MODEL, *flags]
+    process = start(*command, cwd=tmp_path)
+    run = tmp_path / "study" / "bs2_seq8"
+    while not (run / "config.json").exists() and process.poll() is None:
+        time.sleep(0.1)
+    time.sleep(1)
+    process.terminate()
+    code, out = finish(process)
+    assert code == 143, out
+    assert json.loads((run / "performance_summary.json").read_text())["status"] == "interrupted"
 
 
 @pytest.mark.parametrize("flags", ["--batch-sizes 0", "--seq-lens x", "--batch-size 4", "--seq-len 8", "--batch-sizes"])

@@ -35,7 +35,7 @@ def fetch(url: str) -> bytes:
 def logs(tmp_path_factory):
     """run: one process, with stacks and memory; ranks: two; gpu: a trace of a GPU, where one is at hand."""
     folder = tmp_path_factory.mktemp("logs")
-    flags = [*SMALL_MODEL, "--num-steps", "6", "--profile-steps", "2"]
+    flags = [*SMALL_MODEL, "--num-steps", "9", "--profile-steps", "2"]
     command = [sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags]
     code, out = finish(start(*command, "--profile-dir", "run", "--profile-stacks", "--profile-memory", cwd=folder))
     assert code == 0, out
@@ -89,7 +89,7 @@ def test_views_of_a_run(tensorboard):
     views = json.loads(fetch(f"{tensorboard}/data/plugin/pytorch_profiler/views?run=run"))
     assert {"Overview", "Operator", "Trace", "Memory", "Module"} <= set(views)
     [worker] = workers(tensorboard, "run")
-    assert worker == "trace_step_4_6"
+    assert worker == "trace_step_5_7"
     assert view(tensorboard, "overview", "run", worker)["steps"]["rows"]
     table = view(tensorboard, "operation/table", "run", worker, group_by="Operation")
     assert any(row["name"] == "aten::mm" for row in table["data"])
@@ -105,7 +105,7 @@ def test_views_of_a_run(tensorboard):
 
 
 def test_ranks_are_workers(tensorboard, logs):
-    assert sorted(workers(tensorboard, "ranks")) == ["trace_step_4_6_rank0", "trace_step_4_6_rank1"]
+    assert sorted(workers(tensorboard, "ranks")) == ["trace_step_5_7_rank0", "trace_step_5_7_rank1"]
     analysis = json.loads((logs / "ranks" / "operator_analysis.json").read_text())
     assert [row["rank"] for row in analysis["ranks"]["rows"]] == [0, 1]
     assert analysis["ranks"]["collectives_compared"] > 0
