@@ -650,9 +650,8 @@ class Plan:
     """Which steps carry an instrument.  No step carries two while there are others to choose from."""
 
     def __init__(self, num_steps: int, profiling: ProfilerConfig):
-        self.window = self.flops_step = self.memory_step = self.snapshot_step = (
-            None  # the trace holds steps window[0] + 1 to window[1]
-        )
+        self.window = None  # the trace holds steps window[0] + 1 to window[1]
+        self.flops_step = self.memory_step = self.snapshot_step = None
         self.notes: list[str] = []
         if profiling.records_trace:
             asked = (profiling.warmup_steps, profiling.warmup_steps + profiling.profile_steps)
@@ -977,6 +976,8 @@ def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerCo
         except BaseException as error:
             told = report.with_prediction(error)
             report.close(told)
+            if told is error:
+                raise
             raise told from error
         report.close(None)
 
@@ -1547,7 +1548,7 @@ def build_parser() -> OneLineParser:
     }
     for name, text in switches.items():
         group.add_argument(name, action="store_true", default=None, help=text)
-    text = "with --dry-run: predict for a device of so many GB of 2^30 bytes (this one)"
+    text = "with --dry-run: predict for a GPU of so many GB of 2^30 bytes (this device)"
     group.add_argument("--device-memory", type=memory_size, metavar="GB", help=text)
     kinds = typing.get_type_hints
     for title, config in (("model", TinyLlamaConfig), ("training", TrainingConfig), ("profiling", ProfilerConfig)):
