@@ -52,19 +52,22 @@ def without(monkeypatch):
     """Make packages unimportable."""
 
     def hide(*names):
-        find_spec, import_ = importlib.util.find_spec, builtins.__import__
+        find_spec, import_, import_module = importlib.util.find_spec, builtins.__import__, importlib.import_module
 
         def hidden(name, *rest):
             return name.split(".")[0] in names
 
-        def guarded(name, *rest, **options):
-            if hidden(name):
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-            return import_(name, *rest, **options)
+        def guarded(original):
+            def load(name, *rest, **options):
+                if hidden(name):
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+                return original(name, *rest, **options)
+
+            return load
 
         monkeypatch.setattr(importlib.util, "find_spec", lambda n, *r: None if hidden(n) else find_spec(n, *r))
-        monkeypatch.setattr(importlib, "import_module", lambda n, *r: guarded(n, None, None, ["*"]))
-        monkeypatch.setattr(builtins, "__import__", guarded)
+        monkeypatch.setattr(importlib, "import_module", guarded(import_module))
+        monkeypatch.setattr(builtins, "__import__", guarded(import_))
 
     return hide
 
