@@ -160,9 +160,9 @@ def bandwidth_ceilings(device: dict, choice: str | float = "auto") -> list[Ceili
 
 # ---- Measurement ---------------------------------------------------------------------------------------------------
 
-SQUARES = {"cpu": (256, 512, 1024, 2048), "cuda": (2048, 4096, 8192, 16384)}  # a cache may favour a small one
+SQUARES = {"cpu": (256, 512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192, 16384)}  # a cache may favour a small one
 COPIED = {"cpu": 2**28, "cuda": 2**29}  # bytes: far more than any cache holds
-ROUNDS = 3  # over all shapes, so that a slow moment does not spoil all of one
+ROUNDS = 8  # over all shapes, so that a slow moment does not spoil all of one
 SECONDS = 0.1  # that a shape is repeated for in each round, five times at least; a copy ten times as long
 
 
@@ -245,7 +245,7 @@ def measured_flops(device_type: str, precision: str) -> Ceiling | None:
         for _ in range(ROUNDS):
             for layout in ("x w'", "g w", "g' x"):
                 for n in SQUARES[device_type]:
-                    if times.get((layout, n // 2)) and 8 * 6 * min(times[layout, n // 2]) > 10 * SECONDS:
+                    if times.get((layout, n // 2)) and 8 * 6 * min(times[layout, n // 2]) > 3 * SECONDS:
                         break  # some types are slow on some CPUs
                     with room_permitting():
                         a, b = (torch.randn(n, n, device=device_type).to(PRECISIONS[precision]) for _ in range(2))

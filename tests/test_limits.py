@@ -273,24 +273,26 @@ def test_a_device_of_which_nothing_is_known(flops, documents, monkeypatch):
     assert roof["step"]["share_of_roof"] is None
 
 
-@pytest.mark.parametrize(
-    "peaks", [(989e12, 790e12, 4.8e12, 4.2e12), (1.8e11, 1.7e11, 3.1e10, 3e10), (1e9, 9e8, 3e10, 2e10)]
-)
-def test_a_roofline_has_readable_labels_for_every_point(flops, documents, peaks):
+ROOFS = [(989e12, 790e12, 4.8e12, 4.2e12), (1.8e11, 1.7e11, 3.1e10, 3e10), (1e9, 9e8, 3e10, 2e10)]
+
+
+def test_a_roofline_has_readable_labels_for_every_point(flops, documents):
     flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline")
     roof = documents()[2]
-    sheet, measured, wide, copied = peaks
-    roof["roofs"] = {
-        "compute": [
-            {"kind": "datasheet", "rate": sheet, "source": "a"},
-            {"kind": "measured", "rate": measured, "source": "b"},
-        ],
-        "bandwidth": [
-            {"kind": "datasheet", "rate": wide, "source": "c"},
-            {"kind": "measured", "rate": copied, "source": "d"},
-        ],
-    }
-    roof["ridges"] = [{"operations_per_byte": sheet / wide}, {"operations_per_byte": measured / copied}]
+    for sheet, measured, wide, copied in ROOFS:
+        roof["roofs"] = {
+            "compute": [roof_of("datasheet", sheet), roof_of("measured", measured)],
+            "bandwidth": [roof_of("datasheet", wide), roof_of("measured", copied)],
+        }
+        roof["ridges"] = [{"operations_per_byte": sheet / wide}, {"operations_per_byte": measured / copied}]
+        check_labels(roof)
+
+
+def roof_of(kind, rate):
+    return {"kind": kind, "rate": rate, "source": "a test"}
+
+
+def check_labels(roof):
     figure = draw_roofline(roof)
     above, below = figure.axes
     names = {row["name"] for row in roof["points"] if row["operations_per_sec"]}

@@ -86,7 +86,7 @@ def test_only_scores_grow_with_the_square_of_the_sequence():
         assert all(two[name][1] == 4 * one[name][1] for name in one)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 16), (4, 16)])
+@pytest.mark.parametrize("shape", [(1, 1), (4, 16)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("flags", [{}, {"activation_checkpointing": True}, {"gradient_accumulation_steps": 2}])
 def test_what_fits_is_the_largest_that_does(flags, precision, shape):
