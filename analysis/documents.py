@@ -40,6 +40,11 @@ def png(figure) -> bytes:
     return data.getvalue()
 
 
+def cell(value: float | None, width: int, form: str) -> str:
+    """A number in a table's column, - where there is none."""
+    return f"{'-' if value is None else format(value, form):>{width}}"
+
+
 def with_reasons_beside(value, reasons: dict[str, str]):
     """A copy of a document in which each null has `<name>_reason` beside it, unless it has one already.
 

@@ -123,7 +123,8 @@ def flops_lines(profile: dict) -> list[str]:
         )
     for one in efficiency["peaks"]:
         lines.append(f"  {one['mfu_percent']:.1f}% of {one['rate'] / 1e12:.4g} TFLOP/s, {one['kind']}: {one['source']}")
-    if not any(one["kind"] == "datasheet" for one in efficiency["peaks"]):
+    kinds = {one["kind"] for one in efficiency["peaks"]}
+    if "measured" in kinds and "datasheet" not in kinds:
         name = profile["environment"]["device"]["name"]
         lines.append(f"  {NO_DATASHEET} ({name}, {efficiency['precision']}): measured instead")
     if efficiency["hfu_percent"] is not None:

@@ -84,6 +84,9 @@ DATASHEETS = (
 )
 
 
+NO_PEAK = "no peak of this device is known"
+
+
 @dataclass(frozen=True)
 class Ceiling:
     """What something cannot exceed, and how that is known.  Rates are per second: FLOPs, or bytes."""

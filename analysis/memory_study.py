@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
 import tiny_llama_v1
-from analysis.documents import png, write_whole
-from analysis.prediction import NotRehearsable, predicted_memory
+from analysis.documents import cell, png, write_whole
+from analysis.prediction import NotRehearsable, memory_of_a_rank, predicted_memory
 from tiny_llama_v1 import (
     MB,
     TinyLlamaConfig,
@@ -24,11 +24,9 @@ from tiny_llama_v1 import (
     build_parser,
     choose_device,
     describe_environment,
-    host_memory,
     prepare_folder,
     resolve,
     say,
-    total_memory,
     with_reasons,
     write_json,
 )
@@ -45,16 +43,16 @@ def study(args, folder: Path) -> None:
     device = choose_device(training.device)
     prepare_folder(folder)
     environment = describe_environment(device)
-    settings = {"model": config.__dict__ | {"parameters": config.parameter_count()}, "arguments": training.__dict__}
+    settings = {"model": asdict(config) | {"parameters": config.parameter_count()}, "arguments": asdict(training)}
     write_json(folder / "config.json", settings | {"environment": environment})
     flags, rows = given_flags(args), []
     pairs = [(batch_size, seq_len) for seq_len in args.seq_lens for batch_size in args.batch_sizes]
-    room = args.device_memory or total_memory(device) - (host_memory()[0] if device.type == "cpu" else 0)
+    whole, taken = (args.device_memory, 0) if args.device_memory else memory_of_a_rank(device)
+    on_gpu = device.type == "cuda" or bool(args.device_memory)
     try:
         for batch_size, seq_len in pairs:
             one = replace(training, batch_size=batch_size, seq_len=seq_len)
-            on_gpu = device.type == "cuda" or bool(args.device_memory)
-            row = study_row(folder, config, one, on_gpu, room, flags, args.dry_run)
+            row = study_row(folder, config, one, on_gpu, whole - taken, flags, args.dry_run)
             rows.append(row)
             outcome = f"{row['peak_bytes'] / MB:,.1f} MB" if row["status"] == "ok" else row["status"]
             say(f"[{len(rows)}/{len(pairs)}] batch {batch_size} x {seq_len} tokens: {outcome}")
@@ -102,7 +100,7 @@ def study_row(
 ) -> dict:
     """One pair: predicted first, then run in a process of its own if it fits, into a folder of its own."""
     batch_size, seq_len = training.batch_size, training.seq_len
-    row = {"batch_size": batch_size, "seq_len": seq_len, "status": "ok", "reason": None, "predicted_bytes": None}
+    row = {"batch_size": batch_size, "seq_len": seq_len, "status": "ok", "reason": "", "predicted_bytes": None}
     try:
         predicted = int(predicted_memory(config, training, on_gpu).live_at_births().max())
         row["predicted_bytes"] = predicted
@@ -133,7 +131,7 @@ def study_row(
         "tokens_per_sec": performance["tokens_per_sec"],
         "folder": name,
     }
-    return with_reasons(row, "it ran")
+    return row
 
 
 def finished(command: list[str]) -> tuple[int, str]:
@@ -152,7 +150,7 @@ def finished(command: list[str]) -> tuple[int, str]:
 
 def unknown(row: dict) -> dict:
     """A row of what was not measured."""
-    return with_reasons(row | dict.fromkeys(MEASURED), f"not run: {row['reason']}")
+    return with_reasons(row | dict.fromkeys(MEASURED), f"{row['status']}: {row['reason']}")
 
 
 def fit(rows: list[dict]) -> dict:
@@ -214,9 +212,6 @@ def study_document(rows: list[dict], config: dict, environment: dict) -> dict:
 def study_lines(document: dict) -> Iterator[str]:
     titles = f"{'measured MB':>13}{'predicted':>11}{'error':>9}{'KB/token':>10}{'tokens/s':>11}"
     yield f"{'batch':>6}{'sequence':>10}{titles}{'constant':>10}{'linear':>8}{'quadratic':>11}  status"
-
-    def cell(value: float | None, width: int, form: str) -> str:
-        return f"{'-' if value is None else format(value, form):>{width}}"
 
     for row in document["rows"]:
         peak, predicted = row["peak_bytes"], row["predicted_bytes"]

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import torch
 
-from analysis.hardware import bandwidth_ceilings, compute_ceilings
+from analysis.hardware import NO_PEAK, bandwidth_ceilings, compute_ceilings
 from analysis.memory import MemoryLedger, kept_by_component, place_of_peak, tensor_name
 from analysis.rehearsal import NotRehearsable, rehearse
 from tiny_llama_v1 import (
@@ -87,9 +87,11 @@ def longest_sequence(config: TinyLlamaConfig, training: TrainingConfig, on_gpu: 
 
 
 def least_bytes_of_a_step(config: TinyLlamaConfig, training: TrainingConfig) -> int:
-    """Bytes that a step must move if all that it makes and drops stays on the chip: weights and the optimizer's two
-    moments read and written, float32 at any precision, and the tokens read."""
-    return 3 * 2 * 4 * config.parameter_count() + 2 * 8 * training.batch_size * training.seq_len
+    """Bytes that a step must move if all that it makes and drops stays on the chip: weights, two moments and a step
+    count of each tensor, read and written, float32 at any precision; tokens, mask, cosines and sines, read."""
+    tensors, tokens = 3 + 9 * config.n_layers, training.batch_size * training.seq_len
+    constants = training.seq_len * (training.seq_len + 2 * config.head_dim)
+    return 2 * 4 * (3 * config.parameter_count() + tensors) + 2 * 8 * tokens + 4 * constants
 
 
 def kept_by_formula(config: TinyLlamaConfig, training: TrainingConfig) -> dict[str, tuple[int, int]]:
@@ -174,8 +176,8 @@ def memory_prediction(
     workspaces = 0 if after_failure or device_memory else library_workspaces(device)
     categories = memory["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if workspaces else {})
     whole = memory["peak_bytes"] + workspaces
-    whole_device = device_memory or memory_of_a_rank(device)
-    taken = 0 if on_gpu or after_failure else host_memory()[0]
+    whole_device, taken = (device_memory, 0) if device_memory else memory_of_a_rank(device)
+    taken = 0 if after_failure else taken
     capacity = max(0, whole_device - taken)
     about = describe_environment(device)["device"]
     formula = kept_by_formula(config, training)
@@ -202,10 +204,11 @@ def memory_prediction(
     }
 
 
-def memory_of_a_rank(device: torch.device) -> int:
-    """Bytes: a GPU's own; of a host the share that each of its ranks has."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if device.type == "cpu" else 1
-    return total_memory(device) // ranks
+def memory_of_a_rank(device: torch.device) -> tuple[int, int]:
+    """Bytes that there are, and that the process takes already: a GPU's own, of a host the share of each rank."""
+    if device.type == "cuda":
+        return total_memory(device), 0
+    return total_memory(device) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), host_memory()[0]
 
 
 def time_bounds(config: TinyLlamaConfig, training: TrainingConfig, device: dict, peak: str | float) -> dict:
@@ -243,9 +246,6 @@ def prediction(
     }
     times = {"step_time_lower_bound_ms": max(known, default=None), "step_time_bounds": bounds}
     return memory | counts | with_reasons(times, NO_PEAK)
-
-
-NO_PEAK = "no peak of this device is known"
 
 
 def limit(n: int) -> str:
@@ -292,9 +292,9 @@ def prediction_lines(document: dict) -> list[str]:
 
 def refusal(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device) -> str | None:
     """Why a run cannot fit, None if it can; what would is searched for only where it does not."""
-    on_gpu = device.type == "cuda"
-    needed = int(predicted_memory(config, training, on_gpu).live_at_births().max()) + library_workspaces(device)
-    if needed <= memory_of_a_rank(device) - (0 if on_gpu else host_memory()[0]):
+    peak = int(predicted_memory(config, training, device.type == "cuda").live_at_births().max())
+    whole, taken = memory_of_a_rank(device)
+    if peak + library_workspaces(device) <= whole - taken:
         return None
     return what_fits(memory_prediction(config, training, device))
 
@@ -320,16 +320,16 @@ def beside_measured(memory: dict, config: TinyLlamaConfig, training: TrainingCon
         predicted = predicted_memory(config, training, device.type == "cuda").document()
     except NotRehearsable as error:
         return with_reasons({"predicted": None}, str(error))
-    formula = {name: sum(parts) for name, parts in kept_by_formula(config, training).items()}
-    kept = kept_by_component(memory)
+    kept, formula = kept_by_component(memory), kept_by_formula(config, training)
+    rows = []
+    for name in sorted({*kept, *formula}, key=lambda name: -kept.get(name, 0)):
+        linear, quadratic = formula.get(name, (0, 0))
+        sizes = {"bytes": kept.get(name, 0), "formula_bytes": linear + quadratic, "quadratic_bytes": quadratic}
+        rows.append({"component": name} | sizes)
     document = {
         "peak_bytes": predicted["peak_bytes"],
         "error_percent": 100 * (predicted["peak_bytes"] / memory["peak_bytes"] - 1),
         "bytes_by_category": predicted["peak"]["bytes_by_category"],
-        "kept_for_backward": [
-            {"component": name, "bytes": kept.get(name, 0), "formula_bytes": formula.get(name, 0)}
-            | {"quadratic_bytes": kept_by_formula(config, training).get(name, (0, 0))[1]}
-            for name in sorted({*kept, *formula}, key=lambda name: -kept.get(name, 0))
-        ],
+        "kept_for_backward": rows,
     }
     return {"predicted": document}

@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullFormatter
 
+from analysis.documents import cell
 from analysis.figures import PALETTE, WIDTH, bare
+from analysis.hardware import NO_PEAK
 from tiny_llama_v1 import MB, with_reasons
 
 NO_TRACE = "no trace of this run: --generate-roofline records one"
-NO_ROOF = "no peak of this device is known"
 
 
 def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
@@ -47,9 +48,9 @@ def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
             "roof_operations_per_sec": roof,
             "share_of_roof": share,
         }
-        unrated = NO_ROOF if ms else "it has no time in the trace" if times else NO_TRACE
+        unrated = NO_PEAK if ms else "it has no time in the trace" if times else NO_TRACE
         no_roof = "it does no arithmetic" if ms and not operations else unrated
-        reasons = {"roof_operations_per_sec": NO_ROOF, "share_of_roof": no_roof}
+        reasons = {"roof_operations_per_sec": NO_PEAK, "share_of_roof": no_roof}
         return with_reasons(values, unrated, **reasons)
 
     counted = {row["class"] for row in intensity["classes"]}
@@ -87,9 +88,6 @@ def roofline_lines(data: dict) -> list[str]:
     """A class a line: how fast it ran, and how near its roof."""
     titles = f"{'ms':>10}{'share':>8}{'op/byte':>10}{'Gop/s':>11}{'GB/s':>9}{'of its roof':>13}"
     lines = [f"{'Roofline':<22}{titles}"]
-
-    def cell(value: float | None, width: int, form: str) -> str:
-        return f"{'-' if value is None else format(value, form):>{width}}"
 
     def line(row: dict) -> str:
         rates = (row[name] and row[name] / 1e9 for name in ("operations_per_sec", "bytes_per_sec"))
@@ -167,7 +165,7 @@ def draw_points(axes, data: dict, points: list[dict], colours: dict[str, str]) -
     draw_roofs(axes, compute, bandwidth, unit, scale)
     name_points(axes, points, scale)
     if not compute or not bandwidth:
-        axes.annotate(NO_ROOF, (0.5, 0.95), xycoords="axes fraction", ha="center")
+        axes.annotate(NO_PEAK, (0.5, 0.95), xycoords="axes fraction", ha="center")
     axes.set(xlabel="operations per byte moved", ylabel=unit)
     axes.spines[["top", "right"]].set_visible(False)
     legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, fontsize=8, frameon=False)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from analysis.costs import CALCULATING, category, operator_class
 from analysis.counting import model_config
-from analysis.hardware import Ceiling
+from analysis.hardware import NO_PEAK, Ceiling
 from analysis.rehearsal import rehearse
 from tiny_llama_v1 import MB, PHASES, TinyLlamaConfig, TrainingConfig, range_observers, with_reasons
 
@@ -26,7 +26,6 @@ MINIMUM = (
     "each tensor that a step finds or leaves behind (weights, optimizer state, tokens) moves once, what it makes and "
     "drops stays on the chip; of a phase, each tensor that it finds or leaves to a later one"
 )
-NO_PEAK = "no peak of this device is known"
 ELEMENTS = "one operation for each element that an operator other than a product calculates with"
 
 # Operators that write an argument without reading it, by name; and those that allocate and write nothing.

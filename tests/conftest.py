@@ -3,7 +3,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,10 @@ PROJECT = Path(__file__).resolve().parent.parent
 SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
 
 
-# What tests measure of this machine is not kept for its user.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="tiny_llama_tests_")
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """What tests measure of this machine is not kept for its user."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 def pytest_collection_modifyitems(items):

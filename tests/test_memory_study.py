@@ -1,6 +1,7 @@
 """Memory over batch sizes and sequence lengths: runs, fit, factors, and rows that have no figure."""
 
 import json
+import re
 import sys
 import time
 
@@ -111,18 +112,19 @@ def test_what_would_not_fit_is_not_run(tmp_path):
 
 
 def test_a_study_that_is_stopped_keeps_its_rows(tmp_path):
-    flags = ("--num-steps", "100000", "--batch-sizes", "2", "--seq-lens", "8", "16", "--output-dir", "study")
-    (tmp_path / "study").mkdir()
-    command = [sys.executable, str(PROJECT / "run_memory_study.py"), *MODEL, *flags]
-    process = start(*command, cwd=tmp_path)
-    run = tmp_path / "study" / "bs2_seq8"
-    while not (run / "config.json").exists() and process.poll() is None:
+    flags = ("--num-steps", "100000", "--batch-sizes", "1000000", "2", "--seq-lens", "1024", "--output-dir", "study")
+    process = start(sys.executable, str(PROJECT / "run_memory_study.py"), *MODEL, *flags, cwd=tmp_path)
+    run = tmp_path / "study" / "bs2_seq1024"
+    while not list(run.glob("events*")) and process.poll() is None:
         time.sleep(0.1)
     time.sleep(1)
     process.terminate()
     code, out = finish(process)
     assert code == 143, out
     assert json.loads((run / "performance_summary.json").read_text())["status"] == "interrupted"
+    rows = json.loads((tmp_path / "study" / "memory_study.json").read_text())["rows"]
+    assert [(one["batch_size"], one["status"]) for one in rows] == [(1_000_000, "would not fit")]
+    assert re.search(r"1000000 +1024 .*would not fit", out)
 
 
 @pytest.mark.parametrize("flags", ["--batch-sizes 0", "--seq-lens x", "--batch-size 4", "--seq-len 8", "--batch-sizes"])
