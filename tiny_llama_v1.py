@@ -29,7 +29,9 @@ if os.path.dirname(os.path.realpath(sys.argv[0])) == os.path.dirname(os.path.rea
 import argparse
 import collections
 import contextlib
+import ctypes
 import difflib
+import functools
 import gzip
 import importlib.metadata
 import importlib.util
@@ -105,11 +107,11 @@ class TinyLlamaConfig:
         layer = attention + mlp + 2 * self.hidden_dim
         return 2 * self.vocab_size * self.hidden_dim + self.n_layers * layer + self.hidden_dim
 
-    def forward_flops_by_component(self, batch_size: int, seq_len: int) -> dict[str, int]:
+    def forward_flops_by_component(self, batch_size: int, seq_len: int, attention: str = "eager") -> dict[str, int]:
         """Matrix-multiply FLOPs of one forward pass over [batch_size, seq_len] tokens, summed over layers.
 
-        Convention: two per multiply-add, the full S x S scores (the causal half is computed and masked, as the
-        code below does), no element-wise work.
+        Convention: two per multiply-add, the full S x S scores (the causal half is computed and masked, as eager
+        attention below does; a fused kernel may skip it), no element-wise work.
         """
         tokens = batch_size * seq_len
         per_layer = {
@@ -123,6 +125,8 @@ class TinyLlamaConfig:
             "mlp.up_proj": 2 * tokens * self.hidden_dim * self.intermediate_dim,
             "mlp.down_proj": 2 * tokens * self.intermediate_dim * self.hidden_dim,
         }
+        if attention == "sdpa":  # one kernel does both
+            per_layer["attention.sdpa"] = per_layer.pop("attention.scores") + per_layer.pop("attention.weighted_sum")
         flops = {component: self.n_layers * count for component, count in per_layer.items()}
         flops["lm_head"] = 2 * tokens * self.hidden_dim * self.vocab_size
         return flops
@@ -134,11 +138,17 @@ class TinyLlamaConfig:
         """Forward and backward.  Each product y = a b costs two of its size backward: one for a, one for b."""
         return 3 * self.forward_flops(batch_size, seq_len)
 
-    def recomputed_flops(self, batch_size: int, seq_len: int) -> int:
-        """What --activation-checkpointing adds to a backward pass: the products of every block but the last one,
-        down_proj, whose output no backward operator asks for.  They are no part of step_flops()."""
-        again = self.forward_flops_by_component(batch_size, seq_len)
-        return sum(flops for component, flops in again.items() if component not in ("mlp.down_proj", "lm_head"))
+    def recomputed_flops(self, training: TrainingConfig) -> int:
+        """What a step's backward passes compute again, no part of step_flops(): the scores, by fused attention; with
+        checkpointing the products of every block but the last one, down_proj, whose output no operator asks for."""
+        shape = (training.batch_size, training.seq_len)
+        again = 0
+        if training.attention == "sdpa":
+            again += self.forward_flops_by_component(*shape)["attention.scores"]
+        if training.activation_checkpointing:
+            parts = self.forward_flops_by_component(*shape)
+            again += sum(flops for part, flops in parts.items() if part not in ("mlp.down_proj", "lm_head"))
+        return again
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,14 @@ class TrainingConfig:
     learning_rate: float = flag(1e-4, "of AdamW")
     gradient_accumulation_steps: int = flag(1, "micro-batches that a step's samples are split into")
     precision: str = flag("fp32", "arithmetic, the last two by autocast", choices=list(PRECISIONS))
+    attention: str = flag(
+        "eager", "eager writes the scores to memory; sdpa is PyTorch's fused attention", choices=["eager", "sdpa"]
+    )
+    compile: bool = flag(False, "torch.compile the model, before step 1")
     activation_checkpointing: bool = flag(False, "keep the input of each block alone, compute the rest of it again")
+    optimizer_impl: str | None = flag(
+        None, "AdamW over lists of tensors, or in one kernel", choices=["foreach", "fused"], shown="PyTorch's choice"
+    )
     device: str = flag(
         "auto", "cuda is a ROCm GPU too; auto takes a GPU if there is one", choices=["auto", "cuda", "cpu"]
     )
@@ -178,6 +195,7 @@ class ProfilerConfig:
     gzip: bool = flag(False, "compress the trace")
     profile_memory: bool = flag(False, "count every tensor of one step", alias="--enable-memory-profiling")
     memory_snapshot: bool = flag(False, "a GPU's allocation history of one step, for pytorch.org/memory_viz")
+    system_profiler: bool = flag(False, "open the window to nsys or rocprofv3; set by run_system_profiler.sh")
     enable_deepspeed_flops: bool = flag(False, "DeepSpeed's FLOPs profiler on one step")
     flops_profile_step: int = flag(10, "which step")
     peak: str | float = flag(
@@ -196,13 +214,21 @@ class ProfilerConfig:
         return self.records_trace or self.profile_memory or self.memory_snapshot or self.enable_deepspeed_flops
 
 
-_SIZE_COLUMNS = "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps".split()
+_SIZE_COLUMNS = (
+    "vocab_size hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps".split()
+)
 _SIZE_ROWS = {
-    "tiny": (256, 4, 8, 4, 512, 128, 8, 50),
-    "small": (512, 8, 8, 4, 1104, 256, 8, 50),
-    "medium": (1024, 12, 16, 8, 3456, 512, 16, 100),
-    "large": (2048, 16, 16, 8, 11136, 1024, 8, 100),
-    "very_large": (4096, 24, 32, 16, 32128, 2048, 4, 100),
+    "tiny": (1000, 256, 4, 8, 4, 512, 128, 8, 50),
+    "small": (1000, 512, 8, 8, 4, 1104, 256, 8, 50),
+    "medium": (1000, 1024, 12, 16, 8, 3456, 512, 16, 100),
+    "large": (1000, 2048, 16, 16, 8, 11136, 1024, 8, 100),
+    "very_large": (1000, 4096, 24, 32, 16, 32128, 2048, 4, 100),
+    # Widths and depths of the GPT family, full key/value heads, for the training benchmark.
+    "gpt2-small": (10000, 768, 12, 12, 12, 3072, 128, 4, 50),
+    "gpt2-medium": (10000, 1024, 24, 16, 16, 4096, 128, 4, 50),
+    "gpt2-large": (10000, 1280, 36, 20, 20, 5120, 128, 4, 50),
+    "gpt2-xl": (10000, 1600, 48, 25, 25, 6400, 128, 4, 50),
+    "gpt3-2.7b": (10000, 2560, 32, 32, 32, 10240, 128, 4, 50),
 }
 SIZES = {name: dict(zip(_SIZE_COLUMNS, row, strict=True)) for name, row in _SIZE_ROWS.items()}
 SIZE_ALIASES = {"med": "medium", "xl": "very_large", "verylarge": "very_large"}
@@ -211,7 +237,7 @@ SIZE_ALIASES = {"med": "medium", "xl": "very_large", "verylarge": "very_large"}
 RUN_FILES = (
     "config.json performance_summary.json events.out.tfevents.* trace_step_*.json* operator_analysis*.json "
     "memory_timeline.* memory_snapshot_*.pickle memory_study.* prediction.json flops_profile.* "
-    "computational_intensity.json roofline* report.html training_output.log training_output.*.log"
+    "computational_intensity.json roofline* report.html training_output.log training_output.*.log system_profile*"
 ).split()
 
 
@@ -262,7 +288,12 @@ class _TraceRange:
 
 
 def trace_range(name: str):
-    """Name a part of the step for whoever records.  Two looks and a shared empty context when nobody does."""
+    """Name a part of the step for whoever records.  Two looks and a shared empty context when nobody does.
+
+    Compiled code has no parts any more: there the compiler finds nothing to trace.
+    """
+    if torch.compiler.is_compiling():
+        return _NO_RANGE
     if range_observers or torch.autograd._profiler_enabled():
         return _TraceRange(name)
     return _NO_RANGE
@@ -301,8 +332,37 @@ class RotaryEmbedding(nn.Module):
         return x * self.cos[:seq_len] + rotated * self.sin[:seq_len]
 
 
+def repeat_kv(x: Tensor, n_heads: int) -> Tensor:
+    """[B, K, S, E] -> [B, H, S, E]: a copy of each key/value head for each of the H/K query heads it serves."""
+    batch_size, n_kv_heads, seq_len, head_dim = x.shape
+    x = x[:, :, None].expand(-1, -1, n_heads // n_kv_heads, -1, -1)  # [B, K, H/K, S, E], no copy yet
+    return x.reshape(batch_size, n_heads, seq_len, head_dim)
+
+
+def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, part: str = "attention") -> Tensor:
+    """softmax(q k' / sqrt(E) + mask) v with all [B, H, S, S] scores in memory: q [B, H, S, E], k and v [B, K, S, E],
+    the mask [S, S] -> [B, H, S, E].  `part` is what its ranges are named after."""
+    with trace_range(f"{part}.scores"):
+        scores = (q * q.shape[-1] ** -0.5) @ repeat_kv(k, q.shape[1]).transpose(2, 3)  # [B, H, S, S]
+        scores = scores if mask is None else scores + mask
+    with trace_range(f"{part}.softmax"):
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)  # [B, H, S, S]
+    with trace_range(f"{part}.weighted_sum"):
+        return weights @ repeat_kv(v, q.shape[1])
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, part: str = "attention") -> Tensor:
+    """The same by F.scaled_dot_product_attention, whose kernels never write the scores: PyTorch picks one of them.
+
+    Key/value heads are copied as in eager attention, because in float32 the fused kernels of GPUs take no fewer.
+    """
+    with trace_range(f"{part}.sdpa"):
+        n_heads = q.shape[1]
+        return F.scaled_dot_product_attention(q, repeat_kv(k, n_heads), repeat_kv(v, n_heads), None, 0.0, causal)
+
+
 class Attention(nn.Module):
-    """Causal grouped-query attention that writes the whole [B, H, S, S] score matrix to memory."""
+    """Causal grouped-query attention, eager or fused."""
 
     def __init__(self, config: TinyLlamaConfig, rope: RotaryEmbedding, layer: int):
         super().__init__()
@@ -314,7 +374,8 @@ class Attention(nn.Module):
         self.rope = rope
         self.range = f"layers.{layer}.attention"
 
-    def forward(self, x: Tensor, causal_mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, causal_mask: Tensor | None) -> Tensor:
+        """[B, S, D] -> the same; fused where there is no mask to add."""
         batch_size, seq_len, hidden_dim = x.shape
         with trace_range(f"{self.range}.q_proj"):
             q = self.q_proj(x).view(batch_size, seq_len, self.n_heads, self.head_dim).transpose(1, 2)  # [B, H, S, E]
@@ -324,22 +385,13 @@ class Attention(nn.Module):
             v = self.v_proj(x).view(batch_size, seq_len, self.n_kv_heads, self.head_dim).transpose(1, 2)  # [B, K, S, E]
         with trace_range(f"{self.range}.rope"):
             q, k = self.rope(q), self.rope(k)
-        with trace_range(f"{self.range}.scores"):
-            scores = (q * self.head_dim**-0.5) @ self.repeat_kv(k).transpose(2, 3)  # [B, H, S, S]
-            scores = scores + causal_mask[:seq_len, :seq_len]
-        with trace_range(f"{self.range}.softmax"):
-            weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)  # [B, H, S, S]
-        with trace_range(f"{self.range}.weighted_sum"):
-            output = weights @ self.repeat_kv(v)  # [B, H, S, E]
-            output = output.transpose(1, 2).reshape(batch_size, seq_len, hidden_dim)  # [B, S, D]
+        if causal_mask is None:
+            output = fused_attention(q, k, v, causal=True, part=self.range)  # [B, H, S, E]
+        else:
+            output = eager_attention(q, k, v, causal_mask[:seq_len, :seq_len], self.range)  # [B, H, S, E]
         with trace_range(f"{self.range}.o_proj"):
+            output = output.transpose(1, 2).reshape(batch_size, seq_len, hidden_dim)  # [B, S, D]
             return self.o_proj(output)
-
-    def repeat_kv(self, x: Tensor) -> Tensor:
-        """[B, K, S, E] -> [B, H, S, E]: a copy of each key/value head for each of the H/K query heads it serves."""
-        batch_size, _, seq_len, _ = x.shape
-        x = x[:, :, None].expand(-1, -1, self.n_heads // self.n_kv_heads, -1, -1)  # [B, K, H/K, S, E], no copy yet
-        return x.reshape(batch_size, self.n_heads, seq_len, self.head_dim)
 
 
 class MLP(nn.Module):
@@ -374,7 +426,7 @@ class TransformerBlock(nn.Module):
         self.mlp = MLP(config, layer)
         self.range = f"layers.{layer}"
 
-    def forward(self, x: Tensor, causal_mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, causal_mask: Tensor | None) -> Tensor:
         with trace_range(f"{self.range}.attention_norm"):
             normed = self.attention_norm(x)
         attended = self.attention(normed, causal_mask)
@@ -393,7 +445,7 @@ class TinyLlamaModel(nn.Module):
     labels[b, s] is the token that follows input_ids[b, s]; nothing is shifted here.
     """
 
-    def __init__(self, config: TinyLlamaConfig):
+    def __init__(self, config: TinyLlamaConfig, attention: str = "eager", activation_checkpointing: bool = False):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim)
@@ -401,9 +453,11 @@ class TinyLlamaModel(nn.Module):
         self.layers = nn.ModuleList(TransformerBlock(config, self.rope, layer) for layer in range(config.n_layers))
         self.norm = RMSNorm(config.hidden_dim, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
-        mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(1)  # [S, S], 0 on and below
+        mask = None  # fused attention knows by itself what is causal
+        if attention == "eager":
+            mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(1)  # [S, S], 0 on and below
         self.register_buffer("causal_mask", mask, persistent=False)
-        self.activation_checkpointing = False
+        self.activation_checkpointing = activation_checkpointing
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=config.init_std)
@@ -650,10 +704,10 @@ class Plan:
     """Which steps carry an instrument.  No step carries two while there are others to choose from."""
 
     def __init__(self, num_steps: int, profiling: ProfilerConfig):
-        self.window = None  # the trace holds steps window[0] + 1 to window[1]
+        self.window = None  # the trace, or what a system profiler sees, holds steps window[0] + 1 to window[1]
         self.flops_step = self.memory_step = self.snapshot_step = None
         self.notes: list[str] = []
-        if profiling.records_trace:
+        if profiling.records_trace or profiling.system_profiler:
             asked = (profiling.warmup_steps, profiling.warmup_steps + profiling.profile_steps)
             last, length = min(asked[1], num_steps), profiling.profile_steps
             if others := profiling.enable_deepspeed_flops + profiling.profile_memory + profiling.memory_snapshot:
@@ -740,6 +794,40 @@ class TraceRecorder:
         self.path = path
 
 
+class SystemProfilerWindow:
+    """Opens the planned window to the profiler that this process was started by: nsys listens to cudaProfilerStart and
+    Stop, rocprofv3 to roctxProfilerResume and Pause, which it loads into the process itself."""
+
+    def __init__(self, window: tuple[int, int], device: torch.device):
+        self.first, self.last, self.device = *window, device
+        self.open, self.close = torch.cuda.profiler.start, torch.cuda.profiler.stop
+        if torch.version.hip:
+            try:
+                self.open, self.close = (
+                    functools.partial(self._roctx, getattr(ctypes.CDLL(None), f"roctxProfiler{name}"))
+                    for name in ("Resume", "Pause")
+                )
+            except AttributeError as missing:
+                raise UserError("--system-profiler: not started by rocprofv3; use run_system_profiler.sh") from missing
+
+    @staticmethod
+    def _roctx(function) -> None:
+        function.argtypes = [ctypes.c_uint64]
+        if function(0):  # of all threads
+            raise UserError(f"--system-profiler: {function.__name__} failed; is it rocprofv3 --selected-regions?")
+
+    @contextlib.contextmanager
+    def step(self, step: int):
+        """The device has finished what is not of the window when it opens, and what is when it closes."""
+        if step == self.first + 1:
+            synchronize(self.device)
+            self.open()
+        yield
+        if step == self.last:
+            synchronize(self.device)
+            self.close()
+
+
 def compressed(path: Path) -> Path:
     """The file as <path>.gz instead."""
     target = path.with_name(path.name + ".gz")
@@ -759,8 +847,11 @@ class Instruments:
 
     def __init__(self, plan: Plan, profiling, model, optimizer, device, report: Report, rank_suffix: str):
         self.plan, self.on_gpu, folder = plan, device.type == "cuda", report.trace_folder
-        self.trace = TraceRecorder(profiling, plan.window, self.on_gpu, folder, rank_suffix) if plan.window else None
-        self.memory = self.flops = self.snapshot = None
+        self.trace = self.memory = self.flops = self.snapshot = self.outer = None
+        if profiling.records_trace:
+            self.trace = TraceRecorder(profiling, plan.window, self.on_gpu, folder, rank_suffix)
+        if profiling.system_profiler:
+            self.outer = SystemProfilerWindow(plan.window, device)
         if plan.memory_step:
             from analysis.memory import MemoryLedger
 
@@ -787,6 +878,7 @@ class Instruments:
     @contextlib.contextmanager
     def step(self, step: int):
         with (
+            self.outer.step(step) if self.outer else contextlib.nullcontext(),
             self.memory if step == self.plan.memory_step else contextlib.nullcontext(),
             self.snapshot if step == self.plan.snapshot_step else contextlib.nullcontext(),
         ):
@@ -830,6 +922,82 @@ def train(model, optimizer, scaler, autocast, stream, training: TrainingConfig, 
 def synchronised(model: nn.Module, last_micro_step: bool):
     """Ranks exchange gradients in the last backward pass of a step; those before only add to them locally."""
     return contextlib.nullcontext() if last_micro_step or not hasattr(model, "no_sync") else model.no_sync()
+
+
+def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device):
+    """(model, optimizer, gradient scaler, autocast) of a run, on the device, not compiled."""
+    model = TinyLlamaModel(config, training.attention, training.activation_checkpointing)
+    model = model.to(device) if device.type != "cpu" else model  # tensors without data cannot be moved
+    impl = {training.optimizer_impl: True} if training.optimizer_impl else {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, **impl)
+    scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
+    dtype = PRECISIONS[training.precision]
+    return model, optimizer, scaler, torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Compilation:
+    """torch.compile of a model before its first step: how long it takes, and what a pass takes before and after.
+
+    All of it by forward and backward passes that leave no gradients: what is trained afterwards is the same as ever.
+    """
+
+    PASSES = 3  # timed ones before and after; one more of each comes first
+
+    def __init__(self, model: nn.Module, autocast, stream, device: torch.device, traced: bool):
+        self.model, self.autocast, self.stream, self.device = model, autocast, stream, device
+        self._pass_ms()
+        self.eager_ms = [self._pass_ms() for _ in range(self.PASSES)]
+        torch._dynamo.utils.counters.clear()
+        # A trace shows a GPU's kernels anyway; a CPU's only if the generated code announces them.
+        model.compile(dynamic=False, options={"cpp.enable_kernel_profile": traced and device.type == "cpu"})
+        try:
+            first_ms = self._pass_ms()
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UserError(f"--compile: this model cannot be compiled here: {cause_of(error)}") from error
+        self.compiled_ms = [self._pass_ms() for _ in range(self.PASSES)]
+        self.compile_s = max(0.0, first_ms - statistics(self.compiled_ms)["median"]) / 1e3
+        found = torch._dynamo.utils.counters["inductor"]
+        self.from_cache = bool(found["fxgraph_cache_hit"]) and not found["fxgraph_cache_miss"]
+
+    def _pass_ms(self) -> float:
+        """Wall milliseconds of one forward and backward pass over a micro-batch."""
+        input_ids, labels = next(self.stream)
+        synchronize(self.device)
+        started = time.perf_counter()
+        with self.autocast:
+            loss = self.model(input_ids, labels)[1]
+        loss.backward()
+        synchronize(self.device)
+        elapsed_ms = 1e3 * (time.perf_counter() - started)
+        self.model.zero_grad(set_to_none=True)
+        return elapsed_ms
+
+    def document(self, micro_steps: int) -> dict:
+        """Medians of passes, what they save in a step of so many, and how many steps pay for the compilation."""
+        eager_ms, compiled_ms = (statistics(values)["median"] for values in (self.eager_ms, self.compiled_ms))
+        saved_ms = micro_steps * (eager_ms - compiled_ms)
+        document = {
+            "compile_s": self.compile_s,
+            "from_cache": self.from_cache,
+            "eager_pass_ms": eager_ms,
+            "compiled_pass_ms": compiled_ms,
+            "passes": self.PASSES,
+            "saved_ms_per_step": saved_ms,
+            "steps_to_pay_off": math.ceil(1e3 * self.compile_s / saved_ms) if saved_ms > 0 else None,
+        }
+        return with_reasons(document, "a compiled pass was not faster")
+
+
+def cause_of(error: BaseException) -> str:
+    """The line of a compiler's error that says what is wrong: it wraps one error in others, and adds advice."""
+    inner = getattr(error, "inner_exception", None) or error.__cause__
+    return cause_of(inner) if inner else f"{type(error).__name__}: {first_line(error)}"
 
 
 def choose_device(asked: str) -> torch.device:
@@ -891,10 +1059,12 @@ def check_memory(config: TinyLlamaConfig, training: TrainingConfig, device: torc
     A lower bound in closed form says when it is worth asking for a prediction: weight, gradient and two Adam moments of
     four bytes each, the mask, and the attention weights that every layer keeps, or one at a time with checkpointing.
     """
-    layers = 1 if training.activation_checkpointing else config.n_layers
-    scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
-    element_size = PRECISIONS[training.precision].itemsize
-    needed = 16 * config.parameter_count() + (4 + element_size * scores) * training.seq_len**2
+    squares = 0  # bytes for each of the S x S places of mask and scores
+    if training.attention == "eager":
+        layers = 1 if training.activation_checkpointing else config.n_layers
+        scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
+        squares = 4 + PRECISIONS[training.precision].itemsize * scores
+    needed = 16 * config.parameter_count() + squares * training.seq_len**2
     if training.force or needed < total_memory(device) / 8:
         return
     if importlib.util.find_spec("analysis"):
@@ -944,6 +1114,8 @@ def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerCo
             "--memory-snapshot: the history of allocations is that of a GPU's allocator; on a CPU --profile-memory "
             "tells its tensors, and run_memory_study.sh how they grow"
         )
+    if profiling.system_profiler and device.type == "cpu":
+        raise UserError("--system-profiler: nsys and rocprofv3 watch a GPU, and none is in use")
     check_packages(training, profiling, device)
     set_numerics(training)
     text = None if training.data == "synthetic" else text_corpus(training.data, config.vocab_size, training.seq_len)
@@ -955,12 +1127,11 @@ def run(config: TinyLlamaConfig, training: TrainingConfig, profiling: ProfilerCo
             report.announce()
             check_memory(config, training, device)
             corpus = synthetic_corpus(config.vocab_size, training) if text is None else text
-            model = TinyLlamaModel(config).to(device)
-            model.activation_checkpointing = training.activation_checkpointing
-            optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
-            scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
-            dtype = PRECISIONS[training.precision]
-            autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
+            model, optimizer, scaler, autocast = build(config, training, device)
+            if training.compile:
+                say("Compiling the model...")
+                stream = batches(corpus, training, device, rank)
+                report.compilation = Compilation(model, autocast, stream, device, profiling.records_trace)
             suffix = f"_rank{rank}" if world_size > 1 else ""
             instruments = Instruments(plan, profiling, model, optimizer, device, report, suffix)
             report.instruments = instruments
@@ -992,6 +1163,11 @@ PACKAGES = {  # and what needs them
     "deepspeed": "--enable-deepspeed-flops",
     "matplotlib": "figures",
 }
+
+
+def chosen_impl(device: torch.device) -> str:
+    """How PyTorch runs AdamW if it is not told."""
+    return "foreach" if device.type == "cuda" else "one tensor after another"
 
 
 def is_first_rank() -> bool:
@@ -1193,6 +1369,7 @@ class Report:
         self.sampler = DeviceSampler(device)
         self.meter = StepMeter(device, world_size, self.prints, self.on_record)
         self.instruments: Instruments | None = None
+        self.compilation: Compilation | None = None
         self._unwritten: list[StepRecord] = []
         self._flushed_at = time.monotonic()
 
@@ -1219,6 +1396,8 @@ class Report:
         rows |= {"Hidden Dim": c.hidden_dim, "Num Layers": c.n_layers, "Num Heads": c.n_heads}
         rows |= {"Intermediate Dim": c.intermediate_dim, "Num KV Heads": c.n_kv_heads, "Vocab Size": c.vocab_size}
         rows |= {"Learning Rate": t.learning_rate, "Gradient Accumulation Steps": t.gradient_accumulation_steps}
+        rows |= {"Attention": t.attention, "Optimizer": f"AdamW, {t.optimizer_impl or chosen_impl(self.device)}"}
+        rows |= {"Compiled": t.compile, "Activation Checkpointing": t.activation_checkpointing}
         rows |= {"Precision": t.precision, "Data": t.data, "Seed": t.seed, "Deterministic": t.deterministic}
         say(*(f"  {label}: {value}" for label, value in rows.items()))
         parameters = c.parameter_count()
@@ -1411,6 +1590,7 @@ class Report:
             "gpu_utilization_percent": statistics(sampler.utilization_percent)["mean"],
             "steps_averaged": len(counted),
             "steps_averaged_note": note,
+            "compilation": self.compilation and self.compilation.document(t.gradient_accumulation_steps),
             "timings_ms": timings,
         }
         if memory and self.device.type == "cpu":
@@ -1424,7 +1604,8 @@ class Report:
         done = {"num_steps": t.num_steps, "completed_steps": len(records)}
         shape = {"batch_size": t.batch_size, "sequence_length": t.seq_len, "world_size": self.world_size}
         no_utilization = sampler.utilization_reason or "the run was too short for a sample"
-        reasons = {"gpu_utilization_percent": no_utilization, "std_step_time_ms": why_none}
+        not_compiled = "it did not come to that" if t.compile else "--compile is off"
+        reasons = {"gpu_utilization_percent": no_utilization, "std_step_time_ms": why_none, "compilation": not_compiled}
         return {
             "status": status,
             "error": error,
@@ -1467,6 +1648,7 @@ class Report:
             f"\nAverages over {p['steps_averaged']} of {done} steps; {p['steps_averaged_note']}",
             *table,
             f"First step: {p['first_step_time_ms']:.2f} ms",
+            *compilation_lines(p["compilation"]),
             f"Loss: {first} at the first step, {final} at the last",
             f"Tokens: {p['tokens_per_sec']:,.0f} tokens/sec",
             f"Model FLOPs per step: {p['model_flops_per_step']:,} (forward + backward matrix products)",
@@ -1476,6 +1658,20 @@ class Report:
             f"GPU utilization: {utilization if isinstance(utilization, str) else f'{utilization:.0f}%'}",
             RULE,
         ]
+
+
+def compilation_lines(compilation: dict | None) -> list[str]:
+    """What compiling cost, what it brings, and when the one has paid for the other."""
+    if compilation is None:
+        return []
+    seconds, cache = compilation["compile_s"], " from a cache of earlier ones" if compilation["from_cache"] else ""
+    eager_ms, compiled_ms, steps = (compilation[n] for n in ("eager_pass_ms", "compiled_pass_ms", "steps_to_pay_off"))
+    pays = f"paid off after {steps:,} steps" if steps else f"never paid off: {compilation['steps_to_pay_off_reason']}"
+    return [
+        f"Compile time: {seconds:.1f} seconds{cache}, before step 1 and in no average",
+        f"Compiled forward and backward: {compiled_ms:.2f} ms against {eager_ms:.2f} ms, medians of "
+        f"{compilation['passes']} passes; {pays}",
+    ]
 
 
 # ---- Command line --------------------------------------------------------------------------------------------------
@@ -1609,6 +1805,16 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaConfig, TrainingConfig, 
         (
             bool(args.use_amp) and precision != "bf16",
             f"--use-amp: means bf16, but --precision is {precision}; give one",
+        ),
+        (
+            profiling.system_profiler and profiling.records_trace,
+            "--system-profiler: nsys and rocprofv3 take the place of torch.profiler, and two cannot listen to one GPU; "
+            "leave out --enable-pytorch-profiler, --profile-stacks and --profile-operators",
+        ),
+        (
+            training.compile and profiling.profile_memory,
+            "--profile-memory: counts tensors operator by operator, and --compile leaves no operators to watch; "
+            "give one (--dry-run --compile predicts the memory)",
         ),
     ):
         if wrong:

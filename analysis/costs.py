@@ -15,7 +15,7 @@ _PATTERNS = {
     "matrix product": r"(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)_?$|gemm|cijk_|cutlass"
     r"|mmbackward|mm_backward|linear_backward|wgmma|cublas|hipblas|rocblas|gemv|splitk",
     "normalisation": r"norm(?!al(_|$))|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
-    "reduction": r"softmax|nll_loss|cross_entropy|mse_loss|reduce(?!r)|_pool|pool\dd|topk|sort|triton_(red|per)"
+    "reduction": r"softmax|nll_loss|cross_entropy|mse_loss|reduce(?!r)|_pool|pool\dd|topk|sort"
     r"|::(sum|nansum|mean|prod|cumsum|cumprod|argmax|argmin|amax|amin|all|any|max|min|var|std|logsumexp)$",
     "copy": r"memcpy|memset|copy|clone|contiguous|::cat$|catarray|stack|fill|zero_|zeros|ones|embedding|index|gather"
     r"|scatter|transpose_|batched_transpose|cnhw|nchw|repeat|roll|flip|where|masked|nonzero|local_scalar|item|arange"
@@ -23,11 +23,13 @@ _PATTERNS = {
     "element-wise": r"elementwise|::_?(add|sub|rsub|mul|div|neg|pow|sqrt|rsqrt|exp|log|abs|sign|sin|cos|tanh|sigmoid"
     r"|silu|gelu|relu|clamp|clamp_min|clamp_max|threshold|dropout|native_dropout|erf|reciprocal|addcmul|addcdiv|lerp"
     r"|eq|ne|lt|le|gt|ge|maximum|minimum|bitwise_\w+|logical_\w+|leaky_relu|hardtanh|mish|softplus|mul_out|isnan"
-    r"|isfinite|floor|round|remainder|square|bernoulli|normal|uniform|random|lift_fresh|_amp_\w+)_?(_backward\w*)?_?$"
-    r"|triton_poi",
+    r"|isfinite|floor|round|remainder|square|bernoulli|normal|uniform|random|lift_fresh|_amp_\w+)_?(_backward\w*)?_?$",
 }
 CATEGORIES = (*_PATTERNS, "other")
 _CATEGORY = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}
+# What torch.compile generates is named after every operator that went into it; its own kind stands before that.
+_GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
+_GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matrix product"}
 PRODUCTS = ("matrix product", "attention", "convolution")  # the work that arithmetic can bound
 CALCULATING = ("optimizer", "normalisation", "reduction", "element-wise")  # other work on numbers
 
@@ -56,6 +58,8 @@ class Cost:
 
 
 def category(name: str) -> str:
+    if generated := _GENERATED.match(name):
+        return _GENERATED_KIND.get(generated[1], "element-wise")
     return next((kind for kind, pattern in _CATEGORY.items() if pattern.search(name)), "other")
 
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    flop_registry,
+    register_flop_formula,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
-from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaModel, with_reasons
+from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaModel, TrainingConfig, with_reasons
 
 CONVENTION = "two per multiply-add, matrix products only, full S x S attention scores, recomputation not counted"
+
+# The fused attention of CPUs, which PyTorch's counters leave out: the same products as that of GPUs.
+_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+if _fused not in flop_registry:
+    register_flop_formula(_fused)(lambda q, k, v, *rest, **options: sdpa_flop_count(q, k, v))
+    register_flop_formula(_fused_backward)(lambda grad, q, k, v, *rest, **o: sdpa_backward_flop_count(grad, q, k, v))
 
 
 class DeepSpeedCounter:
@@ -29,10 +43,13 @@ class DeepSpeedCounter:
         from deepspeed.profiling.flops_profiler import FlopsProfiler
 
         self.profiler = None if self.counts else FlopsProfiler(self.model)
+        self.uncompiled = torch.compiler.set_stance("force_eager")  # it counts the calls of PyTorch's functions
+        self.uncompiled.__enter__()
         if self.profiler:
             self.profiler.start_profile()
 
     def __exit__(self, kind, error, trace) -> None:
+        self.uncompiled.__exit__(kind, error, trace)
         if not self.profiler:
             return
         self.profiler.stop_profile()
@@ -57,16 +74,20 @@ def model_config(settings: dict) -> TinyLlamaConfig:
     return TinyLlamaConfig(**{name: value for name, value in settings["model"].items() if name != "parameters"})
 
 
-def counted_by_torch(config: TinyLlamaConfig, batch_size: int, seq_len: int, recompute: bool = False) -> dict:
-    """FLOPs of one pass over [batch_size, seq_len] tokens by FlopCounterMode: forward, backward, forward by module.
+def training_config(settings: dict) -> TrainingConfig:
+    """How a run trained its model, from its config; flags that are younger than the run are off."""
+    arguments = settings["arguments"]
+    return TrainingConfig(**{f.name: arguments[f.name] for f in fields(TrainingConfig) if f.name in arguments})
 
-    Counted on fake tensors of the meta device: nothing is allocated or computed, whatever the size, and fused attention
-    counts too, which it does not on a CPU's.
+
+def counted_by_torch(config: TinyLlamaConfig, training: TrainingConfig) -> dict:
+    """FLOPs of a step of one micro-batch by FlopCounterMode: forward, backward, forward by module.
+
+    Counted on tensors without data: nothing is allocated or computed, whatever the size.
     """
-    with FakeTensorMode(), torch.device("meta"):
-        model = TinyLlamaModel(config)
-        model.activation_checkpointing = recompute
-        tokens = torch.zeros(batch_size, seq_len, dtype=torch.int64)
+    with FakeTensorMode():
+        model = TinyLlamaModel(config, training.attention, training.activation_checkpointing)
+        tokens = torch.zeros(training.batch_size, training.seq_len, dtype=torch.int64)
         with FlopCounterMode(display=False) as forward:
             loss = model(tokens, tokens)[1]
         with FlopCounterMode(display=False) as backward:
@@ -80,15 +101,14 @@ def counted_by_torch(config: TinyLlamaConfig, batch_size: int, seq_len: int, rec
     }
 
 
-def reconciliation(
-    config: TinyLlamaConfig, batch_size: int, seq_len: int, deepspeed: dict | str, recompute: bool = False
-) -> dict:
+def reconciliation(config: TinyLlamaConfig, training: TrainingConfig, deepspeed: dict | str) -> dict:
     """The three counts of one pass side by side; with recomputation, which is part of the backward pass here alone.
 
-    deepspeed are the counts of DeepSpeedCounter, or the reason why there are none.
+    A pass is one micro-batch.  deepspeed are the counts of DeepSpeedCounter, or the reason why there are none.
     """
-    by_torch = counted_by_torch(config, batch_size, seq_len, recompute)
-    recomputed = config.recomputed_flops(batch_size, seq_len) if recompute else 0
+    batch_size, seq_len = training.batch_size // training.gradient_accumulation_steps, training.seq_len
+    one = replace(training, batch_size=batch_size, gradient_accumulation_steps=1)
+    by_torch, recomputed = counted_by_torch(config, one), config.recomputed_flops(one)
     forward = config.forward_flops(batch_size, seq_len)
     backward = config.step_flops(batch_size, seq_len) - forward + recomputed
 
@@ -124,9 +144,9 @@ def reconciliation(
     }
 
 
-def by_component(config: TinyLlamaConfig, batch_size: int, seq_len: int) -> list[dict]:
+def by_component(config: TinyLlamaConfig, training: TrainingConfig) -> list[dict]:
     """FLOPs of a step by component of the model, over all layers and of one, the largest first."""
-    forward = config.forward_flops_by_component(batch_size, seq_len)
+    forward = config.forward_flops_by_component(training.batch_size, training.seq_len, training.attention)
     whole = sum(forward.values())
     rows = [
         {
@@ -151,7 +171,7 @@ def reconciliation_lines(document: dict) -> list[str]:
         lines.append(f"{row['counter']:<52}{''.join(f'{cell:>22}' for cell in cells)}")
     lines.append("The counts of matrix products are equal." if document["agree"] else "The counts DIFFER.")
     if again := document["recomputed_flops"]:
-        lines.append(f"Of the backward pass {again:,} compute activations again (--activation-checkpointing).")
+        lines.append(f"Of the backward pass {again:,} compute again what was not kept.")
     missing = [row for row in document["rows"] if row["forward_flops"] is None]
     return [*lines, *(f"No count by {row['counter']}: {row['forward_flops_reason']}" for row in missing)]
 

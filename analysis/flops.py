@@ -13,6 +13,7 @@ from analysis.counting import (
     module_lines,
     reconciliation,
     reconciliation_lines,
+    training_config,
 )
 from analysis.documents import read_document
 from analysis.hardware import bandwidth_ceilings, compute_ceilings
@@ -30,9 +31,9 @@ def flops_profile(summary: dict, deepspeed: dict | str) -> dict:
     arguments, performance = summary["config"]["arguments"], summary["performance"]
     config, parameters = model_config(summary["config"]), summary["config"]["model"]["parameters"]
     batch_size, seq_len, precision = (arguments[name] for name in ("batch_size", "seq_len", "precision"))
-    micro_batch_size = batch_size // arguments["gradient_accumulation_steps"]
-    step_flops, recompute = config.step_flops(batch_size, seq_len), arguments["activation_checkpointing"]
-    recomputed = config.recomputed_flops(batch_size, seq_len) if recompute else 0
+    training = training_config(summary["config"])
+    micro_batch_size = batch_size // training.gradient_accumulation_steps
+    step_flops, recomputed = config.step_flops(batch_size, seq_len), config.recomputed_flops(training)
     seconds = performance["avg_step_time_ms"] / 1e3
     device, world_size = summary["environment"]["device"], summary["training"]["world_size"]
     ceilings = compute_ceilings(device, precision, arguments["peak"], (step_flops + recomputed) / seconds)
@@ -48,13 +49,15 @@ def flops_profile(summary: dict, deepspeed: dict | str) -> dict:
                 "forward_flops": config.forward_flops(batch_size, seq_len),
                 "step_flops": step_flops,
                 "recomputed_flops": recomputed,
-                "forward_flops_by_component": config.forward_flops_by_component(batch_size, seq_len),
+                "forward_flops_by_component": config.forward_flops_by_component(
+                    batch_size, seq_len, training.attention
+                ),
                 "parameters": parameters,
                 "flops_per_parameter": step_flops / parameters,
                 "flops_per_token": step_flops / (batch_size * seq_len),
                 "flops_per_token_by_6n": 6 * parameters,
-                "by_component": by_component(config, batch_size, seq_len),
-                "reconciliation": reconciliation(config, micro_batch_size, seq_len, deepspeed, recompute),
+                "by_component": by_component(config, training),
+                "reconciliation": reconciliation(config, training, deepspeed),
                 "deepspeed": counted and counted | shape,
             },
             str(deepspeed),
@@ -72,7 +75,7 @@ def flops_profile(summary: dict, deepspeed: dict | str) -> dict:
         "efficiency_metrics": with_reasons(
             {
                 "mfu_percent": peak and 100 * step_flops / seconds / peak.rate,
-                "hfu_percent": (peak and recompute and 100 * (step_flops + recomputed) / seconds / peak.rate) or None,
+                "hfu_percent": (peak and recomputed and 100 * (step_flops + recomputed) / seconds / peak.rate) or None,
                 "device_peak_flops": peak and peak.rate,
                 "peak_source": peak and peak.label,
                 "precision": precision,

@@ -68,7 +68,7 @@ class Evidence:
         self.best_flops_per_us = self.best_rate("flops")
         self.best_bytes_per_us = self.best_rate("bytes")
         self.idle = idle_by_cause(links, links.window) if len(links.gpu) else {}
-        self.is_ours = self.events["component"].isin(ATTENTION).any()
+        self.is_ours = self.events["component"].str.startswith("attention.").any() or summary is not None
 
     def best_rate(self, work: str) -> float | None:
         """The highest rate that an operator with 1% of the step or more reached, per us, over all its calls."""
@@ -174,6 +174,7 @@ def fused_attention(evidence: Evidence) -> Iterator[Proposal]:
             us,
             evidence.described(rows),
             best_rate_text(evidence),
+            "--attention sdpa",
             best_us=best,
         )
 
@@ -222,7 +223,8 @@ def fused_optimizer(evidence: Evidence) -> Iterator[Proposal]:
     foreach = rows["name"].str.contains("_foreach_", na=False).any()
     how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
     how += "" if foreach or optimizer == "optimizer" else ", or foreach=True"
-    yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, best_us=best)
+    flag = "--optimizer-impl fused"
+    yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best_us=best)
 
 
 def mixed_precision(evidence: Evidence) -> Iterator[Proposal]:
@@ -260,7 +262,7 @@ def compilation(evidence: Evidence) -> Iterator[Proposal]:
         us += waits
         text += f", and their part of the wait for launches, {waits / evidence.total_us:.1%}"
     how = "torch.compile(model): chains of element-wise operators become one kernel each"
-    yield Proposal("compile", how, us, text, "work between products could vanish into them")
+    yield Proposal("compile", how, us, text, "work between products could vanish into them", "--compile")
 
 
 def larger_batch(evidence: Evidence) -> Iterator[Proposal]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import torch
 
+from analysis.documents import cell
 from analysis.hardware import NO_PEAK, bandwidth_ceilings, compute_ceilings
 from analysis.memory import MemoryLedger, kept_by_component, place_of_peak, tensor_name
 from analysis.rehearsal import NotRehearsable, rehearse
@@ -90,7 +91,8 @@ def least_bytes_of_a_step(config: TinyLlamaConfig, training: TrainingConfig) -> 
     """Bytes that a step must move if all that it makes and drops stays on the chip: weights, two moments and a step
     count of each tensor, read and written, float32 at any precision; tokens, mask, cosines and sines, read."""
     tensors, tokens = 3 + 9 * config.n_layers, training.batch_size * training.seq_len
-    constants = training.seq_len * (training.seq_len + 2 * config.head_dim)
+    mask = training.seq_len**2 if training.attention == "eager" else 0
+    constants = mask + 2 * training.seq_len * config.head_dim
     return 2 * 4 * (3 * config.parameter_count() + tensors) + 2 * 8 * tokens + 4 * constants
 
 
@@ -104,24 +106,31 @@ def kept_by_formula(config: TinyLlamaConfig, training: TrainingConfig) -> dict[s
     batch_size = training.batch_size // training.gradient_accumulation_steps
     tokens, size = batch_size * training.seq_len, PRECISIONS[training.precision].itemsize
     low = size < 4
-    d, f, kv = config.hidden_dim, config.intermediate_dim, config.kv_dim
-    wide, square = tokens * d, batch_size * config.n_heads * training.seq_len**2
+    d, f, kv, heads = config.hidden_dim, config.intermediate_dim, config.kv_dim, config.n_heads
+    wide, square = tokens * d, batch_size * heads * training.seq_len**2
     norm = 4 * (wide + tokens + (0 if low else wide))
     copies = low * size  # bytes for each element of a weight or input that is copied to the narrow type
     # Keys and values are copied for the heads that share them, and where a product cannot read them transposed.  Of a
-    # single sample it can read them as they are, if each head has its own or all have the same.
-    values_stay = batch_size == 1 and config.n_kv_heads in (1, config.n_heads)
+    # single sample it can read them as they are, if each head has its own or all have the same.  A fused kernel
+    # also reads those of more samples in place.
+    eager = training.attention == "eager"
+    values_stay = config.n_kv_heads in (1, heads) and (batch_size == 1 or not eager)
     keys_stay = values_stay and not low
     layer = {
         "attention_norm": (norm, 0),
         "attention.q_proj": (copies * (d * d + wide), 0),
         "attention.k_proj": (copies * (d * kv + wide), 0),
         "attention.v_proj": (copies * (d * kv + wide) + values_stay * size * tokens * kv, 0),
-        "attention.rope": (keys_stay * size * tokens * kv, 0),
-        "attention.scores": (size * wide * (2 - keys_stay), 0),
-        "attention.softmax": (0, 4 * square),
-        "attention.weighted_sum": ((2 - values_stay) * size * wide, copies * square),
-        "attention.o_proj": (copies * d * d, 0),
+        "attention.rope": (keys_stay * size * tokens * kv + (not (eager or low)) * size * wide, 0),
+        "attention.scores": (eager * size * wide * (2 - keys_stay), 0),
+        "attention.softmax": (0, eager * 4 * square),
+        "attention.weighted_sum": (eager * (1 - values_stay) * size * wide, eager * copies * square),
+        # What the fused kernel takes that is not kept already, its output, and the logarithm of each row's sum.
+        "attention.sdpa": (
+            (not eager) * (size * wide * (1 + low + (not keys_stay) + (not values_stay)) + 4 * tokens * heads),
+            0,
+        ),
+        "attention.o_proj": (copies * d * d + eager * size * wide, 0),
         "attention_residual": (4 * wide, 0),
         "mlp_norm": (norm, 0),
         "mlp.gate_proj": (copies * (d * f + wide) + size * tokens * f, 0),
@@ -137,14 +146,6 @@ def kept_by_formula(config: TinyLlamaConfig, training: TrainingConfig) -> dict[s
     kept["lm_head"] = (copies * (config.vocab_size * d + wide), 0)
     kept["loss"] = (4 * (tokens * config.vocab_size + 2), 0)
     return {name: parts for name, parts in kept.items() if any(parts)}
-
-
-def attention_bytes(batch_size: int, seq_len: int, d_head: int, size: int = 4) -> dict[str, int]:
-    """Bytes alive when the backward pass of eager attention alone begins: softmax(q k' / sqrt(d)) v, one head, in a
-    type of so many bytes.  Of the S x S matrices only the softmax's output is kept."""
-    wide = batch_size * seq_len * d_head * size
-    names = ("query", "key", "value", "output", "upstream gradient")
-    return dict.fromkeys(names, wide) | {"softmax output": batch_size * seq_len**2 * size}
 
 
 def library_workspaces(device: torch.device) -> int:
@@ -180,7 +181,11 @@ def memory_prediction(
     taken = 0 if after_failure else taken
     capacity = max(0, whole_device - taken)
     about = describe_environment(device)["device"]
-    formula = kept_by_formula(config, training)
+    if training.compile:
+        kept = {"compiled model": (sum(kept_by_component(memory).values()), 0)}
+    else:
+        kept = kept_by_formula(config, training)
+    searched = replace(training, compile=False)  # what a compiler keeps follows no formula, and it takes its time
     return {
         "device": about,
         "model": asdict(config),
@@ -190,8 +195,11 @@ def memory_prediction(
         "peak_where": place_of_peak(memory),
         "largest_tensors": memory["peak"]["largest_tensors"],
         "kept_for_backward": [
-            {"component": name, "mb": sum(parts) / MB, "quadratic_mb": parts[1] / MB}
-            for name, parts in sorted(formula.items(), key=lambda item: -sum(item[1]))
+            with_reasons(
+                {"component": name, "mb": sum(parts) / MB, "quadratic_mb": None if training.compile else parts[1] / MB},
+                "what a compiler keeps follows no formula",
+            )
+            for name, parts in sorted(kept.items(), key=lambda item: -sum(item[1]))
         ],
         "device_memory_mb": whole_device / MB,
         "device_memory_source": "--device-memory, a GPU; what its libraries keep comes on top"
@@ -199,8 +207,8 @@ def memory_prediction(
         else about["name"],
         "taken_by_process_mb": taken / MB,
         "fits": whole <= capacity,
-        "max_batch_size": largest_batch(config, training, on_gpu, capacity - workspaces),
-        "max_seq_len": longest_sequence(config, training, on_gpu, capacity - workspaces),
+        "max_batch_size": largest_batch(config, searched, on_gpu, capacity - workspaces),
+        "max_seq_len": longest_sequence(config, searched, on_gpu, capacity - workspaces),
     }
 
 
@@ -214,8 +222,7 @@ def memory_of_a_rank(device: torch.device) -> tuple[int, int]:
 def time_bounds(config: TinyLlamaConfig, training: TrainingConfig, device: dict, peak: str | float) -> dict:
     """The least time that a step can take, by arithmetic and by bandwidth, in ms."""
     flops = config.step_flops(training.batch_size, training.seq_len)
-    if training.activation_checkpointing:
-        flops += config.recomputed_flops(training.batch_size, training.seq_len)
+    flops += config.recomputed_flops(training)
     least = least_bytes_of_a_step(config, training)
     compute, bandwidth = compute_ceilings(device, training.precision, peak), bandwidth_ceilings(device, peak)
     bounds = {
@@ -269,7 +276,7 @@ def prediction_lines(document: dict) -> list[str]:
         lines.append(f"{tensor_name(row)[:57]:<58}{row['dtype']:>10}{row['bytes'] / MB:>14,.1f}")
     lines += ["", f"{'kept for the backward pass, all layers':<58}{'MB':>24}{'of it quadratic in S':>24}"]
     for row in document["kept_for_backward"]:
-        lines.append(f"{row['component']:<58}{row['mb']:>24,.1f}{row['quadratic_mb']:>24,.1f}")
+        lines.append(f"{row['component']:<58}{row['mb']:>24,.1f}{cell(row['quadratic_mb'], 24, ',.1f')}")
     has = f"{document['device_memory_mb']:,.0f} MB, {document['device_memory_source']}"
     if document["taken_by_process_mb"]:
         has += f", of which the process takes {document['taken_by_process_mb']:,.0f} MB without a model"
@@ -279,6 +286,10 @@ def prediction_lines(document: dict) -> list[str]:
         f"{'Largest batch:':<26}{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens",
         f"{'Longest sequence:':<26}{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples",
     ]
+    if training["compile"]:
+        lines.append(
+            "--compile: the peak is at most this, as fused kernels write less; what fits is what does without --compile"
+        )
     if document["step_time_lower_bound_ms"] is None:
         return [*lines, f"{'Least time of a step:':<26}unknown: {document['step_time_lower_bound_ms_reason']}"]
     lines.append(f"{'Least time of a step:':<26}{document['step_time_lower_bound_ms']:,.2f} ms")
@@ -292,10 +303,13 @@ def prediction_lines(document: dict) -> list[str]:
 
 def refusal(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device) -> str | None:
     """Why a run cannot fit, None if it can; what would is searched for only where it does not."""
-    peak = int(predicted_memory(config, training, device.type == "cuda").live_at_births().max())
     whole, taken = memory_of_a_rank(device)
-    if peak + library_workspaces(device) <= whole - taken:
-        return None
+    room = whole - taken - library_workspaces(device)
+    for one in dict.fromkeys(
+        (replace(training, compile=False), training)
+    ):  # compiling is slow to predict: only if need be
+        if int(predicted_memory(config, one, device.type == "cuda").live_at_births().max()) <= room:
+            return None
     return what_fits(memory_prediction(config, training, device))
 
 

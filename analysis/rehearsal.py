@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from tiny_llama_v1 import (
-    PRECISIONS,
     TinyLlamaConfig,
-    TinyLlamaModel,
     TrainingConfig,
     UserError,
+    build,
     first_line,
     trace_range,
     train,
@@ -54,27 +55,81 @@ def rehearse(
 ):
     """Run one step under watch(model, optimizer), the second of a run: the optimizer has its state; returns the watch.
 
-    on_gpu: AdamW works on lists of tensors there, and one by one on a CPU.
+    on_gpu: AdamW works on lists of tensors there, and one by one on a CPU, if it is not told.
     """
+    if on_gpu and training.optimizer_impl is None:
+        training = replace(training, optimizer_impl="foreach")
     with FakeTensorMode():
-        model = TinyLlamaModel(config)
-        model.activation_checkpointing = training.activation_checkpointing
-        optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, foreach=on_gpu)
+        model, optimizer, _, autocast = build(config, training, torch.device("cpu"))
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        dtype = PRECISIONS[training.precision]
-        autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32)
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)  # it looks at data
         instrument = watch(model, optimizer)
         once = TrainingConfig(num_steps=1, gradient_accumulation_steps=training.gradient_accumulation_steps)
         stream = batches_without_data(training)
         try:
-            train(model, optimizer, scaler, autocast, stream, once, Rehearsal(), Rehearsal(instrument))
+            called = CompiledModel(model, instrument, autocast, next(stream)) if training.compile else model
+            train(called, optimizer, scaler, autocast, stream, once, Rehearsal(), Rehearsal(instrument))
         except Exception as error:  # a model that was changed may do what only data can answer
             raise NotRehearsable(f"the step cannot be rehearsed without data: {first_line(error)}") from error
     return instrument
+
+
+class CompiledModel:
+    """Stands where the loop calls a compiled model: the graphs that torch.compile would hand to its code generator, run
+    operator by operator, so that the mode which watches the step sees what they make.
+
+    What they keep for the backward pass is what the compiled model keeps.  What its fused kernels never write counts
+    here as if they did: the peak is an upper bound.
+    """
+
+    def __init__(self, model: torch.nn.Module, watching: TorchDispatchMode, autocast, batch):
+        from functorch.compile import min_cut_rematerialization_partition
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._inductor.decomposition import select_decomp_table
+
+        self.model, self.watching, self.inside = model, watching, False
+        backend = aot_autograd(
+            fw_compiler=self.graph_runner,
+            bw_compiler=self.graph_runner,
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=select_decomp_table(),
+        )
+        torch.compiler.reset()
+        model.compile(backend=backend, dynamic=False)
+        with autocast:  # compiled before anything watches: dynamo leaves alone what runs under a mode of others
+            loss = model(*batch)[1]
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    def graph_runner(self, graph: torch.fx.GraphModule, inputs):
+        def run(arguments: list):
+            """Frees each tensor after its last use, as generated code does."""
+            with pushed(self.watching) if self.inside else contextlib.nullcontext():
+                return torch.fx.Interpreter(graph).boxed_run(arguments)
+
+        run._boxed_call = True
+        return run
+
+    def __call__(self, *batch):
+        with _pop_mode_temporarily():
+            self.inside = True
+            try:
+                return self.model(*batch)
+            finally:
+                self.inside = False
+
+
+@contextlib.contextmanager
+def pushed(mode: TorchDispatchMode) -> Iterator[None]:
+    """A mode that is entered already, put on top again; its own bookkeeping of entering is not for this."""
+    TorchDispatchMode.__enter__(mode)
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)
 
 
 def batches_without_data(training: TrainingConfig) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

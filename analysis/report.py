@@ -166,7 +166,7 @@ def flops_facts(documents: dict) -> list[tuple[str, str]]:
             for at, one in enumerate(efficiency["peaks"])
         ]
         if efficiency["hfu_percent"] is not None:
-            again = f"{counts['recomputed_flops']:,} FLOPs that activation checkpointing does again"
+            again = f"{counts['recomputed_flops']:,} FLOPs that the backward pass does again"
             rows.append(("HFU", f"{efficiency['hfu_percent']:.1f}%, with {again}"))
     if intensity:
         ridge, used = intensity["ridge_point_flops_per_byte"], intensity["memory_bandwidth_utilization_percent"]

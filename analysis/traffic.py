@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 import torch
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from analysis.costs import CALCULATING, category, operator_class
-from analysis.counting import model_config
+from analysis.counting import model_config, training_config
 from analysis.hardware import NO_PEAK, Ceiling
 from analysis.rehearsal import rehearse
 from tiny_llama_v1 import MB, PHASES, TinyLlamaConfig, TrainingConfig, range_observers, with_reasons
@@ -178,14 +178,14 @@ def step_work(config: TinyLlamaConfig, training: TrainingConfig, on_gpu: bool = 
     part = replace(
         training, batch_size=training.batch_size // micro_steps * counted, gradient_accumulation_steps=counted
     )
+    part = replace(part, compile=False)  # operators as they are before any are fused
     return rehearse(config, part, on_gpu, lambda *model: WorkCounter(alike=micro_steps - 1))
 
 
 def computational_intensity(profile: dict) -> dict:
     """computational_intensity.json from flops_profile.json: bytes and operations of a step, bandwidth used, and which
     limit is nearer.  What is recomputed counts here, as its bytes do."""
-    arguments = profile["config"]["arguments"]
-    training = TrainingConfig(**{f.name: arguments[f.name] for f in fields(TrainingConfig)})
+    training = training_config(profile["config"])
     on_gpu = profile["environment"]["device"]["type"] == "cuda"
     work = step_work(model_config(profile["config"]), training, on_gpu)
     table = work.table()

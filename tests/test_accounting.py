@@ -1,5 +1,7 @@
 """Parameters and FLOPs by formula, against the model itself and against two counters."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,15 +26,21 @@ def resolved(*flags: str):
 
 def test_components_add_up_and_without_deepspeed_the_rest_stands():
     config, training, _ = resolved("--size", "small")
-    rows = by_component(config, training.batch_size, training.seq_len)
+    rows = by_component(config, training)
     assert sum(row["forward_flops"] + row["backward_flops"] for row in rows) == config.step_flops(8, 256)
     assert sum(row["share"] for row in rows) == pytest.approx(1)
-    found = reconciliation(config, 8, 256, "DeepSpeed is missing")
+    found = reconciliation(config, training, "DeepSpeed is missing")
     assert found["agree"]
     assert found["rows"][2]["forward_flops"] is None
     assert "No count by DeepSpeed: DeepSpeed is missing" in reconciliation_lines(found)
     off = dict(macs=config.forward_flops(8, 256) // 2 - 1, flops=config.forward_flops(8, 256))
-    assert "The counts DIFFER." in reconciliation_lines(reconciliation(config, 8, 256, off))
+    assert "The counts DIFFER." in reconciliation_lines(reconciliation(config, training, off))
+    fused = by_component(config, replace(training, attention="sdpa"))
+    assert {row["component"] for row in rows} - {row["component"] for row in fused} == {
+        "attention.scores",
+        "attention.weighted_sum",
+    }
+    assert sum(row["forward_flops"] for row in fused) == sum(row["forward_flops"] for row in rows)
 
 
 @pytest.mark.parametrize("size", PUBLISHED)
@@ -46,12 +54,19 @@ def check(config, batch_size, seq_len):
     """The model's parameters and both passes of it, counted, are those of the formulas; so is what is recomputed."""
     with FakeTensorMode():
         assert sum(p.numel() for p in tiny_llama.TinyLlamaModel(config).parameters()) == config.parameter_count()
-    found = counted_by_torch(config, batch_size, seq_len)
+    training = tiny_llama.TrainingConfig(batch_size=batch_size, seq_len=seq_len)
+    found = counted_by_torch(config, training)
     assert found["forward_flops"] == config.forward_flops(batch_size, seq_len)
     assert found["forward_flops"] + found["backward_flops"] == config.step_flops(batch_size, seq_len)
-    again = counted_by_torch(config, batch_size, seq_len, recompute=True)
-    assert again["forward_flops"] == found["forward_flops"]
-    assert again["backward_flops"] - found["backward_flops"] == config.recomputed_flops(batch_size, seq_len)
+    for options in (
+        {"activation_checkpointing": True},
+        {"attention": "sdpa"},
+        {"activation_checkpointing": True, "attention": "sdpa"},
+    ):
+        other = replace(training, **options)
+        again = counted_by_torch(config, other)
+        assert again["forward_flops"] == found["forward_flops"]
+        assert again["backward_flops"] - found["backward_flops"] == config.recomputed_flops(other) > 0
 
 
 @settings(max_examples=20, deadline=None)

@@ -15,9 +15,11 @@ def resolved(*flags: str):
 FLAGS = {  # every flag that users rely on; a change here is a change of what was promised
     "--batch-size --seq-len --num-steps --learning-rate --device --vocab-size --hidden-dim --n-layers --num-layers "
     "--n-heads --num-heads --n-kv-heads --intermediate-dim --size --data --seed --deterministic "
-    "--gradient-accumulation-steps --precision --activation-checkpointing --use-amp --enable-pytorch-profiler "
-    "--profile-dir --profile-steps --warmup-steps --profile-memory --enable-memory-profiling --profile-stacks "
-    "--profile-operators --gzip --memory-snapshot --enable-deepspeed-flops --flops-profile-step --peak "
+    "--gradient-accumulation-steps --precision --attention --compile --activation-checkpointing "
+    "--optimizer-impl --use-amp --enable-pytorch-profiler --profile-dir --profile-steps --warmup-steps "
+    "--profile-memory --enable-memory-profiling --profile-stacks "
+    "--profile-operators --gzip --memory-snapshot --system-profiler "
+    "--enable-deepspeed-flops --flops-profile-step --peak "
     "--enable-all-profiling --output-dir --log-interval --validate-setup --dry-run --device-memory --force"
 }
 

@@ -8,13 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import PROJECT, SMALL_MODEL, finish, start
 
 import tiny_llama_v1 as tiny_llama
 from analysis.memory import MemoryLedger, MemorySnapshot, kept_by_component
 from analysis.prediction import (
-    attention_bytes,
     kept_by_formula,
     largest_batch,
     least_bytes_of_a_step,
@@ -70,12 +68,10 @@ def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("shape", [(1, 7), (2, 2), (3, 16)])
-@pytest.mark.parametrize("again", [False, True])
-def test_what_is_kept_for_the_backward_pass_follows_the_formula(precision, kv_heads, shape, again):
+@pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True}, {"attention": "sdpa"}])
+def test_what_is_kept_for_the_backward_pass_follows_the_formula(precision, kv_heads, shape, options):
     config = replace(SMALL, n_kv_heads=kv_heads)
-    training = replace(
-        TRAINING, batch_size=shape[0], seq_len=shape[1], precision=precision, activation_checkpointing=again
-    )
+    training = replace(TRAINING, batch_size=shape[0], seq_len=shape[1], precision=precision, **options)
     kept = kept_by_component(predicted_memory(config, training, False).document())
     assert kept == {name: sum(parts) for name, parts in kept_by_formula(config, training).items()}
 
@@ -91,7 +87,9 @@ def test_only_scores_grow_with_the_square_of_the_sequence():
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 16)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("flags", [{}, {"activation_checkpointing": True}, {"gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize(
+    "flags", [{}, {"activation_checkpointing": True}, {"gradient_accumulation_steps": 2, "attention": "sdpa"}]
+)
 def test_what_fits_is_the_largest_that_does(flags, precision, shape):
     """Searched among polynomials, checked by rehearsal."""
     more, capacity = flags.get("gradient_accumulation_steps", 1), 3_300_000
@@ -114,20 +112,9 @@ def test_nothing_fits_where_weights_alone_do_not():
     assert largest_batch(SMALL, TRAINING, False, 10_000) == longest_sequence(SMALL, TRAINING, False, 10_000) == 0
 
 
-def test_attention_alone_to_the_byte():
-    """Every storage alive when the backward pass begins: what autograd keeps, the output and its gradient."""
-    batch_size, seq_len, d_head = 3, 50, 16
-    q, k, v = (torch.randn(batch_size, seq_len, d_head, requires_grad=True) for _ in range(3))
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        output = F.softmax(q @ k.transpose(1, 2) * d_head**-0.5, dim=-1) @ v
-    alive = [*kept, q, k, v, output, torch.ones_like(output)]
-    storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in alive}
-    assert sum(attention_bytes(batch_size, seq_len, d_head).values()) == sum(storages.values())
-
-
 def test_the_least_that_a_step_moves_is_what_traffic_counts():
-    for config, training in ((TINY, TRAINING), (SMALL, replace(TRAINING, batch_size=4, seq_len=16))):
+    small = replace(TRAINING, batch_size=4, seq_len=16)
+    for config, training in ((TINY, TRAINING), (SMALL, small), (SMALL, replace(small, attention="sdpa"))):
         assert step_work(config, training).minimum() == least_bytes_of_a_step(config, training)
 
 

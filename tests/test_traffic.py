@@ -71,10 +71,20 @@ def test_a_step():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"gradient_accumulation_steps": 4}, {"precision": "bf16"}, {"activation_checkpointing": True}]
+    "options",
+    [
+        {},
+        {"gradient_accumulation_steps": 4},
+        {"precision": "bf16"},
+        {"activation_checkpointing": True},
+        {"attention": "sdpa"},
+        {"attention": "sdpa", "optimizer_impl": "fused", "compile": True},
+    ],
 )
 def test_products_are_those_of_the_formula(options):
-    expected = SMALL.step_flops(8, 16) + (SMALL.recomputed_flops(8, 16) if "activation_checkpointing" in options else 0)
+    """Compiled too: operators are counted as they are before any are fused."""
+    expected = SMALL.step_flops(8, 16)
+    expected += SMALL.recomputed_flops(tiny_llama.TrainingConfig(batch_size=8, seq_len=16, **options))
     assert sum(bytes_of("flops", **options).values()) == expected
 
 
