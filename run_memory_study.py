@@ -22,8 +22,8 @@ def main() -> None:
     for name in ("batch_size", "seq_len", "validate_setup"):
         if getattr(args, name):
             parser.error(f"argument --{name.replace('_', '-')}: the study chooses it; see --batch-sizes and --seq-lens")
-    tiny_llama_v1.require("the study", ["analysis", "matplotlib", "tensorboard"])
-    from analysis.memory_study import study
+    tiny_llama_v1.require("the study", ["analysis", "studies", "matplotlib", "tensorboard"])
+    from studies.memory import study
 
     study(args, Path(args.output_dir or "./memory_study"))
 

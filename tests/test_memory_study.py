@@ -8,7 +8,7 @@ import time
 import pytest
 from conftest import PROJECT, finish, start
 
-from analysis.memory_study import fit, shares, study_document, study_lines
+from studies.memory import fit, shares, study_document, study_lines
 
 MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --num-steps 3".split()
 

@@ -113,7 +113,7 @@ def test_what_each_saves_is_predicted():
         predicted_memory(CONFIG, replace(small, optimizer_impl=impl), False).document() for impl in ("foreach", "fused")
     )
     assert lists["peak"]["phase"] == "optimizer"
-    assert lists["peak_bytes"] - fused["peak_bytes"] > 4 * CONFIG.parameter_count()
+    assert lists["peak_bytes"] - fused["peak_bytes"] > 0.9 * 4 * CONFIG.parameter_count()
 
 
 def test_compiling(train, tmp_path, monkeypatch):

@@ -1,0 +1,283 @@
+"""What every sweep does: rows one after another, each in a process of its own, kept as they come, resumed, shown."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from analysis.documents import png, read_document, with_reasons_beside, write_whole
+from tiny_llama_v1 import (
+    MB,
+    UserError,
+    explain,
+    out_of_memory,
+    prepare_folder,
+    say,
+    write_json,
+)
+
+DONE = ("ok", "oom", "skipped")  # a resumed sweep leaves these rows as they are; what failed is tried again
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: the row's value as text, - where it has none."""
+
+    title: str
+    value: Callable[[dict], object]
+    form: str = ""
+    left: bool = False
+
+    def text(self, row: dict) -> str:
+        value = self.value(row)
+        return "-" if value is None else format(value, self.form)
+
+
+def named(title: str, key: str, form: str = "", scale: float = 1.0, left: bool = False) -> Column:
+    """A column of what the row has under a name, divided by the scale if it is a number."""
+
+    def value(row: dict):
+        found = row.get(key)
+        return found / scale if scale != 1.0 and found is not None else found
+
+    return Column(title, value, form, left)
+
+
+def aligned(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
+    """A table for a terminal."""
+    cells = [[column.title for column in columns], *([column.text(row) for column in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column.left else cell.rjust(width)
+            for cell, width, column in zip(line, widths, columns, strict=True)
+        ).rstrip()
+        for line in cells
+    ]
+
+
+def markdown(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
+    """The same table in markdown."""
+    lines = [[column.title for column in columns], [":--" if column.left else "--:" for column in columns]]
+    lines += [[column.text(row).replace("|", "\\|") for column in columns] for row in rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def outcome_column(title: str = "status") -> Column:
+    """The last column: the status, and why where it is not ok."""
+
+    def text(row: dict) -> str:
+        status = {"oom": "OOM"}.get(row["status"], row["status"])
+        return f"{status}: {row['reason']}" if row["reason"] else status
+
+    return Column(title, text, left=True)
+
+
+@dataclass
+class Section:
+    """A part of a report: a title, a table or lines of text, or both."""
+
+    title: str
+    columns: Sequence[Column] = ()
+    rows: list[dict] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+
+    def terminal(self) -> list[str]:
+        return ["", self.title, *(aligned(self.columns, self.rows) if self.rows else []), *self.text]
+
+    def markdown(self) -> list[str]:
+        table = ["", *markdown(self.columns, self.rows)] if self.rows else []
+        return ["", f"## {self.title}", *table, *([""] if self.text else []), *(f"{line}  " for line in self.text)]
+
+
+class Sweep:
+    """A folder with rows in it: <name>.json, written anew after each row, with config.json beside it.
+
+    `key` are the columns that say which row it is, `figures` those that were measured: with them in the document any
+    two sweeps of a kind can be compared.
+    """
+
+    def __init__(self, name: str, folder: Path, config: dict, environment: dict, key: Sequence[str], figures: dict):
+        self.name, self.folder, self.config, self.environment = name, folder, config, environment
+        self.key, self.figures = tuple(key), figures
+        self.rows: list[dict] = []
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+    def open(self, resume: bool) -> None:
+        """Make the folder ready, or take up the rows that it holds.  Raises UserError if they are of other settings."""
+        if not resume:
+            prepare_folder(self.folder)
+            write_json(self.folder / "config.json", self.config | {"environment": self.environment})
+            return
+        earlier, document = read_document(self.folder / "config.json"), read_document(self.file)
+        if earlier is None or document is None:
+            raise UserError(f"--resume {self.folder}: holds no {self.name}.json with its config.json", exit_code=2)
+        wanted = json.loads(json.dumps(self.config))
+        for part in wanted:
+            mine, theirs = wanted[part], earlier.get(part, {})
+            for name in sorted({*mine, *theirs}):
+                if mine.get(name) != theirs.get(name):
+                    raise UserError(
+                        f"--resume {self.folder}: was begun with {name} {theirs.get(name)}, not {mine.get(name)}; give "
+                        "the flags it was begun with",
+                        exit_code=2,
+                    )
+        if (earlier["environment"]["device"], earlier["environment"]["packages"]) != (
+            self.environment["device"],
+            self.environment["packages"],
+        ):
+            raise UserError(f"--resume {self.folder}: was begun on another device or with other versions", exit_code=2)
+        self.rows = [row for row in document["rows"] if row["status"] in DONE]
+        say(f"Resumed: {len(self.rows)} rows are done")
+
+    def identity(self, row: dict) -> tuple:
+        return tuple(row[name] for name in self.key)
+
+    def run(self, specs: list[dict], measure: Callable[[dict], list[dict]], shown: Callable[[dict], str]) -> None:
+        """measure(spec) gives the rows of a spec, which name it; what is done already is passed over."""
+        done = {self.identity(row) for row in self.rows}
+        todo = [spec for spec in specs if not all(self.identity(row) in done for row in spec["rows"])]
+        started, slow = time.monotonic(), 0
+        for i, spec in enumerate(todo, 1):
+            rows = measure(spec)
+            slow += any(row["status"] in ("ok", "oom", "failed") for row in rows)
+            for row in rows:
+                self.rows.append(with_reasons_beside(row, reasons_of(row, self.figures)))
+            self.write()
+            left = (time.monotonic() - started) / max(slow, 1) * (len(todo) - i)
+            about = f", {left / 60:.0f} min left at most" if left > 90 else ""
+            say(*(f"[{i}/{len(todo)}] {shown(row)}{about}" for row in rows[-1:]))
+
+    def document(self) -> dict:
+        order = {"key": list(self.key), "figures": self.figures}
+        return self.config | {"environment": self.environment, "study": self.name, **order, "rows": self.rows}
+
+    def write(self, **more) -> None:
+        write_json(self.file, self.document() | more)
+
+    def close(self, sections: list[Section], figure, more: dict) -> None:
+        """Tables on the terminal and in markdown, the figure, TensorBoard; raises UserError if a row failed."""
+        self.write(**more)
+        title = self.name.replace("_", " ").capitalize()
+        environment = self.environment
+        about = [
+            f"Device: {environment['device']['name']}; PyTorch {environment['packages']['torch']}; "
+            f"{environment['cpu']['torch_threads']} threads; {environment['timestamp']}",
+            f"Command: {environment['command_line']}",
+        ]
+        for section in sections:
+            say(*section.terminal())
+        lines = [f"# {title}", "", *(f"{line}  " for line in about)]
+        if figure is not None:
+            lines += ["", f"![{title}]({self.name}.png)"]
+        lines += [line for section in sections for line in section.markdown()]
+        write_whole(self.folder / f"{self.name}.md", ("\n".join(lines) + "\n").encode())
+        files = [f"{self.name}.json", f"{self.name}.md"]
+        if figure is not None:
+            write_whole(self.folder / f"{self.name}.png", png(figure))
+            files.append(f"{self.name}.png")
+        self.write_events(lines, figure)
+        say("", "Files:", *(f"  {self.folder / name}" for name in files))
+        failed = sum(row["status"] == "failed" for row in self.rows)
+        if failed:
+            raise UserError(f"{failed} of {len(self.rows)} rows failed; see the table")
+
+    def write_events(self, lines: list[str], figure) -> None:
+        """TensorBoard: the tables, the figure, and a line of the HPARAMS tab for each row that was measured."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        try:
+            with SummaryWriter(str(self.folder)) as writer:
+                writer.add_text(self.name, "\n".join(lines))
+                if figure is not None:
+                    writer.add_figure(self.name, figure)
+                for row in self.rows:
+                    figures = {f"hparam/{name}": row[name] for name in self.figures if row.get(name) is not None}
+                    if row["status"] == "ok" and figures:
+                        values = {name: row[name] for name in self.key}
+                        run = "_".join(str(value).replace("/", "-") for value in values.values())
+                        writer.add_hparams(values, figures, run_name=f"rows/{run}")
+        except OSError as failure:
+            raise UserError(f"cannot write events in {self.folder}: {failure.strerror}") from failure
+
+
+def reasons_of(row: dict, figures: dict) -> dict[str, str]:
+    """Why each null of a row is one, where the row itself does not say."""
+    why = f"{row['status']}: {row['reason']}" if row["status"] != "ok" else "not part of this row"
+    return dict.fromkeys((*figures, *row), why)
+
+
+# ---- A row in a process of its own ------------------------------------------------------------------------------
+
+
+def in_fresh_process(work: Callable, *arguments) -> tuple[str, object]:
+    """Call work(*arguments) in a process that has done nothing before: ("ok", its answer), or ("oom" | "failed", why).
+
+    Processes are forked from one that has imported PyTorch and touched no device, so that each starts at once.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tiny_llama_v1", "torch._dynamo", work.__module__])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, work, arguments), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    except EOFError:
+        process.join()
+        return ended(process.exitcode)
+    finally:
+        if process.is_alive():
+            process.join(0.5)
+        process.terminate()
+        process.join()
+        ours.close()
+
+
+def ended(code: int) -> tuple[str, str]:
+    """What a process died of without an answer."""
+    if code == -signal.SIGKILL:
+        return "oom", "killed by SIGKILL, as an operating system does when memory runs out"
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return "failed", f"its process ended by {how}"
+
+
+def _answer(connection, work: Callable, arguments: tuple) -> None:
+    """In the new process: the answer, or the error as a line, which becomes the row's reason."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep ends it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    warnings.simplefilter("ignore")
+    try:
+        answer = "ok", work(*arguments)
+    except Exception as error:  # noqa: BLE001
+        if os.environ.get("TINY_LLAMA_DEBUG") == "1":
+            traceback.print_exc()
+        answer = "oom" if out_of_memory(error) else "failed", explain(error)[0]
+    connection.send(answer)
+    connection.close()
+
+
+def exponent(points: list[tuple[float, float]]) -> float | None:
+    """The p of y ~ x^p by least squares of logarithms; None for fewer than two different x."""
+    points = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
+    if len({x for x, _ in points}) < 2:
+        return None
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+def megabytes(size: int) -> str:
+    return f"{size / MB:,.1f} MB"
