@@ -242,3 +242,18 @@ run_logged() {
     fi
     exit "$code"
 }
+
+launch_sweep() { # NAME FLAG...: run NAME.py into NAME_<timestamp>/, --output-dir, or the folder that --resume names
+    local name=${1#run_} script=$HERE/$1.py folder
+    shift
+    use_python "$HERE/requirements.txt"
+    if wants_help "$@"; then exec "$PYTHON" "$script" --help; fi
+    folder=$(value_of --resume "" "$@")
+    if [ -n "$folder" ]; then
+        run_logged "$folder" "$PYTHON" "$script" "$@"
+        return
+    fi
+    folder=$(value_of --output-dir "" "$@")
+    [ -n "$folder" ] || folder=$(new_folder "$name") || exit 1
+    run_logged "$folder" "$PYTHON" "$script" "$@" --output-dir "$folder"
+}

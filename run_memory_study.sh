@@ -5,8 +5,4 @@ set -u
 HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd) || exit 1
 . "$HERE/launcher_common.sh" || exit 1
 
-use_python "$HERE/requirements.txt"
-if wants_help "$@"; then exec "$PYTHON" "$HERE/run_memory_study.py" --help; fi
-folder=$(value_of --output-dir "" "$@")
-[ -n "$folder" ] || folder=$(new_folder memory_study) || exit 1
-run_logged "$folder" "$PYTHON" "$HERE/run_memory_study.py" "$@" --output-dir "$folder"
+launch_sweep run_memory_study "$@"

@@ -70,39 +70,54 @@ def rehearse(
         once = TrainingConfig(num_steps=1, gradient_accumulation_steps=training.gradient_accumulation_steps)
         stream = batches_without_data(training)
         try:
-            called = CompiledModel(model, instrument, autocast, next(stream)) if training.compile else model
+            called = compiled_model(model, instrument, autocast, next(stream)) if training.compile else model
             train(called, optimizer, scaler, autocast, stream, once, Rehearsal(), Rehearsal(instrument))
         except Exception as error:  # a model that was changed may do what only data can answer
             raise NotRehearsable(f"the step cannot be rehearsed without data: {first_line(error)}") from error
     return instrument
 
 
-class CompiledModel:
-    """Stands where the loop calls a compiled model: the graphs that torch.compile would hand to its code generator, run
-    operator by operator, so that the mode which watches the step sees what they make.
+def rehearse_forward(config: TinyLlamaConfig, training: TrainingConfig, watch: Callable[..., AbstractContextManager]):
+    """Run one forward pass without gradients or optimizer, as inference is, under watch(model, optimizer)."""
+    with FakeTensorMode(), torch.no_grad():
+        model, optimizer, _, autocast = build(config, training, torch.device("cpu"))
+        instrument, batch = watch(model, optimizer), next(batches_without_data(training))
+        try:
+            called = compiled_model(model, instrument, autocast, batch) if training.compile else model
+            with instrument, trace_range("forward"), autocast:
+                loss = called(*batch)[1]
+                del loss
+        except Exception as error:
+            raise NotRehearsable(f"the pass cannot be rehearsed without data: {first_line(error)}") from error
+    return instrument
 
-    What they keep for the backward pass is what the compiled model keeps.  What its fused kernels never write counts
+
+class CompiledCall:
+    """Stands where a compiled model or function is called: the graphs that torch.compile would hand to its code
+    generator, run operator by operator, so that the mode which watches the step sees what they make.
+
+    What they keep for the backward pass is what the compiled code keeps.  What its fused kernels never write counts
     here as if they did: the peak is an upper bound.
     """
 
-    def __init__(self, model: torch.nn.Module, watching: TorchDispatchMode, autocast, batch):
+    def __init__(self, compiled: Callable, warm_up: Callable, watching: TorchDispatchMode):
+        """compiled(backend) gives what is called; warm_up(it) calls it, and its backward pass, once: compiled before
+        anything watches, because dynamo leaves alone what runs under a mode of others."""
         from functorch.compile import min_cut_rematerialization_partition
         from torch._dynamo.backends.common import aot_autograd
         from torch._inductor.decomposition import select_decomp_table
 
-        self.model, self.watching, self.inside = model, watching, False
-        backend = aot_autograd(
-            fw_compiler=self.graph_runner,
-            bw_compiler=self.graph_runner,
-            partition_fn=min_cut_rematerialization_partition,
-            decompositions=select_decomp_table(),
-        )
+        self.watching, self.inside = watching, False
         torch.compiler.reset()
-        model.compile(backend=backend, dynamic=False)
-        with autocast:  # compiled before anything watches: dynamo leaves alone what runs under a mode of others
-            loss = model(*batch)[1]
-        loss.backward()
-        model.zero_grad(set_to_none=True)
+        self.called = compiled(
+            aot_autograd(
+                fw_compiler=self.graph_runner,
+                bw_compiler=self.graph_runner,
+                partition_fn=min_cut_rematerialization_partition,
+                decompositions=select_decomp_table(),
+            )
+        )
+        warm_up(self.called)
 
     def graph_runner(self, graph: torch.fx.GraphModule, inputs):
         def run(arguments: list):
@@ -113,13 +128,28 @@ class CompiledModel:
         run._boxed_call = True
         return run
 
-    def __call__(self, *batch):
+    def __call__(self, *arguments):
         with _pop_mode_temporarily():
             self.inside = True
             try:
-                return self.model(*batch)
+                return self.called(*arguments)
             finally:
                 self.inside = False
+
+
+def compiled_model(model: torch.nn.Module, watching: TorchDispatchMode, autocast, batch) -> CompiledCall:
+    def compiled(backend):
+        model.compile(backend=backend, dynamic=False)
+        return model
+
+    def warm_up(called):
+        with autocast:
+            loss = called(*batch)[1]
+        if loss.requires_grad:
+            loss.backward()
+            model.zero_grad(set_to_none=True)
+
+    return CompiledCall(compiled, warm_up, watching)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -13,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from analysis.documents import png, read_document, with_reasons_beside, write_whole
 from tiny_llama_v1 import (
@@ -271,12 +272,10 @@ def _answer(connection, work: Callable, arguments: tuple) -> None:
 
 def exponent(points: list[tuple[float, float]]) -> float | None:
     """The p of y ~ x^p by least squares of logarithms; None for fewer than two different x."""
-    points = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
     if len({x for x, _ in points}) < 2:
         return None
-    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    x, y = np.log(np.array(points, dtype=float)).T
+    return float(np.polyfit(x, y, 1)[0])
 
 
 def megabytes(size: int) -> str:

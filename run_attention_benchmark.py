@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Attention alone: forward, backward and memory, written out, eager, compiled and fused, as the sequence grows.
+
+python3 run_attention_benchmark.py [--implementations manual eager compiled sdpa] [--d-head 16 32 64 128]
+                                   [--seq-len 256 1024 4096 8192 16384] [--dtypes fp32 bf16] [--output-dir DIR]
+python3 run_attention_benchmark.py --dry-run --device-memory 16      the predictions alone, for a GPU of 16 GB
+"""
+
+import sys
+from pathlib import Path
+
+import tiny_llama_v1
+
+
+def main() -> None:
+    backends = ["sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math"]
+    names = ["manual", "eager", "compiled", "sdpa"]
+    count, none_or_more = tiny_llama_v1.number_of(int, 1), tiny_llama_v1.number_of(int, 0)
+    parser = tiny_llama_v1.OneLineParser(
+        prog="run_attention_benchmark.py",
+        allow_abbrev=False,
+        description=__doc__.splitlines()[0],
+        epilog="Defaults in parentheses; on a CPU fewer and smaller rows, and the output says which.",
+    )
+    add = parser.add_argument
+    add(
+        "--implementations",
+        nargs="+",
+        metavar="NAME",
+        choices=[*names, *backends],
+        default=names,
+        help=f"{', '.join(names)}: every kernel that sdpa has here, or one of {', '.join(backends)} (the first four)",
+    )
+    add("--d-head", type=count, nargs="+", metavar="N", help="head widths (16 32 64 128; on a CPU 16 64)")
+    add("--seq-len", type=count, nargs="+", metavar="N", help="tokens (256 1024 4096 8192 16384; on a CPU to 4096)")
+    add("--batch-size", type=count, default=8, metavar="N", help="samples (8)")
+    add(
+        "--dtypes",
+        nargs="+",
+        metavar="TYPE",
+        choices=["fp32", "bf16", "fp16"],
+        default=["fp32"],
+        help="fp32, bf16, fp16",
+    )
+    add("--causal", action="store_true", help="each token sees only those before it")
+    add("--repetitions", type=count, metavar="N", help="timed passes (100; on a CPU 5)")
+    add("--warmup-steps", type=none_or_more, default=2, metavar="N", help="passes before them (2)")
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as of tiny_llama_v1.py (auto)")
+    add("--dry-run", action="store_true", help="predict memory; run nothing")
+    text = "with --dry-run: predict for a GPU of so many GB of 2^30 bytes (this device)"
+    add("--device-memory", type=tiny_llama_v1.memory_size, metavar="GB", help=text)
+    add("--force", action="store_true", help="run rows that would not fit by prediction")
+    add("--output-dir", metavar="DIR", help="(./attention_benchmark)")
+    add("--resume", metavar="FOLDER", help="go on with a sweep that was cut short, with the same flags")
+    args = parser.parse_args()
+    if args.device_memory and not args.dry_run:
+        parser.error("--device-memory: says something to --dry-run alone; give both")
+    if args.resume and args.output_dir:
+        parser.error("--resume: names the folder already; leave out --output-dir")
+    tiny_llama_v1.require("the benchmark", ["analysis", "studies", "matplotlib", "tensorboard"])
+    from studies.attention import benchmark
+
+    benchmark(args, Path(args.resume or args.output_dir or "./attention_benchmark"))
+
+
+if __name__ == "__main__":
+    sys.exit(tiny_llama_v1.exit_code_of(main))
