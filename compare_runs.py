@@ -34,15 +34,22 @@ def main() -> None:
     tiny_llama_v1.require("comparing", ["matplotlib", "jinja2"])
     from analysis.compare import compare, comparison_figure, comparison_lines
     from analysis.report import plain_text
+    from studies.compare import compare_studies, draw_study_comparison, read_study, study_comparison_lines
 
-    comparison = compare(args.folders)
-    tiny_llama_v1.say(*comparison_lines(comparison, args.top_n))
+    studies = [read_study(folder) if folder.is_dir() else None for folder in args.folders]
+    if any(studies):
+        comparison = compare_studies(args.folders, studies)
+        lines, draw = study_comparison_lines(comparison), draw_study_comparison
+    else:
+        comparison = compare(args.folders)
+        lines, draw = comparison_lines(comparison, args.top_n), comparison_figure
+    tiny_llama_v1.say(*lines)
     folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tiny_llama_v1.write_json(folder / "comparison.json", comparison)
         with plain_text():
-            comparison_figure(comparison).savefig(folder / "comparison.png", dpi=120)
+            draw(comparison).savefig(folder / "comparison.png", dpi=120)
     except OSError as error:
         raise tiny_llama_v1.UserError(f"cannot write to folder {folder}: {error.strerror}") from error
     tiny_llama_v1.say("", "Files:", f"  {folder / 'comparison.json'}", f"  {folder / 'comparison.png'}")

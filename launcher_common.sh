@@ -249,11 +249,10 @@ launch_sweep() { # NAME FLAG...: run NAME.py into NAME_<timestamp>/, --output-di
     use_python "$HERE/requirements.txt"
     if wants_help "$@"; then exec "$PYTHON" "$script" --help; fi
     folder=$(value_of --resume "" "$@")
-    if [ -n "$folder" ]; then
-        run_logged "$folder" "$PYTHON" "$script" "$@"
-        return
+    if [ -z "$folder" ]; then
+        folder=$(value_of --output-dir "" "$@")
+        [ -n "$folder" ] || folder=$(new_folder "$name") || exit 1
+        set -- "$@" --output-dir "$folder"
     fi
-    folder=$(value_of --output-dir "" "$@")
-    [ -n "$folder" ] || folder=$(new_folder "$name") || exit 1
-    run_logged "$folder" "$PYTHON" "$script" "$@" --output-dir "$folder"
+    run_logged "$folder" "$PYTHON" "$script" "$@"
 }

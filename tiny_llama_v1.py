@@ -237,8 +237,10 @@ SIZE_ALIASES = {"med": "medium", "xl": "very_large", "verylarge": "very_large"}
 RUN_FILES = (
     "config.json performance_summary.json events.out.tfevents.* trace_step_*.json* operator_analysis*.json "
     "memory_timeline.* memory_snapshot_*.pickle memory_study.* prediction.json flops_profile.* "
-    "computational_intensity.json roofline* report.html training_output.log training_output.*.log system_profile*"
+    "computational_intensity.json roofline* report.html training_output.log training_output.*.log system_profile* "
+    "training_benchmark.* attention_benchmark.* precision_study.*"
 ).split()
+RUN_FOLDERS = ("rows", "snapshots")  # of sweeps
 
 
 class UserError(Exception):
@@ -1259,6 +1261,7 @@ def prepare_folder(folder: Path) -> None:
             raise UserError(f"{config} is of no run of this script; give another folder")
         patterns = RUN_FILES if config.exists() else ["trace_step_*.json*", "prediction.json"]
         earlier = [f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() != log]
+        earlier += [f for name in RUN_FOLDERS if earlier and (f := folder / name).is_dir()]
         if earlier:
             stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime("%Y%m%d_%H%M%S")
             names = (f"earlier_{stamp}" + (f"_{n}" if n > 1 else "") for n in itertools.count(1))

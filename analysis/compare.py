@@ -61,7 +61,7 @@ def compare(folders: list[Path]) -> dict:
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("a folder is named twice; give each run once", exit_code=2)
     runs = [read_run(folder) for folder in folders]
-    names = unique_names(runs)
+    names = unique_names([run.folder for run in runs])
     for run, name in zip(runs, names, strict=True):
         run.name = name
     rows = [run_row(run, runs[0]) for run in runs]
@@ -95,7 +95,7 @@ def compare(folders: list[Path]) -> dict:
 REASONS = {
     **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "ratio"), "no step was completed, or the baseline took no time"),
     **dict.fromkeys(("samples_per_sec", "tokens_per_sec", "achieved_tflops", *PHASES), "no step was completed"),
-    **dict.fromkeys(("peak_mb", "final_loss", "step_flops"), "no step was completed"),
+    **dict.fromkeys(("peak_mb", "final_loss", "largest_loss_difference", "step_flops"), "no step was completed"),
     "std_ms": "a spread takes two steps",
     "ratio_95": "an interval takes three steps of each",
     "noise_ms": "one of the profiles holds a single step",
@@ -107,12 +107,10 @@ REASONS = {
 }
 
 
-def unique_names(runs: list[Run]) -> list[str]:
-    """Folder names, with as much of the path as tells them apart."""
-    names = [run.name for run in runs]
-    if len(set(names)) == len(names):
-        return names
-    return [str(run.folder) if names.count(run.name) > 1 else run.name for run in runs]
+def unique_names(folders: list[Path]) -> list[str]:
+    """Names of folders, with as much of the path as tells them apart."""
+    names = [folder.resolve().name for folder in folders]
+    return [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
 
 
 def run_row(run: Run, baseline: Run) -> dict:
@@ -139,10 +137,17 @@ def run_row(run: Run, baseline: Run) -> dict:
         "peak_mb": summary["memory"]["peak_mb"],
         "memory_source": summary["memory"]["source"],
         "final_loss": summary["loss"]["final"],
+        "largest_loss_difference": loss_difference(run, baseline),
         "verdict": run.analysis["verdict"]["bound"] if run.analysis else None,
         **ratio(times, baseline.step_ms),
     }
     return row
+
+
+def loss_difference(run: Run, baseline: Run) -> float | None:
+    """How far the losses of the steps that both did lie apart, at most: does it still compute the same?"""
+    pairs = zip(run.summary["steps"]["loss"], baseline.summary["steps"]["loss"], strict=False)
+    return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
 
 
 def ratio(times: np.ndarray, baseline: np.ndarray) -> dict:
@@ -334,6 +339,7 @@ COLUMNS = (
     ("MFU", 8),
     ("peak MB", 10),
     ("loss", 9),
+    ("loss off", 10),
     ("bound", 20),
 )
 
@@ -357,6 +363,7 @@ def cells(row: dict) -> Iterator[tuple[str, int]]:
         mfu,
         text(row["peak_mb"], ".0f"),
         text(row["final_loss"], ".4f"),
+        text(row["largest_loss_difference"], ".1e"),
         row["verdict"] or "-",
     )
     return zip(values, (width for _, width in COLUMNS), strict=True)

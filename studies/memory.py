@@ -33,6 +33,7 @@ from tiny_llama_v1 import (
 
 SCRIPT = Path(tiny_llama_v1.__file__)
 TERMS = ("constant", "linear", "quadratic")
+FIGURES = {"step_time_ms": None, "peak_bytes": None, "predicted_bytes": None}  # without a spread
 MEASURED = ("peak_bytes", "bytes_per_token", "step_time_ms", "samples_per_sec", "tokens_per_sec")
 
 
@@ -206,7 +207,8 @@ def study_document(rows: list[dict], config: dict, environment: dict) -> dict:
         row["shares_of_fit"] = shares(fitted, row["batch_size"], row["seq_len"]) if fitted["rows"] else None
         if row["shares_of_fit"] is None:
             row["shares_of_fit_reason"] = "there is no fit"
-    return {"config": config, "environment": environment, "fit": fitted, "rows": rows, "factors": factors}
+    comparable = {"study": "memory_study", "key": ["batch_size", "seq_len"], "figures": FIGURES}
+    return {"config": config, "environment": environment, **comparable, "fit": fitted, "rows": rows, "factors": factors}
 
 
 def study_lines(document: dict) -> Iterator[str]:

@@ -1,0 +1,225 @@
+"""The parts of a step over sizes and lengths: rows from processes of their own, warm-up, compilation, peaks."""
+
+import json
+import statistics
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import exit_code
+
+import compare_runs
+import run_training_benchmark
+import tiny_llama_v1 as tiny_llama
+from analysis.memory import MemoryLedger
+from analysis.rehearsal import rehearse_forward
+from studies import training as benchmark
+from studies.training import figures, measure, sections
+
+CPU = torch.device("cpu")
+CONFIG = tiny_llama.TinyLlamaConfig(vocab_size=100, hidden_dim=32, n_layers=2, n_heads=4, n_kv_heads=2, max_seq_len=16)
+TRAINING = tiny_llama.TrainingConfig(batch_size=4, seq_len=16)
+
+
+def run(command, *flags):
+    sys.argv = [f"{command.__name__}.py", *flags]
+    return exit_code(lambda: tiny_llama.exit_code_of(command.main))
+
+
+def bench(*flags):
+    return run(run_training_benchmark, *flags)
+
+
+TINY = "--sizes tiny --seq-lens 8 --batch-size 1 --steps 2".split()
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    return tmp_path
+
+
+def rows_in(folder):
+    return json.loads((folder / "training_benchmark.json").read_text())["rows"]
+
+
+def test_a_sweep(scratch, capfd):
+    assert bench(*TINY, "--warmup-steps", "0", "1", "--output-dir", "a") == 0
+    out = capfd.readouterr().out
+    rows = rows_in(scratch / "a")
+    assert [(row["mode"], row["warmup_steps"]) for row in rows] == [
+        ("forward", 0),
+        ("forward", 1),
+        ("train", 0),
+        ("train", 1),
+    ]
+    for row in rows:
+        assert row["status"] == "ok"
+        assert (row["backward_ms"] is None) == (row["mode"] == "forward")
+        assert row["step_ms"] > row["forward_ms"] > 0
+        assert row["peak_bytes"] is None and "no GPU" in row["peak_bytes_reason"]
+    assert rows[0]["predicted_peak_bytes"] < rows[2]["predicted_peak_bytes"]
+    config, training, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(["--seq-len", "8"]))
+    flops = config.step_flops(1, training.seq_len)
+    assert rows[2]["achieved_tflops"] == pytest.approx(flops / rows[2]["step_ms"] / 1e9)
+    assert "What warm-up does" in out
+    assert "No GPU" not in out  # nothing was left out: the sizes were named
+    assert {"config.json", "training_benchmark.md", "training_benchmark.png", "rows"} <= {
+        file.name for file in (scratch / "a").iterdir()
+    }
+    assert bench(*TINY, "--attention", "sdpa", "--warmup-steps", "1", "--output-dir", "b") == 0
+    capfd.readouterr()
+    assert run(compare_runs, "a", "b", "--output-dir", "c") == 0
+    out = capfd.readouterr().out
+    assert "attention                    eager | sdpa" in out
+    compared = json.loads((scratch / "c" / "comparison.json").read_text())
+    found = {(row["row"], row["figure"]): row for row in compared["rows"]}
+    step = found["tiny 8 1 train fp32 False 1", "step_ms"]
+    (after,) = (row["step_ms"] for row in rows_in(scratch / "b") if row["mode"] == "train")
+    assert step["ratio"] == pytest.approx(after / rows[3]["step_ms"])
+    assert "tiny 8 1 train fp32 False 0" in {row["row"] for row in compared["statuses"]}
+    assert (scratch / "c" / "comparison.png").stat().st_size > 5000
+
+
+def test_warm_up_is_what_is_left_out_first():
+    answer = {
+        "phases_ms": [{"data": 1.0, "forward": float(n)} for n in (9, 5, 4, 3)],
+        "step_ms": [10.0, 6.0, 5.0, 4.0],
+        "compile_s": None,
+        "peak_bytes": 7,
+    }
+    for warmup, expected in ((0, [10, 6, 5]), (1, [6, 5, 4])):
+        found = figures(answer, warmup, 3, flops=3)
+        assert found["step_mean_ms"] == pytest.approx(statistics.fmean(expected))
+        assert found["step_std_ms"] == pytest.approx(statistics.stdev(expected))
+        assert found["step_ms"] == expected[1]
+        assert found["forward_ms"] == expected[1] - 1
+        assert found["backward_ms"] is None
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_measuring(mode):
+    found = measure(CONFIG, TRAINING, mode, 3, None)
+    phases = {"forward", "backward", "optimizer"} if mode == "train" else {"forward"}
+    assert len(found["step_ms"]) == 3
+    assert all(set(row) - {"data"} == phases for row in found["phases_ms"])
+    assert found["compile_s"] is None
+
+
+def test_the_memory_of_a_forward_pass_alone_is_the_predicted():
+    """To the byte, against the tensors of a real one."""
+    model, optimizer, _, _ = tiny_llama.build(CONFIG, TRAINING, CPU)
+    stream = tiny_llama.batches(tiny_llama.synthetic_corpus(100, TRAINING), TRAINING, CPU)
+    observers = tiny_llama.range_observers
+    batch = next(stream)
+    with torch.no_grad(), MemoryLedger(model, optimizer, 1, observers) as real, tiny_llama.trace_range("forward"):
+        model(*batch)[1]
+    rehearsed = rehearse_forward(CONFIG, TRAINING, lambda *model: MemoryLedger(*model, 1, observers))
+    assert rehearsed.document()["peak_bytes"] == real.document()["peak_bytes"]
+    checkpointed = replace(TRAINING, activation_checkpointing=True)
+    again = rehearse_forward(CONFIG, checkpointed, lambda *model: MemoryLedger(*model, 1, observers))
+    assert again.document()["peak_bytes"] == real.document()["peak_bytes"]  # nothing is kept that could be dropped
+
+
+def test_peaks_by_context_length_are_predicted_without_a_gpu(scratch, capfd):
+    flags = "--sizes gpt2-small --memory-snapshot --dry-run --device cpu".split()
+    assert bench(*flags, "--output-dir", "run") == 0
+    out = capfd.readouterr().out
+    assert "No GPU: peaks are predicted" in out
+    table = out[out.index("Peak memory by context length") :]
+    assert [line.split()[3] for line in table.splitlines() if line.startswith("gpt2-small")] == ["128", "256", "512"]
+    assert table.count("(prediction)") == 6
+    peaks = {(row["mode"], row["seq_len"]): row["predicted_peak_bytes"] for row in rows_in(scratch / "run")}
+    assert f"{peaks['train', 512] / 2**20:,.1f} MB (prediction)" in table
+    assert peaks["forward", 128] < peaks["forward", 512] < peaks["train", 128] < peaks["train", 512]
+
+
+def test_a_row_that_does_not_fit_is_not_run(scratch, capfd):
+    flags = ["--sizes", "tiny", "--dry-run", "--device-memory", "0.05", "--output-dir", "run"]
+    assert bench(*flags) == 0
+    rows = {row["mode"]: row for row in rows_in(scratch / "run")}
+    assert rows["train"]["reason"].startswith("would not fit: 135.8 MB predicted, 51.2 MB there")
+    assert rows["forward"]["reason"] == "predicted alone, --dry-run"
+
+
+def test_rows_that_run_out_of_memory_or_fail_are_rows(scratch, monkeypatch, capfd):
+    answers = iter([("oom", "asked for too much"), ("failed", "no compiler")])
+    monkeypatch.setattr(benchmark, "in_fresh_process", lambda *work: next(answers))
+    assert bench(*TINY, "--output-dir", "run") == 1
+    out, err = capfd.readouterr()
+    assert "OOM: asked for too much; " in out and "predicted" in out
+    assert "failed: no compiler" in out
+    assert "1 of 2 rows failed" in err
+
+
+def test_without_a_compiler_the_rest_runs(scratch, monkeypatch, capfd):
+    monkeypatch.setenv("CXX", "/nonexistent")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(scratch / "cache"))
+    assert bench(*TINY, "--mode", "forward", "--compile", "--output-dir", "run") == 1
+    plain, compiled = rows_in(scratch / "run")
+    assert (plain["status"], compiled["status"]) == ("ok", "failed")
+    assert "cannot be compiled here: InvalidCxxCompiler" in compiled["reason"]
+
+
+def row(compiled: bool, step_ms: float, compile_s: float | None) -> dict:
+    key = ("tiny", 8, 1, "train", "fp32", compiled, 1)
+    empty = dict.fromkeys((*benchmark.MEASURED, "predicted_peak_bytes"))
+    times = {"step_ms": step_ms, "step_mean_ms": step_ms, "compile_s": compile_s, "status": "ok", "reason": ""}
+    return empty | dict(zip(benchmark.KEY, key, strict=True)) | times
+
+
+@pytest.mark.parametrize(("step_ms", "expected"), [(5.0, ["2.00x", "400"]), (20.0, ["0.50x", "never"])])
+def test_compiled_against_vanilla(step_ms, expected):
+    section = sections([row(False, 10.0, None), row(True, step_ms, 2.0)], snapshots=False)[-1]
+    line = section.terminal()[-1]
+    assert all(word in line.split() for word in expected), line
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        ("--sizes huge", 2, "huge"),
+        ("--seq-lens 0", 2, "--seq-lens"),
+        ("--steps 0", 2, "--steps"),
+        ("--precision tf32 --device cpu", 2, "TF32 is a format of GPU"),
+        ("--mode backward", 2, "backward"),
+        ("--resume nowhere", 2, "holds no training_benchmark.json"),
+        ("--device-memory 4", 2, "--dry-run"),
+    ],
+)
+def test_wrong_input(scratch, capfd, flags, code, words):
+    assert bench(*flags.split()) == code
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert words in err
+    assert not list(scratch.iterdir())
+
+
+def test_sweeps_are_compared_with_their_kind(scratch, capfd):
+    for name in ("a", "b"):
+        (scratch / name).mkdir()
+    study = {"schema_version": 1, "key": ["x"], "figures": {}, "rows": [], "environment": {}}
+    (scratch / "a" / "one.json").write_text(json.dumps(study | {"study": "one"}))
+    assert run(compare_runs, "a", "b") == 1
+    assert "b hold none" in capfd.readouterr().err
+    (scratch / "b" / "two.json").write_text(json.dumps(study | {"study": "two"}))
+    assert run(compare_runs, "a", "b") == 1
+    assert "one and two" in capfd.readouterr().err
+
+
+@pytest.mark.gpu
+def test_gpu_rows_and_their_snapshots(scratch):
+    assert bench(*TINY, "--compile", "--precision", "bf16", "--memory-snapshot", "--output-dir", "run") == 0
+    for row in rows_in(scratch / "run"):
+        assert row["peak_bytes"] > 0
+    assert list((scratch / "run" / "snapshots").rglob("memory_snapshot_step.pickle"))
+
+
+@pytest.mark.gpu
+def test_gpu_running_out_of_memory_is_a_row(scratch):
+    assert (
+        bench("--sizes", "gpt3-2.7b", "--seq-lens", "8192", "--batch-size", "64", "--force", "--output-dir", "run") == 0
+    )
+    assert "oom" in {row["status"] for row in rows_in(scratch / "run")}
