@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import tiny_llama_v1
 from analysis.documents import cell, png, write_whole
 from analysis.prediction import NotRehearsable, memory_of_a_rank, predicted_memory
+from studies.sweep import in_fresh_process
 from tiny_llama_v1 import (
     MB,
     TinyLlamaConfig,
@@ -31,7 +31,6 @@ from tiny_llama_v1 import (
     write_json,
 )
 
-SCRIPT = Path(tiny_llama_v1.__file__)
 TERMS = ("constant", "linear", "quadratic")
 FIGURES = {"step_time_ms": None, "peak_bytes": None, "predicted_bytes": None}  # without a spread
 MEASURED = ("peak_bytes", "bytes_per_token", "step_time_ms", "samples_per_sec", "tokens_per_sec")
@@ -113,11 +112,12 @@ def study_row(
     if dry:
         return unknown(row | {"status": "predicted", "reason": "--dry-run"})
     name = f"bs{batch_size}_seq{seq_len}"
-    command = [sys.executable, str(SCRIPT), *flags, "--batch-size", str(batch_size)]
-    command += ["--seq-len", str(seq_len), "--profile-memory", "--output-dir", str(folder / name)]
-    code, last = finished(command)
-    if code:
-        return unknown(row | {"status": "failed", "reason": last.split("error: ", 1)[-1]})
+    command = [*flags, "--batch-size", str(batch_size), "--seq-len", str(seq_len)]
+    status, answer = in_fresh_process(trained, [*command, "--profile-memory", "--output-dir", str(folder / name)])
+    if status != "ok":
+        return unknown(row | {"status": "failed", "reason": answer})
+    if answer[0]:
+        return unknown(row | {"status": "failed", "reason": answer[1].split("error: ", 1)[-1]})
     summary, memory = (
         json.loads((folder / name / file).read_text()) for file in ("performance_summary.json", "memory_timeline.json")
     )
@@ -135,18 +135,15 @@ def study_row(
     return row
 
 
-def finished(command: list[str]) -> tuple[int, str]:
-    """Exit code and last line of a run; one that is stopped with this process ends in its own way first."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        out, err = process.communicate()
-    except BaseException:
-        process.terminate()
-        process.communicate(timeout=60)
-        raise
-    if process.returncode < 0:
-        return process.returncode, f"ended by {signal.Signals(-process.returncode).name}"
-    return process.returncode, (err.strip() or out.strip() or f"exit code {process.returncode}").splitlines()[-1]
+def trained(flags: list[str]) -> tuple[int, str]:
+    """Exit code and error of the training script, in this process."""
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        try:
+            code = tiny_llama_v1.main(flags)
+        except SystemExit as stop:  # of the parser
+            code = int(stop.code)
+    return code, errors.getvalue().strip()
 
 
 def unknown(row: dict) -> dict:

@@ -223,13 +223,16 @@ def reasons_of(row: dict, figures: dict) -> dict[str, str]:
 # ---- A row in a process of its own ------------------------------------------------------------------------------
 
 
+PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
+
+
 def in_fresh_process(work: Callable, *arguments) -> tuple[str, object]:
     """Call work(*arguments) in a process that has done nothing before: ("ok", its answer), or ("oom" | "failed", why).
 
     Processes are forked from one that has imported PyTorch and touched no device, so that each starts at once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tiny_llama_v1", "torch._dynamo", work.__module__])
+    context.set_forkserver_preload([*PRELOADED, work.__module__])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(theirs, work, arguments), daemon=True)
     process.start()
