@@ -7,12 +7,15 @@ python3 run_attention_benchmark.py --dry-run --device-memory 16      the predict
 """
 
 import sys
-from pathlib import Path
 
 import tiny_llama_v1
 
 
 def main() -> None:
+    tiny_llama_v1.require("the benchmark", ["analysis", "studies"])
+    from studies.attention import benchmark
+    from studies.sweep import add_arguments, parsed
+
     backends = ["sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math"]
     names = ["manual", "eager", "compiled", "sdpa"]
     count, none_or_more = tiny_llama_v1.number_of(int, 1), tiny_llama_v1.number_of(int, 0)
@@ -45,22 +48,8 @@ def main() -> None:
     add("--causal", action="store_true", help="each token sees only those before it")
     add("--repetitions", type=count, metavar="N", help="timed passes (100; on a CPU 5)")
     add("--warmup-steps", type=none_or_more, default=2, metavar="N", help="passes before them (2)")
-    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as of tiny_llama_v1.py (auto)")
-    add("--dry-run", action="store_true", help="predict memory; run nothing")
-    text = "with --dry-run: predict for a GPU of so many GB of 2^30 bytes (this device)"
-    add("--device-memory", type=tiny_llama_v1.memory_size, metavar="GB", help=text)
-    add("--force", action="store_true", help="run rows that would not fit by prediction")
-    add("--output-dir", metavar="DIR", help="(./attention_benchmark)")
-    add("--resume", metavar="FOLDER", help="go on with a sweep that was cut short, with the same flags")
-    args = parser.parse_args()
-    if args.device_memory and not args.dry_run:
-        parser.error("--device-memory: says something to --dry-run alone; give both")
-    if args.resume and args.output_dir:
-        parser.error("--resume: names the folder already; leave out --output-dir")
-    tiny_llama_v1.require("the benchmark", ["analysis", "studies", "matplotlib", "tensorboard"])
-    from studies.attention import benchmark
-
-    benchmark(args, Path(args.resume or args.output_dir or "./attention_benchmark"))
+    add_arguments(parser, "attention_benchmark")
+    benchmark(parsed(parser))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ python3 run_training_benchmark.py [--sizes gpt2-small gpt2-medium] [--seq-lens 1
 """
 
 import sys
-from pathlib import Path
 
 import tiny_llama_v1
 
 
 def main() -> None:
+    tiny_llama_v1.require("the benchmark", ["analysis", "studies"])
+    from studies.sweep import add_arguments, parsed
+    from studies.training import benchmark
+
     sizes = [*tiny_llama_v1.SIZES]
     count, none_or_more = tiny_llama_v1.number_of(int, 1), tiny_llama_v1.number_of(int, 0)
     parser = tiny_llama_v1.OneLineParser(
@@ -38,22 +41,8 @@ def main() -> None:
     add("--activation-checkpointing", action="store_true", help="as of tiny_llama_v1.py")
     text = "peaks by context length (128 256 512), by a GPU's allocator with its history, else predicted"
     add("--memory-snapshot", action="store_true", help=text)
-    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as of tiny_llama_v1.py (auto)")
-    add("--dry-run", action="store_true", help="predict memory; run nothing")
-    text = "with --dry-run: predict for a GPU of so many GB of 2^30 bytes (this device)"
-    add("--device-memory", type=tiny_llama_v1.memory_size, metavar="GB", help=text)
-    add("--force", action="store_true", help="run rows that would not fit by prediction")
-    add("--output-dir", metavar="DIR", help="(./training_benchmark)")
-    add("--resume", metavar="FOLDER", help="go on with a sweep that was cut short, with the same flags")
-    args = parser.parse_args()
-    if args.device_memory and not args.dry_run:
-        parser.error("--device-memory: says something to --dry-run alone; give both")
-    if args.resume and args.output_dir:
-        parser.error("--resume: names the folder already; leave out --output-dir")
-    tiny_llama_v1.require("the benchmark", ["analysis", "studies", "matplotlib", "tensorboard"])
-    from studies.training import benchmark
-
-    benchmark(args, Path(args.resume or args.output_dir or "./training_benchmark"))
+    add_arguments(parser, "training_benchmark")
+    benchmark(parsed(parser))
 
 
 if __name__ == "__main__":

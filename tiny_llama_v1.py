@@ -953,18 +953,20 @@ class Compilation:
 
     def __init__(self, model: nn.Module, autocast, stream, device: torch.device, traced: bool):
         self.model, self.autocast, self.stream, self.device = model, autocast, stream, device
+        from torch._dynamo import exc, utils  # takes seconds
+
         self._pass_ms()
         self.eager_ms = [self._pass_ms() for _ in range(self.PASSES)]
-        torch._dynamo.utils.counters.clear()
+        utils.counters.clear()
         # A trace shows a GPU's kernels anyway; a CPU's only if the generated code announces them.
         model.compile(dynamic=False, options={"cpp.enable_kernel_profile": traced and device.type == "cpu"})
         try:
             first_ms = self._pass_ms()
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except exc.TorchDynamoException as error:
             raise UserError(f"--compile: this model cannot be compiled here: {cause_of(error)}") from error
         self.compiled_ms = [self._pass_ms() for _ in range(self.PASSES)]
         self.compile_s = max(0.0, first_ms - statistics(self.compiled_ms)["median"]) / 1e3
-        found = torch._dynamo.utils.counters["inductor"]
+        found = utils.counters["inductor"]
         self.from_cache = bool(found["fxgraph_cache_hit"]) and not found["fxgraph_cache_miss"]
 
     def _pass_ms(self) -> float:

@@ -58,8 +58,7 @@ def read_run(folder: Path) -> Run:
 
 def compare(folders: list[Path]) -> dict:
     """comparison.json."""
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise UserError("a folder is named twice; give each run once", exit_code=2)
+    check_distinct(folders)
     runs = [read_run(folder) for folder in folders]
     names = unique_names([run.folder for run in runs])
     for run, name in zip(runs, names, strict=True):
@@ -105,6 +104,11 @@ REASONS = {
     "repeats": "no two of the runs have the same settings",
     "scaling": "the steps of all runs have the same FLOPs",
 }
+
+
+def check_distinct(folders: list[Path]) -> None:
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UserError("a folder is named twice; give each once", exit_code=2)
 
 
 def unique_names(folders: list[Path]) -> list[str]:

@@ -255,6 +255,13 @@ def prediction(
     return memory | counts | with_reasons(times, NO_PEAK)
 
 
+def optimisations(training: dict) -> list[str]:
+    """Those that are on, as the command line has them."""
+    named = {"attention": "eager", "optimizer_impl": None}
+    flags = [f"--{name.replace('_', '-')} {training[name]}" for name in named if training[name] != named[name]]
+    return flags + [f"--{name.replace('_', '-')}" for name in ("activation_checkpointing", "compile") if training[name]]
+
+
 def limit(n: int) -> str:
     return f"{n:,}" if n < LONGEST - 1 else f"more than {LONGEST:,}"
 
@@ -263,6 +270,7 @@ def prediction_lines(document: dict) -> list[str]:
     """What a dry run prints."""
     training, bounds = document["training"], document["step_time_bounds"]
     shape = f"batch {training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
+    shape += "".join(f", {name}" for name in optimisations(training))
     lines = [
         "Prediction: nothing was allocated or trained",
         f"{'Parameters:':<26}{document['parameters']:,}",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What does each optimisation bring to a training step, alone and together?
 
-    python3 benchmarks/optimisations.py [--size small] [--rounds N] [--device cpu] [--output FILE]
+    python3 benchmarks/optimisations.py [--size small] [--variant=FLAGS] [--rounds N] [--output FILE]
 
 Each set of flags of tiny_llama_v1.py is run against the baseline, interleaved in this one process (A B, B A, ...), with
 the same weights, data and seed.  Compilation happens before the first round and stands apart.  The figure is the ratio
@@ -60,7 +60,8 @@ class Step:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=list(tiny_llama.SIZES), default="small")
-    parser.add_argument("--variants", nargs="+", metavar="FLAGS", default=VARIANTS, help="sets of flags, each quoted")
+    text = "a set of flags, given as --variant='--compile'; repeat it for more (every one above)"
+    parser.add_argument("--variant", action="append", metavar="FLAGS", help=text)
     parser.add_argument("--rounds", type=int, default=10, help="of each comparison (10)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--output", type=Path, help="JSON file for the results and every single time")
@@ -72,7 +73,7 @@ def main() -> None:
     columns = f"{'flags ms':>10}{'baseline ms':>13}{'ratio':>8}{'95% interval':>18}{'of minima':>11}{'compile s':>11}"
     print(f"{'flags':<70}{columns}{'loss off':>10}{'rounds':>8}")
     rows = []
-    for variant in args.variants:
+    for variant in args.variant or VARIANTS:
         step, baseline = (Step(["--size", args.size, *flags], device) for flags in (variant.split(), []))
         row = {"flags": variant, **compare(step, baseline, args.rounds, device), "compile_s": step.compile_s}
         pairs = zip(step.losses, baseline.losses, strict=False)

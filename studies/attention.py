@@ -7,7 +7,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from analysis.memory import MemoryLedger
-from analysis.prediction import library_workspaces, memory_of_a_rank
+from analysis.prediction import library_workspaces
 from analysis.rehearsal import CompiledCall
-from studies.sweep import Column, Section, Sweep, exponent, in_fresh_process, megabytes, named, outcome_column
+from studies.sweep import Column, Section, Sweep, exponent, megabytes, named, outcome_column
 from tiny_llama_v1 import (
     MB,
     PRECISIONS,
@@ -26,7 +25,6 @@ from tiny_llama_v1 import (
     cause_of,
     check_precision,
     choose_device,
-    describe_environment,
     eager_attention,
     fused_attention,
     range_observers,
@@ -280,7 +278,7 @@ def predicted_or_refused(spec: dict, device: torch.device) -> dict | str:
 # ---- The sweep --------------------------------------------------------------------------------------------------
 
 
-def benchmark(args, folder: Path) -> None:
+def benchmark(args) -> None:
     """All rows that the command line asks for."""
     device = choose_device(args.device)
     for dtype in args.dtypes:
@@ -300,13 +298,9 @@ def benchmark(args, folder: Path) -> None:
         "causal": args.causal,
         "repetitions": repetitions,
         "warmup_steps": args.warmup_steps,
-        "dry_run": args.dry_run,
-        "force": args.force,
-        "device_memory": args.device_memory,
     }
-    sweep = Sweep("attention_benchmark", folder, {"arguments": settings}, describe_environment(device), KEY, FIGURES)
-    sweep.open(args.resume is not None)
-    whole, taken = (args.device_memory, 0) if args.device_memory else memory_of_a_rank(device)
+    sweep = Sweep("attention_benchmark", args, settings, device, KEY, FIGURES)
+    sweep.open()
     specs = []
     for dtype in args.dtypes:
         for name in names:
@@ -317,36 +311,19 @@ def benchmark(args, folder: Path) -> None:
                     specs.append({"rows": [spec], **spec})
 
     def row_of(spec: dict) -> list[dict]:
-        row = {name: spec[name] for name in KEY} | {"status": "ok", "reason": ""}
-        row |= dict.fromkeys((*MEASURED, *PREDICTED))
+        row = {name: spec[name] for name in KEY} | dict.fromkeys((*MEASURED, *PREDICTED))
         found = predicted_or_refused(spec, device)
         if isinstance(found, str):
             return [row | {"status": "skipped", "reason": found}]
-        row |= found
-        room, peak = whole - taken, row["predicted_peak_bytes"]
-        if peak > room and not args.force:
-            why = f"would not fit: {megabytes(peak)} predicted, {megabytes(room)} there; --force runs it"
-            return [row | {"status": "skipped", "reason": why}]
-        if args.dry_run:
-            return [row | {"status": "skipped", "reason": "predicted alone, --dry-run"}]
-        status, answer = in_fresh_process(measure, spec, repetitions, args.warmup_steps)
-        if status == "ok":
-            return [row | answer]
-        need = f"; {megabytes(peak)} predicted" if status == "oom" else ""
-        return [row | {"status": status, "reason": f"{answer}{need}"}]
+        peak = found["predicted_peak_bytes"]
+        outcome, answer = sweep.outcome(peak, measure, spec, repetitions, args.warmup_steps)
+        return [row | found | (answer or {}) | outcome]
 
     if not on_gpu and not (args.seq_len and args.d_head):
         say("No GPU: of 4 head widths and 5 sequences up to 16,384 the small ones are taken; --d-head, --seq-len")
-    try:
-        sweep.run(specs, row_of, progress)
-    except BaseException:
-        if sweep.rows:
-            say("", *sections(sweep.rows, whole - taken)[0].terminal())
-        raise
-    growth = growth_rows(sweep.rows)
-    sweep.close(
-        sections(sweep.rows, whole - taken), draw(sweep.rows), {"growth": growth, "device_memory_bytes": whole - taken}
-    )
+    sweep.run(specs, row_of, progress, table)
+    more = {"growth": growth_rows(sweep.rows)}
+    sweep.close(sections(sweep.rows, sweep.room), draw(sweep.rows), more)
 
 
 MEASURED = (
@@ -376,6 +353,12 @@ def spread(phase: str) -> Column:
     return Column("mean ± std", text)
 
 
+def table(rows: list[dict]) -> Section:
+    causal = "causal" if rows[0]["causal"] else "not causal"
+    title = f"Attention alone, one head, {causal}: medians, means ± standard deviation; memory in use before backward"
+    return Section(title, COLUMNS, rows)
+
+
 COLUMNS = (
     named("implementation", "implementation", left=True),
     named("dtype", "dtype", left=True),
@@ -396,9 +379,7 @@ COLUMNS = (
 
 
 def sections(rows: list[dict], room: int) -> list[Section]:
-    causal = "causal" if rows and rows[0]["causal"] else "not causal"
-    title = f"Attention alone, one head, {causal}: medians, means ± standard deviation; memory in use before backward"
-    found = [Section(title, COLUMNS, rows)]
+    found = [table(rows)]
     kernels = dict.fromkeys((row["implementation"], row["kernel"]) for row in rows if row["kernel"])
     if kernels:
         found.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from analysis.compare import NOISE, STANDARD_ERRORS, unique_names
+from analysis.compare import NOISE, STANDARD_ERRORS, check_distinct, unique_names
 from analysis.documents import read_document
 from studies.sweep import Column, aligned, named
 from tiny_llama_v1 import UserError
@@ -19,6 +19,7 @@ def read_study(folder: Path) -> dict | None:
 
 def compare_studies(folders: list[Path], studies: list[dict | None]) -> dict:
     """comparison.json.  Raises UserError where the folders do not hold sweeps of one kind."""
+    check_distinct(folders)
     kinds = {study["study"] for study in studies if study}
     if None in studies or len(kinds) > 1:
         without = [str(folder) for folder, study in zip(folders, studies, strict=True) if not study]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -14,14 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from analysis.documents import png, read_document, with_reasons_beside, write_whole
+from analysis.prediction import memory_of_a_rank
 from tiny_llama_v1 import (
     MB,
+    OneLineParser,
     UserError,
+    describe_environment,
     explain,
+    memory_size,
     out_of_memory,
     prepare_folder,
+    require,
     say,
     write_json,
 )
@@ -104,21 +111,26 @@ class Sweep:
     """A folder with rows in it: <name>.json, written anew after each row, with config.json beside it.
 
     `key` are the columns that say which row it is, `figures` those that were measured: with them in the document any
-    two sweeps of a kind can be compared.
+    two sweeps of a kind can be compared.  `args` are those of add_arguments(); `settings` decide what the rows hold.
     """
 
-    def __init__(self, name: str, folder: Path, config: dict, environment: dict, key: Sequence[str], figures: dict):
-        self.name, self.folder, self.config, self.environment = name, folder, config, environment
+    def __init__(self, name: str, args, settings: dict, device: torch.device, key: Sequence[str], figures: dict):
+        self.name, self.folder = name, Path(args.resume or args.output_dir or f"./{name}")
+        self.resumes, self.force, self.dry_run = args.resume is not None, args.force, args.dry_run
+        switches = {name: getattr(args, name) for name in ("dry_run", "force", "device_memory")}
+        self.config, self.environment = {"arguments": settings | switches}, describe_environment(device)
         self.key, self.figures = tuple(key), figures
+        whole, taken = (args.device_memory, 0) if args.device_memory else memory_of_a_rank(device)
+        self.room = whole - taken  # bytes
         self.rows: list[dict] = []
 
     @property
     def file(self) -> Path:
         return self.folder / f"{self.name}.json"
 
-    def open(self, resume: bool) -> None:
+    def open(self) -> None:
         """Make the folder ready, or take up the rows that it holds.  Raises UserError if they are of other settings."""
-        if not resume:
+        if not self.resumes:
             prepare_folder(self.folder)
             write_json(self.folder / "config.json", self.config | {"environment": self.environment})
             return
@@ -146,8 +158,41 @@ class Sweep:
     def identity(self, row: dict) -> tuple:
         return tuple(row[name] for name in self.key)
 
-    def run(self, specs: list[dict], measure: Callable[[dict], list[dict]], shown: Callable[[dict], str]) -> None:
-        """measure(spec) gives the rows of a spec, which name it; what is done already is passed over."""
+    def outcome(self, peak: int | None, work: Callable, *arguments) -> tuple[dict, object]:
+        """Status and reason of a row, and what work(*arguments) in a process of its own answered, if it did.
+
+        What would not fit, peak being the bytes that it is predicted to need, is not run; a dry run runs nothing.
+        """
+        if peak is not None and peak > self.room and not self.force:
+            why = f"would not fit: {megabytes(peak)} predicted, {megabytes(self.room)} there; --force runs it"
+            return {"status": "skipped", "reason": why}, None
+        if self.dry_run:
+            return {"status": "skipped", "reason": "predicted alone, --dry-run"}, None
+        status, answer = in_fresh_process(work, *arguments)
+        if status == "ok":
+            return {"status": status, "reason": ""}, answer
+        need = f"; {megabytes(peak)} predicted" if status == "oom" and peak is not None else ""
+        return {"status": status, "reason": f"{answer}{need}"}, None
+
+    def run(
+        self,
+        specs: list[dict],
+        measure: Callable[[dict], list[dict]],
+        shown: Callable[[dict], str],
+        table: Callable[[list[dict]], Section],
+    ) -> None:
+        """measure(spec) gives the rows of a spec, which name it; what is done already is passed over.
+
+        shown(row) is its line of progress; the table is printed at once if the sweep is cut short.
+        """
+        try:
+            self._run(specs, measure, shown)
+        except BaseException:
+            if self.rows:
+                say(*table(self.rows).terminal())
+            raise
+
+    def _run(self, specs: list[dict], measure: Callable, shown: Callable) -> None:
         done = {self.identity(row) for row in self.rows}
         todo = [spec for spec in specs if not all(self.identity(row) in done for row in spec["rows"])]
         started, slow = time.monotonic(), 0
@@ -170,7 +215,7 @@ class Sweep:
 
     def close(self, sections: list[Section], figure, more: dict) -> None:
         """Tables on the terminal and in markdown, the figure, TensorBoard; raises UserError if a row failed."""
-        self.write(**more)
+        self.write(device_memory_bytes=self.room, **more)
         title = self.name.replace("_", " ").capitalize()
         environment = self.environment
         about = [
@@ -218,6 +263,29 @@ def reasons_of(row: dict, figures: dict) -> dict[str, str]:
     """Why each null of a row is one, where the row itself does not say."""
     why = f"{row['status']}: {row['reason']}" if row["status"] != "ok" else "not part of this row"
     return dict.fromkeys((*figures, *row), why)
+
+
+def add_arguments(parser: OneLineParser, name: str) -> None:
+    """The flags that every sweep has."""
+    add = parser.add_argument
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as of tiny_llama_v1.py (auto)")
+    add("--dry-run", action="store_true", help="predict memory; time nothing")
+    text = "with --dry-run: predict for a GPU of so many GB of 2^30 bytes (this device)"
+    add("--device-memory", type=memory_size, metavar="GB", help=text)
+    add("--force", action="store_true", help="run rows that would not fit by prediction")
+    add("--output-dir", metavar="DIR", help=f"(./{name})")
+    add("--resume", metavar="FOLDER", help="go on with a sweep that was cut short, with the same flags")
+
+
+def parsed(parser: OneLineParser) -> argparse.Namespace:
+    """The command line, its flags of sweeps checked against each other."""
+    args = parser.parse_args()
+    if args.device_memory and not args.dry_run:
+        parser.error("--device-memory: says something to --dry-run alone; give both")
+    if args.resume and args.output_dir:
+        parser.error("--resume: names the folder already; leave out --output-dir")
+    require("a sweep", ["matplotlib", "tensorboard"])
+    return args
 
 
 # ---- A row in a process of its own ------------------------------------------------------------------------------

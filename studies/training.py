@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from analysis.memory import MemoryLedger, MemorySnapshot
-from analysis.prediction import NotRehearsable, memory_of_a_rank, predicted_memory
+from analysis.prediction import NotRehearsable, predicted_memory
 from analysis.rehearsal import rehearse_forward
-from studies.sweep import Column, Section, Sweep, in_fresh_process, megabytes, named, outcome_column
+from studies.sweep import Column, Section, Sweep, megabytes, named, outcome_column
 from tiny_llama_v1 import (
     MB,
     SIZES,
@@ -26,7 +26,6 @@ from tiny_llama_v1 import (
     cause_of,
     check_precision,
     choose_device,
-    describe_environment,
     range_observers,
     resolve,
     say,
@@ -114,6 +113,7 @@ def measure(
     return {
         "phases_ms": [record.phase_ms for record in records],
         "step_ms": totals,
+        "losses": [record.loss for record in records],
         "compile_s": (compiling[0].total_ms - statistics.median(totals)) / 1e3 if compiling else None,
         "peak_bytes": peak,
     }
@@ -134,7 +134,7 @@ def infer(model, autocast, stream, steps: int, meter: StepMeter, instruments) ->
 # ---- The sweep --------------------------------------------------------------------------------------------------
 
 
-def benchmark(args, folder: Path) -> None:
+def benchmark(args) -> None:
     """All rows that the command line asks for."""
     device = choose_device(args.device)
     on_gpu = device.type == "cuda"
@@ -158,13 +158,9 @@ def benchmark(args, folder: Path) -> None:
         "optimizer_impl": args.optimizer_impl,
         "activation_checkpointing": args.activation_checkpointing,
         "memory_snapshot": args.memory_snapshot,
-        "dry_run": args.dry_run,
-        "device_memory": args.device_memory,
-        "force": args.force,
     }
-    sweep = Sweep("training_benchmark", folder, {"arguments": settings}, describe_environment(device), KEY, FIGURES)
-    sweep.open(args.resume is not None)
-    whole, taken = (args.device_memory, 0) if args.device_memory else memory_of_a_rank(device)
+    sweep = Sweep("training_benchmark", args, settings, device, KEY, FIGURES)
+    sweep.open()
     specs = [
         spec_of(args, size, seq_len, mode, precision, compiled, warmups)
         for size in sizes
@@ -177,19 +173,14 @@ def benchmark(args, folder: Path) -> None:
     def rows_of(spec: dict) -> list[dict]:
         config, training, mode = spec["config"], spec["training"], spec["mode"]
         common = predicted_row(config, training, mode, on_gpu or bool(args.device_memory))
-        common |= {"status": "ok", "reason": "", "parameters": config.parameter_count()}
-        peak, room = common["predicted_peak_bytes"], whole - taken
-        if peak is not None and peak > room and not args.force:
-            why = f"would not fit: {megabytes(peak)} predicted, {megabytes(room)} there; --force runs it"
-            return not_measured(spec, common | {"status": "skipped", "reason": why})
-        if args.dry_run:
-            return not_measured(spec, common | {"status": "skipped", "reason": "predicted alone, --dry-run"})
+        common |= {"parameters": config.parameter_count()}
         name = "_".join(str(spec["rows"][0][key]) for key in KEY[:-1])
-        snapshots = str(folder / "snapshots" / name) if args.memory_snapshot and on_gpu else None
-        status, answer = in_fresh_process(measure, config, training, mode, warmups[-1] + steps, snapshots)
-        if status != "ok":
-            need = f"; {megabytes(peak)} predicted" if status == "oom" and peak is not None else ""
-            return not_measured(spec, common | {"status": status, "reason": f"{answer}{need}"})
+        snapshots = str(sweep.folder / "snapshots" / name) if args.memory_snapshot and on_gpu else None
+        work = (measure, config, training, mode, warmups[-1] + steps, snapshots)
+        outcome, answer = sweep.outcome(common["predicted_peak_bytes"], *work)
+        common |= outcome
+        if answer is None:
+            return [row | dict.fromkeys(MEASURED) | common for row in spec["rows"]]
         flops = config.forward_flops(training.batch_size, training.seq_len) * (3 if mode == "train" else 1)
         return [row | common | figures(answer, row["warmup_steps"], steps, flops) for row in spec["rows"]]
 
@@ -197,13 +188,8 @@ def benchmark(args, folder: Path) -> None:
         say(f"No GPU: {', '.join(sizes)} are taken; {', '.join(gpts[1:])} are left out, ask for them with --sizes")
     if args.memory_snapshot and not on_gpu:
         say("No GPU: peaks are predicted, and there is no allocator whose history could be written")
-    try:
-        sweep.run(specs, rows_of, progress)
-    except BaseException:
-        if sweep.rows:
-            say(*table(sweep.rows).terminal())
-        raise
-    sweep.close(sections(sweep.rows, args.memory_snapshot), draw(sweep.rows), {"device_memory_bytes": whole - taken})
+    sweep.run(specs, rows_of, progress, table)
+    sweep.close(sections(sweep.rows, args.memory_snapshot), draw(sweep.rows), {})
 
 
 def spec_of(
@@ -234,10 +220,6 @@ def predicted_row(config: TinyLlamaConfig, training: TrainingConfig, mode: str, 
     except NotRehearsable as error:
         return {"predicted_peak_bytes": None, "predicted_peak_bytes_reason": str(error)}
     return {"predicted_peak_bytes": int(ledger.live_at_births().max())}
-
-
-def not_measured(spec: dict, outcome: dict) -> list[dict]:
-    return [row | dict.fromkeys(MEASURED) | outcome for row in spec["rows"]]
 
 
 def figures(answer: dict, warmup: int, steps: int, flops: int) -> dict:

@@ -9,7 +9,7 @@ from conftest import PROJECT, exit_code, finish, start
 
 import run_attention_benchmark
 import tiny_llama_v1 as tiny_llama
-from studies import attention, sweep
+from studies import sweep
 from studies.attention import KEY, manual_attention, measure, predicted
 from tiny_llama_v1 import MB, eager_attention, fused_attention
 
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_accounted_for(scratch, capfd):
 def test_a_row_that_ends_badly_is_a_row(scratch, monkeypatch, capfd, status, code):
     answers = iter([(status, "why it did")])
     real = sweep.in_fresh_process
-    monkeypatch.setattr(attention, "in_fresh_process", lambda *work: next(answers, None) or real(*work))
+    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work: next(answers, None) or real(*work))
     assert bench(*TINY, "--implementations", "eager", "--output-dir", "run") == code
     rows = document_in(scratch / "run")["rows"]
     assert [row["status"] for row in rows] == [status, "ok"]

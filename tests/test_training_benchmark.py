@@ -14,6 +14,7 @@ import run_training_benchmark
 import tiny_llama_v1 as tiny_llama
 from analysis.memory import MemoryLedger
 from analysis.rehearsal import rehearse_forward
+from studies import sweep
 from studies import training as benchmark
 from studies.training import figures, measure, sections
 
@@ -146,7 +147,7 @@ def test_a_row_that_does_not_fit_is_not_run(scratch, capfd):
 
 def test_rows_that_run_out_of_memory_or_fail_are_rows(scratch, monkeypatch, capfd):
     answers = iter([("oom", "asked for too much"), ("failed", "no compiler")])
-    monkeypatch.setattr(benchmark, "in_fresh_process", lambda *work: next(answers))
+    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work: next(answers))
     assert bench(*TINY, "--output-dir", "run") == 1
     out, err = capfd.readouterr()
     assert "OOM: asked for too much; " in out and "predicted" in out
@@ -154,13 +155,14 @@ def test_rows_that_run_out_of_memory_or_fail_are_rows(scratch, monkeypatch, capf
     assert "1 of 2 rows failed" in err
 
 
-def test_without_a_compiler_the_rest_runs(scratch, monkeypatch, capfd):
-    monkeypatch.setenv("CXX", "/nonexistent")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(scratch / "cache"))
-    assert bench(*TINY, "--mode", "forward", "--compile", "--output-dir", "run") == 1
-    plain, compiled = rows_in(scratch / "run")
-    assert (plain["status"], compiled["status"]) == ("ok", "failed")
-    assert "cannot be compiled here: InvalidCxxCompiler" in compiled["reason"]
+def test_without_a_compiler_the_row_says_so(monkeypatch):
+    import torch._inductor.config as inductor
+
+    torch.compiler.reset()
+    monkeypatch.setattr(inductor.cpp, "cxx", (None, "/nonexistent"))
+    monkeypatch.setattr(inductor, "fx_graph_cache", False)
+    with pytest.raises(tiny_llama.UserError, match="cannot be compiled here: InvalidCxxCompiler"):
+        measure(CONFIG, replace(TRAINING, compile=True), "forward", 1, None)
 
 
 def row(compiled: bool, step_ms: float, compile_s: float | None) -> dict:

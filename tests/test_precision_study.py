@@ -1,0 +1,281 @@
+"""Precision: what hooks find, what the types can hold, how sums round, and a study that loses nothing."""
+
+import itertools
+import json
+import struct
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import exit_code
+
+import run_precision_study
+import tiny_llama_v1 as tiny_llama
+from studies import sweep
+from studies.precision import (
+    ToyModel,
+    accumulation,
+    data_types,
+    dtype_sections,
+    format_of,
+    formats,
+    refusals,
+    side_by_side,
+    squares,
+    types_in_a_step,
+)
+from tiny_llama_v1 import TrainingConfig
+
+CPU = torch.device("cpu")
+needs_fp16 = pytest.mark.skipif(not tiny_llama.cpu_trains_in_fp16(), reason="this CPU or build has no fp16 autocast")
+
+
+# ---- Data types -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["bf16", pytest.param("fp16", marks=needs_fp16)])
+def found(request):
+    rows = data_types(request.param, CPU)
+    types = {(row["model"], row["what"], row["name"]): row["dtype"] for row in rows if row["what"] != "part"}
+    return request.param, rows, types
+
+
+def test_the_toy_model_gives_what_its_operators_give_one_by_one(found):
+    name, _, types = found
+    low = tiny_llama.PRECISIONS[name]
+    x, model = torch.randn(8, 20), ToyModel(20, 5)
+    expected = {}
+    with torch.autocast("cpu", dtype=low):
+        for part in ("fc1", "relu", "ln", "fc2"):
+            x = getattr(model, part)(x)
+            expected[part] = str(x.dtype).removeprefix("torch.")
+    assert {part: types["ToyModel", "output", part] for part in expected} == expected
+    assert types["ToyModel", "logits", "model"] == expected["fc2"] == str(low).removeprefix("torch.")
+    assert types["ToyModel", "loss", "model"] == "float32"
+
+
+def test_products_are_narrow_and_what_is_kept_is_not(found):
+    name, rows, types = found
+    low = str(tiny_llama.PRECISIONS[name]).removeprefix("torch.")
+    for (_, what, where), dtype in types.items():
+        narrow = what == "logits" or (what == "output" and where.endswith(("_proj", "lm_head", "fc1", "fc2")))
+        if narrow:
+            assert dtype == low, where
+        elif what != "output":
+            assert dtype == "float32", (what, where)
+    for where in ("embedding", "rope", "norm", "layers.*.attention_norm", "layers.*.mlp_norm"):
+        assert types["TinyLlamaModel", "output", where] == "float32"
+    parts = {(row["name"], row["dtype"]) for row in rows if row["what"] == "part"}
+    assert {("layers.*.attention.softmax", "float32"), ("layers.*.attention.weighted_sum", low)} <= parts
+    assert ("layers.*.attention.softmax", low) not in parts or ("layers.*.attention.softmax", "float32") in parts
+
+
+def test_each_tensor_is_counted_once(found):
+    _, rows, _ = found
+    for model, tensors in (("TinyLlamaModel", 3 + 2 * 9), ("ToyModel", 4)):
+        counts = dict.fromkeys(("parameter", "gradient", "optimizer state"), 0)
+        for row in rows:
+            if row["model"] == model and row["what"] in counts:
+                counts[row["what"]] += row["count"]
+        assert counts == {"parameter": tensors, "gradient": tensors, "optimizer state": 3 * tensors}
+
+
+def test_another_model_gives_other_answers():
+    """Nothing of the tables is known beforehand: a model in bfloat16 throughout is found to be that."""
+    model = ToyModel(20, 5).to(torch.bfloat16)
+    batch = torch.randn(8, 20, dtype=torch.bfloat16), torch.randint(5, (8,))
+    rows = types_in_a_step(
+        model,
+        torch.optim.AdamW(model.parameters()),
+        itertools.repeat(batch),
+        torch.amp.GradScaler("cpu", enabled=False),
+        torch.autocast("cpu", enabled=False),
+        TrainingConfig(num_steps=1),
+    )
+    others = {(row["what"], row["name"]) for row in rows if row["dtype"] != "bfloat16"}
+    assert others == {("optimizer state", "step")}
+    (line,) = [line for line in side_by_side([row | {"autocast": "bf16"} for row in rows]) if line["name"] == "step"]
+    assert (line["count"], line["bf16"]) == (4, "float32")
+
+
+def test_a_type_that_was_not_run_is_not_claimed():
+    text = []
+    for section in dtype_sections(data_types("bf16", CPU), {"fp16": "why it cannot"}, CPU):
+        text += section.terminal()
+    assert "Not run under fp16: why it cannot" in text
+    assert not any("float16" in line.replace("bfloat16", "") or "under fp16  " in line for line in text)
+
+
+# ---- Range ------------------------------------------------------------------------------------------------------
+
+
+def float32_of(bits: int) -> float:
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
+
+
+def test_formats_are_those_of_the_bits():
+    rows = {row["type"]: row for row in formats()}
+    for name, dropped in (("float32", 0), ("tfloat32", 13), ("bfloat16", 16)):  # bits that float32 has beyond
+        row, one = rows[name], 1 << dropped
+        assert row["largest"] == float32_of(0x7F800000 - one), name
+        assert row["smallest_subnormal"] == float32_of(one)
+        assert row["smallest_normal"] == float32_of(0x00800000)
+        assert row["eps"] == float32_of(0x3F800000 + one) - 1
+    half = np.finfo(np.float16)
+    assert rows["float16"]["largest"] == half.max == 65504
+    assert rows["float16"]["smallest_subnormal"] == half.smallest_subnormal
+    for row in rows.values():
+        bits = row["exponent_bits"], row["mantissa_bits"]
+        assert format_of(*bits).items() <= row.items()
+    assert [row["decimal_digits"] for row in rows.values()] == [np.finfo(np.float32).precision, 3, 2, half.precision]
+
+
+@pytest.mark.parametrize("width", [32, 256, 768])
+def test_where_sums_of_squares_end(width):
+    """Against exact arithmetic: half a unit beyond the largest is inf, half of the smallest is 0.  A mean is taken of
+    a sum in float32, so it is inf too where that sum is."""
+    rows = {row["type"]: row for row in squares(width, CPU)}
+    for kind in formats():
+        if kind["type"] != "tfloat32":
+            row, too_large = rows[kind["type"]], kind["largest"] * (1 + kind["eps"] / 4)
+            x = row["sum_infinite_from"]
+            assert width * (x / 2) ** 2 < too_large <= width * x**2
+            x, of_float32 = row["mean_infinite_from"], formats()[0]["largest"]
+            assert (x / 2) ** 2 < too_large and width * (x / 2) ** 2 < of_float32
+            assert x**2 >= too_large or width * x**2 > of_float32
+            x = row["zero_up_to"]
+            assert x**2 <= kind["smallest_subnormal"] / 2 < (2 * x) ** 2
+            assert (row["written_out"], row["rms_norm"], row["layer_norm"]) == (row["type"] != "float16", 1, 1)
+
+
+# ---- Accumulation -----------------------------------------------------------------------------------------------
+
+
+def bfloat16(x: float) -> float:
+    """The nearest number of which the upper half of a float32 is enough, the even one of two."""
+    bits = struct.unpack("<I", struct.pack("<f", x))[0]
+    return float32_of((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16)
+
+
+ROUND = {"float32": lambda x: float(np.float32(x)), "float16": lambda x: float(np.float16(x)), "bfloat16": bfloat16}
+
+
+def test_sums_are_those_of_rounding_by_hand():
+    rows, series = accumulation(CPU)
+    for row in rows:
+        to, addend = ROUND[row["accumulator"]], ROUND[row["addend"]](0.01)
+        sums, total = [], 0.0
+        for _ in range(1000):  # float64 holds the sum of two numbers of these types, so this rounds once
+            total = to(total + addend)
+            sums.append(total)
+        assert row["result"] == total
+        assert row["relative_error"] == pytest.approx(total / 10 - 1, rel=1e-9)
+        if not row["converted_first"]:
+            assert series[f"{row['accumulator']} += {row['addend']}"] == sums
+        stalled = next((n for n in range(1, 1000) if sums[n] == sums[n - 1]), None)
+        assert row["first_lost_addition"] == (stalled and stalled + 1)
+        x = row["stalls_from"]
+        assert to(x + addend) == x and to(x / 2 + addend) > x / 2
+    assert {row["accumulator"] for row in rows if row["first_lost_addition"]} == {"bfloat16"}
+    half = next(row for row in rows if row["accumulator"] == "float16")
+    assert half["unit_in_the_last_place"] == np.spacing(np.float16(half["result"]))
+
+
+# ---- The study --------------------------------------------------------------------------------------------------
+
+
+def study(*flags):
+    sys.argv = ["run_precision_study.py", *flags]
+    return exit_code(lambda: tiny_llama.exit_code_of(run_precision_study.main))
+
+
+SMALL = "--size tiny --seq-len 8 --batch-size 1 --steps 2 --warmup-steps 1 --device cpu".split()
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    return tmp_path
+
+
+def document_in(folder):
+    def refuse(text):
+        raise AssertionError(f"{text} is no JSON")
+
+    return json.loads((folder / "precision_study.json").read_text(), parse_constant=refuse)
+
+
+def test_a_study_and_its_resumption(scratch, capfd):
+    flags = [*SMALL, "--precisions", "fp32", "bf16"]
+    assert study(*flags, "--output-dir", "run") == 0
+    out = capfd.readouterr().out
+    assert "No GPU" in out and "[2/2] tiny bf16:" in out
+    document = document_in(scratch / "run")
+    assert [(row["precision"], row["status"]) for row in document["rows"]] == [("fp32", "ok"), ("bf16", "ok")]
+    model = tiny_llama.main([*SMALL[:6], "--device", "cpu", "--num-steps", "3"])
+    printed = [line.split()[4].strip(",") for line in capfd.readouterr().out.splitlines() if line.startswith("Step ")]
+    fp32, bf16 = document["rows"]
+    assert model == 0 and printed == [f"{fp32['first_loss']:.4f}", printed[1], f"{fp32['final_loss']:.4f}"]
+    assert fp32["first_loss"] != bf16["first_loss"] == pytest.approx(fp32["first_loss"], abs=0.05)
+    for row in document["rows"]:
+        assert row["step_ms"] > row["forward_ms"] > 0 and row["predicted_peak_bytes"] > 4 * 4 * 2_800_000
+        assert row["peak_bytes_reason"].startswith("no GPU")
+    assert len(document["accumulation"]) == 7 and len(document["formats"]) == 4
+    text = (scratch / "run" / "precision_study.md").read_text()
+    assert "| tiny | 1 | 8 | bf16 |" in text and "## Data types of ToyModel under autocast, on cpu" in text
+    assert (scratch / "run" / "precision_study.png").stat().st_size > 10_000
+    assert len(list((scratch / "run" / "rows").iterdir())) == 2
+
+    (scratch / "run" / "precision_study.json").write_text(json.dumps(document | {"rows": [fp32]}))
+    assert study(*flags, "--resume", "run") == 0
+    out = capfd.readouterr().out
+    assert "Resumed: 1 rows are done" in out and "[1/1] tiny bf16:" in out
+    assert document_in(scratch / "run")["rows"][0] == fp32
+    assert study(*flags, "--steps", "3", "--resume", "run") == 2
+    assert "was begun with steps 2, not 3" in capfd.readouterr().err
+
+
+def test_what_the_device_lacks_is_a_row_with_the_reason(scratch, monkeypatch, capfd):
+    monkeypatch.setattr(tiny_llama, "cpu_trains_in_fp16", lambda: False)
+    assert set(refusals(CPU)) == {"tf32", "fp16"}
+    assert study(*SMALL, "--dry-run", "--output-dir", "run") == 0
+    document = document_in(scratch / "run")
+    reasons = {row["precision"]: row["reason"] for row in document["rows"]}
+    assert {row["status"] for row in document["rows"]} == {"skipped"}
+    assert reasons["fp32"] == reasons["bf16"] == "predicted alone, --dry-run"
+    assert "cannot train in fp16 on this CPU" in reasons["fp16"] and "GPU matrix units" in reasons["tf32"]
+    assert {row["autocast"] for row in document["dtypes"]} == {"bf16"}
+    assert "Not run under fp16: PyTorch" in (scratch / "run" / "precision_study.md").read_text()
+
+
+def test_a_row_that_ends_badly_is_a_row(scratch, monkeypatch, capfd):
+    answers = iter([("oom", "why it did"), ("failed", "what it said")])
+    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work: next(answers))
+    assert study(*SMALL, "--precisions", "bf16", "fp32", "--output-dir", "run") == 1
+    oom, failed = document_in(scratch / "run")["rows"]
+    assert (oom["status"], oom["step_ms"], failed["status"], failed["step_ms"]) == ("oom", None, "failed", None)
+    assert oom["step_ms_reason"].startswith("oom: why it did")
+    out, err = capfd.readouterr()
+    assert f"OOM: why it did; {oom['predicted_peak_bytes'] / 2**20:,.1f} MB predicted" in out
+    assert "failed: what it said" in out and "1 of 2 rows failed" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        ("--precisions tf32 --device cpu", 2, "--precisions tf32: TF32 is a format of GPU matrix units"),
+        ("--precisions fp8", 2, "fp8"),
+        ("--steps 0", 2, "0 is not a whole number of at least 1"),
+        ("--warmup-steps -1", 2, "--warmup-steps"),
+        ("--size nano", 2, "nano"),
+        ("--resume nowhere", 2, "holds no precision_study.json"),
+        ("--resume a --output-dir b", 2, "--output-dir"),
+    ],
+)
+def test_wrong_input(scratch, capfd, flags, code, words):
+    assert study(*flags.split()) == code
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and words in err
+    assert not list(scratch.iterdir())
