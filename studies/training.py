@@ -425,10 +425,14 @@ def draw(rows: list[dict]):
         widths = [row[f"{phase}_mean_ms"] or 0.0 for row in rows]
         axes.barh(names, widths, left=left, color=PHASE_COLOURS[phase], label=phase)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.errorbar(left, names, xerr=[row["step_std_ms"] or 0.0 for row in rows], fmt="none", ecolor="black", capsize=3)
+    spreads = [row["step_std_ms"] or 0.0 for row in rows]
+    axes.errorbar(left, names, xerr=spreads, fmt="none", ecolor="black", capsize=3)
     axes.invert_yaxis()
-    axes.set(xlabel="ms per step, mean; bars: standard deviation of the step", xlim=(0, 1.1 * max(left)))
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.set(
+        xlabel="ms per step, mean; bars: standard deviation of the step",
+        xlim=(0, 1.05 * max(map(sum, zip(left, spreads, strict=True)))),
+    )
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     axes.set_title("Where a step's time goes", loc="left", fontsize=11)
     bare(axes)
     return figure
