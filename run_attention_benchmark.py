@@ -37,14 +37,8 @@ def main() -> None:
     add("--d-head", type=count, nargs="+", metavar="N", help="head widths (16 32 64 128; on a CPU 16 64)")
     add("--seq-len", type=count, nargs="+", metavar="N", help="tokens (256 1024 4096 8192 16384; on a CPU to 4096)")
     add("--batch-size", type=count, default=8, metavar="N", help="samples (8)")
-    add(
-        "--dtypes",
-        nargs="+",
-        metavar="TYPE",
-        choices=["fp32", "bf16", "fp16"],
-        default=["fp32"],
-        help="fp32, bf16, fp16",
-    )
+    dtypes = ["fp32", "bf16", "fp16"]
+    add("--dtypes", nargs="+", metavar="TYPE", choices=dtypes, help="fp32, bf16, fp16 (fp32 bf16; on a CPU fp32)")
     add("--causal", action="store_true", help="each token sees only those before it")
     add("--repetitions", type=count, metavar="N", help="timed passes (100; on a CPU 5)")
     add("--warmup-steps", type=none_or_more, default=2, metavar="N", help="passes before them (2)")

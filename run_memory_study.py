@@ -22,6 +22,9 @@ def main() -> None:
     for name in ("batch_size", "seq_len", "validate_setup"):
         if getattr(args, name):
             parser.error(f"argument --{name.replace('_', '-')}: the study chooses it; see --batch-sizes and --seq-lens")
+    for name in ("compile", "system_profiler"):
+        if getattr(args, name):
+            parser.error(f"argument --{name.replace('_', '-')}: does not go with counting tensors, as the study does")
     tiny_llama_v1.require("the study", ["analysis", "studies", "matplotlib", "tensorboard"])
     from studies.memory import study
 

@@ -290,7 +290,7 @@ class _TraceRange:
 
 
 def trace_range(name: str):
-    """Name a part of the step for whoever records.  Two looks and a shared empty context when nobody does.
+    """Name a part of the step for whoever records.  Three looks and a shared empty context when nobody does.
 
     Compiled code has no parts any more: there the compiler finds nothing to trace.
     """
@@ -1199,7 +1199,8 @@ def require(what: str, modules: list[str]) -> None:
     """Raise UserError if one is missing, before any work is done for nothing."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            cure = "the folder that lies beside this script" if module == "analysis" else f"pip install {module}"
+            ours = module in ("analysis", "studies")
+            cure = "the folder that lies beside this script" if ours else f"pip install {module}"
             raise UserError(f"{what} needs {module}, which is missing: {cure}")
 
 
@@ -1334,7 +1335,12 @@ def finite(value: float) -> float | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in first_line(error)
+    """Of a GPU or of the host, also where a library or the compiler tells of it in its own way."""
+    cause = getattr(error, "inner_exception", None) or error.__cause__
+    if isinstance(error, UserError) or (cause is not None and out_of_memory(cause)):
+        return cause is not None and out_of_memory(cause)
+    signs = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(sign in first_line(error) for sign in signs)
 
 
 def explain(error: BaseException) -> tuple[str, int]:

@@ -313,9 +313,8 @@ def refusal(config: TinyLlamaConfig, training: TrainingConfig, device: torch.dev
     """Why a run cannot fit, None if it can; what would is searched for only where it does not."""
     whole, taken = memory_of_a_rank(device)
     room = whole - taken - library_workspaces(device)
-    for one in dict.fromkeys(
-        (replace(training, compile=False), training)
-    ):  # compiling is slow to predict: only if need be
+    uncompiled = replace(training, compile=False)  # which is predicted sooner
+    for one in (uncompiled, training) if training.compile else (uncompiled,):
         if int(predicted_memory(config, one, device.type == "cuda").live_at_births().max()) <= room:
             return None
     return what_fits(memory_prediction(config, training, device))

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from analysis.memory import MemoryLedger
 from analysis.prediction import library_workspaces
 from analysis.rehearsal import CompiledCall
-from studies.sweep import Column, Section, Sweep, exponent, megabytes, named, outcome_column
+from studies.sweep import Column, Section, Sweep, cold_compiler, exponent, megabytes, named, outcome_column, unique
 from tiny_llama_v1 import (
     MB,
     PRECISIONS,
@@ -26,10 +26,10 @@ from tiny_llama_v1 import (
     check_precision,
     choose_device,
     eager_attention,
+    first_line,
     fused_attention,
     range_observers,
     repeat_kv,
-    say,
     synchronize,
     trace_range,
 )
@@ -73,7 +73,7 @@ def manual_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Te
 def names_of(wanted: list[str], device: torch.device) -> list[str]:
     """The rows behind the implementations asked for: sdpa is every kernel that PyTorch has for the device."""
     offered = [f"sdpa-{name}" for name in (ON_CPU if device.type == "cpu" else BACKENDS)]
-    return list(dict.fromkeys(name for one in wanted for name in (offered if one == "sdpa" else [one])))
+    return unique([name for one in wanted for name in (offered if one == "sdpa" else [one])])
 
 
 def function_of(implementation: str, causal: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
@@ -177,22 +177,22 @@ def measure(spec: dict, repetitions: int, warmup_steps: int) -> dict:
     row: dict = {"workspace_bytes": workspace, "compile_s": None}
     with chosen_kernel(spec["implementation"]):
         if spec["implementation"] == "compiled":
+            arguments = inputs(spec, device)
+            once(function, arguments, device)  # what a process does once is no part of compiling
             function = torch.compile(function, dynamic=False)
             started = time.perf_counter()
-            arguments = inputs(spec, device)
             try:
-                output = function(*arguments)
+                with cold_compiler():
+                    once(function, arguments, device)
             except torch._dynamo.exc.TorchDynamoException as error:
                 raise UserError(f"cannot be compiled here: {cause_of(error)}") from error
-            output.backward(torch.ones_like(output))
-            synchronize(device)
             row["compile_s"] = time.perf_counter() - started
-            del output, arguments
-        row["memory_bytes"], row["kernel"] = memory_and_kernel(function, spec, device, workspace)
+            del arguments
+        row |= memory_and_kernel(function, spec, device, workspace)
         forward_ms, backward_ms = times(function, inputs(spec, device), repetitions, warmup_steps, device)
     if row["compile_s"] is not None:  # one pass is in it
-        once = statistics.median(forward_ms) + statistics.median(backward_ms)
-        row["compile_s"] = max(0.0, row["compile_s"] - once / 1e3)
+        pass_ms = statistics.median(forward_ms) + statistics.median(backward_ms)
+        row["compile_s"] = max(0.0, row["compile_s"] - pass_ms / 1e3)
     for name, values in (("forward", forward_ms), ("backward", backward_ms)):
         row[f"{name}_ms"] = statistics.median(values)
         row[f"{name}_mean_ms"] = statistics.fmean(values)
@@ -200,11 +200,18 @@ def measure(spec: dict, repetitions: int, warmup_steps: int) -> dict:
     return row | {"repetitions": repetitions}
 
 
-def memory_and_kernel(function: Callable, spec: dict, device: torch.device, workspace: int) -> tuple[int, str]:
-    """Bytes of the tensors in use before the backward pass, and the operators that did the forward pass.
+def once(function: Callable, arguments: tuple, device: torch.device) -> None:
+    """There and back, to the end."""
+    output = function(*arguments)
+    output.backward(torch.ones_like(output))
+    synchronize(device)
 
-    On a GPU the allocator's figure less the workspaces of libraries; on a CPU what the allocator handed out and did not
-    get back, which torch.profiler records.
+
+def memory_and_kernel(function: Callable, spec: dict, device: torch.device, workspace: int) -> dict:
+    """Bytes of the tensors in use before the backward pass, and the operator that did the forward pass.
+
+    On a GPU the allocator's figure less the workspaces of libraries, of which the rounding of sizes is given apart; on
+    a CPU what the allocator handed out and did not get back, which torch.profiler records.
     """
     on_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
@@ -213,21 +220,26 @@ def memory_and_kernel(function: Callable, spec: dict, device: torch.device, work
         output = function(*arguments)
         gradient = torch.ones_like(output)
     if on_gpu:
-        used = torch.cuda.memory_allocated(device) - workspace
+        used, figures = torch.cuda.memory_allocated(device) - workspace, torch.cuda.memory_stats(device)
+        rounding = figures["allocated_bytes.all.current"] - figures["requested_bytes.all.current"]
     else:
+        rounding = 0
         events = watched.profiler.kineto_results.events()
         used = sum(event.nbytes() for event in events if event.name() == "[memory]")
     output.backward(gradient)
     synchronize(device)
-    return used, kernel_in([event.key for event in watched.key_averages()])
+    kernel = kernel_in([event.key for event in watched.key_averages()])
+    return {"memory_bytes": used, "rounding_bytes": rounding, "kernel": kernel}
 
 
-def kernel_in(names: list[str]) -> str:
+def kernel_in(names: list[str]) -> str | None:
     """What computed it: a fused operator where there is one, generated code, or the products of separate operators."""
     for mark in ("_attention_forward", "cudnn_attention", "flash_attention_for_cpu", "_attention_math"):
         if found := next((name for name in names if mark in name and "backward" not in name), None):
             return found
-    return "generated code" if any("CompiledFxGraph" in name for name in names) else "aten::bmm"
+    if any("CompiledFxGraph" in name for name in names):
+        return "generated code"
+    return next((name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")), None)
 
 
 def times(
@@ -264,15 +276,39 @@ def times(
     return [elapsed_ms(a, b) for a, b, _, _ in marks], [elapsed_ms(c, d) for _, _, c, d in marks]
 
 
+REFUSES = {  # how PyTorch begins what it says of each kernel that it does not use
+    "flash": "Flash attention kernel not used",
+    "efficient": "Memory efficient kernel not used",
+    "cudnn": "CuDNN attention kernel not used",
+}
+
+
 def predicted_or_refused(spec: dict, device: torch.device) -> dict | str:
-    """The prediction, or why the device has no such kernel for these inputs: what PyTorch says of it are warnings."""
+    """The prediction, or why the device has no such kernel for these inputs."""
+    backend = spec["implementation"].removeprefix("sdpa-")
+    if device.type == "cpu" and backend in BACKENDS and backend not in ON_CPU:
+        return "PyTorch has this kernel for GPUs alone"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
             return predicted(spec, device)
         except RuntimeError as error:
-            told = [str(one.message).split(" (Triggered")[0] for one in said if one.category is UserWarning]
-            return "; ".join(dict.fromkeys(told)) or str(error).splitlines()[0]
+            why = first_line(error)
+            if backend in BACKENDS:
+                return reason_in([str(one.message) for one in said], backend) or why
+    # Whatever keeps our own functions from being rehearsed: they can be measured all the same.
+    return dict.fromkeys(PREDICTED) | {f"{name}_reason": why for name in PREDICTED}
+
+
+def reason_in(messages: list[str], backend: str) -> str:
+    """What is said of one backend: PyTorch warns of each in turn, a headline first."""
+    told, ours = [], False
+    for message in (text.split(" (Triggered")[0] for text in messages):
+        if "kernel not used because" in message:
+            ours = message.startswith(REFUSES.get(backend, "no backend"))
+        elif ours:
+            told.append(message)
+    return "; ".join(unique(told))
 
 
 # ---- The sweep --------------------------------------------------------------------------------------------------
@@ -281,17 +317,17 @@ def predicted_or_refused(spec: dict, device: torch.device) -> dict | str:
 def benchmark(args) -> None:
     """All rows that the command line asks for."""
     device = choose_device(args.device)
-    for dtype in args.dtypes:
-        if dtype != "fp32":
-            check_precision(dtype, device)
     on_gpu = device.type == "cuda"
+    dtypes = unique(args.dtypes or (["fp32", "bf16"] if on_gpu else ["fp32"]))
+    for dtype in dtypes:
+        check_precision(dtype, device)
     repetitions = args.repetitions or (100 if on_gpu else 5)
     names = names_of(args.implementations, device)
-    lengths = args.seq_len or ([256, 1024, 4096, 8192, 16384] if on_gpu else [256, 1024, 4096])
-    widths = args.d_head or ([16, 32, 64, 128] if on_gpu else [16, 64])
+    lengths = unique(args.seq_len or ([256, 1024, 4096, 8192, 16384] if on_gpu else [256, 1024, 4096]))
+    widths = unique(args.d_head or ([16, 32, 64, 128] if on_gpu else [16, 64]))
     settings = {
         "implementations": names,
-        "dtypes": args.dtypes,
+        "dtypes": dtypes,
         "batch_size": args.batch_size,
         "d_head": widths,
         "seq_len": lengths,
@@ -302,7 +338,7 @@ def benchmark(args) -> None:
     sweep = Sweep("attention_benchmark", args, settings, device, KEY, FIGURES)
     sweep.open()
     specs = []
-    for dtype in args.dtypes:
+    for dtype in dtypes:
         for name in names:
             for d_head in widths:
                 for seq_len in lengths:
@@ -315,12 +351,19 @@ def benchmark(args) -> None:
         found = predicted_or_refused(spec, device)
         if isinstance(found, str):
             return [row | {"status": "skipped", "reason": found}]
-        peak = found["predicted_peak_bytes"]
-        outcome, answer = sweep.outcome(peak, measure, spec, repetitions, args.warmup_steps)
+        work = (measure, spec, repetitions, args.warmup_steps)
+        outcome, answer = sweep.outcome(found["predicted_peak_bytes"], *work)
         return [row | found | (answer or {}) | outcome]
 
-    if not on_gpu and not (args.seq_len and args.d_head):
-        say("No GPU: of 4 head widths and 5 sequences up to 16,384 the small ones are taken; --d-head, --seq-len")
+    if not on_gpu:
+        left_out = [
+            *(["sequences of 8,192 and 16,384 (--seq-len)"] if not args.seq_len else []),
+            *(["head widths of 32 and 128 (--d-head)"] if not args.d_head else []),
+            *(["bf16 (--dtypes)"] if not args.dtypes else []),
+            *([f"all but {repetitions} of 100 repetitions (--repetitions)"] if not args.repetitions else []),
+            *(["sdpa-efficient and sdpa-cudnn, kernels of GPUs"] if "sdpa" in args.implementations else []),
+        ]
+        sweep.note(f"No GPU: left out are {', '.join(left_out)}" if left_out else "No GPU")
     sweep.run(specs, row_of, progress, table)
     more = {"growth": growth_rows(sweep.rows)}
     sweep.close(sections(sweep.rows, sweep.room), draw(sweep.rows), more)
@@ -328,7 +371,7 @@ def benchmark(args) -> None:
 
 MEASURED = (
     "forward_ms backward_ms forward_mean_ms backward_mean_ms forward_std_ms backward_std_ms memory_bytes "
-    "workspace_bytes compile_s kernel repetitions"
+    "rounding_bytes workspace_bytes compile_s kernel repetitions"
 ).split()
 PREDICTED = ("predicted_memory_bytes", "predicted_peak_bytes", "tensors")
 
@@ -372,6 +415,7 @@ COLUMNS = (
     named("memory MB", "memory_bytes", ",.2f", MB),
     named("predicted", "predicted_memory_bytes", ",.2f", MB),
     named("peak, predicted", "predicted_peak_bytes", ",.1f", MB),
+    named("rounding B", "rounding_bytes", ","),
     named("library MB", "workspace_bytes", ",.2f", MB),
     named("compile s", "compile_s", ".1f"),
     outcome_column(),
@@ -380,15 +424,11 @@ COLUMNS = (
 
 def sections(rows: list[dict], room: int) -> list[Section]:
     found = [table(rows)]
-    kernels = dict.fromkeys((row["implementation"], row["kernel"]) for row in rows if row["kernel"])
+    names = ("implementation", "dtype", "kernel")
+    kernels = unique([tuple(row[name] for name in names) for row in rows if row["kernel"]])
     if kernels:
-        found.append(
-            Section(
-                "What really ran, read from the profiler",
-                (named("implementation", "implementation", left=True), named("operator", "kernel", left=True)),
-                [{"implementation": name, "kernel": kernel} for name, kernel in kernels],
-            )
-        )
+        title, columns = "What really ran, read from the profiler", [named(name, name, left=True) for name in names]
+        found.append(Section(title, columns, [dict(zip(names, one, strict=True)) for one in kernels]))
     if account := accounting(rows, room):
         found.append(account)
     if growth := growth_rows(rows):

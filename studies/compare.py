@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from analysis.compare import NOISE, STANDARD_ERRORS, check_distinct, unique_names
+from analysis.compare import IGNORED, NOISE, STANDARD_ERRORS, check_distinct, unique_names
 from analysis.documents import read_document
 from studies.sweep import Column, aligned, named
 from tiny_llama_v1 import UserError
 
+STUDIES = ("memory_study", "training_benchmark", "attention_benchmark", "precision_study")
+
 
 def read_study(folder: Path) -> dict | None:
     """The document of the sweep in a folder, None where there is none."""
-    documents = (read_document(file) for file in sorted(folder.glob("*.json")))
+    documents = (read_document(folder / f"{name}.json") for name in STUDIES)
     return next((one for one in documents if one and {"study", "key", "figures", "rows"} <= one.keys()), None)
 
 
@@ -75,7 +77,7 @@ def change(key: tuple, run: str, figure: str, spread: str | None, before: dict, 
             "difference": difference,
         }
         | ({"ratio_reason": "it was 0 before"} if not first else {})
-        | ({} if noise else {"noise_reason": "no spread"})
+        | ({} if noise is not None else {"noise_reason": "no spread"})
     )
 
 
@@ -97,12 +99,13 @@ def differences(studies: list[dict]) -> list[dict]:
     """Settings and surroundings in which the sweeps are not alike."""
 
     def flat(study: dict) -> dict:
-        environment = study["environment"]
+        environment, config = study["environment"], study.get("config", study)
         about = {"device": environment["device"]["name"], "host": environment["host"], "commit": environment["commit"]}
-        return study.get("arguments", {}) | about | environment["packages"]
+        return config["arguments"] | config.get("model", {}) | about | environment["packages"]
 
     tables = [flat(study) for study in studies]
-    rows = [{"name": name, "values": [table.get(name) for table in tables]} for name in tables[0]]
+    names = dict.fromkeys(name for table in tables for name in table if name not in IGNORED)
+    rows = [{"name": name, "values": [table.get(name) for table in tables]} for name in names]
     return [row for row in rows if any(value != row["values"][0] for value in row["values"][1:])]
 
 

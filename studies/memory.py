@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -137,7 +138,7 @@ def study_row(
 
 def trained(flags: list[str]) -> tuple[int, str]:
     """Exit code and error of the training script, in this process."""
-    errors = io.StringIO()
+    errors, sys.argv = io.StringIO(), ["tiny_llama_v1.py", *flags]  # what its config.json says it was started with
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
         try:
             code = tiny_llama_v1.main(flags)

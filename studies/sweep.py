@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -123,6 +125,11 @@ class Sweep:
         whole, taken = (args.device_memory, 0) if args.device_memory else memory_of_a_rank(device)
         self.room = whole - taken  # bytes
         self.rows: list[dict] = []
+        self.notes: list[str] = []  # what the reader of the tables should know, such as what was left out
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        say(text)
 
     @property
     def file(self) -> Path:
@@ -133,6 +140,7 @@ class Sweep:
         if not self.resumes:
             prepare_folder(self.folder)
             write_json(self.folder / "config.json", self.config | {"environment": self.environment})
+            self.write()
             return
         earlier, document = read_document(self.folder / "config.json"), read_document(self.file)
         if earlier is None or document is None:
@@ -203,12 +211,13 @@ class Sweep:
                 self.rows.append(with_reasons_beside(row, reasons_of(row, self.figures)))
             self.write()
             left = (time.monotonic() - started) / max(slow, 1) * (len(todo) - i)
-            about = f", {left / 60:.0f} min left at most" if left > 90 else ""
+            about = f", {left / 60:.0f} min left if the others take as long" if left > 90 else ""
             say(*(f"[{i}/{len(todo)}] {shown(row)}{about}" for row in rows[-1:]))
 
     def document(self) -> dict:
         order = {"key": list(self.key), "figures": self.figures}
-        return self.config | {"environment": self.environment, "study": self.name, **order, "rows": self.rows}
+        about = {"environment": self.environment, "study": self.name, "notes": self.notes}
+        return self.config | about | order | {"rows": self.rows}
 
     def write(self, **more) -> None:
         write_json(self.file, self.document() | more)
@@ -222,6 +231,7 @@ class Sweep:
             f"Device: {environment['device']['name']}; PyTorch {environment['packages']['torch']}; "
             f"{environment['cpu']['torch_threads']} threads; {environment['timestamp']}",
             f"Command: {environment['command_line']}",
+            *self.notes,
         ]
         for section in sections:
             say(*section.terminal())
@@ -291,6 +301,14 @@ def parsed(parser: OneLineParser) -> argparse.Namespace:
 # ---- A row in a process of its own ------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def cold_compiler() -> Iterator[None]:
+    """An empty cache for the compiler: each row takes what a first compilation takes, however often it was done."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        yield
+
+
 PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
 
 
@@ -351,3 +369,8 @@ def exponent(points: list[tuple[float, float]]) -> float | None:
 
 def megabytes(size: int) -> str:
     return f"{size / MB:,.1f} MB"
+
+
+def unique(values: list) -> list:
+    """Each once, in their order."""
+    return list(dict.fromkeys(values))

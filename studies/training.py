@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from analysis.memory import MemoryLedger, MemorySnapshot
 from analysis.prediction import NotRehearsable, predicted_memory
 from analysis.rehearsal import rehearse_forward
-from studies.sweep import Column, Section, Sweep, megabytes, named, outcome_column
+from studies.sweep import Column, Section, Sweep, cold_compiler, megabytes, named, outcome_column, unique
 from tiny_llama_v1 import (
     MB,
     SIZES,
@@ -28,7 +29,6 @@ from tiny_llama_v1 import (
     choose_device,
     range_observers,
     resolve,
-    say,
     set_numerics,
     synthetic_corpus,
     train,
@@ -96,11 +96,13 @@ def measure(
 
     compiling = []
     if training.compile:
+        run(1)  # what a process does once is no part of compiling
         model.compile(dynamic=False)
-        try:
-            compiling = run(1)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise UserError(f"cannot be compiled here: {cause_of(error)}") from error
+        with cold_compiler():
+            try:
+                compiling = run(1)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                raise UserError(f"cannot be compiled here: {cause_of(error)}") from error
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     records = run(steps)
@@ -114,7 +116,7 @@ def measure(
         "phases_ms": [record.phase_ms for record in records],
         "step_ms": totals,
         "losses": [record.loss for record in records],
-        "compile_s": (compiling[0].total_ms - statistics.median(totals)) / 1e3 if compiling else None,
+        "compile_s": max(0.0, compiling[0].total_ms - statistics.median(totals)) / 1e3 if compiling else None,
         "peak_bytes": peak,
     }
 
@@ -127,8 +129,7 @@ def infer(model, autocast, stream, steps: int, meter: StepMeter, instruments) ->
                 with meter.phase("data"):
                     batch = next(stream)
                 with meter.phase("forward"), instruments.forward(step), autocast:
-                    loss = model(*batch)[1]
-                meter.add_loss(loss)
+                    meter.add_loss(model(*batch)[1])  # within the phase, whose end is what is waited for
 
 
 # ---- The sweep --------------------------------------------------------------------------------------------------
@@ -141,16 +142,17 @@ def benchmark(args) -> None:
     for precision in args.precision:
         check_precision(precision, device)
     gpts = [name for name in SIZES if name.startswith("gpt")]
-    sizes = args.sizes or (gpts if on_gpu else ["tiny", "small", "gpt2-small"])
-    lengths = args.seq_lens or ([128, 256, 512] if args.memory_snapshot else [None])
+    sizes = unique(args.sizes or (gpts if on_gpu else ["tiny", "small", "gpt2-small"]))
+    lengths = unique(args.seq_lens or ([128, 256, 512] if args.memory_snapshot else [None]))
+    modes, precisions = unique(args.mode), unique(args.precision)
     steps = args.steps or (10 if on_gpu else 5)
     warmups = sorted(set(args.warmup_steps if args.warmup_steps is not None else [5 if on_gpu else 1]))
     settings = {
         "sizes": sizes,
         "seq_lens": lengths,
         "batch_size": args.batch_size,
-        "modes": args.mode,
-        "precisions": args.precision,
+        "modes": modes,
+        "precisions": precisions,
         "compile": args.compile,
         "warmup_steps": warmups,
         "steps": steps,
@@ -165,8 +167,8 @@ def benchmark(args) -> None:
         spec_of(args, size, seq_len, mode, precision, compiled, warmups)
         for size in sizes
         for seq_len in lengths
-        for mode in args.mode
-        for precision in args.precision
+        for mode in modes
+        for precision in precisions
         for compiled in ([False, True] if args.compile else [False])
     ]
 
@@ -185,9 +187,12 @@ def benchmark(args) -> None:
         return [row | common | figures(answer, row["warmup_steps"], steps, flops) for row in spec["rows"]]
 
     if not on_gpu and not args.sizes:
-        say(f"No GPU: {', '.join(sizes)} are taken; {', '.join(gpts[1:])} are left out, ask for them with --sizes")
+        left_out = f"{', '.join(gpts[1:])} are left out, ask for them with --sizes"
+        sweep.note(f"No GPU: {', '.join(sizes)} are taken; {left_out}")
+    if not on_gpu and not args.steps:
+        sweep.note(f"No GPU: {steps} steps are measured, not 10 (--steps)")
     if args.memory_snapshot and not on_gpu:
-        say("No GPU: peaks are predicted, and there is no allocator whose history could be written")
+        sweep.note("No GPU: peaks are predicted, and there is no allocator whose history could be written")
     sweep.run(specs, rows_of, progress, table)
     sweep.close(sections(sweep.rows, args.memory_snapshot), draw(sweep.rows), {})
 
@@ -346,7 +351,7 @@ def speedup_section(rows: list[dict]) -> Section:
                 | {
                     "before": before["step_ms"],
                     "speedup": before["step_ms"] / row["step_ms"] if both else None,
-                    "steps_to_pay_off": 1e3 * row["compile_s"] / saved_ms if both and saved_ms > 0 else None,
+                    "steps_to_pay_off": math.ceil(1e3 * row["compile_s"] / saved_ms) if both and saved_ms > 0 else None,
                     "never": both and saved_ms <= 0,
                 }
             )
@@ -360,7 +365,7 @@ def speedup_section(rows: list[dict]) -> Section:
         named("compile s", "compile_s", ",.1f"),
         Column(
             "paid off after steps",
-            lambda row: "never" if row["never"] else row["steps_to_pay_off"] and f"{row['steps_to_pay_off']:,.0f}",
+            lambda row: "never" if row["never"] else row["steps_to_pay_off"] and f"{row['steps_to_pay_off']:,}",
         ),
         outcome_column(),
     )

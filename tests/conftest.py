@@ -40,6 +40,19 @@ def train(tmp_path, monkeypatch, capfd):
     return run
 
 
+@pytest.fixture
+def command(tmp_path, monkeypatch, capfd):
+    """Run a command in this process, in a scratch folder: command(module, flags) -> (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(module, *flags: str):
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *flags])
+        return exit_code(lambda: tiny_llama.exit_code_of(module.main)), *capfd.readouterr()
+
+    return run
+
+
 def exit_code(work) -> int:
     """Of a command in this process, whether it returns or exits."""
     try:

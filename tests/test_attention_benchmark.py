@@ -9,8 +9,8 @@ from conftest import PROJECT, exit_code, finish, start
 
 import run_attention_benchmark
 import tiny_llama_v1 as tiny_llama
-from studies import sweep
-from studies.attention import KEY, manual_attention, measure, predicted
+from studies import attention, sweep
+from studies.attention import KEY, manual_attention, measure, predicted, reason_in
 from tiny_llama_v1 import MB, eager_attention, fused_attention
 
 CPU = torch.device("cpu")
@@ -134,7 +134,7 @@ def bench(*flags):
     return exit_code(lambda: tiny_llama.exit_code_of(run_attention_benchmark.main))
 
 
-TINY = "--batch-size 2 --d-head 8 --seq-len 16 32 --repetitions 2 --warmup-steps 0".split()
+TINY = "--batch-size 2 --d-head 8 8 --seq-len 16 32 --repetitions 2 --warmup-steps 0".split()
 
 
 @pytest.fixture
@@ -216,7 +216,34 @@ def test_a_kernel_that_the_device_does_not_have_is_refused_with_the_reason(scrat
     assert bench(*TINY, "--implementations", "sdpa-efficient", "eager", "--output-dir", "run") == 0
     rows = document_in(scratch / "run")["rows"]
     assert [row["status"] for row in rows] == ["skipped", "skipped", "ok", "ok"]
-    assert "kernel" in rows[0]["reason"]
+    assert rows[0]["reason"] == "PyTorch has this kernel for GPUs alone"
+
+
+def test_of_all_that_is_said_of_kernels_the_part_about_one_is_its_reason():
+    said = [
+        "Memory efficient kernel not used because: (Triggered internally at somewhere)",
+        "Memory Efficient attention has been runtime disabled. (Triggered internally at somewhere)",
+        "Flash attention kernel not used because: (Triggered internally at somewhere)",
+        "Expected query to have dtype Half or BFloat16. (Triggered internally at somewhere)",
+        "CuDNN attention kernel not used because: (Triggered internally at somewhere)",
+        "CuDNN attention has been runtime disabled. (Triggered internally at somewhere)",
+    ]
+    assert reason_in(said, "flash") == "Expected query to have dtype Half or BFloat16."
+    assert reason_in(said, "cudnn") == "CuDNN attention has been runtime disabled."
+    assert reason_in(said, "math") == ""
+
+
+def test_what_cannot_be_rehearsed_is_measured_without_a_prediction(scratch, monkeypatch):
+    def broken(spec, device):
+        raise RuntimeError("no such operator\non tensors without data")
+
+    monkeypatch.setattr(attention, "predicted", broken)
+    assert bench(*TINY, "--implementations", "eager", "--output-dir", "run") == 0
+    rows = document_in(scratch / "run")["rows"]
+    assert {row["status"] for row in rows} == {"ok"}
+    assert rows[0]["predicted_memory_bytes"] is None
+    assert rows[0]["predicted_memory_bytes_reason"] == "no such operator"
+    assert rows[0]["memory_bytes"] > 0
 
 
 def _dies():

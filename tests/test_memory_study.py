@@ -8,9 +8,10 @@ import time
 import pytest
 from conftest import PROJECT, finish, start
 
+import run_memory_study
 from studies.memory import fit, shares, study_document, study_lines
 
-MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --num-steps 3".split()
+MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 1 --n-heads 4 --num-steps 3".split()
 
 
 def row(batch_size, seq_len, peak, status="ok", phase="backward"):
@@ -63,13 +64,19 @@ def test_factors_between_neighbours():
     assert "failed: why" in text
 
 
-def study(folder, *flags):
-    command = [sys.executable, str(PROJECT / "run_memory_study.py"), *MODEL, *flags]
-    return finish(start(*command, cwd=folder), timeout=300)
+@pytest.fixture
+def study(command):
+    """study(flags) -> (exit code, what it printed)"""
+
+    def run(*flags):
+        code, out, err = command(run_memory_study, *MODEL, *flags)
+        return code, out + err
+
+    return run
 
 
-def test_a_study(tmp_path):
-    code, out = study(tmp_path, "--batch-sizes", "2", "4", "--seq-lens", "32", "64", "--output-dir", "study")
+def test_a_study(tmp_path, study):
+    code, out = study("--batch-sizes", "2", "4", "--seq-lens", "32", "64", "--output-dir", "study")
     assert code == 0, out
     assert "[4/4] batch 4 x 64 tokens:" in out
     document = json.loads((tmp_path / "study" / "memory_study.json").read_text())
@@ -79,6 +86,7 @@ def test_a_study(tmp_path):
     for one in document["rows"]:
         assert one["predicted_bytes"] == one["peak_bytes"]
         summary = json.loads((tmp_path / "study" / one["folder"] / "performance_summary.json").read_text())
+        assert summary["environment"]["command_line"].split()[1:3] == ["tiny_llama_v1.py", "--vocab-size"]
         assert summary["config"]["model"]["hidden_dim"] == 32
         assert list((tmp_path / "study" / one["folder"]).glob("events.out.tfevents.*"))
     assert document["fit"]["largest_error_percent"] < 2
@@ -86,11 +94,11 @@ def test_a_study(tmp_path):
     assert (tmp_path / "study" / "config.json").exists()
 
 
-def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path):
+def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path, study):
     text = tmp_path / "text.txt"
     text.write_text("x" * 40)
     flags = ("--vocab-size", "256", "--data", str(text), "--batch-sizes", "2", "--seq-lens", "16", "64")
-    code, out = study(tmp_path, *flags, "--output-dir", "study")
+    code, out = study(*flags, "--output-dir", "study")
     assert code == 1
     assert "1 of 2 runs failed" in out
     rows = json.loads((tmp_path / "study" / "memory_study.json").read_text())["rows"]
@@ -100,9 +108,9 @@ def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path):
     assert rows[1]["peak_bytes_reason"]
 
 
-def test_what_would_not_fit_is_not_run(tmp_path):
+def test_what_would_not_fit_is_not_run(tmp_path, study):
     flags = ("--batch-sizes", "2", "1000000", "--seq-lens", "1024", "--dry-run")
-    code, out = study(tmp_path, *flags, "--output-dir", "study")
+    code, out = study(*flags, "--output-dir", "study")
     assert code == 0, out
     rows = json.loads((tmp_path / "study" / "memory_study.json").read_text())["rows"]
     assert [one["status"] for one in rows] == ["predicted", "would not fit"]
@@ -127,15 +135,15 @@ def test_a_study_that_is_stopped_keeps_its_rows(tmp_path):
     assert re.search(r"1000000 +1024 .*would not fit", out)
 
 
-@pytest.mark.parametrize("flags", ["--batch-sizes 0", "--seq-lens x", "--batch-size 4", "--seq-len 8", "--batch-sizes"])
-def test_wrong_flags(tmp_path, flags):
-    code, out = study(tmp_path, *flags.split())
+@pytest.mark.parametrize("flags", ["--batch-sizes 0", "--seq-lens x", "--seq-len 8", "--batch-sizes", "--compile"])
+def test_wrong_flags(tmp_path, flags, study):
+    code, out = study(*flags.split())
     assert (code, out.count("\n")) == (2, 1)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_a_folder_that_cannot_be_written(tmp_path, study):
     (tmp_path / "file").write_text("kept")
-    code, out = study(tmp_path, "--output-dir", "file/study")
+    code, out = study("--output-dir", "file/study")
     assert (code, out.count("\n")) == (1, 1)
     assert "cannot write to folder file/study" in out

@@ -16,6 +16,7 @@ from analysis.memory import MemoryLedger
 from analysis.rehearsal import rehearse_forward
 from studies import sweep
 from studies import training as benchmark
+from studies.compare import differences
 from studies.training import figures, measure, sections
 
 CPU = torch.device("cpu")
@@ -62,6 +63,7 @@ def test_a_sweep(scratch, capfd):
         assert row["step_ms"] > row["forward_ms"] > 0
         assert row["peak_bytes"] is None and "no GPU" in row["peak_bytes_reason"]
     assert rows[0]["predicted_peak_bytes"] < rows[2]["predicted_peak_bytes"]
+    assert "No GPU" not in (scratch / "a" / "training_benchmark.md").read_text()
     config, training, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(["--seq-len", "8"]))
     flops = config.step_flops(1, training.seq_len)
     assert rows[2]["achieved_tflops"] == pytest.approx(flops / rows[2]["step_ms"] / 1e9)
@@ -203,12 +205,41 @@ def test_sweeps_are_compared_with_their_kind(scratch, capfd):
     for name in ("a", "b"):
         (scratch / name).mkdir()
     study = {"schema_version": 1, "key": ["x"], "figures": {}, "rows": [], "environment": {}}
-    (scratch / "a" / "one.json").write_text(json.dumps(study | {"study": "one"}))
+    (scratch / "a" / "memory_study.json").write_text(json.dumps(study | {"study": "memory_study"}))
     assert run(compare_runs, "a", "b") == 1
     assert "b hold none" in capfd.readouterr().err
-    (scratch / "b" / "two.json").write_text(json.dumps(study | {"study": "two"}))
+    (scratch / "b" / "precision_study.json").write_text(json.dumps(study | {"study": "precision_study"}))
+    (scratch / "b" / "trace_step_1_2.pt.trace.json").write_text("{ cut short")  # no business of the comparison
     assert run(compare_runs, "a", "b") == 1
-    assert "one and two" in capfd.readouterr().err
+    assert "memory_study and precision_study" in capfd.readouterr().err
+
+
+def test_settings_of_memory_studies_that_differ_are_named():
+    environment = {"device": {"name": "x"}, "host": "h", "commit": "c", "packages": {}}
+    studies = [
+        {"environment": environment, "config": {"arguments": {"seed": 1} | more, "model": {"hidden_dim": size}}}
+        for size, more in ((32, {}), (64, {"late": True}))
+    ]
+    assert differences(studies) == [
+        {"name": "hidden_dim", "values": [32, 64]},
+        {"name": "late", "values": [None, True]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("shape mismatch"), False),
+        (tiny_llama.UserError("out of memory: a step needs more; --force trains all the same"), False),
+    ],
+)
+def test_what_running_out_of_memory_looks_like(error, expected):
+    assert tiny_llama.out_of_memory(error) is expected
+    wrapped = tiny_llama.UserError("cannot be compiled here")
+    wrapped.__cause__ = error
+    assert tiny_llama.out_of_memory(wrapped) is expected
 
 
 @pytest.mark.gpu
