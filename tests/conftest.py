@@ -53,6 +53,16 @@ def command(tmp_path, monkeypatch, capfd):
     return run
 
 
+@pytest.fixture
+def without_compiler():
+    """No C++ compiler to be found, and nothing compiled before."""
+    from torch._inductor import config
+
+    torch.compiler.reset()
+    with config.patch({"cpp.cxx": (None, "/nonexistent"), "fx_graph_cache": False}):
+        yield
+
+
 def exit_code(work) -> int:
     """Of a command in this process, whether it returns or exits."""
     try:

@@ -163,12 +163,7 @@ def most_allocated(trace) -> int:
     return max(itertools.accumulate(changes))
 
 
-def test_without_a_compiler(train, tmp_path, monkeypatch):
-    import torch._inductor.config as inductor
-
-    torch.compiler.reset()
-    monkeypatch.setattr(inductor.cpp, "cxx", (None, "/nonexistent"))
-    monkeypatch.setattr(inductor, "fx_graph_cache", False)
+def test_without_a_compiler(train, tmp_path, without_compiler):
     code, _, err = train("--compile", "--n-layers", "1", "--hidden-dim", "16", "--output-dir", "run")
     assert code == 1
     assert err.count("\n") == 1

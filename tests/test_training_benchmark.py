@@ -157,12 +157,7 @@ def test_rows_that_run_out_of_memory_or_fail_are_rows(scratch, monkeypatch, capf
     assert "1 of 2 rows failed" in err
 
 
-def test_without_a_compiler_the_row_says_so(monkeypatch):
-    import torch._inductor.config as inductor
-
-    torch.compiler.reset()
-    monkeypatch.setattr(inductor.cpp, "cxx", (None, "/nonexistent"))
-    monkeypatch.setattr(inductor, "fx_graph_cache", False)
+def test_without_a_compiler_the_row_says_so(without_compiler):
     with pytest.raises(tiny_llama.UserError, match="cannot be compiled here: InvalidCxxCompiler"):
         measure(CONFIG, replace(TRAINING, compile=True), "forward", 1, None)
 
