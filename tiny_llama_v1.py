@@ -1020,7 +1020,7 @@ def choose_device(asked: str) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def check_precision(precision: str, device: torch.device) -> None:
+def check_precision(precision: str, device: torch.device, option: str = "--precision") -> None:
     """Refuse what this device would only pretend to compute in."""
     refusal = None
     if device.type == "cuda":
@@ -1034,7 +1034,7 @@ def check_precision(precision: str, device: torch.device) -> None:
     elif precision == "fp16" and not cpu_trains_in_fp16():
         refusal = f"PyTorch {torch.__version__} cannot train in fp16 on this CPU; use fp32 or bf16"
     if refusal:
-        raise UserError(f"--precision {precision}: {refusal}", exit_code=2)
+        raise UserError(f"{option} {precision}: {refusal}", exit_code=2)
 
 
 def cpu_trains_in_fp16() -> bool:

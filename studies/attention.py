@@ -320,7 +320,7 @@ def benchmark(args) -> None:
     on_gpu = device.type == "cuda"
     dtypes = unique(args.dtypes or (["fp32", "bf16"] if on_gpu else ["fp32"]))
     for dtype in dtypes:
-        check_precision(dtype, device)
+        check_precision(dtype, device, "--dtypes")
     repetitions = args.repetitions or (100 if on_gpu else 5)
     names = names_of(args.implementations, device)
     lengths = unique(args.seq_len or ([256, 1024, 4096, 8192, 16384] if on_gpu else [256, 1024, 4096]))

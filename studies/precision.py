@@ -310,8 +310,7 @@ def study(args) -> None:
     on_gpu = device.type == "cuda"
     lacking = refusals(device)
     for precision in args.precisions or []:
-        if precision in lacking:
-            raise UserError(f"--precisions {precision}: {lacking[precision]}", exit_code=2)
+        check_precision(precision, device, "--precisions")
     size = args.size or ("gpt2-small" if on_gpu else "tiny")
     precisions = list(dict.fromkeys(args.precisions or PRECISIONS))
     steps = args.steps or (10 if on_gpu else 5)

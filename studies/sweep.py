@@ -304,9 +304,16 @@ def parsed(parser: OneLineParser) -> argparse.Namespace:
 @contextlib.contextmanager
 def cold_compiler() -> Iterator[None]:
     """An empty cache for the compiler: each row takes what a first compilation takes, however often it was done."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        yield
+        os.environ[name] = folder
+        try:
+            yield
+        finally:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
 
 
 PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
