@@ -185,10 +185,10 @@ def test_data_loading_of_a_foreign_program(tmp_path, gpu, named):
 
 
 def test_inference_without_stacks_is_a_forward_pass(tmp_path):
-    model = torch.nn.Sequential(Block(), Block())
+    model, x = torch.nn.Sequential(Block(), Block()), torch.randn(4096, 64)  # work enough to be most of a step
     with torch.no_grad(), torch.profiler.profile() as profile:
         for _ in range(2):
-            model(torch.randn(32, 64))
+            model(x)
             profile.step()
     profile.export_chrome_trace(str(tmp_path / "t.json"))
     analysis = analysis_of(read_trace(tmp_path / "t.json"))
