@@ -73,7 +73,7 @@ def test_what_each_computes_again(options):
     check_recomputed(config, replace(training, **options), counted_by_torch(config, training))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     kv_heads=st.integers(1, 4),
     group=st.integers(1, 3),
