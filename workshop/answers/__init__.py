@@ -1,0 +1,1 @@
+"""The answers of each exercise, computed from the result folders that its commands leave."""

@@ -1,0 +1,144 @@
+"""What the commands of an exercise have left in a folder, and an answer with its evidence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.documents import read_document
+from tiny_llama_v1 import UserError
+from workshop.texts import Exercise, exercises
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What belongs in a field, and where it was read or how it was computed.  None where this machine cannot tell."""
+
+    value: float | int | str | bool | None
+    evidence: str
+
+
+class Source:
+    """A JSON document of a results folder."""
+
+    def __init__(self, name: str, document: dict):
+        self.name, self.document = name, document
+
+    def __getitem__(self, path: str):
+        """The value at a dotted path."""
+        value = self.document
+        for part in path.split("."):
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        return value
+
+    def answer(self, path: str, scale: float = 1.0) -> Answer:
+        """The value at a dotted path, divided by the scale; its reason as evidence where it is null."""
+        value = self[path]
+        if value is None:
+            return Answer(None, self.reason(path))
+        scaled = value / scale if scale != 1.0 else value
+        return Answer(scaled, f"{self.name}: {path}")
+
+    def reason(self, path: str) -> str:
+        parent, _, name = path.rpartition(".")
+        return (self[parent] if parent else self.document).get(f"{name}_reason", "not recorded")
+
+    def says(self, value, text: str) -> Answer:
+        """An answer that was worked out from this document."""
+        return Answer(value, f"{self.name}: {text}")
+
+
+def share(part: float, whole: float) -> float:
+    """Percent."""
+    return 100.0 * part / whole
+
+
+class Results:
+    """The result folders of one exercise, below a folder."""
+
+    def __init__(self, folder: Path, exercise: Exercise):
+        self.folder, self.exercise = folder, exercise
+        self.environment: dict | None = None  # of the first document that was read and has one
+
+    def read(self, pattern: str, file: str, **expected) -> Source:
+        """The newest folder of the pattern with such a file, which must be of the settings that are expected.
+
+        Raises UserError that says which command writes what is missing, or what was found instead.
+        """
+        found = [path for path in self.folder.glob(f"{pattern}/{file}") if path.is_file()]
+        if not found:
+            raise UserError(f"{self.folder / pattern / file} is missing: {self.writer_of(pattern)}")
+        path = max(found, key=lambda path: path.stat().st_mtime)
+        document = read_document(path)
+        if document is None:
+            raise UserError(f"{path}: is no document of the workshop; {self.writer_of(pattern)}")
+        self.environment = self.environment or document.get("environment")
+        source = Source(str(path.relative_to(self.folder)), document)
+        settings = settings_of(document)
+        for name, value in expected.items():
+            if settings.get(name) != value:
+                raise UserError(
+                    f"{path}: is of {name} {settings.get(name)}, and exercise {self.exercise.number} of {value}; "
+                    f"{self.writer_of(pattern)}"
+                )
+        return source
+
+    def run(self, pattern: str, **expected) -> Source:
+        source = self.read(pattern, "performance_summary.json", **expected)
+        if source["status"] != "completed":
+            raise UserError(f"{self.folder / source.name}: the run {source['status']}; {self.writer_of(pattern)}")
+        return source
+
+    def writer_of(self, pattern: str) -> str:
+        """Which command writes it, or whose results stand there instead."""
+        word = pattern.rstrip("*").rstrip("_")
+        line = self.exercise.line_of(word) or self.exercise.line_of(f"run_{word}") or self.launcher_line(word)
+        others = [
+            other.number
+            for other in exercises().values()
+            if other.number != self.exercise.number
+            and (self.folder / f"exercise{other.number}_baseline").is_dir()
+            and not any(self.folder.glob(f"exercise{self.exercise.number}_*"))
+        ]
+        hint = f"; {self.folder} holds results of exercise {others[0]}" if others else ""
+        where = f"{self.exercise.name}:{line}" if line else self.exercise.name
+        return f"the command in {where} writes it{hint}"
+
+    def launcher_line(self, word: str) -> int | None:
+        for prefix, command in LAUNCHERS.items():
+            if word.startswith(prefix):
+                return self.exercise.line_of(command)
+        return None
+
+
+# Result folders that a launcher names, and the launcher.
+LAUNCHERS = {
+    "baseline_results": "run_baseline.sh",
+    "profiler_results": "run_pytorch_profiler.sh",
+    "flops_results": "run_deepspeed_flops.sh",
+    "performance_results": "launch_performance_study.sh",
+}
+
+
+def settings_of(document: dict) -> dict:
+    """The flags and the model that a document is of."""
+    config = document.get("config", document)
+    return config.get("arguments", config.get("training", {})) | config.get("model", {})
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number for a person: thousands apart, four significant digits, whole numbers whole."""
+    if isinstance(value, int) or value == 0:
+        return f"{value:,}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}" if decimals <= 8 else f"{value:.{digits - 1}e}"
+
+
+def shown(answer: Answer) -> str:
+    """What stands in the field."""
+    if answer.value is None:
+        return "not given here"
+    if isinstance(answer.value, bool):
+        return "x" if answer.value else " "
+    return significant(answer.value) if isinstance(answer.value, int | float) else answer.value
