@@ -238,7 +238,7 @@ RUN_FILES = (
     "config.json performance_summary.json events.out.tfevents.* trace_step_*.json* operator_analysis*.json "
     "memory_timeline.* memory_snapshot_*.pickle memory_study.* prediction.json flops_profile.* "
     "computational_intensity.json roofline* report.html training_output.log training_output.*.log system_profile* "
-    "training_benchmark.* attention_benchmark.* precision_study.*"
+    "training_benchmark.* attention_benchmark.* precision_study.* timing_study.*"
 ).split()
 RUN_FOLDERS = ("rows", "snapshots")  # of sweeps
 

@@ -10,7 +10,7 @@ from analysis.documents import read_document
 from studies.sweep import Column, aligned, named
 from tiny_llama_v1 import UserError
 
-STUDIES = ("memory_study", "training_benchmark", "attention_benchmark", "precision_study")
+STUDIES = ("memory_study", "training_benchmark", "attention_benchmark", "precision_study", "timing_study")
 
 
 def read_study(folder: Path) -> dict | None:

@@ -275,14 +275,17 @@ def reasons_of(row: dict, figures: dict) -> dict[str, str]:
     return dict.fromkeys((*figures, *row), why)
 
 
-def add_arguments(parser: OneLineParser, name: str) -> None:
-    """The flags that every sweep has."""
+def add_arguments(parser: OneLineParser, name: str, predicts: bool = True) -> None:
+    """The flags that every sweep has, and those of sweeps whose rows' memory is predicted."""
     add = parser.add_argument
     add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as of tiny_llama_v1.py (auto)")
-    add("--dry-run", action="store_true", help="predict memory; time nothing")
-    text = "with --dry-run: predict for a GPU of so many GB of 2^30 bytes (this device)"
-    add("--device-memory", type=memory_size, metavar="GB", help=text)
-    add("--force", action="store_true", help="run rows that would not fit by prediction")
+    if predicts:
+        add("--dry-run", action="store_true", help="predict memory; time nothing")
+        text = "with --dry-run: predict for a GPU of so many GB of 2^30 bytes (this device)"
+        add("--device-memory", type=memory_size, metavar="GB", help=text)
+        add("--force", action="store_true", help="run rows that would not fit by prediction")
+    else:
+        parser.set_defaults(dry_run=False, device_memory=None, force=False)
     add("--output-dir", metavar="DIR", help=f"(./{name})")
     add("--resume", metavar="FOLDER", help="go on with a sweep that was cut short, with the same flags")
 
