@@ -1,4 +1,4 @@
-"""What does timing a training step wrongly do to a conclusion?  Two steps, timed in five wrong ways and the right one."""
+"""What does timing a step wrongly do to a conclusion?  Two steps, timed in five wrong ways and the right one."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def sections(rows: list[dict], change: str) -> list[Section]:
     text = [
         f"Right: {effect(right['ratio'])}, ratio {right['ratio']:.3f} ({low:.3f} to {high:.3f}), {len(pairs)} rounds"
         + (f"; the interval holds 1: {NOISE}" if low <= 1 <= high else ""),
-        f"A single pair of steps tells from {min(pairs):.3f} to {max(pairs):.3f}: {outside} of {len(pairs)} pairs outside"
+        f"A single pair of steps tells from {min(pairs):.3f} to {max(pairs):.3f}: {outside} of {len(pairs)} outside"
         f" of the interval, {opposite} on the other side of 1",
     ]
     return [first, Section("How far one run can be believed", text=text)]

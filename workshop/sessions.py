@@ -53,7 +53,7 @@ def run_all(folder: Path | None, long: bool) -> None:
 
 
 def fill_from(exercise: Exercise, folder: Path) -> None:
-    """worksheet.md and answers.json in the folder.  Raises UserError where results are missing or another exercise's."""
+    """worksheet.md and answers.json in the folder.  Raises UserError if results are missing or another exercise's."""
     if not folder.is_dir():
         raise UserError(f"--results {folder}: is no folder")
     results = Results(folder, exercise)
