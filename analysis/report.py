@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import jinja2
 import matplotlib
-from matplotlib.figure import Figure
+import numpy as np
+from matplotlib.image import imread
 
 from analysis.documents import png, read_document, write_whole
 from analysis.figures import profile_figures, steps_figure
@@ -50,11 +52,12 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
             figures["memory_of_a_step"] = draw_memory_timeline(documents["memory"])
         if documents["roofline"]:
             figures["roofline"] = draw_roofline(documents["roofline"])
-        images = {name: f"data:image/png;base64,{b64encode(png(fig)).decode()}" for name, fig in figures.items()}
-        page = render(analysis, analyses, documents, images)
-        target = folder / "report.html"
-        write_whole(target, page.encode(errors="backslashreplace"))
-        return [target, *to_tensorboard(folder, analysis, figures)]
+        drawn = {name: png(figure) for name, figure in figures.items()}
+    images = {name: f"data:image/png;base64,{b64encode(data).decode()}" for name, data in drawn.items()}
+    page = render(analysis, analyses, documents, images)
+    target = folder / "report.html"
+    write_whole(target, page.encode(errors="backslashreplace"))
+    return [target, *to_tensorboard(folder, analysis, drawn)]
 
 
 @contextmanager
@@ -199,16 +202,17 @@ def memory_facts(memory: dict | None) -> list[tuple[str, str]]:
     return rows + [(row["what"], f"{row['bytes'] / MB:.1f} MB") for row in memory["allocator"] or []]
 
 
-def to_tensorboard(folder: Path, analysis: dict | None, figures: dict[str, Figure]) -> list[Path]:
-    """Figures into Images, tables into Text: an event file of its own, in the place of an earlier report's."""
+def to_tensorboard(folder: Path, analysis: dict | None, drawn: dict[str, bytes]) -> list[Path]:
+    """Figures (PNG) into Images, tables into Text: an event file of its own, in the place of an earlier report's."""
     from torch.utils.tensorboard import SummaryWriter
 
     for earlier in folder.glob("events.out.tfevents.*.report"):
         earlier.unlink()
     try:
         with SummaryWriter(str(folder), filename_suffix=".report") as writer:
-            for name, figure in figures.items():
-                writer.add_figure(f"profile/{name}", figure)
+            for name, data in drawn.items():  # drawing one again would take as long as the rest of the report
+                pixels = (255 * imread(io.BytesIO(data))).round().astype(np.uint8)  # [height, width, RGBA]
+                writer.add_image(f"profile/{name}", pixels, dataformats="HWC")
             for name, text in (text_tables(analysis) if analysis else {}).items():
                 writer.add_text(f"profile/{name}", text)
     except OSError as error:

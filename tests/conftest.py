@@ -54,6 +54,18 @@ def command(tmp_path, monkeypatch, capfd):
 
 
 @pytest.fixture
+def profiler(command):
+    """run_pytorch_profiler.py in this process: profiler(flags) -> (exit code, output and errors)."""
+    import run_pytorch_profiler
+
+    def run(*flags: str):
+        code, out, err = command(run_pytorch_profiler, *flags)
+        return code, out + err
+
+    return run
+
+
+@pytest.fixture
 def without_compiler():
     """No C++ compiler to be found, and nothing compiled before."""
     from torch._inductor import config

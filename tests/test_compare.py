@@ -1,11 +1,11 @@
 """Runs side by side: real ones, and summaries with known differences."""
 
 import json
-import sys
 
 import pytest
-from conftest import PROJECT, SMALL_MODEL, finish, start
+from conftest import SMALL_MODEL
 
+import compare_runs
 import tiny_llama_v1 as tiny_llama
 from analysis.compare import NOISE, compare, comparison_lines, ratio
 from tiny_llama_v1 import UserError
@@ -105,12 +105,11 @@ def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs, tmp_pat
     assert "Not compared by component" in text
 
 
-def test_the_command(runs, tmp_path):
-    command = [sys.executable, str(PROJECT / "compare_runs.py")]
-    code, out = finish(
-        start(*command, "small_batch", "large_batch", "--output-dir", str(tmp_path / "c"), "--top-n", "3", cwd=runs)
-    )
-    assert code == 0, out
+def test_the_command(runs, tmp_path, command, monkeypatch):
+    monkeypatch.chdir(runs)
+    flags = ("small_batch", "large_batch", "--output-dir", str(tmp_path / "c"), "--top-n", "3")
+    code, _, err = command(compare_runs, *flags)
+    assert code == 0, err
     assert json.loads((tmp_path / "c" / "comparison.json").read_text())["schema_version"] == 1
     assert (tmp_path / "c" / "comparison.png").stat().st_size > 10_000
     for flags, expected, words in (
@@ -119,10 +118,10 @@ def test_the_command(runs, tmp_path):
         (("small_batch", str(tmp_path / "c")), 1, "c: holds no performance_summary.json"),
         (("small_batch", "wide", "--output-dir", "wide/config.json"), 1, "wide/config.json"),
     ):
-        code, out = finish(start(*command, *flags, cwd=runs))
-        assert code == expected, out
-        assert words in out.splitlines()[-1]
-        assert "Traceback" not in out
+        code, _, err = command(compare_runs, *flags)
+        assert code == expected, err
+        assert words in err
+        assert err.count("\n") == 1
     assert not list(runs.glob("comparison_*"))
 
 

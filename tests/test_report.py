@@ -4,11 +4,10 @@ import gzip
 import html.parser
 import json
 import os
-import sys
 import time
 
 import pytest
-from conftest import PROJECT, SMALL_MODEL, finish, start
+from conftest import SMALL_MODEL
 from traces import H100, MI300X, SMALL, event, on_gpu, real_path, step, write_trace
 
 from analysis.existing import analyze_existing
@@ -43,11 +42,6 @@ def page(folder):
     return Page((folder / "report.html").read_text())
 
 
-def run_profiler(folder, *flags, env=None):
-    command = [sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags]
-    return finish(start(*command, cwd=folder, env=env or {}))
-
-
 def test_names_from_elsewhere_are_text_and_nothing_is_fetched(tmp_path):
     write_trace(tmp_path / "trace.json", *HOSTILE)
     analyze_existing(tmp_path / "trace.json", tmp_path / "out", True, 5, None)
@@ -74,9 +68,9 @@ def test_reports_of_real_gpus(tmp_path, name, capsys):
     assert any(line.startswith("Verdict     ") for line in head)
 
 
-def test_a_run_ends_with_a_report(tmp_path):
+def test_a_run_ends_with_a_report(tmp_path, profiler):
     flags = [*SMALL_MODEL, *"--num-steps 8 --profile-steps 2 --include-memory --top-n 3 --sort-by calls".split()]
-    code, out = run_profiler(tmp_path, "--profile-dir", "p", *flags)
+    code, out = profiler("--profile-dir", "p", *flags)
     assert code == 0, out
     found = page(tmp_path / "p")
     for words in ("attention.scores", "Peak memory", "temporaries", "run_pytorch_profiler.py", "Profiler overhead"):
@@ -91,7 +85,7 @@ def test_a_run_ends_with_a_report(tmp_path):
     assert config["arguments"]["profile_memory"]
 
     # Again, into the same folder: the first run moves away whole, its report too.
-    code, out = run_profiler(tmp_path, "--profile-dir", "p", *flags, "--no-generate-report", "--gzip")
+    code, out = profiler("--profile-dir", "p", *flags, "--no-generate-report", "--gzip")
     assert code == 0, out
     assert not (tmp_path / "p" / "report.html").exists()
     [earlier] = (tmp_path / "p").glob("earlier_*")
@@ -102,7 +96,7 @@ def test_a_run_ends_with_a_report(tmp_path):
     assert gzip.decompress(trace.read_bytes()).rstrip().endswith(b"}")
 
     # And read once more, without training: the run's folder as a whole.
-    code, out = run_profiler(tmp_path, "--analyze-existing", "p", "--generate-report")
+    code, out = profiler("--analyze-existing", "p", "--generate-report")
     assert code == 0, out
     assert "Peak memory" in page(tmp_path / "p").text
     assert "Overhead    of the profiler " in out
@@ -121,12 +115,12 @@ def test_default_traces_are_small(train, tmp_path):
         assert trace.stat().st_size < limit * 2**20
 
 
-def test_output_goes_where_it_was_asked_to(tmp_path):
+def test_output_goes_where_it_was_asked_to(tmp_path, profiler):
     (tmp_path / "traces").mkdir()
     write_trace(tmp_path / "traces" / "a_trace.json", *SMALL)
     write_trace(tmp_path / "traces" / "b_trace.json", *SMALL)
     before = sorted((tmp_path / "traces").iterdir())
-    code, out = run_profiler(tmp_path, "--analyze-existing", "traces", "--output-dir", "out/deep", "--generate-report")
+    code, out = profiler("--analyze-existing", "traces", "--output-dir", "out/deep", "--generate-report")
     assert code == 0, out
     assert "Files:" in out
     names = {path.name for path in (tmp_path / "out" / "deep").iterdir() if "tfevents" not in path.name}
@@ -134,7 +128,7 @@ def test_output_goes_where_it_was_asked_to(tmp_path):
     assert "a_trace.json" in page(tmp_path / "out" / "deep").text
     assert "All traces" in page(tmp_path / "out" / "deep").text
     assert sorted((tmp_path / "traces").iterdir()) == before
-    code, out = run_profiler(tmp_path, "--analyze-existing", "traces")
+    code, out = profiler("--analyze-existing", "traces")
     assert code == 0
     assert sorted((tmp_path / "traces").iterdir()) == before  # nothing was asked for but to say
 
@@ -179,7 +173,7 @@ def test_one_bad_file_is_one_line(tmp_path, name):
     assert "\n" not in str(error.value)
 
 
-def test_errors_of_the_command(tmp_path):
+def test_errors_of_the_command(tmp_path, profiler):
     write_trace(tmp_path / "trace.json", *SMALL)
     (tmp_path / "a_file").touch()
     for flags, code, words in (
@@ -189,16 +183,16 @@ def test_errors_of_the_command(tmp_path):
         (("--analyze-existing", "trace.json", "--sort-by", "name"), 2, "--sort-by"),
         (("--analyze-existing",), 2, "--analyze-existing"),
     ):
-        got, out = run_profiler(tmp_path, *flags)
+        got, out = profiler(*flags)
         errors = [line for line in out.splitlines() if "error" in line]
         assert (got, len(errors)) == (code, 1), out
         assert words in errors[0]
         assert "Traceback" not in out
 
 
-def test_a_missing_package_is_said_before_training(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['jinja2'] = None\n")
-    code, out = run_profiler(tmp_path, "--num-steps", "5", env={"PYTHONPATH": str(tmp_path)})
+def test_a_missing_package_is_said_before_training(tmp_path, profiler, without):
+    without("jinja2")
+    code, out = profiler("--num-steps", "5")
     assert (code, out.count("\n")) == (1, 1)
     assert "jinja2" in out
     assert not (tmp_path / "pytorch_profiles").exists()

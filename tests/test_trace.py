@@ -3,13 +3,11 @@
 import collections
 import gzip
 import json
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
-from conftest import PROJECT, finish, start
 from hypothesis import given
 from hypothesis import strategies as st
 from traces import H100, MI300X, SMALL, analysis_of, event, real, rows_of, trace_of
@@ -237,24 +235,20 @@ def test_components_agree_with_a_direct_measurement(tmp_path):
         assert attributed[key] == pytest.approx(1e3 * total / 3, rel=0.1), key
 
 
-def run_profiler(tmp_path, *flags):
-    return finish(start(sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags, cwd=tmp_path))
-
-
-def test_existing_traces_are_read_without_training(tmp_path):
+def test_existing_traces_are_read_without_training(tmp_path, profiler):
     folder = tmp_path / "traces"
     folder.mkdir()
     (folder / "trace_a.json").write_text(json.dumps({"traceEvents": SMALL}))
     (folder / "trace_b.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": SMALL}).encode())[:-9])
-    code, out = run_profiler(tmp_path, "--analyze-existing", "traces", "--output-dir", "out")
+    code, out = profiler("--analyze-existing", "traces", "--output-dir", "out")
     assert code == 0, out
     assert "aten::linear" in out
     assert "Not read:\n  traces/trace_b.json.gz: the gzip file is cut short" in out
     analysis = json.loads((tmp_path / "out" / "operator_analysis.json").read_text())
     assert analysis["gpu_timeline"]["total_ms"] == pytest.approx(0.06)
-    code, out = run_profiler(tmp_path, "--analyze-existing", "traces/trace_b.json.gz")
+    code, out = profiler("--analyze-existing", "traces/trace_b.json.gz")
     assert (code, out.count("\n")) == (1, 1)
     assert "traces/trace_b.json.gz" in out
     (tmp_path / "nothing").mkdir()
-    code, out = run_profiler(tmp_path, "--analyze-existing", "nothing")
+    code, out = profiler("--analyze-existing", "nothing")
     assert (code, out.count("\n")) == (1, 1)

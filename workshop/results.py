@@ -124,7 +124,8 @@ LAUNCHERS = {
 def settings_of(document: dict) -> dict:
     """The flags and the model that a document is of."""
     config = document.get("config", document)
-    return config.get("arguments", config.get("training", {})) | config.get("model", {})
+    memory = {"device_memory_mb": document["device_memory_mb"]} if "device_memory_mb" in document else {}
+    return memory | config.get("arguments", config.get("training", {})) | config.get("model", {})
 
 
 def significant(value: float, digits: int = 4) -> str:

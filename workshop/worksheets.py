@@ -174,4 +174,4 @@ def close(number: float, written: str, right: float) -> bool:
 
 def plain(text: str) -> str:
     """Names are the same whatever their case, marks and prefix."""
-    return re.sub(r"[\s`*_-]+", "", text.casefold().removeprefix("aten::").strip("`"))
+    return re.sub(r"[\s`*_-]+", "", text.casefold()).removeprefix("aten::")

@@ -1,0 +1,229 @@
+"""A worksheet that somebody filled: what is right, what is wrong, and every way to get it wrong."""
+
+import json
+import re
+
+import pytest
+
+import run_exercise
+from workshop.texts import exercises, fields, worksheet
+from workshop.worksheets import close, number_in, plain
+
+SHEET = worksheet(exercises()[9].text)
+WAYS = ("right", "no synchronisation", "no warm-up", "profiler left on", "one run", "mean with an outlier")
+STARTS = ("exercise9_first", "exercise9_second", "exercise9_third")
+
+
+def write(path, document) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"schema_version": 1} | document))
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Results of exercise 9, made up, in the folder where the command runs."""
+    rows = [
+        {
+            "way": way,
+            "status": "ok",
+            "baseline_ms": 100.0 + i,
+            "ratio": 1.25 + i,
+            "ratio_95": [1.2, 1.3] if i == 0 else None,
+            "ratios_of_pairs": [1.1, 1.25, 1.4],
+            "baseline_factor": 1.0 + i,
+            "conclusion": "25.0% slower" if i == 0 else "the same",
+        }
+        for i, way in enumerate(WAYS)
+    ]
+    arguments = {"change": ["--activation-checkpointing"]}
+    environment = {
+        "device": {"name": "a device"},
+        "cpu": {"torch_threads": 1},
+        "packages": {"torch": "2"},
+        "python": "3",
+        "timestamp": "2026-01-01T00:00:00",
+    }
+    study = {"arguments": arguments, "rows": rows, "environment": environment}
+    write(tmp_path / "exercise9_timing" / "timing_study.json", study)
+    runs = [{"name": name, "median_ms": 100.0 + i, "mean_ms": 100.0, "std_ms": 5.0} for i, name in enumerate(STARTS)]
+    write(tmp_path / "exercise9_comparison" / "comparison.json", {"runs": runs})
+    for name in STARTS:
+        summary = {"status": "completed", "config": {"arguments": {"num_steps": 20}}}
+        write(tmp_path / name / "performance_summary.json", summary)
+    return tmp_path
+
+
+@pytest.fixture
+def filled(results, command):
+    """The worksheet as the command fills it from those results."""
+    code, _, err = command(run_exercise, "9", "--results", ".")
+    assert (code, err) == (None, "") or (code, err) == (0, "")
+    return results / "worksheet.md"
+
+
+def test_a_filled_worksheet_is_right(filled, command):
+    assert "a device" in filled.read_text()
+    code, out, _ = command(run_exercise, "--check", "worksheet.md")
+    assert code == 0
+    assert "25 of 25 right" in out
+
+
+def test_readings_are_right_within_what_a_screen_shows(filled, command):
+    text = filled.read_text().replace("| ms | 100.0 |", "| ms | ~101 ms |")
+    filled.write_text(text)
+    assert command(run_exercise, "--check", "worksheet.md")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 ____", r"worksheet\.md:\d+: 9\.1 .*is blank; expected a number \(ms\)"),
+        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 ", r"worksheet\.md:\d+: 9\.1 .*is blank; expected a number \(ms\)"),
+        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 fast", r"worksheet\.md:\d+: 9\.1 .*a number \(ms\), found 'fast'"),
+        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 0.1 s", r"worksheet\.md:\d+: 9\.1 .*a number \(ms\), found '0.1 s'"),
+        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 130", r"9\.1 .*130 +100\.0 +wrong"),
+        (r"\| 9\.1 .*\n", "", r"9\.1 right: baseline step: is missing; expected a number \(ms\)"),
+        (r"- \[ \] \*\*9\.20", "- [x] **9.20", r"9\.20 .*yes +no +wrong"),
+        (r"\| 9\.1 ", "| 9.77 ", r"9\.77 is no field of the exercise"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(filled, command, old, new, expected):
+    text, count = re.subn(old, new, filled.read_text())
+    assert count == 1
+    filled.write_text(text)
+    code, out, err = command(run_exercise, "--check", "worksheet.md")
+    assert code == 1
+    assert re.search(expected, out), out
+    assert err.count("\n") == 1
+
+
+def test_the_line_is_that_of_the_field(filled, command):
+    lines = filled.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("| 9.4 |"))
+    lines[at] = re.sub(r"\| x \| [\d.]+", "| x | ____", lines[at])
+    filled.write_text("\n".join(lines))
+    assert f"worksheet.md:{at + 1}: 9.4" in command(run_exercise, "--check", "worksheet.md")[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "exit_code", "expected"),
+    [
+        ("12", 2, "exercise 12: there is no exercise 12; there are 1 to 9"),
+        ("0", 2, "there is no exercise 0"),
+        ("one", 2, "one: is no number of an exercise"),
+        ("", 2, "give the number of an exercise, `all`, or --check FILE"),
+        ("1 --check worksheet.md", 2, "give the number of an exercise, `all`, or --check FILE"),
+        ("9 --results . --long", 2, "--long: is for running an exercise"),
+        ("all --results .", 2, "--results: is of one exercise"),
+        ("9 --results nowhere", 1, "--results nowhere: is no folder"),
+        ("--check nowhere.md", 1, "nowhere.md: cannot be read"),
+        ("--check empty.md", 1, "empty.md: holds no field of a worksheet"),
+        ("--check two.md", 1, "two.md: holds fields of exercises 1 and 2"),
+        ("--check twice.md", 1, "twice.md: line 2: 9.1 stands on line 1 already"),
+        ("--check unknown.md", 2, "there is no exercise 77"),
+        ("9 --output-dir full", 1, "--output-dir full: holds files already"),
+        ("9 --output-dir empty.md", 1, "--output-dir empty.md: is a file"),
+    ],
+)
+def test_wrong_input(results, command, flags, exit_code, expected):
+    (results / "empty.md").write_text("nothing\n")
+    (results / "two.md").write_text("| 1.1 | a | ms | 1 |\n| 2.1 | b | ms | 1 |\n")
+    (results / "twice.md").write_text("| 9.1 | a | ms | 1 |\n| 9.1 | b | ms | 1 |\n")
+    (results / "unknown.md").write_text("| 77.1 | a | ms | 1 |\n")
+    write(results / "full" / "file.json", {})
+    code, _, err = command(run_exercise, *flags.split())
+    assert code == exit_code
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def test_missing_results_name_the_command_that_writes_them(tmp_path, command):
+    (tmp_path / "sheet.md").write_text(SHEET)
+    code, _, err = command(run_exercise, "--check", "sheet.md")
+    line = exercises()[9].line_of("exercise9_timing")
+    assert code == 1
+    assert (
+        f"exercise9_timing/timing_study.json is missing: the command in exercises/{exercises()[9].path.name}:{line}"
+        in err
+    )
+
+
+def test_results_of_another_exercise_are_told(results, command):
+    (results / "exercise1_baseline").mkdir()
+    for name in ("exercise9_timing", "exercise9_comparison", *STARTS):
+        for file in (results / name).iterdir():
+            file.unlink()
+        (results / name).rmdir()
+    code, _, err = command(run_exercise, "9", "--results", ".")
+    assert code == 1
+    assert "holds results of exercise 1" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"config": {"arguments": {"num_steps": 5}}, "status": "completed"}, "is of num_steps 5, and exercise 9 of 20"),
+        ({"config": {"arguments": {"num_steps": 20}}, "status": "interrupted"}, "the run interrupted"),
+    ],
+)
+def test_results_of_other_settings_are_told(results, command, change, expected):
+    write(results / "exercise9_first" / "performance_summary.json", change)
+    code, _, err = command(run_exercise, "9", "--results", ".")
+    assert code == 1
+    assert expected in err
+    assert exercises()[9].path.name in err
+
+
+def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
+    from tiny_llama_v1 import UserError
+    from workshop.commands import run_blocks
+    from workshop.texts import shell_blocks
+
+    blocks = shell_blocks("a\n```bash\necho fine\n```\n\n```bash\necho broken >&2; exit 3\n```\n")
+    with pytest.raises(UserError, match=r"text\.md:7: exit code 3: broken"):
+        run_blocks(blocks, "text.md", tmp_path, tmp_path / "log")
+    assert "fine" in (tmp_path / "log").read_text()
+
+
+def test_every_blank_of_the_text_itself_is_named(results, command):
+    code, out, _ = command(run_exercise, "--check", str(exercises()[9].path))
+    assert code == 1
+    blanks = [field for field in fields(SHEET) if field.is_number]
+    assert out.count("is blank") == len(blanks)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "number"),
+    [
+        ("24.1", "ms", 24.1),
+        ("2,873,600", "parameters", 2873600),
+        ("1.2e3", "ms", 1200),
+        ("45%", "%", 45),
+        ("~3 MB", "MB", 3),
+        ("3 GB", "MB", None),
+        ("about 3", "MB", None),
+        ("", "MB", None),
+    ],
+)
+def test_numbers_as_people_write_them(text, unit, number):
+    assert number_in(text, unit) == number
+
+
+@pytest.mark.parametrize(
+    ("written", "right", "agrees"),
+    [
+        ("24", 24.4, True),
+        ("24.4", 24.44, True),
+        ("0.2", 0.23, True),
+        ("25", 24.0, False),
+        ("0", 1.0, False),
+        ("5", 5, True),
+    ],
+)
+def test_how_close_is_right(written, right, agrees):
+    assert close(float(written), written, right) == agrees
+
+
+def test_names_are_compared_without_their_dress():
+    assert plain("`aten::MM`") == plain("mm")
+    assert plain("compute-bound") == plain("Compute bound")
