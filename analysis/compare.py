@@ -66,7 +66,8 @@ def compare(folders: list[Path]) -> dict:
     rows = [run_row(run, runs[0]) for run in runs]
     repeats = repeated(runs)
     for row in rows:
-        if repeats and row["ratio"] is not None and abs(math.log(row["ratio"])) <= math.log1p(repeats["spread"]):
+        # The repeat that is farthest away is as far away as the spread: rounding must not make it a difference.
+        if repeats and row["ratio"] is not None and abs(math.log(row["ratio"])) <= math.log1p(repeats["spread"]) + 1e-9:
             row["difference"] = NOISE
     profiled = [run for run in runs if run.analysis]
     out = {

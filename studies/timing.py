@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ import torch
 from analysis.compare import NOISE, ratio
 from studies.sweep import Column, Section, Sweep, named, outcome_column
 from tiny_llama_v1 import (
+    TinyLlamaConfig,
+    TrainingConfig,
     UserError,
     batches,
     build,
@@ -143,9 +146,9 @@ def study(args) -> None:
         if getattr(args, name) is not None:
             flags += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     change = shlex.split(args.change)
-    training, other = (resolve(build_parser().parse_args(some))[1] for some in (flags, flags + change))
+    baseline, (config, other) = step_of(flags), step_of(flags + change)
     check_precision(other.precision, device)
-    if training == other:
+    if baseline == (config, other):
         raise UserError(f"--change {args.change}: changes nothing about the step; try --activation-checkpointing", 2)
     if other.compile:
         raise UserError("--change --compile: compiling is no step; run_training_benchmark.py --compile times both", 2)
@@ -178,6 +181,12 @@ def study(args) -> None:
     sweep.run(specs, rows_of, progress, lambda rows: table(concluded(rows)))
     sweep.rows = sorted(concluded(sweep.rows), key=lambda row: list(WAYS).index(row["way"]))
     sweep.close(sections(sweep.rows, args.change), draw(sweep.rows, args.change), {"ways": WAYS})
+
+
+def step_of(flags: list[str]) -> tuple[TinyLlamaConfig, TrainingConfig]:
+    """What decides over a step; how many of them are done, and what is written of them, does not."""
+    config, training, _ = resolve(build_parser().parse_args(flags))
+    return config, replace(training, num_steps=1, log_interval=1, output_dir=None, force=False)
 
 
 def measured(way: str, baseline: list[float], changed: list[float]) -> dict:

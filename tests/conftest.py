@@ -41,14 +41,26 @@ def train(tmp_path, monkeypatch, capfd):
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch, capfd):
-    """Run a command in this process, in a scratch folder: command(module, flags) -> (exit code, stdout, stderr)."""
+def scratch(tmp_path, monkeypatch):
+    """The working directory of commands that run in this process."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    return tmp_path
+
+
+def run_command(module, *flags: str) -> int:
+    """Its exit code, in this process; for tests that use `scratch`."""
+    sys.argv = [f"{module.__name__}.py", *flags]
+    return exit_code(lambda: tiny_llama.exit_code_of(module.main))
+
+
+@pytest.fixture
+def command(scratch, capfd):
+    """Run a command in this process, in a scratch folder: command(module, flags) -> (exit code, stdout, stderr)."""
 
     def run(module, *flags: str):
         capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *flags])
-        return exit_code(lambda: tiny_llama.exit_code_of(module.main)), *capfd.readouterr()
+        return run_command(module, *flags), *capfd.readouterr()
 
     return run
 

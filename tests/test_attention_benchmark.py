@@ -1,14 +1,14 @@
 """Attention alone: predicted to the byte, equal however it is computed, and a sweep that loses nothing."""
 
+import functools
 import json
 import sys
 
 import pytest
 import torch
-from conftest import PROJECT, exit_code, finish, start
+from conftest import PROJECT, finish, run_command, start
 
 import run_attention_benchmark
-import tiny_llama_v1 as tiny_llama
 from studies import attention, sweep
 from studies.attention import KEY, manual_attention, measure, predicted, reason_in
 from tiny_llama_v1 import MB, eager_attention, fused_attention
@@ -129,19 +129,10 @@ def test_all_compute_the_same(name, kv_heads, dtype, tolerance):
 # --- the sweep ---
 
 
-def bench(*flags):
-    sys.argv = ["run_attention_benchmark.py", *flags]
-    return exit_code(lambda: tiny_llama.exit_code_of(run_attention_benchmark.main))
+bench = functools.partial(run_command, run_attention_benchmark)
 
 
 TINY = "--batch-size 2 --d-head 8 8 --seq-len 16 32 --repetitions 2 --warmup-steps 0".split()
-
-
-@pytest.fixture
-def scratch(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    return tmp_path
 
 
 def document_in(folder):

@@ -216,18 +216,3 @@ def test_sizes_in_the_readme_are_those_of_the_code():
         cells += [f"{row[k]:,}" for k in ("seq_len", "batch_size", "num_steps")]
         cells += [f"{config.parameter_count():,}", f"{config.forward_flops(training.batch_size, training.seq_len):,}"]
         assert "| " + " | ".join(cells) + " |" in readme
-
-
-def test_readme_names_only_flags_and_files_that_exist():
-    from conftest import PROJECT
-
-    text = (PROJECT / "README.md").read_text()
-    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
-    wrappers = {"--include-memory", "--analyze-existing", "--computational-intensity", "--enable-profilers"}
-    wrappers |= {"--generate-report", "--top-n", "--sort-by", "--detailed-analysis", "--generate-roofline"}
-    wrappers |= {"--analyze-results", "--mode", "--resume"}
-    others = {"--logdir", "--port", "--nproc-per-node"}
-    assert flags - others - wrappers <= set(tiny_llama.build_parser()._option_string_actions)
-    for name in re.findall(r"`\.?/?([\w/]+\.(?:py|sh|txt|toml))`", text):
-        places = (PROJECT / name, PROJECT / "analysis" / name, PROJECT / "studies" / name)
-        assert any(place.exists() for place in places) or name in ("flops_profile.txt",), name

@@ -77,6 +77,13 @@ def test_noise_is_called_noise(runs, tmp_path):
     assert comparison["repeats"]["groups"] == [["a", "c"]]
     assert comparison["repeats"]["spread"] == pytest.approx(0.2)
     assert {row["name"]: row["difference"] for row in comparison["runs"]} == {"a": NOISE, "c": NOISE, "d": "faster"}
+    # The other way round too, whatever is lost in rounding: a repeat is never a difference.
+    for i, pair in enumerate(((64.03, 63.42), (62.82, 60.08), (73.36, 69.64), (60.76, 60.41))):
+        both = [
+            copy_of(runs / "small_batch", tmp_path / f"e{i}{name}", [ms] * 4)
+            for name, ms in zip("ab", pair, strict=True)
+        ]
+        assert [row["difference"] for row in compare(both)["runs"]] == [NOISE, NOISE]
 
 
 def test_intervals():

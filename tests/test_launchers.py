@@ -76,17 +76,6 @@ def test_the_launcher_alone_is_told_to_stop(tmp_path, signum, expected):
     assert "Run interrupted" in (folder / "training_output.log").read_text()
 
 
-def test_pytorch_profiler(tmp_path):
-    code, out = launch("run_pytorch_profiler.sh", *TRIVIAL, "--include-memory", "--num-steps", "8", cwd=tmp_path)
-    assert code == 0, out
-    assert re.search(r"^aten::(mm|bmm) +\d+ ", out, re.M)
-    assert "Memory Analysis Summary" in out
-    folder = only_folder(tmp_path, "profiler_results_*")
-    assert list(folder.glob("trace_step_*.pt.trace.json"))
-    assert (folder / "operator_analysis.json").exists()
-    assert (folder / "report.html").exists()
-
-
 def test_traces_that_are_there(tmp_path):
     (tmp_path / "traces").mkdir()
     write_trace(tmp_path / "traces" / "trace.json", *SMALL)
@@ -122,27 +111,6 @@ def test_a_size_that_no_machine_has_room_for(tmp_path):
     assert code == 1
     assert "Step 1/" not in out
     assert re.search(r"out of memory: a step needs [\d,]+ MB .* has [\d,]+ MB for it; lower .*--force", out)
-
-
-def test_deepspeed_flops(tmp_path):
-    code, out = launch("run_deepspeed_flops.sh", *TRIVIAL, "--num-steps", "5", cwd=tmp_path)
-    assert code == 0, out
-    assert re.search(r"^Model FLOPS Utilization: +[\d.]+% \(MFU", out, re.M)
-    assert re.search(r"^Total FLOPs per step: +[\d,]+", out, re.M)
-    folder = only_folder(tmp_path, "flops_results_*")
-    intensity = json.loads((folder / "computational_intensity.json").read_text())
-    for key in (
-        "arithmetic_intensity_flops_per_byte",
-        "memory_bandwidth_used_gb_per_sec",
-        "memory_bandwidth_utilization_percent",
-        "ridge_point_flops_per_byte",
-    ):
-        assert intensity[key] > 0
-    assert intensity["memory_bound_vs_compute_bound"] in ("memory_bound", "mixed", "compute_bound")
-    assert intensity["memory_bandwidth_peak_source"]
-    assert {"roofline_data.json", "roofline.png", "report.html", "training_output.log"} <= {
-        path.name for path in folder.iterdir()
-    }
 
 
 def test_help_leaves_nothing(tmp_path):

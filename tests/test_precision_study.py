@@ -1,14 +1,14 @@
 """Precision: what hooks find, what the types can hold, how sums round, and a study that loses nothing."""
 
+import functools
 import itertools
 import json
 import struct
-import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import exit_code
+from conftest import run_command
 
 import run_precision_study
 import tiny_llama_v1 as tiny_llama
@@ -185,19 +185,10 @@ def test_sums_are_those_of_rounding_by_hand():
 # ---- The study --------------------------------------------------------------------------------------------------
 
 
-def study(*flags):
-    sys.argv = ["run_precision_study.py", *flags]
-    return exit_code(lambda: tiny_llama.exit_code_of(run_precision_study.main))
+study = functools.partial(run_command, run_precision_study)
 
 
 SMALL = "--size tiny --seq-len 8 --batch-size 1 --steps 2 --warmup-steps 1 --device cpu".split()
-
-
-@pytest.fixture
-def scratch(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    return tmp_path
 
 
 def document_in(folder):

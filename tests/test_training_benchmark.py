@@ -1,13 +1,13 @@
 """The parts of a step over sizes and lengths: rows from processes of their own, warm-up, compilation, peaks."""
 
+import functools
 import json
 import statistics
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import exit_code
+from conftest import run_command
 
 import compare_runs
 import run_training_benchmark
@@ -24,23 +24,10 @@ CONFIG = tiny_llama.TinyLlamaConfig(vocab_size=100, hidden_dim=32, n_layers=2, n
 TRAINING = tiny_llama.TrainingConfig(batch_size=4, seq_len=16)
 
 
-def run(command, *flags):
-    sys.argv = [f"{command.__name__}.py", *flags]
-    return exit_code(lambda: tiny_llama.exit_code_of(command.main))
-
-
-def bench(*flags):
-    return run(run_training_benchmark, *flags)
+bench = functools.partial(run_command, run_training_benchmark)
 
 
 TINY = "--sizes tiny --seq-lens 8 --batch-size 1 --steps 2".split()
-
-
-@pytest.fixture
-def scratch(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    return tmp_path
 
 
 def rows_in(folder):
@@ -74,7 +61,7 @@ def test_a_sweep(scratch, capfd):
     }
     assert bench(*TINY, "--attention", "sdpa", "--warmup-steps", "1", "--output-dir", "b") == 0
     capfd.readouterr()
-    assert run(compare_runs, "a", "b", "--output-dir", "c") == 0
+    assert run_command(compare_runs, "a", "b", "--output-dir", "c") == 0
     out = capfd.readouterr().out
     assert "attention                    eager | sdpa" in out
     compared = json.loads((scratch / "c" / "comparison.json").read_text())
@@ -202,11 +189,11 @@ def test_sweeps_are_compared_with_their_kind(scratch, capfd):
         (scratch / name).mkdir()
     study = {"schema_version": 1, "key": ["x"], "figures": {}, "rows": [], "environment": {}}
     (scratch / "a" / "memory_study.json").write_text(json.dumps(study | {"study": "memory_study"}))
-    assert run(compare_runs, "a", "b") == 1
+    assert run_command(compare_runs, "a", "b") == 1
     assert "b hold none" in capfd.readouterr().err
     (scratch / "b" / "precision_study.json").write_text(json.dumps(study | {"study": "precision_study"}))
     (scratch / "b" / "trace_step_1_2.pt.trace.json").write_text("{ cut short")  # no business of the comparison
-    assert run(compare_runs, "a", "b") == 1
+    assert run_command(compare_runs, "a", "b") == 1
     assert "memory_study and precision_study" in capfd.readouterr().err
 
 

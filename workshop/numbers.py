@@ -289,9 +289,10 @@ def about_the_run() -> str:
     return f"{provenance(read_document(path), '`./run_baseline.sh`')}."
 
 
-def output_of_a_run(first: int = 3, last: int = 1) -> str:
-    """What run_baseline.sh printed on a named machine, the steps in the middle left out."""
+def output_of_a_run(beginning: str | None = None, first: int = 3, last: int = 1) -> str:
+    """What run_baseline.sh printed on a named machine, from a line on, the steps in the middle left out."""
     lines = (RESULTS / "run_baseline.log").read_text().splitlines()
+    lines = lines[lines.index(beginning) if beginning else 0 :]
     steps = [i for i, line in enumerate(lines) if line.startswith("Step ")]
     end = next(i for i, line in enumerate(lines) if line.startswith("Files:"))
     shown_lines = [*lines[: steps[first]], "...", *lines[steps[-last] : end]]

@@ -124,6 +124,8 @@ LAUNCHERS = {
 def settings_of(document: dict) -> dict:
     """The flags and the model that a document is of."""
     config = document.get("config", document)
+    if "size" in document:  # of a benchmark
+        return {"size": document["size"]}
     memory = {"device_memory_mb": document["device_memory_mb"]} if "device_memory_mb" in document else {}
     return memory | config.get("arguments", config.get("training", {})) | config.get("model", {})
 

@@ -57,7 +57,9 @@ def fill_from(exercise: Exercise, folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"--results {folder}: is no folder")
     results = Results(folder, exercise)
-    found, environment = answers(results), results.environment
+    found = answers(results)
+    # The command line is that of one run; the commands are the blocks of the text.
+    environment = {name: value for name, value in results.environment.items() if name != "command_line"}
     about = [
         f"Measured on: {environment['device']['name']}, {environment['cpu']['torch_threads']} threads, "
         f"PyTorch {environment['packages']['torch']}, Python {environment['python']}; {environment['timestamp']}  ",

@@ -1,0 +1,123 @@
+"""One step, timed rightly and in five wrong ways: what each way reports, and what is concluded from it."""
+
+import functools
+import json
+
+import pytest
+import torch
+from conftest import run_command
+
+import run_timing_study
+from studies.timing import FIGURES, RIGHT, WAYS, Step, concluded, conclusion, handed_over, measured, milliseconds
+
+CPU = torch.device("cpu")
+FAST = "--batch-size 1 --seq-len 16 --steps 4 --rounds 4 --warmup-steps 1 --device cpu".split()
+study = functools.partial(run_command, run_timing_study)
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study") / "run"
+    assert study(*FAST, "--output-dir", str(folder)) == 0
+    assert (folder / "timing_study.png").stat().st_size > 10_000
+    text = (folder / "timing_study.md").read_text()
+    assert all(way in text for way in WAYS)
+    assert "a worker thread stands for the device" in text
+    return json.loads((folder / "timing_study.json").read_text())
+
+
+def test_every_way_is_a_row(document):
+    rows = {row["way"]: row for row in document["rows"]}
+    assert list(rows) == list(WAYS)
+    assert all(row["status"] == "ok" and row["conclusion"] for row in rows.values())
+    assert all(row[name] > 0 for row in rows.values() for name in FIGURES)
+    right = rows[RIGHT]
+    assert right["ratio_95"][0] <= right["ratio"] <= right["ratio_95"][1]
+    assert len(right["ratios_of_pairs"]) == 4
+    assert rows["one run"]["baseline_ms"] == right["baseline_times_ms"][0]
+    assert all("ratio_95_reason" in row for way, row in rows.items() if way != RIGHT)
+
+
+def test_each_mistake_leaves_its_mark(document):
+    """Those that no noise can hide: what is handed over takes no time, and the pause is in one step."""
+    rows = {row["way"]: row for row in document["rows"]}
+    assert rows["no synchronisation"]["baseline_ms"] < 0.2 * rows[RIGHT]["baseline_ms"]
+    paused = rows["mean with an outlier"]["baseline_times_ms"]
+    assert paused.index(max(paused)) == 2
+    assert max(paused) > 3 * rows[RIGHT]["baseline_ms"]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "interval", "expected"),
+    [
+        (1.25, [1.2, 1.3], "the same"),
+        (1.6, [1.2, 1.3], "60.0% slower, not 25.0% slower"),
+        (1.05, [1.2, 1.3], "5.0% slower, not 25.0% slower"),
+        (0.8, [1.2, 1.3], "the opposite: 20.0% faster, not 25.0% slower"),
+        (1.6, [0.9, 1.3], "60.0% slower, where no difference can be told"),
+        (1.25, None, "the same"),
+        (1.3, None, "30.0% slower, not 25.0% slower"),
+    ],
+)
+def test_conclusions(claimed, interval, expected):
+    assert conclusion(claimed, 1.25, interval) == expected
+
+
+def test_means_where_the_mistake_is_a_mean_and_medians_elsewhere():
+    times = [10.0, 10.0, 40.0]
+    assert measured("mean with an outlier", times, [10.0] * 3)["baseline_ms"] == 20
+    assert measured("no warm-up", times, [10.0] * 3)["ratio"] == 0.5
+    assert measured("profiler left on", times, [10.0] * 3)["ratio"] == 1
+
+
+def test_without_the_right_way_nothing_is_concluded():
+    rows = [{"way": "one run", "status": "ok"}, {"way": RIGHT, "status": "failed"}]
+    assert concluded(rows) == rows
+
+
+def test_what_is_handed_over_is_done_in_the_end():
+    step = Step("--batch-size 1 --seq-len 8 --device cpu".split(), CPU)
+    times = handed_over(step, 3, CPU)
+    assert len(times) == len(step.losses) == 3
+    assert milliseconds(step, CPU) > max(times)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        ("--change=", 2, "changes nothing about the step"),
+        ("--change=--num-steps=7", 2, "changes nothing about the step"),
+        ("--change=--compile", 2, "compiling is no step"),
+        ("--change=--attention=none", 2, "invalid choice: 'none'"),
+        ("--change=--no-such-flag", 2, "--no-such-flag"),
+        ("--steps 1", 2, "--steps"),
+        ("--rounds 0", 2, "--rounds"),
+        ("--dry-run", 2, "--dry-run"),
+        ("--size giant", 2, "giant"),
+    ],
+)
+def test_wrong_input(scratch, capfd, flags, code, words):
+    assert study(*flags.split()) == code
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+    assert not list(scratch.iterdir())
+
+
+def test_other_flags_than_the_default_change_something_else(scratch, capfd):
+    assert study(*FAST, "--change=--hidden-dim 64", "--output-dir", "run") == 0
+    assert json.loads((scratch / "run" / "config.json").read_text())["arguments"]["change"] == ["--hidden-dim", "64"]
+
+
+def test_a_change_that_fails_is_a_row_that_says_so(scratch, capfd, monkeypatch):
+    monkeypatch.setattr("studies.sweep.in_fresh_process", lambda *work: ("failed", "it broke"))
+    assert study(*FAST, "--output-dir", "run") == 1
+    rows = json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]
+    assert {row["reason"] for row in rows} == {"it broke"}
+
+
+@pytest.mark.gpu
+def test_gpu_calls_return_before_the_device_is_done(scratch):
+    assert study("--rounds", "5", "--size", "small", "--output-dir", "run") == 0
+    rows = {row["way"]: row for row in json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]}
+    assert rows["no synchronisation"]["baseline_ms"] < rows[RIGHT]["baseline_ms"]
