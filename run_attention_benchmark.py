@@ -14,17 +14,12 @@ import tiny_llama_v1
 def main() -> None:
     tiny_llama_v1.require("the benchmark", ["analysis", "studies"])
     from studies.attention import benchmark
-    from studies.sweep import add_arguments, parsed
+    from studies.sweep import add_arguments, parsed, sweep_parser
 
     backends = ["sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math"]
     names = ["manual", "eager", "compiled", "sdpa"]
     count, none_or_more = tiny_llama_v1.number_of(int, 1), tiny_llama_v1.number_of(int, 0)
-    parser = tiny_llama_v1.OneLineParser(
-        prog="run_attention_benchmark.py",
-        allow_abbrev=False,
-        description=__doc__.splitlines()[0],
-        epilog="Defaults in parentheses; on a CPU fewer and smaller rows, and the output says which.",
-    )
+    parser = sweep_parser("attention_benchmark", __doc__, "fewer and smaller rows")
     add = parser.add_argument
     add(
         "--implementations",

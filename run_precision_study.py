@@ -13,16 +13,11 @@ import tiny_llama_v1
 def main() -> None:
     tiny_llama_v1.require("the study", ["analysis", "studies"])
     from studies.precision import study
-    from studies.sweep import add_arguments, parsed
+    from studies.sweep import add_arguments, parsed, sweep_parser
 
     sizes, precisions = [*tiny_llama_v1.SIZES], [*tiny_llama_v1.PRECISIONS]
     count, none_or_more = tiny_llama_v1.number_of(int, 1), tiny_llama_v1.number_of(int, 0)
-    parser = tiny_llama_v1.OneLineParser(
-        prog="run_precision_study.py",
-        allow_abbrev=False,
-        description=__doc__.splitlines()[0],
-        epilog="Defaults in parentheses; on a CPU a smaller size and fewer steps, and the output says so.",
-    )
+    parser = sweep_parser("precision_study", __doc__, "a smaller size and fewer steps")
     add = parser.add_argument
     add("--size", metavar="NAME", choices=sizes, help=f"{', '.join(sizes)} (gpt2-small; on a CPU tiny)")
     add("--seq-len", type=count, metavar="N", help="tokens per sample (that of the size)")

@@ -12,17 +12,12 @@ import tiny_llama_v1
 
 def main() -> None:
     tiny_llama_v1.require("the study", ["analysis", "studies"])
-    from studies.sweep import add_arguments, parsed
+    from studies.sweep import add_arguments, parsed, sweep_parser
     from studies.timing import study
 
     sizes = [*tiny_llama_v1.SIZES]
     count = tiny_llama_v1.number_of(int, 1)
-    parser = tiny_llama_v1.OneLineParser(
-        prog="run_timing_study.py",
-        allow_abbrev=False,
-        description=__doc__.splitlines()[0],
-        epilog="Defaults in parentheses.",
-    )
+    parser = sweep_parser("timing_study", __doc__)
     add = parser.add_argument
     text = "flags of tiny_llama_v1.py that the changed step has beside those of the baseline (%(default)s)"
     add("--change", metavar="FLAGS", default="--activation-checkpointing", help=text)

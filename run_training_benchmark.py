@@ -12,17 +12,12 @@ import tiny_llama_v1
 
 def main() -> None:
     tiny_llama_v1.require("the benchmark", ["analysis", "studies"])
-    from studies.sweep import add_arguments, parsed
+    from studies.sweep import add_arguments, parsed, sweep_parser
     from studies.training import benchmark
 
     sizes = [*tiny_llama_v1.SIZES]
     count, none_or_more = tiny_llama_v1.number_of(int, 1), tiny_llama_v1.number_of(int, 0)
-    parser = tiny_llama_v1.OneLineParser(
-        prog="run_training_benchmark.py",
-        allow_abbrev=False,
-        description=__doc__.splitlines()[0],
-        epilog="Defaults in parentheses; on a CPU fewer and smaller rows, and the output says which.",
-    )
+    parser = sweep_parser("training_benchmark", __doc__, "fewer and smaller rows")
     add = parser.add_argument
     shown = "gpt2-small to gpt3-2.7b; on a CPU tiny small gpt2-small"
     add("--sizes", nargs="+", metavar="NAME", choices=sizes, help=f"{', '.join(sizes)} ({shown})")

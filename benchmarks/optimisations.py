@@ -18,6 +18,7 @@ from step_time import compare, seconds
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import tiny_llama_v1 as tiny_llama
+from studies.timing import Step
 
 VARIANTS = (
     "--attention sdpa",
@@ -30,31 +31,11 @@ VARIANTS = (
 )
 
 
-class Step:
-    """One training step a call, as the script would do it with these flags; the losses are kept."""
-
-    def __init__(self, flags: list[str], device: torch.device):
-        config, training, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags))
-        tiny_llama.set_numerics(training)
-        self.model, self.optimizer, self.scaler, self.autocast = tiny_llama.build(config, training, device)
-        corpus = tiny_llama.synthetic_corpus(config.vocab_size, training)
-        self.stream = tiny_llama.batches(corpus, training, device)
-        self.losses: list[float] = []
-        self.compile_s = None
-        if training.compile:
-            self.model.compile(dynamic=False)
-            first = seconds(self, device)
-            self.compile_s = max(0.0, first - seconds(self, device))
-
-    def __call__(self) -> None:
-        input_ids, labels = next(self.stream)
-        with self.autocast:
-            loss = self.model(input_ids, labels)[1]
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.item())
+def compiled(step: Step, device: torch.device) -> float:
+    """Compile it, and the seconds that this takes."""
+    step.model.compile(dynamic=False)
+    first = seconds(step, device)
+    return max(0.0, first - seconds(step, device))
 
 
 def main() -> None:
@@ -75,9 +56,10 @@ def main() -> None:
     rows = []
     for variant in args.variant or VARIANTS:
         step, baseline = (Step(["--size", args.size, *flags], device) for flags in (variant.split(), []))
-        row = {"flags": variant, **compare(step, baseline, args.rounds, device), "compile_s": step.compile_s}
+        compile_s = compiled(step, device) if "--compile" in variant.split() else None
+        row = {"flags": variant, **compare(step, baseline, args.rounds, device), "compile_s": compile_s}
         pairs = zip(step.losses, baseline.losses, strict=False)
-        row["largest_loss_difference"] = max(abs(a - b) for a, b in pairs)
+        row["largest_loss_difference"] = max(abs(a - b).item() for a, b in pairs)
         rows.append(row)
         interval = f"{row['ratio_95_low']:.3f} to {row['ratio_95_high']:.3f}"
         compile_s = "-" if row["compile_s"] is None else f"{row['compile_s']:.1f}"

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from analysis.documents import with_reasons_beside
 from analysis.memory import MemoryLedger
 from analysis.rehearsal import Rehearsal
-from studies.sweep import Column, Section, Sweep, named, outcome_column
+from studies.sweep import Column, Section, Sweep, named, outcome_column, unique
 from studies.training import MEASURED as OF_A_STEP
 from studies.training import PHASES, SHAPE, TIMES, figures, mean_and_spread, measure, predicted_row
 from tiny_llama_v1 import (
@@ -31,7 +31,6 @@ from tiny_llama_v1 import (
     choose_device,
     range_observers,
     resolve,
-    say,
     set_numerics,
     synthetic_corpus,
     train,
@@ -312,7 +311,7 @@ def study(args) -> None:
     for precision in args.precisions or []:
         check_precision(precision, device, "--precisions")
     size = args.size or ("gpt2-small" if on_gpu else "tiny")
-    precisions = list(dict.fromkeys(args.precisions or PRECISIONS))
+    precisions = unique(args.precisions or PRECISIONS)
     steps = args.steps or (10 if on_gpu else 5)
     warmup = args.warmup_steps if args.warmup_steps is not None else (5 if on_gpu else 1)
     specs = [spec_of(args, size, precision) for precision in precisions]
@@ -342,7 +341,7 @@ def study(args) -> None:
 
     if not on_gpu:
         smaller = "" if args.size else "size tiny is taken, not gpt2-small; "
-        say(f"No GPU: {smaller}tf32 is left out, and data types are those of autocast on a CPU")
+        sweep.note(f"No GPU: {smaller}tf32 is left out, and data types are those of autocast on a CPU")
     sweep.run(specs, rows_of, progress, table)
     dtypes = [row for precision in AUTOCAST if precision not in lacking for row in data_types(precision, device)]
     norms = squares(specs[0]["config"].hidden_dim, device)

@@ -275,6 +275,16 @@ def reasons_of(row: dict, figures: dict) -> dict[str, str]:
     return dict.fromkeys((*figures, *row), why)
 
 
+def sweep_parser(name: str, documentation: str, smaller: str = "") -> OneLineParser:
+    """Of the command run_<name>.py, whose documentation it shows; smaller: what a CPU gets less of."""
+    return OneLineParser(
+        prog=f"run_{name}.py",
+        allow_abbrev=False,
+        description=documentation.splitlines()[0],
+        epilog="Defaults in parentheses" + (f"; on a CPU {smaller}, and the output says which." if smaller else "."),
+    )
+
+
 def add_arguments(parser: OneLineParser, name: str, predicts: bool = True) -> None:
     """The flags that every sweep has, and those of sweeps whose rows' memory is predicted."""
     add = parser.add_argument

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,14 @@ class Source:
     def says(self, value, text: str) -> Answer:
         """An answer that was worked out from this document."""
         return Answer(value, f"{self.name}: {text}")
+
+    def from_rows(self, rows: list[dict], label: Callable[[dict], str], work: Callable[..., tuple]) -> Answer:
+        """From work(*rows) of a sweep, a value and its evidence; the reason where one of them was not measured."""
+        for row in rows:
+            if row["status"] != "ok":
+                return self.says(None, f"rows, {label(row)}: {row['status']}, {row['reason']}")
+        value, text = work(*rows)
+        return self.says(value, f"rows, {text}")
 
 
 def share(part: float, whole: float) -> float:

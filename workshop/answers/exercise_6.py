@@ -38,12 +38,7 @@ def fused_row(source: Source, seq_len: int) -> dict:
 
 
 def measured(source: Source, rows: list[dict], work: Callable[..., tuple[object, str]]) -> Answer:
-    """An answer from work(*rows), a value and its evidence; the reason where one of the rows was not measured."""
-    for row in rows:
-        if row["status"] != "ok":
-            return source.says(None, f"rows, {label(row)}: {row['status']}, {row['reason']}")
-    value, text = work(*rows)
-    return source.says(value, f"rows, {text}")
+    return source.from_rows(rows, label, work)
 
 
 def figure(source: Source, row: dict, name: str, scale: float = 1.0) -> Answer:
