@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--size", choices=list(tiny_llama.SIZES), default="small")
     text = "a set of flags, given as --variant='--compile'; repeat it for more (every one above)"
     parser.add_argument("--variant", action="append", metavar="FLAGS", help=text)
+    parser.add_argument("--batch-size", type=int, help="samples (that of the size)")
     parser.add_argument("--rounds", type=int, default=10, help="of each comparison (10)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--output", type=Path, help="JSON file for the results and every single time")
@@ -50,12 +51,14 @@ def main() -> None:
     device = tiny_llama.choose_device(args.device)
     environment = tiny_llama.describe_environment(device)
     name = environment["device"]["name"]
-    print(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads, size {args.size}")
+    common = ["--size", args.size, *(["--batch-size", str(args.batch_size)] if args.batch_size else [])]
+    batch = f", batch {args.batch_size}" if args.batch_size else ""
+    print(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads, size {args.size}{batch}")
     columns = f"{'flags ms':>10}{'baseline ms':>13}{'ratio':>8}{'95% interval':>18}{'of minima':>11}{'compile s':>11}"
     print(f"{'flags':<70}{columns}{'loss off':>10}{'rounds':>8}")
     rows = []
     for variant in args.variant or VARIANTS:
-        step, baseline = (Step(["--size", args.size, *flags], device) for flags in (variant.split(), []))
+        step, baseline = (Step([*common, *flags], device) for flags in (variant.split(), []))
         compile_s = compiled(step, device) if "--compile" in variant.split() else None
         row = {"flags": variant, **compare(step, baseline, args.rounds, device), "compile_s": compile_s}
         pairs = zip(step.losses, baseline.losses, strict=False)
@@ -70,7 +73,8 @@ def main() -> None:
         )
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        tiny_llama.write_json(args.output, {"environment": environment, "size": args.size, "rows": rows})
+        about = {"environment": environment, "size": args.size, "batch_size": args.batch_size}
+        tiny_llama.write_json(args.output, about | {"rows": rows})
         print(f"Results: {args.output}")
 
 

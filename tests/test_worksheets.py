@@ -7,7 +7,7 @@ import pytest
 
 import run_exercise
 from workshop.texts import exercises, fields, worksheet
-from workshop.worksheets import close, number_in, plain
+from workshop.worksheets import choice, close, number_in, plain
 
 SHEET = worksheet(exercises()[9].text)
 WAYS = ("right", "no synchronisation", "no warm-up", "profiler left on", "one run", "mean with an outlier")
@@ -192,6 +192,18 @@ def test_every_blank_of_the_text_itself_is_named(results, command):
     assert out.count("is blank") == len(blanks)
 
 
+@pytest.mark.parametrize("number", exercises())
+def test_what_another_machine_gave_is_no_field(number):
+    """A copy of the whole text can be filled and checked."""
+    text = exercises()[number].text
+    assert [field.id for field in fields(text)] == [field.id for field in fields(worksheet(text))]
+
+
+def test_a_verdict_may_be_written_as_it_is_printed():
+    assert choice("compute-bound") == choice("Compute bound") == choice("compute")
+    assert choice("memory bound") != choice("compute bound")
+
+
 @pytest.mark.parametrize(
     ("text", "unit", "number"),
     [
@@ -201,6 +213,11 @@ def test_every_blank_of_the_text_itself_is_named(results, command):
         ("45%", "%", 45),
         ("~3 MB", "MB", 3),
         ("3 GB", "MB", None),
+        ("32,35", "MB", None),
+        ("1,234.5", "MB", 1234.5),
+        ("-4.69e-01 %", "%", -0.469),
+        (".5", "MB", 0.5),
+        ("-", "MB", None),
         ("about 3", "MB", None),
         ("", "MB", None),
     ],
@@ -214,14 +231,21 @@ def test_numbers_as_people_write_them(text, unit, number):
     [
         ("24", 24.4, True),
         ("24.4", 24.44, True),
-        ("0.2", 0.23, True),
+        ("0.23", 0.234, True),
+        ("0.2", 0.23, False),
         ("25", 24.0, False),
         ("0", 1.0, False),
+        ("0", 0.01438, False),
+        ("0.0", 0.01438, False),
+        ("1", 1.387, False),
+        ("3", 2.76, False),
         ("5", 5, True),
+        ("2,873,600", 2873600, True),
+        ("1.2e3", 1210.0, True),
     ],
 )
 def test_how_close_is_right(written, right, agrees):
-    assert close(float(written), written, right) == agrees
+    assert close(number_in(written, ""), written, right) == agrees
 
 
 def test_names_are_compared_without_their_dress():

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tiny_llama_v1 import UserError, say
 from workshop.texts import PROJECT, Block
 
 LEFT_ALONE = {".git", ".venv", ".ci", "tests"}
-SERVING_S = 60.0  # how long a block that stays open may take until it serves
+SERVING_S = 180.0  # how long a block that stays open may take until it serves
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,13 @@ def execute(block: Block, folder: Path, output) -> int:
 
 
 def serve(block: Block, folder: Path, output, log: Path) -> int:
-    """A server is right when it says where it listens; then it is stopped."""
+    """A server is right when it says where it listens; then it is stopped.  Its port is any that is free."""
     offset = log.stat().st_size
-    process = start(block, folder, output)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    commands = re.sub(r"(--port[ =])\d+", rf"\g<1>{port}", block.commands)
+    process = start(replace(block, commands=commands), folder, output)
     try:
         until = time.monotonic() + SERVING_S
         while time.monotonic() < until and process.poll() is None:

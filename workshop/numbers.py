@@ -176,10 +176,11 @@ def elementwise_flops() -> str:
     """How little SiLU and its product add."""
     config, training = DEFAULT
     elements = training.batch_size * training.seq_len * config.intermediate_dim
-    layer = config.forward_flops(training.batch_size, training.seq_len) // config.n_layers
+    parts = config.forward_flops_by_component(training.batch_size, training.seq_len)
+    layer = (sum(parts.values()) - parts["lm_head"]) // config.n_layers
     return (
         f"SiLU and its product with `up` work on B S D_ff = {elements:,} elements a layer: at five operations an "
-        f"element that is {5 * elements / layer:.2%} of a layer's share of the products."
+        f"element that is {5 * elements / layer:.2%} of a layer's products."
     )
 
 
@@ -205,7 +206,8 @@ def memory_peak() -> str:
         sizes_of = [parts[part] for part in CATEGORIES] + [memory["peak_bytes"]]
         over_weights = f"{memory['peak_bytes'] / (4 * config.parameter_count()):.1f}x"
         rows.append([name, *(f"{size / MB:,.1f}" for size in sizes_of), over_weights, place_of_peak(memory)])
-    return table(["size", *CATEGORIES, "peak, MB", "of the weights", "where"], rows)
+    titles = [f"{category}, MB" for category in CATEGORIES]
+    return table(["size", *titles, "peak, MB", "of the weights", "where"], rows)
 
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -249,7 +251,8 @@ def flags() -> str:
                 continue
             text, default = re.fullmatch(r"(.*?)(?: \(([^()]*(?:\([^()]*\))?[^()]*)\))?", action.help, re.S).groups()
             named_there = not action.choices or all(choice in text for choice in action.choices if choice in SIZES)
-            choices = "" if named_there and action.metavar else f": {', '.join(action.choices or [])}"
+            given = ", ".join(action.choices or [])
+            choices = f": {given}" if given and not (named_there and action.metavar) else ""
             title = ", ".join(f"`{name}`" for name in names)
             rows.append([title, (text + choices).replace("|", "\\|"), default or ("off" if action.nargs == 0 else "")])
     return table(["flag", "meaning", "default"], rows, left=3)

@@ -11,6 +11,8 @@ from analysis.documents import read_document
 from tiny_llama_v1 import UserError
 from workshop.texts import Exercise, exercises
 
+TOLERANCE = 0.02  # of a number that was read from a screen
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -18,6 +20,7 @@ class Answer:
 
     value: float | int | str | bool | None
     evidence: str
+    tolerance: float = TOLERANCE  # relative; what is computed from rounded readings can be further off
 
 
 class Source:
@@ -93,6 +96,11 @@ class Results:
                 )
         return source
 
+    def completed(self, name: str) -> bool:
+        """Whether there is such a run and it came to its end; for runs that not every machine can do."""
+        document = read_document(self.folder / name / "performance_summary.json")
+        return document is not None and document["status"] == "completed"
+
     def run(self, pattern: str, **expected) -> Source:
         source = self.read(pattern, "performance_summary.json", **expected)
         if source["status"] != "completed":
@@ -134,7 +142,7 @@ def settings_of(document: dict) -> dict:
     """The flags and the model that a document is of."""
     config = document.get("config", document)
     if "size" in document:  # of a benchmark
-        return {"size": document["size"]}
+        return {name: document.get(name) for name in ("size", "batch_size")}
     memory = {"device_memory_mb": document["device_memory_mb"]} if "device_memory_mb" in document else {}
     return memory | config.get("arguments", config.get("training", {})) | config.get("model", {})
 

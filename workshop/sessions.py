@@ -21,8 +21,9 @@ def run_one(exercise: Exercise, folder: Path | None, long: bool) -> Path:
     """Run every block that can be run here, then fill the worksheet.  The folder that everything is in."""
     folder = fresh_folder(folder, f"exercise_{exercise.number}_results")
     say(exercise.text.splitlines()[0].removeprefix("# "), f"Folder: {folder}")
-    run_blocks(shell_blocks(exercise.text), exercise.name, folder, folder / "commands.log", long)
-    fill_from(exercise, folder)
+    outcomes = run_blocks(shell_blocks(exercise.text), exercise.name, folder, folder / "commands.log", long)
+    left_out = [f"line {one.block.line} ({one.reason})" for one in outcomes if one.status != "ok"]
+    fill_from(exercise, folder, f" Passed over: {', '.join(left_out)}." if left_out else "")
     return folder
 
 
@@ -52,7 +53,7 @@ def run_all(folder: Path | None, long: bool) -> None:
         raise UserError(f"{failed} of {len(rows)} exercises failed; see the table")
 
 
-def fill_from(exercise: Exercise, folder: Path) -> None:
+def fill_from(exercise: Exercise, folder: Path, left_out: str = "") -> None:
     """worksheet.md and answers.json in the folder.  Raises UserError if results are missing or another exercise's."""
     if not folder.is_dir():
         raise UserError(f"--results {folder}: is no folder")
@@ -63,7 +64,7 @@ def fill_from(exercise: Exercise, folder: Path) -> None:
     about = [
         f"Measured on: {environment['device']['name']}, {environment['cpu']['torch_threads']} threads, "
         f"PyTorch {environment['packages']['torch']}, Python {environment['python']}; {environment['timestamp']}  ",
-        f"Commands: the shell blocks of {exercise.name}, in order. `from` names the file and the place in it.",
+        f"Commands: the shell blocks of {exercise.name}, in order.{left_out} `from` names file and place.",
     ]
     write_whole(folder / "worksheet.md", filled(exercise, found, about).encode())
     document = {name: {"value": answer.value, "evidence": answer.evidence} for name, answer in found.items()}
@@ -96,10 +97,10 @@ def check_worksheet(path: Path, folder: Path | None) -> None:
     say(*(["", *problems] if problems else []))
     counted = [row for row in rows if not row["verdict"].startswith("not checked")]
     good = sum(row["verdict"] == "right" for row in counted)
-    wrong = len(counted) - good + sum("is missing" in one or "no field" in one for one in problems)
-    say("", f"{good} of {len(counted)} right")
-    if wrong:
-        raise UserError(f"{path}: {wrong} of {len(counted)} fields blank, missing or not what the results say")
+    total = len(counted) + sum(": is missing;" in one or "is no field" in one for one in problems)
+    say("", f"{good} of {total} right")
+    if good < total:
+        raise UserError(f"{path}: {total - good} of {total} fields are blank, missing or not what the results say")
 
 
 def fresh_folder(asked: Path | None, prefix: str) -> Path:

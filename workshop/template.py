@@ -45,6 +45,8 @@ def bottleneck(analysis: Source | None, i: int) -> Answer:
     if analysis is None:
         return Answer(None, NOT_MEASURED)
     rows = sorted(analysis["components"], key=lambda row: -row["ms_per_step"])
+    if i >= len(rows):
+        return Answer(None, f"{analysis.name}: {len(rows)} components")
     return analysis.says(rows[i]["component"], f"{rows[i]['share']:.1%} of the step, {rows[i]['ms_per_step']:.1f} ms")
 
 
@@ -55,4 +57,10 @@ def target(analysis: Source | None, i: int) -> Answer:
     rows = analysis["opportunities"]
     if i >= len(rows):
         return Answer(None, f"{analysis.name}: {len(rows)} opportunities")
-    return analysis.says(rows[i]["name"], f"at most {rows[i]['speedup_bound']:.2f}x: {rows[i]['evidence']}")
+    return analysis.says(rows[i]["name"], f"{bound_text(rows[i])}: {rows[i]['evidence']}")
+
+
+def bound_text(opportunity: dict) -> str:
+    """What it can bring, of which some have no figure."""
+    bound = opportunity["speedup_bound"]
+    return "no bound" if bound is None else f"at most {bound:.2f}x"

@@ -125,10 +125,11 @@ class Field:
 def fields(text: str) -> list[Field]:
     """Every field of a worksheet, in order.  Raises UserError where one stands twice."""
     found: dict[str, Field] = {}
-    fenced = False
+    fenced = generated = False
     for number, line in enumerate(text.splitlines(), 1):
         fenced ^= line.lstrip().startswith("```")
-        match = None if fenced else ROW.match(line) or TICK.match(line)
+        generated = (generated or "[[[cog" in line) and "[[[end]]]" not in line  # what another machine gave
+        match = None if fenced or generated else ROW.match(line) or TICK.match(line)
         if match:
             parts = {name: value.strip() for name, value in match.groupdict().items()}
             field = Field(parts["id"], parts["what"], parts.get("unit", TICK_BOX), parts["value"], number)

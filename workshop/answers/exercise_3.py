@@ -1,6 +1,6 @@
 """Bottlenecks: two sizes, two predicted ones, and one run explained to the bottom; the plan that follows."""
 
-from workshop.answers.exercise_1 import share_of
+from workshop.answers.exercise_1 import share_of, verdict
 from workshop.results import Answer, Results, Source, share
 
 TEMPLATE = {"run": "exercise3_flops", "trace": "exercise3_flops", "flops": "exercise3_flops"}
@@ -78,7 +78,7 @@ def bottom(results: Results, flops: Source) -> dict[str, Answer]:
         "3.25": trace.says(times["mlp"], "components, sum of mlp.*"),
         "3.26": flops.says(parts["attention"], "flops_analysis.by_component, sum of attention.*"),
         "3.27": flops.says(parts["mlp"], "flops_analysis.by_component, sum of mlp.*"),
-        "3.28": trace.says(trace["verdict.bound"].removesuffix("-bound"), trace["verdict.line"]),
+        "3.28": verdict(trace),
         "3.37": flops.says(
             flops["flops_analysis.reconciliation.agree"], ", ".join(f"{name} {n:,}" for name, n in counts.items())
         ),
@@ -103,7 +103,8 @@ def plan(trace: Source) -> dict[str, Answer]:
         rows = trace["opportunities"]
         if i < len(rows):
             found[f"3.{29 + 2 * i}"] = trace.says(rows[i]["name"], rows[i]["evidence"])
-            found[f"3.{30 + 2 * i}"] = trace.says(rows[i]["speedup_bound"], f"opportunities, {rows[i]['basis']}")
+            bound = rows[i]["speedup_bound"]  # None where nothing would be left
+            found[f"3.{30 + 2 * i}"] = trace.says(bound, f"opportunities, {rows[i]['basis']}")
         else:
             found |= dict.fromkeys(
                 (f"3.{29 + 2 * i}", f"3.{30 + 2 * i}"), Answer(None, f"{trace.name}: {len(rows)} of them")

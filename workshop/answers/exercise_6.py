@@ -96,6 +96,8 @@ def matrices_kept(attention: Source, row: dict) -> Answer:
 
 def as_predicted(attention: Source) -> Answer:
     rows = [row for row in attention["rows"] if row["status"] == "ok"]
+    if not rows:
+        return attention.says(None, "rows: none was measured")
     apart = max(abs(row["memory_bytes"] - row["rounding_bytes"] - row["predicted_memory_bytes"]) for row in rows)
     return attention.says(apart == 0, f"rows, {len(rows)} measured: at most {apart:,} bytes apart")
 
