@@ -9,4 +9,4 @@ use_python "$HERE/requirements.txt" "$HERE/requirements-dev.txt"
 cd "$HERE" || exit 1
 "$PYTHON" -m ruff check . && "$PYTHON" -m ruff format --check . || exit 1
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the workers share the cores
-exec "$PYTHON" -m pytest -n "${PYTEST_WORKERS:-2}" "$@"
+exec "$PYTHON" -m pytest -n "${PYTEST_WORKERS:-2}" --dist worksteal "$@" # some tests take minutes, most none
