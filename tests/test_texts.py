@@ -102,10 +102,10 @@ def test_numbers_are_those_of_the_code():
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def test_no_measured_figure_in_the_prose_of_exercises():
+def test_no_measured_figure_in_the_prose():
     """Times, rates and sizes stand in generated tables, with their provenance, and nowhere else."""
     figure = re.compile(r"\d[\d.,]*\s?(ms|us|s|seconds|GB/s|samples/s|tokens/s|TFLOP/s|MB|x faster|times faster)\b")
-    for path in (GUIDE, *(exercise.path for exercise in exercises().values())):
+    for path in (README, GUIDE, *(exercise.path for exercise in exercises().values())):
         prose = re.sub(r"<!-- \[\[\[cog.*?\[\[\[end\]\]\] -->", "", outside_of_blocks(path.read_text()), flags=re.S)
         for number, line in enumerate(prose.splitlines(), 1):
             assert not figure.search(line), f"{path}: {line} ({number})"

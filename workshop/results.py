@@ -111,14 +111,9 @@ class Results:
         """Which command writes it, or whose results stand there instead."""
         word = pattern.rstrip("*").rstrip("_")
         line = self.exercise.line_of(word) or self.exercise.line_of(f"run_{word}") or self.launcher_line(word)
-        others = [
-            other.number
-            for other in exercises().values()
-            if other.number != self.exercise.number
-            and (self.folder / f"exercise{other.number}_baseline").is_dir()
-            and not any(self.folder.glob(f"exercise{self.exercise.number}_*"))
-        ]
-        hint = f"; {self.folder} holds results of exercise {others[0]}" if others else ""
+        present = [number for number in exercises() if any(self.folder.glob(f"exercise{number}_*/"))]
+        foreign = [] if self.exercise.number in present else present
+        hint = f"; {self.folder} holds results of exercise {foreign[0]}" if foreign else ""
         where = f"{self.exercise.name}:{line}" if line else self.exercise.name
         return f"the command in {where} writes it{hint}"
 
