@@ -164,6 +164,16 @@ def test_only_files_that_exist_are_named_in_the_readme():
         assert any((PROJECT / place / name).exists() for place in places) or name in written, name
 
 
+def test_scalars_are_called_what_the_text_calls_them(train):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert train("--output-dir", "run")[0] == 0
+    events = EventAccumulator("run")
+    events.Reload()
+    line = next(line for line in exercises()[1].text.splitlines() if line.startswith("| Scalars |"))
+    assert set(re.findall(r"`([^`]+)`", line)) <= set(events.Tags()["scalars"])
+
+
 # ---- Worksheets -------------------------------------------------------------------------------------------------
 
 
