@@ -28,7 +28,7 @@ def main() -> None:
     add("--output-dir", metavar="DIR", type=Path, help="(exercise_N_results_<timestamp>)")
     args = parser.parse_args()
     tiny_llama_v1.require("an exercise", ["analysis", "workshop", "matplotlib", "jinja2", "orjson", "tensorboard"])
-    from workshop import sessions
+    from workshop import runner
 
     if (args.exercise is None) == (args.check is None):
         parser.error("give the number of an exercise, `all`, or --check FILE")
@@ -37,19 +37,19 @@ def main() -> None:
         if reads and getattr(args, name):
             parser.error(f"--{name.replace('_', '-')}: is for running an exercise; --check and --results run nothing")
     if args.check:
-        sessions.check_worksheet(args.check, args.results)
+        runner.check_worksheet(args.check, args.results)
     elif args.exercise == "all":
         if args.results:
             parser.error("--results: is of one exercise; give its number instead of `all`")
-        sessions.run_all(args.output_dir, args.long)
+        runner.run_all(args.output_dir, args.long)
     else:
         if not args.exercise.isdecimal():
             parser.error(f"{args.exercise}: is no number of an exercise; give 1, or all")
-        exercise = sessions.exercise_of(int(args.exercise), f"exercise {args.exercise}")
+        exercise = runner.exercise_of(int(args.exercise), f"exercise {args.exercise}")
         if args.results:
-            sessions.fill_from(exercise, args.results)
+            runner.fill_from(exercise, args.results)
         else:
-            sessions.run_one(exercise, args.output_dir, args.long)
+            runner.run_one(exercise, args.output_dir, args.long)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from conftest import PROJECT
 import tiny_llama_v1 as tiny_llama
 from workshop.commands import gpu_here, project_within, run_blocks, runs_here
 from workshop.results import Results
-from workshop.sessions import check_worksheet, run_one
+from workshop.runner import check_worksheet, run_one
 from workshop.texts import (
     BLANK,
     GUIDE,

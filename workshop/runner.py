@@ -1,4 +1,4 @@
-"""A session at an exercise: run its commands, read their results, write or check the worksheet."""
+"""Work through an exercise: run its commands, read their results, write or check the worksheet."""
 
 from __future__ import annotations
 
