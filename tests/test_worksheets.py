@@ -2,8 +2,11 @@
 
 import json
 import re
+import signal
+import sys
 
 import pytest
+from conftest import PROJECT, finish, start
 
 import run_exercise
 from workshop.texts import exercises, fields, worksheet
@@ -11,6 +14,7 @@ from workshop.worksheets import choice, close, number_in, plain
 
 SHEET = worksheet(exercises()[9].text)
 WAYS = ("right", "no synchronisation", "no warm-up", "profiler left on", "one run", "mean with an outlier")
+ARGUMENTS = {"change": ["--activation-checkpointing"]}
 STARTS = ("exercise9_first", "exercise9_second", "exercise9_third")
 
 
@@ -35,7 +39,6 @@ def results(tmp_path):
         }
         for i, way in enumerate(WAYS)
     ]
-    arguments = {"change": ["--activation-checkpointing"]}
     environment = {
         "device": {"name": "a device"},
         "cpu": {"torch_threads": 1},
@@ -43,7 +46,7 @@ def results(tmp_path):
         "python": "3",
         "timestamp": "2026-01-01T00:00:00",
     }
-    study = {"arguments": arguments, "rows": rows, "environment": environment}
+    study = {"arguments": ARGUMENTS, "rows": rows, "environment": environment}
     write(tmp_path / "exercise9_timing" / "timing_study.json", study)
     runs = [{"name": name, "median_ms": 100.0 + i, "mean_ms": 100.0, "std_ms": 5.0} for i, name in enumerate(STARTS)]
     write(tmp_path / "exercise9_comparison" / "comparison.json", {"runs": runs})
@@ -172,6 +175,34 @@ def test_results_of_other_settings_are_told(results, command, change, expected):
     assert code == 1
     assert expected in err
     assert exercises()[9].path.name in err
+
+
+@pytest.mark.parametrize(
+    ("file", "document", "expected"),
+    [
+        ("exercise9_timing/timing_study.json", {"arguments": ARGUMENTS}, "timing_study.json: has no rows"),
+        ("exercise9_comparison/comparison.json", {}, "comparison.json: has no runs"),
+    ],
+)
+def test_a_document_that_lacks_something_is_named(results, command, file, document, expected):
+    write(results / file, document)
+    code, _, err = command(run_exercise, "9", "--results", ".")
+    assert code == 1
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def test_a_run_that_is_interrupted_leaves_no_links_and_nothing_running(tmp_path):
+    process = start(sys.executable, str(PROJECT / "run_exercise.py"), "9", "--output-dir", "run", cwd=tmp_path)
+    for line in process.stdout:
+        if line.startswith("[1/"):
+            break
+    process.send_signal(signal.SIGINT)
+    code, out = finish(process)
+    assert code == 130, out
+    assert "Traceback" not in out
+    assert not any(path.is_symlink() for path in (tmp_path / "run").iterdir())
+    assert (tmp_path / "run" / "commands.log").exists()
 
 
 def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):

@@ -37,14 +37,15 @@ def project_within(folder: Path) -> Iterator[None]:
     """The commands and texts of the project can be named in the folder as if it were the project's."""
     made = []
     try:
-        for path in sorted(PROJECT.iterdir()):
-            link = folder / path.name
-            if path.name not in LEFT_ALONE and not generated(path) and not os.path.lexists(link):
-                link.symlink_to(path)
-                made.append(link)
+        try:
+            for path in sorted(PROJECT.iterdir()):
+                link = folder / path.name
+                if path.name not in LEFT_ALONE and not generated(path) and not os.path.lexists(link):
+                    link.symlink_to(path)
+                    made.append(link)
+        except OSError as error:
+            raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
         yield
-    except OSError as error:
-        raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
     finally:
         for link in made:
             link.unlink(missing_ok=True)
@@ -100,7 +101,7 @@ def run_blocks(blocks: list[Block], name: str, folder: Path, log: Path, long: bo
             if code:
                 last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-1]
                 raise UserError(f"{name}:{block.line}: exit code {code}: {last.strip()[:200]} (output in {log})")
-            say(f"{'':{len(start) - len(start.lstrip())}}      {seconds:.1f} s")
+            say(f"      {seconds:.1f} s")
             outcomes.append(Outcome(block, "ok", "", seconds))
     return outcomes
 

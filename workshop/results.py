@@ -30,10 +30,13 @@ class Source:
         self.name, self.document = name, document
 
     def __getitem__(self, path: str):
-        """The value at a dotted path."""
+        """The value at a dotted path.  Raises UserError, naming file and path, if there is none."""
         value = self.document
-        for part in path.split("."):
-            value = value[int(part)] if isinstance(value, list) else value[part]
+        try:
+            for part in path.split("."):
+                value = value[int(part)] if isinstance(value, list) else value[part]
+        except (KeyError, IndexError, TypeError):
+            raise UserError(f"{self.name}: has no {path}; was it written by another version?") from None
         return value
 
     def answer(self, path: str, scale: float = 1.0) -> Answer:
@@ -59,6 +62,11 @@ class Source:
                 return self.says(None, f"rows, {label(row)}: {row['status']}, {row['reason']}")
         value, text = work(*rows)
         return self.says(value, f"rows, {text}")
+
+
+def holds(answer: Answer, rule: Callable) -> Answer:
+    """The rule on an answer, with the evidence of it."""
+    return Answer(None if answer.value is None else rule(answer.value), answer.evidence)
 
 
 def share(part: float, whole: float) -> float:

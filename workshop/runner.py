@@ -59,6 +59,8 @@ def fill_from(exercise: Exercise, folder: Path, left_out: str = "") -> None:
         raise UserError(f"--results {folder}: is no folder")
     results = Results(folder, exercise)
     found = answers(results)
+    if results.environment is None:
+        raise UserError(f"--results {folder}: no document there says on what it was measured")
     # The command line is that of one run; the commands are the blocks of the text.
     environment = {name: value for name, value in results.environment.items() if name != "command_line"}
     about = [

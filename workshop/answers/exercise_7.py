@@ -1,7 +1,7 @@
 """Mixed precision: data types under autocast, range, sums, what a step costs and saves."""
 
 from tiny_llama_v1 import MB, TinyLlamaConfig
-from workshop.results import Answer, Results, Source, share
+from workshop.results import Answer, Results, Source, holds, share
 
 SETTINGS = {"size": "tiny", "seq_len": 64, "batch_size": 2, "steps": 3}
 ON_GPU = {"seq_len": 256, "batch_size": 8}
@@ -129,11 +129,6 @@ def against_fp32(study: Source, name: str) -> Answer:
     unit, scale = ("MB", MB) if name.endswith("_bytes") else ("ms", 1.0)
     figures = f"{ours.value / scale:,.2f} / {base.value / scale:,.2f} {unit}"
     return study.says(ours.value / base.value, f"rows, bf16 / fp32: {name}, {figures}")
-
-
-def holds(answer: Answer, rule) -> Answer:
-    """The rule on an answer, with the evidence of it."""
-    return Answer(None if answer.value is None else rule(answer.value), answer.evidence)
 
 
 def product_answers(products: Source) -> dict[str, Answer]:

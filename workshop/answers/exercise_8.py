@@ -4,13 +4,13 @@ import math
 import re
 
 from tiny_llama_v1 import MB
-from workshop.results import Answer, Results, Source
+from workshop.answers.exercise_1 import PRODUCTS
+from workshop.results import Answer, Results, Source, holds
 
 ATTENTION = {"dtypes": ["fp32"], "batch_size": 8, "d_head": [64], "seq_len": [256, 1024], "causal": False}
 STEP = {"n_layers": 2, "batch_size": 2, "num_steps": 20}
 ON_GPU = {"sizes": ["gpt2-small", "gpt2-medium"], "batch_size": 8, "seq_lens": [256], "compile": True}
 FUSED = ("sdpa-flash", "sdpa-efficient")
-PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 GENERATED = re.compile(r"(graph_\d+_)?(cpp|triton)_")  # how the compiler begins the names of its functions
 
 
@@ -31,11 +31,6 @@ def answers(results: Results) -> dict[str, Answer]:
 
 
 ANALYSIS = "operator_analysis.json"
-
-
-def holds(answer: Answer, rule) -> Answer:
-    """The rule on an answer, with the evidence of it."""
-    return Answer(None if answer.value is None else rule(answer.value), answer.evidence)
 
 
 # ---- Attention --------------------------------------------------------------------------------------------------
