@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
-"""One problem size: say what will run, run it, say how it went.  Started by launch_performance_study.sh."""
+"""One problem size: show what will run, run it, sum it up.  Started by launch_performance_study.sh."""
 
-import json
-import sys
 import time
 from pathlib import Path
 
-import tiny_llama_v1
+from harness.startup import run_command
 
 WIDE_RULE = "=" * 80
 
 
 def main() -> None:
-    parser = tiny_llama_v1.build_parser()
-    parser.prog = "launch_performance_study.sh"
-    parser.add_argument("problem_size", metavar="SIZE", choices=[*tiny_llama_v1.SIZES, *tiny_llama_v1.SIZE_ALIASES])
-    parser.add_argument(
-        "--enable-profilers", action="store_true", help="trace, memory, and FLOPs where DeepSpeed is there"
-    )
+    from harness.command_line import require, version_of
+    from harness.console import is_first_rank, say
+    from harness.documents import read_document
+    from harness.tables import labelled
+    from tiny_llama_v1 import SIZE_ALIASES, SIZES, build_parser, resolve, run_from_arguments
+
+    parser = build_parser("launch_performance_study.sh", __doc__.splitlines()[0])
+    parser.add_argument("problem_size", metavar="SIZE", choices=[*SIZES, *SIZE_ALIASES])
+    text = "trace, memory, and FLOPs where DeepSpeed is installed"
+    parser.add_argument("--enable-profilers", action="store_true", help=text)
     args = parser.parse_args()
     if args.size:
         parser.error(f"argument --size: the size is {args.problem_size} already; give one")
@@ -26,45 +28,39 @@ def main() -> None:
     args.output_dir = str(folder)
     if args.enable_profilers:
         args.enable_pytorch_profiler = args.profile_memory = True
-        args.enable_deepspeed_flops = tiny_llama_v1.version_of("deepspeed") is not None or None
+        args.enable_deepspeed_flops = version_of("deepspeed") is not None or None
         args.profile_dir = args.profile_dir or str(folder / "pytorch_profiles")
-        tiny_llama_v1.require("--enable-profilers", ["orjson", "pandas", "jinja2", "matplotlib"])
-    config, training, profiling = tiny_llama_v1.resolve(args)
+        require("--enable-profilers", ["orjson", "pandas", "jinja2", "matplotlib"])
+    workload, profiling = resolve(args)
+    config = workload.config
     rows = {
         "Problem Size": args.size.upper(),
         "Hidden Dimension": config.hidden_dim,
         "Number of Layers": config.n_layers,
         "Attention Heads": f"{config.n_heads}, {config.n_kv_heads} key/value",
         "Intermediate Dimension": config.intermediate_dim,
-        "Sequence Length": training.seq_len,
-        "Batch Size": training.batch_size,
-        "Training Steps": training.num_steps,
+        "Sequence Length": workload.seq_len,
+        "Batch Size": workload.batch_size,
+        "Training Steps": workload.training.num_steps,
         "Est. Parameters": f"~{config.parameter_count() / 1e6:,.1f}M",
         "Profilers Enabled": str(profiling.enabled).lower(),
         "Output Directory": folder,
     }
-    tiny_llama_v1.say(WIDE_RULE, "TINY LLAMA V1 - PERFORMANCE STUDY", WIDE_RULE)
-    tiny_llama_v1.say(*(f"{label + ':':<24}{value}" for label, value in rows.items()), "")
+    say(WIDE_RULE, "TINY LLAMA V1 - PERFORMANCE STUDY", WIDE_RULE, *labelled(rows), "")
     started = time.monotonic()
-    tiny_llama_v1.run_from_arguments(args)
-    if args.dry_run:
+    run_from_arguments(args)
+    if args.dry_run or not is_first_rank():
         return
-    if args.enable_profilers and tiny_llama_v1.is_first_rank():
+    if args.enable_profilers:
         from analysis.report import write_report
 
         write_report(folder)
-    summary = json.loads((folder / "performance_summary.json").read_text())
-    tiny_llama_v1.say(
-        "",
-        WIDE_RULE,
-        "PERFORMANCE STUDY COMPLETE",
-        WIDE_RULE,
-        f"Total Runtime: {time.monotonic() - started:.0f}s",
-        f"Throughput: {summary['performance']['samples_per_sec']:.1f} samples/sec",
-        f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})",
-        f"Results: {folder}/",
-    )
+    summary = read_document(folder / "performance_summary.json")
+    say("", WIDE_RULE, "PERFORMANCE STUDY COMPLETE", WIDE_RULE)
+    say(f"Total Runtime: {time.monotonic() - started:.0f}s")
+    say(f"Throughput: {summary['performance']['samples_per_sec']:.1f} samples/sec")
+    say(f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})", f"Results: {folder}/")
 
 
 if __name__ == "__main__":
-    sys.exit(tiny_llama_v1.exit_code_of(main))
+    run_command(main)

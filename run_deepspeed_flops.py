@@ -1,64 +1,96 @@
 #!/usr/bin/env python3
-"""Count a step's FLOPs, measure its time, and say how far it is from what the device could do.
+"""FLOPs, MFU and the roofline of a training step.
 
 python3 run_deepspeed_flops.py [--output-dir DIR] [--detailed-analysis] [--computational-intensity]
                                [--generate-roofline] [flags of tiny_llama_v1.py]
 python3 run_deepspeed_flops.py --analyze-results FILE      an earlier flops_profile.json, without training
 """
 
-import sys
+import argparse
 from pathlib import Path
 
-import tiny_llama_v1
+from harness.startup import run_command
 
 
 def main() -> None:
-    parser = tiny_llama_v1.build_parser()
-    parser.prog, parser.description = "run_deepspeed_flops.py", "FLOPs, MFU and the roofline of a training step."
-    group = parser.add_argument_group("analysis")
-    group.add_argument("--detailed-analysis", action="store_true", help="FLOPs by component and by module")
-    group.add_argument(
-        "--computational-intensity", action="store_true", help="bytes moved, FLOPs per byte, bandwidth used"
-    )
-    group.add_argument(
-        "--generate-roofline",
-        action="store_true",
-        help="operator classes under the device's roofs; records a trace for their times",
-    )
-    group.add_argument(
-        "--analyze-results",
-        metavar="FILE",
-        type=Path,
-        help="print an earlier flops_profile.json and plot it: no training",
-    )
-    args = parser.parse_args()
-    tiny_llama_v1.require("the analysis", ["jinja2", "matplotlib", "orjson", "pandas", "tensorboard"])
-    from analysis.limits import explain_earlier, explain_run
-    from analysis.report import write_report
+    from harness.command_line import require
+    from tiny_llama_v1 import build_parser
 
-    wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline}
+    parser = build_parser("run_deepspeed_flops.py", __doc__.splitlines()[0])
+    add = parser.add_argument_group("analysis").add_argument
+    add("--detailed-analysis", action="store_true", help="FLOPs by component and by module")
+    add("--computational-intensity", action="store_true", help="bytes moved, FLOPs per byte, bandwidth used")
+    text = "operator classes under the device's roofs; records a trace for their times"
+    add("--generate-roofline", action="store_true", help=text)
+    text = "print an earlier flops_profile.json and plot it: no training"
+    add("--analyze-results", metavar="FILE", type=Path, help=text)
+    args = parser.parse_args()
+    if args.analyze_results and args.peak is not None:
+        parser.error("--peak: --analyze-results shows the peaks of its file; give one of the two")
+    require("the analysis", ["jinja2", "matplotlib", "orjson", "pandas", "tensorboard"])
     if args.analyze_results:
-        if args.peak is not None:
-            parser.error("--peak: --analyze-results shows the peaks of its file; give one of the two")
-        output = args.output_dir or args.profile_dir
-        for line in explain_earlier(args.analyze_results, output and Path(output), **wanted):
-            tiny_llama_v1.say(line)
-        return
+        explain_file(args)
+    else:
+        train_and_explain(args)
+
+
+def train_and_explain(args: argparse.Namespace) -> None:
+    from analysis.flops import detail_lines, flops_lines, flops_profile, read_flops_profile
+    from analysis.limits import explain_limits
+    from analysis.report import write_report
+    from harness.console import is_first_rank, say
+    from harness.devices import choose_device
+    from harness.documents import read_document
+    from harness.files import write_json
+    from harness.profilers import deepspeed_problem
+    from tiny_llama_v1 import resolve, run_from_arguments
+
     args.num_steps = args.num_steps or 20
     args.output_dir = args.output_dir or args.profile_dir or "./flops_analysis"
     args.enable_pytorch_profiler = args.enable_pytorch_profiler or args.generate_roofline or None
-    _, training, _ = tiny_llama_v1.resolve(args)
-    uncounted = tiny_llama_v1.deepspeed_problem(tiny_llama_v1.choose_device(training.device))
+    workload, _ = resolve(args)
+    uncounted = deepspeed_problem(choose_device(workload.training.device))
     args.enable_deepspeed_flops = uncounted is None
     if uncounted:
-        tiny_llama_v1.say(f"Note: {uncounted}; the other counts do without it")
-    tiny_llama_v1.run_from_arguments(args)
-    if tiny_llama_v1.is_first_rank() and not args.dry_run:
-        folder = Path(args.output_dir)
-        for line in explain_run(folder, uncounted, detailed=args.detailed_analysis, **wanted):
-            tiny_llama_v1.say(line)
-        tiny_llama_v1.say("", "Report:", *(f"  {file}" for file in write_report(folder)))
+        say(f"Note: {uncounted}; the other counts do without it")
+    run_from_arguments(args)
+    if args.dry_run or not is_first_rank():
+        return
+    folder = Path(args.output_dir)
+    if uncounted:
+        profile = flops_profile(workload, read_document(folder / "performance_summary.json"), uncounted)
+        write_json(folder / "flops_profile.json", profile)
+        say("", *flops_lines(profile))
+    profile = read_flops_profile(folder / "flops_profile.json")
+    if args.detailed_analysis:
+        say("", *detail_lines(profile))
+    wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline}
+    lines, files = explain_limits(workload, profile, folder, folder, **wanted)
+    say(*lines, "", "Written:", *(f"  {file}" for file in [*files, *write_report(folder)]))
+
+
+def explain_file(args: argparse.Namespace) -> None:
+    """An earlier flops_profile.json printed, and its roofline drawn again if it had one or one is asked for."""
+    from analysis.flops import detail_lines, flops_lines, read_flops_profile
+    from analysis.limits import explain_limits
+    from harness.console import say
+    from harness.errors import UserError
+    from tiny_llama_v1 import TinyLlamaWorkload
+
+    file, folder = args.analyze_results, args.analyze_results.parent
+    profile = read_flops_profile(file)
+    roof = args.generate_roofline or (folder / "roofline_data.json").exists()
+    target = Path(args.output_dir or args.profile_dir or folder)
+    try:
+        say(*flops_lines(profile), "", *detail_lines(profile))
+        workload = TinyLlamaWorkload.from_settings(profile["config"])
+        wanted = {"intensity": args.computational_intensity, "roof": roof}
+        lines, files = explain_limits(workload, profile, folder, target, **wanted)
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        text = f"{type(error).__name__}: {error}"
+        raise UserError(f"{file}: not a flops_profile.json of this workshop, or damaged ({text})") from error
+    say(*lines, *(["", "Written:", *(f"  {path}" for path in files)] if files else []))
 
 
 if __name__ == "__main__":
-    sys.exit(tiny_llama_v1.exit_code_of(main))
+    run_command(main)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.documents import read_document, with_reasons_beside
-from analysis.figures import GREY, PALETTE, PHASE_COLOURS, bare, shortened
-from tiny_llama_v1 import PHASES, ProfilerConfig, UserError
+from analysis.figures import GREY, PALETTE, PHASE_COLORS, bare, shortened
+from harness.documents import read_document
+from harness.errors import UserError
+from harness.files import explain_nulls_recursively
+from harness.timing import PHASES
 
 NOISE = "within noise"
 # Differ without making a difference; the variable is one that DeepSpeed sets itself.
@@ -39,8 +41,8 @@ class Run:
     def step_ms(self) -> np.ndarray:
         """The steps that averages are taken over; without any, what there is but the first."""
         steps = self.summary["steps"]
-        times, left_out = np.array(steps["time_ms"], dtype=float), steps["left_out"]
-        free = np.array([reason is None for reason in left_out], dtype=bool)
+        times = np.array(steps["time_ms"], dtype=float)
+        free = np.array([reason is None for reason in steps["exclusion_reason"]], dtype=bool)
         return times[free] if free.any() else times[1:] if len(times) > 1 else times
 
 
@@ -49,7 +51,7 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     summary = read_document(folder / "performance_summary.json")
-    if summary is None or "left_out" not in summary.get("steps", {}):
+    if summary is None or "exclusion_reason" not in summary.get("steps", {}):
         raise UserError(f"{folder}: holds no performance_summary.json of a run")
     profiles = (folder / "operator_analysis.json", folder / "pytorch_profiles" / "operator_analysis.json")
     analysis = next((document for file in profiles if (document := read_document(file))), None)
@@ -89,7 +91,7 @@ def compare(folders: list[Path]) -> dict:
             out["operators"] += operator_changes(runs[0], run, floor)
     else:
         out["profiles_reason"] = f"{names[0]} and one other run must hold an operator_analysis.json"
-    return with_reasons_beside(out, REASONS)
+    return explain_nulls_recursively(out, REASONS)
 
 
 REASONS = {
@@ -120,14 +122,14 @@ def unique_names(folders: list[Path]) -> list[str]:
 
 def run_row(run: Run, baseline: Run) -> dict:
     summary, times = run.summary, run.step_ms
-    performance, arguments = summary["performance"], summary["config"]["arguments"]
+    performance, model = summary["performance"], summary["config"]["model"]
     row = {
         "name": run.name,
         "folder": str(run.folder),
         "status": summary["status"],
-        "size": arguments.get("size"),
+        "size": model["size"],
         "device": summary["environment"]["device"]["name"],
-        "parameters": summary["config"]["model"]["parameters"],
+        "parameters": model["parameters"],
         "steps_counted": len(times),
         "mean_ms": float(times.mean()) if len(times) else None,
         "median_ms": float(np.median(times)) if len(times) else None,
@@ -174,7 +176,7 @@ def differences(runs: list[Run]) -> list[dict]:
 
     def flat(run: Run) -> dict:
         config, environment = run.summary["config"], run.summary["environment"]
-        values = config["arguments"] | config["model"]
+        values = config["training"] | config["profiling"] | config["model"]
         values |= {f"{package} version": version for package, version in environment["packages"].items()}
         values |= {
             "device": environment["device"]["name"],
@@ -194,10 +196,10 @@ def differences(runs: list[Run]) -> list[dict]:
 def repeated(runs: list[Run]) -> dict | None:
     """Runs of the same settings on the same device: how far their medians lie apart is what a start alone does."""
     same: dict[str, list[Run]] = {}
-    free = IGNORED | {f.name for f in fields(ProfilerConfig)}  # instruments sit on steps that are not counted
+    free = IGNORED  # and all of the profiling: instruments sit on steps that are not counted
     for run in runs:
         config, environment = run.summary["config"], run.summary["environment"]
-        settings = {name: value for name, value in config["arguments"].items() if name not in free}
+        settings = {name: value for name, value in config["training"].items() if name not in free}
         key = (settings, config["model"], environment["device"], environment["packages"], environment["host"])
         if len(run.step_ms):
             same.setdefault(repr(key), []).append(run)
@@ -405,7 +407,7 @@ def comparison_figure(comparison: dict) -> Figure:
     left = np.zeros(len(rows))
     for phase in PHASES:
         widths = np.array([row["phases_ms"][phase] or 0.0 for row in rows])
-        axes[0].barh(at, widths, left=left, color=PHASE_COLOURS[phase], label=phase)
+        axes[0].barh(at, widths, left=left, color=PHASE_COLORS[phase], label=phase)
         left += widths
     axes[0].errorbar(left, at, xerr=[row["std_ms"] or 0.0 for row in rows], fmt="none", ecolor="black", capsize=3)
     for y, row in zip(at, rows, strict=True):

@@ -13,12 +13,12 @@ import re
 import numpy as np
 import pandas as pd
 
-from analysis.costs import category, keeps_books_only, operator_class
+from analysis.costs import category, is_view_or_metadata_op, operator_class
 from analysis.links import ANNOTATION, MODULE, OPERATOR, Links, step_at
 from analysis.timeline import covered_until, exposed_us, is_communication, union
 from analysis.trace import MODULE as MODULE_PREFIX
 from analysis.trace import STEP, where_name
-from tiny_llama_v1 import PHASES
+from harness.timing import PHASES
 
 BACKWARD = "autograd::engine::evaluate_function: "
 ACCUMULATE = BACKWARD + "torch::autograd::AccumulateGrad"
@@ -214,7 +214,9 @@ def step_events(links: Links) -> tuple[pd.DataFrame, float]:
 def keeps_books(links: Links) -> np.ndarray:
     """Which operators only keep books; a True at the end, that -1 picks, for what is of no operator."""
     names = links.trace.operators["name"].cat
-    return np.append(np.array([keeps_books_only(name) for name in names.categories], dtype=bool)[names.codes], True)
+    return np.append(
+        np.array([is_view_or_metadata_op(name) for name in names.categories], dtype=bool)[names.codes], True
+    )
 
 
 def own_or_waited_us(links: Links) -> np.ndarray:

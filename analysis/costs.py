@@ -69,7 +69,7 @@ def operator_class(phase: str | None, kind: str) -> str:
     return phase if phase in ("data", "optimizer") else kind
 
 
-def keeps_books_only(name: str) -> bool:
+def is_view_or_metadata_op(name: str) -> bool:
     return bool(_BOOKKEEPING.search(name))
 
 
@@ -80,7 +80,7 @@ def cost(name: str, shapes: list, types: list | None, values: list | None) -> Co
     normalisations and copies, and others get no figure.
     """
     base = name.rsplit("::", 1)[-1].strip("_") if name.startswith("aten::") else None
-    if base is None or keeps_books_only(name) or not all(map(is_shape, shapes)):
+    if base is None or is_view_or_metadata_op(name) or not all(map(is_shape, shapes)):
         return Cost()
     try:
         sizes = [BYTES_OF.get(kind) for kind in types or []]

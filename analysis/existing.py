@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 from analysis.profile import analyze_all, find_traces, profile_lines
-from tiny_llama_v1 import UserError, say, write_json
+from harness.console import say
+from harness.errors import UserError
+from harness.files import write_json
 
 
 def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int, sort: str | None) -> None:

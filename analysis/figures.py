@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import matplotlib
 import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
@@ -13,7 +17,7 @@ PALETTE = (
     "#f1ce63 #fabfd2 #d7b5a6 #499894 #d37295 #79706e"
 ).split()
 GREY = {"idle": "#e6e6e6", "framework overhead": "#9a9a9a", "unattributed": "#404040", "other": "#c8c8c8"}
-PHASE_COLOURS = {"data": "#edc948", "forward": "#4e79a7", "backward": "#f28e2b", "optimizer": "#59a14f"}
+PHASE_COLORS = {"data": "#edc948", "forward": "#4e79a7", "backward": "#f28e2b", "optimizer": "#59a14f"}
 
 
 def colours_of(analysis: dict) -> dict[str, str]:
@@ -201,7 +205,7 @@ def steps_figure(summary: dict) -> Figure | None:
         return None
     figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     axes = figure.subplots()
-    kinds = [left_out or "counted" for left_out in steps["left_out"]]
+    kinds = [reason or "counted" for reason in steps["exclusion_reason"]]
     colours = {"counted": PALETTE[0]} | dict(zip(sorted(set(kinds) - {"counted"}), PALETTE[1:], strict=False))
     for kind, colour in colours.items():
         chosen = [row[:2] for row in zip(steps["step"], steps["time_ms"], kinds, strict=True) if row[2] == kind]
@@ -232,3 +236,10 @@ def profile_figures(analysis: dict) -> dict[str, Figure]:
     """The figures that there is something to draw in."""
     drawn = {name: draw(analysis) for name, draw in FIGURES.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+@contextmanager
+def plain_text() -> Iterator[None]:
+    """Names of kernels are not ours: a dollar sign in one is not a formula."""
+    with matplotlib.rc_context({"text.parse_math": False}):
+        yield

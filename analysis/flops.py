@@ -5,66 +5,61 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from analysis.counting import (
+from analysis.flop_counts import (
     CONVENTION,
     by_component,
     component_lines,
-    model_config,
     module_lines,
     reconciliation,
     reconciliation_lines,
-    training_config,
 )
-from analysis.documents import read_document
 from analysis.hardware import bandwidth_ceilings, compute_ceilings
-from tiny_llama_v1 import SCHEMA_VERSION, UserError, with_reasons
+from harness.documents import read_document
+from harness.errors import UserError
+from harness.files import explain_nulls
+from harness.workload import Workload
 
 NO_DATASHEET = "no datasheet row for this device and precision"
 
 
-def flops_profile(summary: dict, deepspeed: dict | str) -> dict:
+def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> dict:
     """flops_profile.json from a performance summary and DeepSpeed's counts of one forward pass, or why there are none.
 
     FLOPs are counted; the rate comes from the steps that ran without any profiler; MFU names its peak, and a machine
     that was never measured is measured for it.  FLOPs and rates are those of one rank.
     """
-    arguments, performance = summary["config"]["arguments"], summary["performance"]
-    config, parameters = model_config(summary["config"]), summary["config"]["model"]["parameters"]
-    batch_size, seq_len, precision = (arguments[name] for name in ("batch_size", "seq_len", "precision"))
-    training = training_config(summary["config"])
-    micro_batch_size = batch_size // training.gradient_accumulation_steps
-    step_flops, recomputed = config.step_flops(batch_size, seq_len), config.recomputed_flops(training)
+    performance, parameters = summary["performance"], workload.parameter_count()
+    precision, chosen_peak = workload.precision, summary["config"]["profiling"]["peak"]
+    step_flops, recomputed = workload.step_flops(), workload.recomputed_flops()
     seconds = performance["avg_step_time_ms"] / 1e3
     device, world_size = summary["environment"]["device"], summary["training"]["world_size"]
-    ceilings = compute_ceilings(device, precision, arguments["peak"], (step_flops + recomputed) / seconds)
+    ceilings = compute_ceilings(device, precision, chosen_peak, (step_flops + recomputed) / seconds)
     peak = ceilings[0] if ceilings else None
     counted = None if isinstance(deepspeed, str) else deepspeed
-    shape = {"batch_size": micro_batch_size, "sequence_length": seq_len}
+    shape = {"batch_size": workload.batch_size // workload.micro_steps, "sequence_length": workload.seq_len}
     return {
         "convention": CONVENTION,
         "config": summary["config"],
         "environment": summary["environment"],
-        "flops_analysis": with_reasons(
+        "flops_analysis": explain_nulls(
             {
-                "forward_flops": config.forward_flops(batch_size, seq_len),
+                "forward_flops": workload.forward_flops(),
                 "step_flops": step_flops,
                 "recomputed_flops": recomputed,
-                "forward_flops_by_component": config.forward_flops_by_component(
-                    batch_size, seq_len, training.attention
-                ),
+                "forward_flops_by_component": workload.forward_flops_by_component(),
                 "parameters": parameters,
                 "flops_per_parameter": step_flops / parameters,
-                "flops_per_token": step_flops / (batch_size * seq_len),
+                "flops_per_token": step_flops / (workload.batch_size * workload.seq_len),
                 "flops_per_token_by_6n": 6 * parameters,
-                "by_component": by_component(config, training),
-                "reconciliation": reconciliation(config, training, deepspeed),
+                "by_component": by_component(workload),
+                "reconciliation": reconciliation(workload, deepspeed),
                 "deepspeed": counted and counted | shape,
             },
             str(deepspeed),
         ),
         "performance_metrics": {
             "avg_step_time_ms": performance["avg_step_time_ms"],
-            **with_reasons({"std_step_time_ms": performance["std_step_time_ms"]}, "a spread takes two steps"),
+            **explain_nulls({"std_step_time_ms": performance["std_step_time_ms"]}, "a spread takes two steps"),
             "steps_averaged": performance["steps_averaged"],
             "steps_averaged_note": performance["steps_averaged_note"],
             "flops_per_sec": step_flops / seconds,
@@ -72,7 +67,7 @@ def flops_profile(summary: dict, deepspeed: dict | str) -> dict:
             "world_size": world_size,
             "scope": "FLOPs and FLOP/s of one rank, samples of all",
         },
-        "efficiency_metrics": with_reasons(
+        "efficiency_metrics": explain_nulls(
             {
                 "mfu_percent": peak and 100 * step_flops / seconds / peak.rate,
                 "hfu_percent": (peak and recomputed and 100 * (step_flops + recomputed) / seconds / peak.rate) or None,
@@ -80,9 +75,9 @@ def flops_profile(summary: dict, deepspeed: dict | str) -> dict:
                 "peak_source": peak and peak.label,
                 "precision": precision,
                 "peaks": [asdict(one) | {"mfu_percent": 100 * step_flops / seconds / one.rate} for one in ceilings],
-                "bandwidth_peaks": [asdict(one) for one in bandwidth_ceilings(device, arguments["peak"])],
+                "bandwidth_peaks": [asdict(one) for one in bandwidth_ceilings(device, chosen_peak)],
             },
-            f"{NO_DATASHEET}, and no product measured here was as fast as the model's own steps, or memory left none",
+            f"{NO_DATASHEET}, and no matmul measured here was as fast as the model's own steps, or memory left none",
             hfu_percent="no activation is recomputed: it would be MFU",
         ),
     }
@@ -94,8 +89,6 @@ def read_flops_profile(path: Path) -> dict:
     if document is None:
         why = "no flops_profile.json of this workshop" if path.exists() else "there is no such file"
         raise UserError(f"{path}: {why}")
-    if document["schema_version"] > SCHEMA_VERSION:
-        raise UserError(f"{path}: written in schema {document['schema_version']}, this reads up to {SCHEMA_VERSION}")
     if "flops_analysis" not in document:
         raise UserError(f"{path}: no flops_profile.json of this workshop")
     return document
@@ -107,7 +100,7 @@ def flops_lines(profile: dict) -> list[str]:
         profile[key] for key in ("flops_analysis", "performance_metrics", "efficiency_metrics")
     )
     n, note, by_6n = rates["steps_averaged"], rates["steps_averaged_note"], counts["flops_per_token_by_6n"]
-    how = "without instruments" if note.startswith("left out") else f"({note})"
+    how = "without instruments" if note.startswith("excluded") else f"({note})"
     spread = f", std {rates['std_step_time_ms']:.2f} ms" if rates["std_step_time_ms"] is not None else ""
     rows = {
         "Total FLOPs per step": f"{counts['step_flops']:,} (forward and backward)",
@@ -132,7 +125,7 @@ def flops_lines(profile: dict) -> list[str]:
         lines.append(f"  {NO_DATASHEET} ({name}, {efficiency['precision']}): measured instead")
     if efficiency["hfu_percent"] is not None:
         again = counts["recomputed_flops"]
-        lines.append(f"{'Hardware utilization:':<26}{efficiency['hfu_percent']:.1f}% (HFU, with {again:,} done again)")
+        lines.append(f"{'Hardware utilization:':<26}{efficiency['hfu_percent']:.1f}% (HFU, with {again:,} recomputed)")
     return [*lines, f"Counted: {profile['convention']}."]
 
 

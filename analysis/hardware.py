@@ -18,8 +18,10 @@ from pathlib import Path
 
 import torch
 
-from analysis.documents import read_document
-from tiny_llama_v1 import PRECISIONS, SCHEMA_VERSION, UserError, out_of_memory, write_json
+from harness.devices import PRECISIONS
+from harness.documents import SCHEMA_VERSION, read_document
+from harness.errors import UserError, out_of_memory
+from harness.files import write_json
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ def measured_flops(device_type: str, precision: str) -> Ceiling | None:
                 for n in SQUARES[device_type]:
                     if times.get((layout, n // 2)) and 8 * 6 * min(times[layout, n // 2]) > 3 * SECONDS:
                         break  # some types are slow on some CPUs
-                    with room_permitting():
+                    with skip_if_out_of_memory():
                         a, b = (torch.randn(n, n, device=device_type).to(PRECISIONS[precision]) for _ in range(2))
                         left, right = (a.t() if layout == "g' x" else a), (b.t() if layout == "x w'" else b)
                         multiply = functools.partial(torch.mm, left, right, out=torch.empty_like(a))
@@ -267,7 +269,7 @@ def measured_flops(device_type: str, precision: str) -> Ceiling | None:
 
 def measured_bandwidth(device_type: str) -> Ceiling | None:
     """The best of many copies much larger than a cache; each byte is read once and written once."""
-    with room_permitting():
+    with skip_if_out_of_memory():
         source = torch.ones(COPIED[device_type] // 4, device=device_type)
         target = torch.empty_like(source)
         times = durations(device_type, lambda: target.copy_(source), 10 * SECONDS)
@@ -277,7 +279,7 @@ def measured_bandwidth(device_type: str) -> Ceiling | None:
 
 
 @contextlib.contextmanager
-def room_permitting() -> Iterator[None]:
+def skip_if_out_of_memory() -> Iterator[None]:
     """Leave off where memory does not suffice: a GPU and a CPU say so in different ways."""
     try:
         yield

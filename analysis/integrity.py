@@ -154,9 +154,9 @@ def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
         reason = "no performance_summary.json of the run lies beside the trace"
         return {"ratio": None, "ratio_reason": reason}
     steps, (first, last) = summary["steps"], map(int, window.groups())
-    table = pd.DataFrame({"step": steps["step"], "ms": steps["time_ms"], "left_out": steps["left_out"]})
+    table = pd.DataFrame({"step": steps["step"], "ms": steps["time_ms"], "exclusion_reason": steps["exclusion_reason"]})
     profiled = table[(table["step"] > first) & (table["step"] <= last)]["ms"]
-    free = table[table["left_out"].isna()]["ms"]
+    free = table[table["exclusion_reason"].isna()]["ms"]
     if profiled.empty or free.empty:
         return {"ratio": None, "ratio_reason": "the run has no step without an instrument but its first"}
     return {
@@ -177,7 +177,7 @@ def summary_beside(path: Path) -> dict | None:
             document = orjson.loads(file.read_bytes())
         except (OSError, orjson.JSONDecodeError):
             continue
-        if isinstance(document, dict) and "left_out" in document.get("steps", {}):
+        if isinstance(document, dict) and "exclusion_reason" in document.get("steps", {}):
             return document
     return None
 

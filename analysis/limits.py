@@ -1,63 +1,37 @@
-"""How far is a run from what its device could do?  Everything that follows from its flops_profile.json, as files and as
-the page that a terminal shows."""
+"""How far is a step from what its device could do?  Bytes moved and the roofline, from a flops_profile.json."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from analysis.documents import png, read_document, write_whole
-from analysis.flops import detail_lines, flops_lines, flops_profile, read_flops_profile
 from analysis.roofline import draw_roofline, roofline, roofline_lines
 from analysis.traffic import computational_intensity, intensity_lines
-from tiny_llama_v1 import UserError, prepare_folder, write_json
+from harness.documents import read_document
+from harness.files import prepare_folder, write_figure, write_json
+from harness.workload import Workload
 
 
-def explain_run(folder: Path, uncounted: str | None, *, detailed: bool, intensity: bool, roof: bool) -> Iterator[str]:
-    """What is left to be said of a run with --enable-deepspeed-flops, line by line as it is found out.
+def explain_limits(
+    workload: Workload, profile: dict, source: Path, target: Path, *, intensity: bool, roof: bool
+) -> tuple[list[str], list[Path]]:
+    """Lines for the screen and the files written to the target; nothing of either where nothing is asked for.
 
-    uncounted is the reason why DeepSpeed did not count: then the run has no flops_profile.json yet.
+    Operators' times are those of the trace that was analyzed in the source folder, if there is one.
     """
-    if uncounted:
-        profile = flops_profile(read_document(folder / "performance_summary.json"), uncounted)
-        write_json(folder / "flops_profile.json", profile)
-        yield from ("", *flops_lines(profile))
-    profile = read_flops_profile(folder / "flops_profile.json")
-    if detailed:
-        yield from ("", *detail_lines(profile))
-    yield from limit_lines(profile, folder, folder, intensity=intensity, roof=roof)
-
-
-def explain_earlier(file: Path, output: Path | None, *, intensity: bool, roof: bool) -> Iterator[str]:
-    """An earlier flops_profile.json printed, and its roofline drawn again if it had one or one is asked for."""
-    profile = read_flops_profile(file)
-    roof = roof or (file.parent / "roofline_data.json").exists()
-    target = output or file.parent
-    try:
-        yield from (*flops_lines(profile), "", *detail_lines(profile))
-        if output and output.resolve() != file.parent.resolve() and (intensity or roof):
-            prepare_folder(output)
-        yield from limit_lines(profile, file.parent, target, intensity=intensity, roof=roof)
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        text = f"{type(error).__name__}: {error}"
-        raise UserError(f"{file}: a flops_profile.json of another layout, or a damaged one ({text})") from error
-
-
-def limit_lines(profile: dict, source: Path, target: Path, *, intensity: bool, roof: bool) -> Iterator[str]:
-    """Traffic and roofline of a profile, written to the target; operators' times are of the trace in the source."""
     if not (intensity or roof):
-        return
-    document = computational_intensity(profile)
-    yield from ("", *intensity_lines(document))
-    files = {"computational_intensity.json": document}
+        return [], []
+    moved = computational_intensity(profile, workload)
+    documents, lines = {"computational_intensity.json": moved}, ["", *intensity_lines(moved)]
     if roof:
-        data = roofline(profile, document, read_document(source / "operator_analysis.json"))
-        yield from ("", *roofline_lines(data))
-        files |= {"roofline_data.json": data}
-    yield from ("", "Written:")
-    for name, content in files.items():
-        write_json(target / name, content)
-        yield f"  {target / name}"
+        data = roofline(profile, moved, read_document(source / "operator_analysis.json"))
+        documents["roofline_data.json"] = data
+        lines += ["", *roofline_lines(data)]
+    if target.resolve() != source.resolve():
+        prepare_folder(target)
+    for name, document in documents.items():
+        write_json(target / name, document)
+    files = [target / name for name in documents]
     if roof:
-        write_whole(target / "roofline.png", png(draw_roofline(data)))
-        yield f"  {target / 'roofline.png'}"
+        files.append(target / "roofline.png")
+        write_figure(files[-1], draw_roofline(data))
+    return lines, files

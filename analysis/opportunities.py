@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.components import LAYER, UNATTRIBUTED, step_events
-from analysis.costs import PRODUCTS, Cost, cost, keeps_books_only
+from analysis.costs import PRODUCTS, Cost, cost, is_view_or_metadata_op
 from analysis.hardware import datasheet
 from analysis.links import Links
 from analysis.timeline import idle_by_cause
-from tiny_llama_v1 import MB
+from harness.units import MB
 
 WORTH_LISTING = 0.01  # a smaller share of the step is not proposed
 COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program's trace holds
@@ -53,7 +53,7 @@ class Evidence:
         self.events = self.events.assign(code=codes, signature=signatures)
         self.events["name"] = np.append(np.asarray(names, dtype=object), None)[codes]
         self.events["component"] = self.events["component"].fillna(UNATTRIBUTED)
-        works = np.append([not keeps_books_only(name) for name in names], False)[codes]
+        works = np.append([not is_view_or_metadata_op(name) for name in names], False)[codes]
         self.events["launches"] = 1 if len(links.gpu) else works.astype(int)
         costs: dict[tuple[int, int], Cost] = {}
         for code, signature in set(zip(codes.tolist(), signatures.tolist(), strict=True)):
@@ -275,7 +275,7 @@ def larger_batch(evidence: Evidence) -> Iterator[Proposal]:
         _, data = evidence.part((evidence.events["phase"] == "data") & (evidence.events["launches"] == 0))
         us = evidence.total_us - work - data
         text = f"{us / evidence.total_us:.1%} of the step is Python and bookkeeping between operators"
-    batch = (evidence.summary or {}).get("config", {}).get("arguments", {}).get("batch_size")
+    batch = (evidence.summary or {}).get("config", {}).get("training", {}).get("batch_size")
     flag = batch and f"--batch-size {2 * batch}"
     how = "more work per launch, as a step's overhead stays; or one launch for all of it (torch.cuda.graphs)"
     yield Proposal("larger batch", how, us, text, "per sample, the overhead could vanish", flag)

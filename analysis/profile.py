@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from analysis.components import attribute, breakdown_lines, class_times, step_breakdown
-from analysis.documents import with_reasons_beside
 from analysis.integrity import integrity, overhead_text, step_rows, summary_beside
 from analysis.links import OPERATOR, Links, link
 from analysis.operators import kernel_table, operator_lines, operator_tables
@@ -19,7 +18,9 @@ from analysis.ranks import Rank, compare_ranks, rank_facts, rank_lines
 from analysis.timeline import KEYS, gpu_timelines
 from analysis.trace import read_trace
 from analysis.verdict import verdict
-from tiny_llama_v1 import UserError, statistics
+from harness.errors import UserError
+from harness.files import explain_nulls_recursively, may_be_trace
+from harness.timing import summary_stats
 
 
 def analyze_all(
@@ -50,7 +51,7 @@ def analyze_all(
     if one_run and len(facts) > 1:
         comparison = compare_ranks(facts)
         for document in documents:
-            document["ranks"] = with_reasons_beside(comparison, RANK_REASONS)
+            document["ranks"] = explain_nulls_recursively(comparison, RANK_REASONS)
     return analyses, refused
 
 
@@ -75,16 +76,10 @@ RANKS_NAMED = 1000  # of those that are missing
 def find_traces(folder: Path) -> list[Path]:
     """What may be traces in a folder, rank by rank; of its pytorch_profiles if it holds none itself."""
     for place in (folder, folder / "pytorch_profiles"):
-        found = [f for pattern in ("*.json", "*.json.gz") for f in place.glob(pattern) if not OUR_FILES.match(f.name)]
+        found = [file for file in place.iterdir() if may_be_trace(file.name)] if place.is_dir() else []
         if found:
             return sorted(found, key=lambda file: (natural(file.name), file.name))
     raise UserError(f"{folder}: the folder holds no trace, no *.json or *.json.gz that could be one")
-
-
-OUR_FILES = re.compile(
-    r"(config|performance_summary|operator_analysis\w*|memory_timeline|flops_profile|computational_intensity"
-    r"|roofline_data|prediction|attention_benchmark|comparison)\.json$|operator_analysis_"
-)
 
 
 def natural(name: str) -> list:
@@ -113,7 +108,7 @@ def operator_analysis(links: Links, summary: dict | None = None) -> dict:
         "step_timeline": step_timeline(links),
         "memory": memory_series(links),
     }
-    return with_reasons_beside(document, REASONS)
+    return explain_nulls_recursively(document, REASONS)
 
 
 NO_GPU, NO_LAUNCH = "the trace holds no GPU events", "no kernel's launch call is in the trace"
@@ -138,7 +133,7 @@ def steps_document(links: Links) -> dict:
     """Durations of the profiled steps on the host, and their spread."""
     rows = step_rows(links)
     durations = [row["duration_ms"] for row in rows] if links.steps_are_marked else []
-    spread = {f"{name}_ms" if name != "count" else name: value for name, value in statistics(durations).items()}
+    spread = {f"{name}_ms" if name != "count" else name: value for name, value in summary_stats(durations).items()}
     spread |= {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None)}
     return spread | {"rows": rows}
 
@@ -164,7 +159,7 @@ def step_timeline(links: Links) -> dict:
         pieces: list[list] = []
         gap = (last - first) / PIECES
         for start, end, component in zip(table["start"], table["end"], table["component"], strict=True):
-            key = legend.setdefault(component or "unattributed", len(legend))
+            key = legend.setdefault(component if isinstance(component, str) else "unattributed", len(legend))
             start, end = max(start, first) - first, min(end, last) - first
             if pieces and pieces[-1][2] == key and start - pieces[-1][1] < gap:
                 pieces[-1][1] = max(pieces[-1][1], end)

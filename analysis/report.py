@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import io
 from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jinja2
-import matplotlib
 import numpy as np
 from matplotlib.image import imread
 
-from analysis.documents import png, read_document, write_whole
-from analysis.figures import profile_figures, steps_figure
+from analysis.figures import plain_text, profile_figures, steps_figure
 from analysis.memory import draw_memory_timeline, place_of_peak, tensor_name
 from analysis.operators import quantity
 from analysis.roofline import draw_roofline
-from tiny_llama_v1 import MB, UserError
+from harness.documents import read_document
+from harness.errors import UserError
+from harness.files import png, write_bytes
+from harness.units import MB
 
 TOP = 25  # rows of the long tables
 FILES = {
@@ -56,15 +55,10 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
     images = {name: f"data:image/png;base64,{b64encode(data).decode()}" for name, data in drawn.items()}
     page = render(analysis, analyses, documents, images)
     target = folder / "report.html"
-    write_whole(target, page.encode(errors="backslashreplace"))
+    write_bytes(target, page.encode(errors="backslashreplace"))
     return [target, *to_tensorboard(folder, analysis, drawn)]
 
 
-@contextmanager
-def plain_text() -> Iterator[None]:
-    """Names of kernels are not ours: a dollar sign in one is no formula."""
-    with matplotlib.rc_context({"text.parse_math": False}):
-        yield
 
 
 def read_documents(folder: Path) -> dict[str, dict | None]:
@@ -105,9 +99,9 @@ def render(analysis: dict, analyses: list, documents: dict, images: dict[str, st
 
 
 def run_title(summary: dict) -> str:
-    arguments, device = summary["config"]["arguments"], summary["environment"]["device"]["name"]
+    training, device = summary["config"]["training"], summary["environment"]["device"]["name"]
     parameters = summary["config"]["model"]["parameters"]
-    shape = f"{arguments['batch_size']} x {arguments['seq_len']} tokens in {arguments['precision']}"
+    shape = f"{training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
     return f"{parameters:,} parameters, {shape}, on {device}"
 
 
@@ -117,7 +111,7 @@ def run_facts(documents: dict) -> list[tuple[str, str]]:
     if summary is None:
         return []
     arguments, model, environment = (
-        summary["config"]["arguments"],
+        summary["config"]["training"],
         summary["config"]["model"],
         summary["environment"],
     )

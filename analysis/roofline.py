@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullFormatter
 
-from analysis.documents import cell
 from analysis.figures import PALETTE, WIDTH, bare
 from analysis.hardware import NO_PEAK
-from tiny_llama_v1 import MB, with_reasons
+from harness.files import explain_nulls
+from harness.tables import cell
+from harness.units import MB
 
 NO_TRACE = "no trace of this run: --generate-roofline records one"
 
@@ -51,7 +52,7 @@ def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
         unrated = NO_PEAK if ms else "it has no time in the trace" if times else NO_TRACE
         no_roof = "it does no arithmetic" if ms and not operations else unrated
         reasons = {"roof_operations_per_sec": NO_PEAK, "share_of_roof": no_roof}
-        return with_reasons(values, unrated, **reasons)
+        return explain_nulls(values, unrated, **reasons)
 
     counted = {row["class"] for row in intensity["classes"]}
     return {

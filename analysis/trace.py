@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pandas as pd
 
-from tiny_llama_v1 import UserError
+from harness.errors import UserError
 
 GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 LAUNCH_KINDS = ("cuda_runtime", "cuda_driver")  # HIP calls carry these names too

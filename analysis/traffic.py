@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pandas as pd
 import torch
@@ -12,12 +12,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from analysis.costs import CALCULATING, category, operator_class
-from analysis.counting import model_config, training_config
+from analysis.fake_run import fake_step
 from analysis.hardware import NO_PEAK, Ceiling
-from analysis.rehearsal import rehearse
-from tiny_llama_v1 import MB, PHASES, TinyLlamaConfig, TrainingConfig, range_observers, with_reasons
+from harness.files import explain_nulls
+from harness.timing import PHASES, range_observers
+from harness.units import MB
+from harness.workload import Workload
 
-DONE = "two per multiply-add, matrix products only, full S x S attention scores, recomputation counted"
+FLOP_CONVENTION = "two per multiply-add, matrix products only, full S x S attention scores, recomputation counted"
 TRAFFIC = (
     "every operator of model and optimizer reads its inputs and writes its outputs once, as if no cache kept anything "
     "from one to the next; views are free; fetching data, communication and fp16's gradient scaler are left out"
@@ -171,23 +173,23 @@ class WorkCounter(TorchDispatchMode):
         return sum(crossing.moved_by_step() for crossing in self.crossings.values())
 
 
-def step_work(config: TinyLlamaConfig, training: TrainingConfig, on_gpu: bool = False) -> WorkCounter:
-    """What one training step does, by rehearsal."""
-    micro_steps = training.gradient_accumulation_steps
+def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
+    """What one training step does, by a fake-tensor run."""
+    micro_steps = workload.micro_steps
     counted = min(micro_steps, 2)
-    part = replace(
-        training, batch_size=training.batch_size // micro_steps * counted, gradient_accumulation_steps=counted
+    part = workload.with_settings(
+        batch_size=workload.batch_size // micro_steps * counted,
+        gradient_accumulation_steps=counted,
+        compile=False,  # operators as they are before any are fused
     )
-    part = replace(part, compile=False)  # operators as they are before any are fused
-    return rehearse(config, part, on_gpu, lambda *model: WorkCounter(alike=micro_steps - 1))
+    return fake_step(part, on_gpu, lambda *model: WorkCounter(alike=micro_steps - 1))
 
 
-def computational_intensity(profile: dict) -> dict:
-    """computational_intensity.json from flops_profile.json: bytes and operations of a step, bandwidth used, and which
-    limit is nearer.  What is recomputed counts here, as its bytes do."""
-    training = training_config(profile["config"])
+def computational_intensity(profile: dict, workload: Workload) -> dict:
+    """computational_intensity.json from the flops_profile.json of a workload: bytes and operations of a step, bandwidth
+    used, and which limit is nearer.  What is recomputed counts here, as its bytes do."""
     on_gpu = profile["environment"]["device"]["type"] == "cuda"
-    work = step_work(model_config(profile["config"]), training, on_gpu)
+    work = step_work(workload, on_gpu)
     table = work.table()
     moved, least = int(table["bytes"].sum()), work.minimum()
     counts, seconds = profile["flops_analysis"], profile["performance_metrics"]["avg_step_time_ms"] / 1e3
@@ -198,7 +200,7 @@ def computational_intensity(profile: dict) -> dict:
     ridge = peak / pipe if peak and pipe else None
     intensity = flops / moved
     document = {
-        "convention": {"flops": DONE, "bytes": TRAFFIC, "minimum": MINIMUM, "elements": ELEMENTS},
+        "convention": {"flops": FLOP_CONVENTION, "bytes": TRAFFIC, "minimum": MINIMUM, "elements": ELEMENTS},
         "step_flops": flops,
         "step_bytes": moved,
         "minimum_step_bytes": least,
@@ -217,7 +219,7 @@ def computational_intensity(profile: dict) -> dict:
         "phases": phase_rows(table, work.minimum_by_phase()),
         "operators": table.sort_values("bytes", ascending=False).to_dict("records"),
     }
-    return with_reasons(document, NO_PEAK)
+    return explain_nulls(document, NO_PEAK)
 
 
 def bound_by_thresholds(intensity: float) -> str:
@@ -236,7 +238,7 @@ def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
         side = "memory" if not flops else ridge and ("memory" if intensity < ridge else "compute")
         row = {"class": name, "calls": calls, "flops": flops, "element_operations": elements, "bytes": moved}
         row |= {"operations_per_byte": intensity, "side_of_ridge_point": side}
-        rows.append(with_reasons(row, NO_PEAK))
+        rows.append(explain_nulls(row, NO_PEAK))
     return rows
 
 

@@ -14,25 +14,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from analysis.memory import MemoryLedger
+from analysis.fake_run import CompiledCall
 from analysis.prediction import library_workspaces
-from analysis.rehearsal import CompiledCall
-from studies.sweep import Column, Section, Sweep, cold_compiler, exponent, megabytes, named, outcome_column, unique
-from tiny_llama_v1 import (
-    MB,
-    PRECISIONS,
-    UserError,
-    cause_of,
-    check_precision,
-    choose_device,
-    eager_attention,
-    first_line,
-    fused_attention,
-    range_observers,
-    repeat_kv,
-    synchronize,
-    trace_range,
-)
+from harness.devices import PRECISIONS, check_precision, choose_device, synchronize
+from harness.errors import UserError, first_line, innermost_cause
+from harness.memory_tracker import MemoryTracker
+from harness.tables import Column, Section, column
+from harness.timing import range_observers, trace_range
+from harness.units import MB, megabytes
+from studies.sweep import Sweep, cold_compiler, exponent, outcome_column, unique
+from tiny_llama_v1 import eager_attention, fused_attention, repeat_kv
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -124,7 +115,7 @@ def predicted(spec: dict, device: torch.device) -> dict:
     with FakeTensorMode(), chosen_kernel(spec["implementation"]):
         module = Inputs(*inputs(spec, device))
         arguments = (module.query, module.key, module.value, module.mask)
-        ledger = MemoryLedger(module, torch.optim.SGD(module.parameters()), 1, range_observers)
+        ledger = MemoryTracker(module, torch.optim.SGD(module.parameters()), 1, range_observers)
         if spec["implementation"] == "compiled":
 
             def warm_up(called):
@@ -185,7 +176,7 @@ def measure(spec: dict, repetitions: int, warmup_steps: int) -> dict:
                 with cold_compiler():
                     once(function, arguments, device)
             except torch._dynamo.exc.TorchDynamoException as error:
-                raise UserError(f"cannot be compiled here: {cause_of(error)}") from error
+                raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
             row["compile_s"] = time.perf_counter() - started
             del arguments
         row |= memory_and_kernel(function, spec, device, workspace)
@@ -403,21 +394,21 @@ def table(rows: list[dict]) -> Section:
 
 
 COLUMNS = (
-    named("implementation", "implementation", left=True),
-    named("dtype", "dtype", left=True),
-    named("batch", "batch_size", ","),
-    named("d_head", "d_head"),
-    named("sequence", "seq_len", ","),
-    named("forward ms", "forward_ms", ",.2f"),
+    column("implementation", "implementation", left=True),
+    column("dtype", "dtype", left=True),
+    column("batch", "batch_size", ","),
+    column("d_head", "d_head"),
+    column("sequence", "seq_len", ","),
+    column("forward ms", "forward_ms", ",.2f"),
     spread("forward"),
-    named("backward ms", "backward_ms", ",.2f"),
+    column("backward ms", "backward_ms", ",.2f"),
     spread("backward"),
-    named("memory MB", "memory_bytes", ",.2f", MB),
-    named("predicted", "predicted_memory_bytes", ",.2f", MB),
-    named("peak, predicted", "predicted_peak_bytes", ",.1f", MB),
-    named("rounding B", "rounding_bytes", ","),
-    named("library MB", "workspace_bytes", ",.2f", MB),
-    named("compile s", "compile_s", ".1f"),
+    column("memory MB", "memory_bytes", ",.2f", MB),
+    column("predicted", "predicted_memory_bytes", ",.2f", MB),
+    column("peak, predicted", "predicted_peak_bytes", ",.1f", MB),
+    column("rounding B", "rounding_bytes", ","),
+    column("library MB", "workspace_bytes", ",.2f", MB),
+    column("compile s", "compile_s", ".1f"),
     outcome_column(),
 )
 
@@ -427,20 +418,20 @@ def sections(rows: list[dict], room: int) -> list[Section]:
     names = ("implementation", "dtype", "kernel")
     kernels = unique([tuple(row[name] for name in names) for row in rows if row["kernel"]])
     if kernels:
-        title, columns = "What really ran, read from the profiler", [named(name, name, left=True) for name in names]
+        title, columns = "What really ran, read from the profiler", [column(name, name, left=True) for name in names]
         found.append(Section(title, columns, [dict(zip(names, one, strict=True)) for one in kernels]))
     if account := accounting(rows, room):
         found.append(account)
     if growth := growth_rows(rows):
         columns = (
-            named("implementation", "implementation", left=True),
-            named("dtype", "dtype", left=True),
-            named("d_head", "d_head"),
-            named("sequences", "seq_lens", left=True),
-            named("forward", "forward_ms", ".2f"),
-            named("backward", "backward_ms", ".2f"),
-            named("memory", "memory_bytes", ".2f"),
-            named("predicted memory", "predicted_memory_bytes", ".2f"),
+            column("implementation", "implementation", left=True),
+            column("dtype", "dtype", left=True),
+            column("d_head", "d_head"),
+            column("sequences", "seq_lens", left=True),
+            column("forward", "forward_ms", ".2f"),
+            column("backward", "backward_ms", ".2f"),
+            column("memory", "memory_bytes", ".2f"),
+            column("predicted memory", "predicted_memory_bytes", ".2f"),
         )
         found.append(Section("Growth: the p of S^p, fitted over the rows that were measured", columns, growth))
     return found
@@ -473,11 +464,11 @@ def accounting(rows: list[dict], room: int) -> Section | None:
         return None
     row = min(too_large, key=lambda row: row["predicted_peak_bytes"])
     columns = (
-        named("tensor alive when the backward pass begins", "name", left=True),
+        column("tensor alive when the backward pass begins", "name", left=True),
         Column("shape", lambda one: " x ".join(map(str, one["shape"])), left=True),
-        named("dtype", "dtype", left=True),
-        named("bytes", "bytes", ","),
-        named("MB", "bytes", ",.1f", MB),
+        column("dtype", "dtype", left=True),
+        column("bytes", "bytes", ","),
+        column("MB", "bytes", ",.1f", MB),
     )
     before, peak = row["predicted_memory_bytes"], row["predicted_peak_bytes"]
     text = [

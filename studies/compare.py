@@ -6,20 +6,20 @@ import math
 from pathlib import Path
 
 from analysis.compare import IGNORED, NOISE, STANDARD_ERRORS, check_distinct, unique_names
-from analysis.documents import read_document
-from studies.sweep import Column, aligned, named
-from tiny_llama_v1 import UserError
+from harness.documents import read_document
+from harness.errors import UserError
+from harness.tables import Column, column, text_table
 
 STUDIES = ("memory_study", "training_benchmark", "attention_benchmark", "precision_study", "timing_study")
 
 
-def read_study(folder: Path) -> dict | None:
+def read_sweep(folder: Path) -> dict | None:
     """The document of the sweep in a folder, None where there is none."""
     documents = (read_document(folder / f"{name}.json") for name in STUDIES)
     return next((one for one in documents if one and {"study", "key", "figures", "rows"} <= one.keys()), None)
 
 
-def compare_studies(folders: list[Path], studies: list[dict | None]) -> dict:
+def compare_sweeps(folders: list[Path], studies: list[dict | None]) -> dict:
     """comparison.json.  Raises UserError where the folders do not hold sweeps of one kind."""
     check_distinct(folders)
     kinds = {study["study"] for study in studies if study}
@@ -109,23 +109,23 @@ def differences(studies: list[dict]) -> list[dict]:
     return [row for row in rows if any(value != row["values"][0] for value in row["values"][1:])]
 
 
-def study_comparison_lines(comparison: dict) -> list[str]:
+def sweep_comparison_lines(comparison: dict) -> list[str]:
     columns = (
-        named(" ".join(comparison["key"]), "row", left=True),
-        named("figure", "figure", left=True),
-        named("run", "run", left=True),
-        named("before", "before", ",.4g"),
-        named("after", "after", ",.4g"),
+        column(" ".join(comparison["key"]), "row", left=True),
+        column("figure", "figure", left=True),
+        column("run", "run", left=True),
+        column("before", "before", ",.4g"),
+        column("after", "after", ",.4g"),
         Column("ratio", lambda row: row["ratio"] and f"{row['ratio']:.3f}"),
-        named("", "difference", left=True),
+        column("", "difference", left=True),
     )
     lines = [f"{comparison['study'].replace('_', ' ').capitalize()}, against {comparison['baseline']}", ""]
-    lines += aligned(columns, comparison["rows"])
+    lines += text_table(columns, comparison["rows"])
     if comparison["statuses"]:
         names = comparison["names"]
         lines += ["", "Rows that did not end alike:"]
-        lines += aligned(
-            [named("row", "row", left=True), *(named(n, n, left=True) for n in names)], comparison["statuses"]
+        lines += text_table(
+            [column("row", "row", left=True), *(column(n, n, left=True) for n in names)], comparison["statuses"]
         )
     lines += ["", "Settings that differ:" if comparison["differences"] else "Settings that differ: none"]
     return [
@@ -134,7 +134,7 @@ def study_comparison_lines(comparison: dict) -> list[str]:
     ]
 
 
-def draw_study_comparison(comparison: dict):
+def draw_sweep_comparison(comparison: dict):
     """The ratio of every time to the baseline's, a bar each, grey within noise."""
     from matplotlib.figure import Figure
 

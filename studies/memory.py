@@ -14,23 +14,17 @@ from pathlib import Path
 import numpy as np
 
 import tiny_llama_v1
-from analysis.documents import cell, png, write_whole
-from analysis.prediction import NotRehearsable, memory_of_a_rank, predicted_memory
+from analysis.fake_run import FakeRunError
+from analysis.prediction import predicted_memory
+from harness.console import say
+from harness.devices import choose_device, memory_of_a_rank
+from harness.environment import describe_environment
+from harness.errors import UserError
+from harness.files import explain_nulls, png, prepare_folder, write_bytes, write_json
+from harness.tables import cell
+from harness.units import MB
 from studies.sweep import in_fresh_process
-from tiny_llama_v1 import (
-    MB,
-    TinyLlamaConfig,
-    TrainingConfig,
-    UserError,
-    build_parser,
-    choose_device,
-    describe_environment,
-    prepare_folder,
-    resolve,
-    say,
-    with_reasons,
-    write_json,
-)
+from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig, build_parser, resolve
 
 TERMS = ("constant", "linear", "quadratic")
 FIGURES = {"step_time_ms": None, "peak_bytes": None, "predicted_bytes": None}  # without a spread
@@ -67,7 +61,7 @@ def study(args, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         figure = draw_study(document)
-        write_whole(folder / "memory_study.png", png(figure))
+        write_bytes(folder / "memory_study.png", png(figure))
         with SummaryWriter(str(folder)) as writer:
             writer.add_figure("memory_study", figure)
         files.append("memory_study.png")
@@ -103,12 +97,12 @@ def study_row(
     batch_size, seq_len = training.batch_size, training.seq_len
     row = {"batch_size": batch_size, "seq_len": seq_len, "status": "ok", "reason": "", "predicted_bytes": None}
     try:
-        predicted = int(predicted_memory(config, training, on_gpu).live_at_births().max())
+        predicted = int(predicted_memory(config, training, on_gpu).live_bytes_at_allocations().max())
         row["predicted_bytes"] = predicted
         if predicted > room and not training.force:
             text = f"{predicted / MB:,.0f} MB predicted, {room / MB:,.0f} MB there; --force runs it"
             return unknown(row | {"status": "would not fit", "reason": text})
-    except NotRehearsable as error:
+    except FakeRunError as error:
         row["predicted_bytes_reason"] = str(error)
     if dry:
         return unknown(row | {"status": "predicted", "reason": "--dry-run"})
@@ -149,7 +143,7 @@ def trained(flags: list[str]) -> tuple[int, str]:
 
 def unknown(row: dict) -> dict:
     """A row of what was not measured."""
-    return with_reasons(row | dict.fromkeys(MEASURED), f"{row['status']}: {row['reason']}")
+    return explain_nulls(row | dict.fromkeys(MEASURED), f"{row['status']}: {row['reason']}")
 
 
 def fit(rows: list[dict]) -> dict:
@@ -162,7 +156,7 @@ def fit(rows: list[dict]) -> dict:
     document = dict.fromkeys((*(f"{term}_bytes" for term in TERMS), "largest_error_percent", "rows"))
     if len({seq for _, seq in shapes}) < 2 or len(shapes) < 3:
         reason = "a fit takes three runs, of two sequence lengths or more, whose peak is not the optimizer's"
-        return with_reasons(document, reason)
+        return explain_nulls(document, reason)
     batch, seq, peak = (np.array([row[k] for row in used], float) for k in ("batch_size", "seq_len", "peak_bytes"))
     terms = np.stack([np.ones_like(batch), batch * seq, batch * seq**2], axis=1)
     found = np.linalg.lstsq(terms / peak[:, None], np.ones_like(peak), rcond=None)[0]
@@ -197,7 +191,7 @@ def study_document(rows: list[dict], config: dict, environment: dict) -> dict:
             "memory_factor": second["peak_bytes"] / first["peak_bytes"] if both else None,
             "throughput_factor": second["tokens_per_sec"] / first["tokens_per_sec"] if both else None,
         }
-        return with_reasons(row, "one of the two was not measured")
+        return explain_nulls(row, "one of the two was not measured")
 
     factors = [factor("batch", (a, s), (b, s)) for s in seq_lens for a, b in itertools.pairwise(batch_sizes)]
     factors += [factor("sequence", (b, s), (b, t)) for b in batch_sizes for s, t in itertools.pairwise(seq_lens)]
@@ -250,7 +244,7 @@ def draw_study(document: dict):
     from matplotlib.figure import Figure
 
     from analysis.figures import PALETTE, WIDTH
-    from analysis.memory import COLOURS
+    from analysis.memory import CATEGORY_COLORS
 
     rows = [row for row in document["rows"] if row["status"] == "ok"]
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
@@ -272,7 +266,7 @@ def draw_study(document: dict):
         left.legend(frameon=False)
     names = [f"{row['batch_size']} x {row['seq_len']}" for row in rows]
     base = np.zeros(len(rows))
-    for category, colour in COLOURS.items():
+    for category, colour in CATEGORY_COLORS.items():
         sizes = np.array([row["bytes_by_category"][category] / MB for row in rows])
         right.barh(names, sizes, left=base, color=colour, label=category)
         base += sizes

@@ -11,27 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.documents import with_reasons_beside
-from analysis.memory import MemoryLedger
-from analysis.rehearsal import Rehearsal
-from studies.sweep import Column, Section, Sweep, named, outcome_column, unique
+from analysis.fake_run import FakeRunMeter
+from harness.devices import PRECISIONS, check_precision, choose_device, set_numerics
+from harness.errors import UserError
+from harness.files import explain_nulls_recursively
+from harness.memory_tracker import MemoryTracker
+from harness.tables import Column, Section, column
+from harness.timing import range_observers
+from harness.units import MB
+from studies.sweep import Sweep, outcome_column, unique
 from studies.training import MEASURED as OF_A_STEP
 from studies.training import PHASES, SHAPE, TIMES, figures, mean_and_spread, measure, predicted_row
 from tiny_llama_v1 import (
-    MB,
-    PRECISIONS,
     RMSNorm,
     TinyLlamaConfig,
     TrainingConfig,
-    UserError,
     batches,
     build,
     build_parser,
-    check_precision,
-    choose_device,
-    range_observers,
     resolve,
-    set_numerics,
     synthetic_corpus,
     train,
 )
@@ -140,8 +138,8 @@ def types_in_a_step(model, optimizer, stream, scaler, autocast, training: Traini
     findings, ledger = Findings(), None
     findings.watch(model)
     while not optimizer.state:  # the gradient scaler of fp16 leaves out steps until its factor is small enough
-        ledger = MemoryLedger(model, optimizer, 1, range_observers)
-        train(model, optimizer, scaler, autocast, stream, training, Rehearsal(), Rehearsal(ledger))
+        ledger = MemoryTracker(model, optimizer, 1, range_observers)
+        train(model, optimizer, scaler, autocast, stream, training, FakeRunMeter(), FakeRunMeter(ledger))
     names = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, state in optimizer.state.items():
         for name, tensor in state.items():
@@ -149,7 +147,7 @@ def types_in_a_step(model, optimizer, stream, scaler, autocast, training: Traini
     return findings.rows() + types_of_parts(ledger)
 
 
-def types_of_parts(ledger: MemoryLedger) -> list[dict]:
+def types_of_parts(ledger: MemoryTracker) -> list[dict]:
     """The types of numbers that the forward pass made, by the range in which it made them, in order."""
     made: dict[tuple[str, str], set[str]] = {}
     for allocation in ledger.allocations:
@@ -297,7 +295,7 @@ def accumulation(device: torch.device) -> tuple[list[dict], dict[str, list[float
         )
         if not converted:
             series[f"{short(accumulator)} += {short(addend)}"] = sums
-    return with_reasons_beside(rows, {"first_lost_addition": "the sum grew with each addition"}), series
+    return explain_nulls_recursively(rows, {"first_lost_addition": "the sum grew with each addition"}), series
 
 
 # ---- The sweep --------------------------------------------------------------------------------------------------
@@ -395,16 +393,16 @@ def table(rows: list[dict]) -> Section:
 
     columns = (
         *SHAPE,
-        named("precision", "precision", left=True),
+        column("precision", "precision", left=True),
         *(mean_and_spread(phase) for phase in TIMES),
-        named("median", "step_ms", ",.2f"),
+        column("median", "step_ms", ",.2f"),
         of_fp32("step_ms"),
-        named("TFLOP/s", "achieved_tflops", ".4f"),
-        named("peak MB", "peak_bytes", ",.0f", MB),
-        named("predicted", "predicted_peak_bytes", ",.0f", MB),
+        column("TFLOP/s", "achieved_tflops", ".4f"),
+        column("peak MB", "peak_bytes", ",.0f", MB),
+        column("predicted", "predicted_peak_bytes", ",.0f", MB),
         of_fp32("predicted_peak_bytes"),
-        named("first loss", "first_loss", ".4f"),
-        named("final loss", "final_loss", ".4f"),
+        column("first loss", "first_loss", ".4f"),
+        column("final loss", "final_loss", ".4f"),
         outcome_column(),
     )
     steps = next((row["steps"] for row in rows if row["steps"]), None)
@@ -431,10 +429,10 @@ def side_by_side(rows: list[dict]) -> list[dict]:
 def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.device) -> list[Section]:
     """A table for each model, and one for the parts inside; sentences from them."""
     columns = (
-        named("tensor", "what", left=True),
-        named("where", "name", left=True),
-        named("how many", "count"),
-        *(named(f"under {name}", name, left=True) for name in AUTOCAST if name not in lacking),
+        column("tensor", "what", left=True),
+        column("where", "name", left=True),
+        column("how many", "count"),
+        *(column(f"under {name}", name, left=True) for name in AUTOCAST if name not in lacking),
     )
     ran = [name for name in AUTOCAST if name not in lacking]
     found = []
@@ -468,15 +466,15 @@ def conclusions(rows: list[dict], autocast: str) -> str:
 
 def format_section() -> Section:
     columns = (
-        named("type", "type", left=True),
-        named("exponent bits", "exponent_bits"),
-        named("mantissa bits", "mantissa_bits"),
-        named("largest", "largest", ".6g"),
-        named("smallest normal", "smallest_normal", ".3g"),
-        named("smallest subnormal", "smallest_subnormal", ".3g"),
-        named("eps", "eps", ".3g"),
-        named("decimal digits", "decimal_digits"),
-        named("from", "source", left=True),
+        column("type", "type", left=True),
+        column("exponent bits", "exponent_bits"),
+        column("mantissa bits", "mantissa_bits"),
+        column("largest", "largest", ".6g"),
+        column("smallest normal", "smallest_normal", ".3g"),
+        column("smallest subnormal", "smallest_subnormal", ".3g"),
+        column("eps", "eps", ".3g"),
+        column("decimal digits", "decimal_digits"),
+        column("from", "source", left=True),
     )
     text = [
         "tfloat32 is what matrix units of GPUs round the inputs of a product to; the tensors stay float32. Its row is "
@@ -489,13 +487,13 @@ def squares_section(rows: list[dict]) -> Section:
     """Overflow and underflow where a normalisation meets them."""
     width, x = rows[0]["width"], rows[0]["entry"]
     columns = (
-        named("type", "type", left=True),
-        named("sum is 0 up to", "zero_up_to", ".3g"),
-        named("sum is inf from", "sum_infinite_from", ".3g"),
-        named("mean is inf from", "mean_infinite_from", ".3g"),
-        named("norm, written out", "written_out", ".4g"),
-        named("RMSNorm", "rms_norm", ".4g"),
-        named("F.layer_norm", "layer_norm", ".4g"),
+        column("type", "type", left=True),
+        column("sum is 0 up to", "zero_up_to", ".3g"),
+        column("sum is inf from", "sum_infinite_from", ".3g"),
+        column("mean is inf from", "mean_infinite_from", ".3g"),
+        column("norm, written out", "written_out", ".4g"),
+        column("RMSNorm", "rms_norm", ".4g"),
+        column("F.layer_norm", "layer_norm", ".4g"),
     )
     largest = ", ".join(f"{row['type']} {row['sum_infinite_from'] / 2:.3g}" for row in rows)
     wrong = [row["type"] for row in rows if abs(row["written_out"] - 1) > 0.01]
@@ -510,14 +508,14 @@ def squares_section(rows: list[dict]) -> Section:
 
 def accumulation_section(rows: list[dict]) -> Section:
     columns = (
-        named("accumulator", "accumulator", left=True),
-        named("addend", "addend", left=True),
+        column("accumulator", "accumulator", left=True),
+        column("addend", "addend", left=True),
         Column("converted first", lambda row: "yes" if row["converted_first"] else "no", left=True),
-        named("result", "result", ".7g"),
-        named("relative error", "relative_error", "+.2e"),
-        named("of the addend alone", "relative_error_of_addend", "+.2e"),
-        named("stalls from", "stalls_from", ",g"),
-        named("first lost addition", "first_lost_addition"),
+        column("result", "result", ".7g"),
+        column("relative error", "relative_error", "+.2e"),
+        column("of the addend alone", "relative_error_of_addend", "+.2e"),
+        column("stalls from", "stalls_from", ",g"),
+        column("first lost addition", "first_lost_addition"),
     )
     text = []
     for row in rows:
@@ -544,7 +542,7 @@ def draw(rows: list[dict], series: dict[str, list[float]]):
     """Time by phase and memory for each precision that ran, and how the sums go astray."""
     from matplotlib.figure import Figure
 
-    from analysis.figures import PALETTE, PHASE_COLOURS, WIDTH, bare
+    from analysis.figures import PALETTE, PHASE_COLORS, WIDTH, bare
 
     timed = [row for row in rows if row["status"] == "ok"]
     sized = [row for row in rows if row["predicted_peak_bytes"] is not None]
@@ -554,7 +552,7 @@ def draw(rows: list[dict], series: dict[str, list[float]]):
         axes, names, left = next(panels), [row["precision"] for row in timed], [0.0] * len(timed)
         for phase in PHASES:
             widths = [row[f"{phase}_mean_ms"] for row in timed]
-            axes.barh(names, widths, left=left, color=PHASE_COLOURS[phase], label=phase)
+            axes.barh(names, widths, left=left, color=PHASE_COLORS[phase], label=phase)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         axes.errorbar(
             left, names, xerr=[row["step_std_ms"] or 0.0 for row in timed], fmt="none", ecolor="black", capsize=3

@@ -19,21 +19,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.documents import png, read_document, with_reasons_beside, write_whole
-from analysis.prediction import memory_of_a_rank
-from tiny_llama_v1 import (
-    MB,
-    OneLineParser,
-    UserError,
-    describe_environment,
-    explain,
-    memory_size,
-    out_of_memory,
-    prepare_folder,
-    require,
-    say,
-    write_json,
-)
+from harness.command_line import OneLineParser, memory_size, require
+from harness.console import say
+from harness.devices import memory_of_a_rank
+from harness.documents import read_document
+from harness.environment import describe_environment
+from harness.errors import UserError, explain_error, out_of_memory
+from harness.files import explain_nulls_recursively, png, prepare_folder, write_bytes, write_json
+from harness.units import MB
 
 DONE = ("ok", "oom", "skipped")  # a resumed sweep leaves these rows as they are; what failed is tried again
 
@@ -208,7 +201,7 @@ class Sweep:
             rows = measure(spec)
             slow += any(row["status"] in ("ok", "oom", "failed") for row in rows)
             for row in rows:
-                self.rows.append(with_reasons_beside(row, reasons_of(row, self.figures)))
+                self.rows.append(explain_nulls_recursively(row, reasons_of(row, self.figures)))
             self.write()
             left = (time.monotonic() - started) / max(slow, 1) * (len(todo) - i)
             about = f", {left / 60:.0f} min left if the others take as long" if left > 90 else ""
@@ -239,10 +232,10 @@ class Sweep:
         if figure is not None:
             lines += ["", f"![{title}]({self.name}.png)"]
         lines += [line for section in sections for line in section.markdown()]
-        write_whole(self.folder / f"{self.name}.md", ("\n".join(lines) + "\n").encode())
+        write_bytes(self.folder / f"{self.name}.md", ("\n".join(lines) + "\n").encode())
         files = [f"{self.name}.json", f"{self.name}.md"]
         if figure is not None:
-            write_whole(self.folder / f"{self.name}.png", png(figure))
+            write_bytes(self.folder / f"{self.name}.png", png(figure))
             files.append(f"{self.name}.png")
         self.write_events(lines, figure)
         say("", "Files:", *(f"  {self.folder / name}" for name in files))
@@ -374,7 +367,7 @@ def _answer(connection, work: Callable, arguments: tuple) -> None:
     except Exception as error:  # noqa: BLE001
         if os.environ.get("TINY_LLAMA_DEBUG") == "1":
             traceback.print_exc()
-        answer = "oom" if out_of_memory(error) else "failed", explain(error)[0]
+        answer = "oom" if out_of_memory(error) else "failed", explain_error(error)[0]
     connection.send(answer)
     connection.close()
 

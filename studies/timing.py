@@ -13,21 +13,11 @@ import numpy as np
 import torch
 
 from analysis.compare import NOISE, ratio
-from studies.sweep import Column, Section, Sweep, named, outcome_column
-from tiny_llama_v1 import (
-    TinyLlamaConfig,
-    TrainingConfig,
-    UserError,
-    batches,
-    build,
-    build_parser,
-    check_precision,
-    choose_device,
-    resolve,
-    set_numerics,
-    synchronize,
-    synthetic_corpus,
-)
+from harness.devices import check_precision, choose_device, set_numerics, synchronize
+from harness.errors import UserError
+from harness.tables import Column, Section, column
+from studies.sweep import Sweep, outcome_column
+from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig, batches, build, build_parser, resolve, synthetic_corpus
 
 RIGHT = "right"
 WAYS = {
@@ -253,13 +243,13 @@ def progress(row: dict) -> str:
 
 def table(rows: list[dict]) -> Section:
     columns = (
-        named("way", "way", left=True),
-        named("baseline ms", "baseline_ms", ",.3f"),
-        named("changed ms", "changed_ms", ",.3f"),
+        column("way", "way", left=True),
+        column("baseline ms", "baseline_ms", ",.3f"),
+        column("changed ms", "changed_ms", ",.3f"),
         Column("baseline / right", lambda row: row["baseline_factor"] and f"{row['baseline_factor']:.2f}x"),
-        named("ratio", "ratio", ".3f"),
+        column("ratio", "ratio", ".3f"),
         Column("95% interval", lambda row: row["ratio_95"] and "{:.3f} to {:.3f}".format(*row["ratio_95"])),
-        named("the change makes a step", "conclusion", left=True),
+        column("the change makes a step", "conclusion", left=True),
         outcome_column(),
     )
     return Section("A step and a changed one, timed in six ways", columns, rows)

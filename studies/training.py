@@ -10,26 +10,23 @@ from pathlib import Path
 
 import torch
 
-from analysis.memory import MemoryLedger, MemorySnapshot
-from analysis.prediction import NotRehearsable, predicted_memory
-from analysis.rehearsal import rehearse_forward
-from studies.sweep import Column, Section, Sweep, cold_compiler, megabytes, named, outcome_column, unique
+from analysis.fake_run import FakeRunError, fake_forward
+from analysis.prediction import predicted_memory
+from harness.devices import check_precision, choose_device, set_numerics
+from harness.errors import UserError, innermost_cause
+from harness.memory_tracker import MemorySnapshot, MemoryTracker
+from harness.tables import Column, Section, column
+from harness.timing import StepMeter, range_observers
+from harness.units import MB, megabytes
+from studies.sweep import Sweep, cold_compiler, outcome_column, unique
 from tiny_llama_v1 import (
-    MB,
     SIZES,
-    StepMeter,
     TinyLlamaConfig,
     TrainingConfig,
-    UserError,
     batches,
     build,
     build_parser,
-    cause_of,
-    check_precision,
-    choose_device,
-    range_observers,
     resolve,
-    set_numerics,
     synthetic_corpus,
     train,
 )
@@ -102,7 +99,7 @@ def measure(
             try:
                 compiling = run(1)
             except torch._dynamo.exc.TorchDynamoException as error:
-                raise UserError(f"cannot be compiled here: {cause_of(error)}") from error
+                raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     records = run(steps)
@@ -221,10 +218,10 @@ def predicted_row(config: TinyLlamaConfig, training: TrainingConfig, mode: str, 
         if mode == "train":
             ledger = predicted_memory(config, training, on_gpu)
         else:
-            ledger = rehearse_forward(config, training, lambda *model: MemoryLedger(*model, 1, range_observers))
-    except NotRehearsable as error:
+            ledger = fake_forward(config, training, lambda *model: MemoryTracker(*model, 1, range_observers))
+    except FakeRunError as error:
         return {"predicted_peak_bytes": None, "predicted_peak_bytes_reason": str(error)}
-    return {"predicted_peak_bytes": int(ledger.live_at_births().max())}
+    return {"predicted_peak_bytes": int(ledger.live_bytes_at_allocations().max())}
 
 
 def figures(answer: dict, warmup: int, steps: int, flops: int) -> dict:
@@ -269,25 +266,25 @@ def mean_and_spread(phase: str) -> Column:
 
 
 SHAPE = (
-    named("size", "size", left=True),
-    named("batch", "batch_size", ","),
-    named("sequence", "seq_len", ","),
+    column("size", "size", left=True),
+    column("batch", "batch_size", ","),
+    column("sequence", "seq_len", ","),
 )
 
 
 def table(rows: list[dict]) -> Section:
     columns = (
         *SHAPE,
-        named("mode", "mode", left=True),
-        named("precision", "precision", left=True),
+        column("mode", "mode", left=True),
+        column("precision", "precision", left=True),
         Column("compiled", lambda row: "yes" if row["compiled"] else "no", left=True),
-        named("warm-up", "warmup_steps"),
+        column("warm-up", "warmup_steps"),
         *(mean_and_spread(phase) for phase in TIMES),
-        named("median", "step_ms", ",.2f"),
-        named("TFLOP/s", "achieved_tflops", ".4f"),
-        named("compile s", "compile_s", ",.1f"),
-        named("peak MB", "peak_bytes", ",.0f", MB),
-        named("predicted", "predicted_peak_bytes", ",.0f", MB),
+        column("median", "step_ms", ",.2f"),
+        column("TFLOP/s", "achieved_tflops", ".4f"),
+        column("compile s", "compile_s", ",.1f"),
+        column("peak MB", "peak_bytes", ",.0f", MB),
+        column("predicted", "predicted_peak_bytes", ",.0f", MB),
         outcome_column(),
     )
     steps = next((row["steps"] for row in rows if row["steps"]), None)
@@ -326,13 +323,13 @@ def warmup_section(rows: list[dict]) -> Section:
                 }
             )
     columns = (
-        named("row", "row", left=True),
-        named("warm-up steps", "warmup_steps"),
-        named("mean ms", "mean", ",.2f"),
-        named("std ms", "std", ",.2f"),
-        named("median ms", "median", ",.2f"),
-        named(f"mean / that after {most}", "mean_ratio", ".3f"),
-        named("the same of medians", "median_ratio", ".3f"),
+        column("row", "row", left=True),
+        column("warm-up steps", "warmup_steps"),
+        column("mean ms", "mean", ",.2f"),
+        column("std ms", "std", ",.2f"),
+        column("median ms", "median", ",.2f"),
+        column(f"mean / that after {most}", "mean_ratio", ".3f"),
+        column("the same of medians", "median_ratio", ".3f"),
     )
     return Section("What warm-up does, all from the same run of each row", columns, lines)
 
@@ -357,12 +354,12 @@ def speedup_section(rows: list[dict]) -> Section:
             )
     columns = (
         *SHAPE,
-        named("mode", "mode", left=True),
-        named("precision", "precision", left=True),
-        named("vanilla ms", "before", ",.2f"),
-        named("compiled ms", "step_ms", ",.2f"),
+        column("mode", "mode", left=True),
+        column("precision", "precision", left=True),
+        column("vanilla ms", "before", ",.2f"),
+        column("compiled ms", "step_ms", ",.2f"),
         Column("speed-up", lambda row: None if row["speedup"] is None else f"{row['speedup']:.2f}x"),
-        named("compile s", "compile_s", ",.1f"),
+        column("compile s", "compile_s", ",.1f"),
         Column(
             "paid off after steps",
             lambda row: "never" if row["never"] else row["steps_to_pay_off"] and f"{row['steps_to_pay_off']:,}",
@@ -393,12 +390,12 @@ def peak_section(rows: list[dict]) -> Section:
             line[mode] = peak_text(some[0]) if some else None
         lines.append(line)
     columns = (
-        named("size", "size", left=True),
-        named("precision", "precision", left=True),
+        column("size", "size", left=True),
+        column("precision", "precision", left=True),
         Column("compiled", lambda row: "yes" if row["compiled"] else "no", left=True),
-        named("context length", "seq_len", ","),
-        named("forward only", "forward"),
-        named("full step", "train"),
+        column("context length", "seq_len", ","),
+        column("forward only", "forward"),
+        column("full step", "train"),
     )
     text = ["Forward only keeps nothing for a backward pass, and has no optimizer."]
     return Section("Peak memory by context length", columns, lines, text)
@@ -417,7 +414,7 @@ def draw(rows: list[dict]):
     """A bar a row, its phases stacked, the spread of the step on it."""
     from matplotlib.figure import Figure
 
-    from analysis.figures import PHASE_COLOURS, WIDTH, bare
+    from analysis.figures import PHASE_COLORS, WIDTH, bare
 
     most = max((row["warmup_steps"] for row in rows), default=0)
     rows = [row for row in rows if row["status"] == "ok" and row["warmup_steps"] == most]
@@ -428,7 +425,7 @@ def draw(rows: list[dict]):
     names, left = [label(row) for row in rows], [0.0] * len(rows)
     for phase in PHASES:
         widths = [row[f"{phase}_mean_ms"] or 0.0 for row in rows]
-        axes.barh(names, widths, left=left, color=PHASE_COLOURS[phase], label=phase)
+        axes.barh(names, widths, left=left, color=PHASE_COLORS[phase], label=phase)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     spreads = [row["step_std_ms"] or 0.0 for row in rows]
     axes.errorbar(left, names, xerr=spreads, fmt="none", ecolor="black", capsize=3)

@@ -9,9 +9,10 @@ import torch
 from conftest import PROJECT, finish, run_command, start
 
 import run_attention_benchmark
+from harness.units import MB
 from studies import attention, sweep
 from studies.attention import KEY, manual_attention, measure, predicted, reason_in
-from tiny_llama_v1 import MB, eager_attention, fused_attention
+from tiny_llama_v1 import eager_attention, fused_attention
 
 CPU = torch.device("cpu")
 # Bytes that the source document measured before the backward pass on its GPU: batch 8, one head, by (d_head, sequence).

@@ -8,7 +8,7 @@ from conftest import SMALL_MODEL
 import compare_runs
 import tiny_llama_v1 as tiny_llama
 from analysis.compare import NOISE, compare, comparison_lines, ratio
-from tiny_llama_v1 import UserError
+from harness.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from traces import analysis_of, event, on_gpu, rows_of, step, trace_of
 
-from analysis.costs import keeps_books_only
+from analysis.costs import is_view_or_metadata_op
 from analysis.trace import read_trace
 
 
@@ -22,7 +22,7 @@ def as_on_a_gpu(document: dict) -> dict:
     for number, operator in enumerate(operators, 1):
         if any(first <= operator["ts"] < last for first, last in backward):
             operator["tid"] = 99
-        if not keeps_books_only(operator["name"]) and operator["name"] not in ("aten::linear", "aten::matmul"):
+        if not is_view_or_metadata_op(operator["name"]) and operator["name"] not in ("aten::linear", "aten::matmul"):
             call = {"name": "hipLaunchKernel", "ts": operator["ts"] + 0.2 * operator["dur"], "dur": 0.1}
             free_at = max(free_at, call["ts"] + 5) + 0.5 * operator["dur"]
             kernel = {"name": f"kernel_{number}", "ts": free_at - 0.5 * operator["dur"], "dur": 0.5 * operator["dur"]}
@@ -218,7 +218,7 @@ def test_classes_of_operators_add_up_to_the_step(train, tmp_path):
     assert sum(row["share"] for row in analysis["classes"]) == pytest.approx(1)
     phases = {row["phase"]: row["ms_per_step"] for row in analysis["phases"]}
     assert 0 < classes["optimizer"] <= phases["optimizer"]
-    books = sum(row["self_cpu_us"] for row in analysis["operators"] if keeps_books_only(row["name"]))
+    books = sum(row["self_cpu_us"] for row in analysis["operators"] if is_view_or_metadata_op(row["name"]))
     assert classes["framework overhead"] >= 0.9 * books / 1e3 / analysis["attribution"]["steps"]
     names = ("aten::mm", "aten::bmm", "aten::matmul", "aten::linear")
     products = sum(row["self_cpu_us"] for row in analysis["operators"] if row["name"] in names)

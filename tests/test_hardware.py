@@ -180,7 +180,7 @@ def test_products_and_copies_are_measured_for_real(monkeypatch):
 
 @pytest.mark.gpu
 def test_products_reach_no_more_than_the_datasheet_says():
-    from tiny_llama_v1 import describe_environment
+    from harness.environment import describe_environment
 
     device = describe_environment(torch.device("cuda"))["device"]
     for precision in ("fp32", "bf16"):

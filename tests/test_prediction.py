@@ -11,7 +11,6 @@ import torch
 from conftest import PROJECT, SMALL_MODEL, finish, start
 
 import tiny_llama_v1 as tiny_llama
-from analysis.memory import MemoryLedger, MemorySnapshot, kept_by_component
 from analysis.prediction import (
     kept_by_formula,
     largest_batch,
@@ -23,6 +22,7 @@ from analysis.prediction import (
 )
 from analysis.trace import read_trace
 from analysis.traffic import step_work
+from harness.memory_tracker import MemorySnapshot, MemoryTracker, kept_by_component
 
 CPU = torch.device("cpu")
 TINY, TRAINING = tiny_llama.TinyLlamaConfig(), tiny_llama.TrainingConfig()
@@ -31,7 +31,7 @@ ONE_LAYER = replace(SMALL, n_layers=1)
 
 
 def peak(config, training) -> int:
-    return int(predicted_memory(config, training, False).live_at_births().max())
+    return int(predicted_memory(config, training, False).live_bytes_at_allocations().max())
 
 
 def read(path):
@@ -327,7 +327,7 @@ def allocated_in_a_step(tmp_path, ledger: bool) -> float:
                 optimizer.zero_grad()
 
     step(contextlib.nullcontext())
-    watched = MemoryLedger(model, optimizer, 2, tiny_llama.range_observers) if ledger else contextlib.nullcontext()
+    watched = MemoryTracker(model, optimizer, 2, tiny_llama.range_observers) if ledger else contextlib.nullcontext()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step(watched)
     profile.export_chrome_trace(str(tmp_path / "trace.json"))

@@ -7,7 +7,7 @@ import pytest
 from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, trace_of, write_trace
 
 from analysis.profile import analyze_all, find_traces, profile_lines
-from tiny_llama_v1 import UserError
+from harness.errors import UserError
 
 
 def test_ranks_come_in_the_order_of_their_numbers(tmp_path):

@@ -12,7 +12,8 @@ from traces import H100, MI300X, SMALL, event, on_gpu, real_path, step, write_tr
 
 from analysis.existing import analyze_existing
 from analysis.report import write_report
-from tiny_llama_v1 import MB, UserError
+from harness.errors import UserError
+from harness.units import MB
 
 HOSTILE = (
     step(1, 0, 100),

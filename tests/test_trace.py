@@ -17,7 +17,7 @@ from analysis.links import parents
 from analysis.operators import operator_lines
 from analysis.timeline import covered, exclusive_us, gpu_timeline
 from analysis.trace import read_trace
-from tiny_llama_v1 import UserError
+from harness.errors import UserError
 
 
 def test_a_small_trace(tmp_path):

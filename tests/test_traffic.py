@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import tiny_llama_v1 as tiny_llama
-from analysis.rehearsal import rehearse
+from analysis.fake_run import fake_step
 from analysis.traffic import WorkCounter, bound_by_thresholds, step_work
 
 SMALL = tiny_llama.TinyLlamaConfig(100, 32, 2, 4, 2, 64, 16)
@@ -124,7 +124,7 @@ def test_micro_batches_are_alike_but_for_the_first():
     """Two that are counted tell of any number: against a count of all."""
     table = small_step(gradient_accumulation_steps=4).table().set_index(["phase", "operator"])["bytes"]
     training = tiny_llama.TrainingConfig(batch_size=8, seq_len=16, gradient_accumulation_steps=4)
-    every = rehearse(SMALL, training, False, lambda *model: WorkCounter())
+    every = fake_step(SMALL, training, False, lambda *model: WorkCounter())
     assert table.to_dict() == every.table().set_index(["phase", "operator"])["bytes"].to_dict()
     assert small_step(gradient_accumulation_steps=4).minimum_by_phase() == every.minimum_by_phase()
 

@@ -12,8 +12,8 @@ from conftest import run_command
 import compare_runs
 import run_training_benchmark
 import tiny_llama_v1 as tiny_llama
-from analysis.memory import MemoryLedger
-from analysis.rehearsal import rehearse_forward
+from analysis.fake_run import fake_forward
+from harness.memory_tracker import MemoryTracker
 from studies import sweep
 from studies import training as benchmark
 from studies.compare import differences
@@ -104,12 +104,12 @@ def test_the_memory_of_a_forward_pass_alone_is_the_predicted():
     stream = tiny_llama.batches(tiny_llama.synthetic_corpus(100, TRAINING), TRAINING, CPU)
     observers = tiny_llama.range_observers
     batch = next(stream)
-    with torch.no_grad(), MemoryLedger(model, optimizer, 1, observers) as real, tiny_llama.trace_range("forward"):
+    with torch.no_grad(), MemoryTracker(model, optimizer, 1, observers) as real, tiny_llama.trace_range("forward"):
         model(*batch)[1]
-    rehearsed = rehearse_forward(CONFIG, TRAINING, lambda *model: MemoryLedger(*model, 1, observers))
+    rehearsed = fake_forward(CONFIG, TRAINING, lambda *model: MemoryTracker(*model, 1, observers))
     assert rehearsed.document()["peak_bytes"] == real.document()["peak_bytes"]
     checkpointed = replace(TRAINING, activation_checkpointing=True)
-    again = rehearse_forward(CONFIG, checkpointed, lambda *model: MemoryLedger(*model, 1, observers))
+    again = fake_forward(CONFIG, checkpointed, lambda *model: MemoryTracker(*model, 1, observers))
     assert again.document()["peak_bytes"] == real.document()["peak_bytes"]  # nothing is kept that could be dropped
 
 

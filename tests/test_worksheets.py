@@ -206,7 +206,7 @@ def test_a_run_that_is_interrupted_leaves_no_links_and_nothing_running(tmp_path)
 
 
 def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
-    from tiny_llama_v1 import UserError
+    from harness.errors import UserError
     from workshop.commands import run_blocks
     from workshop.texts import shell_blocks
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tiny_llama_v1 import UserError, say
+from harness.console import say
+from harness.errors import UserError
 from workshop.texts import PROJECT, Block
 
 LEFT_ALONE = {".git", ".venv", ".ci", "tests"}

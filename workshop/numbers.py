@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import tiny_llama_v1 as tiny_llama
-from analysis.documents import read_document
 from analysis.prediction import kept_by_formula, place_of_peak, predicted_memory
 from analysis.traffic import step_work
-from tiny_llama_v1 import MB, SIZES, TinyLlamaConfig, TrainingConfig
+from harness.documents import read_document
+from harness.units import MB
+from tiny_llama_v1 import SIZES, TinyLlamaConfig, TrainingConfig
 from workshop.results import Answer, shown
 from workshop.texts import PROJECT, exercises, fields, worksheet
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.documents import read_document
-from tiny_llama_v1 import UserError
+from harness.documents import read_document
+from harness.errors import UserError
 from workshop.texts import Exercise, exercises
 
 TOLERANCE = 0.02  # of a number that was read from a screen

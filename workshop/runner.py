@@ -6,9 +6,10 @@ import itertools
 from datetime import datetime
 from pathlib import Path
 
-from analysis.documents import write_whole
-from studies.sweep import Section, aligned, named
-from tiny_llama_v1 import UserError, explain, say, write_json
+from harness.console import say
+from harness.errors import UserError, explain_error
+from harness.files import write_bytes, write_json
+from harness.tables import Section, column, text_table
 from workshop.commands import run_blocks
 from workshop.results import Answer, Results
 from workshop.texts import Exercise, exercises, shell_blocks
@@ -37,15 +38,15 @@ def run_all(folder: Path | None, long: bool) -> None:
         try:
             row["worksheet"] = str(run_one(exercise, whole / f"exercise_{exercise.number}", long) / "worksheet.md")
         except UserError as error:
-            row["status"] = f"failed: {explain(error)[0]}"
+            row["status"] = f"failed: {explain_error(error)[0]}"
             say(row["status"])
         rows.append(row | {"seconds": (datetime.now() - began).total_seconds()})
         say("")
     columns = (
-        named("exercise", "exercise", left=True),
-        named("seconds", "seconds", ",.0f"),
-        named("worksheet", "worksheet", left=True),
-        named("status", "status", left=True),
+        column("exercise", "exercise", left=True),
+        column("seconds", "seconds", ",.0f"),
+        column("worksheet", "worksheet", left=True),
+        column("status", "status", left=True),
     )
     say(*Section("Exercises", columns, rows).terminal()[1:])
     failed = sum(row["status"] != "ok" for row in rows)
@@ -68,7 +69,7 @@ def fill_from(exercise: Exercise, folder: Path, left_out: str = "") -> None:
         f"PyTorch {environment['packages']['torch']}, Python {environment['python']}; {environment['timestamp']}  ",
         f"Commands: the shell blocks of {exercise.name}, in order.{left_out} `from` names file and place.",
     ]
-    write_whole(folder / "worksheet.md", filled(exercise, found, about).encode())
+    write_bytes(folder / "worksheet.md", filled(exercise, found, about).encode())
     document = {name: {"value": answer.value, "evidence": answer.evidence} for name, answer in found.items()}
     for one in document.values():
         if one["value"] is None:
@@ -89,13 +90,13 @@ def check_worksheet(path: Path, folder: Path | None) -> None:
     right: dict[str, Answer] = answers(Results(where, exercise))
     rows, problems = check(found, fields_of(exercise), right, str(path))
     columns = (
-        named("nr.", "id"),
-        named("what", "what", left=True),
-        named("yours", "yours"),
-        named("results", "results"),
-        named("", "verdict", left=True),
+        column("nr.", "id"),
+        column("what", "what", left=True),
+        column("yours", "yours"),
+        column("results", "results"),
+        column("", "verdict", left=True),
     )
-    say(f"Exercise {exercise.number}, results in {where}", "", *aligned(columns, rows))
+    say(f"Exercise {exercise.number}, results in {where}", "", *text_table(columns, rows))
     say(*(["", *problems] if problems else []))
     counted = [row for row in rows if not row["verdict"].startswith("not checked")]
     good = sum(row["verdict"] == "right" for row in counted)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiny_llama_v1 import UserError
+from harness.errors import UserError
 
 PROJECT = Path(__file__).resolve().parent.parent
 README = PROJECT / "README.md"

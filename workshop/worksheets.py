@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tiny_llama_v1 import UserError
+from harness.errors import UserError
 from workshop.results import TOLERANCE, Answer, Results, shown
 from workshop.template import template_answers
 from workshop.texts import README, ROW, TICK, TICK_BOX, Exercise, Field, exercises, fields, worksheet

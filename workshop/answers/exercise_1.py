@@ -1,6 +1,6 @@
 """Baseline analysis: a clean run, a profiled one, what differs."""
 
-from tiny_llama_v1 import MB
+from harness.units import MB
 from workshop.results import Answer, Results, Source, share
 from workshop.template import target
 

@@ -1,6 +1,6 @@
 """Memory: predicted, counted, as it grows, as it would shrink; and the bytes that a step moves."""
 
-from tiny_llama_v1 import MB
+from harness.units import MB
 from workshop.results import Answer, Results, Source, share
 
 TEMPLATE = {"run": "memory_hotspots", "trace": "memory_hotspots"}

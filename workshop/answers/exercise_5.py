@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from harness.units import MB
 from studies.training import label
-from tiny_llama_v1 import MB, SIZES
+from tiny_llama_v1 import SIZES
 from workshop.results import Answer, Results, Source
 
 WARMUPS = [0, 1, 2, 5]

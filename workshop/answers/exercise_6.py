@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from harness.units import MB
 from studies.attention import label
 from studies.sweep import exponent
-from tiny_llama_v1 import MB
 from workshop.results import Answer, Results, Source
 
 FILE = "attention_benchmark.json"

@@ -1,6 +1,7 @@
 """Mixed precision: data types under autocast, range, sums, what a step costs and saves."""
 
-from tiny_llama_v1 import MB, TinyLlamaConfig
+from harness.units import MB
+from tiny_llama_v1 import TinyLlamaConfig
 from workshop.results import Answer, Results, Source, holds, share
 
 SETTINGS = {"size": "tiny", "seq_len": 64, "batch_size": 2, "steps": 3}

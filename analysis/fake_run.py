@@ -1,7 +1,7 @@
-"""A training step rehearsed on tensors without data: the loop, the model and the optimizer of a run, whatever its size.
+"""A training step on fake tensors: the model, the optimizer and the loop of a run, whatever its size.
 
-Nothing is allocated or computed, so what a step would do can be watched in seconds, before it runs or where it never
-could.
+Nothing is allocated or computed, so what a step would do can be watched in seconds, before it runs or where it could
+never run.
 """
 
 from __future__ import annotations
@@ -9,29 +9,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
-from tiny_llama_v1 import (
-    TinyLlamaConfig,
-    TrainingConfig,
-    UserError,
-    build,
-    first_line,
-    trace_range,
-    train,
-)
+from harness.errors import UserError, first_line
+from harness.timing import trace_range
+from harness.workload import TrainingState, Workload
+
+Watcher = TypeVar("Watcher", bound=AbstractContextManager)
 
 
-class NotRehearsable(UserError):
-    """The model does something that tensors without data cannot: nothing can be predicted of it."""
+class FakeRunError(UserError):
+    """The model does something that fake tensors cannot, such as to branch on a value: nothing can be predicted."""
 
 
-class Rehearsal:
-    """Stands where the loop has its timer and its instruments: names the phases, and may watch the step."""
+class FakeRunMeter:
+    """Stands in for the timer and the instruments of the loop: names the phases, and may watch the step."""
 
     def __init__(self, watching: AbstractContextManager | None = None):
         self.watching = watching or contextlib.nullcontext()
@@ -50,51 +46,52 @@ class Rehearsal:
         self.losses.append(loss.detach())  # a run keeps those of a step's micro-batches until it reads them
 
 
-def rehearse(
-    config: TinyLlamaConfig, training: TrainingConfig, on_gpu: bool, watch: Callable[..., AbstractContextManager]
-):
-    """Run one step under watch(model, optimizer), the second of a run: the optimizer has its state; returns the watch.
+def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -> Watcher:
+    """Run one step on fake tensors under watch(model, optimizer); returns what watched.
 
-    on_gpu: AdamW works on lists of tensors there, and one by one on a CPU, if it is not told.
+    It is the second step of a run: the optimizer has its state.  on_gpu: an optimizer that is not told otherwise works
+    on lists of tensors there, and on one tensor after another on a CPU.  Raises FakeRunError where data decides.
     """
-    if on_gpu and training.optimizer_impl is None:
-        training = replace(training, optimizer_impl="foreach")
     with FakeTensorMode():
-        model, optimizer, _, autocast = build(config, training, torch.device("cpu"))
+        state = workload.build(torch.device("cpu"))
+        model, optimizer = state.model, state.optimizer
+        for group in optimizer.param_groups:
+            if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        scaler = torch.amp.GradScaler("cpu", enabled=False)  # it looks at data
-        instrument = watch(model, optimizer)
-        once = TrainingConfig(num_steps=1, gradient_accumulation_steps=training.gradient_accumulation_steps)
-        stream = batches_without_data(training)
+        watcher = watch(model, optimizer)
+        stream = workload.fake_batches()
         try:
-            called = compiled_model(model, instrument, autocast, next(stream)) if training.compile else model
-            train(called, optimizer, scaler, autocast, stream, once, Rehearsal(), Rehearsal(instrument))
+            called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled else model
+            # A gradient scaler looks at data.
+            state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
+            workload.train(state, stream, 1, FakeRunMeter(), FakeRunMeter(watcher))
         except Exception as error:  # a model that was changed may do what only data can answer
-            raise NotRehearsable(f"the step cannot be rehearsed without data: {first_line(error)}") from error
-    return instrument
+            raise FakeRunError(f"the step cannot run on fake tensors: {first_line(error)}") from error
+    return watcher
 
 
-def rehearse_forward(config: TinyLlamaConfig, training: TrainingConfig, watch: Callable[..., AbstractContextManager]):
-    """Run one forward pass without gradients or optimizer, as inference is, under watch(model, optimizer)."""
+def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:
+    """Run one forward pass without gradients or optimizer, as inference does, under watch(model, optimizer)."""
     with FakeTensorMode(), torch.no_grad():
-        model, optimizer, _, autocast = build(config, training, torch.device("cpu"))
-        instrument, batch = watch(model, optimizer), next(batches_without_data(training))
+        state = workload.build(torch.device("cpu"))
+        watcher, batch = watch(state.model, state.optimizer), next(workload.fake_batches())
         try:
-            called = compiled_model(model, instrument, autocast, batch) if training.compile else model
-            with instrument, trace_range("forward"), autocast:
-                loss = called(*batch)[1]
+            called = compiled_model(workload, state, watcher, batch) if workload.compiled else state.model
+            with watcher, trace_range("forward"), state.autocast:
+                loss = workload.loss(called, batch)
                 del loss
         except Exception as error:
-            raise NotRehearsable(f"the pass cannot be rehearsed without data: {first_line(error)}") from error
-    return instrument
+            raise FakeRunError(f"the forward pass cannot run on fake tensors: {first_line(error)}") from error
+    return watcher
 
 
 class CompiledCall:
-    """Stands where a compiled model or function is called: the graphs that torch.compile would hand to its code
-    generator, run operator by operator, so that the mode which watches the step sees what they make.
+    """Stands in for a compiled model or function: the graphs that torch.compile would hand to its code generator, run
+    operator by operator, so that the mode which watches the step sees the tensors they make.
 
     What they keep for the backward pass is what the compiled code keeps.  What its fused kernels never write counts
     here as if they did: the peak is an upper bound.
@@ -137,17 +134,17 @@ class CompiledCall:
                 self.inside = False
 
 
-def compiled_model(model: torch.nn.Module, watching: TorchDispatchMode, autocast, batch) -> CompiledCall:
+def compiled_model(workload: Workload, state: TrainingState, watching: TorchDispatchMode, batch) -> CompiledCall:
     def compiled(backend):
-        model.compile(backend=backend, dynamic=False)
-        return model
+        state.model.compile(backend=backend, dynamic=False)
+        return state.model
 
     def warm_up(called):
-        with autocast:
-            loss = called(*batch)[1]
+        with state.autocast:
+            loss = workload.loss(called, batch)
         if loss.requires_grad:
             loss.backward()
-            model.zero_grad(set_to_none=True)
+            state.model.zero_grad(set_to_none=True)
 
     return CompiledCall(compiled, warm_up, watching)
 
@@ -160,11 +157,3 @@ def pushed(mode: TorchDispatchMode) -> Iterator[None]:
         yield
     finally:
         TorchDispatchMode.__exit__(mode, None, None, None)
-
-
-def batches_without_data(training: TrainingConfig) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """As the batches of a run: two copies of windows into one tensor of tokens."""
-    micro_batch_size = training.batch_size // training.gradient_accumulation_steps
-    while True:
-        tokens = torch.zeros(micro_batch_size, training.seq_len + 1, dtype=torch.int64)
-        yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

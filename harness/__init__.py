@@ -1,0 +1,1 @@
+"""What any measured run needs: devices, clocks, profilers, files, errors.  Knows no model; imports nothing above it."""

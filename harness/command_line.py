@@ -1,0 +1,105 @@
+"""Flags: from dataclasses, with errors of one line; and the packages that a flag needs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib.metadata
+import importlib.util
+import math
+import typing
+from collections.abc import Callable
+from dataclasses import field, fields
+
+from harness.errors import UserError
+
+
+def flag(default, text: str, **options):
+    """A dataclass field that is also a command-line flag.  `options` go to argparse, except for `minimum` (of a
+    number), `alias` (a second name) and `shown` (the default as --help words it)."""
+    return field(default=default, metadata={"help": text, **options})
+
+
+def number_of(kind: type, minimum: int) -> Callable[[str], int | float]:
+    """argparse type: a whole number of at least `minimum`, or a positive real one."""
+
+    def parse(text: str):
+        with contextlib.suppress(ValueError):
+            if kind(text) >= minimum and (int(text) < 2**63 if kind is int else 0 < float(text) < math.inf):
+                return kind(text)
+        wanted = f"a whole number of at least {minimum}" if kind is int else "a positive number"
+        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
+
+    return parse
+
+
+def peak_choice(text: str) -> str | float:
+    """argparse type of --peak."""
+    if text in ("auto", "measured"):
+        return text
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1e6:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a peak; give auto, measured or a number of TFLOP/s, as 989.4")
+
+
+def memory_size(text: str) -> int:
+    """argparse type: GB to bytes."""
+    with contextlib.suppress(ValueError):
+        if 0.001 <= float(text) <= 1e6:
+            return round(float(text) * 2**30)
+    raise argparse.ArgumentTypeError(f"{text} is not the memory of a device; give GB, as 80")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Errors are one line and exit code 2; an unknown flag is answered with the nearest known one."""
+
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+
+    def parse_args(self, args=None, namespace=None):
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            nearest = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, n=1)
+            advice = f"did you mean {nearest[0]}?" if nearest else "see --help"
+            self.error(f"unknown argument {unknown[0]}; {advice}")
+        return parsed
+
+    def add_dataclass_flags(self, title: str, config: type) -> None:
+        """A group of flags, one for each field made by flag(); each is None where the user did not give it."""
+        group, kinds = self.add_argument_group(title), typing.get_type_hints(config)
+        for one in (one for one in fields(config) if one.metadata):
+            options, kind = dict(one.metadata), kinds[one.name]
+            shown, text, minimum = options.pop("shown", one.default), options.pop("help"), options.pop("minimum", 1)
+            names = ["--" + one.name.replace("_", "-")]
+            if "alias" in options:
+                names.append(options.pop("alias"))
+            if kind is bool:
+                options["action"] = "store_true"
+            elif kind is int:
+                options |= {"type": number_of(int, minimum), "metavar": "N"}
+            elif kind is float:
+                options |= {"type": number_of(float, 0), "metavar": "X"}
+            if shown not in (None, False):
+                text += f" ({shown})"
+            group.add_argument(*names, default=None, help=text, **options)
+
+
+# ---- Packages ------------------------------------------------------------------------------------------------------
+
+
+def version_of(package: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
+
+
+def require(what: str, modules: list[str]) -> None:
+    """Raise UserError for a module that is missing, before any work is done for nothing."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"{what} needs {module}, which is missing: pip install {module}")

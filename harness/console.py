@@ -1,0 +1,27 @@
+"""What the user sees while a command runs: lines by rank 0, and progress on silent work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+RULE = "=" * 42
+
+
+def is_first_rank() -> bool:
+    """Under torchrun rank 0 alone prints, and writes what all share."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(*lines: str) -> None:
+    """Print for the user."""
+    if lines and is_first_rank():
+        print(*lines, sep="\n", flush=True)
+
+
+def progress_bar(description: str, iterable: Iterable | None = None, total: int | None = None):
+    """tqdm on standard error, for work of more than ten seconds; hidden where that is not a terminal."""
+    from tqdm import tqdm
+
+    shown = None if is_first_rank() else True  # tqdm: None hides the bar where there is no terminal
+    return tqdm(iterable, desc=description, total=total, disable=shown, leave=False, dynamic_ncols=True)

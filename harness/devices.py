@@ -1,0 +1,161 @@
+"""Devices: which one to use, what it can compute in, how much memory there is, and how busy it is meanwhile."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import torch
+
+from harness.errors import UserError, first_line, host_memory_bytes
+
+PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_device(asked: str) -> torch.device:
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        build = "ROCm" if torch.version.hip else "CUDA" if torch.version.cuda else "CPU-only"
+        cure = "install a ROCm or CUDA build" if build == "CPU-only" else "check what rocm-smi or nvidia-smi says"
+        raise UserError(
+            f"--device cuda: PyTorch {torch.__version__} ({build}) sees no GPU; {cure}, or use --device cpu"
+        )
+    local_rank, visible = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if local_rank >= visible:
+        raise UserError(f"LOCAL_RANK is {local_rank}, but {visible} GPUs are visible; start fewer processes per node")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def check_precision(precision: str, device: torch.device, option: str = "--precision") -> None:
+    """Refuse what this device would only pretend to compute in."""
+    refusal = None
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            refusal = f"{gpu.name} has no bfloat16 arithmetic; use fp16 or fp32"
+        if precision == "tf32" and not (gpu.gcnArchName.startswith("gfx94") if torch.version.hip else gpu.major >= 8):
+            refusal = f"{gpu.name} has no TF32 matrix units; use fp32, or bf16 or fp16"
+    elif precision == "tf32":
+        refusal = "TF32 is a format of GPU matrix units; on a CPU use fp32 or bf16"
+    elif precision == "fp16" and not cpu_trains_in_fp16():
+        refusal = f"PyTorch {torch.__version__} cannot train in fp16 on this CPU; use fp32 or bf16"
+    if refusal:
+        raise UserError(f"{option} {precision}: {refusal}", exit_code=2)
+
+
+def cpu_trains_in_fp16() -> bool:
+    """Try a matmul forward and backward under autocast: some builds refuse, older ones silently skip it."""
+    weight = torch.ones(2, 2, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with torch.autocast("cpu", dtype=torch.float16):
+                product = weight @ torch.ones(2, 2)
+            product.sum().backward()
+        except RuntimeError:
+            return False
+    return product.dtype is torch.float16
+
+
+def set_numerics(seed: int, precision: str, deterministic: bool) -> None:
+    """Seed, determinism and the precision of float32 matmuls, whatever they were before."""
+    torch.manual_seed(seed)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    if precision == "tf32" and torch.version.hip:
+        os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # older ROCm builds ask for it too
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# ---- Memory --------------------------------------------------------------------------------------------------------
+
+
+def total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return host_memory_bytes()
+
+
+def memory_of_a_rank(device: torch.device) -> tuple[int, int]:
+    """Bytes of the device, and bytes that the process uses already: of a host, the share of each rank."""
+    if device.type == "cuda":
+        return total_memory(device), 0
+    return total_memory(device) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), host_memory()[0]
+
+
+def library_workspaces(device: torch.device) -> int:
+    """Bytes that the libraries behind matmuls keep on a GPU, found by doing one, forward and backward."""
+    if device.type == "cpu":
+        return 0
+    before = torch.cuda.memory_allocated(device)
+    x = torch.ones(16, 16, device=device, requires_grad=True)
+    (x @ x).sum().backward()
+    del x
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device) - before
+
+
+def host_memory() -> tuple[int, int]:
+    """Resident bytes of this process: now, and at most.  Where there is no /proc only the peak is known."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
+    except FileNotFoundError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return peak, peak
+
+
+class DeviceSampler(threading.Thread):
+    """Reads memory and GPU utilisation ten times a second, beside the training thread."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(daemon=True)
+        self.device, self.on_gpu = device, device.type == "cuda"
+        self.memory_bytes: list[int] = []
+        self.peak_bytes: int | None = None
+        self.memory_source = (
+            "bytes allocated to tensors by PyTorch's caching allocator"
+            if self.on_gpu
+            else "resident set of the process, libraries included (--profile-memory counts the tensors alone)"
+        )
+        self.utilization_percent: list[int] = []
+        self.utilization_reason = None if self.on_gpu else "no GPU in use"
+        self._stop_requested = threading.Event()
+
+    def sample(self) -> None:
+        self.memory_bytes.append(torch.cuda.memory_allocated(self.device) if self.on_gpu else host_memory()[0])
+        if self.utilization_reason is None:
+            try:
+                self.utilization_percent.append(int(torch.cuda.utilization(self.device)))
+            except Exception as error:  # noqa: BLE001 - the drivers' libraries raise exceptions of their own
+                self.utilization_reason = f"torch.cuda.utilization: {first_line(error)}"
+
+    def run(self) -> None:
+        while not self._stop_requested.wait(0.1):
+            self.sample()
+
+    def __enter__(self) -> DeviceSampler:
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self.sample()
+        self.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._stop_requested.set()
+        self.join()
+        self.sample()
+        self.peak_bytes = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else host_memory()[1]

@@ -1,0 +1,42 @@
+"""Several processes on one model: joining them, and exchanging gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+
+@contextlib.contextmanager
+def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
+    """Under torchrun, join the other processes; yields (rank, world size)."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size == 1:
+        yield 0, 1
+        return
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield torch.distributed.get_rank(), world_size
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def suffix_of_rank(rank: int, world_size: int) -> str:
+    """What tells a rank's files from those of the others."""
+    return f"_rank{rank}" if world_size > 1 else ""
+
+
+def data_parallel(model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
+    """The model, its gradients averaged over ranks in the backward pass; the model itself where there is one rank."""
+    if world_size == 1:
+        return model
+    devices = [device] if device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(model, devices, broadcast_buffers=False)
+
+
+def gradient_sync(model: nn.Module, last_micro_step: bool):
+    """Ranks exchange gradients in the last backward pass of a step; those before only add to them locally."""
+    return contextlib.nullcontext() if last_micro_step or not hasattr(model, "no_sync") else model.no_sync()

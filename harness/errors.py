@@ -1,0 +1,131 @@
+"""What goes wrong, and how a run ends: errors for the user, signals, and the one place where both become a line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from harness.units import MB
+
+
+class UserError(Exception):
+    """Something that the user can mend: printed as one line.  Exit code 2 for arguments, 1 for the rest."""
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM.  Not an Exception, so that nothing between here and the command takes it for an error."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+        self.exit_code = 128 + signum
+
+
+# ---- Signals -------------------------------------------------------------------------------------------------------
+
+_received: list[int] = []  # signals; Python swallows what is raised inside a finalizer, so they are noted as well
+
+
+def _raise_interrupted(signum: int, frame) -> None:
+    _received.append(signum)
+    raise Interrupted(signum)
+
+
+def raise_if_interrupted() -> None:
+    """Raise Interrupted for a signal whose exception was swallowed.  Called once a step."""
+    if _received:
+        raise Interrupted(_received[-1])
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Signals that arrive inside are raised at the end."""
+    before = len(_received)
+    signums = (signal.SIGINT, signal.SIGTERM)
+    handlers = {s: signal.signal(s, lambda signum, frame: _received.append(signum)) for s in signums}
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    if len(_received) > before:
+        raise Interrupted(_received[-1])
+
+
+# ---- Errors as text ------------------------------------------------------------------------------------------------
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def innermost_cause(error: BaseException) -> str:
+    """The line of a compiler's error that names the cause: it wraps one error in others, and adds advice."""
+    inner = getattr(error, "inner_exception", None) or error.__cause__
+    return innermost_cause(inner) if inner else f"{type(error).__name__}: {first_line(error)}"
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Of a GPU or of the host, also where a library or the compiler reports it in its own way."""
+    cause = getattr(error, "inner_exception", None) or error.__cause__
+    if cause is not None and out_of_memory(cause):
+        return True
+    if isinstance(error, UserError):
+        return False
+    signs = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(sign in first_line(error) for sign in signs)
+
+
+def explain_error(error: BaseException) -> tuple[str, int]:
+    """The one line and the exit code for an error, wherever it came from."""
+    text = first_line(error)
+    if isinstance(error, (UserError, Interrupted)):
+        return text, error.exit_code
+    if isinstance(error, FloatingPointError):
+        return f"{text}; lower --learning-rate, or use another --precision", 1
+    if out_of_memory(error):
+        asked = text.split("allocate memory: ")[-1]
+        has = "" if "GPU" in text else f"; the machine has {host_memory_bytes() / MB:,.0f} MB"
+        return f"out of memory: {asked}{has}; lower --batch-size, --seq-len or --size", 1
+    if isinstance(error, BrokenPipeError):
+        return "standard output was closed before the run ended", 1
+    if isinstance(error, OSError):
+        return f"cannot use {error.filename or 'standard output'}: {error.strerror or text}", 1
+    return f"{type(error).__name__}: {text} (TINY_LLAMA_DEBUG=1 shows where)", 1
+
+
+def host_memory_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def exit_code_of(work: Callable[[], object]) -> int:
+    """Call work() and turn how it ends into an exit code: the one place where an error becomes a line."""
+    handlers = {signum: signal.signal(signum, _raise_interrupted) for signum in (signal.SIGINT, signal.SIGTERM)}
+    _received.clear()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # folders may have names that no encoding knows
+    try:
+        work()
+        return 0
+    except (Exception, Interrupted) as error:  # noqa: BLE001
+        line, exit_code = explain_error(error)
+        if os.environ.get("TINY_LLAMA_DEBUG") == "1":
+            traceback.print_exc()
+        rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+        print(f"{Path(sys.argv[0]).name}: error: {rank}{' '.join(line.split())}", file=sys.stderr, flush=True)
+        return exit_code
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,230 @@
+"""Files: the one list of what a command may leave in a folder, writing them whole, and making a folder ready.
+
+Everything that must know the files of a run follows from FILES: an earlier run is moved aside by it, a trace reader
+passes over what it names, .gitignore and docs/files.md are generated from it and from FOLDERS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import io
+import itertools
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from harness.console import say
+from harness.documents import SCHEMA_VERSION
+from harness.errors import UserError
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """A file, or a folder of files, that a command may leave in its folder."""
+
+    pattern: str  # for glob
+    writer: str  # who writes it
+    holds: str  # what is in it, as docs/files.md words it
+    document: str | None = None  # its type in harness/documents.py, for JSON documents
+    is_folder: bool = False
+
+
+def _sweep(name: str, row: str) -> tuple[FileKind, ...]:
+    writer = f"run_{name}.py"
+    return (
+        FileKind(f"{name}.json", writer, "every row, written anew after each one", row),
+        FileKind(f"{name}.md", writer, "the tables, in markdown"),
+        FileKind(f"{name}.png", writer, "the figure"),
+    )
+
+
+FILES = (
+    FileKind("config.json", "every run, before step 1", "model, training, profiling, environment", "RunConfig"),
+    FileKind(
+        "performance_summary.json",
+        "every run, also one that failed or was interrupted",
+        "times, rates, memory, losses",
+        "PerformanceSummary",
+    ),
+    FileKind(
+        "events.out.tfevents.*", "every run; a report adds one of its own", "scalars, figures, text for TensorBoard"
+    ),
+    FileKind("training_output.log", "the shell launchers", "everything printed"),
+    FileKind("training_output.*.log", "the shell launchers", "the same, of the run that was in the folder before"),
+    FileKind("trace_step_*.pt.trace.json*", "the profiler", "a Chrome trace; the numbers are the step boundaries"),
+    FileKind("operator_analysis.json", "the profiler", "what the trace shows", "OperatorAnalysis"),
+    FileKind("operator_analysis_*.json", "run_pytorch_profiler.py", "the same for further traces", "OperatorAnalysis"),
+    FileKind("memory_timeline.json", "--profile-memory", "bytes over time by category", "MemoryTimeline"),
+    FileKind("memory_timeline.png", "--profile-memory", "the figure"),
+    FileKind("memory_snapshot_*.pickle", "--memory-snapshot", "a GPU's allocation history, for pytorch.org/memory_viz"),
+    FileKind("prediction.json", "--dry-run", "memory, what fits, least time of a step", "Prediction"),
+    FileKind("flops_profile.json", "FLOPs profiling", "counts, rates, MFU", "FlopsProfile"),
+    FileKind("flops_profile.txt", "FLOPs profiling", "DeepSpeed's own report"),
+    FileKind(
+        "computational_intensity.json",
+        "--computational-intensity",
+        "bytes moved by a step, FLOPs per byte",
+        "ComputationalIntensity",
+    ),
+    FileKind("roofline_data.json", "--generate-roofline", "the points and roofs of the figure", "RooflineData"),
+    FileKind("roofline.png", "--generate-roofline", "the figure"),
+    FileKind("report.html", "the run scripts", "one page for a person, without network"),
+    FileKind("comparison.json", "compare_runs.py", "what differs between runs", "Comparison"),
+    FileKind("comparison.png", "compare_runs.py", "the figure"),
+    FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded"),
+    *_sweep("memory_study", "MemoryStudyRow"),
+    *_sweep("training_benchmark", "TrainingBenchmarkRow"),
+    *_sweep("attention_benchmark", "AttentionBenchmarkRow"),
+    *_sweep("precision_study", "PrecisionStudyRow"),
+    *_sweep("timing_study", "TimingStudyRow"),
+    FileKind("rows", "the sweeps", "TensorBoard's HPARAMS, an event file a row", is_folder=True),
+    FileKind("snapshots", "run_training_benchmark.py", "allocation histories, a folder a row", is_folder=True),
+    FileKind("answers.json", "run_exercise.py", "every answer with its evidence", "ExerciseAnswers"),
+    FileKind("worksheet.md", "run_exercise.py", "the worksheet, filled"),
+    FileKind("commands.log", "run_exercise.py", "what the commands printed"),
+)
+
+FOLDERS = (  # that the launchers and the documented commands make, for .gitignore
+    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ memory_hotspots/ memory_seq*/ memory_study*/ "
+    "system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ ex[0-9]_*/ "
+    "exercise[0-9]_*/ comparison_*/ output/ runs/"
+).split()
+
+_TRACE_PATTERN = "trace_step_*.pt.trace.json*"
+
+
+def kind_of(name: str) -> FileKind | None:
+    """The registered kind that a file of this name is of."""
+    return next((kind for kind in FILES if fnmatch.fnmatch(name, kind.pattern)), None)
+
+
+def may_be_trace(name: str) -> bool:
+    """A JSON file that no command of ours writes, or that our profiler does."""
+    kind = kind_of(name)
+    return name.endswith((".json", ".json.gz")) and (kind is None or kind.pattern == _TRACE_PATTERN)
+
+
+def files_of_run(*folders: Path) -> list[Path]:
+    """What a run has left in its folders, by name."""
+    found = {file for folder in folders for kind in FILES if not kind.is_folder for file in folder.glob(kind.pattern)}
+    return sorted(found)
+
+
+# ---- Writing -------------------------------------------------------------------------------------------------------
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write the file whole or not at all.  Raises UserError, naming it."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_json(path: Path, document: dict) -> None:
+    """Write a document, under its schema version, whole or not at all."""
+    text = json.dumps({"schema_version": SCHEMA_VERSION} | document, indent=2, allow_nan=False)
+    write_bytes(path, (text + "\n").encode())
+
+
+def write_figure(path: Path, figure) -> None:
+    """A figure of matplotlib as PNG, whole or not at all."""
+    write_bytes(path, png(figure))
+
+
+def png(figure) -> bytes:
+    """A figure of matplotlib as a file."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=120)
+    return data.getvalue()
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder.  Raises UserError, naming it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder, see that it takes files, and move a run that it already holds to earlier_<timestamp>/ in it.
+
+    A launcher's log is being written while this runs: it is named in TINY_LLAMA_LOG, and stays.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write_test"
+        try:
+            probe.write_bytes(bytes(4096))
+        finally:
+            probe.unlink(missing_ok=True)
+        earlier = _earlier_run(folder)
+        if earlier:
+            stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime("%Y%m%d_%H%M%S")
+            target = unused_folder(folder / f"earlier_{stamp}")
+            target.mkdir()
+            for file in earlier:
+                file.rename(target / file.name)
+            say(f"The run that was in {folder} is now in {target}")
+    except OSError as error:
+        raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
+
+
+def _earlier_run(folder: Path) -> list[Path]:
+    """The files and folders of a run that the folder holds.  Raises UserError where its config.json is not ours."""
+    config = folder / "config.json"
+    if config.exists() and b'"schema_version"' not in config.read_bytes():
+        raise UserError(f"{config} was not written by this workshop; give another folder")
+    log = Path(os.environ.get("TINY_LLAMA_LOG", "")).absolute()
+    # Without a config.json only what no other program would write under this name is taken for ours.
+    patterns = [k.pattern for k in FILES if not k.is_folder] if config.exists() else [_TRACE_PATTERN, "prediction.json"]
+    found = {f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() != log}
+    folders = [f for kind in FILES if kind.is_folder and (f := folder / kind.pattern).is_dir()]
+    return sorted(found) + (folders if found else [])
+
+
+def unused_folder(wanted: Path) -> Path:
+    """The path itself or, where there is something, <path>_2 and so on."""
+    names = (wanted if n == 1 else wanted.with_name(f"{wanted.name}_{n}") for n in itertools.count(1))
+    return next(path for path in names if not path.exists())
+
+
+# ---- Nulls ---------------------------------------------------------------------------------------------------------
+
+
+def explain_nulls(values: dict, reason: str, **reasons: str) -> dict:
+    """A copy in which each unknown value, None, has its <name>_reason beside it."""
+    out = {}
+    for name, value in values.items():
+        out[name] = value
+        if value is None:
+            out[f"{name}_reason"] = reasons.get(name, reason)
+    return out
+
+
+def explain_nulls_recursively(value, reasons: dict[str, str]):
+    """A copy of a document in which each null has `<name>_reason` beside it, unless it has one already.
+
+    reasons are by name.  Raises KeyError for a null whose name has none: an unexplained gap is a mistake of ours.
+    """
+    if isinstance(value, list):
+        return [explain_nulls_recursively(one, reasons) for one in value]
+    if not isinstance(value, dict):
+        return value
+    out = {}
+    for name, one in value.items():
+        out[name] = explain_nulls_recursively(one, reasons)
+        if one is None and f"{name}_reason" not in value:
+            out[f"{name}_reason"] = reasons[name]
+    return out

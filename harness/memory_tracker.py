@@ -1,0 +1,292 @@
+"""Memory of one step: every tensor that comes and goes, on a CPU as on a GPU, and a GPU allocator's own history."""
+
+from __future__ import annotations
+
+import bisect
+import re
+import time
+import weakref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from harness.files import explain_nulls
+from harness.timing import PHASES, range_observers
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "buffers")
+IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+@dataclass
+class Allocation:
+    """A tensor's storage.  born and died are numbers of the tracker's events."""
+
+    bytes: int
+    shape: list[int]
+    dtype: str
+    where: str  # the part of the model that made it, or whose gradient it serves
+    phase: str | None  # of the step, None for what was there before
+    category: str
+    born: int
+    died: int | None = None
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Records the tensors of one training step: bytes, when each comes and goes, what it is and which part made it.
+
+    Every operator passes through here, forward and backward, so the figure is the bytes of live tensors; what an
+    operator uses inside itself is not seen.  Gradients and optimizer state are known by identity, activations by
+    outliving the forward pass that made them; the rest is temporary.  While it is entered it is one
+    of the `range_observers`, to which trace_range() reports which part of the step is running.  In the backward pass
+    the sequence number of autograd's node names the forward operator that it belongs to, and so the part.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
+        super().__init__()
+        self.model, self.optimizer, self.step = model, optimizer, step
+        self.allocations: list[Allocation] = []
+        self.times_us: list[float] = []  # of the events
+        self.places: list[str] = []  # where each event happened
+        self.phases: list[list] = []  # [name, first event, last event]
+        self.finished = False
+        self.kept: list[Allocation] = []  # by the last forward pass, for its backward pass
+        self.allocator: dict[str, int] = {}  # a GPU's, when the most tensors were alive
+        self._device = next(model.parameters()).device
+        self._live: dict[int, tuple[weakref.ref, Allocation]] = {}  # by address of the storage
+        self._live_bytes = self._most_bytes = 0
+        self._stack = ["before the step"]
+        self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._sequence: list[int] = []  # autograd's next number whenever the range changed, and the range from there on
+        self._ranges: list[str] = []
+
+    def _event(self) -> int:
+        self.times_us.append(1e6 * (time.perf_counter() - self._started))
+        self.places.append(self._where())
+        if self._live_bytes > self._most_bytes:
+            self._most_bytes = self._live_bytes
+            if self._device.type == "cuda":
+                self.allocator = {
+                    "allocated_bytes": torch.cuda.memory_allocated(self._device),
+                    "reserved_bytes": torch.cuda.memory_reserved(self._device),
+                }
+        return len(self.times_us) - 1
+
+    def _where(self) -> str:
+        """The innermost range; of the backward pass, the range or parameter that its node belongs to."""
+        node = torch._C._current_autograd_node() if self._stack[-1] == "backward" else None
+        if node is None:
+            return self._stack[-1]
+        if hasattr(node, "variable"):  # the gradient of a parameter is added up
+            return self._parameters.get(id(node.variable), "backward")
+        at = bisect.bisect(self._sequence, node._sequence_nr()) - 1
+        return self._ranges[at] if at >= 0 else "backward"
+
+    def _note_range(self) -> None:
+        self._sequence.append(torch.autograd._get_sequence_nr())
+        self._ranges.append(self._stack[-1])
+
+    def _record(self, tensor: Tensor, category: str | None = None) -> Allocation:
+        """The entry of a tensor's storage, made if it is new; a category given here is final."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._live:
+            dtype, size = str(tensor.dtype).removeprefix("torch."), storage.nbytes()
+            self._live_bytes += size
+            born, phase = self._event(), next((name for name in reversed(self._stack) if name in PHASES), None)
+            entry = Allocation(size, list(tensor.shape), dtype, self.places[born], phase, "temporaries", born)
+            self.allocations.append(entry)
+            self._live[key] = (weakref.ref(storage, lambda _: self._forget(key)), entry)
+        entry = self._live[key][1]
+        entry.category = category or entry.category
+        return entry
+
+    def _forget(self, key: int) -> None:
+        entry = self._live.pop(key)[1]
+        self._live_bytes -= entry.bytes
+        entry.died = self._event()
+
+    def _record_all(self, tensors, category: str) -> None:
+        for tensor in tensors:
+            self._record(tensor, category)
+
+    def _optimizer_state(self) -> list[Tensor]:
+        return [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(out):
+            if isinstance(tensor, Tensor):
+                entry = self._record(tensor)
+                if func is torch.ops.aten._unsafe_view.default:  # how a folded product gets its real shape back
+                    entry.shape = list(tensor.shape)
+        return out
+
+    def range_push(self, name: str) -> None:
+        self._stack.append(name)
+        self._note_range()
+        if name in PHASES:
+            self.phases.append([name, self._event(), None])
+
+    def range_pop(self) -> None:
+        if self._stack[-1] in PHASES:
+            self.phases[-1][2] = self._event()
+        name = self._stack.pop()
+        self._note_range()
+        if name == "forward":
+            began = self.phases[-1][1]
+            made = [entry for _, entry in self._live.values() if entry.born > began]
+            self.kept = [entry for entry in made if entry.category == "temporaries"]
+            for entry in self.kept:
+                entry.category = "activations"
+        elif name == "backward":
+            self._record_all((p.grad for p in self.model.parameters() if p.grad is not None), "gradients")
+        elif name == "optimizer":
+            self._record_all(self._optimizer_state(), "optimizer")
+
+    def __enter__(self) -> MemoryTracker:
+        self._started = time.perf_counter()
+        self._record_all(self.model.parameters(), "parameters")
+        self._record_all(self.model.buffers(), "buffers")
+        self._record_all(self._optimizer_state(), "optimizer")
+        self._found = len(self.allocations)  # before the step
+        self.times_us, self.places = [0.0], self._stack[:1]  # what was there before counts from the first event on
+        for entry in self.allocations:
+            entry.born = 0
+        range_observers.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *exception) -> None:
+        super().__exit__(*exception)
+        range_observers.remove(self)
+        self._event()
+        self._live.clear()  # what outlives the step is no event any more
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            self.allocator["device_used_bytes"] = total - free
+        self.finished = True
+
+    def live_bytes(self) -> np.ndarray:
+        """[category, event]: live bytes after each event of the step."""
+        changes = np.zeros((len(CATEGORIES), len(self.times_us) + 1), dtype=np.int64)
+        for a in self.allocations:
+            row = changes[CATEGORIES.index(a.category)]
+            row[a.born] += a.bytes
+            row[-1 if a.died is None else a.died] -= a.bytes
+        return changes[:, :-1].cumsum(axis=1)
+
+    def live_bytes_at_allocations(self) -> np.ndarray:
+        """Live bytes after each event that allocated something.  The peak is one of them, and what is freed between two
+        of them may be freed in any order."""
+        return self.live_bytes().sum(axis=0)[sorted({a.born for a in self.allocations})]
+
+    def document(self) -> dict:
+        """memory_timeline.json: bytes by category over the step, by phase, and at the peak."""
+        live = self.live_bytes()
+        total, durations = live.sum(axis=0), np.diff(self.times_us)
+        peak = int(total.argmax())
+        made = self.allocations[self._found :]
+        at_peak = [a for a in self.allocations if a.born <= peak and (a.died is None or a.died > peak)]
+        phases = [p for p in self.phases if p[2] is not None]  # a step cut short leaves its last phase open
+        return {
+            "step": self.step,
+            "source": f"bytes of live tensors, counted at every operator of step {self.step}",
+            "peak_bytes": int(total[peak]),
+            "average_bytes": float(total[:-1] @ durations / durations.sum()),
+            "allocations": len(made),
+            "kept_for_backward": kept_rows(self.kept),
+            **explain_nulls({"allocator": self.allocator_rows(int(total[peak]))}, "no GPU in use"),
+            "largest_tensor": asdict(max(made, key=lambda a: a.bytes)) if made else None,
+            "phases": [
+                {
+                    "name": name,
+                    "start_us": self.times_us[first],
+                    "end_us": self.times_us[last],
+                    "peak_bytes": int(total[first : last + 1].max()),
+                }
+                for name, first, last in phases
+            ],
+            "peak": {
+                "time_us": self.times_us[peak],
+                "phase": next((name for name, first, last in phases if first <= peak <= last), None),
+                "where": self.places[peak],
+                "bytes_by_category": dict(zip(CATEGORIES, live[:, peak].tolist(), strict=True)),
+                "largest_tensors": [asdict(a) for a in sorted(at_peak, key=lambda a: -a.bytes)[:10]],
+            },
+            "timeline": {"time_us": [round(t, 1) for t in self.times_us], "total_bytes": total.tolist()}
+            | {f"{category}_bytes": row.tolist() for category, row in zip(CATEGORIES, live, strict=True)}
+            | {"layer": [layer_and_part(place)[0] for place in self.places]},
+        }
+
+    def allocator_rows(self, tensors: int) -> list[dict] | None:
+        """From live tensors to what the driver reports, when the most of them were alive; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        allocated, reserved, used = (
+            self.allocator[name] for name in ("allocated_bytes", "reserved_bytes", "device_used_bytes")
+        )
+        return [
+            {"what": "live tensors", "bytes": tensors},
+            {"what": "rounding, library workspaces, what operators use inside", "bytes": allocated - tensors},
+            {"what": "reserved by the allocator and free (fragmentation)", "bytes": reserved - allocated},
+            {"what": "driver, context and other processes, at the end of the step", "bytes": used - reserved},
+        ]
+
+
+class MemorySnapshot:
+    """torch.cuda's history of allocations over one step: pickles for pytorch.org/memory_viz, of the first forward pass
+    and of the whole step.  The page that torch writes from one fetches its viewer from the internet: none is written.
+    """
+
+    ENTRIES = 1_000_000  # of the history; the oldest go first
+
+    def __init__(self, folder: Path | None):
+        self.folder, self.written = folder, []
+
+    def __enter__(self) -> MemorySnapshot:
+        torch.cuda.memory._record_memory_history(max_entries=self.ENTRIES, stacks="python")
+        return self
+
+    def after_forward(self) -> None:
+        if not self.written:  # of the first micro-batch
+            self._dump("forward")
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            if error is None:
+                self._dump("step")
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _dump(self, what: str) -> None:
+        if self.folder:
+            path = self.folder / f"memory_snapshot_{what}.pickle"
+            torch.cuda.memory._dump_snapshot(str(path))
+            self.written.append(path)
+
+
+def layer_and_part(where: str) -> tuple[int | None, str]:
+    """(3, 'attention.scores') of layers.3.attention.scores; (None, 'lm_head') of lm_head."""
+    found = IN_LAYER.match(where)
+    return (int(found[1]), found[2]) if found else (None, where)
+
+
+def kept_rows(kept: list[Allocation]) -> list[dict]:
+    """Bytes that a forward pass keeps for its backward pass, by component and layer."""
+    sums: dict[tuple, int] = {}
+    for entry in kept:
+        layer, component = layer_and_part(entry.where)
+        sums[component, layer] = sums.get((component, layer), 0) + entry.bytes
+    return [{"component": part, "layer": layer, "bytes": size} for (part, layer), size in sums.items()]
+
+
+def kept_by_component(memory: dict) -> dict[str, int]:
+    """The same over all layers."""
+    sums: dict[str, int] = {}
+    for row in memory["kept_for_backward"]:
+        sums[row["component"]] = sums.get(row["component"], 0) + row["bytes"]
+    return sums

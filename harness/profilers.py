@@ -1,0 +1,395 @@
+"""Profilers: which step carries which instrument, and the instruments themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gzip
+import importlib
+import importlib.util
+import math
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from harness.command_line import flag, peak_choice, require
+from harness.devices import synchronize
+from harness.errors import UserError, first_line, innermost_cause
+from harness.files import explain_nulls
+from harness.memory_tracker import MemorySnapshot, MemoryTracker
+from harness.timing import range_observers, summary_stats
+from harness.workload import TrainingState, Workload
+
+
+@dataclass(frozen=True)
+class ProfilerConfig:
+    """What is recorded beside the timings that every run takes."""
+
+    enable_pytorch_profiler: bool = flag(False, "record a trace with torch.profiler")
+    profile_dir: str | None = flag(
+        None, "folder for traces and, alone, for the run", metavar="DIR", shown="--output-dir, else ./pytorch_profiles"
+    )
+    profile_steps: int = flag(5, "steps in the trace")
+    warmup_steps: int = flag(5, "steps before them", minimum=0)
+    profile_stacks: bool = flag(False, "Python stacks and modules in the trace, much larger; implies the profiler")
+    profile_operators: bool = flag(False, "print what the trace says; implies the profiler")
+    gzip: bool = flag(False, "compress the trace")
+    profile_memory: bool = flag(False, "count every tensor of one step", alias="--enable-memory-profiling")
+    memory_snapshot: bool = flag(False, "a GPU's allocation history of one step, for pytorch.org/memory_viz")
+    system_profiler: bool = flag(False, "open the window to nsys or rocprofv3; set by run_system_profiler.sh")
+    enable_deepspeed_flops: bool = flag(False, "DeepSpeed's FLOPs profiler on one step")
+    flops_profile_step: int = flag(10, "which step")
+    peak: str | float = flag(
+        "auto",
+        "what MFU is a share of: auto (the datasheet's figure, else a measured one), measured, or TFLOP/s",
+        metavar="N",
+        type=peak_choice,
+    )
+
+    @property
+    def records_trace(self) -> bool:
+        return self.enable_pytorch_profiler or self.profile_stacks or self.profile_operators
+
+    @property
+    def enabled(self) -> bool:
+        return self.records_trace or self.profile_memory or self.memory_snapshot or self.enable_deepspeed_flops
+
+
+# ---- Which step carries what ---------------------------------------------------------------------------------------
+
+
+class InstrumentSchedule:
+    """Which steps carry an instrument.  No step carries two while there are others to choose from."""
+
+    def __init__(self, num_steps: int, profiling: ProfilerConfig):
+        self.window = None  # the trace, or what a system profiler sees, holds steps window[0] + 1 to window[1]
+        self.flops_step = self.memory_step = self.snapshot_step = None
+        self.notes: list[str] = []
+        if profiling.records_trace or profiling.system_profiler:
+            asked = (profiling.warmup_steps, profiling.warmup_steps + profiling.profile_steps)
+            last, length = min(asked[1], num_steps), profiling.profile_steps
+            if others := profiling.enable_deepspeed_flops + profiling.profile_memory + profiling.memory_snapshot:
+                # Left for the first step, one for each other instrument, the profiler's warm-up, two for the averages.
+                length = max(1, min(length, num_steps - others - 4))
+            self.window = first, last = max(0, last - length), last
+            if self.window != asked:
+                moved = f"{asked[0]}-{asked[1]} does not fit in {num_steps}" + " beside the rest" * bool(others)
+                self.notes.append(f"Profiling window moved to steps {first}-{last}: {moved}")
+        if profiling.enable_deepspeed_flops:
+            asked = profiling.flops_profile_step
+            self.flops_step = self._free_step(min(asked, num_steps), num_steps)
+            if self.flops_step != asked:
+                why = f"the run has {num_steps} steps" if asked > num_steps else "a step carries one instrument"
+                self.notes.append(f"FLOPs profile moved from step {asked} to {self.flops_step}: {why}")
+        if profiling.profile_memory:
+            self.memory_step = self._free_step(2, num_steps)
+        if profiling.memory_snapshot:
+            self.snapshot_step = self._free_step(2, num_steps)
+
+    def _free_step(self, wanted: int, num_steps: int) -> int:
+        """The step nearest to the wanted one that carries nothing yet; the first or a warm-up, else the last step."""
+        for free in ((None,), ("first", "profiler warm-up")):
+            for distance in range(num_steps):
+                for step in (wanted + distance, wanted - distance):
+                    if 1 <= step <= num_steps and self.exclusion_reason(step) in free:
+                        return step
+        return num_steps
+
+    def exclusion_reason(self, step: int) -> str | None:
+        """Why this step is left out of the averages, or None."""
+        if self.window and self.window[0] < step <= self.window[1]:
+            return "profiled"
+        counted = {self.flops_step: "FLOPs counted", self.memory_step: "memory counted", self.snapshot_step: "snapshot"}
+        if step in counted:
+            return counted[step]
+        if step == 1:
+            return "first"
+        return "profiler warm-up" if self.window and step == self.window[0] else None
+
+
+# ---- Instruments ---------------------------------------------------------------------------------------------------
+
+
+class TraceRecorder:
+    """torch.profiler over the scheduled window.  The trace gets its name when it is complete."""
+
+    def __init__(self, profiling: ProfilerConfig, window: tuple[int, int], on_gpu: bool, folder: Path, suffix: str):
+        self.folder, self.suffix = folder, suffix + ".pt.trace.json" + (".gz" if profiling.gzip else "")
+        self.first, self.last = window
+        self.steps_seen = 0
+        self.path: Path | None = None  # of the finished trace
+        activity = torch.profiler.ProfilerActivity
+        warmup = min(self.first, 1)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Profiler won't be using warmup")  # the window says as much
+            active = self.last - self.first
+            schedule = torch.profiler.schedule(wait=self.first - warmup, warmup=warmup, active=active, repeat=1)
+        self.profile = torch.profiler.profile(
+            activities=[activity.CPU, activity.CUDA] if on_gpu else [activity.CPU],
+            schedule=schedule,
+            on_trace_ready=self.export,
+            record_shapes=True,  # FLOPs follow from them; with_flops would slow a CPU's steps and leaves no trace
+            with_stack=profiling.profile_stacks,  # and with it the calls of nn.Modules
+            profile_memory=profiling.profile_memory,
+        )
+
+    def step(self) -> None:
+        self.steps_seen += 1
+        self.profile.step()
+
+    def export(self, profile: torch.profiler.profile) -> None:
+        last = min(self.last, self.steps_seen)
+        path = self.folder / f"trace_step_{self.first}_{last}{self.suffix}"
+        partial = path.with_name(f".{path.name.removesuffix('.gz')}.partial")
+        profile.export_chrome_trace(str(partial))
+        tail = b""
+        with contextlib.suppress(FileNotFoundError), partial.open("rb") as file:
+            file.seek(max(0, partial.stat().st_size - 64))
+            tail = file.read().rstrip()
+        if not tail.endswith(b"}"):  # the exporter does not tell of a full disk
+            partial.unlink(missing_ok=True)
+            raise UserError(f"cannot write {path}: the trace came out incomplete; is the disk full?")
+        if path.suffix == ".gz":
+            partial = compressed(partial)
+        partial.replace(path)
+        self.path = path
+
+
+def compressed(path: Path) -> Path:
+    """The file as <path>.gz instead."""
+    target = path.with_name(path.name + ".gz")
+    try:
+        with path.open("rb") as source, gzip.open(target, "wb", compresslevel=6) as file:
+            shutil.copyfileobj(source, file)
+    except OSError:
+        target.unlink(missing_ok=True)
+        raise
+    finally:
+        path.unlink()
+    return target
+
+
+class SystemProfilerWindow:
+    """Opens the scheduled window to the profiler that started this process: nsys listens to cudaProfilerStart and Stop,
+    rocprofv3 to roctxProfilerResume and Pause, which it loads into the process itself."""
+
+    def __init__(self, window: tuple[int, int], device: torch.device):
+        self.first, self.last, self.device = *window, device
+        self.open, self.close = torch.cuda.profiler.start, torch.cuda.profiler.stop
+        if torch.version.hip:
+            try:
+                self.open, self.close = (
+                    functools.partial(self._roctx, getattr(ctypes.CDLL(None), f"roctxProfiler{name}"))
+                    for name in ("Resume", "Pause")
+                )
+            except AttributeError as missing:
+                raise UserError("--system-profiler: not started by rocprofv3; use run_system_profiler.sh") from missing
+
+    @staticmethod
+    def _roctx(function) -> None:
+        function.argtypes = [ctypes.c_uint64]
+        if function(0):  # of all threads
+            raise UserError(f"--system-profiler: {function.__name__} failed; is it rocprofv3 --selected-regions?")
+
+    @contextlib.contextmanager
+    def step(self, step: int):
+        """The device has finished what lies before the window when it opens, and what lies within when it closes."""
+        if step == self.first + 1:
+            synchronize(self.device)
+            self.open()
+        yield
+        if step == self.last:
+            synchronize(self.device)
+            self.close()
+
+
+class DeepSpeedCounter:
+    """DeepSpeed's FLOPs profiler over one forward pass, as a context; the passes after it in the step run free.
+
+    It counts while it is started, so a profiler left on adds up from step to step: this one is stopped at once.
+    Its own report goes to flops_profile.txt in the folder, if there is one.
+    """
+
+    def __init__(self, model: nn.Module, step: int, folder: Path | None):
+        self.model, self.step, self.folder = model, step, folder
+        self.counts: dict | None = None
+
+    def __enter__(self) -> None:
+        from deepspeed.profiling.flops_profiler import FlopsProfiler
+
+        self.profiler = None if self.counts else FlopsProfiler(self.model)
+        self.uncompiled = torch.compiler.set_stance("force_eager")  # it counts the calls of PyTorch's functions
+        self.uncompiled.__enter__()
+        if self.profiler:
+            self.profiler.start_profile()
+
+    def __exit__(self, kind, error, trace) -> None:
+        self.uncompiled.__exit__(kind, error, trace)
+        if not self.profiler:
+            return
+        self.profiler.stop_profile()
+        if error is None:
+            modules = dict(self.model.named_modules())
+            self.counts = {
+                "flops": int(self.profiler.get_total_flops()),
+                "macs": int(self.profiler.get_total_macs()),
+                "parameters": int(self.profiler.get_total_params()),
+                "macs_by_module": {
+                    n: int(sum(m.__macs__ for m in module.modules())) for n, module in modules.items() if n
+                },
+            }
+            if self.folder:
+                report = str(self.folder / "flops_profile.txt")
+                self.profiler.print_model_profile(profile_step=self.step, output_file=report)
+        self.profiler.end_profile()
+
+
+class Instruments:
+    """Everything optional that a step can carry, so that the training loop need not know what it is."""
+
+    def __init__(
+        self,
+        schedule: InstrumentSchedule,
+        profiling: ProfilerConfig,
+        state: TrainingState,
+        device: torch.device,
+        folder: Path | None,
+        trace_folder: Path | None,
+        rank_suffix: str = "",
+    ):
+        """folder is None on the ranks that write nothing but their trace."""
+        self.schedule, self.on_gpu = schedule, device.type == "cuda"
+        self.trace = self.memory = self.flops = self.snapshot = self.system_profiler = None
+        if profiling.records_trace:
+            self.trace = TraceRecorder(profiling, schedule.window, self.on_gpu, trace_folder, rank_suffix)
+        if profiling.system_profiler:
+            self.system_profiler = SystemProfilerWindow(schedule.window, device)
+        if schedule.memory_step:
+            self.memory = MemoryTracker(state.model, state.optimizer, schedule.memory_step)
+        if schedule.snapshot_step:
+            self.snapshot = MemorySnapshot(folder)
+        if schedule.flops_step:
+            self.flops = DeepSpeedCounter(state.model, schedule.flops_step, folder)
+
+    @contextlib.contextmanager
+    def run(self):
+        if self.on_gpu:
+            range_observers.append(torch.cuda.nvtx)
+        try:
+            with self.trace.profile if self.trace else contextlib.nullcontext():
+                yield
+        finally:
+            range_observers.clear()
+
+    @contextlib.contextmanager
+    def step(self, step: int):
+        with (
+            self.system_profiler.step(step) if self.system_profiler else contextlib.nullcontext(),
+            self.memory if step == self.schedule.memory_step else contextlib.nullcontext(),
+            self.snapshot if step == self.schedule.snapshot_step else contextlib.nullcontext(),
+        ):
+            yield
+        if self.trace:
+            self.trace.step()
+
+    @contextlib.contextmanager
+    def forward(self, step: int):
+        with self.flops if step == self.schedule.flops_step else contextlib.nullcontext():
+            yield
+        if step == self.schedule.snapshot_step:
+            self.snapshot.after_forward()
+
+
+class Compilation:
+    """torch.compile of a model before its first step: how long it takes, and what a pass takes before and after.
+
+    All of it by forward and backward passes that leave no gradients, so that training starts as it would without it.
+    """
+
+    PASSES = 3  # timed ones before and after; one more of each comes first
+
+    def __init__(self, workload: Workload, state: TrainingState, stream: Iterator, device: torch.device, traced: bool):
+        from torch._dynamo import exc, utils  # takes seconds
+
+        self.workload, self.state, self.stream, self.device = workload, state, stream, device
+        self._pass_ms()
+        self.uncompiled_ms = [self._pass_ms() for _ in range(self.PASSES)]
+        utils.counters.clear()
+        # A trace shows a GPU's kernels anyway; a CPU's only if the generated code announces them.
+        state.model.compile(dynamic=False, options={"cpp.enable_kernel_profile": traced and device.type == "cpu"})
+        try:
+            first_ms = self._pass_ms()
+        except exc.TorchDynamoException as error:
+            raise UserError(f"--compile: this model cannot be compiled here: {innermost_cause(error)}") from error
+        self.compiled_ms = [self._pass_ms() for _ in range(self.PASSES)]
+        self.compile_s = max(0.0, first_ms - summary_stats(self.compiled_ms)["median"]) / 1e3
+        found = utils.counters["inductor"]
+        self.from_cache = bool(found["fxgraph_cache_hit"]) and not found["fxgraph_cache_miss"]
+
+    def _pass_ms(self) -> float:
+        """Wall milliseconds of one forward and backward pass over a micro-batch."""
+        batch = next(self.stream)
+        synchronize(self.device)
+        started = time.perf_counter()
+        with self.state.autocast:
+            loss = self.workload.loss(self.state.model, batch)
+        loss.backward()
+        synchronize(self.device)
+        elapsed_ms = 1e3 * (time.perf_counter() - started)
+        self.state.model.zero_grad(set_to_none=True)
+        return elapsed_ms
+
+    def document(self, micro_steps: int) -> dict:
+        """Medians of passes, what compiling saves in a step of so many, and the step from which on it saves time."""
+        uncompiled_ms = summary_stats(self.uncompiled_ms)["median"]
+        compiled_ms = summary_stats(self.compiled_ms)["median"]
+        saved_ms = micro_steps * (uncompiled_ms - compiled_ms)
+        document = {
+            "compile_s": self.compile_s,
+            "from_cache": self.from_cache,
+            "uncompiled_pass_ms": uncompiled_ms,
+            "compiled_pass_ms": compiled_ms,
+            "passes": self.PASSES,
+            "saved_ms_per_step": saved_ms,
+            "break_even_step": math.ceil(1e3 * self.compile_s / saved_ms) if saved_ms > 0 else None,
+        }
+        return explain_nulls(document, "a compiled pass was not faster")
+
+
+def check_profiling(profiling: ProfilerConfig, device: torch.device, output_dir: str | None) -> None:
+    """What the profiling flags need must be there before training starts, not when it ends."""
+    needs = (
+        ("a run folder", bool(output_dir) or profiling.enabled, ["tensorboard"]),
+        ("--profile-operators", profiling.profile_operators, ["orjson", "pandas"]),
+    )
+    for what, wanted, modules in needs:
+        require(what, modules if wanted else [])
+    if device.type == "cpu" and profiling.memory_snapshot:
+        raise UserError(
+            "--memory-snapshot: the history of allocations is that of a GPU's allocator; on a CPU --profile-memory "
+            "counts its tensors, and run_memory_study.sh shows how they grow"
+        )
+    if device.type == "cpu" and profiling.system_profiler:
+        raise UserError("--system-profiler: nsys and rocprofv3 watch a GPU, and none is in use")
+    if profiling.enable_deepspeed_flops and (problem := deepspeed_problem(device)):
+        raise UserError(f"--enable-deepspeed-flops: {problem}")
+
+
+def deepspeed_problem(device: torch.device) -> str | None:
+    """Why DeepSpeed cannot count on this device, or None."""
+    if importlib.util.find_spec("deepspeed") is None:
+        return "DeepSpeed is missing: pip install deepspeed"
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # or it guesses, and prints that it does
+    try:
+        importlib.import_module("deepspeed.profiling.flops_profiler")
+    except Exception as error:  # noqa: BLE001 - the import probes compilers and drivers, and raises whatever they do
+        return f"DeepSpeed does not import: {first_line(error)}"
+    return None

@@ -1,0 +1,250 @@
+"""What a run prints and leaves behind, however it ends: step lines, summary, files, TensorBoard events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from harness.console import RULE, say
+from harness.devices import DeviceSampler
+from harness.environment import describe_environment
+from harness.errors import UserError, explain_error, held_signals
+from harness.files import files_of_run, prepare_folder, write_figure, write_json
+from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
+from harness.run_summary import MeasuredRun, summarize, summary_lines
+from harness.timing import StepMeter, StepRecord
+from harness.units import MB
+from harness.workload import Workload
+
+
+class Explanation(NamedTuple):
+    """What one instrument found: a JSON file, the lines that say it, and perhaps a figure, a PNG of the same name."""
+
+    file_name: str
+    document: dict | None
+    lines: list[str]
+    figure: Any = None
+
+
+class RunReport:
+    """The console, the folder and the event file of one run of a workload.  Rank 0 alone prints and writes."""
+
+    FLUSH_S = 10.0  # TensorBoard scalars are written between steps, this far apart: writing them takes time
+
+    def __init__(
+        self,
+        workload: Workload,
+        profiling: ProfilerConfig,
+        schedule: InstrumentSchedule,
+        device: torch.device,
+        ranks: tuple[int, int] = (0, 1),
+        *,
+        num_steps: int,
+        log_interval: int = 1,
+        output_dir: str | None = None,
+    ):
+        """ranks: this rank and how many there are."""
+        self.workload, self.profiling, self.schedule, self.device = workload, profiling, schedule, device
+        self.rank, self.world_size = ranks
+        self.num_steps, self.log_interval = num_steps, log_interval
+        self.config = workload.settings() | {"profiling": asdict(profiling)}
+        self.environment = describe_environment(device)
+        folder = output_dir or (profiling.enabled and (profiling.profile_dir or "./pytorch_profiles")) or None
+        self.folder = Path(folder) if folder else None
+        # Traces lie in a folder of their own only where both folders were named.
+        self.trace_folder = Path(profiling.profile_dir) if profiling.enabled and profiling.profile_dir else self.folder
+        self.writer = None
+        self.sampler = DeviceSampler(device)
+        self.meter = StepMeter(device, self.world_size, self.prints, self.on_record)
+        self.instruments: Instruments | None = None
+        self.compilation: Compilation | None = None
+        self._unwritten: list[StepRecord] = []
+        self._flushed_at = time.monotonic()
+
+    # ---- Before the first step ---------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """The folder and config.json."""
+        if self.rank != 0 or not self.folder:
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        for folder in dict.fromkeys((self.folder, self.trace_folder)):
+            prepare_folder(folder)
+        document = self.config | {"environment": self.environment}
+        write_json(self.folder / "config.json", document)
+        self.writer = SummaryWriter(str(self.folder))
+        for title, values in document.items():
+            self.writer.add_text(title, "    " + json.dumps(values, indent=2).replace("\n", "\n    "))
+
+    def announce(self) -> None:
+        """What is about to run, and on what."""
+        workload, profiling = self.workload, self.profiling
+        mode = ""
+        if profiling.records_trace or profiling.enable_deepspeed_flops:
+            mode = " (Profiling Enabled)"
+        elif profiling.profile_memory or profiling.memory_snapshot:
+            mode = " (Memory Profiling)"
+        say(RULE, f"{workload.title}{mode}", RULE, "Configuration:")
+        say(*(f"  {label}: {value}" for label, value in workload.settings_lines(self.device).items()))
+        parameters, forward_flops = workload.parameter_count(), workload.forward_flops()
+        say("", "Model Configuration:", f"  Total Parameters: {parameters:,}")
+        say(f"  Model Size: {4 * parameters / MB:.1f} MB (FP32)")
+        if forward_flops is not None:
+            say(f"  Forward FLOPs per Step: {forward_flops:,} (matmuls)")
+        device, cpu = self.environment["device"], self.environment["cpu"]
+        threads = f"{cpu['torch_threads']} thread{'s' * (cpu['torch_threads'] > 1)}"
+        say("", f"Using device: {device['type']}")
+        if self.device.type == "cuda":
+            say(f"GPU: {device['name']} ({device['arch']}, {device['memory_bytes'] / MB:,.0f} MB)")
+        else:
+            say(f"CPU: {cpu['name']} ({threads}, {cpu['logical_cores']} logical cores)")
+        if self.world_size > 1:
+            say(f"Ranks: {self.world_size}, each with {workload.batch_size} samples per step")
+        if self.schedule.window:
+            say("Profiling enabled: Steps {}-{}".format(*self.schedule.window))
+        say(*(f"Note: {note}" for note in self.schedule.notes))
+        if profiling.enabled:
+            say(f"Profile data will be saved to: {self.trace_folder}/")
+        say("", "Starting training...")
+
+    # ---- Step by step ------------------------------------------------------------------------------------------------
+
+    def prints(self, step: int) -> bool:
+        return step % self.log_interval == 0 or step in (1, self.num_steps)
+
+    def on_record(self, record: StepRecord) -> None:
+        if self.prints(record.step):
+            mark = " [PROFILING]" if self.schedule.exclusion_reason(record.step) == "profiled" else ""
+            line = f"Step {record.step}/{self.num_steps}: Loss = {record.loss:.4f}"
+            say(f"{line}, Time = {record.total_ms / 1e3:.3f} seconds{mark}")
+        record.memory_bytes = self.sampler.memory_bytes[-1]
+        self._unwritten.append(record)
+        if time.monotonic() - self._flushed_at > self.FLUSH_S:
+            self._write_scalars()
+
+    def _write_scalars(self) -> None:
+        if self.writer is None:
+            return
+        samples = self.workload.batch_size * self.world_size
+        with self._naming_event_file():
+            for record in self._unwritten:
+                rate = samples / (record.total_ms / 1e3)
+                scalars = {
+                    "loss": record.loss,
+                    "step_time_ms": record.total_ms,
+                    "samples_per_sec": rate,
+                    "tokens_per_sec": rate * self.workload.seq_len,
+                    "memory_mb": record.memory_bytes / MB,
+                    **{f"phase_ms/{phase}": ms for phase, ms in record.phase_ms.items()},
+                }
+                for tag, value in scalars.items():
+                    self.writer.add_scalar(tag, value, record.step, walltime=record.ended_at)
+            self._unwritten.clear()
+            self._flushed_at = time.monotonic()
+            self.writer.flush()
+
+    @contextlib.contextmanager
+    def _naming_event_file(self):
+        try:
+            yield
+        except OSError as failure:
+            raise UserError(f"cannot write events in {self.folder}: {failure.strerror}") from failure
+
+    # ---- After the last step -----------------------------------------------------------------------------------------
+
+    def close(self, error: BaseException | None, explain: Callable[[dict], Iterable[Explanation]]) -> None:
+        """After the last step, or the error that ended the run: the summary and the files, written or an error raised.
+
+        explain(summary) gives what the instruments found, one after the other.
+        """
+        with contextlib.suppress(FloatingPointError, RuntimeError):  # the error at hand is the one that counts
+            self.meter.read_finished(wait=True)
+        if self.rank != 0:
+            return
+        summary = summarize(self.measured(error))
+        lines = summary_lines(summary)
+        figures = {}
+        try:
+            with held_signals():  # one may cut short what follows, not this
+                self._write("performance_summary.json", summary)
+            for name, document, text, figure in explain(summary):
+                self._write(name, document)
+                lines += ["", *text] if text else []
+                if figure is not None and self.folder:
+                    figures[Path(name).stem] = figure
+            if self.folder:
+                self._finish_events(summary, figures)
+                folders = dict.fromkeys((self.folder, self.trace_folder))
+                lines += ["", "Files:", *(f"  {file}" for file in files_of_run(*folders))]
+        except UserError as failure:
+            if error is None:
+                self._write("performance_summary.json", summary | {"status": "failed", "error": str(failure)})
+            raise
+        finally:
+            say("", *lines)
+
+    def measured(self, error: BaseException | None) -> MeasuredRun:
+        """All that was measured until now, and how the run ended."""
+        status = "completed" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        records, sampler, workload = self.meter.records, self.sampler, self.workload
+        tracker = self.instruments and self.instruments.memory
+        return MeasuredRun(
+            config=self.config,
+            environment=self.environment,
+            on_gpu=self.device.type == "cuda",
+            num_steps=self.num_steps,
+            batch_size=workload.batch_size,
+            seq_len=workload.seq_len,
+            world_size=self.world_size,
+            step_flops=workload.step_flops(),
+            records=records,
+            exclusion_reasons=[self.schedule.exclusion_reason(record.step) for record in records],
+            memory_samples=sampler.memory_bytes,
+            peak_memory_bytes=sampler.peak_bytes,
+            memory_source=sampler.memory_source,
+            utilization_percent=sampler.utilization_percent,
+            utilization_reason=sampler.utilization_reason,
+            memory_timeline=tracker.document() if tracker and tracker.finished else None,
+            compilation=self.compilation and self.compilation.document(workload.micro_steps),
+            compilation_reason="the run ended before it" if workload.compiled else "--compile is off",
+            status=status,
+            error=explain_error(error)[0] if error else None,
+        )
+
+    def _write(self, name: str, document: dict | None) -> None:
+        if self.folder and document:
+            write_json(self.folder / name, document)
+
+    def _finish_events(self, summary: dict, figures: dict) -> None:
+        """Close the event file, with the figures and a row of TensorBoard's HPARAMS tab."""
+        for name, figure in figures.items():
+            write_figure(self.folder / f"{name}.png", figure)
+        with self._naming_event_file():
+            for name, figure in figures.items():
+                self.writer.add_figure(name, figure, self.num_steps)
+            self._write_scalars()
+            self._write_hyperparameters(summary)
+            self.writer.close()
+
+    def _write_hyperparameters(self, summary: dict) -> None:
+        from torch.utils.tensorboard.summary import hparams
+
+        settings = self.config["training"] | self.config["model"]
+        for name in ("num_steps", "output_dir", "log_interval"):
+            settings.pop(name, None)
+        performance = summary["performance"]
+        metrics = {name: performance[name] for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops")}
+        metrics |= {"peak_memory_mb": summary["memory"]["peak_mb"], "final_loss": summary["loss"]["final"]}
+        metrics = {f"hparam/{name}": value for name, value in metrics.items() if value is not None}
+        for part in hparams(settings, metrics):
+            self.writer.file_writer.add_summary(part)
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value)

@@ -1,0 +1,197 @@
+"""performance_summary.json: a pure function of what a run measured; and its lines for the screen."""
+
+from __future__ import annotations
+
+import collections
+import math
+from dataclasses import dataclass, field
+
+from harness.console import RULE
+from harness.files import explain_nulls
+from harness.tables import column, text_table
+from harness.timing import PHASES, StepRecord, summary_stats
+from harness.units import MB
+
+
+@dataclass
+class MeasuredRun:
+    """All that a run measured, and what it was."""
+
+    config: dict  # the sections model, training and profiling of config.json
+    environment: dict
+    on_gpu: bool
+    num_steps: int  # that were asked for
+    batch_size: int  # samples of a step and rank
+    seq_len: int
+    world_size: int
+    step_flops: int | None
+    records: list[StepRecord]
+    exclusion_reasons: list[str | None]  # why each record is left out of the averages; None if it is not
+    memory_samples: list[int] = field(default_factory=list)  # bytes
+    peak_memory_bytes: int | None = None
+    memory_source: str = ""
+    utilization_percent: list[int] = field(default_factory=list)  # samples
+    utilization_reason: str | None = None  # why there are none
+    memory_timeline: dict | None = None
+    compilation: dict | None = None
+    compilation_reason: str = "--compile is off"
+    status: str = "completed"
+    error: str | None = None
+
+
+NO_STEP = "no step was completed"
+
+
+def summarize(run: MeasuredRun) -> dict:
+    """performance_summary.json"""
+    averaged, note = averaged_steps(run)
+    why_no_spread = "a spread takes two steps" if averaged else NO_STEP
+    series = {"step": [r.total_ms for r in averaged]}
+    series |= {phase: [r.phase_ms.get(phase, 0.0) for r in averaged] for phase in PHASES}
+    timings = {name: explain_nulls(summary_stats(values), why_no_spread) for name, values in series.items()}
+    done = {"num_steps": run.num_steps, "completed_steps": len(run.records)}
+    shape = {"batch_size": run.batch_size, "sequence_length": run.seq_len, "world_size": run.world_size}
+    return {
+        "status": run.status,
+        "error": run.error,
+        "config": run.config,
+        "environment": run.environment,
+        "training": done | shape,
+        "performance": _performance(run, timings, len(averaged), note, why_no_spread),
+        "memory": _memory(run),
+        "loss": _losses(run),
+        "steps": {
+            "step": [r.step for r in run.records],
+            "loss": [_finite(r.loss) for r in run.records],
+            "time_ms": [r.total_ms for r in run.records],
+            "exclusion_reason": run.exclusion_reasons,
+        },
+    }
+
+
+def averaged_steps(run: MeasuredRun) -> tuple[list[StepRecord], str]:
+    """The steps that averages are taken over, and what to know about them."""
+    pairs = list(zip(run.records, run.exclusion_reasons, strict=True))
+    if averaged := [record for record, reason in pairs if reason is None]:
+        reasons = collections.Counter(reason for _, reason in pairs if reason)
+        return averaged, "excluded: " + ", ".join(f"{n} {reason}" for reason, n in reasons.items())
+    # A trace costs a step less than a count of FLOPs or of tensors does; those count only where nothing else is.
+    for kinds in (("profiled", "profiler warm-up"), ("first",)):
+        if averaged := [record for record, reason in pairs if reason in kinds]:
+            return averaged, f"no step ran without instruments: these are {kinds[0]}, and that overhead is included"
+    return run.records, "no step ran without instruments, so their overhead is included"
+
+
+def _performance(run: MeasuredRun, timings: dict, averaged: int, note: str, why_no_spread: str) -> dict:
+    step = timings["step"]
+    steps_per_s = 1e3 / step["mean"] if averaged else math.nan
+    samples = run.batch_size * run.world_size
+    flops = run.step_flops
+    performance = {
+        "avg_step_time_ms": step["mean"],
+        **{f"{name}_step_time_ms": step[name] for name in ("median", "std", "p95")},
+        "first_step_time_ms": run.records[0].total_ms if run.records else None,
+        "samples_per_sec": _finite(samples * steps_per_s),
+        "tokens_per_sec": _finite(samples * run.seq_len * steps_per_s),
+        **{f"avg_{phase}_time_ms": timings[phase]["mean"] for phase in PHASES},
+        "model_flops_per_step": flops,
+        "achieved_tflops": None if flops is None else _finite(flops * steps_per_s / 1e12),
+        "gpu_utilization_percent": summary_stats(run.utilization_percent)["mean"],
+        "steps_averaged": averaged,
+        "steps_averaged_note": note,
+        "compilation": run.compilation,
+        "timings_ms": timings,
+    }
+    reasons = {
+        "gpu_utilization_percent": run.utilization_reason or "the run was too short for a sample",
+        "std_step_time_ms": why_no_spread,
+        "compilation": run.compilation_reason,
+    }
+    if flops is None:
+        reasons |= dict.fromkeys(("model_flops_per_step", "achieved_tflops"), "the workload has no FLOP formula")
+    return explain_nulls(performance, NO_STEP, **reasons)
+
+
+def _memory(run: MeasuredRun) -> dict:
+    """On a CPU the tracker's count of tensors, where there is one; else what was sampled beside the training."""
+    if run.memory_timeline and not run.on_gpu:
+        timeline = run.memory_timeline
+        peak, average, source = timeline["peak_bytes"], timeline["average_bytes"], timeline["source"]
+    else:
+        peak, average = run.peak_memory_bytes, summary_stats(run.memory_samples)["mean"]
+        source = run.memory_source
+    sizes = {"peak_mb": peak and peak / MB, "average_mb": average and average / MB}
+    return explain_nulls(sizes, "training did not start") | {"source": source}
+
+
+def _losses(run: MeasuredRun) -> dict:
+    losses = [_finite(r.loss) for r in run.records]
+    ends = {"first": losses[0] if losses else None, "final": losses[-1] if losses else None}
+    return explain_nulls(ends, "not a finite number" if losses else NO_STEP)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+# ---- For the screen ------------------------------------------------------------------------------------------------
+
+
+def summary_lines(summary: dict) -> list[str]:
+    """What a run prints at its end.  The words before the colons are the contract with scripts that search for them."""
+    p, memory, training = summary["performance"], summary["memory"], summary["training"]
+    done = training["completed_steps"]
+    lines = [RULE, "Performance Summary:"]
+    if summary["status"] != "completed":
+        lines += [f"Run {summary['status']} after {done} of {training['num_steps']} steps: {summary['error']}"]
+    if not done:
+        return [*lines, "Nothing to average: no step was completed.", RULE]
+    rows = [{"phase": name, **row} for name, row in p["timings_ms"].items()]
+    columns = [column("ms", "phase", left=True), *(column(n, n, ".2f") for n in ("mean", "median", "std", "p95"))]
+    ends = (summary["loss"]["first"], summary["loss"]["final"])
+    first, final = (format(value, ".4f") if value is not None else "not finite" for value in ends)
+    utilization = p["gpu_utilization_percent"]
+    return [
+        *lines,
+        f"Average time per step: {p['avg_step_time_ms'] / 1e3:.3f} seconds",
+        f"Training speed: {p['samples_per_sec']:.1f} samples/sec",
+        f"Throughput: {p['samples_per_sec']:.1f} samples/sec",
+        f"Peak memory usage: {memory['peak_mb']:.0f} MB",
+        *(f"Avg time per {phase}: {p[f'avg_{phase}_time_ms'] / 1e3:.3f} seconds" for phase in PHASES[1:]),
+        f"\nAverages over {p['steps_averaged']} of {done} steps; {p['steps_averaged_note']}",
+        *text_table(columns, rows),
+        f"First step: {p['first_step_time_ms']:.2f} ms",
+        *compilation_lines(p["compilation"]),
+        f"Loss: {first} at the first step, {final} at the last",
+        f"Tokens: {p['tokens_per_sec']:,.0f} tokens/sec",
+        *_flops_lines(p, training["world_size"]),
+        f"Average memory usage: {memory['average_mb']:.0f} MB",
+        f"Memory figures: {memory['source']}",
+        f"GPU utilization: {p['gpu_utilization_percent_reason'] if utilization is None else f'{utilization:.0f}%'}",
+        RULE,
+    ]
+
+
+def _flops_lines(performance: dict, world_size: int) -> list[str]:
+    flops = performance["model_flops_per_step"]
+    if flops is None:
+        return [f"Model FLOPs per step: unknown, {performance['model_flops_per_step_reason']}"]
+    per_rank = " per rank" if world_size > 1 else ""
+    return [
+        f"Model FLOPs per step: {flops:,} (forward + backward matmuls)",
+        f"Achieved: {performance['achieved_tflops']:.4g} TFLOP/s{per_rank}",
+    ]
+
+
+def compilation_lines(compilation: dict | None) -> list[str]:
+    """What compiling cost, what it gains, and when the gain has made up for the cost."""
+    if compilation is None:
+        return []
+    cache = " from a cache of earlier ones" if compilation["from_cache"] else ""
+    step = compilation["break_even_step"]
+    break_even = f"break-even step {step:,}" if step else f"no break-even: {compilation['break_even_step_reason']}"
+    return [
+        f"Compile time: {compilation['compile_s']:.1f} seconds{cache}, before step 1 and in no average",
+        f"Compiled forward and backward: {compilation['compiled_pass_ms']:.2f} ms, not compiled "
+        f"{compilation['uncompiled_pass_ms']:.2f} ms, medians of {compilation['passes']} passes; {break_even}",
+    ]

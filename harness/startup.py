@@ -1,0 +1,28 @@
+"""How a command starts: what must be settled before PyTorch is imported, and its exit code.  Imports nothing slow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+
+def begin_command() -> None:
+    """Settle what a process can settle only once, before its slow imports.
+
+    Until the command itself runs, imports take seconds: Ctrl-C and SIGTERM end them without a traceback.
+    """
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda received, frame: os._exit(128 + received))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or the profiler warns of tensors older than its window
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line when it starts and one when it stops
+
+
+def run_command(main: Callable[[], object]) -> NoReturn:
+    """Run main() as this process and exit with its code; an error becomes one line."""
+    begin_command()
+    from harness.errors import exit_code_of
+
+    sys.exit(exit_code_of(main))

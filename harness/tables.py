@@ -1,0 +1,81 @@
+"""Tables: the same columns as text for a terminal and as markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tabulate import tabulate
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: a title, and what it shows of a row; - where the row has nothing to show."""
+
+    title: str
+    value: Callable[[dict], object]
+    form: str = ""  # as format() takes it
+    left: bool = False  # text to the left, numbers to the right
+
+    def text(self, row: dict) -> str:
+        value = self.value(row)
+        return "-" if value is None else format(value, self.form)
+
+
+def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool = False) -> Column:
+    """A column of row[key], divided by the scale if it is a number."""
+
+    def value(row: dict):
+        found = row.get(key)
+        return found / scale if scale != 1.0 and found is not None else found
+
+    return Column(title, value, form, left)
+
+
+def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
+    """Lines for a terminal: titles, then a line a row."""
+    return _tabulated(columns, [[one.text(row) for one in columns] for row in rows], "plain")
+
+
+def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
+    """The same table in markdown."""
+    return _tabulated(columns, [[one.text(row).replace("|", "\\|") for one in columns] for row in rows], "pipe")
+
+
+def _tabulated(columns: Sequence[Column], cells: list[list[str]], style: str) -> list[str]:
+    text = tabulate(
+        cells,
+        headers=[one.title for one in columns],
+        tablefmt=style,
+        colalign=["left" if one.left else "right" for one in columns] if cells else None,
+        disable_numparse=True,
+    )
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def labelled(rows: dict[str, object], indent: str = "") -> list[str]:
+    """A line 'label: value' each, the values aligned."""
+    width = max(map(len, rows), default=0) + 2
+    return [f"{indent}{label + ':':<{width}}{value}" for label, value in rows.items()]
+
+
+@dataclass
+class Section:
+    """A part of a report: a title, a table or lines of text, or both."""
+
+    title: str
+    columns: Sequence[Column] = ()
+    rows: list[dict] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+
+    def as_text(self) -> list[str]:
+        return ["", self.title, *(text_table(self.columns, self.rows) if self.rows else []), *self.text]
+
+    def as_markdown(self) -> list[str]:
+        table = ["", *markdown_table(self.columns, self.rows)] if self.rows else []
+        return ["", f"## {self.title}", *table, *([""] if self.text else []), *(f"{line}  " for line in self.text)]
+
+
+def cell(value: float | None, width: int, form: str) -> str:
+    """A number in a table's column, - where there is none."""
+    return f"{'-' if value is None else format(value, form):>{width}}"

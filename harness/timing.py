@@ -1,0 +1,145 @@
+"""Time: named parts of a step, the clock of its phases, and the figures that sum up many steps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PHASES = ("data", "forward", "backward", "optimizer")
+
+# ---- Named ranges --------------------------------------------------------------------------------------------------
+
+# Objects with range_push(name) and range_pop() that want to know which part of the step is running: torch.cuda.nvtx on
+# a GPU (NVTX, and ROCTX on ROCm), the memory tracker for its step.  torch.profiler is asked directly.
+range_observers: list = []
+_NO_RANGE = contextlib.nullcontext()
+
+
+class _TraceRange:
+    def __init__(self, name: str):
+        self.name = name
+
+    def __enter__(self) -> None:
+        self.record = torch.profiler.record_function(self.name) if torch.autograd._profiler_enabled() else None
+        if self.record:
+            self.record.__enter__()
+        self.observers = tuple(range_observers)
+        for observer in self.observers:
+            observer.range_push(self.name)
+
+    def __exit__(self, *exception) -> None:
+        for observer in self.observers:
+            observer.range_pop()
+        if self.record:
+            self.record.__exit__(*exception)
+
+
+def trace_range(name: str):
+    """Name a part of the step for the profilers that are running.  Nearly free when none is.
+
+    Compiled code has no separate parts: while the compiler traces, there is nothing to name.
+    """
+    if torch.compiler.is_compiling():
+        return _NO_RANGE
+    if range_observers or torch.autograd._profiler_enabled():
+        return _TraceRange(name)
+    return _NO_RANGE
+
+
+# ---- Steps ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class StepRecord:
+    """One step: marks while it runs, numbers once the device has finished it."""
+
+    step: int
+    marks: list = field(default_factory=list)  # (name of the phase that ends here, CUDA event or seconds)
+    losses: list[Tensor] = field(default_factory=list)  # one 0-d tensor per micro-batch, on its way to the host
+    phase_ms: dict[str, float] = field(default_factory=dict)
+    total_ms: float = math.nan
+    loss: float = math.nan
+    ended_at: float = math.nan  # wall clock, seconds since the epoch
+    memory_bytes: int = 0  # the last sample before the step was read
+
+
+class StepMeter:
+    """Times the phases of every step without making the device wait.
+
+    On a GPU the marks are events in the stream, read when the device has passed them; only a step that is to be
+    printed is waited for.  On a CPU they are perf_counter readings.  Phases touch: they add up to the step.
+    """
+
+    def __init__(self, device: torch.device, world_size: int, wait_for, on_record):
+        self.on_gpu = device.type == "cuda"
+        self.world_size = world_size
+        self.wait_for = wait_for  # step number -> bool
+        self.on_record = on_record  # called with each finished StepRecord, in order
+        self.records: list[StepRecord] = []
+        self._pending: list[StepRecord] = []
+
+    def _mark(self, name: str) -> None:
+        mark = torch.cuda.Event(enable_timing=True) if self.on_gpu else time.perf_counter()
+        if self.on_gpu:
+            mark.record()
+        self._current.marks.append((name, mark))
+
+    @contextlib.contextmanager
+    def step(self, step: int):
+        self._current = StepRecord(step)
+        self._mark("start")
+        yield
+        self._current.ended_at = time.time()
+        self._pending.append(self._current)
+        self.read_finished(wait=self.wait_for(step))
+
+    @contextlib.contextmanager
+    def phase(self, name: str):
+        with trace_range(name):
+            yield
+        self._mark(name)
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Keep a micro-batch's loss, the mean over ranks.  A copy to the host that nothing waits for yet."""
+        loss = loss.detach()
+        if self.world_size > 1:
+            loss = loss / self.world_size
+            torch.distributed.all_reduce(loss)
+        self._current.losses.append(loss.to("cpu", non_blocking=True))
+
+    def read_finished(self, wait: bool) -> None:
+        """Turn the marks of finished steps into numbers.  Raises FloatingPointError at a non-finite loss."""
+        while self._pending:
+            record = self._pending[0]
+            if self.on_gpu and wait:
+                record.marks[-1][1].synchronize()
+            elif self.on_gpu and not record.marks[-1][1].query():
+                return
+            self._pending.pop(0)
+            for (_, start), (name, end) in itertools.pairwise(record.marks):
+                elapsed_ms = start.elapsed_time(end) if self.on_gpu else 1e3 * (end - start)
+                record.phase_ms[name] = record.phase_ms.get(name, 0.0) + elapsed_ms
+            record.total_ms = sum(record.phase_ms.values())
+            record.loss = sum(loss.item() for loss in record.losses) / len(record.losses)
+            record.marks, record.losses = [], []
+            self.records.append(record)
+            self.on_record(record)
+            if not math.isfinite(record.loss):
+                raise FloatingPointError(f"the loss is {record.loss} at step {record.step}")
+
+
+def summary_stats(values: list[float]) -> dict[str, float | int | None]:
+    """Mean, median, sample standard deviation (None for one value), 95th percentile, count; None for no values."""
+    names = ("mean", "median", "std", "p95")
+    if not values:
+        return dict.fromkeys(names) | {"count": 0}
+    std = np.std(values, ddof=1).item() if len(values) > 1 else None
+    figures = (np.mean(values).item(), np.median(values).item(), std, np.percentile(values, 95).item())
+    return dict(zip(names, figures, strict=True)) | {"count": len(values)}

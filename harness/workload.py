@@ -1,0 +1,112 @@
+"""A workload: all that measuring, predicting and explaining must know of a model and the step that trains it.
+
+Nothing in harness/ or analysis/ knows a model of ours; each of their functions is handed a Workload.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Batch = Any  # whatever Workload.loss() takes
+
+
+class TrainingState(NamedTuple):
+    """What a training step works on."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # disabled, but for fp16
+    autocast: AbstractContextManager  # around each forward pass; does nothing in fp32
+
+
+class Workload(ABC):
+    """A model, its optimizer, its data and one training step.  Equal workloads do the same thing.
+
+    Subclasses are frozen dataclasses, so that they can be compared, hashed and sent to another process.
+    """
+
+    title: str  # of its report
+    batch_size: int  # samples of an optimizer step, of one rank
+    seq_len: int  # tokens of a sample; 1 where samples are not sequences
+    micro_steps: int  # forward and backward passes of an optimizer step
+    precision: str  # a key of devices.PRECISIONS
+    compiled: bool  # by torch.compile
+
+    @abstractmethod
+    def build(self, device: torch.device) -> TrainingState:
+        """Model and optimizer on the device, not compiled.  Also under FakeTensorMode, on the CPU."""
+
+    @abstractmethod
+    def batches(self, device: torch.device, rank: int = 0) -> Iterator[Batch]:
+        """Endless micro-batches on the device."""
+
+    @abstractmethod
+    def fake_batches(self) -> Iterator[Batch]:
+        """The same as tensors of zeros: asked for under FakeTensorMode, where data cannot be read."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The forward pass: a scalar to call backward() on."""
+
+    @abstractmethod
+    def train(self, state: TrainingState, stream: Iterator[Batch], num_steps: int, meter, instruments) -> None:
+        """Optimizer steps, their phases named by meter.phase(), every loss given to meter.add_loss().
+
+        meter is a timing.StepMeter, instruments a profilers.Instruments, or what stands in for them.
+        """
+
+    @abstractmethod
+    def with_settings(self, **changes) -> Workload:
+        """The same workload with other settings: batch_size, seq_len, gradient_accumulation_steps, compile."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, dict]:
+        """The sections `model` and `training` of config.json."""
+
+    @abstractmethod
+    def settings_lines(self, device: torch.device) -> dict[str, object]:
+        """The settings for the screen, by label."""
+
+    @abstractmethod
+    def parameter_count(self) -> int:
+        """Trainable parameters."""
+
+    # ---- What a workload may know in closed form -------------------------------------------------------------------
+
+    def forward_flops_by_component(self) -> dict[str, int] | None:
+        """Matmul FLOPs of the forward passes of a step (two per multiply-add), or None if there is no formula."""
+        return None
+
+    def forward_flops_per_layer(self) -> dict[str, int]:
+        """The same of a single layer, for the components that repeat."""
+        return {}
+
+    def recomputed_flops(self) -> int:
+        """Matmul FLOPs that the backward passes of a step compute a second time; no part of step_flops()."""
+        return 0
+
+    def kept_for_backward(self) -> dict[str, tuple[int, int]] | None:
+        """Bytes that the forward pass of a micro-batch keeps for its backward pass, by component over all layers: the
+        part linear in the tokens, and the part quadratic in the sequence.  None if there is no formula."""
+        return None
+
+    # ---- What follows ----------------------------------------------------------------------------------------------
+
+    def forward_flops(self) -> int | None:
+        parts = self.forward_flops_by_component()
+        return None if parts is None else sum(parts.values())
+
+    def step_flops(self) -> int | None:
+        """Forward and backward.  Each matmul y = a b costs two of its size backward: one for a, one for b."""
+        forward = self.forward_flops()
+        return None if forward is None else 3 * forward
+
+    def one_micro_batch(self) -> Workload:
+        """A step of a single micro-batch."""
+        return self.with_settings(batch_size=self.batch_size // self.micro_steps, gradient_accumulation_steps=1)
