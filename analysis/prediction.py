@@ -134,10 +134,10 @@ def kept_rows(workload: Workload, memory: dict) -> list[dict]:
     return rows
 
 
-def time_bounds(workload: Workload, device: dict, peak: str | float, on_gpu: bool) -> dict:
+def time_bounds(workload: Workload, device: dict, peak: str | float) -> dict:
     """The least time that a step can take, by arithmetic and by bandwidth, in ms."""
     flops = workload.step_flops()
-    least = step_work(workload, on_gpu).minimum()
+    least = step_work(workload).minimum()
     compute, bandwidth = compute_ceilings(device, workload.precision, peak), bandwidth_ceilings(device, peak)
     bounds = {
         "compute_ms": 1e3 * (flops + workload.recomputed_flops()) / compute[0].rate if compute and flops else None,
@@ -154,7 +154,7 @@ def predict(
 ) -> dict:
     """prediction.json"""
     memory = memory_prediction(workload, device, device_memory)
-    bounds = time_bounds(workload, memory["device"], peak, device.type == "cuda" or bool(device_memory))
+    bounds = time_bounds(workload, memory["device"], peak)
     known = [bounds[name] for name in ("compute_ms", "bandwidth_ms") if bounds[name] is not None]
     counts = {
         "parameters": workload.parameter_count(),
