@@ -35,55 +35,88 @@ class FileKind:
 def _sweep(name: str, row: str) -> tuple[FileKind, ...]:
     writer = f"run_{name}.py"
     return (
-        FileKind(f"{name}.json", writer, "every row, written anew after each one", row),
-        FileKind(f"{name}.md", writer, "the tables, in markdown"),
-        FileKind(f"{name}.png", writer, "the figure"),
+        FileKind(f"{name}.json", writer, "the rows, written anew after each one", row),
+        FileKind(f"{name}.md", writer, "its tables in markdown"),
+        FileKind(f"{name}.png", writer, "its figure"),
     )
 
 
 FILES = (
-    FileKind("config.json", "every run, before step 1", "model, training, profiling, environment", "RunConfig"),
+    FileKind(
+        "config.json",
+        "every run, before step 1",
+        "model, training, profiling, and the environment: versions, device, host, commit, command line",
+        "RunConfig",
+    ),
     FileKind(
         "performance_summary.json",
         "every run, also one that failed or was interrupted",
-        "times, rates, memory, losses",
+        "times with their spread, throughput, memory, losses, every step",
         "PerformanceSummary",
     ),
     FileKind(
-        "events.out.tfevents.*", "every run; a report adds one of its own", "scalars, figures, text for TensorBoard"
+        "events.out.tfevents.*", "every run", "TensorBoard: scalars per step, figures, configuration, hyperparameters"
     ),
-    FileKind("training_output.log", "the shell launchers", "everything printed"),
-    FileKind("training_output.*.log", "the shell launchers", "the same, of the run that was in the folder before"),
-    FileKind("trace_step_*.pt.trace.json*", "the profiler", "a Chrome trace; the numbers are the step boundaries"),
-    FileKind("operator_analysis.json", "the profiler", "what the trace shows", "OperatorAnalysis"),
-    FileKind("operator_analysis_*.json", "run_pytorch_profiler.py", "the same for further traces", "OperatorAnalysis"),
-    FileKind("memory_timeline.json", "--profile-memory", "bytes over time by category", "MemoryTimeline"),
-    FileKind("memory_timeline.png", "--profile-memory", "the figure"),
-    FileKind("memory_snapshot_*.pickle", "--memory-snapshot", "a GPU's allocation history, for pytorch.org/memory_viz"),
-    FileKind("prediction.json", "--dry-run", "memory, what fits, least time of a step", "Prediction"),
-    FileKind("flops_profile.json", "FLOPs profiling", "counts, rates, MFU", "FlopsProfile"),
-    FileKind("flops_profile.txt", "FLOPs profiling", "DeepSpeed's own report"),
+    FileKind("training_output.log", "the shell launchers", "everything that was printed"),
+    FileKind("training_output.*.log", "the shell launchers", "the same of the run that was in the folder before"),
+    FileKind(
+        "trace_step_*.pt.trace.json*",
+        "--enable-pytorch-profiler",
+        "the timeline of the profiled steps; 5_10 in the name stands for steps 6 to 10",
+    ),
+    FileKind(
+        "operator_analysis.json",
+        "every run with a trace",
+        "how far to trust the trace, verdict, components, opportunities, operators, kernels",
+        "OperatorAnalysis",
+    ),
+    FileKind(
+        "operator_analysis_*.json",
+        "run_pytorch_profiler.py --analyze-existing",
+        "the same for the second trace and those after it",
+        "OperatorAnalysis",
+    ),
+    FileKind(
+        "memory_timeline.json",
+        "--profile-memory",
+        "live bytes through one step by category, the largest tensors at the peak, the prediction",
+        "MemoryTimeline",
+    ),
+    FileKind("memory_timeline.png", "--profile-memory", "the figure of it"),
+    FileKind(
+        "memory_snapshot_*.pickle", "--memory-snapshot on a GPU", "the allocator's history, for pytorch.org/memory_viz"
+    ),
+    FileKind(
+        "prediction.json", "--dry-run", "memory by category, what would fit, the least time of a step", "Prediction"
+    ),
+    FileKind("flops_profile.json", "--enable-deepspeed-flops", "FLOPs counted three ways, rate, MFU", "FlopsProfile"),
+    FileKind("flops_profile.txt", "--enable-deepspeed-flops", "DeepSpeed's own report"),
     FileKind(
         "computational_intensity.json",
-        "--computational-intensity",
-        "bytes moved by a step, FLOPs per byte",
+        "run_deepspeed_flops.py --computational-intensity",
+        "bytes moved by class of operators and phase, FLOPs per byte, bandwidth used",
         "ComputationalIntensity",
     ),
-    FileKind("roofline_data.json", "--generate-roofline", "the points and roofs of the figure", "RooflineData"),
-    FileKind("roofline.png", "--generate-roofline", "the figure"),
-    FileKind("report.html", "the run scripts", "one page for a person, without network"),
-    FileKind("comparison.json", "compare_runs.py", "what differs between runs", "Comparison"),
-    FileKind("comparison.png", "compare_runs.py", "the figure"),
-    FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded"),
+    FileKind(
+        "roofline_data.json",
+        "run_deepspeed_flops.py --generate-roofline",
+        "the limits of the device, rate and time of each class of operators",
+        "RooflineData",
+    ),
+    FileKind("roofline.png", "run_deepspeed_flops.py --generate-roofline", "the figure of it"),
+    FileKind("report.html", "the run scripts", "all of it for a person: one page that loads nothing else"),
+    FileKind("comparison.json", "compare_runs.py", "what differs between runs or sweeps", "Comparison"),
+    FileKind("comparison.png", "compare_runs.py", "the figure of it"),
+    FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded, for nsys-ui or Perfetto"),
     *_sweep("memory_study", "MemoryStudyRow"),
     *_sweep("training_benchmark", "TrainingBenchmarkRow"),
     *_sweep("attention_benchmark", "AttentionBenchmarkRow"),
     *_sweep("precision_study", "PrecisionStudyRow"),
     *_sweep("timing_study", "TimingStudyRow"),
-    FileKind("rows", "the sweeps", "TensorBoard's HPARAMS, an event file a row", is_folder=True),
-    FileKind("snapshots", "run_training_benchmark.py", "allocation histories, a folder a row", is_folder=True),
+    FileKind("rows", "the sweeps", "event files for TensorBoard's HPARAMS, one for each row", is_folder=True),
+    FileKind("snapshots", "run_training_benchmark.py", "allocator histories, a folder for each row", is_folder=True),
     FileKind("answers.json", "run_exercise.py", "every answer with its evidence", "ExerciseAnswers"),
-    FileKind("worksheet.md", "run_exercise.py", "the worksheet, filled"),
+    FileKind("worksheet.md", "run_exercise.py", "the worksheet, filled in"),
     FileKind("commands.log", "run_exercise.py", "what the commands printed"),
 )
 
