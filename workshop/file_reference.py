@@ -57,7 +57,8 @@ def document_types() -> list[tuple[str, list[Field], str | None]]:
 
 def _field(node: ast.AnnAssign, line: str) -> Field:
     meaning, _, null = line.partition("#")[2].strip().partition("null: ")
-    return Field(node.target.id, ast.unparse(node.annotation), meaning.strip(" ;"), null)
+    kind = ast.unparse(node.annotation).replace("dict[str, Any]", "object")
+    return Field(node.target.id, kind, meaning.strip(" ;"), null)
 
 
 def _fields_table(fields: list[Field]) -> str:
