@@ -1,17 +1,15 @@
+"""Fixtures: scratch folders, commands run in this process, packages that are not there."""
+
 import builtins
 import importlib.util
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from helpers import SMALL_MODEL, exit_code, run_command
 
 import tiny_llama_v1 as tiny_llama
-
-PROJECT = Path(__file__).resolve().parent.parent
-SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,12 +46,6 @@ def scratch(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run_command(module, *flags: str) -> int:
-    """Its exit code, in this process; for tests that use `scratch`."""
-    sys.argv = [f"{module.__name__}.py", *flags]
-    return exit_code(lambda: tiny_llama.exit_code_of(module.main))
-
-
 @pytest.fixture
 def command(scratch, capfd):
     """Run a command in this process, in a scratch folder: command(module, flags) -> (exit code, stdout, stderr)."""
@@ -87,14 +79,6 @@ def without_compiler():
         yield
 
 
-def exit_code(work) -> int:
-    """Of a command in this process, whether it returns or exits."""
-    try:
-        return work()
-    except SystemExit as stop:
-        return stop.code
-
-
 @pytest.fixture
 def without(monkeypatch):
     """Make packages unimportable."""
@@ -118,17 +102,3 @@ def without(monkeypatch):
         monkeypatch.setattr(builtins, "__import__", guarded(import_))
 
     return hide
-
-
-def start(*command: str, **options) -> subprocess.Popen:
-    """A command of the project as a process of its own, output and errors together."""
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
-    environment |= options.pop("env", {})
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
-    )
-
-
-def finish(process: subprocess.Popen, timeout: float = 120) -> tuple[int, str]:
-    out, _ = process.communicate(timeout=timeout)
-    return process.returncode, out

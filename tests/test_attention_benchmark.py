@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from conftest import PROJECT, finish, run_command, start
+from helpers import PROJECT, finish, run_command, start
 
 import run_attention_benchmark
 from harness.units import MB

@@ -204,7 +204,7 @@ def test_validate_setup_fails_when_training_does(train, monkeypatch):
 
 
 def test_sizes_in_the_readme_are_those_of_the_code():
-    from conftest import PROJECT
+    from helpers import PROJECT
 
     readme = (PROJECT / "README.md").read_text()
     for name, row in tiny_llama.SIZES.items():

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import SMALL_MODEL
+from helpers import SMALL_MODEL
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama

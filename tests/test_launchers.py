@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-from conftest import PROJECT, SMALL_MODEL, finish, start
+from helpers import PROJECT, SMALL_MODEL, finish, start
 from traces import SMALL, write_trace
 
 TRIVIAL = [*SMALL_MODEL, "--num-steps", "3"]

@@ -5,7 +5,7 @@ import json
 import sys
 
 import pytest
-from conftest import SMALL_MODEL, exit_code
+from helpers import SMALL_MODEL, exit_code
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import run_deepspeed_flops

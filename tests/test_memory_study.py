@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from conftest import PROJECT, finish, start
+from helpers import PROJECT, finish, start
 
 import run_memory_study
 from studies.memory import fit, shares, study_document, study_lines

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import SMALL_MODEL
+from helpers import SMALL_MODEL
 
 import tiny_llama_v1 as tiny_llama
 from analysis.prediction import predicted_memory

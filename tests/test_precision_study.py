@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from conftest import run_command
+from helpers import run_command
 
 import run_precision_study
 import tiny_llama_v1 as tiny_llama

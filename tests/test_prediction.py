@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import PROJECT, SMALL_MODEL, finish, start
+from helpers import PROJECT, SMALL_MODEL, finish, start
 
 import tiny_llama_v1 as tiny_llama
 from analysis.prediction import (

@@ -7,7 +7,7 @@ import os
 import time
 
 import pytest
-from conftest import SMALL_MODEL
+from helpers import SMALL_MODEL
 from traces import H100, MI300X, SMALL, event, on_gpu, real_path, step, write_trace
 
 from analysis.existing import analyze_existing

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from conftest import PROJECT
+from helpers import PROJECT
 
 # A python3 with packages of its own: what it has are metadata folders, and pip makes more of them.
 STUB_PYTHON = r"""#!/usr/bin/env bash

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT, finish, start
+from helpers import PROJECT, finish, start
 
 # What the launcher may find beside the stand-ins.  A whole /usr/bin might hold a real profiler.
 UTILITIES = "bash cat date dirname env grep head mkdir mv readlink rm rmdir sed sh sleep tee uname".split()

@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 from browser import CHARTS, CHROMIUM, Browser, Proxy
-from conftest import PROJECT, SMALL_MODEL, finish, start
+from helpers import PROJECT, SMALL_MODEL, finish, start
 from traces import H100, REAL
 
 

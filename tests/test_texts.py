@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import PROJECT
+from helpers import PROJECT
 
 import tiny_llama_v1 as tiny_llama
 from workshop.commands import gpu_here, project_within, run_blocks, runs_here

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from conftest import run_command
+from helpers import run_command
 
 import run_timing_study
 from studies.timing import FIGURES, RIGHT, WAYS, Step, concluded, conclusion, handed_over, measured, milliseconds

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import PROJECT, SMALL_MODEL, finish, start
+from helpers import PROJECT, SMALL_MODEL, finish, start
 
 import tiny_llama_v1 as tiny_llama
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import run_command
+from helpers import run_command
 
 import compare_runs
 import run_training_benchmark

@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-from conftest import PROJECT, finish, start
+from helpers import PROJECT, finish, start
 
 import run_exercise
 from workshop.texts import exercises, fields, worksheet

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import PROJECT
+from helpers import PROJECT
 
 from analysis.components import attribute
 from analysis.links import link

@@ -1,0 +1,40 @@
+"""What several tests use and pytest need not know: how to run a command, in this process or as one of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.errors import exit_code_of
+
+PROJECT = Path(__file__).resolve().parent.parent
+SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
+
+
+def exit_code(work) -> int:
+    """Of a command in this process, whether it returns or exits."""
+    try:
+        return work()
+    except SystemExit as stop:
+        return stop.code
+
+
+def run_command(module, *flags: str) -> int:
+    """Its exit code, in this process; for tests that use the fixture `scratch`, which restores sys.argv."""
+    sys.argv = [f"{module.__name__}.py", *flags]
+    return exit_code(lambda: exit_code_of(module.main))
+
+
+def start(*command: str, **options) -> subprocess.Popen:
+    """A command of the project as a process of its own, output and errors together."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+    environment |= options.pop("env", {})
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
+    )
+
+
+def finish(process: subprocess.Popen, timeout: float = 120) -> tuple[int, str]:
+    """The exit code and the output of a process, once it ends."""
+    out, _ = process.communicate(timeout=timeout)
+    return process.returncode, out
