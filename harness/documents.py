@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
+
+from typing_extensions import NotRequired, TypedDict
 
 from harness.errors import UserError
 
@@ -257,25 +259,143 @@ class Verdict(TypedDict):
     thresholds: dict[str, Any]
 
 
+class ProfiledStep(TypedDict):
+    number: int
+    duration_ms: float
+    gpu_events: int
+    kernels_during: int  # that ran while the host was in the step
+    kernels: int  # that the step launched
+    kernel_launches: int
+    kernels_of_launches: int
+    incomplete: bool
+
+
+class ProfiledSteps(TypedDict):
+    mean_ms: float | None  # on the host; null: the trace holds no ProfilerStep marks
+    median_ms: float | None  # null: no ProfilerStep marks
+    std_ms: float | None  # null: fewer than two steps
+    p95_ms: float | None  # null: no ProfilerStep marks
+    min_ms: float | None  # null: no ProfilerStep marks
+    max_ms: float | None  # null: no ProfilerStep marks
+    count: int
+    rows: list[ProfiledStep]
+
+
+class Attribution(TypedDict):
+    clock: str  # GPU or host
+    source: str  # of the components' names
+    steps: int
+    ms_per_step: float
+    unattributed_share: float
+
+
+class ComponentRow(TypedDict):
+    component: str
+    ms_per_step: float
+    std_ms: float | None  # over the steps; null: fewer than two steps
+    share: float  # of the step
+    phases_ms: dict[str, float]  # the same by phase
+
+
+class Opportunity(TypedDict):
+    name: str
+    how: str
+    evidence: str
+    share: float  # of the step that it concerns
+    ms_per_step: float  # that it concerns
+    part_speedup: float | None  # of that part at most; null: the part could vanish
+    speedup_bound: float | None  # of the step, by Amdahl's law; null: all of the step is of this kind
+    basis: str  # of the bound
+    memory_bound_mb: NotRequired[float]  # MB that it saves at most; checkpointing only
+    flag: str | None  # that does it; null: no flag of the workshop does
+
+
+class OperatorRow(TypedDict):
+    name: str
+    shapes: NotRequired[str]  # of the inputs; by shape only
+    calls: int
+    self_cpu_us: float  # over all calls
+    cpu_us: float  # with the operators that it calls
+    self_device_us: float | None  # null: no GPU events
+    device_us: float | None  # null: no GPU events
+    flops: int | None  # over all calls; null: the recorded inputs do not determine it
+    bytes: int | None  # read and written; null: the recorded inputs do not determine it
+    share: float  # of all operators' own time
+
+
+class KernelRow(TypedDict):
+    name: str
+    count_per_step: float
+    mean_us: float
+    p95_us: float
+    share: float  # of the kernels' time
+    launched_by: str | None  # operator; null: it is linked to none
+    component: str
+
+
+class GpuTimeline(TypedDict):
+    total_ms: float | None  # from the first GPU event to the end of the last; null: no GPU events
+    computation_ms: float | None  # null: no GPU events
+    exposed_comm_ms: float | None  # communication that no computation overlaps; null: no GPU events
+    exposed_memcpy_ms: float | None  # copies that nothing else overlaps; null: no GPU events
+    busy_ms: float | None  # null: no GPU events
+    idle_ms: float | None  # null: no GPU events
+    devices: list[dict[str, Any]]  # the same for each device, and for each of its streams
+    idle_by_cause: list[dict[str, Any]] | None  # cause, ms, share_of_total, meaning; null: no GPU events
+    launch_delay_us: dict[str, float] | None  # from launch to start; null: no launch call is in the trace
+    queue_depth: dict[str, float] | None  # kernels launched and not begun; null: no launch call is in the trace
+
+
 class OperatorAnalysis(TypedDict):
     trace: str  # file name
     integrity: Integrity
     verdict: Verdict
-    steps: dict[str, Any]  # mean_ms, median_ms, std_ms, p95_ms, min_ms, max_ms, count; rows: one a profiled step
-    attribution: dict[str, Any]  # clock (GPU or host), source of the names, steps, ms_per_step, unattributed_share
+    steps: ProfiledSteps
+    attribution: Attribution
     phases: list[dict[str, Any]]  # phase, ms_per_step, share
-    components: list[dict[str, Any]]  # component, ms_per_step, std_ms, share, phases_ms
+    components: list[ComponentRow]
     classes: list[dict[str, Any]]  # class of operator, ms_per_step, share
-    opportunities: list[dict[str, Any]]  # name, how, evidence, share, ms_per_step, speedup_bound, basis, try
-    gpu_timeline: dict[str, Any]  # ms by what the GPU does, devices, idle_by_cause; null each: no GPU events
-    operators: list[dict[str, Any]]  # name, calls, self_cpu_us, cpu_us, self_device_us, device_us, flops, bytes, share
-    operators_by_shape: list[dict[str, Any]]  # the same by input shapes
-    kernels: list[dict[str, Any]]  # name, count_per_step, mean_us, p95_us, share, launched_by, component
+    opportunities: list[Opportunity]
+    gpu_timeline: GpuTimeline
+    operators: list[OperatorRow]
+    operators_by_shape: list[OperatorRow]
+    kernels: list[KernelRow]
     step_timeline: dict[str, Any]  # one step as lanes of [start_ms, end_ms, component number], for the figure
     memory: dict[str, Any]  # peak_mb, time_ms, allocated_mb; null: the trace has no memory events
 
 
 # ---- FLOPs and limits ----------------------------------------------------------------------------------------------
+
+
+class ComponentFlops(TypedDict):
+    component: str
+    forward_flops: int  # of a step, over all layers
+    backward_flops: int
+    forward_flops_per_layer: int
+    share: float
+
+
+class CounterRow(TypedDict):
+    counter: str  # formula, FlopCounterMode, DeepSpeed
+    forward_flops: int | None  # matmul FLOPs of one micro-batch; null: it did not count
+    backward_flops: int | None  # null: it counts forward passes alone
+    beyond_matmuls: int | None  # FLOPs of other operators that it counts; null: it did not count
+
+
+class Reconciliation(TypedDict):
+    batch_size: int  # of the micro-batch
+    sequence_length: int
+    recomputed_flops: int  # part of the backward pass here
+    rows: list[CounterRow]
+    agree: bool
+    forward_flops_by_module: dict[str, int]
+
+
+class Peak(TypedDict):
+    rate: float  # FLOP/s, or bytes/s of a bandwidth
+    kind: str  # datasheet, measured, given
+    source: str
+    mfu_percent: NotRequired[float]  # of FLOP/s
 
 
 class FlopsAnalysis(TypedDict):
@@ -287,8 +407,8 @@ class FlopsAnalysis(TypedDict):
     flops_per_parameter: float  # of a step
     flops_per_token: float  # of a step
     flops_per_token_by_6n: int  # the rule of thumb: six for each parameter
-    by_component: list[dict[str, Any]]  # component, forward_flops, backward_flops, forward_flops_per_layer, share
-    reconciliation: dict[str, Any]  # rows: forward and backward FLOPs of one micro-batch by each counter; agree
+    by_component: list[ComponentFlops]
+    reconciliation: Reconciliation
     deepspeed: dict[str, Any] | None  # counts of one micro-batch; null: DeepSpeed did not count
 
 
@@ -309,8 +429,8 @@ class EfficiencyMetrics(TypedDict):
     device_peak_flops: float | None  # FLOP/s; null: no peak of this device is known
     peak_source: str | None  # null: no peak of this device is known
     precision: str
-    peaks: list[dict[str, Any]]  # rate in FLOP/s, kind (datasheet, measured, given), source, mfu_percent
-    bandwidth_peaks: list[dict[str, Any]]  # rate in bytes/s, kind, source
+    peaks: list[Peak]  # the first is what MFU is a share of
+    bandwidth_peaks: list[Peak]
 
 
 class FlopsProfile(TypedDict):
@@ -346,7 +466,7 @@ class ComputationalIntensity(TypedDict):
 class RooflineData(TypedDict):
     device: str
     precision: str
-    roofs: dict[str, list[dict[str, Any]]]  # compute in FLOP/s and bandwidth in bytes/s: rate, kind, source
+    roofs: dict[str, list[Peak]]  # compute and bandwidth
     ridges: list[dict[str, Any]]  # operations per byte where a pair of roofs meet
     step: dict[str, Any]  # a point, as below
     points: list[dict[str, Any]]  # name, operations, bytes, time_ms, operations_per_sec, share_of_roof; null: no time

@@ -1,0 +1,131 @@
+"""The JSON documents are what harness/documents.py declares, field by field, and strict JSON."""
+
+import json
+import sys
+import types
+import typing
+
+import pytest
+from helpers import PROJECT, run_command
+from typing_extensions import NotRequired, is_typeddict
+
+import run_deepspeed_flops
+import run_pytorch_profiler
+from harness import documents
+from harness.documents import SCHEMA_VERSION, read_document
+from harness.errors import UserError
+from harness.files import FILES
+from workshop.file_reference import document_types
+
+TYPES = {kind.pattern: getattr(documents, kind.document) for kind in FILES if kind.document}
+
+
+def mismatches(value, kind, where: str = "") -> list[str]:
+    """A line for each field that is missing, unknown, of another type, or null without a reason."""
+    if is_typeddict(kind):
+        return mismatches_of_fields(value, kind, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return [] if type(None) in arguments else [f"{where}: null"]
+        return mismatches(value, next(a for a in arguments if a is not type(None)), where)
+    if origin is list and isinstance(value, list):
+        return [line for i, one in enumerate(value) for line in mismatches(one, arguments[0], f"{where}[{i}]")]
+    if origin is dict and isinstance(value, dict):
+        return [line for name, one in value.items() for line in mismatches(one, arguments[1], f"{where}.{name}")]
+    wanted = {float: (int, float), typing.Any: object}.get(kind, origin or kind)
+    right = isinstance(value, wanted) and not (isinstance(value, bool) and kind in (int, float))
+    return [] if right else [f"{where}: {value!r} is not {kind}"]
+
+
+def mismatches_of_fields(value, kind, where: str) -> list[str]:
+    if not isinstance(value, dict):
+        return [f"{where}: {value!r} is not {kind.__name__}"]
+    hints = typing.get_type_hints(kind, include_extras=True)
+    lines = []
+    for name, hint in hints.items():
+        optional = typing.get_origin(hint) is NotRequired or name not in kind.__required_keys__
+        hint = typing.get_args(hint)[0] if typing.get_origin(hint) is NotRequired else hint
+        if name in value:
+            lines += mismatches(value[name], hint, f"{where}.{name}")
+        elif not optional:
+            lines.append(f"{where}.{name}: is missing")
+    reasons = {f"{name}_reason" for name in hints} | {"schema_version"}
+    return lines + [f"{where}.{name}: is not declared" for name in value.keys() - hints.keys() - reasons]
+
+
+@pytest.fixture(scope="module")
+def run_folders(tmp_path_factory):
+    """A run with every profiler, a prediction, and the limits of a run."""
+    folder = tmp_path_factory.mktemp("runs")
+    small = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
+    argv = sys.argv
+    try:
+        flags = [*small, "--num-steps", "9", "--include-memory", "--peak", "1"]
+        assert run_command(run_pytorch_profiler, *flags, "--profile-dir", str(folder / "profiled")) == 0
+        flags = [*small, "--num-steps", "8", "--peak", "1", "--computational-intensity", "--generate-roofline"]
+        assert run_command(run_deepspeed_flops, *flags, "--output-dir", str(folder / "limits")) == 0
+        flags = [*small, "--dry-run", "--peak", "1", "--output-dir", str(folder / "predicted")]
+        assert run_command(run_pytorch_profiler, *flags) == 0
+    finally:
+        sys.argv = argv
+    return folder
+
+
+def test_documents_of_runs_are_as_declared(run_folders):
+    checked = set()
+    for path in run_folders.glob("*/*.json"):
+        kind = TYPES.get(path.name)
+        if kind is not None:
+            document = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"{path}: {text}"))
+            assert document["schema_version"] == SCHEMA_VERSION
+            assert not mismatches(document, kind, path.name)
+            checked.add(path.name)
+    assert checked >= {
+        "config.json",
+        "performance_summary.json",
+        "operator_analysis.json",
+        "memory_timeline.json",
+        "prediction.json",
+        "flops_profile.json",
+        "computational_intensity.json",
+        "roofline_data.json",
+    }
+
+
+def test_a_mismatch_is_found():
+    assert mismatches({"mean": "fast"}, documents.Timing, "t") == [
+        "t.mean: 'fast' is not <class 'float'>",
+        "t.median: is missing",
+        "t.std: is missing",
+        "t.p95: is missing",
+        "t.count: is missing",
+    ]
+    row = {"mean": 1, "median": None, "std": 1.0, "p95": 1.0, "count": None, "extra": 1}
+    assert mismatches(row, documents.Timing, "t") == ["t.count: None is not <class 'int'>", "t.extra: is not declared"]
+
+
+def test_every_field_is_explained():
+    """A name that carries its unit explains itself; every other number says what it counts, every null why."""
+    for title, fields, _ in document_types():
+        for field in fields:
+            if "None" in field.type:
+                row_of_sweep = title.endswith("Row") and title[:-3] in ("MemoryStudy", "TrainingBenchmark")
+                row_of_sweep |= title in ("AttentionBenchmarkRow", "PrecisionStudyRow", "TimingStudyRow")
+                assert field.null or row_of_sweep, f"{title}.{field.name}: when is it null?"
+
+
+def test_another_schema_version_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "performance_summary.json"
+    path.write_text('{"schema_version": 1}')
+    with pytest.raises(UserError, match=rf"{path}: schema version 1, this workshop reads version {SCHEMA_VERSION}"):
+        read_document(path)
+    path.write_text('{"traceEvents": []}')
+    assert read_document(path) is None
+    assert read_document(tmp_path / "nothing.json") is None
+
+
+def test_docs_list_every_file_and_type():
+    text = (PROJECT / "docs" / "files.md").read_text()
+    assert all(f"`{kind.pattern}" in text for kind in FILES)
+    assert all(f"### {title}" in text for title, _, _ in document_types())
