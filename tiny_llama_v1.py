@@ -60,7 +60,7 @@ from harness.workload import TrainingState, Workload
 
 @dataclass(frozen=True)
 class TinyLlamaConfig:
-    """Shape of the model.  What follows from it alone (parameters, FLOPs) is a method here."""
+    """Shape of the model, and what follows from it alone: parameters and FLOPs."""
 
     vocab_size: int = flag(1000, "vocabulary", minimum=2)
     hidden_dim: int = flag(256, "model dimension")
@@ -68,10 +68,10 @@ class TinyLlamaConfig:
     n_heads: int = flag(8, "attention heads", alias="--num-heads")
     n_kv_heads: int = flag(4, "key/value heads", shown="half the heads; all of them if odd")
     intermediate_dim: int = flag(512, "feed-forward width", shown="2 x --hidden-dim")
-    max_seq_len: int = 128
-    norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    init_std: float = 0.02
+    max_seq_len: int = 128  # tokens; set to --seq-len: positions beyond it would only cost memory
+    norm_eps: float = 1e-6  # keeps a row of zeros finite
+    rope_theta: float = 10000.0  # the slowest pair of dimensions turns by nearly 1 / theta from token to token
+    init_std: float = 0.02  # of linear layers and embeddings, as GPT-2 and LLaMA
 
     @property
     def head_dim(self) -> int:
@@ -83,13 +83,13 @@ class TinyLlamaConfig:
 
     def parameter_count(self) -> int:
         """Trainable parameters; embedding and lm_head are separate tensors."""
-        attention = 2 * self.hidden_dim * (self.hidden_dim + self.kv_dim)
-        mlp = 3 * self.hidden_dim * self.intermediate_dim
-        layer = attention + mlp + 2 * self.hidden_dim
+        attention = 2 * self.hidden_dim * (self.hidden_dim + self.kv_dim)  # q and o, k and v
+        mlp = 3 * self.hidden_dim * self.intermediate_dim  # gate, up, down
+        layer = attention + mlp + 2 * self.hidden_dim  # and two norms
         return 2 * self.vocab_size * self.hidden_dim + self.n_layers * layer + self.hidden_dim
 
     def forward_flops_by_component(self, batch_size: int, seq_len: int, attention: str = "eager") -> dict[str, int]:
-        """Matrix-multiply FLOPs of one forward pass over [batch_size, seq_len] tokens, summed over layers.
+        """Matmul FLOPs of one forward pass over [batch_size, seq_len] tokens, summed over layers.
 
         Convention: two per multiply-add, the full S x S scores (the causal half is computed and masked, as eager
         attention below does; a fused kernel may skip it), no element-wise work.
@@ -99,7 +99,7 @@ class TinyLlamaConfig:
             "attention.q_proj": 2 * tokens * self.hidden_dim * self.hidden_dim,
             "attention.k_proj": 2 * tokens * self.hidden_dim * self.kv_dim,
             "attention.v_proj": 2 * tokens * self.hidden_dim * self.kv_dim,
-            "attention.scores": 2 * tokens * seq_len * self.hidden_dim,
+            "attention.scores": 2 * tokens * seq_len * self.hidden_dim,  # all H heads together are D wide
             "attention.weighted_sum": 2 * tokens * seq_len * self.hidden_dim,
             "attention.o_proj": 2 * tokens * self.hidden_dim * self.hidden_dim,
             "mlp.gate_proj": 2 * tokens * self.hidden_dim * self.intermediate_dim,
@@ -127,7 +127,7 @@ class TrainingConfig:
         "eager", "eager writes the scores to memory; sdpa is PyTorch's fused attention", choices=["eager", "sdpa"]
     )
     compile: bool = flag(False, "torch.compile the model, before step 1")
-    activation_checkpointing: bool = flag(False, "keep the input of each block alone, compute the rest of it again")
+    activation_checkpointing: bool = flag(False, "keep only the input of each block, recompute the rest")
     optimizer_impl: str | None = flag(
         None, "AdamW over lists of tensors, or in one kernel", choices=["foreach", "fused"], shown="PyTorch's choice"
     )
@@ -183,7 +183,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        x32 = x.float()
+        x32 = x.float()  # a sum of D squares overflows in fp16 and loses digits in bf16
         x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * x32.to(x.dtype)
 
@@ -195,15 +195,16 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         inverse_frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
         angles = torch.outer(torch.arange(max_seq_len).float(), inverse_frequency)  # [S, E/2]
-        angles = torch.cat((angles, angles), dim=-1)  # [S, E]
+        angles = torch.cat((angles, angles), dim=-1)  # [S, E]: dimension i and i + E/2 turn by the same angle
+        # Buffers move with the model; they follow from the configuration, so no checkpoint needs them.
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, H, S, E] -> the same, turned by position."""
         seq_len = x.shape[2]
-        first, second = x.chunk(2, dim=-1)
-        rotated = torch.cat((-second, first), dim=-1)
+        first, second = x.chunk(2, dim=-1)  # [B, H, S, E/2] each
+        rotated = torch.cat((-second, first), dim=-1)  # [B, H, S, E]: a quarter turn of every pair
         return x * self.cos[:seq_len] + rotated * self.sin[:seq_len]
 
 
@@ -211,19 +212,21 @@ def repeat_kv(x: Tensor, n_heads: int) -> Tensor:
     """[B, K, S, E] -> [B, H, S, E]: a copy of each key/value head for each of the H/K query heads it serves."""
     batch_size, n_kv_heads, seq_len, head_dim = x.shape
     x = x[:, :, None].expand(-1, -1, n_heads // n_kv_heads, -1, -1)  # [B, K, H/K, S, E], no copy yet
-    return x.reshape(batch_size, n_heads, seq_len, head_dim)
+    return x.reshape(batch_size, n_heads, seq_len, head_dim)  # copies, where H > K
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, part: str = "attention") -> Tensor:
     """softmax(q k' / sqrt(E) + mask) v with all [B, H, S, S] scores in memory: q [B, H, S, E], k and v [B, K, S, E],
-    the mask [S, S] -> [B, H, S, E].  `part` is what its ranges are named after."""
+    the mask [S, S] -> [B, H, S, E].  `part` begins the names of its ranges."""
     with trace_range(f"{part}.scores"):
+        # q is scaled and not the scores: E numbers for each token and head instead of S.
         scores = (q * q.shape[-1] ** -0.5) @ repeat_kv(k, q.shape[1]).transpose(2, 3)  # [B, H, S, S]
         scores = scores if mask is None else scores + mask
     with trace_range(f"{part}.softmax"):
+        # A sum over S terms, so in float32.  The result is kept for the backward pass: memory quadratic in S.
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)  # [B, H, S, S]
     with trace_range(f"{part}.weighted_sum"):
-        return weights @ repeat_kv(v, q.shape[1])
+        return weights @ repeat_kv(v, q.shape[1])  # [B, H, S, E]
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, part: str = "attention") -> Tensor:
@@ -242,11 +245,12 @@ class Attention(nn.Module):
     def __init__(self, config: TinyLlamaConfig, rope: RotaryEmbedding, layer: int):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
+        # Three separate projections: one matmul over their joined weights would read x once instead of three times.
         self.q_proj = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
         self.k_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
         self.v_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
         self.o_proj = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
-        self.rope = rope
+        self.rope = rope  # one module for all layers: its tables depend on positions alone
         self.range = f"layers.{layer}.attention"
 
     def forward(self, x: Tensor, causal_mask: Tensor | None) -> Tensor:
@@ -265,8 +269,8 @@ class Attention(nn.Module):
         else:
             output = eager_attention(q, k, v, causal_mask[:seq_len, :seq_len], self.range)  # [B, H, S, E]
         with trace_range(f"{self.range}.o_proj"):
-            output = output.transpose(1, 2).reshape(batch_size, seq_len, hidden_dim)  # [B, S, D]
-            return self.o_proj(output)
+            output = output.transpose(1, 2).reshape(batch_size, seq_len, hidden_dim)  # [B, S, D], a copy
+            return self.o_proj(output)  # [B, S, D]
 
 
 class MLP(nn.Module):
@@ -285,7 +289,7 @@ class MLP(nn.Module):
         with trace_range(f"{self.range}.up_proj"):
             up = self.up_proj(x)  # [B, S, F]
         with trace_range(f"{self.range}.activation"):
-            activated = F.silu(gate) * up  # [B, S, F]
+            activated = F.silu(gate) * up  # [B, S, F]: two kernels, each bound by memory; both results are kept
         with trace_range(f"{self.range}.down_proj"):
             return self.down_proj(activated)  # [B, S, D]
 
@@ -306,7 +310,7 @@ class TransformerBlock(nn.Module):
             normed = self.attention_norm(x)
         attended = self.attention(normed, causal_mask)
         with trace_range(f"{self.range}.attention_residual"):
-            x = x + attended
+            x = x + attended  # [B, S, D]; not in place: autograd needs the old x for the norm
         with trace_range(f"{self.range}.mlp_norm"):
             normed = self.mlp_norm(x)
         fed_forward = self.mlp(normed)
@@ -328,7 +332,7 @@ class TinyLlamaModel(nn.Module):
         self.layers = nn.ModuleList(TransformerBlock(config, self.rope, layer) for layer in range(config.n_layers))
         self.norm = RMSNorm(config.hidden_dim, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
-        mask = None  # fused attention knows by itself what is causal
+        mask = None  # fused attention is told that it is causal, and skips what is masked
         if attention == "eager":
             mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(1)  # [S, S], 0 on and below
         self.register_buffer("causal_mask", mask, persistent=False)
@@ -343,8 +347,8 @@ class TinyLlamaModel(nn.Module):
         with trace_range("embedding"):
             x = self.embedding(input_ids)  # [B, S, D]
         for layer in self.layers:
-            if self.activation_checkpointing:
-                x = checkpoint(layer, x, self.causal_mask, use_reentrant=False, preserve_rng_state=False)  # no dropout
+            if self.activation_checkpointing:  # no dropout, so no random state to restore when a block is recomputed
+                x = checkpoint(layer, x, self.causal_mask, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, self.causal_mask)
         with trace_range("norm"):
@@ -354,6 +358,7 @@ class TinyLlamaModel(nn.Module):
         if labels is None:
             return logits
         with trace_range("loss"):
+            # [B S, V] against [B S]; its log-softmax is one more tensor of the logits' size, in float32.
             loss = F.cross_entropy(logits.float().view(-1, self.config.vocab_size), labels.reshape(-1))
         return logits, loss
 
@@ -362,15 +367,15 @@ class TinyLlamaModel(nn.Module):
 
 
 def synthetic_corpus(vocab_size: int, training: TrainingConfig) -> np.ndarray:
-    """A token stream with something to learn: integers from a bigram source, 2^18 of them or more.
+    """A token stream with something to learn: at least 2^18 tokens of a bigram source.
 
     Token frequencies follow the Zipf-Mandelbrot law of natural text, 1 / (rank + 2.7).  Four times in five the next
-    token is one of eight successors that the current token always has, the first the likeliest; else it is drawn
-    afresh from the frequencies.
+    token is one of eight fixed successors of the current one, the first the likeliest; else it is drawn from the
+    frequencies.
     """
     length = max(2**18, 64 * (training.seq_len + 1))
     rng = np.random.default_rng(training.seed)
-    frequency = 1.0 / (2.7 + rng.permutation(vocab_size))
+    frequency = 1.0 / (2.7 + rng.permutation(vocab_size))  # permuted, so that a token's number does not tell its rank
     frequency /= frequency.sum()
     successors = rng.choice(vocab_size, size=(vocab_size, 8), p=frequency)
     preference = 1.0 / np.arange(1, 9)
@@ -378,7 +383,7 @@ def synthetic_corpus(vocab_size: int, training: TrainingConfig) -> np.ndarray:
     steps = math.ceil(length / chains)
     fresh = rng.choice(vocab_size, size=(steps, chains), p=frequency)
     choice = rng.choice(8, size=(steps, chains), p=preference / preference.sum())
-    follows = rng.random((steps, chains)) < 0.8
+    follows = rng.random((steps, chains)) < 0.8  # the rest is noise that no model can predict: the loss has a floor
     tokens = np.empty((steps, chains), dtype=np.int32)
     tokens[0] = fresh[0]
     for i in range(1, steps):
@@ -400,10 +405,10 @@ def text_corpus(path: str, vocab_size: int, seq_len: int) -> np.ndarray:
     except OSError as error:
         raise UserError(f"--data {path}: {error.strerror}; give a text file", exit_code=2) from error
     if not tokens[: 1 << 16].all():
-        raise UserError(f"--data {path}: holds NUL bytes, so it is no text; give a text file", exit_code=2)
+        raise UserError(f"--data {path}: contains NUL bytes, so it is not text; give a text file", exit_code=2)
     if vocab_size < 256 and (largest := int(tokens.max())) >= vocab_size:
         raise UserError(
-            f"--vocab-size {vocab_size}: {path} holds the byte {largest}; give 256 or more with --data", exit_code=2
+            f"--vocab-size {vocab_size}: {path} contains the byte {largest}; give 256 or more with --data", exit_code=2
         )
     return tokens
 
@@ -421,13 +426,13 @@ def batches(corpus: np.ndarray, training: TrainingConfig, device: torch.device, 
     Windows start at random places; ranks draw from streams of their own.  On a GPU the copy starts from pinned
     memory and nothing waits for it.
     """
-    rng = np.random.default_rng([training.seed, rank])
+    rng = np.random.default_rng([training.seed, rank])  # not the same windows on every rank
     window = np.arange(training.seq_len + 1)
     micro_batch_size = training.batch_size // training.gradient_accumulation_steps
     while True:
         starts = rng.integers(0, len(corpus) - training.seq_len, size=micro_batch_size)
         tokens = torch.from_numpy(corpus[starts[:, None] + window].astype(np.int64))  # [B, S + 1]
-        if device.type == "cuda":
+        if device.type == "cuda":  # from pageable memory the copy would block the host until it is done
             tokens = tokens.pin_memory().to(device, non_blocking=True)
         yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -439,9 +444,7 @@ def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.devic
     """Model, optimizer, gradient scaler and autocast of a run, on the device, not compiled."""
     model = TinyLlamaModel(config, training.attention, training.activation_checkpointing)
     model = model.to(device) if device.type != "cpu" else model  # fake tensors cannot be moved
-    impl = (
-        {training.optimizer_impl: True} if training.optimizer_impl else {}
-    )  # foreach= or fused=, else PyTorch chooses
+    impl = {training.optimizer_impl: True} if training.optimizer_impl else {}  # else PyTorch chooses
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, **impl)
     # fp16 ends at 65,504 and at 6e-8: the loss is scaled up so that small gradients do not vanish.  bf16 has the range
     # of fp32 and needs none of it.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 import harness.documents
 from harness.files import FILES
+from harness.profilers import ProfilerConfig
 from harness.tables import Column, column, markdown_table
+from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,18 @@ def documents_reference() -> str:
         where = f" ({', '.join(names[title])})" if title in names else ""
         inherited = f"\nAlso the fields of {base}.\n" if base else ""
         sections.append(f"### {title}{where}\n{inherited}\n{_fields_table(fields)}\n")
+    return "\n".join(sections)
+
+
+def settings_reference() -> str:
+    """The fields of the sections model, training and profiling of config.json: the flags that they come from."""
+    sections = []
+    for title, kind in (("model", TinyLlamaConfig), ("training", TrainingConfig), ("profiling", ProfilerConfig)):
+        rows = [
+            Field(one.name, str(one.type), one.metadata.get("help", "fixed"), "not given" if one.default is None else "")
+            for one in dataclasses.fields(kind)
+        ]
+        sections.append(f"### {title} (`config.json`)\n\n{_fields_table(rows)}\n")
     return "\n".join(sections)
 
 
