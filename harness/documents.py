@@ -183,7 +183,7 @@ class MemoryTimeline(TypedDict):
     peak_bytes: int  # of live tensors
     average_bytes: float  # over the time of the step
     allocations: int  # made by the step
-    kept_for_backward: list[dict[str, Any]]  # component, layer (null: not in a layer), bytes
+    kept_for_backward: list[dict[str, Any]]  # component, layer (if it is in one), bytes
     allocator: list[dict[str, Any]] | None  # what, bytes: from live tensors to what the driver reports; null: no GPU
     largest_tensor: TensorRow | None  # null: the step made none
     phases: list[MemoryPhase]
@@ -581,4 +581,4 @@ class ExerciseAnswers(TypedDict):
     exercise: int
     text: str  # file name
     environment: dict[str, Any]  # as in config.json, less the command line
-    answers: dict[str, dict[str, Any]]  # by field: value (null: this machine cannot tell), evidence
+    answers: dict[str, dict[str, Any]]  # by field: value, where this machine can tell, and evidence

@@ -49,10 +49,10 @@ def settings_reference() -> str:
     """The fields of the sections model, training and profiling of config.json: the flags that they come from."""
     sections = []
     for title, kind in (("model", TinyLlamaConfig), ("training", TrainingConfig), ("profiling", ProfilerConfig)):
-        rows = [
-            Field(one.name, str(one.type), one.metadata.get("help", "fixed"), "not given" if one.default is None else "")
-            for one in dataclasses.fields(kind)
-        ]
+        rows = []
+        for one in dataclasses.fields(kind):
+            null = "not given" if one.default is None else ""
+            rows.append(Field(one.name, str(one.type), one.metadata.get("help", "fixed"), null))
         sections.append(f"### {title} (`config.json`)\n\n{_fields_table(rows)}\n")
     return "\n".join(sections)
 
