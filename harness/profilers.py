@@ -70,38 +70,49 @@ class InstrumentSchedule:
     """Which steps carry an instrument.  No step carries two while there are others to choose from."""
 
     def __init__(self, num_steps: int, profiling: ProfilerConfig):
-        self.window = None  # the trace, or what a system profiler sees, holds steps window[0] + 1 to window[1]
+        self.num_steps = num_steps
+        self.window: tuple[int, int] | None = None  # the profiled steps are window[0] + 1 to window[1]
         self.flops_step = self.memory_step = self.snapshot_step = None
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what was moved, and why
         if profiling.records_trace or profiling.system_profiler:
-            asked = (profiling.warmup_steps, profiling.warmup_steps + profiling.profile_steps)
-            last, length = min(asked[1], num_steps), profiling.profile_steps
-            if others := profiling.enable_deepspeed_flops + profiling.profile_memory + profiling.memory_snapshot:
-                # Left for the first step, one for each other instrument, the profiler's warm-up, two for the averages.
-                length = max(1, min(length, num_steps - others - 4))
-            self.window = first, last = max(0, last - length), last
-            if self.window != asked:
-                moved = f"{asked[0]}-{asked[1]} does not fit in {num_steps}" + " beside the rest" * bool(others)
-                self.notes.append(f"Profiling window moved to steps {first}-{last}: {moved}")
+            others = profiling.enable_deepspeed_flops + profiling.profile_memory + profiling.memory_snapshot
+            self._schedule_window(profiling.warmup_steps, profiling.profile_steps, others)
         if profiling.enable_deepspeed_flops:
-            asked = profiling.flops_profile_step
-            self.flops_step = self._free_step(min(asked, num_steps), num_steps)
-            if self.flops_step != asked:
-                why = f"the run has {num_steps} steps" if asked > num_steps else "a step carries one instrument"
-                self.notes.append(f"FLOPs profile moved from step {asked} to {self.flops_step}: {why}")
+            self._schedule_flops(profiling.flops_profile_step)
         if profiling.profile_memory:
-            self.memory_step = self._free_step(2, num_steps)
+            self.memory_step = self._free_step(2)
         if profiling.memory_snapshot:
-            self.snapshot_step = self._free_step(2, num_steps)
+            self.snapshot_step = self._free_step(2)
 
-    def _free_step(self, wanted: int, num_steps: int) -> int:
+    def _schedule_window(self, warmup_steps: int, length: int, others: int) -> None:
+        """The window that was asked for, moved and shortened to fit beside so many other instruments."""
+        asked = (warmup_steps, warmup_steps + length)
+        last = min(asked[1], self.num_steps)
+        if others:
+            # Left for the first step, one for each other instrument, the profiler's warm-up, two for the averages.
+            length = max(1, min(length, self.num_steps - others - 4))
+        self.window = first, last = max(0, last - length), last
+        if self.window != asked:
+            beside = " beside the other instruments" if others else ""
+            reason = f"{asked[0]}-{asked[1]} does not fit in {self.num_steps}{beside}"
+            self.notes.append(f"Profiling window moved to steps {first}-{last}: {reason}")
+
+    def _schedule_flops(self, asked: int) -> None:
+        self.flops_step = self._free_step(min(asked, self.num_steps))
+        if asked > self.num_steps:
+            self.notes.append(f"FLOPs profile moved from step {asked} to {self.flops_step}: the run is shorter")
+        elif self.flops_step != asked:
+            reason = "that step carries another instrument"
+            self.notes.append(f"FLOPs profile moved from step {asked} to {self.flops_step}: {reason}")
+
+    def _free_step(self, wanted: int) -> int:
         """The step nearest to the wanted one that carries nothing yet; the first or a warm-up, else the last step."""
         for free in ((None,), ("first", "profiler warm-up")):
-            for distance in range(num_steps):
+            for distance in range(self.num_steps):
                 for step in (wanted + distance, wanted - distance):
-                    if 1 <= step <= num_steps and self.exclusion_reason(step) in free:
+                    if 1 <= step <= self.num_steps and self.exclusion_reason(step) in free:
                         return step
-        return num_steps
+        return self.num_steps
 
     def exclusion_reason(self, step: int) -> str | None:
         """Why this step is left out of the averages, or None."""
