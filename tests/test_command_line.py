@@ -4,8 +4,10 @@ import re
 
 import pytest
 import torch
+from helpers import PROJECT
 
 import tiny_llama_v1 as tiny_llama
+from harness import devices
 
 
 def resolved(*flags: str):
@@ -30,7 +32,8 @@ def test_all_flags_are_there():
 
 
 def test_defaults():
-    config, training, profiling = resolved()
+    workload, profiling = resolved()
+    config, training = workload.config, workload.training
     assert (config.vocab_size, config.hidden_dim, config.n_layers, config.n_heads) == (1000, 256, 4, 8)
     assert (config.n_kv_heads, config.intermediate_dim, config.max_seq_len) == (4, 512, 128)
     assert (training.batch_size, training.seq_len, training.num_steps, training.learning_rate) == (8, 128, 50, 1e-4)
@@ -56,7 +59,8 @@ def test_defaults():
     ],
 )
 def test_flags_reach_the_configuration(flags, expected):
-    values = {name: value for part in resolved(*flags.split()) for name, value in vars(part).items()}
+    workload, profiling = resolved(*flags.split())
+    values = vars(workload.config) | vars(workload.training) | vars(profiling)
     assert expected == {name: values[name] for name in expected}
 
 
@@ -93,6 +97,7 @@ WRONG = {
     "--log-interval 0": "--log-interval",
     "--seed -1": "--seed",
     "--use-amp --precision fp16": "--use-amp",
+    "--device-memory 80": "--device-memory: requires --dry-run",
     "--data missing.txt": "--data missing.txt",
     "--data .": "--data",
     "--data empty.txt": "--data empty.txt",
@@ -128,7 +133,7 @@ def test_tf32_needs_a_gpu(train, tmp_path):
 
 
 def test_fp16_on_a_cpu_that_cannot(train, tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_llama, "cpu_trains_in_fp16", lambda: False)
+    monkeypatch.setattr(devices, "cpu_trains_in_fp16", lambda: False)
     code, _, err = train("--device", "cpu", "--precision", "fp16", "--output-dir", "run")
     assert code == 2
     assert re.search(r"--precision fp16: .*use fp32 or bf16", err)
@@ -204,15 +209,13 @@ def test_validate_setup_fails_when_training_does(train, monkeypatch):
 
 
 def test_sizes_in_the_readme_are_those_of_the_code():
-    from helpers import PROJECT
-
     readme = (PROJECT / "README.md").read_text()
     for name, row in tiny_llama.SIZES.items():
-        config, training, _ = resolved("--size", name)
+        workload, _ = resolved("--size", name)
         cells = [
             name,
             *(f"{row[k]:,}" for k in ("hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim")),
         ]
         cells += [f"{row[k]:,}" for k in ("seq_len", "batch_size", "num_steps")]
-        cells += [f"{config.parameter_count():,}", f"{config.forward_flops(training.batch_size, training.seq_len):,}"]
+        cells += [f"{workload.parameter_count():,}", f"{workload.forward_flops():,}"]
         assert "| " + " | ".join(cells) + " |" in readme

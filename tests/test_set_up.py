@@ -92,8 +92,7 @@ class Machine:
 
 
 HAS_ALL = dict.fromkeys(
-    ("deepspeed", "tensorboard", "torch_tb_profiler", "numpy", "matplotlib", "jinja2", "orjson", "pandas"),
-    "1.0",
+    "deepspeed tensorboard torch_tb_profiler numpy matplotlib jinja2 orjson pandas tabulate tqdm".split(), "1.0"
 )
 
 

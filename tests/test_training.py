@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import signal
 import sys
 import time
@@ -13,6 +14,10 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, start
 
 import tiny_llama_v1 as tiny_llama
+from harness.devices import cpu_trains_in_fp16
+from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
+from harness.run_summary import MeasuredRun, averaged_steps
+from harness.timing import PHASES, StepMeter, StepRecord
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
 TRACED = [*SMALL_MODEL, *"--num-steps 4 --profile-steps 1 --warmup-steps 2 --enable-pytorch-profiler".split()]
@@ -123,21 +128,23 @@ class Recorder(torch.optim.SGD):
         self.gradients = [p.grad.clone() for group in self.param_groups for p in group["params"]]
 
 
+def without_instruments(state, device: torch.device, num_steps: int) -> tuple[StepMeter, Instruments]:
+    """What the training loop needs around it."""
+    meter = StepMeter(device, 1, lambda step: False, lambda record: None)
+    profiling = ProfilerConfig()
+    schedule = InstrumentSchedule(num_steps, profiling)
+    return meter, Instruments(schedule, profiling, state, device, folder=None, trace_folder=None)
+
+
 def gradients_of_a_step(micro_steps: int) -> list[torch.Tensor]:
-    device, profiling = torch.device("cpu"), tiny_llama.ProfilerConfig()
-    training = tiny_llama.TrainingConfig(num_steps=1, gradient_accumulation_steps=micro_steps)
+    device = torch.device("cpu")
+    training = tiny_llama.TrainingConfig(gradient_accumulation_steps=micro_steps)
+    workload = tiny_llama.TinyLlamaWorkload(tiny_llama.TinyLlamaConfig(n_layers=1), training)
     torch.manual_seed(0)
-    config = tiny_llama.TinyLlamaConfig(n_layers=1)
-    model = tiny_llama.TinyLlamaModel(config)
-    optimizer = Recorder(model.parameters(), lr=1.0)
-    plan = tiny_llama.Plan(1, profiling)
-    report = tiny_llama.Report(config, training, profiling, plan, device, 0, 1, None)
-    instruments = tiny_llama.Instruments(plan, profiling, model, optimizer, device, report, "")
-    stream = tiny_llama.batches(tiny_llama.synthetic_corpus(1000, training), training, device)
-    scaler, autocast = torch.amp.GradScaler("cpu", enabled=False), torch.autocast("cpu", enabled=False)
-    with report.sampler, instruments.run():
-        tiny_llama.train(model, optimizer, scaler, autocast, stream, training, report.meter, instruments)
-    return optimizer.gradients
+    state = workload.build(device)
+    state = state._replace(optimizer=Recorder(state.model.parameters(), lr=1.0))
+    workload.train(state, workload.batches(device), 1, *without_instruments(state, device, 1))
+    return state.optimizer.gradients
 
 
 def test_accumulated_gradients_have_the_size_of_the_large_batch():
@@ -147,7 +154,7 @@ def test_accumulated_gradients_have_the_size_of_the_large_batch():
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_precisions_train_and_stay_near_fp32(train, tmp_path, precision):
-    if precision == "fp16" and not torch.cuda.is_available() and not tiny_llama.cpu_trains_in_fp16():
+    if precision == "fp16" and not torch.cuda.is_available() and not cpu_trains_in_fp16():
         pytest.skip("this CPU build does not train in fp16")
     train("--output-dir", "fp32", "--num-steps", "6")
     train("--output-dir", "low", "--num-steps", "6", "--precision", precision)
@@ -194,7 +201,7 @@ def test_run_folder(train, tmp_path):
     assert performance["p95_step_time_ms"] == pytest.approx(np.percentile(times[1:], 95))
     assert performance["first_step_time_ms"] == times[0]
     assert performance["samples_per_sec"] == pytest.approx(4e3 / performance["avg_step_time_ms"])
-    phases = sum(performance[f"avg_{phase}_time_ms"] for phase in tiny_llama.PHASES)
+    phases = sum(performance[f"avg_{phase}_time_ms"] for phase in PHASES)
     assert phases == pytest.approx(performance["avg_step_time_ms"])
     assert performance["gpu_utilization_percent"] is not None or performance["gpu_utilization_percent_reason"]
     assert summary["memory"]["peak_mb"] >= summary["memory"]["average_mb"] > 0
@@ -210,7 +217,8 @@ def test_events_hold_scalars_text_and_hyperparameters(train, tmp_path):
     assert {"step_time_ms", "samples_per_sec", "tokens_per_sec", "memory_mb", "phase_ms/forward"} <= set(
         events.Tags()["scalars"]
     )
-    assert {"arguments/text_summary", "model/text_summary", "environment/text_summary"} <= set(events.Tags()["tensors"])
+    sections = ("model", "training", "profiling", "environment")
+    assert {f"{section}/text_summary" for section in sections} <= set(events.Tags()["tensors"])
     assert "_hparams_/session_start_info" in events.summary_metadata
 
 
@@ -337,30 +345,37 @@ def test_traces_in_a_folder_of_their_own(train, tmp_path):
     assert not list((tmp_path / "run").glob("trace_*"))
 
 
+def measured(times_ms: list[float], reasons: list[str | None], **found) -> MeasuredRun:
+    """A run on a CPU of which these step times are known."""
+    records = [StepRecord(step, total_ms=ms) for step, ms in enumerate(times_ms, start=1)]
+    about = {"config": {}, "environment": {}, "on_gpu": False, "world_size": 1, "step_flops": None}
+    shape = {"num_steps": len(records), "batch_size": 4, "seq_len": 16}
+    return MeasuredRun(records=records, exclusion_reasons=reasons, **about | shape | found)
+
+
 @pytest.mark.parametrize("num_steps", range(1, 16))
 def test_a_step_whose_flops_are_counted_is_in_no_average(num_steps):
-    every = tiny_llama.ProfilerConfig(enable_pytorch_profiler=True, enable_deepspeed_flops=True)
-    training = tiny_llama.TrainingConfig(num_steps=num_steps)
-    plan = tiny_llama.Plan(num_steps, every)
-    report = tiny_llama.Report(tiny_llama.TinyLlamaConfig(), training, every, plan, torch.device("cpu"), 0, 1, None)
-    report.meter.records = [tiny_llama.StepRecord(step, total_ms=1.0) for step in range(1, num_steps + 1)]
-    counted, note = report.counted()
-    steps = {record.step for record in counted}
-    assert plan.flops_step not in steps or num_steps == 1
+    every = ProfilerConfig(enable_pytorch_profiler=True, enable_deepspeed_flops=True)
+    schedule = InstrumentSchedule(num_steps, every)
+    run = measured([1.0] * num_steps, [schedule.exclusion_reason(step) for step in range(1, num_steps + 1)])
+    averaged, note = averaged_steps(run)
+    steps = {record.step for record in averaged}
+    assert schedule.flops_step not in steps or num_steps == 1
     if num_steps >= 6:
         assert len(steps) >= 2
-        assert all(plan.left_out(step) is None for step in steps)
+        assert all(schedule.exclusion_reason(step) is None for step in steps)
+        assert note.startswith("excluded: 1 first, ")
     else:
         assert note
 
 
 def test_instruments_keep_apart():
-    every = tiny_llama.ProfilerConfig(enable_pytorch_profiler=True, profile_memory=True, enable_deepspeed_flops=True)
+    every = ProfilerConfig(enable_pytorch_profiler=True, profile_memory=True, enable_deepspeed_flops=True)
     for num_steps in range(1, 30):
-        plan = tiny_llama.Plan(num_steps, every)
-        first, last = plan.window
+        schedule = InstrumentSchedule(num_steps, every)
+        first, last = schedule.window
         assert 0 <= first < last <= num_steps
-        steps = {plan.flops_step, plan.memory_step}
+        steps = {schedule.flops_step, schedule.memory_step}
         assert all(1 <= step <= num_steps for step in steps)
         if num_steps > 9:
             assert len(steps) == 2
@@ -454,7 +469,7 @@ def test_a_folder_of_something_else_is_left_alone(train, tmp_path):
     (tmp_path / "mine" / "config.json").write_text('{"my": 1}')
     code, out, err = train("--output-dir", "mine")
     assert (code, out) == (1, "")
-    assert "mine/config.json is of no run of this script" in err
+    assert "mine/config.json was not written by this workshop" in err
     assert [f.name for f in (tmp_path / "mine").iterdir()] == ["config.json"]
 
 
@@ -533,19 +548,17 @@ def test_closed_output(tmp_path):
 
 def simulated_two_ranks(num_steps: int) -> list[float]:
     """The losses of two ranks, computed in one process: gradients of both streams, averaged."""
-    config, training, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(SMALL_MODEL))
-    torch.manual_seed(training.seed)
-    model = tiny_llama.TinyLlamaModel(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
-    corpus = tiny_llama.synthetic_corpus(config.vocab_size, training)
-    streams = [tiny_llama.batches(corpus, training, torch.device("cpu"), rank) for rank in (0, 1)]
+    workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(SMALL_MODEL))
+    torch.manual_seed(workload.training.seed)
+    state = workload.build(torch.device("cpu"))
+    streams = [workload.batches(torch.device("cpu"), rank) for rank in (0, 1)]
     values = []
     for _ in range(num_steps):
-        losses_of_ranks = [model(*next(stream))[1] for stream in streams]
+        losses_of_ranks = [workload.loss(state.model, next(stream)) for stream in streams]
         loss = sum(losses_of_ranks) / 2
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        state.optimizer.step()
+        state.optimizer.zero_grad()
         values.append(loss.item())
     return values
 
@@ -564,8 +577,10 @@ def test_two_ranks_share_a_run(tmp_path):
     assert traces == ["trace_step_2_3_rank0.pt.trace.json", "trace_step_2_3_rank1.pt.trace.json"]
 
 
-def test_the_script_stands_alone(tmp_path):
-    (tmp_path / "tiny_llama_v1.py").write_bytes((PROJECT / "tiny_llama_v1.py").read_bytes())
+def test_the_script_needs_harness_and_analysis_alone(tmp_path):
+    shutil.copy(SCRIPT, tmp_path)
+    for folder in ("harness", "analysis"):
+        shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     flags = [*SMALL_MODEL, "--num-steps", "3", "--profile-steps", "1", "--enable-pytorch-profiler"]
     code, out = finish(start(sys.executable, "tiny_llama_v1.py", *flags, cwd=tmp_path))
     assert code == 0, out
@@ -583,7 +598,7 @@ def test_gpu_times_and_memory(train, tmp_path):
     summary = read(tmp_path / "run" / "performance_summary.json")
     assert summary["memory"]["peak_mb"] == pytest.approx(136, rel=0.25)
     assert summary["training"]["completed_steps"] == 20
-    phases = sum(summary["performance"][f"avg_{phase}_time_ms"] for phase in tiny_llama.PHASES)
+    phases = sum(summary["performance"][f"avg_{phase}_time_ms"] for phase in PHASES)
     assert phases == pytest.approx(summary["performance"]["avg_step_time_ms"])
 
 
@@ -599,22 +614,13 @@ def test_gpu_runs_repeat_to_the_last_digit(train, tmp_path):
 def test_gpu_step_does_not_wait(monkeypatch):
     """Inside a step the host never waits for the device: torch raises where it would."""
     device = torch.device("cuda")
-    config, training = tiny_llama.TinyLlamaConfig(), tiny_llama.TrainingConfig()
-    model = tiny_llama.TinyLlamaModel(config).to(device)
-    optimizer = torch.optim.AdamW(model.parameters())
-    corpus = tiny_llama.synthetic_corpus(config.vocab_size, training)
-    meter = tiny_llama.StepMeter(device, 1, lambda step: False, lambda record: None)
-    stream = tiny_llama.batches(corpus, training, device)
-    plan = tiny_llama.Plan(3, tiny_llama.ProfilerConfig())
-    report = tiny_llama.Report(config, training, tiny_llama.ProfilerConfig(), plan, device, 0, 1, None)
-    instruments = tiny_llama.Instruments(plan, tiny_llama.ProfilerConfig(), model, optimizer, device, report, "")
-    scaler = torch.amp.GradScaler("cuda", enabled=False)
-    autocast = torch.autocast("cuda", enabled=False)
-    short = tiny_llama.TrainingConfig(num_steps=3)
-    tiny_llama.train(model, optimizer, scaler, autocast, stream, short, meter, instruments)
+    workload = tiny_llama.TinyLlamaWorkload(tiny_llama.TinyLlamaConfig(), tiny_llama.TrainingConfig())
+    state, stream = workload.build(device), workload.batches(device)
+    meter, instruments = without_instruments(state, device, 3)
+    workload.train(state, stream, 3, meter, instruments)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        tiny_llama.train(model, optimizer, scaler, autocast, stream, short, meter, instruments)
+        workload.train(state, stream, 3, meter, instruments)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     time.sleep(0.1)
