@@ -208,9 +208,14 @@ def test_validate_setup_fails_when_training_does(train, monkeypatch):
     assert "Setup is valid" not in out
 
 
-def test_sizes_in_the_readme_are_those_of_the_code():
-    readme = (PROJECT / "README.md").read_text()
-    for name, row in tiny_llama.SIZES.items():
+SIZES = [*tiny_llama.SIZES]
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("README.md", SIZES[:5]), ("docs/sweeps.md", SIZES)])
+def test_sizes_in_the_texts_are_those_of_the_code(text, sizes):
+    text = (PROJECT / text).read_text()
+    for name in sizes:
+        row = tiny_llama.SIZES[name]
         workload, _ = resolved("--size", name)
         cells = [
             name,
@@ -218,4 +223,4 @@ def test_sizes_in_the_readme_are_those_of_the_code():
         ]
         cells += [f"{row[k]:,}" for k in ("seq_len", "batch_size", "num_steps")]
         cells += [f"{workload.parameter_count():,}", f"{workload.forward_flops():,}"]
-        assert "| " + " | ".join(cells) + " |" in readme
+        assert "| " + " | ".join(cells) + " |" in text

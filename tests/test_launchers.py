@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import sys
 
 import pytest
 from helpers import PROJECT, SMALL_MODEL, finish, start
@@ -164,10 +163,3 @@ def test_working_directory_that_takes_no_folder(tmp_path):
     code, out = launch("run_baseline.sh", *TRIVIAL, "--output-dir", "file", cwd=tmp_path)
     assert code == 1
     assert "cannot write to folder file" in out
-
-
-@pytest.mark.parametrize("script", ["run_pytorch_profiler.py", "run_deepspeed_flops.py", "launch_performance_study.py"])
-def test_commands_answer_for_themselves(tmp_path, script):
-    code, out = finish(start(sys.executable, str(PROJECT / script), "--help", cwd=tmp_path))
-    assert code == 0
-    assert out.startswith(f"usage: {script.split('.')[0]}")

@@ -1,0 +1,135 @@
+"""Who imports whom, what an import does, and the sizes that the script and the README keep to."""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import PROJECT, finish, start
+from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+PACKAGES = ("harness", "analysis", "studies", "workshop")
+SCRIPT = PROJECT / "tiny_llama_v1.py"
+COMMANDS = sorted(path for path in PROJECT.glob("*.py") if path != SCRIPT)
+MODULES = sorted(file for package in PACKAGES for file in (PROJECT / package).rglob("*.py"))
+
+
+def imported_names(body) -> set[str]:
+    """The first name of every module that these statements import, at once or later."""
+    names = set()
+    for node in ast.walk(body):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute, so that they can be found by searching"
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
+
+
+# ---- Direction -----------------------------------------------------------------------------------------------------
+
+
+def test_imports_go_one_way(monkeypatch, capfd):
+    """The contracts of pyproject.toml: commands, workshop > studies > tiny_llama_v1 > analysis > harness."""
+    monkeypatch.setattr(sys, "path", [*sys.path])  # import-linter adds to it
+    passed = lint_imports(str(PROJECT / "pyproject.toml"), no_cache=True, no_logo=True) == EXIT_STATUS_SUCCESS
+    assert passed, capfd.readouterr().out
+
+
+def test_the_script_imports_no_more_than_harness_and_analysis():
+    tree = ast.parse(SCRIPT.read_text())
+    allowed = {"harness", "analysis", "numpy", "torch"} | sys.stdlib_module_names
+    assert imported_names(tree) <= allowed
+    functions = (ast.FunctionDef, ast.ClassDef)
+    at_once = [imported_names(statement) for statement in tree.body if not isinstance(statement, functions)]
+    assert "analysis" not in set.union(*at_once), "it takes seconds to import: where it is used"
+
+
+@pytest.mark.parametrize("file", [SCRIPT, *COMMANDS, *MODULES], ids=module_name)
+def test_nothing_imports_a_command(file):
+    assert not imported_names(ast.parse(file.read_text())) & {command.stem for command in COMMANDS}
+
+
+# ---- What an import does -------------------------------------------------------------------------------------------
+
+IMPORT_ALL = """
+import os, signal, sys, threading
+import numpy, torch  # what these do is theirs
+import torch.utils.tensorboard, matplotlib.pyplot, pandas, jinja2
+
+def state():
+    handlers = {number.name: repr(signal.getsignal(number)) for number in signal.valid_signals()
+                if isinstance(number, signal.Signals)}
+    of_torch = [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+                torch.is_grad_enabled(), torch.initial_seed(), torch.get_num_threads()]
+    return [handlers, dict(os.environ), list(sys.argv), list(sys.path), os.getcwd(), threading.active_count(), of_torch,
+            sys.excepthook is sys.__excepthook__, sys.stdout is sys.__stdout__]
+
+before = state()
+import importlib
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    after = state()
+    assert after == before, (name, before, after)
+    assert sys.modules[name].__name__ == name, name
+ours = [module for name, module in sys.modules.items() if name in sys.argv[1:]]
+assert len({id(module) for module in sys.modules.values() if module in ours}) == len(sys.argv) - 1
+"""
+
+
+def test_an_import_has_no_effect_but_definitions(tmp_path):
+    names = [module_name(file) for file in (SCRIPT, *COMMANDS, *MODULES)]
+    command = [sys.executable, "-c", IMPORT_ALL, *names]
+    code, out = finish(start(*command, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)}))
+    assert (code, out) == (0, ""), out
+    assert not list(tmp_path.iterdir())
+
+
+HELP = """
+import contextlib, io, json, runpy, sys, time
+
+paths, answers = sys.argv[1:], {}
+
+def ask(path):
+    sys.argv = [path, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as stop:
+            answers[path] = [stop.code, out.getvalue().split(".")[0], sorted(sys.modules)]
+
+started = time.process_time()
+import torch
+imported = time.process_time()
+ask(paths[0])
+helped = time.process_time()
+for path in paths[1:]:
+    ask(path)
+print(json.dumps([(helped - started) / (imported - started), answers]))
+"""
+
+
+def test_help_is_quick():
+    """At most 1.5 times what `import torch` takes, in CPU time of the same process; and without heavy packages."""
+    paths = [SCRIPT, *COMMANDS]
+    code, out = finish(start(sys.executable, "-c", HELP, *map(str, paths), env={"PYTHONPATH": str(PROJECT)}))
+    assert code == 0 and out.count("\n") == 1, out
+    ratio, answers = json.loads(out)
+    assert ratio <= 1.5
+    for path in paths:
+        code, text, modules = answers[str(path)]
+        assert (code, text) == (0, f"usage: {path.stem}")
+        assert not {"deepspeed", "tensorboard", "matplotlib", "pandas", "transformers"} & set(modules), path
+
+
+# ---- Sizes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "most"), [("tiny_llama_v1.py", 900), ("README.md", 150)])
+def test_what_is_read_first_stays_short(name, most):
+    assert len((PROJECT / name).read_text().splitlines()) <= most
