@@ -1,11 +1,13 @@
 """What several tests use and pytest need not know: how to run a command, in this process or as one of its own."""
 
+import fnmatch
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from harness.errors import exit_code_of
+from harness.files import FOLDERS, kind_of
 
 PROJECT = Path(__file__).resolve().parent.parent
 SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
@@ -38,3 +40,15 @@ def finish(process: subprocess.Popen, timeout: float = 120) -> tuple[int, str]:
     """The exit code and the output of a process, once it ends."""
     out, _ = process.communicate(timeout=timeout)
     return process.returncode, out
+
+
+def unregistered(folder: Path) -> list[str]:
+    """What lies in a folder and is in neither list of harness/files.py; of a registered folder only the name counts."""
+    strangers = []
+    for path in sorted(folder.iterdir()):
+        kind = kind_of(path.name)
+        if path.is_dir() and any(fnmatch.fnmatch(f"{path.name}/", pattern) for pattern in ("earlier_*/", *FOLDERS)):
+            strangers += unregistered(path)
+        elif kind is None or kind.is_folder != path.is_dir():
+            strangers.append(str(path))
+    return strangers
