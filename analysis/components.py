@@ -1,9 +1,8 @@
 """Where did the step go?  Every microsecond of the profiled steps, by component of the model and by phase.
 
-Forward work belongs to what encloses it: our named ranges, else nn.Module calls.  Backward work belongs to the forward
-operator with the same autograd sequence number, and so to that operator's component.  On a GPU an event belongs to
-where the operator that launched it belongs.  Where a trace names no parts at all, the kind of operator takes their
-place.
+Forward work belongs to the named range around it, else to the nn.Module call.  Backward work belongs to the component
+of the forward operator with the same autograd sequence number, and a GPU event to that of the operator that launched
+it.  In a trace that names no parts at all, the kinds of operators take their place.
 """
 
 from __future__ import annotations
@@ -14,12 +13,15 @@ import numpy as np
 import pandas as pd
 
 from analysis.costs import category, is_view_or_metadata_op, operator_class
-from analysis.links import ANNOTATION, MODULE, OPERATOR, Links, step_at
+from analysis.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links, step_at
 from analysis.timeline import covered_until, exposed_us, is_communication, union
 from analysis.trace import MODULE as MODULE_PREFIX
-from analysis.trace import STEP, where_name
+from analysis.trace import STEP, by_name, where_name
+from analysis.wording import count_of, shortened
+from harness.tables import Column, column, text_table
 from harness.timing import PHASES
 
+NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
 BACKWARD = "autograd::engine::evaluate_function: "
 ACCUMULATE = BACKWARD + "torch::autograd::AccumulateGrad"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
@@ -54,68 +56,63 @@ def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
         up = further
 
 
-def attribute(links: Links) -> str:
-    """Give each host and GPU event its component, phase and category, in place.  Returns what the components are."""
+def attribute(links: Links) -> AttributedLinks:
+    """Find the component, phase and category of each host and GPU event."""
     host = links.host
     names, parent, kind = host["name"], host["parent"].to_numpy(), host["kind"].to_numpy()
     is_node = where_name(host, lambda name: name.startswith(BACKWARD)) & (kind == OPERATOR)
     is_phase = where_name(host, lambda name: name in PHASES) & (kind == ANNOTATION)
-    is_framework = where_name(host, lambda name: bool(_FRAMEWORK.match(name))) & (kind == ANNOTATION)
+    is_framework = where_name(host, _FRAMEWORK.match) & (kind == ANNOTATION)
     is_range = (kind == ANNOTATION) & ~is_phase & ~is_framework
     node = nearest(parent, is_node)
-    phase = phases_of(links, parent, kind, is_phase, is_framework, node)
-    source = component_source(host, parent, kind, is_range, phase)
-    defines = {"named ranges": is_range, "nn.Module calls": kind == MODULE}.get(source, np.zeros(len(host), bool))
-
-    labels = np.full(len(host), None, dtype=object)
-    if source == "nn.Module calls":
-        labels[defines] = module_labels(host, parent, defines)
+    phase = phases_of(host, is_phase, is_framework, node)
+    source = component_source(host, is_range, phase)
+    labels = np.full(len(host), None, dtype=object)  # of what defines a component
+    if source == NAMED_RANGES:
+        defines = is_range
+        labels[defines] = by_name(names[defines], component_of)
+    elif source == MODULE_CALLS:
+        defines = kind == MODULE
+        labels[defines] = module_labels(host, defines)
     else:
-        labels[defines] = names[defines].astype(object).map(component_of)
-    categories = np.array([category(name) for name in names.cat.categories], dtype=object)[names.cat.codes]
+        defines = np.zeros(len(host), bool)
+
+    categories = by_name(names, category)
     owner = nearest(parent, defines | is_node)
     forward = (owner >= 0) & ~is_node[owner]
     component = np.where(forward, labels[owner], None)
     if defines.any():
-        component_of_node = components_of_nodes(host, component, is_node)
         in_node = (owner >= 0) & is_node[owner]
-        component[in_node] = component_of_node[owner[in_node]]
-
+        component[in_node] = components_of_nodes(host, component, is_node)[owner[in_node]]
     for name in ("data", "optimizer"):
         component[(phase == name) & pd.isna(component)] = name
     glue = pd.isna(component) & (kind != OPERATOR)
     component[glue] = np.where(categories[glue] == "communication", "communication", OVERHEAD)
-    if source != "named ranges":  # what no part of the model claims, by its kind
+    if source != NAMED_RANGES:  # what belongs to no part of the model, by its kind
         free = pd.isna(component)
         component[free] = categories[free]
-    is_optimizer = phase == "optimizer"
-    links.host = host.assign(
-        component=component, phase=phase, category=np.where(is_optimizer, "optimizer", categories), node=node
-    )
-    attribute_gpu(links, source)
-    return source
+    categories = np.where(phase == "optimizer", "optimizer", categories)
+    host = host.assign(component=component, phase=phase, category=categories, node=node)
+    gpu = attributed_gpu(links.gpu, host, source)
+    return AttributedLinks(**vars(links) | {"host": host, "gpu": gpu}, source=source)
 
 
-def component_source(host, parent, kind, is_range, phase) -> str:
-    """Ranges where they hold most of the forward operators, else modules where there are any, else operator kinds."""
+def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray) -> str:
+    """Ranges where they contain most of the forward operators, else modules where there are any, else kinds."""
+    kind, own = host["kind"].to_numpy(), host["own_us"].to_numpy()
     forward = (kind == OPERATOR) & (phase == "forward")
-    own = host["own_us"].to_numpy()
-    in_ranges = own[forward & (nearest(parent, is_range) >= 0)].sum()
+    in_ranges = own[forward & (nearest(host["parent"].to_numpy(), is_range) >= 0)].sum()
     if in_ranges > 0 and in_ranges >= 0.5 * own[forward].sum():
-        return "named ranges"
-    return "nn.Module calls" if (kind == MODULE).any() else "kinds of operators"
+        return NAMED_RANGES
+    return MODULE_CALLS if (kind == MODULE).any() else OPERATOR_KINDS
 
 
-def module_labels(host: pd.DataFrame, parent: np.ndarray, is_module: np.ndarray) -> np.ndarray:
+def module_labels(host: pd.DataFrame, is_module: np.ndarray) -> np.ndarray:
     """'BertOutput.Linear': the class of each module call, after that of the call around it."""
-    rows = np.flatnonzero(is_module)
+    rows, parent = np.flatnonzero(is_module), host["parent"].to_numpy()
     above = np.where(parent[rows] >= 0, nearest(parent, is_module)[parent[rows]], -1)
-    names = host["name"]
-    classes = np.array([class_of(name) for name in names.cat.categories], dtype=object)[names.cat.codes]
-    return np.array(
-        [f"{classes[up]}.{classes[row]}" if up >= 0 else classes[row] for row, up in zip(rows, above, strict=True)],
-        dtype=object,
-    )
+    classes = by_name(host["name"], class_of)
+    return np.where(above >= 0, classes[above] + "." + classes[rows], classes[rows])
 
 
 def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.ndarray) -> np.ndarray:
@@ -143,13 +140,13 @@ def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.n
     return out
 
 
-def phases_of(links: Links, parent, kind, is_phase, is_framework, node) -> np.ndarray:
-    """Ranges that name a phase decide, ours and PyTorch's own; within autograd's nodes it is the backward one.
+def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray, node: np.ndarray) -> np.ndarray:
+    """Ranges that name a phase decide, ours and PyTorch's own; within autograd's nodes it is the backward pass.
 
     Elsewhere the forward pass shows in calls of modules, and in operators that autograd numbers; in a trace without
-    a backward pass every operator is of it.
+    a backward pass every operator belongs to it.
     """
-    host = links.host
+    parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
     names = host["name"].astype(object).to_numpy()
     label = np.full(len(host), None, dtype=object)
     label[is_phase] = names[is_phase]
@@ -168,39 +165,47 @@ def phases_of(links: Links, parent, kind, is_phase, is_framework, node) -> np.nd
     return phase
 
 
-def attribute_gpu(links: Links, source: str) -> None:
-    gpu, host = links.gpu, links.host
-    operator = gpu["operator"].to_numpy()  # -1 picks the None at the end
-    linked = {name: np.append(host[name].to_numpy(object), None)[operator] for name in ("component", "phase")}
-    linked["category"] = np.append(host["category"].to_numpy(object), None)[operator]
-    codes, names = gpu["name"].cat.codes.to_numpy(), gpu["name"].cat.categories
-    by_kernel = np.full(len(names), None, dtype=object)
-    for code in np.unique(codes):
-        by_kernel[code] = category(names[code])
+def attributed_gpu(gpu: pd.DataFrame, host: pd.DataFrame, source: str) -> pd.DataFrame:
+    """The GPU's events with component, phase and category of the operator behind each."""
+    operator = gpu["operator"].to_numpy()
+    linked = {name: at(host[name], operator) for name in ("component", "phase", "category")}
+    codes = gpu["name"].cat.codes.to_numpy()
     # A kernel without an operator is of the kind that its name has where it has one: MIOpen's transposes are a
     # convolution's.
-    known = pd.DataFrame({"code": codes, "category": linked["category"]}).dropna()
-    if len(known):
-        counts = known.groupby(["code", "category"]).size().sort_values(kind="stable").reset_index()
-        usual = counts.drop_duplicates("code", keep="last")
-        by_kernel[usual["code"].to_numpy()] = usual["category"].to_numpy()
+    usual = pd.Series(codes).map(most_frequent(codes, linked["category"]))
+    by_kernel = np.where(usual.notna(), usual, by_name(gpu["name"], category))
     unknown = pd.isna(linked["category"]) | (linked["category"] == "other")
-    linked["category"] = np.where(unknown, by_kernel[codes], linked["category"])
+    linked["category"] = np.where(unknown, by_kernel, linked["category"])
     communicates = is_communication(gpu)
     linked["category"][communicates] = linked["component"][communicates] = "communication"
-    if source == "kinds of operators":
+    if source == OPERATOR_KINDS:
         linked["component"] = np.where(linked["category"] == "other", linked["component"], linked["category"])
-    links.gpu = gpu.assign(**linked)
+    return gpu.assign(**linked)
 
 
-def step_events(links: Links) -> tuple[pd.DataFrame, float]:
+def at(column: pd.Series, rows: np.ndarray) -> np.ndarray:
+    """The values of these rows; None for row -1, which stands for unknown."""
+    return np.append(column.to_numpy(object), None)[rows]
+
+
+def most_frequent(groups: np.ndarray, values: np.ndarray) -> dict:
+    """The most frequent known value of each group."""
+    known = pd.DataFrame({"group": groups, "value": values}).dropna()
+    if known.empty:
+        return {}
+    counts = known.groupby(["group", "value"], sort=False).size().reset_index(name="n")
+    top = counts.sort_values("n", kind="stable").drop_duplicates("group", keep="last")
+    return dict(zip(top["group"].tolist(), top["value"].tolist(), strict=True))
+
+
+def step_events(links: AttributedLinks) -> tuple[pd.DataFrame, float]:
     """What the profiled steps consist of, and their length in us: component, phase, category, us, operator, step.
 
     On a trace with GPU events these are its events, and their time is the GPU's.  Else they are those of the host, each
     with the time that is its own.
     """
     columns, host, steps = ["component", "phase", "category"], links.host, links.steps
-    if len(links.gpu):
+    if links.on_gpu:
         events = links.gpu[[*columns, "operator", "step"]].assign(us=exposed_us(links.gpu, links.window))
         return events[events["us"] > 0], links.window[1] - links.window[0]
     us, inside = own_or_waited_us(links), in_a_step(host["start"].to_numpy(), steps)
@@ -211,15 +216,12 @@ def step_events(links: Links) -> tuple[pd.DataFrame, float]:
     return events, float((steps["end"] - steps["start"]).sum())
 
 
-def keeps_books(links: Links) -> np.ndarray:
-    """Which operators only keep books; a True at the end, that -1 picks, for what is of no operator."""
-    names = links.trace.operators["name"].cat
-    return np.append(
-        np.array([is_view_or_metadata_op(name) for name in names.categories], dtype=bool)[names.codes], True
-    )
+def views_and_metadata(links: Links) -> np.ndarray:
+    """Which operators move no element; a True at the end, that -1 picks, for what belongs to no operator."""
+    return np.append(where_name(links.trace.operators, is_view_or_metadata_op), True)
 
 
-def own_or_waited_us(links: Links) -> np.ndarray:
+def own_or_waited_us(links: AttributedLinks) -> np.ndarray:
     """Host time in us that is each event's own: of the thread that ran the steps, and of those it waited for.
 
     While that thread is in no operator, another may run the backward pass or communicate for it: then the time is the
@@ -242,43 +244,42 @@ def own_or_waited_us(links: Links) -> np.ndarray:
     return us - waited + np.where(helps, own, 0.0) * (waited.sum() / max(own[helps].sum(), 1e-12))
 
 
-def step_breakdown(links: Links, source: str) -> dict:
+def step_breakdown(links: AttributedLinks) -> dict:
     """Time per profiled step by component and phase; rows add up to the step.
 
     What no event has is idle on a GPU, and the framework's own on a host.
     """
-    steps, columns = links.steps, ["component", "phase"]
-    events, total = step_events(links)
-    rest, phase = (IDLE, IDLE) if len(links.gpu) else (OVERHEAD, BETWEEN)
-    left = max(0.0, total - events["us"].sum())
+    n, columns = len(links.steps), ["component", "phase"]
+    events, total_us = step_events(links)
+    rest, phase = (IDLE, IDLE) if links.on_gpu else (OVERHEAD, BETWEEN)
+    left = max(0.0, total_us - events["us"].sum())
     remainder = pd.DataFrame({"component": [rest], "phase": [phase], "us": [left]})
     table = pd.concat([events[[*columns, "us"]], remainder]).fillna({"component": UNATTRIBUTED, "phase": BETWEEN})
-    n, order = len(steps), [*PHASES, BETWEEN, IDLE]
     sums = table.groupby(columns)["us"].sum().unstack(fill_value=0.0)
     if UNATTRIBUTED not in sums.index:
         sums.loc[UNATTRIBUTED] = 0.0
-    sums = sums.reindex(columns=[phase for phase in order if phase in sums]) / 1e3 / n
+    sums = sums.reindex(columns=[phase for phase in (*PHASES, BETWEEN, IDLE) if phase in sums]) / 1e3 / n
     sums = sums.loc[sums.sum(axis=1).sort_values(ascending=False, kind="stable").index]
-    whole = total / 1e3 / n
-    spread = spread_over_steps(events, n)
+    step_ms, spread = total_us / 1e3 / n, spread_over_steps(events, n)
+
+    def share(ms: float) -> float:
+        return float(ms / step_ms) if step_ms else 0.0
+
     return {
         "attribution": {
-            "clock": "GPU" if len(links.gpu) else "host",
-            "source": source,
+            "clock": "GPU" if links.on_gpu else "host",
+            "source": links.source,
             "steps": n,
-            "ms_per_step": whole,
-            "unattributed_share": float(sums.loc[UNATTRIBUTED].sum() / whole) if whole else 0.0,
+            "ms_per_step": step_ms,
+            "unattributed_share": share(sums.loc[UNATTRIBUTED].sum()),
         },
-        "phases": [
-            {"phase": phase, "ms_per_step": float(ms), "share": float(ms / whole) if whole else 0.0}
-            for phase, ms in sums.sum().items()
-        ],
+        "phases": [{"phase": phase, "ms_per_step": float(ms), "share": share(ms)} for phase, ms in sums.sum().items()],
         "components": [
             {
                 "component": name,
                 "ms_per_step": float(row.sum()),
                 "std_ms": spread.get(name),
-                "share": float(row.sum() / whole) if whole else 0.0,
+                "share": share(row.sum()),
                 "phases_ms": {phase: float(ms) for phase, ms in row.items() if ms > 0},
             }
             for name, row in sums.iterrows()
@@ -287,23 +288,27 @@ def step_breakdown(links: Links, source: str) -> dict:
     }
 
 
-def class_times(links: Links) -> list[dict]:
+def class_times(links: AttributedLinks) -> list[dict]:
     """Time per profiled step by class of operators, most first; together the step.
 
-    What keeps books only (views, allocation, autograd's own work) counts with what no operator has: as the framework's
-    on a host, as idle on a GPU.
+    Views, allocation and autograd's own work count with what belongs to no operator: as the framework's on a host, as
+    idle on a GPU.
     """
-    events, total = step_events(links)
-    n, rest = len(links.steps), IDLE if len(links.gpu) else OVERHEAD
+    events, total_us = step_events(links)
+    rest = IDLE if links.on_gpu else OVERHEAD
     kinds = events["category"].to_numpy(object)
-    if not len(links.gpu):
-        kinds = np.where(keeps_books(links)[events["operator"].to_numpy()], rest, kinds)
+    if not links.on_gpu:
+        kinds = np.where(views_and_metadata(links)[events["operator"].to_numpy()], rest, kinds)
     pairs = zip(events["phase"].to_numpy(object), kinds, strict=True)
-    named = [kind if kind == rest else operator_class(phase, kind) for phase, kind in pairs]
-    sums = events["us"].groupby(np.asarray(named, dtype=object)).sum()
-    sums[rest] = sums.get(rest, 0.0) + max(0.0, total - events["us"].sum())
+    classes = [kind if kind == rest else operator_class(phase, kind) for phase, kind in pairs]
+    sums = events["us"].groupby(np.asarray(classes, dtype=object)).sum()
+    sums[rest] = sums.get(rest, 0.0) + max(0.0, total_us - events["us"].sum())
     return [
-        {"class": name, "ms_per_step": float(us / 1e3 / n), "share": float(us / total) if total else 0.0}
+        {
+            "class": name,
+            "ms_per_step": float(us / 1e3 / len(links.steps)),
+            "share": float(us / total_us) if total_us else 0.0,
+        }
         for name, us in sums.sort_values(ascending=False, kind="stable").items()
     ]
 
@@ -322,18 +327,28 @@ def in_a_step(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
     return (at >= 0) & (times < steps["end"].to_numpy()[np.maximum(at, 0)])
 
 
-def breakdown_lines(analysis: dict) -> list[str]:
-    """A component a line, phases side by side, in ms a step."""
-    about, rows = analysis["attribution"], analysis["components"]
-    phases = [row["phase"] for row in analysis["phases"]]
-    lines = [
-        f"Where the step went: {about['clock']} time by {about['source']}, mean of {about['steps']} "
-        f"step{'s' * (about['steps'] != 1)}, {about['ms_per_step']:.3f} ms each",
-        f"{'component':<34}" + "".join(f"{phase:>16}" for phase in phases) + f"{'ms':>10}{'share':>9}",
+def component_columns(phases: list[dict]) -> list[Column]:
+    """Of a table with a component a line: ms a step by phase and in all."""
+    return [
+        Column("component", lambda row: shortened(row["component"]), left=True),
+        *(Column(one["phase"], lambda row, p=one["phase"]: row["phases_ms"].get(p), ".3f") for one in phases),
+        column("ms", "ms_per_step", ".3f"),
+        column("share", "share", ".1%"),
     ]
-    for row in rows:
-        cells = (f"{row['phases_ms'][phase]:>16.3f}" if phase in row["phases_ms"] else " " * 16 for phase in phases)
-        lines.append(f"{row['component'][:33]:<34}{''.join(cells)}{row['ms_per_step']:>10.3f}{row['share']:>9.1%}")
-    cells = "".join(f"{row['ms_per_step']:>16.3f}" for row in analysis["phases"])
-    whole, share = (sum(row[key] for row in rows) for key in ("ms_per_step", "share"))
-    return [*lines, f"{'sum':<34}{cells}{whole:>10.3f}{share:>9.1%}"]
+
+
+def breakdown_rows(analysis: dict) -> list[dict]:
+    """The components and their sum."""
+    rows = analysis["components"]
+    total = {name: sum(row[name] for row in rows) for name in ("ms_per_step", "share")}
+    phases = {row["phase"]: row["ms_per_step"] for row in analysis["phases"]}
+    return [*rows, {"component": "sum", "phases_ms": phases, **total}]
+
+
+def breakdown_lines(analysis: dict) -> list[str]:
+    about = analysis["attribution"]
+    return [
+        f"Where the step went: {about['clock']} time by {about['source']}, mean of {count_of(about['steps'], 'step')}, "
+        f"{about['ms_per_step']:.3f} ms each",
+        *text_table(component_columns(analysis["phases"]), breakdown_rows(analysis)),
+    ]

@@ -6,15 +6,15 @@ import math
 import re
 from dataclasses import dataclass
 
-# The first pattern that is found names the category.  Operators and kernels: `aten::addmm`, `Cijk_Ailk_...`.
+# The first pattern that matches names the category of an operator or kernel: `aten::addmm`, `Cijk_Ailk_...`.
 _PATTERNS = {
     "communication": r"nccl|rccl|gloo|c10d::|all_?reduce|reduce_scatter|all_?gather|record_param_comms",
     "optimizer": r"optimizer\.|_foreach_|_fused_(adam|sgd|ada)|multi_tensor_apply|fusedadam|lamb_",
     "attention": r"scaled_dot_product|flash_?(attn|attention|fwd|bwd)|efficient_attention|fmha|attn_(fwd|bwd)|ck_fmha",
     "convolution": r"conv(?!ert)|igemm|winograd|wgrad|dgrad|implicit_gemm|im2col|col2im",
-    "matrix product": r"(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)_?$|gemm|cijk_|cutlass"
+    "matmul": r"(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)_?$|gemm|cijk_|cutlass"
     r"|mmbackward|mm_backward|linear_backward|wgmma|cublas|hipblas|rocblas|gemv|splitk",
-    "normalisation": r"norm(?!al(_|$))|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
+    "normalization": r"norm(?!al(_|$))|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
     "reduction": r"softmax|nll_loss|cross_entropy|mse_loss|reduce(?!r)|_pool|pool\dd|topk|sort"
     r"|::(sum|nansum|mean|prod|cumsum|cumprod|argmax|argmin|amax|amin|all|any|max|min|var|std|logsumexp)$",
     "copy": r"memcpy|memset|copy|clone|contiguous|::cat$|catarray|stack|fill|zero_|zeros|ones|embedding|index|gather"
@@ -29,12 +29,12 @@ CATEGORIES = (*_PATTERNS, "other")
 _CATEGORY = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}
 # What torch.compile generates is named after every operator that went into it; its own kind stands before that.
 _GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
-_GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matrix product"}
-PRODUCTS = ("matrix product", "attention", "convolution")  # the work that arithmetic can bound
-CALCULATING = ("optimizer", "normalisation", "reduction", "element-wise")  # other work on numbers
+_GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
+MATMUL_CLASSES = ("matmul", "attention", "convolution")  # done by matmuls: arithmetic can limit them
+VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other work on numbers
 
-# Operators that move no element: they make views, allocate, or only call others.
-_BOOKKEEPING = re.compile(
+# They make views, allocate, or only call others.
+_MOVES_NO_ELEMENT = re.compile(
     r"::(view|_unsafe_view|reshape|_reshape_alias|as_strided|transpose|t|permute|expand|expand_as|unsqueeze|squeeze|slice"
     r"|select|narrow|chunk|split|unbind|detach|detach_|alias|empty|empty_like|empty_strided|resize_|result_type|to|item"
     r"|is_nonzero|set_|unflatten|flatten|view_as|movedim|swapaxes|T|mT|numpy_T|lift_fresh|real|imag)$|^detach"
@@ -46,7 +46,6 @@ BYTES_OF = {
     "signed char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8, "c10::complex<double>": 16,
     "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1,
 }  # fmt: skip
-PRECISION_OF = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -70,29 +69,30 @@ def operator_class(phase: str | None, kind: str) -> str:
 
 
 def is_view_or_metadata_op(name: str) -> bool:
-    return bool(_BOOKKEEPING.search(name))
+    """It moves no element of a tensor."""
+    return bool(_MOVES_NO_ELEMENT.search(name))
 
 
 def cost(name: str, shapes: list, types: list | None, values: list | None) -> Cost:
-    """FLOPs (two per multiply-add, products only) and bytes of a call, from the inputs that a trace records.
+    """FLOPs (two per multiply-add, matmuls only) and bytes of a call, from the inputs that a trace records.
 
-    Outputs are not recorded: their shape follows from the inputs for products, convolutions, element-wise operators,
-    normalisations and copies, and others get no figure.
+    Outputs are not recorded: their shape follows from the inputs for matmuls, convolutions, element-wise operators,
+    normalizations and copies, and others get no figure.
     """
     base = name.rsplit("::", 1)[-1].strip("_") if name.startswith("aten::") else None
     if base is None or is_view_or_metadata_op(name) or not all(map(is_shape, shapes)):
         return Cost()
     try:
         sizes = [BYTES_OF.get(kind) for kind in types or []]
-        if base in _PRODUCT_OUTPUTS:
-            return product_cost(base, shapes, sizes)
+        if base in _MATMULS:
+            return matmul_cost(base, shapes, sizes)
         if base in _CONVOLUTIONS:
             return convolution_cost(shapes, sizes, (values or [])[_CONVOLUTIONS[base] :])
         if base == "convolution_backward":
             return convolution_backward_cost(shapes, sizes, values or [])
         if base in _ATTENTIONS:
             return attention_cost(shapes, sizes, *_ATTENTIONS[base])
-        if category(name) in ("element-wise", "normalisation") or base in _SAME_SHAPE:
+        if category(name) in ("element-wise", "normalization") or base in _SAME_SHAPE:
             return streaming_cost(base, shapes, sizes)
     except (IndexError, TypeError, ValueError):  # shapes that no operator of this name takes
         pass
@@ -107,7 +107,7 @@ def is_shape(value) -> bool:
 
 
 # Only operators that do the work themselves are in these tables, not those that hand it on (linear, conv2d).
-_PRODUCT_OUTPUTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # where the two factors begin
+_MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # where the two factors begin
 _CONVOLUTIONS = {"miopen_convolution": 3, "cudnn_convolution": 2, "mkldnn_convolution": 3}  # where padding stands
 _ATTENTIONS = {  # the order of sequence and head dimension, and where the query stands: after the gradient, backward
     "flash_attention_forward": ("SH", 0),
@@ -122,9 +122,9 @@ _ATTENTIONS = {  # the order of sequence and head dimension, and where the query
 _SAME_SHAPE = {"softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "copy", "fill", "zero"}
 
 
-def product_cost(base: str, shapes: list, sizes: list) -> Cost:
+def matmul_cost(base: str, shapes: list, sizes: list) -> Cost:
     """[..., M, K] @ [..., K, N] -> [..., M, N]"""
-    first = _PRODUCT_OUTPUTS[base]
+    first = _MATMULS[base]
     a, b = shapes[first], shapes[first + 1]
     out = math.prod(a[:-1]) * b[-1]
     flops = 2 * out * a[-1]
@@ -146,7 +146,7 @@ def convolution_cost(shapes: list, sizes: list, values: list) -> Cost:
 
 
 def convolution_backward_cost(shapes: list, sizes: list, values: list) -> Cost:
-    """grad [N, K, *out size], input, weight -> gradients of input and weight, each a product of the forward's size"""
+    """grad [N, K, *out size], input, weight -> gradients of input and weight, each a matmul of the forward's size"""
     grad, x, weight = shapes[:3]
     wanted = values[-1].count("True", 0, values[-1].rindex(",")) if values[-1].startswith("[") else 2
     elements = math.prod(grad) + (1 + wanted) * (math.prod(x) + math.prod(weight)) // 2
@@ -156,7 +156,7 @@ def convolution_backward_cost(shapes: list, sizes: list, values: list) -> Cost:
 def attention_cost(shapes: list, sizes: list, order: str, first: int) -> Cost:
     """query [B, S, H, E] or [B, H, S, E], keys of length T -> the query's shape; the full S x T, causal or not.
 
-    Two products forward; backward five, one of which computes the scores again.
+    Two matmuls forward; five backward, one of which recomputes the scores.
     """
     query, key, value = shapes[first : first + 3]
     length = -3 if order == "SH" else -2

@@ -1,4 +1,4 @@
-"""What do traces say that are there already?  A file, or a folder of them, from any program."""
+"""What do traces show that exist already?  A file, or a folder of them, from any program."""
 
 from __future__ import annotations
 
@@ -8,45 +8,55 @@ from pathlib import Path
 from analysis.profile import analyze_all, find_traces, profile_lines
 from harness.console import say
 from harness.errors import UserError
-from harness.files import write_json
+from harness.files import make_folder, write_json
+
+Analyses = list[tuple[Path, dict]]  # each trace with its operator_analysis.json
 
 
 def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int, sort: str | None) -> None:
-    """Print what a trace says, or each in a folder; in a folder, those that are none are named, and the rest is read.
+    """Print what a trace shows, or each in a folder; files in a folder that cannot be read as traces are named.
 
     operator_analysis.json goes to output_dir, that of further traces to operator_analysis_<trace>.json; so does
     report.html, if asked for.  Without output_dir a report goes beside the traces, and without either nothing is
     written.
     """
     paths = find_traces(path) if path.is_dir() else [path]
-    say(*([f"Reading {len(paths)} traces in {path}"] if len(paths) > 1 else []))
-    analyses, refused = analyze_all(paths, progress=lambda file: say(f"  {file.name}") if len(paths) > 1 else None)
+    if len(paths) > 1:
+        say(f"Reading {len(paths)} traces in {path}")
+    analyses, refused = analyze_all(paths)
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
-    for _, analysis in analyses:
-        say("", *profile_lines(analysis, top, sort))
-    if refused:
-        say("", "Not read:", *(f"  {error}" for error in refused))
+    say(*existing_lines(analyses, refused, top, sort))
     target = output_dir or (paths[0].parent if report else None)
     if target is None:
         return
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to folder {target}: {error.strerror}") from error
-    names = [stem_of(file) for file, _ in analyses]
-    written = []
-    for i, (name, (_, analysis)) in enumerate(zip(names, analyses, strict=True)):
-        name = f"{name}_{i}" if names.count(name) > 1 else name
-        written.append(target / f"operator_analysis{f'_{name}' if i else ''}.json")
-        write_json(written[-1], analysis | {"not_read": [str(error) for error in refused]})
+    files = write_analyses(target, analyses, refused)
     if report:
         from analysis.report import write_report
 
-        run = path if path.is_dir() else path.parent
         named = [(file.name, analysis) for file, analysis in analyses]
-        written += write_report(target, named, run)
-    say("", "Files:", *(f"  {file}" for file in written))
+        files += write_report(target, named, path if path.is_dir() else path.parent)
+    say("", "Files:", *(f"  {file}" for file in files))
+
+
+def existing_lines(analyses: Analyses, refused: list[UserError], top: int, sort: str | None) -> list[str]:
+    lines = []
+    for _, analysis in analyses:
+        lines += ["", *profile_lines(analysis, top, sort)]
+    if refused:
+        lines += ["", "Not read:", *(f"  {error}" for error in refused)]
+    return lines
+
+
+def write_analyses(target: Path, analyses: Analyses, refused: list[UserError]) -> list[Path]:
+    make_folder(target)
+    names = [stem_of(file) for file, _ in analyses]
+    files = []
+    for i, (name, (_, analysis)) in enumerate(zip(names, analyses, strict=True)):
+        suffix = f"_{name}_{i}" if names.count(name) > 1 else f"_{name}"
+        files.append(target / f"operator_analysis{suffix if i else ''}.json")
+        write_json(files[-1], analysis | {"not_read": [str(error) for error in refused]})
+    return files
 
 
 def stem_of(file: Path) -> str:

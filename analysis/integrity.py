@@ -1,117 +1,141 @@
-"""How far can a trace be believed?  What is missing from it, and which figures that makes unreliable."""
+"""How far can a trace be trusted?  What is missing from it, and which figures that makes unreliable."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import orjson
 import pandas as pd
 
 from analysis.links import Links
 from analysis.trace import Trace
+from harness.documents import read_document
+from harness.errors import UserError
 
-# A healthy trace holds the kernel of every launch and the launch of every kernel that began in the window.
+# A healthy trace has the kernel of every launch and the launch of every kernel that began in the window.
 MISSING_KERNELS = 0.02  # of a step's launches
 UNLINKED_KERNELS = 0.05  # of the GPU events whose launch is in the trace
 DISTURBED = 1.5  # times as long as without the profiler: the trace shows the profiler's step, not the program's
 CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
 
 
-def integrity(links: Links, summary: dict | None = None) -> dict:
-    """What the trace holds and lacks.
+@dataclass
+class Findings:
+    """What is wrong with a trace, and what follows from it."""
 
-    `problems` make it untrustworthy; `unreliable` maps a section of the analysis to the reason not to believe it;
-    `notes` say what cannot be answered.  summary is the run's performance_summary.json.
-    """
+    problems: list[str] = field(default_factory=list)  # make the trace untrustworthy
+    notes: list[str] = field(default_factory=list)  # what cannot be answered
+    unreliable: dict[str, str] = field(default_factory=dict)  # sections of the analysis, and why
+
+
+def integrity(links: Links, summary: dict | None = None) -> dict:
+    """What a trace contains and lacks; summary is the run's performance_summary.json."""
     trace, gpu, calls = links.trace, links.gpu, links.calls
-    problems: list[str] = []
-    notes: list[str] = []
-    unreliable: dict[str, str] = {}
-    rows = step_rows(links)
-    incomplete = [row for row in rows if row["incomplete"]]
-    if incomplete:
-        numbers = ", ".join(str(row["number"]) for row in incomplete)
-        lost = sum(row["kernel_launches"] - row["kernels_of_launches"] for row in incomplete)
-        silent = sum(row["kernels_during"] == 0 for row in incomplete)
-        what = f"{lost} launches have no kernel" if lost else f"no kernel ran during {silent} of them"
-        n = len(incomplete)
-        problems.append(f"{n} of {len(rows)} steps ({numbers}) {'lack' if n > 1 else 'lacks'} GPU events: {what}")
-    elif lost := sum(row["kernel_launches"] - row["kernels_of_launches"] for row in rows):
-        notes.append(f"{lost} kernel launches of the steps have no kernel in the trace")
-    steps = links.steps
-    if (steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1]).any():
-        problems.append("the step marks overlap: the trace holds more than one profiler's, and its steps are no steps")
-    launches = int(calls["starts_kernel"].sum())
-    graphs = int(calls["starts_graph"].sum())
+    rows, overhead = step_rows(links), profiler_overhead(trace, summary)
     # Correlation numbers grow: an event with one below all calls was launched before the trace began.
     first_call = calls.loc[calls["correlation"] > 0, "correlation"].min()
     early = ((gpu["call"] < 0) & (gpu["correlation"] > 0) & (gpu["correlation"] < first_call)).to_numpy()
-    due = ~early
-    linked = float((gpu["operator"] >= 0)[due].mean()) if due.any() else None
-    if len(gpu) and len(trace.operators) and linked is not None and linked < 1 - UNLINKED_KERNELS:
-        why = f"{1 - linked:.0%} of the GPU events of the steps are linked to no operator"
-        unreliable |= {"components": why, "operators": why}
-        if graphs == 0:
-            problems.append(why)
-    if len(gpu) and not len(trace.operators):
-        notes.append("the trace holds the GPU alone: who launched a kernel, and why the GPU was idle, is not in it")
-        unreliable["components"] = "no operators in the trace: components are kinds of kernels"
-    if early.any():
-        notes.append(
-            f"{int(early.sum())} of {len(gpu)} GPU events were launched before the trace began, as the GPU trails the "
-            "host: they are in gpu_timeline, not in the steps"
-        )
-    if graphs:
-        notes.append(f"{graphs} graph launches: the kernels in them belong to no operator, and their launches are free")
-        unreliable["operators"] = f"{graphs} graph launches stand for many operators"
-    if launches and not len(gpu):
-        problems.append(f"{launches} kernels were launched, and the trace holds no GPU event")
-    delays = (gpu["start"] - gpu["launched"])[gpu["call"] >= 0]
-    n_before = int((delays < -CLOCK_ERROR_US).sum())
-    if n_before:
-        unreliable["idle_by_cause"] = unreliable["launch_delay_us"] = (
-            f"{n_before} kernels begin before their launch call: the GPU's clock is not the host's"
-        )
-        if n_before > 0.05 * len(delays):
-            problems.append(unreliable["idle_by_cause"])
-    if not links.steps_are_marked:
-        notes.append("no ProfilerStep marks: the whole trace counts as one step")
-    if trace.n_malformed:
-        notes.append(f"{trace.n_malformed} of {trace.n_events} events have no name, time or sane duration; left out")
+    linked = float((gpu["operator"] >= 0)[~early].mean()) if (~early).any() else None
     has_shapes = bool((trace.operators["signature"] >= 0).any())
+
+    found = Findings()
+    check_steps(found, links, rows)
+    check_operators(found, links, linked, int(early.sum()))
+    check_clocks(found, links)
+    if not links.steps_are_marked:
+        found.notes.append("no ProfilerStep marks: the entire trace counts as one step")
+    if trace.n_malformed:
+        found.notes.append(
+            f"{trace.n_malformed} of {trace.n_events} events were skipped: no name, no time, or an impossible duration"
+        )
     if len(trace.operators) and not has_shapes:
-        notes.append("no input shapes (record_shapes): FLOPs, bytes and tables by shape are unknown")
-    world_size = trace.distributed.get("world_size")
-    world_size = world_size if isinstance(world_size, int) else None
-    overhead = profiler_overhead(trace, summary)
+        found.notes.append("no input shapes (record_shapes): FLOPs, bytes and tables by shape are unknown")
     if overhead["ratio"] is not None and overhead["ratio"] > DISTURBED:
         why = f"the profiler made these steps {overhead['ratio']:.1f} times as long, and not evenly"
-        unreliable |= dict.fromkeys(("verdict", "components", "operators", "opportunities"), why)
+        found.unreliable |= dict.fromkeys(("verdict", "components", "operators", "opportunities"), why)
+
+    world_size = trace.distributed.get("world_size")
     return {
-        "trustworthy": not problems,
-        "problems": problems,
-        "notes": notes,
-        "unreliable": unreliable,
+        "trustworthy": not found.problems,
+        **vars(found),
         "events": trace.n_events,
         "malformed_events": trace.n_malformed,
         "operators": len(trace.operators),
         "gpu_events": len(gpu),
         "steps": len(rows) if links.steps_are_marked else 0,
-        "steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if len(gpu) else None,
-        "kernel_launches": launches,
-        "launches_without_kernel": int(sum(r["kernel_launches"] - r["kernels_of_launches"] for r in rows)),
+        "steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None,
+        "kernel_launches": int(calls["starts_kernel"].sum()),
+        "launches_without_kernel": launches_without_kernel(rows),
         "kernels_linked_to_an_operator": linked,
         "gpu_events_launched_before_the_trace": int(early.sum()),
-        "graph_launches": graphs,
+        "graph_launches": int(calls["starts_graph"].sum()),
         "rank": trace.rank,
-        "world_size": world_size,
+        "world_size": world_size if isinstance(world_size, int) else None,
         "shapes_recorded": has_shapes,
         "stacks_recorded": trace.n_python > 0,
         "modules_recorded": len(trace.modules) > 0,
         "profiler_overhead": overhead,
     }
+
+
+def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
+    """Steps that lack GPU events, and step marks that overlap."""
+    incomplete = [row for row in rows if row["incomplete"]]
+    lost = launches_without_kernel(incomplete or rows)
+    if incomplete:
+        n, numbers = len(incomplete), ", ".join(str(row["number"]) for row in incomplete)
+        silent = sum(row["kernels_during"] == 0 for row in incomplete)
+        what = f"{lost} launches have no kernel" if lost else f"no kernel ran during {silent} of them"
+        lack = "lack" if n > 1 else "lacks"
+        found.problems.append(f"{n} of {len(rows)} steps ({numbers}) {lack} GPU events: {what}")
+    elif lost:
+        found.notes.append(f"{lost} kernel launches of the steps have no kernel in the trace")
+    steps = links.steps
+    if (steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1]).any():
+        found.problems.append(
+            "the step marks overlap: two profilers were recording, and the steps are not those of one"
+        )
+
+
+def check_operators(found: Findings, links: Links, linked: float | None, early: int) -> None:
+    """Which GPU events belong to an operator.  early: how many were launched before the trace began."""
+    gpu, n_operators = links.gpu, len(links.trace.operators)
+    launches, graphs = int(links.calls["starts_kernel"].sum()), int(links.calls["starts_graph"].sum())
+    if n_operators and linked is not None and linked < 1 - UNLINKED_KERNELS:
+        why = f"{1 - linked:.0%} of the GPU events of the steps are linked to no operator"
+        found.unreliable |= {"components": why, "operators": why}
+        if graphs == 0:
+            found.problems.append(why)
+    if links.on_gpu and not n_operators:
+        found.notes.append("GPU events alone, no operators: what launched a kernel, and why the GPU idled, is unknown")
+        found.unreliable["components"] = "no operators in the trace: components are kinds of kernels"
+    if early:
+        found.notes.append(
+            f"{early} of {len(gpu)} GPU events were launched before the trace began, as the GPU runs behind the host: "
+            "they count in gpu_timeline, not in the steps"
+        )
+    if graphs:
+        found.notes.append(f"{graphs} graph launches: their kernels belong to no operator and cost no launch each")
+        found.unreliable["operators"] = f"{graphs} graph launches stand for many operators"
+    if launches and not links.on_gpu:
+        found.problems.append(f"{launches} kernels were launched, but the trace has no GPU events")
+
+
+def check_clocks(found: Findings, links: Links) -> None:
+    """Kernels that begin before the call that launches them."""
+    delays = (links.gpu["start"] - links.gpu["launched"])[links.gpu["call"] >= 0]
+    n = int((delays < -CLOCK_ERROR_US).sum())
+    if n:
+        why = f"{n} kernels begin before their launch call: the clocks of GPU and host differ"
+        found.unreliable |= {"idle_by_cause": why, "launch_delay_us": why}
+        if n > 0.05 * len(delays):
+            found.problems.append(why)
+
+
+def launches_without_kernel(rows: list[dict]) -> int:
+    return sum(row["kernel_launches"] - row["kernels_of_launches"] for row in rows)
 
 
 def step_rows(links: Links) -> list[dict]:
@@ -129,7 +153,7 @@ def step_rows(links: Links) -> list[dict]:
     rows = []
     for i, (number, start, end) in enumerate(zip(steps["number"], steps["start"], steps["end"], strict=True)):
         during = int((kernels & (gpu["start"] < end).to_numpy() & (gpu["end"] > start).to_numpy()).sum())
-        # A GPU that trails the host is busy with earlier steps' kernels; one that runs none for a whole step is not.
+        # A GPU that runs behind the host is busy with earlier steps; one that runs nothing for an entire step is not.
         silent = kernels.any() and n > 1 and (during == 0 or of_kernels[i] == 0)
         lost = launched[i] - answered[i] > MISSING_KERNELS * launched[i]
         rows.append(
@@ -151,14 +175,13 @@ def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
     """Profiled steps against the unprofiled ones of the same run, by the run's own timers."""
     window = re.search(r"trace_step_(\d+)_(\d+)", trace.path.name)
     if summary is None or window is None:
-        reason = "no performance_summary.json of the run lies beside the trace"
-        return {"ratio": None, "ratio_reason": reason}
+        return {"ratio": None, "ratio_reason": "no performance_summary.json of the run beside the trace"}
     steps, (first, last) = summary["steps"], map(int, window.groups())
     table = pd.DataFrame({"step": steps["step"], "ms": steps["time_ms"], "exclusion_reason": steps["exclusion_reason"]})
     profiled = table[(table["step"] > first) & (table["step"] <= last)]["ms"]
     free = table[table["exclusion_reason"].isna()]["ms"]
     if profiled.empty or free.empty:
-        return {"ratio": None, "ratio_reason": "the run has no step without an instrument but its first"}
+        return {"ratio": None, "ratio_reason": "every step of the run but its first carried an instrument"}
     return {
         "ratio": float(profiled.median() / free.median()),
         "profiled_median_ms": float(profiled.median()),
@@ -172,19 +195,18 @@ def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
 def summary_beside(path: Path) -> dict | None:
     """performance_summary.json of the run that wrote a trace: in its folder, or in the one above."""
     for folder in (path.parent, path.parent.parent):
-        file = folder / "performance_summary.json"
         try:
-            document = orjson.loads(file.read_bytes())
-        except (OSError, orjson.JSONDecodeError):
+            document = read_document(folder / "performance_summary.json")
+        except UserError:  # damaged or of another version: the trace is read all the same
             continue
-        if isinstance(document, dict) and "exclusion_reason" in document.get("steps", {}):
+        if document and "exclusion_reason" in document.get("steps", {}):
             return document
     return None
 
 
 def overhead_text(overhead: dict) -> str:
     if overhead["ratio"] is None:
-        return f"not known here ({overhead['ratio_reason']})"
+        return f"unknown: {overhead['ratio_reason']}"
     return (
         f"{overhead['ratio']:.2f}x: {overhead['profiled_median_ms']:.2f} ms profiled, "
         f"{overhead['unprofiled_median_ms']:.2f} ms not (medians of {overhead['profiled_steps']} and "

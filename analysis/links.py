@@ -1,4 +1,4 @@
-"""What caused what?  Each host event its caller; each GPU event the call that launched it, its operator, its step."""
+"""What caused what?  Each host event with its caller, each GPU event with its launch call, operator and step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pandas as pd
 from analysis.trace import STEP, Trace, where_name
 
 OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
-LAUNCHES = ("LaunchKernel", "LaunchCooperativeKernel")  # in the names of CUDA and HIP calls that start one kernel
-GRAPH_LAUNCHES = ("GraphLaunch",)  # and of those that start a whole graph
+LAUNCHES = re.compile("LaunchKernel|LaunchCooperativeKernel")  # CUDA and HIP calls that start one kernel
+GRAPH_LAUNCHES = re.compile("GraphLaunch")  # those that start all kernels of a graph
 # Calls that return when the GPU has done what they wait for: waits, and copies that are not asynchronous.
 WAITS = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(WithStream|2D|3D|DtoH|HtoD|DtoD)?$")
 
@@ -30,6 +30,10 @@ class Links:
     thread: int  # the host thread that ran the steps
 
     @property
+    def on_gpu(self) -> bool:
+        return len(self.gpu) > 0
+
+    @property
     def window(self) -> tuple[float, float]:
         """What the step's table accounts for, in us.
 
@@ -42,9 +46,19 @@ class Links:
             return first, last
         begins = float(launched["start"].min())
         earlier = self.gpu[(self.gpu["step"] < 0) & (self.gpu["start"] < begins)]
-        return min(begins, max(first, float(earlier["end"].max()) if len(earlier) else first)), max(
-            last, float(launched["end"].max())
-        )
+        free_from = max(first, float(earlier["end"].max())) if len(earlier) else first
+        return min(begins, free_from), max(last, float(launched["end"].max()))
+
+
+@dataclass
+class AttributedLinks(Links):
+    """Links whose events know where in the program they belong: components.attribute() adds columns to both tables.
+
+    host: component and phase (None if unknown), category (of costs.CATEGORIES), node (row of the autograd node that
+    the event runs in, or -1).  gpu: component, phase and category of the operator that launched the event.
+    """
+
+    source: str  # of the components: named ranges, nn.Module calls, or kinds of operators
 
 
 def parents(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> np.ndarray:
@@ -80,7 +94,7 @@ def host_events(trace: Trace) -> pd.DataFrame:
     start, end = host["start"].to_numpy(), host["end"].to_numpy()
     parent = parents(start, end, host["thread"].to_numpy())
     nested = parent >= 0
-    # One that outlives its caller counts for what lies within: the parts of a whole never add up to more than it.
+    # One that outlives its caller counts for what lies within: parts never add up to more than their caller.
     within = np.where(nested, np.minimum(end, end[parent]), end) - start
     children = np.bincount(parent[nested], weights=within[nested], minlength=len(host))
     is_operator = (host["kind"] == OPERATOR).to_numpy()
@@ -99,9 +113,9 @@ def link(trace: Trace) -> Links:
         steps = pd.DataFrame({"number": [0], "start": [bounds[0]], "end": [bounds[1]]})
     calls = trace.launches.assign(
         step=step_at(trace.launches["start"].to_numpy(), steps),
-        starts_kernel=where_name(trace.launches, lambda name: any(word in name for word in LAUNCHES)),
-        starts_graph=where_name(trace.launches, lambda name: any(word in name for word in GRAPH_LAUNCHES)),
-        waits=where_name(trace.launches, lambda name: bool(WAITS.search(name))),
+        starts_kernel=where_name(trace.launches, LAUNCHES.search),
+        starts_graph=where_name(trace.launches, GRAPH_LAUNCHES.search),
+        waits=where_name(trace.launches, WAITS.search),
     )
     calls["starts_kernel"] &= ~captured(calls)
     gpu = link_gpu(trace, calls, steps)
@@ -109,12 +123,10 @@ def link(trace: Trace) -> Links:
 
 
 def captured(calls: pd.DataFrame) -> np.ndarray:
-    """Calls made while a graph was being captured: they are written down, and launch nothing."""
-    begins, ends = (
-        np.sort(calls["start"].to_numpy()[where_name(calls, lambda name: word in name)])  # noqa: B023
-        for word in ("StreamBeginCapture", "StreamEndCapture")
-    )
+    """Calls made while a graph was being captured: they are recorded into it, and launch nothing."""
     times = calls["start"].to_numpy()
+    begins = np.sort(times[where_name(calls, lambda name: "StreamBeginCapture" in name)])
+    ends = np.sort(times[where_name(calls, lambda name: "StreamEndCapture" in name)])
     return np.searchsorted(begins, times) > np.searchsorted(ends, times)
 
 
@@ -135,7 +147,7 @@ def step_thread(trace: Trace, host: pd.DataFrame) -> int:
 
 
 def first_row_of(keys: pd.Series) -> pd.Series:
-    """Row numbers by key, the first of each; keys below 1 stand for none."""
+    """Row numbers by key, the first of each; keys below 1 mean that there is none."""
     rows = pd.Series(keys.index, index=keys.to_numpy())
     return rows[(rows.index > 0) & ~rows.index.duplicated()]
 

@@ -6,11 +6,15 @@ import numpy as np
 import pandas as pd
 
 from analysis import SORT_KEYS
-from analysis.components import UNATTRIBUTED
+from analysis.components import UNATTRIBUTED, at, most_frequent
 from analysis.costs import Cost, cost
-from analysis.links import Links
+from analysis.links import AttributedLinks, Links
+from analysis.wording import shortened
+from harness.tables import Column, column, text_table
+from harness.units import MB
 
 COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for key in SORT_KEYS}
+TIMES = ["self_cpu_us", "cpu_us", "self_device_us", "device_us"]
 
 
 def operator_calls(links: Links) -> pd.DataFrame:
@@ -40,6 +44,7 @@ def operator_calls(links: Links) -> pd.DataFrame:
         {
             "code": codes,
             "signature": operators["signature"].to_numpy(),
+            "calls": 1,
             "self_cpu_us": np.maximum(0.0, duration - called),
             "cpu_us": duration * outer,
             "self_device_us": own_device,
@@ -50,41 +55,39 @@ def operator_calls(links: Links) -> pd.DataFrame:
 
 def operator_tables(links: Links) -> dict:
     """Operators by name, and by name and input shapes, most time first; FLOPs and bytes are those of all calls."""
-    calls = operator_calls(links)
-    times = ["self_cpu_us", "cpu_us", "self_device_us", "device_us"]
-    groups = calls.assign(calls=1).groupby(["code", "signature"], sort=False)[["calls", *times]].sum().reset_index()
+    groups = operator_calls(links).groupby(["code", "signature"], sort=False).sum().reset_index()
     names = np.asarray(links.trace.operators["name"].cat.categories, dtype=object)
-    groups.insert(0, "name", names[groups.pop("code").to_numpy()])
-    costs = [
-        cost(name, *links.trace.signatures[signature]) if signature >= 0 else Cost()
-        for name, signature in zip(groups["name"], groups["signature"], strict=True)
-    ]
+    groups["name"] = names[groups["code"].to_numpy()]
+    inputs = [links.trace.signatures[i] if i >= 0 else None for i in groups["signature"]]
+    pairs = zip(groups["name"], inputs, strict=True)
+    costs = [cost(name, *signature) if signature else Cost() for name, signature in pairs]
     for field in ("flops", "bytes"):  # Python's numbers, which have no largest
         each = [getattr(one, field) for one in costs]
         totals = [n and n * calls for n, calls in zip(each, groups["calls"].tolist(), strict=True)]
         groups[field] = pd.Series(totals, dtype=object, index=groups.index)
-    on_gpu = len(links.gpu) > 0
-    first = "self_device_us" if on_gpu else "self_cpu_us"
-    whole = groups[first].sum()
-    named = groups.drop(columns="signature").groupby("name", sort=False)
-    by_name = named[["calls", *times]].sum()
-    for field in ("flops", "bytes"):  # a figure for some of an operator's calls is none for the operator
-        by_name[field] = named[field].agg(lambda values: None if values.isna().any() else sum(values)).astype(object)
-    by_name = by_name.reset_index()
+    groups["shapes"] = [signature and shapes_text(signature[0]) for signature in inputs]
+    by_name = groups.groupby("name", sort=False)
+    totals = by_name[["calls", *TIMES]].sum()
+    for field in ("flops", "bytes"):  # a figure for some of an operator's calls is not one for the operator
+        totals[field] = by_name[field].agg(lambda values: None if values.isna().any() else sum(values)).astype(object)
+    by_shape = groups.loc[groups["shapes"].notna(), ["name", "calls", *TIMES, "flops", "bytes", "shapes"]]
+    clock = "self_device_us" if links.on_gpu else "self_cpu_us"
+    total = groups[clock].sum()
+    return {
+        "operators": operator_rows(totals.reset_index(), clock, total),
+        "operators_by_shape": operator_rows(by_shape, clock, total),
+    }
 
-    def rows(table: pd.DataFrame) -> list[dict]:
-        table = table.assign(share=table[first] / whole if whole else 0.0)
-        table = table.sort_values([first, "self_cpu_us"], ascending=False)
-        out = table.to_dict("records")
-        for row in out:
-            row |= {field: int(row[field]) if pd.notna(row[field]) else None for field in ("flops", "bytes")}
-            if not on_gpu:
-                row |= {"self_device_us": None, "device_us": None}
-        return out
 
-    shapes = [shapes_text(links.trace.signatures[s][0]) if s >= 0 else None for s in groups["signature"]]
-    by_shape = groups.drop(columns="signature").assign(shapes=shapes)
-    return {"operators": rows(by_name), "operators_by_shape": rows(by_shape[pd.notna(by_shape["shapes"])])}
+def operator_rows(table: pd.DataFrame, clock: str, total: float) -> list[dict]:
+    """Rows of the document, most time first.  clock is the column that shares of the total are taken of."""
+    table = table.assign(share=table[clock] / total if total else 0.0)
+    rows = table.sort_values([clock, "self_cpu_us"], ascending=False).to_dict("records")
+    for row in rows:
+        row |= {field: int(row[field]) if pd.notna(row[field]) else None for field in ("flops", "bytes")}
+        if clock == "self_cpu_us":  # no GPU
+            row |= {"self_device_us": None, "device_us": None}
+    return rows
 
 
 def shapes_text(shapes: list) -> str:
@@ -98,8 +101,8 @@ def shapes_text(shapes: list) -> str:
     return " ".join(texts)
 
 
-def kernel_table(links: Links) -> list[dict]:
-    """GPU events by name, most time first: counts, times in us, and who launched them, mostly."""
+def kernel_table(links: AttributedLinks) -> list[dict]:
+    """GPU events by name, most time first: counts, times in us, and what launched them most often."""
     gpu = links.gpu
     if gpu.empty:
         return []
@@ -107,20 +110,13 @@ def kernel_table(links: Links) -> list[dict]:
     order = np.lexsort((us, codes))
     ordered = us[order]
     group, first, count = np.unique(codes[order], return_index=True, return_counts=True)
-
-    def quantile(q: float) -> np.ndarray:
-        at = first + q * (count - 1)
-        low, high = np.floor(at).astype(int), np.ceil(at).astype(int)
-        return ordered[low] + (at - low) * (ordered[high] - ordered[low])
-
     total = np.add.reduceat(ordered, first)
+    p50, p95 = (quantiles(ordered, first, count, q) for q in (0.5, 0.95))
     in_steps = np.bincount(codes[(gpu["step"] >= 0).to_numpy()], minlength=codes.max() + 1)[group]
-    operator_names = np.append(links.host["name"].astype(object).to_numpy(), None)[gpu["operator"].to_numpy()]
-    table = pd.DataFrame({"code": codes, "launched_by": operator_names, "component": gpu["component"].to_numpy()})
-    table["category"] = gpu["category"].to_numpy()
-    usual = {name: most_frequent(table["code"], table[name]) for name in ("launched_by", "component", "category")}
-    names = np.asarray(gpu["name"].cat.categories, dtype=object)
-    kinds = gpu["kind"].to_numpy()[order][first]
+    known = {name: gpu[name].to_numpy(object) for name in ("component", "category")}
+    known["launched_by"] = at(links.host["name"].astype(object), gpu["operator"].to_numpy())
+    usual = {name: most_frequent(codes, values) for name, values in known.items()}
+    names, kinds = gpu["name"].cat.categories, gpu["kind"].to_numpy()[order][first]
     rows = [
         {
             "name": names[code],
@@ -136,20 +132,16 @@ def kernel_table(links: Links) -> list[dict]:
             "component": usual["component"].get(code) or UNATTRIBUTED,
             "category": usual["category"].get(code),
         }
-        for p50, p95 in [(quantile(0.5), quantile(0.95))]
         for i, code in enumerate(group.tolist())
     ]
     return sorted(rows, key=lambda row: -row["total_us"])
 
 
-def most_frequent(groups: pd.Series, values: pd.Series) -> dict[int, str]:
-    """The commonest known value of each group."""
-    known = pd.DataFrame({"group": groups, "value": values}).dropna()
-    if known.empty:
-        return {}
-    counts = known.groupby(["group", "value"], sort=False).size().reset_index(name="n")
-    top = counts.sort_values("n", kind="stable").drop_duplicates("group", keep="last")
-    return dict(zip(top["group"].tolist(), top["value"].tolist(), strict=True))
+def quantiles(ordered: np.ndarray, first: np.ndarray, count: np.ndarray, q: float) -> np.ndarray:
+    """Of each group of values, sorted within it, that starts at `first` and has `count` of them."""
+    position = first + q * (count - 1)
+    low, high = np.floor(position).astype(int), np.ceil(position).astype(int)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 def sorted_by(rows: list[dict], key: str | None) -> list[dict]:
@@ -157,48 +149,58 @@ def sorted_by(rows: list[dict], key: str | None) -> list[dict]:
     return rows if key is None else sorted(rows, key=lambda row: -(row[COLUMN_OF[key]] or -1))
 
 
-def quantity(value: int | None, scale: float) -> str:
-    return "-" if value is None else f"{value / scale:.3f}"
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+
+def operator_columns(on_gpu: bool, by_shape: bool = False) -> list[Column]:
+    if by_shape:
+        name = Column("operator, input shapes", lambda row: shortened(f"{row['name']} {row['shapes']}", 60), left=True)
+    else:
+        name = Column("operator", lambda row: shortened(row["name"], 40), left=True)
+    columns = [
+        name,
+        column("calls", "calls", ","),
+        column("self CPU ms", "self_cpu_us", ",.3f", 1e3),
+        column("CPU ms", "cpu_us", ",.3f", 1e3),
+    ]
+    if on_gpu:
+        columns.append(column("self GPU ms", "self_device_us", ",.3f", 1e3))
+        columns.append(column("GPU ms", "device_us", ",.3f", 1e3))
+    return [
+        *columns,
+        column("share", "share", ".1%"),
+        column("GFLOP", "flops", ",.3f", 1e9),
+        column("MB", "bytes", ",.3f", MB),
+    ]
+
+
+KERNEL_COLUMNS = [
+    Column("kernel", lambda row: shortened(row["name"]), left=True),
+    column("a step", "count_per_step", ",.1f"),
+    column("total ms", "total_us", ",.3f", 1e3),
+    column("mean us", "mean_us", ",.1f"),
+    column("p50 us", "p50_us", ",.1f"),
+    column("p95 us", "p95_us", ",.1f"),
+    column("share", "share", ".1%"),
+    Column("launched by", lambda row: shortened(row["launched_by"] or "unknown", 36), left=True),
+    Column("component", lambda row: shortened(row["component"], 30), left=True),
+]
 
 
 def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:
-    """The tables that a person reads."""
+    """Operators by name and by shapes, and kernels: `top` rows of each."""
     operators, kernels = analysis["operators"], analysis["kernels"]
-    on_gpu = bool(kernels)
-    device = f"{'self GPU ms':>13}{'GPU ms':>11}" if on_gpu else ""
-    heading = f"{'calls':>8}{'self CPU ms':>13}{'CPU ms':>12}{device}{'share':>8}{'GFLOP':>10}{'MB':>11}"
-
-    def line(row: dict, label: str, width: int) -> str:
-        text = f"{label[: width - 2]:<{width}}{row['calls']:>8}{row['self_cpu_us'] / 1e3:>13.3f}"
-        text += f"{row['cpu_us'] / 1e3:>12.3f}"
-        if on_gpu:
-            text += f"{row['self_device_us'] / 1e3:>13.3f}{row['device_us'] / 1e3:>11.3f}"
-        return text + f"{row['share']:>8.1%}{quantity(row['flops'], 1e9):>10}{quantity(row['bytes'], 2**20):>11}"
-
-    clock = "GPU" if on_gpu else "CPU"
-    whole = sum(row["self_device_us" if on_gpu else "self_cpu_us"] for row in operators) / 1e3
+    clock, key = ("GPU", "self_device_us") if kernels else ("CPU", "self_cpu_us")
+    own_ms = sum(row[key] for row in operators) / 1e3
     lines = [
-        f"Operators: {len(operators)} by name, {whole:.3f} ms of their own on the {clock}; "
+        f"Operators: {len(operators)} by name, {own_ms:.3f} ms of their own on the {clock}; "
         "share of that; FLOPs and bytes of all calls, where shapes tell",
-        f"{'operator':<48}{heading}",
-        *(line(row, row["name"], 48) for row in sorted_by(operators, sort)[:top]),
+        *text_table(operator_columns(bool(kernels)), sorted_by(operators, sort)[:top]),
     ]
-    by_shape = sorted_by(analysis["operators_by_shape"], sort)[:top]
-    if by_shape:
-        lines += ["", f"{'operator, input shapes':<70}{heading}"]
-        lines += [line(row, f"{row['name']} {row['shapes']}", 70) for row in by_shape]
+    if by_shape := sorted_by(analysis["operators_by_shape"], sort)[:top]:
+        lines += ["", *text_table(operator_columns(bool(kernels), by_shape=True), by_shape)]
     if kernels:
         per_step = sum(row["count_per_step"] for row in kernels)
-        lines += [
-            "",
-            f"GPU kernels: {len(kernels)} by name, {per_step:.1f} launched a step",
-            f"{'kernel':<60}{'a step':>8}{'total ms':>11}{'mean us':>10}{'p50 us':>10}{'p95 us':>10}{'share':>8}"
-            "  launched by (component)",
-        ]
-        lines += [
-            f"{row['name'][:58]:<60}{row['count_per_step']:>8.1f}{row['total_us'] / 1e3:>11.3f}{row['mean_us']:>10.1f}"
-            f"{row['p50_us']:>10.1f}{row['p95_us']:>10.1f}{row['share']:>8.1%}"
-            f"  {row['launched_by'] or 'unknown'} ({row['component']})"
-            for row in kernels[:top]
-        ]
+        lines += ["", f"GPU kernels: {len(kernels)} by name, {per_step:.1f} launched a step"]
+        lines += text_table(KERNEL_COLUMNS, kernels[:top])
     return lines

@@ -1,8 +1,8 @@
 """What is worth trying on this very trace, and how much can it bring at most?
 
-Each proposal names the part of the step that it touches, p, and the factor s by which that part could at best become
-faster, from what the trace itself shows; Amdahl's law, 1 / (1 - p + p / s), gives the bound.  It is a bound and no
-promise: what is really gained has to be measured.
+Each proposal names the share p of the step that it affects, and the factor s by which that part could at best become
+faster, from what the trace itself shows; Amdahl's law, 1 / (1 - p + p / s), gives the bound.  It is a bound, not a
+promise: the gain has to be measured.
 """
 
 from __future__ import annotations
@@ -16,25 +16,31 @@ import numpy as np
 import pandas as pd
 
 from analysis.components import LAYER, UNATTRIBUTED, step_events
-from analysis.costs import PRODUCTS, Cost, cost, is_view_or_metadata_op
+from analysis.costs import MATMUL_CLASSES, Cost, cost, is_view_or_metadata_op
 from analysis.hardware import datasheet
-from analysis.links import Links
+from analysis.links import ANNOTATION, AttributedLinks
 from analysis.timeline import idle_by_cause
+from analysis.trace import where_name
+from harness.tables import Column, column, text_table
 from harness.units import MB
 
-WORTH_LISTING = 0.01  # a smaller share of the step is not proposed
-COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program's trace holds
+WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
+COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program's trace has
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
 ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
+FUSED_PROJECTIONS = {  # proposal: components, how many weights that is
+    "fuse q, k and v": (("attention.q_proj", "attention.k_proj", "attention.v_proj"), "the three weights"),
+    "fuse gate and up": (("mlp.gate_proj", "mlp.up_proj"), "both weights"),
+}
 
 
 @dataclass
 class Proposal:
     name: str
     how: str
-    us: float  # of the steps, that it touches
+    us: float  # of the steps, that it affects
     evidence: str
-    basis: str  # where best_us comes from
+    basis: str  # of the bound: where best_us comes from
     flag: str | None = None  # of tiny_llama_v1.py, if it has one for this
     best_us: float = 0.0  # what would be left of us at best
 
@@ -42,32 +48,33 @@ class Proposal:
 class Evidence:
     """The events of the steps with what is known of the work behind each."""
 
-    def __init__(self, links: Links, summary: dict | None):
-        self.links, self.summary, self.steps = links, summary, len(links.steps)
-        self.events, self.total_us = step_events(links)
-        operators, trace = links.trace.operators, links.trace
-        rows = self.events["operator"].to_numpy()
-        codes = np.append(operators["name"].cat.codes.to_numpy(), -1)[rows]
-        signatures = np.append(operators["signature"].to_numpy(), -1)[rows]
+    def __init__(self, links: AttributedLinks, summary: dict | None):
+        self.links, self.steps = links, len(links.steps)
+        self.config = (summary or {}).get("config", {})
+        events, self.total_us = step_events(links)
+        operators, signatures = links.trace.operators, links.trace.signatures
+        rows = events["operator"].to_numpy()
         names = operators["name"].cat.categories
-        self.events = self.events.assign(code=codes, signature=signatures)
-        self.events["name"] = np.append(np.asarray(names, dtype=object), None)[codes]
-        self.events["component"] = self.events["component"].fillna(UNATTRIBUTED)
+        codes = np.append(operators["name"].cat.codes.to_numpy(), -1)[rows]
+        inputs = np.append(operators["signature"].to_numpy(), -1)[rows]
         works = np.append([not is_view_or_metadata_op(name) for name in names], False)[codes]
-        self.events["launches"] = 1 if len(links.gpu) else works.astype(int)
         costs: dict[tuple[int, int], Cost] = {}
-        for code, signature in set(zip(codes.tolist(), signatures.tolist(), strict=True)):
-            known = code >= 0 and signature >= 0
-            costs[code, signature] = cost(names[code], *trace.signatures[signature]) if known else Cost()
-        pairs = [costs[pair] for pair in zip(codes.tolist(), signatures.tolist(), strict=True)]
+        for code, i in set(zip(codes.tolist(), inputs.tolist(), strict=True)):
+            costs[code, i] = cost(names[code], *signatures[i]) if code >= 0 and i >= 0 else Cost()
+        each = [costs[pair] for pair in zip(codes.tolist(), inputs.tolist(), strict=True)]
         # An operator that launches several kernels does its work once.
         again = pd.Series(rows).duplicated().to_numpy() & (rows >= 0)
-        for name in ("flops", "bytes"):
-            values = np.array([getattr(pair, name) or 0 for pair in pairs], dtype=float)
-            self.events[name] = np.where(again, 0.0, values)
-        self.best_flops_per_us = self.best_rate("flops")
-        self.best_bytes_per_us = self.best_rate("bytes")
-        self.idle = idle_by_cause(links, links.window) if len(links.gpu) else {}
+        self.events = events.assign(
+            code=codes,
+            signature=inputs,
+            name=np.append(np.asarray(names, dtype=object), None)[codes],
+            component=events["component"].fillna(UNATTRIBUTED),
+            launches=1 if links.on_gpu else works.astype(int),
+            flops=np.where(again, 0.0, np.array([one.flops or 0 for one in each], dtype=float)),
+            bytes=np.where(again, 0.0, np.array([one.bytes or 0 for one in each], dtype=float)),
+        )
+        self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
+        self.idle = idle_by_cause(links, links.window) if links.on_gpu else {}  # us by cause
         self.is_ours = self.events["component"].str.startswith("attention.").any() or summary is not None
 
     def best_rate(self, work: str) -> float | None:
@@ -80,128 +87,87 @@ class Evidence:
         rows = self.events[np.asarray(mask, dtype=bool)]
         return rows, float(rows["us"].sum())
 
+    def share(self, us: float) -> str:
+        return f"{us / self.total_us:.1%}"
+
     def described(self, rows: pd.DataFrame) -> str:
-        unit = "kernels" if len(self.links.gpu) else "operators"
-        n = rows["launches"].sum() / self.steps
-        text = f"{rows['us'].sum() / self.total_us:.1%} of the step in {n:.0f} {unit}"
+        unit = "kernels" if self.links.on_gpu else "operators"
+        text = f"{self.share(rows['us'].sum())} of the step in {rows['launches'].sum() / self.steps:.0f} {unit}"
         moved = rows["bytes"].sum() / self.steps
         return text + (f" that move {moved / MB:,.0f} MB" if moved else "")
 
+    def at_best_rate(self, name: str, how: str, rows: pd.DataFrame, flag: str | None = None) -> Iterator[Proposal]:
+        """The matmuls in these rows, at the best rate that any matmul of the trace reached."""
+        flops, us = rows["flops"].sum(), float(rows["us"].sum())
+        if self.best_flops_per_us is not None and flops:
+            rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the best rate of a matmul in this trace"
+            best_us = min(us, flops / self.best_flops_per_us)
+            yield Proposal(name, how, us, self.described(rows), f"its FLOPs at {rate}", flag, best_us)
 
-def opportunities(links: Links, summary: dict | None) -> list[dict]:
+
+def opportunities(links: AttributedLinks, summary: dict | None) -> list[dict]:
     """Proposals that the trace supports, the largest bound first."""
     evidence = Evidence(links, summary)
     if not evidence.total_us:
         return []
-    rows = []
-    for make in (
-        fused_products,
-        fused_attention,
-        fused_norms,
-        fused_optimizer,
-        mixed_precision,
-        compilation,
-        larger_batch,
-        fewer_synchronisations,
-        faster_data,
-        hidden_communication,
-    ):
-        for proposal in make(evidence):
-            share = proposal.us / evidence.total_us
-            saved = (proposal.us - proposal.best_us) / evidence.total_us
-            if share < WORTH_LISTING or saved < WORTH_LISTING:
-                continue
-            factor = proposal.us / proposal.best_us if proposal.best_us > 0 else None
-            rows.append(
-                {
-                    "name": proposal.name,
-                    "how": proposal.how,
-                    "evidence": proposal.evidence,
-                    "share": share,
-                    "ms_per_step": proposal.us / 1e3 / evidence.steps,
-                    "part_speedup": factor,
-                    "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
-                    "basis": proposal.basis,
-                    "try": proposal.flag if evidence.is_ours else None,
-                }
-            )
+    proposals = (proposal for make in MAKERS for proposal in make(evidence))
+    least_us = WORTH_LISTING * evidence.total_us
+    rows = [row_of(one, evidence) for one in proposals if min(one.us, one.us - one.best_us) >= least_us]
     rows.sort(key=lambda row: -(row["speedup_bound"] or math.inf))
     return rows + checkpointing(evidence)
 
 
-def at_best_rate(evidence: Evidence, rows: pd.DataFrame, us: float) -> float | None:
-    """The time of the products in these rows at the best rate that any product of the trace reached."""
-    if evidence.best_flops_per_us is None or not rows["flops"].sum():
-        return None
-    return min(us, rows["flops"].sum() / evidence.best_flops_per_us)
+def row_of(proposal: Proposal, evidence: Evidence) -> dict:
+    saved = (proposal.us - proposal.best_us) / evidence.total_us
+    return {
+        "name": proposal.name,
+        "how": proposal.how,
+        "evidence": proposal.evidence,
+        "share": proposal.us / evidence.total_us,
+        "ms_per_step": proposal.us / 1e3 / evidence.steps,
+        "part_speedup": proposal.us / proposal.best_us if proposal.best_us > 0 else None,
+        "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
+        "basis": proposal.basis,
+        "try": proposal.flag if evidence.is_ours else None,
+    }
 
 
-def best_rate_text(evidence: Evidence) -> str:
-    return f"its FLOPs at {evidence.best_flops_per_us / 1e3:.1f} GFLOP/s, the best rate of a product in this trace"
-
-
-def fused_products(evidence: Evidence) -> Iterator[Proposal]:
-    for name, parts, how in (
-        (
-            "fuse q, k and v",
-            ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-            "one product with the three weights side by side, then split",
-        ),
-        (
-            "fuse gate and up",
-            ("mlp.gate_proj", "mlp.up_proj"),
-            "one product with both weights side by side, then split",
-        ),
-    ):
-        rows, us = evidence.part(evidence.events["component"].isin(parts))
-        best = at_best_rate(evidence, rows, us)
-        if best is not None:
-            yield Proposal(name, how, us, evidence.described(rows), best_rate_text(evidence), best_us=best)
+def fused_projections(evidence: Evidence) -> Iterator[Proposal]:
+    for name, (components, weights) in FUSED_PROJECTIONS.items():
+        rows, _ = evidence.part(evidence.events["component"].isin(components))
+        yield from evidence.at_best_rate(name, f"one matmul with {weights} side by side, then split", rows)
 
 
 def fused_attention(evidence: Evidence) -> Iterator[Proposal]:
     events = evidence.events
     mask = events["component"].isin(ATTENTION)
-    if not evidence.is_ours:  # elsewhere: softmax between batched products
+    if not evidence.is_ours:  # elsewhere: softmax between batched matmuls
         softmax = events["name"].isin(["aten::_softmax", "aten::_softmax_backward_data"])
         mask = softmax | events["name"].isin(["aten::bmm", "aten::baddbmm"]) if softmax.any() else softmax
-    rows, us = evidence.part(mask)
-    best = at_best_rate(evidence, rows, us)
-    if best is not None:
-        yield Proposal(
-            "fused attention",
-            "F.scaled_dot_product_attention: the scores never reach memory",
-            us,
-            evidence.described(rows),
-            best_rate_text(evidence),
-            "--attention sdpa",
-            best_us=best,
-        )
+    how = "F.scaled_dot_product_attention: the scores never reach memory"
+    yield from evidence.at_best_rate("fused attention", how, evidence.part(mask)[0], "--attention sdpa")
 
 
 def fused_norms(evidence: Evidence) -> Iterator[Proposal]:
-    """A fused norm still passes once over its tensor, as the dearest of its operators does."""
+    """A fused norm still passes once over its tensor, as the most expensive of its operators does."""
     if not evidence.is_ours:
         return
-    events, host = evidence.events, evidence.links.host
-    rows, us = evidence.part(events["component"].str.contains(r"(?:^|_)norm$"))
+    host = evidence.links.host
+    rows, us = evidence.part(evidence.events["component"].str.contains(r"(?:^|_)norm$"))
     if rows.empty:
         return
-    starts = host["name"].cat.categories.map(lambda name: LAYER.sub("", name).endswith("norm"))
-    calls = int((np.asarray(starts, dtype=bool)[host["name"].cat.codes] & (host["kind"] == 1).to_numpy()).sum())
+    is_norm = where_name(host, lambda name: LAYER.sub("", name).endswith("norm"))
+    calls = int((is_norm & (host["kind"] == ANNOTATION).to_numpy()).sum())
     best = 0.0
     for _, phase in rows[rows["launches"] > 0].groupby("phase"):
         best += calls * phase.groupby("name")["us"].mean().max()
     if rows["launches"].sum() > 3 * calls:
-        yield Proposal(
-            "fused norm",
-            "F.rms_norm or a compiled norm: one pass instead of one per operator",
-            us,
-            evidence.described(rows),
-            f"{calls / evidence.steps:.0f} norms a step, each at the "
-            "price of the dearest operator in it, forward and backward",
-            best_us=min(us, best),
+        how = "F.rms_norm or a compiled norm: one pass instead of one per operator"
+        basis = (
+            f"{calls / evidence.steps:.0f} norms a step, each as long as its most expensive operator, "
+            "forward and backward"
         )
+        yield Proposal("fused norm", how, us, evidence.described(rows), basis, best_us=min(us, best))
 
 
 def fused_optimizer(evidence: Evidence) -> Iterator[Proposal]:
@@ -210,142 +176,152 @@ def fused_optimizer(evidence: Evidence) -> Iterator[Proposal]:
         return
     marks = (re.match(r"Optimizer\.step#(\w+)\.", name) for name in evidence.links.host["name"].cat.categories)
     optimizer = next((mark[1] for mark in marks if mark), "optimizer")
-    parameters = (evidence.summary or {}).get("config", {}).get("model", {}).get("parameters")
+    parameters = evidence.config.get("model", {}).get("parameters")
     best, basis = 0.0, "its time could vanish"
     if parameters and evidence.best_bytes_per_us and optimizer in ("Adam", "AdamW"):
-        moved = 7 * 4 * parameters * evidence.steps
-        best = min(us, moved / evidence.best_bytes_per_us)
+        moved = 7 * 4 * parameters  # bytes
+        best = min(us, moved * evidence.steps / evidence.best_bytes_per_us)
         basis = (
-            f"{optimizer} must read weight, gradient and two moments and write three of them, "
-            f"{7 * 4 * parameters / MB:,.0f} MB at {evidence.best_bytes_per_us / 1e3:.1f} GB/s, "
-            "the best rate of an operator in this trace"
+            f"{optimizer} must read weight, gradient and two moments and write three of them, {moved / MB:,.0f} MB at "
+            f"{evidence.best_bytes_per_us / 1e3:.1f} GB/s, the best rate of an operator in this trace"
         )
-    foreach = rows["name"].str.contains("_foreach_", na=False).any()
     how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
-    how += "" if foreach or optimizer == "optimizer" else ", or foreach=True"
+    if optimizer != "optimizer" and not rows["name"].str.contains("_foreach_", na=False).any():
+        how += ", or foreach=True"
     flag = "--optimizer-impl fused"
-    yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best_us=best)
+    yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best)
 
 
 def mixed_precision(evidence: Evidence) -> Iterator[Proposal]:
     events, trace = evidence.events, evidence.links.trace
     full = [bool(kinds) and "float" in kinds for _, kinds, _ in trace.signatures]
     in_fp32 = np.append(np.array(full, dtype=bool), False)[events["signature"].to_numpy()]
-    rows, us = evidence.part(events["category"].isin(PRODUCTS) & in_fp32)
+    rows, us = evidence.part(events["category"].isin(MATMUL_CLASSES) & in_fp32)
     found = datasheet(trace.device) if trace.device["name"] else None
-    best, basis = 0.0, "products could vanish, as no datasheet says what bf16 does here; a CPU may well be slower in it"
+    best, basis = 0.0, "matmuls could vanish: no datasheet tells what bf16 gains here, and a CPU may be slower in it"
     if found and found[0].bf16:
         ratio = found[0].bf16 / found[0].fp32
-        best, basis = us / ratio, f"bf16 is {ratio:.1f} times as fast as fp32 on {found[0].name}, says its datasheet"
-    yield Proposal(
-        "mixed precision",
-        "torch.autocast in bfloat16 around the forward pass",
-        us,
-        evidence.described(rows) + ", products in fp32",
-        basis,
-        "--precision bf16",
-        best_us=best,
-    )
+        best, basis = us / ratio, f"bf16 is {ratio:.1f} times as fast as fp32 by the datasheet of {found[0].name}"
+    how, text = "torch.autocast in bfloat16 around the forward pass", evidence.described(rows) + ", matmuls in fp32"
+    yield Proposal("mixed precision", how, us, text, basis, "--precision bf16", best)
 
 
 def compilation(evidence: Evidence) -> Iterator[Proposal]:
     if any(COMPILED.search(name) for name in evidence.links.host["name"].cat.categories):
         return
-    kinds = ("element-wise", "normalisation", "reduction", "copy")
+    kinds = ("element-wise", "normalization", "reduction", "copy")
     elsewhere = evidence.events["phase"].isin(("data", "optimizer"))
     rows, us = evidence.part(evidence.events["category"].isin(kinds) & ~elsewhere)
-    text = evidence.described(rows) + ", none of them a product"
+    text = evidence.described(rows) + ", none of them a matmul"
     if evidence.idle and len(rows):
         # Fewer kernels are fewer launches to wait for.
         waits = (evidence.idle["launch"] + evidence.idle["latency"]) * rows["launches"].sum()
         waits /= evidence.events["launches"].sum()
         us += waits
-        text += f", and their part of the wait for launches, {waits / evidence.total_us:.1%}"
+        text += f", and their part of the wait for launches, {evidence.share(waits)}"
     how = "torch.compile(model): chains of element-wise operators become one kernel each"
-    yield Proposal("compile", how, us, text, "work between products could vanish into them", "--compile")
+    yield Proposal("compile", how, us, text, "work between matmuls could vanish into them", "--compile")
 
 
 def larger_batch(evidence: Evidence) -> Iterator[Proposal]:
-    if len(evidence.links.gpu):
+    events = evidence.events
+    if evidence.idle:
         us = evidence.idle["launch"] + evidence.idle["latency"]
-        n = evidence.events["launches"].sum() / evidence.steps
-        text = f"the GPU waits for launches {us / evidence.total_us:.1%} of the step, {n:.0f} GPU events a step"
+        n = events["launches"].sum() / evidence.steps
+        text = f"the GPU waits for launches {evidence.share(us)} of the step, {n:.0f} GPU events a step"
     else:
-        _, work = evidence.part(evidence.events["launches"] > 0)
-        _, data = evidence.part((evidence.events["phase"] == "data") & (evidence.events["launches"] == 0))
+        _, work = evidence.part(events["launches"] > 0)
+        _, data = evidence.part((events["phase"] == "data") & (events["launches"] == 0))
         us = evidence.total_us - work - data
-        text = f"{us / evidence.total_us:.1%} of the step is Python and bookkeeping between operators"
-    batch = (evidence.summary or {}).get("config", {}).get("training", {}).get("batch_size")
+        text = f"{evidence.share(us)} of the step is Python and overhead between operators"
+    batch = evidence.config.get("training", {}).get("batch_size")
     flag = batch and f"--batch-size {2 * batch}"
-    how = "more work per launch, as a step's overhead stays; or one launch for all of it (torch.cuda.graphs)"
+    how = "more work per launch, while a step's overhead stays; or one launch for all of it (torch.cuda.graphs)"
     yield Proposal("larger batch", how, us, text, "per sample, the overhead could vanish", flag)
 
 
-def fewer_synchronisations(evidence: Evidence) -> Iterator[Proposal]:
-    calls = evidence.links.calls
-    if len(evidence.links.gpu):
-        us = evidence.idle["synchronisation"]
-        waits = int((calls["waits"].to_numpy(bool) & (calls["step"] >= 0).to_numpy()).sum())
-        n = waits / evidence.steps
-        text = f"the GPU idles {us / evidence.total_us:.1%} of the step behind {n:.1f} waits a step"
-        how = "no .item(), .cpu() or synchronize() within a step"
-        yield Proposal("fewer synchronisations", how, us, text, "the GPU would not idle there")
+def fewer_synchronizations(evidence: Evidence) -> Iterator[Proposal]:
+    if not evidence.idle:
+        return
+    calls, us = evidence.links.calls, evidence.idle["synchronization"]
+    n = (calls["waits"].to_numpy(bool) & (calls["step"] >= 0).to_numpy()).sum() / evidence.steps
+    text = f"the GPU idles {evidence.share(us)} of the step behind {n:.1f} waits a step"
+    how = "no .item(), .cpu() or synchronize() within a step"
+    yield Proposal("fewer synchronizations", how, us, text, "the GPU would not idle there")
 
 
 def faster_data(evidence: Evidence) -> Iterator[Proposal]:
-    if len(evidence.links.gpu):
+    if evidence.idle:
         us = evidence.idle["data"]
-        text = f"the GPU idles {us / evidence.total_us:.1%} of the step while the host fetches data"
+        text = f"the GPU idles {evidence.share(us)} of the step while the host fetches data"
     else:
         _, us = evidence.part(evidence.events["phase"] == "data")
-        text = f"{us / evidence.total_us:.1%} of the step fetches data"
+        text = f"{evidence.share(us)} of the step fetches data"
     yield Proposal("prefetch data", "workers and pinned memory in the DataLoader", us, text, "data could be there")
 
 
 def hidden_communication(evidence: Evidence) -> Iterator[Proposal]:
     _, us = evidence.part(evidence.events["category"] == "communication")
     us += evidence.idle.get("communication", 0.0)
-    text = f"{us / evidence.total_us:.1%} of the step is communication that no computation hides"
+    text = f"{evidence.share(us)} of the step is communication that no computation hides"
     name, how = "less or hidden communication", "fewer, larger exchanges, overlapped with the backward pass"
     yield Proposal(name, how, us, text, "it could hide behind computation", "--gradient-accumulation-steps 2")
 
 
+MAKERS = (
+    fused_projections,
+    fused_attention,
+    fused_norms,
+    fused_optimizer,
+    mixed_precision,
+    compilation,
+    larger_batch,
+    fewer_synchronizations,
+    faster_data,
+    hidden_communication,
+)
+
+
 def checkpointing(evidence: Evidence) -> list[dict]:
     """No speed-up: memory for time.  Listed where the trace recorded memory that a step fills and frees."""
-    memory = evidence.links.trace.memory
+    memory, steps = evidence.links.trace.memory, evidence.links.steps
     memory = memory[memory["on_gpu"]] if memory["on_gpu"].any() else memory
-    steps = evidence.links.steps
     inside = memory[(memory["start"] >= steps["start"].min()) & (memory["start"] < steps["end"].max())]
-    forward = evidence.events.loc[evidence.events["phase"] == "forward", "us"].sum() / evidence.total_us
+    us = evidence.events.loc[evidence.events["phase"] == "forward", "us"].sum()
+    forward = float(us / evidence.total_us)
     if inside.empty or not forward:
         return []
     grown = inside["total"].max() - inside["total"].min()
     if grown < 0.5 * inside["total"].max():
         return []
-    return [
-        {
-            "name": "activation checkpointing",
-            "how": "torch.utils.checkpoint around each block: memory for time",
-            "evidence": f"allocated memory grows by {grown / MB:,.0f} MB within a step",
-            "share": float(forward),
-            "ms_per_step": float(forward * evidence.total_us / 1e3 / evidence.steps),
-            "part_speedup": 0.5,
-            "speedup_bound": float(1 / (1 + forward)),
-            "basis": f"the forward pass, {forward:.1%} of the step, runs twice; up to that memory is saved",
-            "memory_bound_mb": float(grown / MB),
-            "try": "--activation-checkpointing" if evidence.is_ours else None,
-        }
-    ]
+    text = f"allocated memory grows by {grown / MB:,.0f} MB within a step"
+    basis = f"the forward pass, {forward:.1%} of the step, runs twice; up to that memory is saved"
+    how, flag = "torch.utils.checkpoint around each block: memory for time", "--activation-checkpointing"
+    proposal = Proposal("activation checkpointing", how, forward * evidence.total_us, text, basis, flag)
+    changes = {"part_speedup": 0.5, "speedup_bound": 1 / (1 + forward), "memory_bound_mb": float(grown / MB)}
+    return [row_of(proposal, evidence) | changes]
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+OPPORTUNITY_COLUMNS = [
+    column("try", "name", left=True),
+    Column("at most", lambda row: row["speedup_bound"] and f"{row['speedup_bound']:.2f}x"),
+    column("share", "share", ".1%"),
+    column("evidence in this trace", "evidence", left=True),
+]
 
 
 def opportunity_lines(rows: list[dict]) -> list[str]:
     if not rows:
         return ["Opportunities: none that this trace supports with a number"]
-    lines = ["Opportunities, by the most that each can bring (Amdahl's law; alone, not added up):"]
-    lines.append(f"{'':<4}{'try':<30}{'share':>8}{'at most':>10}  evidence")
-    for i, row in enumerate(rows, 1):
-        bound = f"{row['speedup_bound']:.2f}x" if row["speedup_bound"] else "-"
-        lines.append(f"{i:>2}. {row['name']:<30}{row['share']:>8.1%}{bound:>10}  {row['evidence']}")
-        lines.append(f"{'':<54}how: {row['how']}" + (f"; here: {row['try']}" if row["try"] else ""))
-        lines.append(f"{'':<54}bound: {row['basis']}")
+    lines = [
+        "Opportunities, by the most that each can bring (Amdahl's law; alone, not added up):",
+        *text_table(OPPORTUNITY_COLUMNS, rows),
+        "",
+        "How, and what the bound rests on:",
+    ]
+    for row in rows:
+        flag = f" (here: {row['try']})" if row["try"] else ""
+        lines += [f"  {row['name']}: {row['how']}{flag}", f"    bound: {row['basis']}"]
     return lines

@@ -1,31 +1,37 @@
-"""What does a profile say?  All that is read from a trace, as one document and as the page that a terminal shows."""
+"""What does a trace show?  All that is read from it, as one document and as the page that a terminal shows."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from analysis.components import attribute, breakdown_lines, class_times, step_breakdown
+from analysis.components import UNATTRIBUTED, attribute, breakdown_lines, class_times, step_breakdown
 from analysis.integrity import integrity, overhead_text, step_rows, summary_beside
-from analysis.links import OPERATOR, Links, link
+from analysis.links import OPERATOR, AttributedLinks, Links, link
 from analysis.operators import kernel_table, operator_lines, operator_tables
 from analysis.opportunities import opportunities, opportunity_lines
 from analysis.ranks import Rank, compare_ranks, rank_facts, rank_lines
 from analysis.timeline import KEYS, gpu_timelines
 from analysis.trace import read_trace
 from analysis.verdict import verdict
+from analysis.wording import printable
+from harness.console import progress_bar
 from harness.errors import UserError
 from harness.files import explain_nulls_recursively, may_be_trace
+from harness.tables import labelled
 from harness.timing import summary_stats
+from harness.units import MB
+
+MISSING_RANKS_NAMED = 1000  # at most
+PIECES = 1500  # of a timeline's lane at most: more cannot be seen
+LANES = 8  # at most
 
 
-def analyze_all(
-    paths: list[Path], summary: dict | None = None, progress: Callable[[Path], None] = lambda path: None
-) -> tuple[list[tuple[Path, dict]], list[UserError]]:
+def analyze_all(paths: list[Path], summary: dict | None = None) -> tuple[list[tuple[Path, dict]], list[UserError]]:
     """Each trace that can be read with its document, and the errors of the others.
 
     summary is the performance_summary.json of the run; without it, the one beside each trace is used.  Traces of
@@ -34,8 +40,7 @@ def analyze_all(
     analyses: list[tuple[Path, dict]] = []
     refused: list[UserError] = []
     facts: list[Rank] = []
-    for path in paths:
-        progress(path)
+    for path in progress_bar("Reading traces", paths):
         try:
             links = link(read_trace(path))
         except UserError as error:
@@ -57,29 +62,27 @@ def analyze_all(
 
 RANK_REASONS = {
     "straggler": "no rank is the last to arrive in most collectives, and twice as late as any other",
-    "mean_step_ms": "the trace holds no ProfilerStep marks",
-    "gpu_busy_ms": "the trace holds no GPU events",
+    "mean_step_ms": "the trace has no ProfilerStep marks",
+    "gpu_busy_ms": "the trace has no GPU events",
 }
 
 
 def note_missing_ranks(trust: dict, here: set[int]) -> None:
     world_size = trust["world_size"] or 1
     missing = (rank for rank in range(world_size if world_size > 1 else 0) if rank not in here)
-    trust["ranks_missing"] = list(itertools.islice(missing, RANKS_NAMED))
-    if n := max(0, world_size - len(here)) if world_size > 1 else 0:
+    trust["ranks_missing"] = list(itertools.islice(missing, MISSING_RANKS_NAMED))
+    if trust["ranks_missing"]:
+        n = world_size - len(here)
         trust["notes"].append(f"{n} of {world_size} ranks are not here: stragglers among them cannot be seen")
 
 
-RANKS_NAMED = 1000  # of those that are missing
-
-
 def find_traces(folder: Path) -> list[Path]:
-    """What may be traces in a folder, rank by rank; of its pytorch_profiles if it holds none itself."""
+    """What may be traces in a folder, rank by rank; of its pytorch_profiles if it has none itself."""
     for place in (folder, folder / "pytorch_profiles"):
         found = [file for file in place.iterdir() if may_be_trace(file.name)] if place.is_dir() else []
         if found:
             return sorted(found, key=lambda file: (natural(file.name), file.name))
-    raise UserError(f"{folder}: the folder holds no trace, no *.json or *.json.gz that could be one")
+    raise UserError(f"{folder}: the folder has no trace, no *.json or *.json.gz that could be one")
 
 
 def natural(name: str) -> list:
@@ -89,38 +92,36 @@ def natural(name: str) -> list:
 
 def operator_analysis(links: Links, summary: dict | None = None) -> dict:
     """operator_analysis.json, but for what only a look at other ranks can tell."""
-    trace = links.trace
-    source = attribute(links)
+    links = attribute(links)
     trust = integrity(links, summary)
-    advice = opportunities(links, summary) if trust["trustworthy"] else []
     document = {
-        "trace": trace.path.name,
+        "trace": links.trace.path.name,
         "integrity": trust,
         "verdict": verdict(links, trust),
         "steps": steps_document(links),
-        **step_breakdown(links, source),
+        **step_breakdown(links),
         "classes": class_times(links),
-        "opportunities": advice,
-        **({} if trust["trustworthy"] else {"opportunities_reason": "the trace is not to be trusted, see integrity"}),
+        "opportunities": opportunities(links, summary) if trust["trustworthy"] else [],
         "gpu_timeline": gpu_timelines(links),
         **operator_tables(links),
         "kernels": kernel_table(links),
         "step_timeline": step_timeline(links),
         "memory": memory_series(links),
     }
+    if not trust["trustworthy"]:
+        document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
     return explain_nulls_recursively(document, REASONS)
 
 
-NO_GPU, NO_LAUNCH = "the trace holds no GPU events", "no kernel's launch call is in the trace"
-NO_SHAPES = "the recorded inputs do not tell"
+NO_GPU, NO_LAUNCH = "the trace has no GPU events", "no kernel's launch call is in the trace"
 REASONS = {  # why a figure may be missing, by its name
     **dict.fromkeys((*KEYS, "idle_by_cause", "self_device_us", "device_us", "steps_without_gpu_events"), NO_GPU),
-    **dict.fromkeys(("kernels_linked_to_an_operator",), NO_GPU),
+    "kernels_linked_to_an_operator": NO_GPU,
     **dict.fromkeys(("launch_delay_us", "queue_depth"), NO_LAUNCH),
-    **dict.fromkeys(("flops", "bytes"), NO_SHAPES),
-    **dict.fromkeys(("rank", "world_size"), "the trace names none"),
+    **dict.fromkeys(("flops", "bytes"), "the recorded inputs do not tell"),
+    **dict.fromkeys(("rank", "world_size"), "the trace does not name it"),
     **dict.fromkeys(("std_ms", "unprofiled_std_ms"), "a spread takes two steps"),
-    **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "min_ms", "max_ms"), "the trace holds no ProfilerStep marks"),
+    **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "min_ms", "max_ms"), "the trace has no ProfilerStep marks"),
     "launched_by": "it is linked to no operator",
     "part_speedup": "the part could vanish",
     "speedup_bound": "all of the step is of this kind",
@@ -134,55 +135,57 @@ def steps_document(links: Links) -> dict:
     rows = step_rows(links)
     durations = [row["duration_ms"] for row in rows] if links.steps_are_marked else []
     spread = {f"{name}_ms" if name != "count" else name: value for name, value in summary_stats(durations).items()}
-    spread |= {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None)}
-    return spread | {"rows": rows}
+    return spread | {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None), "rows": rows}
 
 
-PIECES = 1500  # of a lane at most: more cannot be seen
+# ---- For figures ---------------------------------------------------------------------------------------------------
 
 
-def step_timeline(links: Links) -> dict:
-    """One step as lanes of coloured pieces, for a figure: the step of median length, the host and each GPU stream.
-
-    Pieces of one component that touch, or lie closer than can be seen, are drawn as one.
-    """
+def step_timeline(links: AttributedLinks) -> dict:
+    """The step of median length as lanes of colored pieces, for a figure: the host and each GPU stream."""
     steps, host, gpu = links.steps, links.host, links.gpu
     durations = (steps["end"] - steps["start"]).to_numpy()
     which = int(np.argsort(durations, kind="stable")[len(durations) // 2])
     first, last = float(steps["start"].iloc[which]), float(steps["end"].iloc[which])
-    if len(gpu) and (gpu["step"] == which).any():
+    if (gpu["step"] == which).any():
         last = max(last, float(gpu.loc[gpu["step"] == which, "end"].max()))
-    lanes, legend = [], {}
-
-    def lane(name: str, table) -> None:
-        table = table[((table["end"] > first) & (table["start"] < last)).to_numpy()].sort_values("start")
-        pieces: list[list] = []
-        gap = (last - first) / PIECES
-        for start, end, component in zip(table["start"], table["end"], table["component"], strict=True):
-            key = legend.setdefault(component if isinstance(component, str) else "unattributed", len(legend))
-            start, end = max(start, first) - first, min(end, last) - first
-            if pieces and pieces[-1][2] == key and start - pieces[-1][1] < gap:
-                pieces[-1][1] = max(pieces[-1][1], end)
-            elif not pieces or end - start >= gap or start - pieces[-1][1] >= gap:
-                pieces.append([start, end, key])
-        if pieces:
-            rounded = [[round(start / 1e3, 4), round(end / 1e3, 4), key] for start, end, key in pieces]
-            lanes.append({"name": name, "pieces": rounded})
-
-    threads = host[((host["end"] > first) & (host["start"] < last) & (host["kind"] == OPERATOR)).to_numpy()]
-    outer = threads[(threads["operator_parent"] < 0).to_numpy()]
-    for thread, rows in outer.groupby("thread"):
-        lane("host" if thread == links.thread else f"host thread {thread}", rows)
-    for (device, stream), rows in gpu.groupby(["device", "stream"]):
-        lane(f"GPU {device} stream {stream}", rows)
-    lanes.sort(key=lambda one: (one["name"] != "host", one["name"].startswith("GPU"), one["name"]))
+    components: dict[str, int] = {}
+    outer = host[((host["kind"] == OPERATOR) & (host["operator_parent"] < 0)).to_numpy()]
+    lanes = {
+        "host" if thread == links.thread else f"host thread {thread}": lane(rows, first, last, components)
+        for thread, rows in outer.groupby("thread")
+    }
+    lanes |= {
+        f"GPU {device} stream {stream}": lane(rows, first, last, components)
+        for (device, stream), rows in gpu.groupby(["device", "stream"])
+    }
+    names = [name for name, pieces in lanes.items() if pieces]
+    names.sort(key=lambda name: (name != "host", name.startswith("GPU"), name))
     return {
         "step": int(steps["number"].iloc[which]),
         "length_ms": (last - first) / 1e3,
-        "lanes": lanes[:8],
-        "lanes_left_out": max(0, len(lanes) - 8),
-        "components": list(legend),
+        "lanes": [{"name": name, "pieces": lanes[name]} for name in names[:LANES]],
+        "lanes_left_out": max(0, len(names) - LANES),
+        "components": list(components),
     }
+
+
+def lane(table: pd.DataFrame, first: float, last: float, components: dict[str, int]) -> list[list]:
+    """[start ms, end ms, number of the component] of the events between first and last; new components get a number.
+
+    Pieces of one component that touch, or lie closer than can be seen, are drawn as one.
+    """
+    table = table[((table["end"] > first) & (table["start"] < last)).to_numpy()].sort_values("start")
+    pieces: list[list] = []
+    gap = (last - first) / PIECES
+    for start, end, component in zip(table["start"], table["end"], table["component"], strict=True):
+        key = components.setdefault(component if isinstance(component, str) else UNATTRIBUTED, len(components))
+        start, end = max(start, first) - first, min(end, last) - first
+        if pieces and pieces[-1][2] == key and start - pieces[-1][1] < gap:
+            pieces[-1][1] = max(pieces[-1][1], end)
+        elif not pieces or end - start >= gap or start - pieces[-1][1] >= gap:
+            pieces.append([start, end, key])
+    return [[round(start / 1e3, 4), round(end / 1e3, 4), key] for start, end, key in pieces]
 
 
 def memory_series(links: Links) -> dict:
@@ -192,7 +195,7 @@ def memory_series(links: Links) -> dict:
         return {"peak_mb": None}
     on_gpu = bool(memory["on_gpu"].any())
     memory = memory[memory["on_gpu"] == on_gpu].sort_values("start", kind="stable")
-    total, start = memory["total"].to_numpy() / 2**20, memory["start"].to_numpy() / 1e3
+    total, start = memory["total"].to_numpy() / MB, memory["start"].to_numpy() / 1e3
     picked = np.linspace(0, len(total) - 1, min(len(total), PIECES)).astype(int)
     highest = np.maximum.reduceat(total, picked)  # of each stretch, so that thinning loses no peak
     return {
@@ -204,44 +207,59 @@ def memory_series(links: Links) -> dict:
     }
 
 
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+
 def head_lines(analysis: dict) -> list[str]:
     """The answer in a dozen lines."""
-    trust, steps, about = analysis["integrity"], analysis["steps"], analysis["attribution"]
-    timeline, unreliable = analysis["gpu_timeline"], analysis["integrity"]["unreliable"]
-    rows = {"Trace": f"{analysis['trace']}: {trust['events']:,} events"}
-    rows["Verdict"] = analysis["verdict"]["line"]
-    recorded = [name for name in ("shapes", "stacks", "modules") if trust[f"{name}_recorded"]]
-    state = "complete" if trust["trustworthy"] else "NOT to be trusted"
-    rows["Trust"] = f"{state}; recorded: {', '.join(recorded) or 'no shapes, no stacks'}"
-    if trust["kernels_linked_to_an_operator"] is not None:
-        rows["Trust"] += f"; {trust['kernels_linked_to_an_operator']:.1%} of the steps' GPU events linked to operators"
-    rows["Overhead"] = f"of the profiler {overhead_text(trust['profiler_overhead'])}"
+    trust, steps = analysis["integrity"], analysis["steps"]
+    rows = {
+        "Trace": f"{analysis['trace']}: {trust['events']:,} events",
+        "Verdict": analysis["verdict"]["line"],
+        "Trust": trust_text(trust),
+        "Profiler overhead": overhead_text(trust["profiler_overhead"]),
+    }
     if steps["count"]:
         spread = f", std {steps['std_ms']:.3f}" if steps["std_ms"] is not None else ""
         rows["Steps"] = f"{steps['count']}, mean {steps['mean_ms']:.3f} ms, median {steps['median_ms']:.3f}{spread}"
         rows["Steps"] += f", {steps['min_ms']:.3f} to {steps['max_ms']:.3f} (host)"
     rows["Phases"] = top_shares(analysis["phases"], "phase", 5)
-    rows["Components"] = top_shares(analysis["components"], "component", 5) + f" of {about['clock']} time"
+    rows["Components"] = top_shares(analysis["components"], "component", 5)
+    rows["Components"] += f" of {analysis['attribution']['clock']} time"
     rows["Operators"] = top_shares(analysis["operators"], "name", 4)
-    if timeline["total_ms"] is not None:
-        parts = (("computation", "computation_ms"), ("exposed communication", "exposed_comm_ms"))
-        parts += (("exposed copies", "exposed_memcpy_ms"), ("idle", "idle_ms"))
-        split = ", ".join(f"{name} {timeline[key]:.3f}" for name, key in parts)
-        rows["GPU"] = f"{timeline['total_ms']:.3f} ms from first to last event: {split}"
-        causes = [row for row in timeline["idle_by_cause"] if row["share_of_total"] >= 0.001]
-        rows["Idle for"] = ", ".join(f"{row['cause']} {row['share_of_total']:.1%}" for row in causes) or "nothing"
-        if timeline["launch_delay_us"]:
-            delay, depth = timeline["launch_delay_us"], timeline["queue_depth"]
-            rows["Launches"] = f"delay {delay['p50']:.1f} us median, {delay['p95']:.1f} p95; {depth['mean']:.1f} queued"
-        if "idle_by_cause" in unreliable:
-            rows["Idle for"] = rows["Launches"] = f"unreliable: {unreliable['idle_by_cause']}"
-    else:
-        rows["GPU"] = "no GPU events in the trace"
-    best = analysis["opportunities"][:3]
-    bounds = (f"{row['name']} (at most {row['speedup_bound']:.2f}x)" for row in best if row["speedup_bound"])
-    rows["Try first"] = ", ".join(bounds) or analysis.get("opportunities_reason", "nothing that the trace supports")
-    lines = [f"{label:<12}{text}" for label, text in rows.items()]
-    return lines + [f"{'Note':<12}{note}" for note in trust["notes"]]
+    rows |= gpu_facts(analysis["gpu_timeline"], trust["unreliable"].get("idle_by_cause"))
+    best = [row for row in analysis["opportunities"][:3] if row["speedup_bound"]]
+    rows["Try first"] = ", ".join(f"{row['name']} (at most {row['speedup_bound']:.2f}x)" for row in best)
+    if not best:
+        rows["Try first"] = analysis.get("opportunities_reason", "nothing that the trace supports")
+    return labelled(rows) + [f"Note: {note}" for note in trust["notes"]]
+
+
+def trust_text(trust: dict) -> str:
+    recorded = [name for name in ("shapes", "stacks", "modules") if trust[f"{name}_recorded"]]
+    text = "complete" if trust["trustworthy"] else "NOT trustworthy"
+    text += f"; recorded: {', '.join(recorded) or 'no shapes, no stacks'}"
+    if trust["kernels_linked_to_an_operator"] is not None:
+        text += f"; {trust['kernels_linked_to_an_operator']:.1%} of the steps' GPU events linked to operators"
+    return text
+
+
+def gpu_facts(timeline: dict, unreliable: str | None) -> dict[str, str]:
+    """What the GPU did, what it waited for, and how far it runs behind the host; or why that is unreliable."""
+    if timeline["total_ms"] is None:
+        return {"GPU": NO_GPU}
+    parts = {"computation": "computation_ms", "exposed communication": "exposed_comm_ms"}
+    parts |= {"exposed copies": "exposed_memcpy_ms", "idle": "idle_ms"}
+    split = ", ".join(f"{name} {timeline[key]:.3f}" for name, key in parts.items())
+    facts = {"GPU": f"{timeline['total_ms']:.3f} ms from first to last event: {split}"}
+    if unreliable:
+        return facts | dict.fromkeys(("Idle for", "Launches"), f"unreliable: {unreliable}")
+    causes = [row for row in timeline["idle_by_cause"] if row["share_of_total"] >= 0.001]
+    facts["Idle for"] = ", ".join(f"{row['cause']} {row['share_of_total']:.1%}" for row in causes) or "nothing"
+    if timeline["launch_delay_us"]:
+        delay, depth = timeline["launch_delay_us"], timeline["queue_depth"]
+        facts["Launches"] = f"delay {delay['p50']:.1f} us median, {delay['p95']:.1f} p95; {depth['mean']:.1f} queued"
+    return facts
 
 
 def top_shares(rows: list[dict], key: str, n: int) -> str:
@@ -250,22 +268,18 @@ def top_shares(rows: list[dict], key: str, n: int) -> str:
 
 
 def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:
-    """The whole page: the answer, where the step went, what to try, operators and kernels."""
-    unreliable = analysis["integrity"]["unreliable"]
-
-    def section(name: str, lines: list[str]) -> list[str]:
-        return ["", *([f"UNRELIABLE: {unreliable[name]}"] if name in unreliable else []), *lines]
-
-    lines = [
-        *head_lines(analysis),
-        *section("components", breakdown_lines(analysis)),
-        *section("opportunities", opportunity_lines(analysis["opportunities"])),
-        *section("operators", operator_lines(analysis, top, sort)),
-        *(["", *rank_lines(analysis["ranks"])] if "ranks" in analysis else []),
-    ]
+    """All of the page: the answer, where the step went, what to try, operators and kernels."""
+    sections = {
+        "components": breakdown_lines(analysis),
+        "opportunities": opportunity_lines(analysis["opportunities"]),
+        "operators": operator_lines(analysis, top, sort),
+    }
+    lines = head_lines(analysis)
+    for name, section in sections.items():
+        lines.append("")
+        if why := analysis["integrity"]["unreliable"].get(name):
+            lines.append(f"UNRELIABLE: {why}")
+        lines += section
+    if "ranks" in analysis:
+        lines += ["", *rank_lines(analysis["ranks"])]
     return [printable(line) for line in lines]
-
-
-def printable(line: str) -> str:
-    """Names come from elsewhere: no line breaks, no codes that a terminal would obey."""
-    return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)

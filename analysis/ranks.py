@@ -1,4 +1,4 @@
-"""Who holds up whom?  Several ranks of one run side by side, and the order in which they reach their collectives.
+"""Straggler detection: several ranks of one run side by side, and the order in which they reach their collectives.
 
 In a collective the last to arrive makes the others wait, so a slow rank shows the shortest collectives and the others
 the longest.  Ranks run on machines with clocks of their own: they are aligned by the ends of the collectives, which all
@@ -15,6 +15,7 @@ import pandas as pd
 from analysis.links import Links
 from analysis.timeline import gpu_timeline, is_communication
 from analysis.trace import where_name
+from harness.tables import Column, column, text_table
 
 SAME_CLOCK_US = 1e3  # ranks whose collectives end this close together share a clock
 
@@ -32,9 +33,9 @@ class Rank:
 
 def rank_facts(links: Links) -> Rank:
     trace = links.trace
-    if len(links.gpu) and (communication := is_communication(links.gpu)).any():
+    if links.on_gpu and (communication := is_communication(links.gpu)).any():
         found = links.gpu[communication]
-    else:  # gloo runs on the host, in ranges that carry its name
+    else:  # gloo runs on the host, in ranges that bear its name
         found = trace.annotations[where_name(trace.annotations, lambda name: name.startswith(("gloo:", "nccl:")))]
     collectives = found[["name", "start", "end"]].sort_values("start", ignore_index=True)
     collectives[["start", "end"]] += trace.base_us
@@ -83,21 +84,35 @@ def compare_ranks(ranks: list[Rank]) -> dict:
     return out
 
 
+def rank_columns(comparison: dict) -> list[Column]:
+    columns = [
+        column("rank", "rank"),
+        column("step ms", "mean_step_ms", ",.3f"),
+        column("GPU busy ms", "gpu_busy_ms", ",.3f"),
+        column("in collectives ms", "in_collectives_ms", ",.3f"),
+        column("collectives", "collectives"),
+    ]
+    if comparison["collectives_compared"] == 0:
+        return columns
+    return [
+        *columns,
+        column("mean lateness us", "mean_lateness_us", ",.1f"),
+        column("last to arrive", "last_to_arrive"),
+        column("clock offset us", "clock_offset_us", ",.1f"),
+    ]
+
+
+def straggler_text(comparison: dict) -> str:
+    if comparison["straggler"] is None:
+        return f"No straggler: {comparison['straggler_reason']}"
+    return f"Rank {comparison['straggler']} is a straggler: it is the last to arrive in most collectives"
+
+
 def rank_lines(comparison: dict) -> list[str]:
     n = comparison["collectives_compared"]
-    lines = [
-        f"Ranks: {len(comparison['rows'])}, compared over {n} collectives"
-        + (", clocks aligned by their ends" if n else ""),
-        f"{'rank':>6}{'step ms':>12}{'GPU busy ms':>14}{'in collectives ms':>20}{'late us (mean)':>17}{'last':>8}"
-        f"{'clock us':>14}",
+    aligned = ", clocks aligned by their ends" if n else ""
+    return [
+        f"Ranks: {len(comparison['rows'])}, compared over {n} collectives{aligned}",
+        *text_table(rank_columns(comparison), comparison["rows"]),
+        straggler_text(comparison),
     ]
-    for row in comparison["rows"]:
-        step, busy = (("-" if row[key] is None else f"{row[key]:.3f}") for key in ("mean_step_ms", "gpu_busy_ms"))
-        line = f"{row['rank']:>6}{step:>12}{busy:>14}{row['in_collectives_ms']:>20.3f}"
-        if n:
-            line += f"{row['mean_lateness_us']:>17.1f}{row['last_to_arrive']:>8}{row['clock_offset_us']:>14.1f}"
-        lines.append(line)
-    if comparison["straggler"] is not None:
-        late = comparison["straggler"]
-        return [*lines, f"Rank {late} holds up the others: it is the last to arrive in most collectives"]
-    return [*lines, f"No straggler: {comparison['straggler_reason']}"]

@@ -59,8 +59,6 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
     return [target, *to_tensorboard(folder, analysis, drawn)]
 
 
-
-
 def read_documents(folder: Path) -> dict[str, dict | None]:
     return {name: read_document(folder / file) for name, file in FILES.items()}
 

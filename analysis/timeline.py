@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 
-from analysis.links import Links
+from analysis.links import AttributedLinks
 from analysis.trace import where_name
 
-COMMUNICATION = ("nccl", "rccl")  # RCCL calls most of its kernels nccl too
+Intervals = tuple[np.ndarray, np.ndarray]  # starts and ends
+
+COMMUNICATION = re.compile("nccl|rccl")  # RCCL calls most of its kernels nccl too
 KEYS = ("total_ms", "computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "busy_ms", "idle_ms")
 IDLE_CAUSES = {
     "data": "the host was fetching data",
-    "synchronisation": "the host was waiting for the GPU or for a copy, and had launched nothing more",
+    "synchronization": "the host was waiting for the GPU or for a copy, and had launched nothing more",
     "launch": "the host was preparing the next launch",
-    "communication": "what was queued followed communication, or was it",
-    "copy": "what was queued followed a copy, or was one",
-    "latency": "the launch was made, the kernel had not begun",
-    "unknown": "the trace does not hold the launch",
+    "communication": "the queued work came after communication, or was communication",
+    "copy": "the queued work came after a copy, or was a copy",
+    "latency": "the kernel had been launched, but had not begun",
+    "unknown": "the trace does not contain the launch",
 }
 
 
-def covered(intervals: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Cut time at every boundary of several sets of intervals.
+def covered(intervals: list[Intervals]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Cut time at every boundary of several sets of intervals, which may overlap.
 
-    Takes (starts, ends) of each set; intervals may overlap.  Returns the length of each piece [P], and for each set
-    whether it covers the piece [P].
+    Returns the length of each piece [P], and for each set whether it covers the piece [P].
     """
     times = np.concatenate([edge for pair in intervals for edge in pair])
     order = np.argsort(times, kind="stable")
@@ -41,16 +44,16 @@ def covered(intervals: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
     return lengths, inside
 
 
-def by_priority(intervals: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+def by_priority(intervals: list[Intervals]) -> list[float]:
     """The length of time that each set covers and none before it does."""
     if not sum(len(starts) for starts, _ in intervals):
         return [0.0] * len(intervals)
     lengths, inside = covered(intervals)
-    taken = np.zeros(len(lengths), dtype=bool)
+    counted = np.zeros(len(lengths), dtype=bool)
     out = []
     for covers in inside:
-        out.append(float(lengths[covers & ~taken].sum()))
-        taken |= covers
+        out.append(float(lengths[covers & ~counted].sum()))
+        counted |= covers
     return out
 
 
@@ -72,17 +75,21 @@ def exposed_us(gpu: pd.DataFrame, window: tuple[float, float]) -> np.ndarray:
     Within a class the event that started first has it.  Together, the busy time of the window.
     """
     start, end = (np.clip(gpu[name].to_numpy(), *window) for name in ("start", "end"))
-    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
-    own, taken = np.zeros(len(gpu)), (np.zeros(0), np.zeros(0))
-    for which in (~memcpy & ~communication, communication, memcpy):
-        # On a clock that stands still while something before it in rank runs, only what is left has a length.
-        left = [times[which] - covered_until(times[which], taken) for times in (start, end)]
-        own[which] = exclusive_us(*left)
-        taken = union(np.append(taken[0], start[which]), np.append(taken[1], end[which]))
+    own, before = np.zeros(len(gpu)), (np.zeros(0), np.zeros(0))
+    for which in by_class(gpu):
+        # On a clock that stands still while something of a class before it runs, only what is left has a length.
+        own[which] = exclusive_us(*(times[which] - covered_until(times[which], before) for times in (start, end)))
+        before = union(np.append(before[0], start[which]), np.append(before[1], end[which]))
     return own
 
 
-def covered_until(times: np.ndarray, intervals: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def by_class(gpu: pd.DataFrame) -> list[np.ndarray]:
+    """Which GPU events are computation, communication and copies, in the order in which they count."""
+    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
+    return [~memcpy & ~communication, communication, memcpy]
+
+
+def covered_until(times: np.ndarray, intervals: Intervals) -> np.ndarray:
     """How much of the time before each of `times` lies in the given disjoint, sorted intervals."""
     starts, ends = intervals
     if not len(starts):
@@ -93,8 +100,7 @@ def covered_until(times: np.ndarray, intervals: tuple[np.ndarray, np.ndarray]) -
 
 
 def is_communication(gpu: pd.DataFrame) -> np.ndarray:
-    named = where_name(gpu, lambda name: any(word in name for word in COMMUNICATION))
-    return named & (gpu["kind"] != "memcpy").to_numpy()
+    return where_name(gpu, COMMUNICATION.search) & (gpu["kind"] != "memcpy").to_numpy()
 
 
 def gpu_timeline(gpu: pd.DataFrame) -> dict[str, float | None]:
@@ -105,16 +111,14 @@ def gpu_timeline(gpu: pd.DataFrame) -> dict[str, float | None]:
     """
     if gpu.empty:
         return dict.fromkeys(KEYS)
-    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
     start, end = gpu["start"].to_numpy(), gpu["end"].to_numpy()
-    sets = [(start[which], end[which]) for which in (~memcpy & ~communication, communication, memcpy)]
-    computation, exposed_comm, exposed_memcpy = by_priority(sets)
+    computation, exposed_comm, exposed_memcpy = by_priority([(start[which], end[which]) for which in by_class(gpu)])
     total, busy = end.max() - start.min(), computation + exposed_comm + exposed_memcpy
     times = (total, computation, exposed_comm, exposed_memcpy, busy, total - busy)
     return {key: float(time) / 1e3 for key, time in zip(KEYS, times, strict=True)}
 
 
-def gpu_timelines(links: Links) -> dict:
+def gpu_timelines(links: AttributedLinks) -> dict:
     """The split over all devices of the trace, for each device, and for each of its streams; idle time by cause."""
     gpu = links.gpu
     devices = [
@@ -131,19 +135,16 @@ def gpu_timelines(links: Links) -> dict:
     out = gpu_timeline(gpu) | {"devices": devices}
     if gpu.empty:
         return out | dict.fromkeys(("idle_by_cause", "launch_delay_us", "queue_depth"))
-    causes = idle_by_cause(links)
-    return out | {
-        "idle_by_cause": [
-            {
-                "cause": cause,
-                "ms": us / 1e3,
-                "share_of_total": us / 1e3 / out["total_ms"] if out["total_ms"] else 0.0,
-                "meaning": IDLE_CAUSES[cause],
-            }
-            for cause, us in sorted(causes.items(), key=lambda item: -item[1])
-        ],
-        **queue(links),
-    }
+    causes = [
+        {
+            "cause": cause,
+            "ms": us / 1e3,
+            "share_of_total": us / 1e3 / out["total_ms"] if out["total_ms"] else 0.0,
+            "meaning": IDLE_CAUSES[cause],
+        }
+        for cause, us in sorted(idle_by_cause(links).items(), key=lambda item: -item[1])
+    ]
+    return out | {"idle_by_cause": causes, **queue(links)}
 
 
 def gaps(
@@ -169,7 +170,7 @@ def gaps(
     return first, end, last.astype(np.int64), following.astype(np.int64)
 
 
-def idle_by_cause(links: Links, window: tuple[float, float] | None = None) -> dict[str, float]:
+def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = None) -> dict[str, float]:
     """Idle time of the GPU in us, by what it waited for; together all of it.
 
     A gap up to the end of the next event's launch call is the host's doing, what follows is latency.  Where the launch
@@ -191,28 +192,28 @@ def idle_by_cause(links: Links, window: tuple[float, float] | None = None) -> di
     starts, ends = start[by_host], host_until[by_host]
     data, waiting = (covered_until(ends, one) - covered_until(starts, one) for one in host_intervals(links))
     waiting = np.minimum(waiting, ends - starts - data)
-    causes["data"], causes["synchronisation"] = float(data.sum()), float(waiting.sum())
+    causes["data"], causes["synchronization"] = float(data.sum()), float(waiting.sum())
     causes["launch"] = float((ends - starts - data - waiting).sum())
-    causes["latency"] += float((end - host_until)[by_host].sum())
-    queued = known & ~by_host
-    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
-    after_communication = queued & (((last >= 0) & communication[last]) | communication[following])
-    after_copy = queued & ~after_communication & (((last >= 0) & memcpy[last]) | memcpy[following])
-    causes["communication"] = float((end - start)[after_communication].sum())
-    causes["copy"] = float((end - start)[after_copy].sum())
-    causes["latency"] += float((end - start)[queued & ~after_communication & ~after_copy].sum())
+    causes["latency"] = float((end - host_until)[by_host].sum())
+    unexplained = known & ~by_host  # the work was queued already
+    _, communication, memcpy = by_class(gpu)
+    for cause, events in (("communication", communication), ("copy", memcpy)):
+        which = unexplained & (((last >= 0) & events[last]) | events[following])
+        causes[cause] = float((end - start)[which].sum())
+        unexplained &= ~which
+    causes["latency"] += float((end - start)[unexplained].sum())
     return causes
 
 
-def host_intervals(links: Links) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """When the host fetched data, and when it waited for the GPU: sorted, disjoint (starts, ends) each."""
-    host, calls = links.host, links.calls
-    data = host[(host["phase"] == "data").to_numpy()] if len(host) else host
-    waiting = calls[calls["waits"].to_numpy(bool)] if len(calls) else calls
-    return tuple(union(table["start"].to_numpy(float), table["end"].to_numpy(float)) for table in (data, waiting))
+def host_intervals(links: AttributedLinks) -> list[Intervals]:
+    """When the host fetched data, and when it waited for the GPU: sorted, disjoint."""
+    data = links.host[(links.host["phase"] == "data").to_numpy()]
+    waiting = links.calls[links.calls["waits"].to_numpy(bool)]
+    return [union(table["start"].to_numpy(float), table["end"].to_numpy(float)) for table in (data, waiting)]
 
 
-def union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def union(start: np.ndarray, end: np.ndarray) -> Intervals:
+    """The same time as sorted, disjoint intervals."""
     if not len(start):
         return start, end
     order = np.argsort(start)
@@ -221,7 +222,7 @@ def union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return start[first], reached[np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)]
 
 
-def queue(links: Links) -> dict:
+def queue(links: AttributedLinks) -> dict:
     """Launch delay: from a kernel's launch call to its start.  Queue depth: kernels launched and not yet begun."""
     kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy() & (links.gpu["call"] >= 0).to_numpy()]
     if kernels.empty:
@@ -230,13 +231,10 @@ def queue(links: Links) -> dict:
     depth = np.arange(1, len(launched) + 1) - np.searchsorted(began, launched, side="right")
     delay = kernels["start"].to_numpy() - kernels["launched"].to_numpy()
 
-    def spread(values: np.ndarray) -> dict:
-        return {
-            "mean": float(values.mean()),
-            "p50": float(np.median(values)),
-            "p95": float(np.percentile(values, 95)),
-            "max": float(values.max()),
-            "min": float(values.min()),
-        }
-
     return {"launch_delay_us": spread(delay), "queue_depth": spread(np.maximum(0, depth))}
+
+
+def spread(values: np.ndarray) -> dict[str, float]:
+    middle, high = np.median(values), np.percentile(values, 95)
+    figures = {"mean": values.mean(), "p50": middle, "p95": high, "max": values.max(), "min": values.min()}
+    return {name: float(value) for name, value in figures.items()}

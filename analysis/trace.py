@@ -1,11 +1,11 @@
-"""What does a torch.profiler trace hold?  A Chrome trace as columns, from any build of torch, of any program."""
+"""What does a torch.profiler trace contain?  A Chrome trace as columns, from any build of torch, of any program."""
 
 from __future__ import annotations
 
 import gc
 import gzip
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,10 +36,10 @@ class Trace:
     launches: pd.DataFrame  # name, start, end, thread, external_id, correlation: runtime calls on the host
     gpu: pd.DataFrame  # name, kind, start, end, device, stream, external_id, correlation
     gpu_annotations: pd.DataFrame  # name, start, end: host ranges, as far as their GPU events reach
-    memory: pd.DataFrame  # start, bytes, total, on_gpu: one row an allocation or free, where they were recorded
+    memory: pd.DataFrame  # start, bytes, total, on_gpu: a row for each allocation or free that was recorded
     signatures: list[tuple]  # (shapes, types, values) of an operator's inputs, to which `signature` points
     n_events: int  # complete events that were read
-    n_malformed: int  # those left out: no name, or a duration that is none
+    n_malformed: int  # those left out: no name, or no valid duration
     n_python: int  # Python frames, which are counted only
     first_us: float  # what times count from, on the trace's own clock
 
@@ -81,24 +81,32 @@ class Trace:
         return (base / 1e3 if isinstance(base, (int, float)) else 0.0) + self.first_us
 
 
-def where_name(table: pd.DataFrame, test: Callable[[str], bool]) -> np.ndarray:
-    """Rows whose name passes the test, which is asked once for each different name."""
-    names = table["name"].cat
-    return np.fromiter(map(test, names.categories), bool, len(names.categories))[names.codes]
+def where_name(table: pd.DataFrame, test: Callable[[str], object]) -> np.ndarray:
+    """Rows for whose name the test gives something true; it is asked once for each different name."""
+    return by_name(table["name"], test).astype(bool)
+
+
+def by_name(names: pd.Series, function: Callable[[str], object]) -> np.ndarray:
+    """function(name) of each row, called once for each different name that occurs."""
+    codes = names.cat.codes.to_numpy()
+    values = np.full(len(names.cat.categories), None, dtype=object)
+    for code in np.unique(codes):
+        values[code] = function(names.cat.categories[code])
+    return values[codes]
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a .json or .json.gz file.  Raises UserError, naming the file, for anything that is none."""
+    """The trace in a .json or .json.gz file.  Raises UserError, naming the file, for any other file."""
     collecting = gc.isenabled()
-    gc.disable()  # hundreds of thousands of small objects are made, and none is garbage until the end
+    gc.disable()  # hundreds of thousands of small objects are made, and all of them are used until the end
     try:
-        return columns_of(path, parse(path))
+        return trace_of(path, parse(path))
     finally:
         if collecting:
             gc.enable()
 
 
-def columns_of(path: Path, document: dict) -> Trace:
+def trace_of(path: Path, document: dict) -> Trace:
     by_kind: dict[str, list[dict]] = {}
     memory: list[dict] = []
     for event in document.pop("traceEvents"):
@@ -111,52 +119,12 @@ def columns_of(path: Path, document: dict) -> Trace:
     by_kind["module"] = [event for event in python if str(event.get("name")).startswith(MODULE)]
     if not by_kind.get("cpu_op") and not any(by_kind.get(kind) for kind in GPU_KINDS):
         raise UserError(f"{path}: a trace without events of an operator or a GPU")
-    threads: dict[str, int] = {}
-    names: dict[str | None, int] = {}
-    sizes: list[tuple[int, int]] = []  # events read, and those of them that are well formed
-
-    def frame(kinds, numbers: dict[str, str], thread: bool = True, signature: bool = False) -> pd.DataFrame:
-        rows = [event for kind in kinds for event in by_kind.get(kind, ())]
-        start = numbers_in(rows, "ts", np.nan)
-        with np.errstate(over="ignore"):  # an end without end is malformed
-            end = start + numbers_in(rows, "dur", np.nan)
-        table = {"start": start, "end": end}
-        texts = [name if type(name) is str else None for name in (event.get("name") for event in rows)]
-        table["name"] = np.fromiter((names.setdefault(name, len(names)) for name in texts), np.int64, len(rows))
-        if thread:
-            keys = (f"{event.get('pid')} {event.get('tid')}" for event in rows)
-            table["thread"] = np.fromiter((threads.setdefault(key, len(threads)) for key in keys), np.int64, len(rows))
-        arguments = [a if type(a) is dict else {} for a in (event.get("args") for event in rows)]
-        for name, key in numbers.items():
-            table[name] = numbers_in(arguments, key, -1).astype(np.int64)
-        if signature:
-            table["signature"] = signature_codes(arguments, signatures)
-        table = pd.DataFrame(table)
-        keep = np.isfinite(end) & (end >= start) & (table["name"] != names.get(None, -1)).to_numpy()
-        sizes.append((len(rows), int(keep.sum())))
-        return table if keep.all() else table[keep].reset_index(drop=True)
-
-    signatures: dict[bytes, int] = {}
-    sequence = {"external_id": "External id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
-    device = {"device": "device", "stream": "stream", "external_id": "External id", "correlation": "correlation"}
-    call = {"external_id": "External id", "correlation": "correlation"}
-    gpu = []
-    for kind, name in GPU_KINDS.items():
-        gpu.append(frame([kind], device, thread=False))
-        gpu[-1].insert(1, "kind", name)
-    tables = {
-        "operators": frame(["cpu_op"], sequence, signature=True),
-        "annotations": frame(["user_annotation"], {}),
-        "modules": frame(["module"], {}),
-        "launches": frame(LAUNCH_KINDS, call),
-        "gpu": pd.concat([part for part in gpu if len(part)] or gpu[:1], ignore_index=True),
-        "gpu_annotations": frame(["gpu_user_annotation"], {}, thread=False),
-    }
-    n_events, n_well_formed = map(sum, zip(*sizes, strict=True))
-    if n_well_formed == 0:
-        raise UserError(f"{path}: not one of its {n_events} events has a name, a time and a duration")
+    builder = _TableBuilder()
+    tables = tables_by_kind(builder, by_kind)
+    if builder.n_well_formed == 0:
+        raise UserError(f"{path}: not one of its {builder.n_events} events has a name, a time and a duration")
     first = min(table["start"].min() for table in tables.values() if len(table))
-    categories = pd.Index(["\0" if name is None else name for name in names], dtype=object)
+    categories = pd.Index(["\0" if name is None else name for name in builder.names], dtype=object)
     for table in tables.values():
         table[["start", "end"]] -= first
         table["name"] = pd.Categorical.from_codes(table["name"], categories)
@@ -166,28 +134,88 @@ def columns_of(path: Path, document: dict) -> Trace:
         document,
         **tables,
         memory=memory_table(memory, first),
-        signatures=[orjson.loads(text) for text in signatures],
-        n_events=n_events,
-        n_malformed=n_events - n_well_formed,
+        signatures=[orjson.loads(text) for text in builder.signatures],
+        n_events=builder.n_events,
+        n_malformed=builder.n_events - builder.n_well_formed,
         n_python=len(python),
         first_us=first,
     )
 
 
+def tables_by_kind(builder: _TableBuilder, by_kind: dict[str, list[dict]]) -> dict[str, pd.DataFrame]:
+    """The tables of a Trace, names still as codes and times on the trace's clock."""
+    sequence = {"external_id": "External id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
+    device = {"device": "device", "stream": "stream", "external_id": "External id", "correlation": "correlation"}
+    call = {"external_id": "External id", "correlation": "correlation"}
+
+    def events(*kinds: str) -> list[dict]:
+        return [event for kind in kinds for event in by_kind.get(kind, ())]
+
+    gpu = []
+    for kind, name in GPU_KINDS.items():
+        gpu.append(builder.table(events(kind), device, thread=False))
+        gpu[-1].insert(1, "kind", name)
+    return {
+        "operators": builder.table(events("cpu_op"), sequence, signature=True),
+        "annotations": builder.table(events("user_annotation"), {}),
+        "modules": builder.table(events("module"), {}),
+        "launches": builder.table(events(*LAUNCH_KINDS), call),
+        "gpu": pd.concat([part for part in gpu if len(part)] or gpu[:1], ignore_index=True),
+        "gpu_annotations": builder.table(events("gpu_user_annotation"), {}, thread=False),
+    }
+
+
+class _TableBuilder:
+    """Makes tables of events that share one numbering of names, threads and signatures, and counts the events."""
+
+    def __init__(self):
+        self.names: dict[str | None, int] = {}
+        self.threads: dict[str, int] = {}
+        self.signatures: dict[bytes, int] = {}
+        self.n_events = self.n_well_formed = 0
+
+    def table(
+        self, events: list[dict], numbers: dict[str, str], thread: bool = True, signature: bool = False
+    ) -> pd.DataFrame:
+        """name, start, end and, as asked for, thread and signature; numbers are columns by their key in `args`."""
+        start = numbers_in(events, "ts", np.nan)
+        with np.errstate(over="ignore"):  # an end that overflows is malformed
+            end = start + numbers_in(events, "dur", np.nan)
+        texts = (name if type(name) is str else None for name in (event.get("name") for event in events))
+        columns = {"start": start, "end": end, "name": codes_of(texts, self.names, len(events))}
+        if thread:
+            keys = (f"{event.get('pid')} {event.get('tid')}" for event in events)
+            columns["thread"] = codes_of(keys, self.threads, len(events))
+        arguments = [a if type(a) is dict else {} for a in (event.get("args") for event in events)]
+        for name, key in numbers.items():
+            columns[name] = numbers_in(arguments, key, -1).astype(np.int64)
+        if signature:
+            columns["signature"] = self.signature_codes(arguments)
+        table = pd.DataFrame(columns)
+        keep = np.isfinite(end) & (end >= start) & (table["name"] != self.names.get(None, -1)).to_numpy()
+        self.n_events += len(events)
+        self.n_well_formed += int(keep.sum())
+        return table if keep.all() else table[keep].reset_index(drop=True)
+
+    def signature_codes(self, arguments: list[dict]) -> np.ndarray:
+        """A number for each different combination of input shapes, types and values; -1 where none were recorded."""
+        dumps, known = orjson.dumps, self.signatures
+        inputs = ((a.get("Input Dims"), a.get("Input type"), a.get("Concrete Inputs")) for a in arguments)
+        texts = (dumps(signature) if type(signature[0]) is list else None for signature in inputs)
+        codes = (-1 if text is None else known.setdefault(text, len(known)) for text in texts)
+        return np.fromiter(codes, np.int64, len(arguments))
+
+
+def codes_of(keys: Iterable, known: dict, n: int) -> np.ndarray:
+    """The number of each of n keys; known ones keep theirs."""
+    return np.fromiter((known.setdefault(key, len(known)) for key in keys), np.int64, n)
+
+
 def one_thread(tables: dict[str, pd.DataFrame]) -> None:
-    """Some builds book Python frames under a thread 0 that runs no operator: it is the thread of the steps."""
+    """Some builds record Python frames under a thread 0 that runs no operator: it is the thread of the steps."""
     modules, operators = tables["modules"], tables["operators"]
     if len(modules) and len(operators) and not modules["thread"].isin(operators["thread"]).any():
         modules["thread"] = operators["thread"].mode()[0]
-
-
-def signature_codes(arguments: list[dict], known: dict[bytes, int]) -> np.ndarray:
-    """A number for each different combination of input shapes, types and values; -1 where none were recorded."""
-    dumps = orjson.dumps
-    inputs = ((a.get("Input Dims"), a.get("Input type"), a.get("Concrete Inputs")) for a in arguments)
-    texts = (dumps(signature) if type(signature[0]) is list else None for signature in inputs)
-    codes = (-1 if text is None else known.setdefault(text, len(known)) for text in texts)
-    return np.fromiter(codes, np.int64, len(arguments))
 
 
 def memory_table(events: list[dict], first: float) -> pd.DataFrame:
@@ -210,22 +238,20 @@ def parse(path: Path) -> dict:
             data = gzip.decompress(data)
         document = orjson.loads(data)
     except OSError as error:
-        reason = error.strerror or "a damaged gzip file"
-        raise UserError(f"{path}: {reason}") from error
+        raise UserError(f"{path}: {error.strerror or 'a damaged gzip file'}") from error
     except (EOFError, zlib.error) as error:
         raise UserError(f"{path}: the gzip file is cut short or damaged") from error
     except orjson.JSONDecodeError as error:
-        reason = "empty" if not data.strip() else "cut short or no JSON"
-        raise UserError(f"{path}: {reason}") from error
+        raise UserError(f"{path}: {'cut short or not JSON' if data.strip() else 'empty'}") from error
     if isinstance(document, list):  # the other form that Chrome reads
         document = {"traceEvents": document}
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise UserError(f"{path}: JSON, but no trace: it has no list of traceEvents")
+        raise UserError(f"{path}: JSON, but not a trace: it has no list of traceEvents")
     return document
 
 
 def numbers_in(rows: list[dict], key: str, missing: float) -> np.ndarray:
-    """One value of each row, `missing` where it is no number; as floats, which hold whole numbers to 2^53 exactly."""
+    """One value of each row, `missing` where it is not a number; as floats, which hold integers to 2^53 exactly."""
     values = [row.get(key, missing) for row in rows]
     if set(map(type, values)) <= {int, float}:
         return np.array(values, dtype=np.float64)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.components import keeps_books, step_events
-from analysis.costs import PRODUCTS, cost
+from analysis.components import step_events, views_and_metadata
+from analysis.costs import MATMUL_CLASSES, cost
 from analysis.hardware import datasheet
-from analysis.links import Links
-from analysis.timeline import by_priority, idle_by_cause, is_communication
+from analysis.links import AttributedLinks, Links
+from analysis.timeline import by_class, by_priority, idle_by_cause
 
 BOUND_FROM = 0.40  # share of the step that makes a bound
 LEAD = 0.10  # by which it must be ahead of the next
 DEFAULT_RIDGE = 10.0  # FLOPs/byte, where the device is in no datasheet
 BOUNDS = {
-    "compute-bound": "products at or above the ridge",
+    "compute-bound": "matmuls at or above the ridge",
     "memory-bound": "other work on tensors",
-    "launch-bound": "the host's launching, waiting and bookkeeping",
+    "launch-bound": "launching, waiting and overhead on the host",
     "data-bound": "waiting for data",
     "communication-bound": "communication that nothing hides",
-    "other": "not told apart",
+    "other": "unclassified",
 }
 
 
 def ridge_point(links: Links) -> tuple[float, str]:
-    """FLOPs per byte from which a product is limited by arithmetic: of the traced device, in the precision it used."""
+    """FLOPs per byte from which on arithmetic limits a matmul: of the traced device, in the precision it used."""
     device = links.trace.device
     found = datasheet(device) if device["name"] else None
     if found is None:
@@ -38,11 +38,11 @@ def ridge_point(links: Links) -> tuple[float, str]:
     return ridge, f"{ridge:.1f} FLOPs/byte, {found[0].name} in {precision}"
 
 
-def computes(links: Links, ridge: float) -> np.ndarray:
-    """Which operators are products that arithmetic bounds: by FLOPs per byte where shapes tell, else by their kind."""
+def compute_limited(links: AttributedLinks, ridge: float) -> np.ndarray:
+    """Which operators are matmuls that arithmetic limits: by FLOPs per byte where shapes tell, else by their class."""
     operators, trace = links.trace.operators, links.trace
     kinds = links.host["category"].to_numpy(object)[: len(operators)]
-    out = np.isin(kinds.astype(str), PRODUCTS)
+    out = np.isin(kinds.astype(str), MATMUL_CLASSES)
     names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
     signatures = operators["signature"].to_numpy()
     pairs, which = np.unique(np.stack([codes, signatures], axis=1)[out], axis=0, return_inverse=True)
@@ -56,40 +56,39 @@ def computes(links: Links, ridge: float) -> np.ndarray:
     return out
 
 
-def time_split(links: Links) -> dict[str, float]:
+def time_split(links: AttributedLinks) -> dict[str, float]:
     """The time of the steps by what limits it, in us; together all of it."""
-    ridge, _ = ridge_point(links)
-    return gpu_split(links, computes(links, ridge)) if len(links.gpu) else host_split(links, computes(links, ridge))
+    computing = compute_limited(links, ridge_point(links)[0])
+    return gpu_split(links, computing) if links.on_gpu else host_split(links, computing)
 
 
-def gpu_split(links: Links, computing: np.ndarray) -> dict[str, float]:
+def gpu_split(links: AttributedLinks, computing: np.ndarray) -> dict[str, float]:
     gpu, window = links.gpu, links.window
     start, end = (np.clip(gpu[name].to_numpy(), *window) for name in ("start", "end"))
-    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
+    computation, communication, memcpy = by_class(gpu)
     operator = gpu["operator"].to_numpy()
-    by_kind = np.isin(gpu["category"].to_numpy(object).astype(str), PRODUCTS)
-    compute = np.where(operator >= 0, np.append(computing, False)[operator], by_kind)
-    # The operator of a convolution or product may launch copies and transposes too; by_kind takes those with it.
-    compute = compute & ~communication & ~memcpy
-    other = ~compute & ~communication & ~memcpy
-    parts = by_priority([(start[which], end[which]) for which in (compute, other, communication, memcpy)])
+    by_kind = np.isin(gpu["category"].to_numpy(object).astype(str), MATMUL_CLASSES)
+    # The operator of a convolution or matmul may launch copies and transposes too; by_kind counts those with it.
+    compute = computation & np.where(operator >= 0, np.append(computing, False)[operator], by_kind)
+    sets = (compute, computation & ~compute, communication, memcpy)
+    parts = by_priority([(start[which], end[which]) for which in sets])
     idle = idle_by_cause(links, window)
     return {
         "compute-bound": parts[0],
         "memory-bound": parts[1] + parts[3] + idle["copy"],
-        "launch-bound": idle["launch"] + idle["latency"] + idle["synchronisation"],
+        "launch-bound": idle["launch"] + idle["latency"] + idle["synchronization"],
         "data-bound": idle["data"],
         "communication-bound": parts[2] + idle["communication"],
         "other": idle["unknown"],
     }
 
 
-def host_split(links: Links, computing: np.ndarray) -> dict[str, float]:
+def host_split(links: AttributedLinks, computing: np.ndarray) -> dict[str, float]:
     events, total = step_events(links)
-    operator, books = events["operator"].to_numpy(), keeps_books(links)  # -1 picks what is at the end
+    operator, moves_nothing = events["operator"].to_numpy(), views_and_metadata(links)  # -1 picks what is at the end
     us, phase, category = (events[name].to_numpy() for name in ("us", "phase", "category"))
     data, communicates = phase == "data", category == "communication"
-    work = ~books[operator] & ~data & ~communicates
+    work = ~moves_nothing[operator] & ~data & ~communicates
     compute = np.append(computing, False)[operator]
     split = {
         "compute-bound": us[work & compute].sum(),
@@ -101,7 +100,7 @@ def host_split(links: Links, computing: np.ndarray) -> dict[str, float]:
     return {name: float(split.get(name, 0.0)) for name in BOUNDS}
 
 
-def verdict(links: Links, trust: dict) -> dict:
+def verdict(links: AttributedLinks, trust: dict) -> dict:
     """The largest part of the step names the bound if it is large enough and far enough ahead; else undecided."""
     split = time_split(links)
     total = sum(split.values())
@@ -114,11 +113,11 @@ def verdict(links: Links, trust: dict) -> dict:
     numbers = ", ".join(f"{name.removesuffix('-bound')} {shares[name]:.1%}" for name in ranked)
     if shares["other"] >= 0.001:
         numbers += f", unknown {shares['other']:.1%}"
-    rule = f"a bound takes {BOUND_FROM:.0%} of the step and {LEAD:.0%} more than the next"
+    rule = f"a bound takes {BOUND_FROM:.0%} of the step, {100 * LEAD:.0f} percentage points more than the next"
     if trust["trustworthy"]:
         line = f"{found}: {numbers} ({rule})"
     else:
-        line = f"untrustworthy: {'; '.join(trust['problems'])}; what is left would say {found}: {numbers} ({rule})"
+        line = f"untrustworthy: {'; '.join(trust['problems'])}; the rest would be {found}: {numbers} ({rule})"
     if "verdict" in trust["unreliable"]:
         line += f"; unreliable: {trust['unreliable']['verdict']}"
     return {

@@ -1,0 +1,43 @@
+"""Which row of the datasheets is this device, and how much of it is there?"""
+
+from __future__ import annotations
+
+from analysis.hardware.datasheets import DATASHEETS, Datasheet
+
+
+def datasheet(device: dict) -> tuple[Datasheet, float] | None:
+    """The row of a device (`environment.device` of a run) and the fraction of it that is there, or None."""
+    return _by_name(device) or _by_architecture(device)
+
+
+def _by_name(device: dict) -> tuple[Datasheet, float] | None:
+    """The row with the device's name, with or without AMD before it and a virtual function (VF, HF) after it.
+
+    A part of a device, such as a MIG slice, counts for its share of compute units; one of unknown size for nothing.
+    """
+    name, units = device.get("name", "").removeprefix("AMD "), device.get("compute_units")
+    for row in DATASHEETS:
+        known = row.name.removeprefix("AMD ")
+        suffix = name.removeprefix(known).strip()
+        is_slice = suffix.startswith("MIG ")
+        if not name.startswith(known) or not (suffix in ("", "VF", "HF") or is_slice):
+            continue
+        if is_slice and not units:
+            return None
+        is_part = units and row.compute_units and (is_slice or units < row.compute_units)
+        return row, units / row.compute_units if is_part else 1.0
+    return None
+
+
+def _by_architecture(device: dict) -> tuple[Datasheet, float] | None:
+    """The row of an AMD part whose name stands for several parts or for none: by architecture, compute units and
+    memory, if one row alone has them."""
+    name, arch, units = device.get("name", ""), device.get("arch", "").split(":")[0], device.get("compute_units")
+    if not arch.startswith("gfx"):
+        return None
+    rows = [row for row in DATASHEETS if row.arch == arch and row.compute_units and row.compute_units == units]
+    if memory := device.get("memory_bytes"):  # as sold it is 10^9 or 2^30 bytes, and firmware keeps some of it
+        rows = [row for row in rows if 0.9 < memory / (1e9 * row.memory) < 1.1]
+    rows = [row for row in rows if row.name.split()[-1] in name] or rows
+    rates = {(row.fp32, row.tf32, row.bf16, row.fp16, row.bandwidth) for row in rows}
+    return (rows[0], 1.0) if len(rates) == 1 else None

@@ -1,0 +1,109 @@
+"""What matmuls and copies reach on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from analysis.wording import count_of
+from harness.console import progress_bar
+from harness.devices import PRECISIONS
+from harness.errors import out_of_memory
+
+SQUARES = {"cpu": (256, 512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192, 16384)}  # a cache may favor a small one
+LAYOUTS = ("x w'", "g w", "g' x")  # of a layer y = x w': forward, the gradient of x, the gradient of w
+COPIED_BYTES = {"cpu": 2**28, "cuda": 2**29}  # far more than any cache holds
+ROUNDS = 8  # over all shapes, so that a slow moment does not spoil all of one
+SECONDS = 0.1  # that a shape is repeated for in each round, five times at least; a copy ten times as long
+
+
+class Measurement(NamedTuple):
+    rate: float  # FLOPs or bytes per second
+    source: str  # how it was measured
+
+
+def durations(device_type: str, work: Callable[[], object], seconds: float) -> list[float]:
+    """Seconds that work() takes, repeated until so much time has passed; five times at least, after one warm-up.
+
+    On a GPU by events, so that launching is no part of it.
+    """
+    work()
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < deadline:
+        if device_type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        else:
+            start = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - start)
+    return times
+
+
+@contextlib.contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """float32 matmuls in tf32 or not, as asked for, and as it was before afterwards."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def measured_flops(device_type: str, precision: str) -> Measurement | None:
+    """The best of many square matmuls, of a few sizes, in the three layouts of a layer's forward and backward pass;
+    None where memory does not suffice for any.  Sizes that take too long in a layout or do not fit are left out."""
+    times: dict[tuple[str, int], list[float]] = {}
+    passes = [layout for _ in range(ROUNDS) for layout in LAYOUTS]
+    with matmul_precision(precision), torch.no_grad():
+        for layout in progress_bar(f"Measuring matmuls in {precision}", passes):
+            for n in SQUARES[device_type]:
+                smaller = times.get((layout, n // 2))
+                if smaller and 8 * 6 * min(smaller) > 3 * SECONDS:
+                    break  # some types are slow on some CPUs
+                with skip_if_out_of_memory():
+                    a, b = (torch.randn(n, n, device=device_type).to(PRECISIONS[precision]) for _ in range(2))
+                    left, right = (a.t() if layout == "g' x" else a), (b.t() if layout == "x w'" else b)
+                    multiply = functools.partial(torch.mm, left, right, out=torch.empty_like(a))
+                    times.setdefault((layout, n), []).extend(durations(device_type, multiply, SECONDS))
+    if not times:
+        return None
+    layout, n = min(times, key=lambda key: min(times[key]) / key[1] ** 3)
+    sizes = [size for _, size in times]
+    threads = f", {count_of(torch.get_num_threads(), 'thread')}" if device_type == "cpu" else ""
+    how = f"best of {len(times[layout, n])} matmuls {layout} of {n} x {n} in {precision}{threads}, "
+    how += f"among {len(times)} shapes from {min(sizes)} to {max(sizes)}"
+    return Measurement(2 * n**3 / min(times[layout, n]), how)
+
+
+def measured_bandwidth(device_type: str) -> Measurement | None:
+    """The best of many copies much larger than a cache, each byte read once and written once; None where memory does
+    not suffice."""
+    with skip_if_out_of_memory():
+        source = torch.ones(COPIED_BYTES[device_type] // 4, device=device_type)
+        target = torch.empty_like(source)
+        times = durations(device_type, lambda: target.copy_(source), 10 * SECONDS)
+        how = f"best of {len(times)} copies of {source.nbytes // 2**20} MB"
+        return Measurement(2 * source.nbytes / min(times), how)
+    return None
+
+
+@contextlib.contextmanager
+def skip_if_out_of_memory() -> Iterator[None]:
+    """Leave out what does not fit into memory: a GPU and a CPU report that in different ways."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise

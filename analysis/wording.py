@@ -1,0 +1,17 @@
+"""Small parts of printed text that several modules share."""
+
+from __future__ import annotations
+
+
+def count_of(n: int, noun: str) -> str:
+    """'1 step', '3 steps'"""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def shortened(name: str, length: int = 44) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+def printable(line: str) -> str:
+    """Without line breaks and codes that a terminal would obey: names in a trace come from elsewhere."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
