@@ -3,33 +3,36 @@
 
 python3 run_memory_study.py [--batch-sizes 4 8 16] [--seq-lens 64 128 256 512] [--output-dir DIR]
                             [flags of tiny_llama_v1.py]
+python3 run_memory_study.py --resume DIR
 """
 
-import sys
-from pathlib import Path
+from harness.startup import run_command
 
-import tiny_llama_v1
+CHOSEN_BY_SWEEP = ("batch_size", "seq_len", "validate_setup")
+NOT_WITH_COUNTING = ("compile", "system_profiler")
 
 
 def main() -> None:
-    parser = tiny_llama_v1.build_parser()
-    parser.prog, parser.description = "run_memory_study.py", __doc__.splitlines()[0]
-    group = parser.add_argument_group("study")
-    count = tiny_llama_v1.number_of(int, 1)
-    group.add_argument("--batch-sizes", type=count, nargs="+", default=[4, 8, 16], metavar="N", help="(4 8 16)")
-    group.add_argument("--seq-lens", type=count, nargs="+", default=[64, 128, 256, 512], metavar="N", help="(as above)")
-    args = parser.parse_args()
-    for name in ("batch_size", "seq_len", "validate_setup"):
-        if getattr(args, name):
-            parser.error(f"argument --{name.replace('_', '-')}: the study chooses it; see --batch-sizes and --seq-lens")
-    for name in ("compile", "system_profiler"):
-        if getattr(args, name):
-            parser.error(f"argument --{name.replace('_', '-')}: does not go with counting tensors, as the study does")
-    tiny_llama_v1.require("the study", ["analysis", "studies", "matplotlib", "tensorboard"])
     from studies.memory import study
+    from studies.sweep import COUNT, RESUME, parse_sweep
+    from tiny_llama_v1 import build_parser
 
-    study(args, Path(args.output_dir or "./memory_study"))
+    parser = build_parser("run_memory_study.py", __doc__.splitlines()[0])
+    group = parser.add_argument_group("sweep")
+    text = "samples per step (4 8 16)"
+    group.add_argument("--batch-sizes", type=COUNT, nargs="+", default=[4, 8, 16], metavar="N", help=text)
+    text = "tokens per sample (64 128 256 512)"
+    group.add_argument("--seq-lens", type=COUNT, nargs="+", default=[64, 128, 256, 512], metavar="N", help=text)
+    group.add_argument("--resume", metavar="FOLDER", help=RESUME)
+    args = parse_sweep(parser)
+    for name in (*CHOSEN_BY_SWEEP, *NOT_WITH_COUNTING):
+        if getattr(args, name):
+            why = "set for each row; use --batch-sizes and --seq-lens"
+            if name in NOT_WITH_COUNTING:
+                why = "cannot be combined with the memory study, which counts tensors operator by operator"
+            parser.error(f"argument --{name.replace('_', '-')}: {why}")
+    study(args)
 
 
 if __name__ == "__main__":
-    sys.exit(tiny_llama_v1.exit_code_of(main))
+    run_command(main)

@@ -1,36 +1,33 @@
 #!/usr/bin/env python3
-"""The same step timed wrongly in five ways, each against the right way, with what it does to the conclusion.
+"""The same step timed wrongly in five ways, each compared with the right way, and what it does to the conclusion.
 
-python3 run_timing_study.py [--change=--activation-checkpointing] [--size NAME] [--rounds N] [--steps N]
-                            [--output-dir DIR]
+python3 run_timing_study.py [--change=--activation-checkpointing] [--size NAME] [--repetitions N]
+                            [--wrong-way-repetitions N] [--output-dir DIR]
 """
 
-import sys
-
-import tiny_llama_v1
+from harness.startup import run_command
 
 
 def main() -> None:
-    tiny_llama_v1.require("the study", ["analysis", "studies"])
-    from studies.sweep import add_arguments, parsed, sweep_parser
+    from harness.command_line import number_of
+    from studies.sweep import COUNT, ByDevice, parse_sweep, sweep_parser
     from studies.timing import study
+    from tiny_llama_v1 import SIZES
 
-    sizes = [*tiny_llama_v1.SIZES]
-    count = tiny_llama_v1.number_of(int, 1)
-    parser = sweep_parser("timing_study", __doc__)
+    parser = sweep_parser("timing_study", __doc__, predicts=False)
     add = parser.add_argument
     text = "flags of tiny_llama_v1.py that the changed step has beside those of the baseline (%(default)s)"
     add("--change", metavar="FLAGS", default="--activation-checkpointing", help=text)
-    add("--size", metavar="NAME", choices=sizes, help=f"{', '.join(sizes)} (tiny)")
-    add("--seq-len", type=count, metavar="N", help="tokens per sample (that of the size)")
-    add("--batch-size", type=count, metavar="N", help="samples (that of the size)")
-    add("--rounds", type=count, metavar="N", help="of the right way: a step of each, in turn (50; on a CPU 10)")
-    text = "of each wrong way but `one run` (5)"
-    add("--steps", type=tiny_llama_v1.number_of(int, 2), metavar="N", default=5, help=text)
-    add("--warmup-steps", type=count, metavar="N", default=2, help="steps of each before them (2)")
-    add_arguments(parser, "timing_study", predicts=False)
-    study(parsed(parser))
+    add("--size", metavar="NAME", choices=[*SIZES], help=f"{', '.join(SIZES)} (tiny)")
+    add("--seq-len", type=COUNT, metavar="N", help="tokens per sample (that of the size)")
+    add("--batch-size", type=COUNT, metavar="N", help="samples (that of the size)")
+    text = "of the right way: a step of each, interleaved (%(default)s)"
+    add("--repetitions", type=COUNT, metavar="N", default=ByDevice(50, 10), help=text)
+    text = "of each wrong way but `one run` (%(default)s)"
+    add("--wrong-way-repetitions", type=number_of(int, 2), metavar="N", default=5, help=text)
+    add("--warmup-steps", type=COUNT, metavar="N", default=2, help="steps of each before them (%(default)s)")
+    study(parse_sweep(parser))
 
 
 if __name__ == "__main__":
-    sys.exit(tiny_llama_v1.exit_code_of(main))
+    run_command(main)

@@ -1,4 +1,4 @@
-"""What every sweep does: rows one after another, each in a process of its own, kept as they come, resumed, shown."""
+"""What every sweep does: measure rows one by one, each in a process of its own, save them as they come, report them."""
 
 from __future__ import annotations
 
@@ -12,244 +12,203 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from harness.command_line import OneLineParser, memory_size, require
-from harness.console import say
-from harness.devices import memory_of_a_rank
+from analysis.fake_run import FakeRunError
+from analysis.prediction import peak_bytes
+from harness.command_line import OneLineParser, memory_size, number_of, require
+from harness.console import progress_bar, say
+from harness.devices import choose_device, memory_of_a_rank
 from harness.documents import read_document
 from harness.environment import describe_environment
 from harness.errors import UserError, explain_error, out_of_memory
-from harness.files import explain_nulls_recursively, png, prepare_folder, write_bytes, write_json
-from harness.units import MB
+from harness.files import (
+    explain_nulls,
+    explain_nulls_recursively,
+    prepare_folder,
+    write_bytes,
+    write_figure,
+    write_json,
+)
+from harness.tables import Column, Section, column
+from harness.timing import summary_stats
+from harness.units import megabytes
+from harness.workload import Workload
+from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve
 
-DONE = ("ok", "oom", "skipped")  # a resumed sweep leaves these rows as they are; what failed is tried again
+FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
+NOT_SETTINGS = ("device", "output_dir", "resume", "notes")  # flags that change no row
 
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table: the row's value as text, - where it has none."""
-
-    title: str
-    value: Callable[[dict], object]
-    form: str = ""
-    left: bool = False
-
-    def text(self, row: dict) -> str:
-        value = self.value(row)
-        return "-" if value is None else format(value, self.form)
-
-
-def named(title: str, key: str, form: str = "", scale: float = 1.0, left: bool = False) -> Column:
-    """A column of what the row has under a name, divided by the scale if it is a number."""
-
-    def value(row: dict):
-        found = row.get(key)
-        return found / scale if scale != 1.0 and found is not None else found
-
-    return Column(title, value, form, left)
-
-
-def aligned(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
-    """A table for a terminal."""
-    cells = [[column.title for column in columns], *([column.text(row) for column in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column.left else cell.rjust(width)
-            for cell, width, column in zip(line, widths, columns, strict=True)
-        ).rstrip()
-        for line in cells
-    ]
-
-
-def markdown(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
-    """The same table in markdown."""
-    lines = [[column.title for column in columns], [":--" if column.left else "--:" for column in columns]]
-    lines += [[column.text(row).replace("|", "\\|") for column in columns] for row in rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def outcome_column(title: str = "status") -> Column:
-    """The last column: the status, and why where it is not ok."""
-
-    def text(row: dict) -> str:
-        status = {"oom": "OOM"}.get(row["status"], row["status"])
-        return f"{status}: {row['reason']}" if row["reason"] else status
-
-    return Column(title, text, left=True)
-
-
-@dataclass
-class Section:
-    """A part of a report: a title, a table or lines of text, or both."""
-
-    title: str
-    columns: Sequence[Column] = ()
-    rows: list[dict] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-
-    def terminal(self) -> list[str]:
-        return ["", self.title, *(aligned(self.columns, self.rows) if self.rows else []), *self.text]
-
-    def markdown(self) -> list[str]:
-        table = ["", *markdown(self.columns, self.rows)] if self.rows else []
-        return ["", f"## {self.title}", *table, *([""] if self.text else []), *(f"{line}  " for line in self.text)]
+# ---- The sweep -----------------------------------------------------------------------------------------------------
 
 
 class Sweep:
-    """A folder with rows in it: <name>.json, written anew after each row, with config.json beside it.
+    """A folder with the rows of a sweep: <name>.json, written anew after each row, and config.json.
 
-    `key` are the columns that say which row it is, `figures` those that were measured: with them in the document any
-    two sweeps of a kind can be compared.  `args` are those of add_arguments(); `settings` decide what the rows hold.
+    The document names the columns that identify a row (`key`) and those that were measured (`figures`), so that any two
+    sweeps of a kind can be compared.
     """
 
-    def __init__(self, name: str, args, settings: dict, device: torch.device, key: Sequence[str], figures: dict):
-        self.name, self.folder = name, Path(args.resume or args.output_dir or f"./{name}")
-        self.resumes, self.force, self.dry_run = args.resume is not None, args.force, args.dry_run
-        switches = {name: getattr(args, name) for name in ("dry_run", "force", "device_memory")}
-        self.config, self.environment = {"arguments": settings | switches}, describe_environment(device)
-        self.key, self.figures = tuple(key), figures
-        whole, taken = (args.device_memory, 0) if args.device_memory else memory_of_a_rank(device)
-        self.room = whole - taken  # bytes
+    def __init__(self, name: str, args, device: torch.device, key: Sequence[str], figures: dict):
+        """args: of parse_sweep(); they decide what the rows hold, but for a few.  figures: each measured column, with
+        the column of its standard deviation, or None."""
+        self.name, self.key, self.figures = name, tuple(key), figures
+        self.folder = Path(args.resume or args.output_dir or f"./{name}")
+        self.resumes, self.dry_run, self.force = args.resume is not None, args.dry_run, args.force
+        self.settings = {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
+        self.environment = describe_environment(device)
+        self.predicts_gpu = device.type == "cuda" or bool(args.device_memory)
+        total_bytes, used_bytes = (args.device_memory, 0) if args.device_memory else memory_of_a_rank(device)
+        self.available_bytes = total_bytes - used_bytes
         self.rows: list[dict] = []
-        self.notes: list[str] = []  # what the reader of the tables should know, such as what was left out
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-        say(text)
-
-    @property
-    def file(self) -> Path:
-        return self.folder / f"{self.name}.json"
-
-    def open(self) -> None:
-        """Make the folder ready, or take up the rows that it holds.  Raises UserError if they are of other settings."""
-        if not self.resumes:
-            prepare_folder(self.folder)
-            write_json(self.folder / "config.json", self.config | {"environment": self.environment})
-            self.write()
-            return
-        earlier, document = read_document(self.folder / "config.json"), read_document(self.file)
-        if earlier is None or document is None:
-            raise UserError(f"--resume {self.folder}: holds no {self.name}.json with its config.json", exit_code=2)
-        wanted = json.loads(json.dumps(self.config))
-        for part in wanted:
-            mine, theirs = wanted[part], earlier.get(part, {})
-            for name in sorted({*mine, *theirs}):
-                if mine.get(name) != theirs.get(name):
-                    raise UserError(
-                        f"--resume {self.folder}: was begun with {name} {theirs.get(name)}, not {mine.get(name)}; give "
-                        "the flags it was begun with",
-                        exit_code=2,
-                    )
-        if (earlier["environment"]["device"], earlier["environment"]["packages"]) != (
-            self.environment["device"],
-            self.environment["packages"],
-        ):
-            raise UserError(f"--resume {self.folder}: was begun on another device or with other versions", exit_code=2)
-        self.rows = [row for row in document["rows"] if row["status"] in DONE]
-        say(f"Resumed: {len(self.rows)} rows are done")
+        self.notes: list[str] = args.notes  # what a reader of the tables should know, such as what was left out
 
     def identity(self, row: dict) -> tuple:
         return tuple(row[name] for name in self.key)
 
-    def outcome(self, peak: int | None, work: Callable, *arguments) -> tuple[dict, object]:
-        """Status and reason of a row, and what work(*arguments) in a process of its own answered, if it did.
+    def open(self) -> None:
+        """Make the folder ready, or load the rows of the sweep to resume.  Raises UserError if its settings differ."""
+        if self.resumes:
+            self._load_rows()
+        else:
+            prepare_folder(self.folder)
+            write_json(self.folder / "config.json", {"settings": self.settings, "environment": self.environment})
+            self.write()
+        say(*self.notes)
 
-        What would not fit, peak being the bytes that it is predicted to need, is not run; a dry run runs nothing.
-        """
-        if peak is not None and peak > self.room and not self.force:
-            why = f"would not fit: {megabytes(peak)} predicted, {megabytes(self.room)} there; --force runs it"
-            return {"status": "skipped", "reason": why}, None
-        if self.dry_run:
-            return {"status": "skipped", "reason": "predicted alone, --dry-run"}, None
-        status, answer = in_fresh_process(work, *arguments)
-        if status == "ok":
-            return {"status": status, "reason": ""}, answer
-        need = f"; {megabytes(peak)} predicted" if status == "oom" and peak is not None else ""
-        return {"status": status, "reason": f"{answer}{need}"}, None
+    def _load_rows(self) -> None:
+        flag, file = f"--resume {self.folder}", f"{self.name}.json"
+        config, document = (read_document(self.folder / name) for name in ("config.json", file))
+        if config is None or document is None:
+            raise UserError(f"{flag}: the folder has no {file} with its config.json", exit_code=2)
+        now, before = json.loads(json.dumps(self.settings)), config.get("settings", {})
+        for name in sorted({*now, *before}):
+            if now.get(name) != before.get(name):
+                change = f"started with {name} {before.get(name)}, not {now.get(name)}"
+                raise UserError(f"{flag}: {change}; resume with the same flags", exit_code=2)
+        for part in ("device", "packages"):
+            if config["environment"][part] != self.environment[part]:
+                raise UserError(f"{flag}: started on another device or with other package versions", exit_code=2)
+        self.rows = [row for row in document["rows"] if row["status"] in FINISHED_STATUSES]
+        say(f"Resumed: {len(self.rows)} rows are done")
 
     def run(
         self,
         specs: list[dict],
         measure: Callable[[dict], list[dict]],
-        shown: Callable[[dict], str],
+        label: Callable[[dict], str],
+        result: Callable[[dict], str],
         table: Callable[[list[dict]], Section],
     ) -> None:
-        """measure(spec) gives the rows of a spec, which name it; what is done already is passed over.
+        """Measure the specs whose rows are not done yet.
 
-        shown(row) is its line of progress; the table is printed at once if the sweep is cut short.
+        spec["rows"] are the key columns of each of its rows, and measure(spec) the rows.  label(row) names a row, and
+        result(row) sums it up, for a line of output.  If the sweep is cut short, the table is printed at once.
         """
         try:
-            self._run(specs, measure, shown)
+            self._run(specs, measure, label, result)
         except BaseException:
             if self.rows:
-                say(*table(self.rows).terminal())
+                say(*table(self.rows).as_text())
             raise
 
-    def _run(self, specs: list[dict], measure: Callable, shown: Callable) -> None:
+    def _run(self, specs: list[dict], measure: Callable, label: Callable, result: Callable) -> None:
         done = {self.identity(row) for row in self.rows}
         todo = [spec for spec in specs if not all(self.identity(row) in done for row in spec["rows"])]
         started, slow = time.monotonic(), 0
-        for i, spec in enumerate(todo, 1):
-            rows = measure(spec)
-            slow += any(row["status"] in ("ok", "oom", "failed") for row in rows)
-            for row in rows:
-                self.rows.append(explain_nulls_recursively(row, reasons_of(row, self.figures)))
-            self.write()
-            left = (time.monotonic() - started) / max(slow, 1) * (len(todo) - i)
-            about = f", {left / 60:.0f} min left if the others take as long" if left > 90 else ""
-            say(*(f"[{i}/{len(todo)}] {shown(row)}{about}" for row in rows[-1:]))
+        with progress_bar(self.name.replace("_", " "), total=len(todo)) as self.bar:
+            for i, spec in enumerate(todo, 1):
+                self.bar.set_postfix_str(label(spec["rows"][0]))
+                rows = measure(spec)
+                slow += any(row["status"] != "skipped" for row in rows)
+                self.rows += [explain_nulls_recursively(row, self.reasons_of(row)) for row in rows]
+                self.write()
+                self.bar.update()
+                left_s = (time.monotonic() - started) / max(slow, 1) * (len(todo) - i)
+                about = f", {left_s / 60:.0f} min left if the others take as long" if left_s > 90 else ""
+                row = rows[-1]
+                found = result(row) if row["status"] == "ok" else f"{row['status']}, {row['reason']}"
+                with self.bar.external_write_mode():
+                    say(f"[{i}/{len(todo)}] {label(row)}: {found}{about}")
 
-    def document(self) -> dict:
-        order = {"key": list(self.key), "figures": self.figures}
-        about = {"environment": self.environment, "study": self.name, "notes": self.notes}
-        return self.config | about | order | {"rows": self.rows}
+    def reasons_of(self, row: dict) -> dict[str, str]:
+        """Why each null of a row is null, where the row itself does not tell."""
+        why = "not part of this row" if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
+        return dict.fromkeys((*self.figures, *row), why)
+
+    def measure_row(self, peak: int | None, work: Callable, *arguments) -> tuple[dict, object]:
+        """Status and reason of a row, and what work(*arguments) returned in a process of its own: None if it did not.
+
+        A row whose predicted peak, in bytes, does not fit is not run; a dry run runs none.
+        """
+        if peak is not None and peak > self.available_bytes and not self.force:
+            need = f"{megabytes(peak)} predicted, {megabytes(self.available_bytes)} available"
+            return {"status": "skipped", "reason": f"would not fit: {need}; --force runs it"}, None
+        if self.dry_run:
+            return {"status": "skipped", "reason": "--dry-run predicts only"}, None
+        status, answer = in_fresh_process(work, *arguments, while_waiting=self.bar.refresh)
+        if status == "ok":
+            return {"status": status, "reason": ""}, answer
+        need = f"; {megabytes(peak)} predicted" if status == "oom" and peak is not None else ""
+        return {"status": status, "reason": f"{answer}{need}"}, None
 
     def write(self, **more) -> None:
-        write_json(self.file, self.document() | more)
+        document = {
+            "settings": self.settings,
+            "environment": self.environment,
+            "sweep": self.name,
+            "notes": self.notes,
+            "key": list(self.key),
+            "figures": self.figures,
+            "rows": self.rows,
+        }
+        write_json(self.folder / f"{self.name}.json", document | more)
 
-    def close(self, sections: list[Section], figure, more: dict) -> None:
-        """Tables on the terminal and in markdown, the figure, TensorBoard; raises UserError if a row failed."""
-        self.write(device_memory_bytes=self.room, **more)
-        title = self.name.replace("_", " ").capitalize()
-        environment = self.environment
-        about = [
-            f"Device: {environment['device']['name']}; PyTorch {environment['packages']['torch']}; "
-            f"{environment['cpu']['torch_threads']} threads; {environment['timestamp']}",
-            f"Command: {environment['command_line']}",
-            *self.notes,
-        ]
+    def close(self, sections: list[Section], figure, **more) -> None:
+        """Tables on the terminal and in markdown, figure, TensorBoard; `more` goes into the JSON document.
+
+        Raises UserError if a row failed.
+        """
+        self.write(device_memory_bytes=self.available_bytes, **more)
         for section in sections:
-            say(*section.terminal())
-        lines = [f"# {title}", "", *(f"{line}  " for line in about)]
+            say(*section.as_text())
+        text = self.markdown(sections, figure)
+        write_bytes(self.folder / f"{self.name}.md", ("\n".join(text) + "\n").encode())
         if figure is not None:
-            lines += ["", f"![{title}]({self.name}.png)"]
-        lines += [line for section in sections for line in section.markdown()]
-        write_bytes(self.folder / f"{self.name}.md", ("\n".join(lines) + "\n").encode())
-        files = [f"{self.name}.json", f"{self.name}.md"]
-        if figure is not None:
-            write_bytes(self.folder / f"{self.name}.png", png(figure))
-            files.append(f"{self.name}.png")
-        self.write_events(lines, figure)
-        say("", "Files:", *(f"  {self.folder / name}" for name in files))
+            write_figure(self.folder / f"{self.name}.png", figure)
+        self.write_events(text, figure)
+        kinds = ("json", "md") if figure is None else ("json", "md", "png")
+        say("", "Files:", *(f"  {self.folder / self.name}.{kind}" for kind in kinds))
         failed = sum(row["status"] == "failed" for row in self.rows)
         if failed:
             raise UserError(f"{failed} of {len(self.rows)} rows failed; see the table")
 
-    def write_events(self, lines: list[str], figure) -> None:
+    def markdown(self, sections: list[Section], figure) -> list[str]:
+        title, environment = self.name.replace("_", " ").capitalize(), self.environment
+        threads = environment["cpu"]["torch_threads"]
+        about = [
+            f"Device: {environment['device']['name']}; PyTorch {environment['packages']['torch']}; "
+            f"{threads} thread{'s' * (threads > 1)}; {environment['timestamp']}",
+            f"Command: {environment['command_line']}",
+            *self.notes,
+        ]
+        lines = [f"# {title}", "", *(f"{line}  " for line in about)]
+        if figure is not None:
+            lines += ["", f"![{title}]({self.name}.png)"]
+        return lines + [line for section in sections for line in section.as_markdown()]
+
+    def write_events(self, text: list[str], figure) -> None:
         """TensorBoard: the tables, the figure, and a line of the HPARAMS tab for each row that was measured."""
         from torch.utils.tensorboard import SummaryWriter
 
         try:
             with SummaryWriter(str(self.folder)) as writer:
-                writer.add_text(self.name, "\n".join(lines))
+                writer.add_text(self.name, "\n".join(text))
                 if figure is not None:
                     writer.add_figure(self.name, figure)
                 for row in self.rows:
@@ -262,49 +221,127 @@ class Sweep:
             raise UserError(f"cannot write events in {self.folder}: {failure.strerror}") from failure
 
 
-def reasons_of(row: dict, figures: dict) -> dict[str, str]:
-    """Why each null of a row is one, where the row itself does not say."""
-    why = f"{row['status']}: {row['reason']}" if row["status"] != "ok" else "not part of this row"
-    return dict.fromkeys((*figures, *row), why)
+# ---- Command line --------------------------------------------------------------------------------------------------
+
+COUNT, COUNT_OR_ZERO = number_of(int, 1), number_of(int, 0)  # argparse types
 
 
-def sweep_parser(name: str, documentation: str, smaller: str = "") -> OneLineParser:
-    """Of the command run_<name>.py, whose documentation it shows; smaller: what a CPU gets less of."""
-    return OneLineParser(
-        prog=f"run_{name}.py",
-        allow_abbrev=False,
-        description=documentation.splitlines()[0],
-        epilog="Defaults in parentheses" + (f"; on a CPU {smaller}, and the output says which." if smaller else "."),
-    )
+@dataclass(frozen=True)
+class ByDevice:
+    """The default of a flag: on a GPU, and something smaller on a CPU."""
+
+    gpu: object
+    cpu: object
+
+    def __str__(self) -> str:
+        return f"{shown(self.gpu)}; on a CPU {shown(self.cpu)}"
 
 
-def add_arguments(parser: OneLineParser, name: str, predicts: bool = True) -> None:
-    """The flags that every sweep has, and those of sweeps whose rows' memory is predicted."""
-    add = parser.add_argument
-    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as of tiny_llama_v1.py (auto)")
+def shown(value: object) -> str:
+    """As on the command line."""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def sweep_parser(name: str, documentation: str, predicts: bool = True) -> OneLineParser:
+    """The parser of run_<name>.py with the flags of every sweep.  predicts: the memory of its rows is predicted."""
+    description = documentation.splitlines()[0]
+    parser = OneLineParser(prog=f"run_{name}.py", description=description, epilog="Defaults in parentheses.")
+    add = parser.add_argument_group("every sweep").add_argument
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as in tiny_llama_v1.py (auto)")
     if predicts:
-        add("--dry-run", action="store_true", help="predict memory; time nothing")
+        add("--dry-run", action="store_true", help="predict memory; run no row")
         text = "with --dry-run: predict for a GPU of so many GB of 2^30 bytes (this device)"
         add("--device-memory", type=memory_size, metavar="GB", help=text)
-        add("--force", action="store_true", help="run rows that would not fit by prediction")
+        add("--force", action="store_true", help="also run rows that would not fit by prediction")
     else:
         parser.set_defaults(dry_run=False, device_memory=None, force=False)
     add("--output-dir", metavar="DIR", help=f"(./{name})")
-    add("--resume", metavar="FOLDER", help="go on with a sweep that was cut short, with the same flags")
+    add("--resume", metavar="FOLDER", help=RESUME)
+    return parser
 
 
-def parsed(parser: OneLineParser) -> argparse.Namespace:
-    """The command line, its flags of sweeps checked against each other."""
+RESUME = "continue a sweep that was cut short, with the same flags"
+
+
+def parse_sweep(parser: OneLineParser) -> argparse.Namespace:
+    """The command line, checked, with defaults that fit the device; `notes` tells which of them are those of a CPU."""
     args = parser.parse_args()
     if args.device_memory and not args.dry_run:
-        parser.error("--device-memory: says something to --dry-run alone; give both")
+        parser.error("--device-memory: requires --dry-run")
     if args.resume and args.output_dir:
-        parser.error("--resume: names the folder already; leave out --output-dir")
+        parser.error("--resume: already names the folder; leave out --output-dir")
     require("a sweep", ["matplotlib", "tensorboard"])
+    on_gpu = choose_device(args.device or "auto").type == "cuda"
+    smaller = []
+    for name, value in vars(args).items():
+        if isinstance(value, ByDevice):
+            value = value.gpu if on_gpu else value.cpu
+            smaller.append(f"--{name.replace('_', '-')} {shown(value)}")
+        setattr(args, name, unique(value) if isinstance(value, list) else value)
+    args.notes = [f"No GPU: the defaults are {', '.join(smaller)}"] if smaller and not on_gpu else []
     return args
 
 
-# ---- A row in a process of its own ------------------------------------------------------------------------------
+def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload:
+    """The workload that tiny_llama_v1.py trains with these settings, None where not given, and with more flags."""
+    args = build_parser().parse_args(list(more_flags), argparse.Namespace(**settings))
+    return resolve(args)[0]
+
+
+# ---- A row in a process of its own ---------------------------------------------------------------------------------
+
+PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
+
+
+def in_fresh_process(
+    work: Callable, *arguments, while_waiting: Callable[[], object] = lambda: None
+) -> tuple[str, object]:
+    """Call work(*arguments) in a process that has done nothing before: ("ok", its result), or ("oom" | "failed", why).
+
+    Processes are forked from one that has imported PyTorch and touched no device, so that each starts at once.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED, work.__module__])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, work, arguments), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        while not ours.poll(1.0):
+            while_waiting()
+        return ours.recv()
+    except EOFError:
+        process.join()
+        return cause_of_death(process.exitcode)
+    finally:
+        if process.is_alive():
+            process.join(0.5)
+        process.terminate()
+        process.join()
+        ours.close()
+
+
+def cause_of_death(code: int) -> tuple[str, str]:
+    """Status and reason for a process that ended without an answer."""
+    if code == -signal.SIGKILL:
+        return "oom", "killed by SIGKILL, as an operating system does when memory runs out"
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return "failed", f"its process ended by {how}"
+
+
+def _answer(connection, work: Callable, arguments: tuple) -> None:
+    """In the new process: send the result, or the error as a line, which becomes the row's reason."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep ends it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    warnings.simplefilter("ignore")
+    try:
+        answer = "ok", work(*arguments)
+    except Exception as error:  # noqa: BLE001
+        if os.environ.get("TINY_LLAMA_DEBUG") == "1":
+            traceback.print_exc()
+        answer = "oom" if out_of_memory(error) else "failed", explain_error(error)[0]
+    connection.send(answer)
+    connection.close()
 
 
 @contextlib.contextmanager
@@ -322,54 +359,56 @@ def cold_compiler() -> Iterator[None]:
                 os.environ[name] = before
 
 
-PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
+# ---- Columns and figures that sweeps share -------------------------------------------------------------------------
 
 
-def in_fresh_process(work: Callable, *arguments) -> tuple[str, object]:
-    """Call work(*arguments) in a process that has done nothing before: ("ok", its answer), or ("oom" | "failed", why).
-
-    Processes are forked from one that has imported PyTorch and touched no device, so that each starts at once.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, work.__module__])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, work, arguments), daemon=True)
-    process.start()
-    theirs.close()
+def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak_bytes") -> dict:
+    """The column of a step's peak by a fake-tensor run; null, with the reason, where there can be none."""
     try:
-        return ours.recv()
-    except EOFError:
-        process.join()
-        return ended(process.exitcode)
-    finally:
-        if process.is_alive():
-            process.join(0.5)
-        process.terminate()
-        process.join()
-        ours.close()
+        return {name: peak_bytes(workload, on_gpu)}
+    except FakeRunError as error:
+        return explain_nulls({name: None}, str(error))
 
 
-def ended(code: int) -> tuple[str, str]:
-    """What a process died of without an answer."""
-    if code == -signal.SIGKILL:
-        return "oom", "killed by SIGKILL, as an operating system does when memory runs out"
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return "failed", f"its process ended by {how}"
+def time_statistics(name: str, values_ms: list[float]) -> dict:
+    """Median, mean and sample standard deviation: the columns <name>_ms, <name>_mean_ms and <name>_std_ms."""
+    stats = summary_stats(values_ms)
+    return {f"{name}_ms": stats["median"], f"{name}_mean_ms": stats["mean"], f"{name}_std_ms": stats["std"]}
 
 
-def _answer(connection, work: Callable, arguments: tuple) -> None:
-    """In the new process: the answer, or the error as a line, which becomes the row's reason."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep ends it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    warnings.simplefilter("ignore")
-    try:
-        answer = "ok", work(*arguments)
-    except Exception as error:  # noqa: BLE001
-        if os.environ.get("TINY_LLAMA_DEBUG") == "1":
-            traceback.print_exc()
-        answer = "oom" if out_of_memory(error) else "failed", explain_error(error)[0]
-    connection.send(answer)
-    connection.close()
+def text_columns(*keys: str) -> list[Column]:
+    return [column(key, key, left=True) for key in keys]
+
+
+def status_column() -> Column:
+    """The last column of a table: the status, and why where it is not ok."""
+
+    def text(row: dict) -> str:
+        status = "OOM" if row["status"] == "oom" else row["status"]
+        return f"{status}: {row['reason']}" if row["reason"] else status
+
+    return Column("status", text, left=True)
+
+
+def mean_std_column(title: str, name: str) -> Column:
+    """'12.30 ± 0.45' of <name>_mean_ms and <name>_std_ms."""
+
+    def text(row: dict) -> str | None:
+        mean, std = row[f"{name}_mean_ms"], row[f"{name}_std_ms"]
+        if mean is None or std is None:
+            return None if mean is None else f"{mean:,.2f}"
+        return f"{mean:,.2f} ± {std:,.2f}"
+
+    return Column(title, text)
+
+
+def yes_no_column(title: str, key: str) -> Column:
+    return Column(title, lambda row: "yes" if row[key] else "no", left=True)
+
+
+def factor_column(title: str, key: str) -> Column:
+    """'1.50x'"""
+    return Column(title, lambda row: None if row[key] is None else f"{row[key]:.2f}x")
 
 
 def exponent(points: list[tuple[float, float]]) -> float | None:
@@ -380,10 +419,6 @@ def exponent(points: list[tuple[float, float]]) -> float | None:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def megabytes(size: int) -> str:
-    return f"{size / MB:,.1f} MB"
-
-
-def unique(values: list) -> list:
+def unique(values: Sequence) -> list:
     """Each once, in their order."""
     return list(dict.fromkeys(values))

@@ -13,53 +13,51 @@ import numpy as np
 import torch
 
 from analysis.compare import NOISE, ratio
+from analysis.fake_run import FakeRunMeter
 from harness.devices import check_precision, choose_device, set_numerics, synchronize
 from harness.errors import UserError
 from harness.tables import Column, Section, column
-from studies.sweep import Sweep, outcome_column
-from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig, batches, build, build_parser, resolve, synthetic_corpus
+from studies.sweep import Sweep, factor_column, status_column, workload_of
+from tiny_llama_v1 import TinyLlamaWorkload
 
 RIGHT = "right"
+NO_WARM_UP = "no warm-up"
 WAYS = {
-    RIGHT: "warmed up, in turn, waited for, no instrument, median of the rounds",
-    "no synchronisation": "the call returns before the device is done, and the clock is read then",
-    "no warm-up": "the mean of the first steps of a process, the first included",
+    RIGHT: "warmed up, interleaved, synchronized, no profiler; median of the repetitions",
+    "no synchronization": "the clock is read when the call returns, before the device is done",
+    NO_WARM_UP: "the mean of the first steps of a process, the very first included",
     "profiler left on": "torch.profiler records shapes and stacks while the steps are timed",
     "one run": "a single step of each",
-    "mean with an outlier": "the mean, where one step of the baseline met a pause",
+    "mean with an outlier": "the mean, when one step of the baseline was interrupted by a pause",
 }
+MEANS = (NO_WARM_UP, "mean with an outlier")  # the others report a median
 KEY = ("way",)
 FIGURES = {"baseline_ms": None, "changed_ms": None, "ratio": None}
 MEASURED = ("baseline_ms", "changed_ms", "ratio", "ratio_95", "baseline_factor", "conclusion")
-PAUSE = 3.0  # median steps of the baseline: as long as a checkpoint that is written, a colleague's job
+PAUSE = 3.0  # median steps of the baseline: as long as writing a checkpoint, or another user's job
 
-
-# ---- Measurement, in a process of its own -----------------------------------------------------------------------
+# ---- Measurement, in a process of its own --------------------------------------------------------------------------
 
 
 class Step:
-    """One training step a call, as the script would do it with these flags.  Nothing in it waits for the device."""
+    """A call is one training step of the workload.  Nothing in it waits for the device."""
 
-    def __init__(self, flags: list[str], device: torch.device):
-        config, training, _ = resolve(build_parser().parse_args(flags))
-        set_numerics(training)
-        self.model, self.optimizer, self.scaler, self.autocast = build(config, training, device)
-        self.stream = batches(synthetic_corpus(config.vocab_size, training), training, device)
-        self.losses: list[torch.Tensor] = []
+    def __init__(self, workload: TinyLlamaWorkload, device: torch.device):
+        training = workload.training
+        set_numerics(training.seed, training.precision, training.deterministic)
+        self.workload, self.state, self.stream = workload, workload.build(device), workload.batches(device)
+        self.meter = FakeRunMeter()
 
     def __call__(self) -> None:
-        input_ids, labels = next(self.stream)
-        with self.autocast:
-            loss = self.model(input_ids, labels)[1]
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.detach())
+        self.workload.train(self.state, self.stream, 1, self.meter, self.meter)
+
+    @property
+    def losses(self) -> list[torch.Tensor]:
+        return self.meter.losses
 
 
-def milliseconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of one call, from an idle device until it is idle again."""
+def time_synced(work: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of one call, from an idle device until it is idle again."""
     synchronize(device)
     started = time.perf_counter()
     work()
@@ -67,156 +65,162 @@ def milliseconds(work: Callable[[], object], device: torch.device) -> float:
     return 1e3 * (time.perf_counter() - started)
 
 
-def first_steps(flags: list[str], steps: int) -> list[float]:
-    """Of a process that has done nothing before, each waited for: only the warm-up is missing."""
-    device = choose_device(resolve(build_parser().parse_args(flags))[1].device)
-    step = Step(flags, device)
-    return [milliseconds(step, device) for _ in range(steps)]
+def return_ms(work: Callable[[], object]) -> float:
+    """Milliseconds until the call returns, whether the device is done or not."""
+    started = time.perf_counter()
+    work()
+    return 1e3 * (time.perf_counter() - started)
 
 
-def in_turn(flags: list[str], changed: list[str], rounds: int, steps: int, warmup: int) -> dict:
-    """Milliseconds of (baseline, changed) steps, timed rightly and in the wrong ways that one process can show."""
-    device = choose_device(resolve(build_parser().parse_args(flags))[1].device)
-    pair = [Step(some, device) for some in (flags, changed)]
+def cold_steps(workload: TinyLlamaWorkload, steps: int) -> list[float]:
+    """Milliseconds of the first steps of a new process, each synchronized: only the warm-up is missing."""
+    device = choose_device(workload.training.device)
+    step = Step(workload, device)
+    return [time_synced(step, device) for _ in range(steps)]
+
+
+def interleaved(
+    baseline: TinyLlamaWorkload, changed: TinyLlamaWorkload, repetitions: int, wrong_repetitions: int, warmup: int
+) -> dict[str, list[list[float]]]:
+    """Milliseconds of (baseline, changed) steps by way: the right one, and the wrong ones that one process can show."""
+    device = choose_device(baseline.training.device)
+    pair = [Step(workload, device) for workload in (baseline, changed)]
     for step in pair:
         for _ in range(warmup):
             step()
-    found: dict[str, list[list[float]]] = {way: [[], []] for way in WAYS if way != "no warm-up"}
-    for i in range(rounds):
-        for which in (0, 1) if i % 2 == 0 else (1, 0):  # in turn, so that a drift of the machine meets both
-            found[RIGHT][which].append(milliseconds(pair[which], device))
-    found["one run"] = [times[:1] for times in found[RIGHT]]
-    for which, step in enumerate(pair):
-        found["no synchronisation"][which] = handed_over(step, steps, device)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    activities += [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
-    for which, step in enumerate(pair):
-        with torch.profiler.profile(activities=activities, record_shapes=True, with_stack=True):
-            found["profiler left on"][which] = [milliseconds(step, device) for _ in range(steps)]
-    pause_s = PAUSE * statistics.median(found[RIGHT][0]) / 1e3
-
-    def disturbed() -> None:
-        pair[0]()
-        time.sleep(pause_s)
-
-    for which, step in enumerate(pair):
-        calls = [step] * steps
-        if which == 0:
-            calls[steps // 2] = disturbed
-        found["mean with an outlier"][which] = [milliseconds(call, device) for call in calls]
-    return found
+    right: list[list[float]] = [[], []]
+    for i in range(repetitions):
+        for which in (0, 1) if i % 2 == 0 else (1, 0):  # alternating, so that a drift of the machine affects both
+            right[which].append(time_synced(pair[which], device))
+    pause_s = PAUSE * statistics.median(right[0]) / 1e3
+    return {
+        RIGHT: right,
+        "one run": [times[:1] for times in right],
+        "no synchronization": [dispatch_ms(step, wrong_repetitions, device) for step in pair],
+        "profiler left on": [profiled_ms(step, wrong_repetitions, device) for step in pair],
+        "mean with an outlier": [
+            interrupted_ms(pair[0], wrong_repetitions, pause_s, device),
+            [time_synced(pair[1], device) for _ in range(wrong_repetitions)],
+        ],
+    }
 
 
-def handed_over(step: Step, steps: int, device: torch.device) -> list[float]:
-    """How long the calls take to return while the device works on.  A CPU has nothing to hand over to: there a worker
-    thread stands for the device, and what is timed is the handing over."""
+def dispatch_ms(step: Step, steps: int, device: torch.device) -> list[float]:
+    """How long the calls take to return while the device works on.  On a CPU there is no device to dispatch to: there a
+    worker thread stands for it, and what is timed is the dispatch."""
     if device.type == "cuda":
         synchronize(device)
-        return [clock(step) for _ in range(steps)]
+        return [return_ms(step) for _ in range(steps)]
     with ThreadPoolExecutor(1) as worker:
-        worker.submit(int).result()  # the thread is there
-        return [clock(lambda: worker.submit(step)) for _ in range(steps)]
+        worker.submit(int).result()  # the thread has started
+        return [return_ms(lambda: worker.submit(step)) for _ in range(steps)]
 
 
-def clock(work: Callable[[], object]) -> float:
-    """Milliseconds until the call returns, whoever still works on it."""
-    started = time.perf_counter()
-    work()
-    return 1e3 * (time.perf_counter() - started)
+def profiled_ms(step: Step, steps: int, device: torch.device) -> list[float]:
+    activity = torch.profiler.ProfilerActivity
+    activities = [activity.CPU, activity.CUDA] if device.type == "cuda" else [activity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True, with_stack=True):
+        return [time_synced(step, device) for _ in range(steps)]
 
 
-# ---- The study --------------------------------------------------------------------------------------------------
+def interrupted_ms(step: Step, steps: int, pause_s: float, device: torch.device) -> list[float]:
+    """The step in the middle meets a pause."""
+
+    def interrupted() -> None:
+        step()
+        time.sleep(pause_s)
+
+    return [time_synced(interrupted if i == steps // 2 else step, device) for i in range(steps)]
+
+
+# ---- The sweep -----------------------------------------------------------------------------------------------------
 
 
 def study(args) -> None:
     """All ways, for the baseline and the change that the command line names."""
     device = choose_device(args.device)
-    flags = ["--device", args.device]
-    for name in ("size", "batch_size", "seq_len"):
-        if getattr(args, name) is not None:
-            flags += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    change = shlex.split(args.change)
-    baseline, (config, other) = step_of(flags), step_of(flags + change)
-    check_precision(other.precision, device)
-    if baseline == (config, other):
-        raise UserError(f"--change {args.change}: changes nothing about the step; try --activation-checkpointing", 2)
-    if other.compile:
-        raise UserError("--change --compile: compiling is no step; run_training_benchmark.py --compile times both", 2)
-    rounds, steps = args.rounds or (50 if device.type == "cuda" else 10), args.steps
-    settings = {"flags": flags, "change": change, "rounds": rounds, "steps": steps, "warmup_steps": args.warmup_steps}
-    sweep = Sweep("timing_study", args, settings, device, KEY, FIGURES)
-    sweep.open()
+    args.change = shlex.split(args.change)
+    baseline, changed = workloads(args)
+    check_precision(changed.precision, device)
+    repetitions, wrong = args.repetitions, args.wrong_way_repetitions
     if device.type != "cuda":
-        sweep.note("No GPU: a worker thread stands for the device in `no synchronisation`")
-    specs = [
-        {"rows": [{"way": way} for way in WAYS if way != "no warm-up"]},
-        {"rows": [{"way": "no warm-up"}]},
-    ]
+        args.notes.append("No GPU: in `no synchronization` a worker thread stands for the device")
+    sweep = Sweep("timing_study", args, device, KEY, FIGURES)
+    sweep.open()
+    one_process = [{"way": way} for way in WAYS if way != NO_WARM_UP]
 
-    def rows_of(spec: dict) -> list[dict]:
-        if len(spec["rows"]) > 1:
-            outcome, found = sweep.outcome(None, in_turn, flags, flags + change, rounds, steps, args.warmup_steps)
+    def measure(spec: dict) -> list[dict]:
+        if spec["rows"] == one_process:
+            work = (interleaved, baseline, changed, repetitions, wrong, args.warmup_steps)
+            outcome, found = sweep.measure_row(None, *work)
         else:
-            found = {"no warm-up": []}
-            for some in (flags, flags + change):
-                outcome, times = sweep.outcome(None, first_steps, some, steps)
-                if times is None:
-                    found = None
-                    break
-                found["no warm-up"].append(times)
+            outcome, first = sweep.measure_row(None, cold_steps, baseline, wrong)
+            second = None
+            if first is not None:
+                outcome, second = sweep.measure_row(None, cold_steps, changed, wrong)
+            found = second and {NO_WARM_UP: [first, second]}
         if found is None:
             return [row | dict.fromkeys(MEASURED) | outcome for row in spec["rows"]]
-        return [row | outcome | measured(row["way"], *found[row["way"]]) for row in spec["rows"]]
+        return [row | outcome | reported(row["way"], *found[row["way"]]) for row in spec["rows"]]
 
-    sweep.run(specs, rows_of, progress, lambda rows: table(concluded(rows)))
+    specs = [{"rows": one_process}, {"rows": [{"way": NO_WARM_UP}]}]
+    sweep.run(specs, measure, lambda row: row["way"], result, lambda rows: table(concluded(rows)))
     sweep.rows = sorted(concluded(sweep.rows), key=lambda row: list(WAYS).index(row["way"]))
-    sweep.close(sections(sweep.rows, args.change), draw(sweep.rows, args.change), {"ways": WAYS})
+    change = shlex.join(args.change)
+    sweep.close(sections(sweep.rows, change), draw(sweep.rows, change), ways=WAYS)
 
 
-def step_of(flags: list[str]) -> tuple[TinyLlamaConfig, TrainingConfig]:
-    """What decides over a step; how many of them are done, and what is written of them, does not."""
-    config, training, _ = resolve(build_parser().parse_args(flags))
-    return config, replace(training, num_steps=1, log_interval=1, output_dir=None, force=False)
+def workloads(args) -> tuple[TinyLlamaWorkload, TinyLlamaWorkload]:
+    """Baseline and changed step.  Raises UserError where they are the same step, or cannot be timed as steps."""
+    settings = {name: getattr(args, name) for name in ("device", "size", "batch_size", "seq_len")}
+    baseline, changed = workload_of(**settings), workload_of(args.change, **settings)
+    if step_of(baseline) == step_of(changed):
+        flags = shlex.join(args.change)
+        raise UserError(f"--change {flags}: does not change the step; try --activation-checkpointing", exit_code=2)
+    if changed.compiled:
+        text = "--change --compile: compiling is not part of a step; run_training_benchmark.py --compile times both"
+        raise UserError(text, exit_code=2)
+    return baseline, changed
 
 
-def measured(way: str, baseline: list[float], changed: list[float]) -> dict:
+def step_of(workload: TinyLlamaWorkload) -> TinyLlamaWorkload:
+    """The workload without what does not change a step: how many there are, and where they are reported."""
+    training = replace(workload.training, num_steps=1, log_interval=1, output_dir=None, force=False)
+    return replace(workload, training=training)
+
+
+def reported(way: str, baseline: list[float], changed: list[float]) -> dict:
     """What somebody who measures in this way would report.  Milliseconds, each time included."""
-    centre = statistics.fmean if way in ("no warm-up", "mean with an outlier") else statistics.median
+    average = statistics.fmean if way in MEANS else statistics.median
     found: dict = dict.fromkeys(MEASURED)
-    found |= {"baseline_ms": centre(baseline), "changed_ms": centre(changed)}
+    found |= {"baseline_ms": average(baseline), "changed_ms": average(changed)}
     found["ratio"] = found["changed_ms"] / found["baseline_ms"]
     if way == RIGHT:
         found["ratio_95"] = ratio(np.array(changed), np.array(baseline))["ratio_95"]
-        # What one pair of steps would have told, pair by pair.
+        # What a single pair of steps would have reported.
         found["ratios_of_pairs"] = [b / a for a, b in zip(baseline, changed, strict=True)]
     return found | {"baseline_times_ms": baseline, "changed_times_ms": changed}
 
 
 def concluded(rows: list[dict]) -> list[dict]:
-    """The rows with what each way does to time and conclusion, against the right one."""
+    """The rows with what each way does to time and conclusion, compared with the right one."""
     right = next((row for row in rows if row["way"] == RIGHT and row["status"] == "ok"), None)
     if right is None:
         return rows
-    out = []
-    for row in rows:
-        if row["status"] == "ok":
-            row = {
-                name: value
-                for name, value in row.items()
-                if name not in ("conclusion_reason", "baseline_factor_reason")
-            }
-            row["baseline_factor"] = row["baseline_ms"] / right["baseline_ms"]
-            row["conclusion"] = (
-                effect(row["ratio"])
-                if row["way"] == RIGHT
-                else conclusion(row["ratio"], right["ratio"], right["ratio_95"])
-            )
-        out.append(row)
-    return out
+    return [conclude(row, right) if row["status"] == "ok" else row for row in rows]
+
+
+def conclude(row: dict, right: dict) -> dict:
+    row = {name: value for name, value in row.items() if name not in ("conclusion_reason", "baseline_factor_reason")}
+    row["baseline_factor"] = row["baseline_ms"] / right["baseline_ms"]
+    row["conclusion"] = effect(row["ratio"])
+    if row["way"] != RIGHT:
+        row["conclusion"] = conclusion(row["ratio"], right["ratio"], right["ratio_95"])
+    return row
 
 
 def conclusion(claimed: float, right: float, interval: list[float] | None) -> str:
-    """How a claimed ratio differs from the right one, whose 95% interval is given (None: fewer than three rounds)."""
+    """How a claimed ratio differs from the right one; interval: its 95% interval (None: too few repetitions)."""
     low, high = interval or (right, right)
     if low <= claimed <= high:
         return "the same"
@@ -232,25 +236,23 @@ def effect(claimed: float) -> str:
     return f"{abs(percent):.1f}% {'slower' if percent > 0 else 'faster'}"
 
 
-# ---- What it says -----------------------------------------------------------------------------------------------
+# ---- Reporting -----------------------------------------------------------------------------------------------------
 
 
-def progress(row: dict) -> str:
-    if row["status"] != "ok":
-        return f"{row['way']}: {row['status']}, {row['reason']}"
-    return f"{row['way']}: {row['baseline_ms']:.2f} and {row['changed_ms']:.2f} ms"
+def result(row: dict) -> str:
+    return f"{row['baseline_ms']:.2f} and {row['changed_ms']:.2f} ms"
 
 
 def table(rows: list[dict]) -> Section:
     columns = (
         column("way", "way", left=True),
-        column("baseline ms", "baseline_ms", ",.3f"),
-        column("changed ms", "changed_ms", ",.3f"),
-        Column("baseline / right", lambda row: row["baseline_factor"] and f"{row['baseline_factor']:.2f}x"),
+        column("baseline (ms)", "baseline_ms", ",.3f"),
+        column("changed (ms)", "changed_ms", ",.3f"),
+        factor_column("baseline / right", "baseline_factor"),
         column("ratio", "ratio", ".3f"),
         Column("95% interval", lambda row: row["ratio_95"] and "{:.3f} to {:.3f}".format(*row["ratio_95"])),
         column("the change makes a step", "conclusion", left=True),
-        outcome_column(),
+        status_column(),
     )
     return Section("A step and a changed one, timed in six ways", columns, rows)
 
@@ -265,17 +267,18 @@ def sections(rows: list[dict], change: str) -> list[Section]:
     pairs = right["ratios_of_pairs"]
     outside = sum(not low <= one <= high for one in pairs)
     opposite = sum((one - 1) * (right["ratio"] - 1) < 0 for one in pairs)
+    noise = f"; the interval includes 1: {NOISE}" if low <= 1 <= high else ""
     text = [
-        f"Right: {effect(right['ratio'])}, ratio {right['ratio']:.3f} ({low:.3f} to {high:.3f}), {len(pairs)} rounds"
-        + (f"; the interval holds 1: {NOISE}" if low <= 1 <= high else ""),
-        f"A single pair of steps tells from {min(pairs):.3f} to {max(pairs):.3f}: {outside} of {len(pairs)} outside"
-        f" of the interval, {opposite} on the other side of 1",
+        f"Right: {effect(right['ratio'])}, ratio {right['ratio']:.3f} ({low:.3f} to {high:.3f}), "
+        f"{len(pairs)} repetitions{noise}",
+        f"Ratios of single pairs of steps: {min(pairs):.3f} to {max(pairs):.3f}; {outside} of {len(pairs)} lie outside "
+        f"the interval, {opposite} on the other side of 1",
     ]
-    return [first, Section("How far one run can be believed", text=text)]
+    return [first, Section("How reliable is a single run?", text=text)]
 
 
 def draw(rows: list[dict], change: str):
-    """The ratio that each way claims, on the right one's interval."""
+    """The ratio that each way claims, over the interval of the right one."""
     from matplotlib.figure import Figure
 
     from analysis.figures import PALETTE, WIDTH, bare
@@ -291,14 +294,14 @@ def draw(rows: list[dict], change: str):
     axes.axvline(1, color="#404040", linewidth=1, linestyle=":", label="no difference")
     names = [row["way"] for row in rows]
     claims = [row["ratio"] for row in rows]
-    colours = [PALETTE[2 if low <= claim <= high else 3] for claim in claims]
-    axes.scatter(claims, names, c=colours, s=60, zorder=3)
+    colors = [PALETTE[2 if low <= claim <= high else 3] for claim in claims]
+    axes.scatter(claims, names, c=colors, s=60, zorder=3)
     for claim, name in zip(claims, names, strict=True):
         axes.annotate(f"{claim:.3f}", (claim, name), xytext=(0, 9), textcoords="offset points", ha="center", fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.08, y=0.14)
     axes.set_xlabel(f"step time with {change} / without")
     axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
-    axes.set_title("What each way of timing would have told", loc="left", fontsize=11)
+    axes.set_title("What each way of timing would have reported", loc="left", fontsize=11)
     bare(axes)
     return figure

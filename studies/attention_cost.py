@@ -1,0 +1,300 @@
+"""What does one way to compute attention cost: memory by prediction and as measured, and the time of both passes?"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from analysis.fake_run import CompiledCall
+from harness.devices import PRECISIONS, choose_device, library_workspaces, synchronize
+from harness.errors import UserError, first_line, innermost_cause
+from harness.memory_tracker import Allocation, MemoryTracker
+from harness.timing import trace_range
+from studies.sweep import cold_compiler, time_statistics, unique
+from tiny_llama_v1 import eager_attention, fused_attention, repeat_kv
+
+IMPLEMENTATIONS = ("manual", "eager", "compiled", "sdpa")
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+ON_CPU = ("flash", "math")  # the others are kernels of GPUs
+NOT_USED = {  # how PyTorch begins its warning about each kernel that it does not use
+    "flash": "Flash attention kernel not used",
+    "efficient": "Memory efficient kernel not used",
+    "cudnn": "CuDNN attention kernel not used",
+}
+PREDICTED = ("predicted_memory_bytes", "predicted_peak_bytes", "tensors")
+MEASURED = (
+    "forward_ms backward_ms forward_mean_ms backward_mean_ms forward_std_ms backward_std_ms memory_bytes "
+    "rounding_bytes workspace_bytes compile_s kernel repetitions"
+).split()
+
+# A spec is a dictionary of implementation, dtype, batch_size, n_heads, d_head, seq_len, causal and device.
+
+
+def manual_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """As eager attention, softmax written out: exp and quotient are both kept for the backward pass, [B, H, S, S] each.
+
+    The maximum that keeps exp in range cancels in the quotient, so it needs no gradient.
+    """
+    with trace_range("attention.scores"):
+        scores = (q @ repeat_kv(k, q.shape[1]).transpose(2, 3)) * q.shape[-1] ** -0.5  # [B, H, S, S]
+        scores = scores if mask is None else scores + mask
+        scores = scores - scores.detach().amax(-1, keepdim=True)
+    with trace_range("attention.exp"):
+        scores = scores.exp()
+    with trace_range("attention.sum"):
+        total = scores.sum(-1, keepdim=True)  # [B, H, S, 1]
+    with trace_range("attention.quotient"):
+        weights = scores / total
+    with trace_range("attention.weighted_sum"):
+        return weights @ repeat_kv(v, q.shape[1])
+
+
+def names_of(wanted: list[str], device: torch.device) -> list[str]:
+    """The implementations asked for: sdpa is every kernel that PyTorch has for the device."""
+    offered = [f"sdpa-{name}" for name in (ON_CPU if device.type == "cpu" else BACKENDS)]
+    return unique([name for one in wanted for name in (offered if one == "sdpa" else [one])])
+
+
+def function_of(spec: dict) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+    """(q, k, v, mask) -> output; of `compiled` the function that is yet to be compiled."""
+    if spec["implementation"] == "manual":
+        return manual_attention
+    if spec["implementation"] in ("eager", "compiled"):
+        return eager_attention
+    return lambda q, k, v, mask: fused_attention(q, k, v, spec["causal"])
+
+
+def backend_of(spec: dict) -> str | None:
+    """The backend of scaled_dot_product_attention that the implementation names."""
+    name = spec["implementation"].removeprefix("sdpa-")
+    return name if name in BACKENDS else None
+
+
+def selected_kernel(spec: dict) -> contextlib.AbstractContextManager:
+    """A context in which scaled_dot_product_attention may use one backend only."""
+    backend = backend_of(spec)
+    return sdpa_kernel(BACKENDS[backend]) if backend else contextlib.nullcontext()
+
+
+def inputs(spec: dict, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Query, key, value [B, H, S, E] and, where the scores are written to memory, the causal mask [S, S]."""
+    shape = [spec[name] for name in ("batch_size", "n_heads", "seq_len", "d_head")]
+    dtype = PRECISIONS[spec["dtype"]]
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    mask = None
+    if spec["causal"] and not backend_of(spec):
+        mask = torch.full((spec["seq_len"],) * 2, float("-inf"), device=device, dtype=dtype).triu_(1)
+    return q, k, v, mask
+
+
+# ---- Prediction ----------------------------------------------------------------------------------------------------
+
+
+class Inputs(nn.Module):
+    """Query, key and value where the memory tracker looks for tensors that exist before the step."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Parameter(x) for x in (q, k, v))
+        self.register_buffer("mask", mask)
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        return self.query, self.key, self.value, self.mask
+
+
+def predicted(spec: dict, device: torch.device) -> dict:
+    """Live bytes when the backward pass begins, tensor by tensor, and at the peak: by fake tensors.
+
+    Raises RuntimeError where the selected kernel cannot take the inputs.
+    """
+    with FakeTensorMode(), selected_kernel(spec):
+        module = Inputs(*inputs(spec, device))
+        tracker = MemoryTracker(module, torch.optim.SGD(module.parameters()))
+        function = compiled_call(module, tracker) if spec["implementation"] == "compiled" else function_of(spec)
+        with tracker:
+            with trace_range("forward"):
+                output = function(*module.tensors())
+            with trace_range("upstream gradient"):
+                gradient = torch.ones_like(output)
+            with trace_range("backward"):
+                output.backward(gradient)
+    begins = next(first for name, first, _ in tracker.phases if name == "backward")
+    live = [a for a in tracker.allocations if a.born <= begins and (a.died is None or a.died > begins)]
+    names = ["query", "key", "value"] + ([] if module.mask is None else ["mask"])
+    names += [allocation.where.removeprefix("attention.") for allocation in live[len(names) :]]
+    tensors = [tensor_row(*one) for one in zip(names, live, strict=True)]
+    if device.type == "cpu" and spec["implementation"] in ("manual", "eager"):
+        # The factor of the scores, a Python number, is kept as a tensor too: on the host, where no mode sees it made.
+        tensors.append({"name": "scale", "shape": [], "dtype": "float64", "bytes": 8})
+    return {
+        "predicted_memory_bytes": sum(tensor["bytes"] for tensor in tensors),
+        "predicted_peak_bytes": int(tracker.live_bytes().sum(axis=0).max()),
+        "tensors": tensors,
+    }
+
+
+def tensor_row(name: str, allocation: Allocation) -> dict:
+    return {"name": name, "shape": allocation.shape, "dtype": allocation.dtype, "bytes": allocation.bytes}
+
+
+def compiled_call(module: Inputs, tracker: MemoryTracker) -> CompiledCall:
+    def warm_up(called: Callable) -> None:
+        output = called(*module.tensors())
+        output.backward(torch.ones_like(output))
+        module.zero_grad(set_to_none=True)
+
+    def compiled(backend: Callable) -> Callable:
+        return torch.compile(eager_attention, backend=backend, dynamic=False)
+
+    return CompiledCall(compiled, warm_up, tracker)
+
+
+def predicted_or_refused(spec: dict, device: torch.device) -> dict | str:
+    """The prediction, or why the device has no such kernel for these inputs."""
+    backend = backend_of(spec)
+    if backend and device.type == "cpu" and backend not in ON_CPU:
+        return "PyTorch has this kernel for GPUs only"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            return predicted(spec, device)
+        except RuntimeError as error:
+            why = first_line(error)
+    if backend:
+        return reason_in([str(one.message) for one in caught], backend) or why
+    # Our own functions can be measured even if they cannot run on fake tensors.
+    return dict.fromkeys(PREDICTED) | {f"{name}_reason": why for name in PREDICTED}
+
+
+def reason_in(messages: list[str], backend: str) -> str:
+    """The part of PyTorch's warnings that is about one backend: it warns of each in turn, a headline first."""
+    reasons, ours = [], False
+    for message in (text.split(" (Triggered")[0] for text in messages):
+        if "kernel not used because" in message:
+            ours = message.startswith(NOT_USED.get(backend, "no backend"))
+        elif ours:
+            reasons.append(message)
+    return "; ".join(unique(reasons))
+
+
+# ---- Measurement, in a process of its own --------------------------------------------------------------------------
+
+
+def measure(spec: dict, repetitions: int, warmup_steps: int) -> dict:
+    """The measured columns of a row: memory before the backward pass, times, and which kernel it was."""
+    device = choose_device(spec["device"])
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
+    workspace = library_workspaces(device)
+    function = function_of(spec)
+    row: dict = {"workspace_bytes": workspace, "compile_s": None, "repetitions": repetitions}
+    with selected_kernel(spec):
+        if spec["implementation"] == "compiled":
+            function, first_s = compile_attention(function, spec, device)
+        row |= memory_and_kernel(function, spec, device, workspace)
+        forward_ms, backward_ms = pass_times(function, inputs(spec, device), repetitions, warmup_steps, device)
+    if spec["implementation"] == "compiled":  # the first call includes one pass
+        pass_ms = statistics.median(forward_ms) + statistics.median(backward_ms)
+        row["compile_s"] = max(0.0, first_s - pass_ms / 1e3)
+    return row | time_statistics("forward", forward_ms) | time_statistics("backward", backward_ms)
+
+
+def compile_attention(function: Callable, spec: dict, device: torch.device) -> tuple[Callable, float]:
+    """The compiled function, and the seconds of its first forward and backward pass."""
+    arguments = inputs(spec, device)
+    forward_and_backward(function, arguments, device)  # what a process does once is no part of compiling
+    function = torch.compile(function, dynamic=False)
+    started = time.perf_counter()
+    try:
+        with cold_compiler():
+            forward_and_backward(function, arguments, device)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
+    return function, time.perf_counter() - started
+
+
+def forward_and_backward(function: Callable, arguments: tuple, device: torch.device) -> None:
+    output = function(*arguments)
+    output.backward(torch.ones_like(output))
+    synchronize(device)
+
+
+def memory_and_kernel(function: Callable, spec: dict, device: torch.device, workspace: int) -> dict:
+    """Bytes of the tensors in use before the backward pass, and the operator that did the forward pass.
+
+    On a GPU the allocator's figure less the workspaces of libraries, with its rounding of sizes apart; on a CPU what
+    the allocator handed out and did not get back, which torch.profiler records.
+    """
+    on_gpu = device.type == "cuda"
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=kinds, profile_memory=True) as recorded:
+        arguments = inputs(spec, device)
+        output = function(*arguments)
+        gradient = torch.ones_like(output)
+    if on_gpu:
+        used_bytes, stats = torch.cuda.memory_allocated(device) - workspace, torch.cuda.memory_stats(device)
+        rounding = stats["allocated_bytes.all.current"] - stats["requested_bytes.all.current"]
+    else:
+        events = recorded.profiler.kineto_results.events()
+        used_bytes, rounding = sum(event.nbytes() for event in events if event.name() == "[memory]"), 0
+    output.backward(gradient)
+    synchronize(device)
+    kernel = kernel_in([event.key for event in recorded.key_averages()])
+    return {"memory_bytes": used_bytes, "rounding_bytes": rounding, "kernel": kernel}
+
+
+def kernel_in(names: list[str]) -> str | None:
+    """What computed it: a fused operator where there is one, generated code, or the matmul of separate operators."""
+    for mark in ("_attention_forward", "cudnn_attention", "flash_attention_for_cpu", "_attention_math"):
+        if found := next((name for name in names if mark in name and "backward" not in name), None):
+            return found
+    if any("CompiledFxGraph" in name for name in names):
+        return "generated code"
+    return next((name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")), None)
+
+
+def pass_times(
+    function: Callable, arguments: tuple, repetitions: int, warmup_steps: int, device: torch.device
+) -> tuple[list[float], list[float]]:
+    """Milliseconds of each forward and each backward pass; a GPU is read when all are done."""
+    on_gpu = device.type == "cuda"
+    gradient, marks = None, []
+
+    def mark():
+        if not on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_ms(start, end) -> float:
+        return start.elapsed_time(end) if on_gpu else 1e3 * (end - start)
+
+    for _ in range(warmup_steps + repetitions):
+        for x in arguments[:3]:
+            x.grad = None
+        forward_starts = mark()
+        output = function(*arguments)
+        forward_ends = mark()
+        gradient = torch.ones_like(output) if gradient is None else gradient
+        backward_starts = mark()
+        output.backward(gradient)
+        marks.append((forward_starts, forward_ends, backward_starts, mark()))
+        del output
+    synchronize(device)
+    timed = marks[warmup_steps:]
+    return [elapsed_ms(a, b) for a, b, _, _ in timed], [elapsed_ms(c, d) for _, _, c, d in timed]

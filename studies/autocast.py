@@ -1,0 +1,170 @@
+"""Which data type does every tensor have when a model is trained under autocast?"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from analysis.fake_run import FakeRunMeter
+from harness.devices import set_numerics
+from harness.memory_tracker import MemoryTracker
+from harness.tables import Section, column
+from harness.workload import TrainingState
+from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
+
+AUTOCAST = ("fp16", "bf16")
+KEPT = ("parameter", "gradient", "optimizer state")
+
+
+def short_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class ToyModel(nn.Module):
+    """The smallest model that has one of each: two matmuls, and an activation and a normalization between them."""
+
+    def __init__(self, features: int, classes: int):
+        super().__init__()
+        self.fc1 = nn.Linear(features, 10, bias=False)
+        self.relu = nn.ReLU()
+        self.ln = nn.LayerNorm(10)
+        self.fc2 = nn.Linear(10, classes, bias=False)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, features] and [B] -> logits [B, classes] and the mean loss."""
+        logits = self.fc2(self.ln(self.relu(self.fc1(x))))
+        return logits, F.cross_entropy(logits, labels)
+
+
+class DtypeRecorder:
+    """Data types by kind of tensor and place; the layers of a stack share one name, and are counted."""
+
+    def __init__(self, model: nn.Module):
+        """Hooks the outputs of modules and of the model, and each gradient once it is complete."""
+        self.names: dict[tuple[str, str, str], set[str]] = {}
+        for name, module in model.named_modules():
+            if not list(module.children()):
+                module.register_forward_hook(lambda module, args, output, name=name: self.add("output", name, output))
+        model.register_forward_hook(self.add_results)
+        for name, parameter in model.named_parameters():
+            self.add("parameter", name, parameter)
+            parameter.register_post_accumulate_grad_hook(lambda p, name=name: self.add("gradient", name, p.grad))
+
+    def add_results(self, module: nn.Module, args, results: tuple[Tensor, Tensor]) -> None:
+        for kind, tensor in zip(("logits", "loss"), results, strict=True):
+            self.add(kind, "model", tensor)
+
+    def add(self, kind: str, name: str, tensor: Tensor, owner: str | None = None) -> None:
+        self.add_dtype(kind, name, short_name(tensor.dtype), owner)
+
+    def add_dtype(self, kind: str, name: str, dtype: str, owner: str | None = None) -> None:
+        key = kind, re.sub(r"layers\.\d+", "layers.*", name), dtype
+        self.names.setdefault(key, set()).add(owner or name)
+
+    def add_parts(self, tracker: MemoryTracker) -> None:
+        """The types of numbers that the forward pass made, by the range in which it made them, in order."""
+        for allocation in tracker.allocations:
+            in_part = allocation.phase == "forward" and allocation.where != "forward"
+            if in_part and "float" in allocation.dtype:
+                self.add_dtype("part", allocation.where, allocation.dtype)
+
+    def rows(self) -> list[dict]:
+        return [
+            {"what": kind, "name": name, "dtype": dtype, "count": len(owners)}
+            for (kind, name, dtype), owners in self.names.items()
+        ]
+
+
+def data_types(precision: str, device: torch.device) -> list[dict]:
+    """{model, autocast, what, name, dtype, count} of the toy model and of TinyLlamaModel, trained under autocast.
+
+    Two layers of the default width, whatever size is timed: kernels differ with size, data types do not.
+    """
+    training = TrainingConfig(batch_size=2, seq_len=16, num_steps=1, precision=precision)
+    workload = TinyLlamaWorkload(TinyLlamaConfig(n_layers=2, max_seq_len=training.seq_len), training)
+    set_numerics(training.seed, precision, training.deterministic)
+    state = workload.build(device)
+    toy = ToyModel(20, 5).to(device)
+    toy_batch = torch.randn(8, 20, device=device), torch.randint(5, (8,), device=device)
+    toy_state = state._replace(model=toy, optimizer=torch.optim.AdamW(toy.parameters()))
+    cases = ((toy_state, itertools.repeat(toy_batch)), (state, workload.batches(device)))
+    return [
+        {"model": type(one.model).__name__, "autocast": precision} | row
+        for one, stream in cases
+        for row in types_in_a_step(one, stream)
+    ]
+
+
+def types_in_a_step(state: TrainingState, stream) -> list[dict]:
+    """{what, name, dtype, count}: what hooks find while the model trains, and the types that its parts make."""
+    recorder, tracker = DtypeRecorder(state.model), None
+    while not state.optimizer.state:  # the gradient scaler of fp16 skips steps until its factor is small enough
+        tracker = MemoryTracker(state.model, state.optimizer)
+        train(state, stream, 1, 1, FakeRunMeter(), FakeRunMeter(tracker))
+    names = {parameter: name for name, parameter in state.model.named_parameters()}
+    for parameter, tensors in state.optimizer.state.items():
+        for name, tensor in tensors.items():
+            recorder.add("optimizer state", name, tensor, names[parameter])
+    recorder.add_parts(tracker)
+    return recorder.rows()
+
+
+# ---- Reporting -----------------------------------------------------------------------------------------------------
+
+
+def side_by_side(rows: list[dict]) -> list[dict]:
+    """A line for each tensor with its type under each autocast.  What is kept from step to step is one line where all
+    tensors of the kind have the same type."""
+    lines: dict[tuple[str, str], dict] = {}
+    for autocast, what in dict.fromkeys((row["autocast"], row["what"]) for row in rows):
+        kind = [row for row in rows if (row["autocast"], row["what"]) == (autocast, what)]
+        if what in KEPT and len({row["dtype"] for row in kind}) == 1:
+            kind = [kind[0] | {"name": "all", "count": sum(row["count"] for row in kind)}]
+        for row in kind:
+            line = lines.setdefault((what, row["name"]), {name: row[name] for name in ("what", "name", "count")})
+            line[autocast] = f"{line[autocast]}, {row['dtype']}" if autocast in line else row["dtype"]
+    return list(lines.values())
+
+
+def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.device) -> list[Section]:
+    """A table for each model, and one for the parts inside; sentences from them."""
+    ran = [name for name in AUTOCAST if name not in lacking]
+    columns = (
+        column("tensor", "what", left=True),
+        column("where", "name", left=True),
+        column("count", "count"),
+        *(column(f"under {name}", name, left=True) for name in ran),
+    )
+    found = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        hooked, parts = (
+            [row for row in rows if row["model"] == model and (row["what"] == "part") == is_part]
+            for is_part in (False, True)
+        )
+        title = f"Data types of {model} under autocast, on {device.type}"
+        found.append(Section(title, columns, side_by_side(hooked), [conclusions(hooked, name) for name in ran]))
+        if parts:
+            text = ["Every type in which the part makes a tensor: results, and copies of its inputs and weights."]
+            found.append(Section(f"Inside {model}: the parts of its forward pass", columns, side_by_side(parts), text))
+    found = found or [Section("Data types under autocast")]
+    found[-1].text += [f"Not run under {name}: {reason}" for name, reason in lacking.items() if name in AUTOCAST]
+    return found
+
+
+def conclusions(rows: list[dict], autocast: str) -> str:
+    """Which outputs stayed float32, how many did not, and whether what is kept from step to step did."""
+    rows = [row for row in rows if row["autocast"] == autocast]
+    outputs: dict[str, set[str]] = {}
+    for row in rows:
+        if row["what"] not in KEPT:
+            outputs.setdefault(row["name"] if row["what"] == "output" else row["what"], set()).add(row["dtype"])
+    wide = [name for name, dtypes in outputs.items() if dtypes == {"float32"}]
+    kept = sorted({row["dtype"] for row in rows if row["what"] in KEPT})
+    return (
+        f"Under {autocast}, of {len(outputs)} kinds of output these are float32: {', '.join(wide) or 'none'}. "
+        f"Parameters, gradients and optimizer state are {', '.join(kept)}."
+    )

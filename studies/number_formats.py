@@ -1,0 +1,238 @@
+"""What can float32, tfloat32, bfloat16 and float16 represent, and how do sums round in them?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from harness.files import explain_nulls_recursively
+from harness.tables import Section, column
+from studies.autocast import short_name
+from studies.sweep import yes_no_column
+from tiny_llama_v1 import RMSNorm
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ADDEND, ADDITIONS = 0.01, 1000
+
+# ---- Range and precision -------------------------------------------------------------------------------------------
+
+
+def format_of(exponent_bits: int, mantissa_bits: int) -> dict:
+    """The figures of a binary format with a sign, as IEEE 754 lays it out: the largest exponent is for inf and nan."""
+    bias = 2 ** (exponent_bits - 1) - 1
+    return {
+        "exponent_bits": exponent_bits,
+        "mantissa_bits": mantissa_bits,
+        "largest": (2 - 2.0**-mantissa_bits) * 2.0**bias,
+        "smallest_normal": 2.0 ** (1 - bias),
+        "smallest_subnormal": 2.0 ** (1 - bias - mantissa_bits),
+        "eps": 2.0**-mantissa_bits,
+        "decimal_digits": math.floor(mantissa_bits * math.log10(2)),
+    }
+
+
+def formats() -> list[dict]:
+    """float32, tfloat32, bfloat16, float16: by torch.finfo.  tfloat32 is no data type of tensors: by arithmetic, from
+    the exponent of float32 and the mantissa of float16."""
+    rows = {}
+    for dtype in DTYPES:
+        info = torch.finfo(dtype)
+        mantissa_bits = round(-math.log2(info.eps))
+        rows[dtype] = {
+            "type": short_name(dtype),
+            "exponent_bits": info.bits - 1 - mantissa_bits,
+            "mantissa_bits": mantissa_bits,
+            "largest": info.max,
+            "smallest_normal": info.smallest_normal,
+            "smallest_subnormal": info.smallest_normal * info.eps,
+            "eps": info.eps,
+            "decimal_digits": math.floor(mantissa_bits * math.log10(2)),
+            "source": "torch.finfo",
+        }
+    bits = rows[torch.float32]["exponent_bits"], rows[torch.float16]["mantissa_bits"]
+    tf32 = {"type": "tfloat32"} | format_of(*bits) | {"source": "arithmetic"}
+    return [rows[torch.float32], tf32, rows[torch.bfloat16], rows[torch.float16]]
+
+
+def format_section() -> Section:
+    columns = (
+        column("type", "type", left=True),
+        column("exponent bits", "exponent_bits"),
+        column("mantissa bits", "mantissa_bits"),
+        column("largest", "largest", ".6g"),
+        column("smallest normal", "smallest_normal", ".3g"),
+        column("smallest subnormal", "smallest_subnormal", ".3g"),
+        column("eps", "eps", ".3g"),
+        column("decimal digits", "decimal_digits"),
+        column("from", "source", left=True),
+    )
+    text = [
+        "tfloat32 is what matrix units of GPUs round the inputs of a matmul to; the tensors stay float32. Its row is "
+        "that of a format with the exponent of float32 and the mantissa of float16."
+    ]
+    return Section("Range and precision", columns, formats(), text)
+
+
+# ---- Sums of squares -----------------------------------------------------------------------------------------------
+
+
+def powers(dtype: torch.dtype) -> Iterator[float]:
+    """The powers of two that are normal numbers of the type, upwards."""
+    info = torch.finfo(dtype)
+    for exponent in range(round(math.log2(info.smallest_normal)), math.floor(math.log2(info.max)) + 1):
+        yield 2.0**exponent
+
+
+def squares(width: int, device: torch.device) -> list[dict]:
+    """What a normalization needs, the squares of a row of so many equal entries, summed or averaged in each type: the
+    largest power of two for which the sum is 0, and the smallest for which sum and mean are inf.
+
+    Then a row whose mean of squares float16 cannot represent, normalized: its largest magnitude, 1 if all is well.
+    """
+    rows = [limits_of_squares(dtype, width, device) for dtype in DTYPES]
+    entry = rows[DTYPES.index(torch.float16)]["mean_infinite_from"]
+    return [
+        row | {"entry": entry} | normalized(entry, dtype, width, device)
+        for dtype, row in zip(DTYPES, rows, strict=True)
+    ]
+
+
+def limits_of_squares(dtype: torch.dtype, width: int, device: torch.device) -> dict:
+    def first_infinite(totals: dict[float, Tensor]) -> float:
+        return next(x for x, total in totals.items() if total.isinf())
+
+    entries = {x: torch.full((width,), x, dtype=dtype, device=device).pow(2) for x in powers(dtype)}
+    sums = {x: row.sum() for x, row in entries.items()}
+    return {
+        "type": short_name(dtype),
+        "width": width,
+        "zero_up_to": max(x for x, total in sums.items() if total == 0),
+        "sum_infinite_from": first_infinite(sums),
+        "mean_infinite_from": first_infinite({x: row.mean() for x, row in entries.items()}),
+    }
+
+
+def normalized(entry: float, dtype: torch.dtype, width: int, device: torch.device) -> dict[str, float]:
+    """The largest magnitude of a row of entries of both signs, normalized in three ways."""
+    row = torch.full((width,), entry, dtype=dtype, device=device)
+    row[1::2] *= -1  # a mean of 0, for the layer norm
+    norm = RMSNorm(width, 1e-6).to(device, dtype)
+    with torch.no_grad():
+        results = {
+            "written_out": row * torch.rsqrt(row.pow(2).mean() + norm.eps),
+            "rms_norm": norm(row),
+            "layer_norm": F.layer_norm(row, (width,)),
+        }
+    return {name: y.abs().max().item() for name, y in results.items()}
+
+
+def squares_section(rows: list[dict]) -> Section:
+    """Overflow and underflow where a normalization meets them."""
+    columns = (
+        column("type", "type", left=True),
+        column("sum is 0 up to", "zero_up_to", ".3g"),
+        column("sum is inf from", "sum_infinite_from", ".3g"),
+        column("mean is inf from", "mean_infinite_from", ".3g"),
+        column("norm, written out", "written_out", ".4g"),
+        column("RMSNorm", "rms_norm", ".4g"),
+        column("F.layer_norm", "layer_norm", ".4g"),
+    )
+    largest = ", ".join(f"{row['type']} {row['sum_infinite_from'] / 2:.3g}" for row in rows)
+    wrong = [row["type"] for row in rows if abs(row["written_out"] - 1) > 0.01]
+    text = [
+        f"Sum and mean of the squares of {rows[0]['width']} equal entries, over the powers of two. The largest entries "
+        f"whose sum the type can represent: {largest}.",
+        f"Last three columns: a row of entries of ±{rows[0]['entry']:g}, normalized in the type; 1 if all is well. "
+        f"Written out, step by step in the type itself, it is wrong in: {', '.join(wrong) or 'none'}.",
+    ]
+    return Section("What a normalization needs: sums of squares", columns, rows, text)
+
+
+# ---- Accumulation --------------------------------------------------------------------------------------------------
+
+
+def accumulated(accumulator: torch.dtype, addend: torch.dtype, converted: bool, device: torch.device) -> list[float]:
+    """The sums after each addition of ADDEND, rounded to its type, and to that of the accumulator first if asked."""
+    total = torch.zeros((), dtype=accumulator, device=device)
+    one = torch.tensor(ADDEND, dtype=addend, device=device)
+    sums = []
+    for _ in range(ADDITIONS):
+        total += one.to(accumulator) if converted else one
+        sums.append(total.clone())
+    return torch.stack(sums).cpu().double().tolist()
+
+
+def unit_in_the_last_place(value: float, dtype: torch.dtype) -> float:
+    """Between a normal number of the type and the next one."""
+    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(value))
+
+
+def stalls_from(dtype: torch.dtype, addend: torch.dtype, device: torch.device) -> float:
+    """The smallest power of two, from 1 on, to which ADDEND can be added without changing it."""
+    one = torch.tensor(ADDEND, dtype=addend, device=device).to(dtype)
+    return next(x for x in powers(dtype) if x >= 1 and one + x == x)
+
+
+def accumulation(device: torch.device) -> tuple[list[dict], dict[str, list[float]]]:
+    """ADDEND summed ADDITIONS times in each pair of types: rows, and the sums addition by addition, by label."""
+    cases = [(torch.float32, torch.float32, False)]
+    for low in (torch.float16, torch.bfloat16):
+        cases += [(low, low, False), (torch.float32, low, False), (torch.float32, low, True)]
+    rows, series = [], {}
+    for accumulator, addend, converted in cases:
+        sums = accumulated(accumulator, addend, converted, device)
+        lost = next((n for n, (a, b) in enumerate(itertools.pairwise(sums), 2) if a == b), None)
+        rounded = torch.tensor(ADDEND, dtype=addend).item()
+        rows.append(
+            {
+                "accumulator": short_name(accumulator),
+                "addend": short_name(addend),
+                "converted_first": converted,
+                "result": sums[-1],
+                "relative_error": sums[-1] / (ADDITIONS * ADDEND) - 1,
+                "relative_error_of_addend": rounded / ADDEND - 1,
+                "unit_in_the_last_place": unit_in_the_last_place(sums[-1], accumulator),
+                "stalls_from": stalls_from(accumulator, addend, device),
+                "first_lost_addition": lost,
+            }
+        )
+        if not converted:
+            series[f"{short_name(accumulator)} += {short_name(addend)}"] = sums
+    return explain_nulls_recursively(rows, {"first_lost_addition": "the sum grew with each addition"}), series
+
+
+def accumulation_section(rows: list[dict]) -> Section:
+    columns = (
+        column("accumulator", "accumulator", left=True),
+        column("addend", "addend", left=True),
+        yes_no_column("converted first", "converted_first"),
+        column("result", "result", ".7g"),
+        column("relative error", "relative_error", "+.2e"),
+        column("of the addend alone", "relative_error_of_addend", "+.2e"),
+        column("stalls from", "stalls_from", ",g"),
+        column("first lost addition", "first_lost_addition"),
+    )
+    text = []
+    for row in rows:
+        if row["accumulator"] == row["addend"]:
+            unit, lost = row["unit_in_the_last_place"], row["first_lost_addition"]
+            reached = f"this sum reached it at addition {lost - 1}" if lost else "this sum does not reach it"
+            text.append(
+                f"{row['accumulator']}: at {row['result']:.7g} one unit in the last place is {unit:.3g}, "
+                f"{unit / ADDEND:.3g} addends. From {row['stalls_from']:,g} on an addend is less than half a unit "
+                f"and is lost; {reached}."
+            )
+    for addend in dict.fromkeys(row["addend"] for row in rows):
+        pair = [row for row in rows if row["addend"] == addend and row["accumulator"] != addend]
+        if len({row["result"] for row in pair}) == 1:
+            share = pair[0]["relative_error_of_addend"] / pair[0]["relative_error"]
+            text.append(
+                f"float32 += {addend} is the same, converted first or not: {pair[0]['result']:.7g}; {share:.1%} of its "
+                "error is that of the addend."
+            )
+    return Section(f"{ADDEND} summed {ADDITIONS:,} times; {ADDITIONS * ADDEND:g} is exact", columns, rows, text)
