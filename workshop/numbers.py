@@ -275,7 +275,9 @@ def measured(number: int) -> str:
     rows = []
     for field in fields(worksheet(exercises()[number].text)):
         answer = Answer(*(document["answers"][field.id][name] for name in ("value", "evidence")))
-        value = {True: "yes", False: "no"}.get(answer.value, answer.shown)
+        value = answer.shown
+        if isinstance(answer.value, bool):
+            value = "yes" if answer.value else "no"
         unit = field.unit if field.is_number and answer.value is not None else ""
         rows.append([field.id, field.what, f"{value} {unit}".strip(), answer.evidence])
     about = provenance(document, f"python3 run_exercise.py {number}")

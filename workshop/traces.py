@@ -28,6 +28,13 @@ def calls(trace: Source, names: tuple[str, ...] | None = None) -> Answer:
     return trace.computed(found / trace["steps.count"], f"{which}: {found:,} calls in {trace['steps.count']} steps")
 
 
+def kernel_launches(trace: Source) -> Answer:
+    """Kernels per step; unknown without a GPU."""
+    kernels = trace["kernels"]
+    launches = sum(row["count_per_step"] for row in kernels)
+    return trace.computed(launches or None, "kernels, sum of count_per_step" if kernels else "kernels: none without a GPU")
+
+
 def operator(trace: Source, i: int) -> Answer:
     """The i-th operator by self time, on the GPU where there is one."""
     row = trace[f"operators.{i}"]

@@ -2,7 +2,18 @@
 
 from harness.units import MB
 from workshop.results import Answer, Results, Source, check_rule, derived, percent, ratio
-from workshop.traces import FILE, MATMUL, MATMULS, calls, class_share, component_share, operator, opportunity, verdict
+from workshop.traces import (
+    FILE,
+    MATMUL,
+    MATMULS,
+    calls,
+    class_share,
+    component_share,
+    kernel_launches,
+    operator,
+    opportunity,
+    verdict,
+)
 
 TEMPLATE = {"run": "exercise1_baseline", "trace": "exercise1_profiles"}
 SETTINGS = {"batch_size": 8, "seq_len": 128, "num_steps": 20}
@@ -43,7 +54,6 @@ def trace_answers(results: Results, trace: Source) -> dict[str, Answer]:
     file = min((results.folder / PROFILED).glob("trace_step_*.pt.trace.json*"))
     matmuls = class_share(trace, MATMUL)
     attention, mlp = (component_share(trace, prefix) for prefix in ("attention.", "mlp."))
-    kernels, steps = sum(row["calls"] for row in trace["kernels"]), trace["steps.count"]
     problems = trace["integrity.problems"]
     return {
         "1.11": Answer(file.stat().st_size / MB, file.name, PROFILED),
@@ -57,10 +67,7 @@ def trace_answers(results: Results, trace: Source) -> dict[str, Answer]:
         "1.19": attention,
         "1.20": mlp,
         "1.21": calls(trace),
-        "1.22": trace.computed(
-            kernels / steps if kernels else None,
-            f"kernels, {kernels:,} launches in {steps} steps" if kernels else "kernels: none, there is no GPU",
-        ),
+        "1.22": kernel_launches(trace),
         "1.23": verdict(trace),
         "1.24": opportunity(trace, 0),
         "1.25": check_rule(lambda share: share > 50, matmuls),
