@@ -1,17 +1,20 @@
-"""What the commands of an exercise have left in a folder, and an answer with its evidence."""
+"""What the commands of an exercise have left in a folder, and answers with their evidence."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.documents import read_document
 from harness.errors import UserError
+from harness.units import MB
 from workshop.texts import Exercise, exercises
 
 TOLERANCE = 0.02  # of a number that was read from a screen
+PERCENT = 0.01  # as a scale: of a share
 
 
 @dataclass(frozen=True)
@@ -19,15 +22,67 @@ class Answer:
     """What belongs in a field, and where it was read or how it was computed.  None where this machine cannot tell."""
 
     value: float | int | str | bool | None
-    evidence: str
+    text: str  # the place in the file, or the computation; the reason where there is no value
+    file: str = ""  # below the results folder
     tolerance: float = TOLERANCE  # relative; what is computed from rounded readings can be further off
+
+    @property
+    def evidence(self) -> str:
+        return f"{self.file}: {self.text}" if self.file else self.text
+
+    @property
+    def shown(self) -> str:
+        """As it stands in the field."""
+        if self.value is None:
+            return "not given here"
+        if isinstance(self.value, bool):
+            return "x" if self.value else " "
+        return significant(self.value) if isinstance(self.value, int | float) else self.value
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number for a person: thousands separated, four significant digits, integers in full."""
+    if isinstance(value, int) or value == 0:
+        return f"{value:,}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}" if decimals <= 8 else f"{value:.{digits - 1}e}"
+
+
+# ---- Answers from answers -----------------------------------------------------------------------------------------
+
+
+def derived(work: Callable, *parts: Answer, sign: str = ", ") -> Answer:
+    """work(*values) of other answers, with their evidence; the first unknown one where one is unknown."""
+    for part in parts:
+        if part.value is None:
+            return part
+    same_file = len({part.file for part in parts}) == 1
+    texts = [f"{part.text if same_file else part.evidence} = {part.shown}" for part in parts]
+    value = work(*(part.value for part in parts))
+    return Answer(value, sign.join(texts), parts[0].file if same_file else "")
+
+
+def check_rule(rule: Callable[..., bool], *parts: Answer) -> Answer:
+    """Whether the rule is met by the values of other answers."""
+    return derived(rule, *parts)
+
+
+def ratio(over: Answer, under: Answer) -> Answer:
+    return derived(operator.truediv, over, under, sign=" / ")
+
+
+def percent(part: Answer, whole: Answer) -> Answer:
+    return derived(lambda a, b: 100.0 * a / b, part, whole, sign=" / ")
+
+
+# ---- Documents ----------------------------------------------------------------------------------------------------
 
 
 class Source:
-    """A JSON document of a results folder."""
+    """A JSON document of a results folder, or a row of it."""
 
-    def __init__(self, name: str, document: dict):
-        self.name, self.document = name, document
+    def __init__(self, name: str, document: dict, place: str = ""):
+        self.name, self.document, self.place = name, document, place
 
     def __getitem__(self, path: str):
         """The value at a dotted path.  Raises UserError, naming file and path, if there is none."""
@@ -36,42 +91,31 @@ class Source:
             for part in path.split("."):
                 value = value[int(part)] if isinstance(value, list) else value[part]
         except (KeyError, IndexError, TypeError):
-            raise UserError(f"{self.name}: has no {path}; was it written by another version?") from None
+            raise UserError(f"{self.name}: {self.place}has no {path}; was it written by another version?") from None
         return value
 
+    def computed(self, value, text: str) -> Answer:
+        """An answer that was computed from this document."""
+        return Answer(value, f"{self.place}{text}", self.name)
+
     def answer(self, path: str, scale: float = 1.0) -> Answer:
-        """The value at a dotted path, divided by the scale; its reason as evidence where it is null."""
+        """The value at a dotted path, divided by the scale; the reason where it is null."""
         value = self[path]
         if value is None:
-            return Answer(None, self.reason(path))
-        scaled = value / scale if scale != 1.0 else value
-        return Answer(scaled, f"{self.name}: {path}")
+            parent, _, name = path.rpartition(".")
+            reasons = self[parent] if parent else self.document
+            return self.computed(None, f"{path}: {reasons.get(f'{name}_reason', 'not recorded')}")
+        if scale == 1.0:
+            return self.computed(value, path)
+        return self.computed(value / scale, f"{path} in MB" if scale == MB else path)
 
-    def reason(self, path: str) -> str:
-        parent, _, name = path.rpartition(".")
-        return (self[parent] if parent else self.document).get(f"{name}_reason", "not recorded")
-
-    def says(self, value, text: str) -> Answer:
-        """An answer that was worked out from this document."""
-        return Answer(value, f"{self.name}: {text}")
-
-    def from_rows(self, rows: list[dict], label: Callable[[dict], str], work: Callable[..., tuple]) -> Answer:
-        """From work(*rows) of a sweep, a value and its evidence; the reason where one of them was not measured."""
-        for row in rows:
-            if row["status"] != "ok":
-                return self.says(None, f"rows, {label(row)}: {row['status']}, {row['reason']}")
-        value, text = work(*rows)
-        return self.says(value, f"rows, {text}")
-
-
-def holds(answer: Answer, rule: Callable) -> Answer:
-    """The rule on an answer, with the evidence of it."""
-    return Answer(None if answer.value is None else rule(answer.value), answer.evidence)
-
-
-def share(part: float, whole: float) -> float:
-    """Percent."""
-    return 100.0 * part / whole
+    def row(self, where: str = "rows", **key) -> Source:
+        """The row of a list that has these values.  Raises UserError, naming file and row, if there is none."""
+        words = [value if isinstance(value, str) else f"{name} {value}" for name, value in key.items()]
+        for row in self[where]:
+            if all(row.get(name) == value for name, value in key.items()):
+                return Source(self.name, row, f"{', '.join([where, *words])}: ")
+        raise UserError(f"{self.name}: {where} has no {', '.join(words)}; was it written by another version?")
 
 
 class Results:
@@ -79,10 +123,10 @@ class Results:
 
     def __init__(self, folder: Path, exercise: Exercise):
         self.folder, self.exercise = folder, exercise
-        self.environment: dict | None = None  # of the first document that was read and has one
+        self.environment: dict | None = None  # of the first document that has one
 
     def read(self, pattern: str, file: str, **expected) -> Source:
-        """The newest folder of the pattern with such a file, which must be of the settings that are expected.
+        """The newest folder of the pattern with such a file, which must have the settings that are expected.
 
         Raises UserError that says which command writes what is missing, or what was found instead.
         """
@@ -92,76 +136,47 @@ class Results:
         path = max(found, key=lambda path: path.stat().st_mtime)
         document = read_document(path)
         if document is None:
-            raise UserError(f"{path}: is no document of the workshop; {self.writer_of(pattern)}")
+            raise UserError(f"{path}: was not written by this workshop; {self.writer_of(pattern)}")
         self.environment = self.environment or document.get("environment")
-        source = Source(str(path.relative_to(self.folder)), document)
         settings = settings_of(document)
         for name, value in expected.items():
             if settings.get(name) != value:
                 raise UserError(
-                    f"{path}: is of {name} {settings.get(name)}, and exercise {self.exercise.number} of {value}; "
+                    f"{path}: has {name} {settings.get(name)}, and exercise {self.exercise.number} needs {value}; "
                     f"{self.writer_of(pattern)}"
                 )
-        return source
-
-    def completed(self, name: str) -> bool:
-        """Whether there is such a run and it came to its end; for runs that not every machine can do."""
-        document = read_document(self.folder / name / "performance_summary.json")
-        return document is not None and document["status"] == "completed"
+        return Source(str(path.relative_to(self.folder)), document)
 
     def run(self, pattern: str, **expected) -> Source:
+        """The summary of a run, which must have been completed."""
         source = self.read(pattern, "performance_summary.json", **expected)
         if source["status"] != "completed":
-            raise UserError(f"{self.folder / source.name}: the run {source['status']}; {self.writer_of(pattern)}")
+            raise UserError(f"{self.folder / source.name}: the run was {source['status']}; {self.writer_of(pattern)}")
         return source
 
+    def has(self, folder: str, file: str = "performance_summary.json") -> bool:
+        """Whether there is such a file, of a run that was completed; for what not every machine can run."""
+        document = read_document(self.folder / folder / file)
+        return document is not None and document.get("status", "completed") == "completed"
+
     def writer_of(self, pattern: str) -> str:
-        """Which command writes it, or whose results stand there instead."""
-        word = pattern.rstrip("*").rstrip("_")
-        line = self.exercise.line_of(word) or self.exercise.line_of(f"run_{word}") or self.launcher_line(word)
+        """Which command writes it, and whose results are in the folder instead."""
+        launcher = next((command for prefix, command in LAUNCHERS.items() if pattern.startswith(prefix)), pattern)
+        line = self.exercise.line_of(launcher)
         present = [number for number in exercises() if any(self.folder.glob(f"exercise{number}_*/"))]
         foreign = [] if self.exercise.number in present else present
-        hint = f"; {self.folder} holds results of exercise {foreign[0]}" if foreign else ""
+        hint = f"; {self.folder} has results of exercise {foreign[0]}" if foreign else ""
         where = f"{self.exercise.name}:{line}" if line else self.exercise.name
         return f"the command in {where} writes it{hint}"
 
-    def launcher_line(self, word: str) -> int | None:
-        for prefix, command in LAUNCHERS.items():
-            if word.startswith(prefix):
-                return self.exercise.line_of(command)
-        return None
 
-
-# Result folders that a launcher names, and the launcher.
-LAUNCHERS = {
-    "baseline_results": "run_baseline.sh",
-    "profiler_results": "run_pytorch_profiler.sh",
-    "flops_results": "run_deepspeed_flops.sh",
-    "performance_results": "launch_performance_study.sh",
-}
+LAUNCHERS = {"performance_results": "launch_performance_study.sh"}  # by the result folders that they name themselves
 
 
 def settings_of(document: dict) -> dict:
-    """The flags and the model that a document is of."""
-    config = document.get("config", document)
-    if "size" in document:  # of a benchmark
-        return {name: document.get(name) for name in ("size", "batch_size")}
-    memory = {"device_memory_mb": document["device_memory_mb"]} if "device_memory_mb" in document else {}
-    return memory | config.get("arguments", config.get("training", {})) | config.get("model", {})
-
-
-def significant(value: float, digits: int = 4) -> str:
-    """A number for a person: thousands apart, four significant digits, whole numbers whole."""
-    if isinstance(value, int) or value == 0:
-        return f"{value:,}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{decimals}f}" if decimals <= 8 else f"{value:.{digits - 1}e}"
-
-
-def shown(answer: Answer) -> str:
-    """What stands in the field."""
-    if answer.value is None:
-        return "not given here"
-    if isinstance(answer.value, bool):
-        return "x" if answer.value else " "
-    return significant(answer.value) if isinstance(answer.value, int | float) else answer.value
+    """The settings that a document was measured or predicted with: of a run, of a sweep or of a benchmark."""
+    sections = document.get("config", document)
+    settings = {name: document[name] for name in ("size", "batch_size", "device_memory_mb") if name in document}
+    for name in ("settings", "training", "profiling", "model"):
+        settings |= sections.get(name, {})
+    return settings

@@ -1,4 +1,4 @@
-"""What README.md and exercises/ hold: shell blocks with their marks, worksheet fields, links, headings."""
+"""What is in the texts: shell blocks with their marks, fields of worksheets."""
 
 from __future__ import annotations
 
@@ -69,6 +69,10 @@ class Exercise:
     def name(self) -> str:
         return str(self.path.relative_to(PROJECT))
 
+    @property
+    def title(self) -> str:
+        return self.text.splitlines()[0].removeprefix("# ")
+
     def line_of(self, word: str) -> int | None:
         """The line of the first shell block that names it."""
         for block in shell_blocks(self.text):
@@ -80,11 +84,8 @@ class Exercise:
 
 def exercises() -> dict[int, Exercise]:
     """All exercises by number."""
-    found = {}
-    for path in (PROJECT / "exercises").glob("exercise_*_*.md"):
-        number = int(path.name.split("_")[1])
-        found[number] = Exercise(number, path)
-    return dict(sorted(found.items()))
+    found = [Exercise(int(path.name.split("_")[1]), path) for path in GUIDE.parent.glob("exercise_*_*.md")]
+    return {one.number: one for one in sorted(found, key=lambda one: one.number)}
 
 
 # ---- Worksheets -------------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ class Field:
     id: str
     what: str
     unit: str  # of a number; `name`; `one of: a, b`; or TICK_BOX
-    value: str  # as it stands there
+    value: str  # what is filled in
     line: int
 
     @property
@@ -123,18 +124,18 @@ class Field:
 
 
 def fields(text: str) -> list[Field]:
-    """Every field of a worksheet, in order.  Raises UserError where one stands twice."""
+    """Every field of a worksheet, in order.  Raises UserError if one appears twice."""
     found: dict[str, Field] = {}
     fenced = generated = False
     for number, line in enumerate(text.splitlines(), 1):
         fenced ^= line.lstrip().startswith("```")
-        generated = (generated or "[[[cog" in line) and "[[[end]]]" not in line  # what another machine gave
+        generated = (generated or "[[[cog" in line) and "[[[end]]]" not in line  # the answers of another machine
         match = None if fenced or generated else ROW.match(line) or TICK.match(line)
         if match:
             parts = {name: value.strip() for name, value in match.groupdict().items()}
             field = Field(parts["id"], parts["what"], parts.get("unit", TICK_BOX), parts["value"], number)
             if field.id in found:
-                raise UserError(f"line {number}: {field.id} stands on line {found[field.id].line} already")
+                raise UserError(f"line {number}: {field.id} is on line {found[field.id].line} already")
             found[field.id] = field
     return list(found.values())
 
@@ -147,25 +148,3 @@ def worksheet(text: str, heading: str = "## Worksheet") -> str:
     start = lines.index(heading) + 1
     end = next((i for i in range(start, len(lines)) if lines[i].startswith("## ")), len(lines))
     return "\n".join(lines[start:end]).strip() + "\n"
-
-
-# ---- Links ------------------------------------------------------------------------------------------------------
-
-
-def headings(text: str) -> set[str]:
-    """The anchors of a text's headings, as GitHub makes them."""
-    found: set[str] = set()
-    for title in re.findall(r"^#{1,6} (.+)$", outside_of_blocks(text), re.M):
-        plain = re.sub(r"[^\w\- ]", "", re.sub(r"`|\*\*", "", title).strip().lower()).replace(" ", "-")
-        names = (plain, *(f"{plain}-{n}" for n in range(1, 99)))
-        found.add(next(name for name in names if name not in found))
-    return found
-
-
-def links(text: str) -> list[str]:
-    """Targets of every link and picture."""
-    return re.findall(r"\]\(([^)\s]+)\)", outside_of_blocks(text))
-
-
-def outside_of_blocks(text: str) -> str:
-    return re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)

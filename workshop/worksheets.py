@@ -1,4 +1,4 @@
-"""Fill a worksheet with what the results say, or compare one that somebody filled with them."""
+"""Fill in a worksheet with what the results say, or compare one that somebody filled in with them."""
 
 from __future__ import annotations
 
@@ -8,36 +8,34 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from harness.errors import UserError
-from workshop.results import TOLERANCE, Answer, Results, shown
+from workshop.results import TOLERANCE, Answer, Results
 from workshop.template import template_answers
-from workshop.texts import README, ROW, TICK, TICK_BOX, Exercise, Field, exercises, fields, worksheet
+from workshop.texts import GUIDE, ROW, TICK, TICK_BOX, Exercise, Field, exercises, fields, worksheet
 
 TEMPLATE_HEADING = "## Results template"
 
 
 def answers(results: Results) -> dict[str, Answer]:
-    """Every field of the exercise's worksheet; of the template too, where the exercise has a run that fills it."""
+    """Every field of the exercise's worksheet; of the template too, where the exercise has a run that fills it in."""
     module = importlib.import_module(f"workshop.answers.exercise_{results.exercise.number}")
-    found = module.answers(results)
     template = template_answers(results, **module.TEMPLATE) if hasattr(module, "TEMPLATE") else {}
-    return template | found
+    return template | module.answers(results)
 
 
 def fields_of(exercise: Exercise) -> dict[str, Field]:
     """The fields of an exercise's worksheet and of the template, by id."""
-    both = [*fields(worksheet(README.read_text(), TEMPLATE_HEADING)), *fields(worksheet(exercise.text))]
+    both = [*fields(worksheet(GUIDE.read_text(), TEMPLATE_HEADING)), *fields(worksheet(exercise.text))]
     return {field.id: field for field in both}
 
 
-# ---- Filling ----------------------------------------------------------------------------------------------------
+# ---- Filling in ---------------------------------------------------------------------------------------------------
 
 
 def filled(exercise: Exercise, found: dict[str, Answer], about: list[str]) -> str:
-    """worksheet.md: title, what it was measured on, the template if it was filled, the worksheet."""
-    title = exercise.text.splitlines()[0].removeprefix("# ")
-    lines = [f"# {title}: worksheet", "", *about, ""]
+    """worksheet.md: title, what it was measured on, the template if it was filled in, the worksheet."""
+    lines = [f"# {exercise.title}: worksheet", "", *about, ""]
     if any(name.startswith("R.") for name in found):
-        lines += ["## Results", "", *fill(worksheet(README.read_text(), TEMPLATE_HEADING), found), ""]
+        lines += ["## Results", "", *fill(worksheet(GUIDE.read_text(), TEMPLATE_HEADING), found), ""]
     lines += ["## Worksheet", "", *fill(worksheet(exercise.text), found)]
     return "\n".join(lines) + "\n"
 
@@ -48,12 +46,13 @@ def fill(text: str, found: dict[str, Answer]) -> Iterable[str]:
         row, tick = ROW.match(line), TICK.match(line)
         if row:
             answer = found[row["id"]]
-            yield f"{line[: row.start('value')]} {shown(answer)} | {cell(answer.evidence)} |"
+            evidence = answer.evidence.replace("|", "\\|")
+            yield f"{line[: row.start('value')]} {answer.shown} | {evidence} |"
         elif tick:
             answer = found[tick["id"]]
-            mark = shown(answer) if answer.value is not None else " "
-            yield f"{line[: tick.start('value')]}{mark}{line[tick.end('value') :]}"
-            yield f"  - {answer.evidence}" if answer.value is not None else f"  - not given here: {answer.evidence}"
+            known = answer.value is not None
+            yield f"{line[: tick.start('value')]}{answer.shown if known else ' '}{line[tick.end('value') :]}"
+            yield f"  - {'' if known else f'{answer.shown}: '}{answer.evidence}"
         elif re.match(r"^\|[^|]*nr\.", line):
             yield f"{line} from |"
         elif re.match(r"^\|[ :|-]+\|$", line):
@@ -62,94 +61,86 @@ def fill(text: str, found: dict[str, Answer]) -> Iterable[str]:
             yield line
 
 
-def cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-# ---- Checking ---------------------------------------------------------------------------------------------------
+# ---- Checking -----------------------------------------------------------------------------------------------------
 
 
 def read_filled(path: Path) -> tuple[Exercise, list[Field]]:
-    """A worksheet that somebody filled, and the exercise that it is of.  Raises UserError if it is none."""
+    """A worksheet that somebody filled in, and its exercise.  Raises UserError if it is not one."""
     try:
-        text = path.read_text()
+        found = fields(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        found = fields(text)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     numbers = sorted({int(field.id.split(".")[0]) for field in found if not field.id.startswith("R.")})
     if not numbers:
-        raise UserError(f"{path}: holds no field of a worksheet; rows as `| 1.1 | ... | unit | ... |` were expected")
+        raise UserError(f"{path}: has no field of a worksheet; rows such as `| 1.1 | ... | unit | ... |` were expected")
     if len(numbers) > 1:
-        raise UserError(f"{path}: holds fields of exercises {' and '.join(map(str, numbers))}; check one at a time")
+        raise UserError(f"{path}: has fields of exercises {' and '.join(map(str, numbers))}; check one at a time")
     return exercise_of(numbers[0], str(path)), found
 
 
-def exercise_of(number: int, what: str) -> Exercise:
+def exercise_of(number: int, name: str) -> Exercise:
+    """The exercise of this number, or a UserError that begins with the name."""
     known = exercises()
     if number not in known:
-        raise UserError(f"{what}: there is no exercise {number}; there are {min(known)} to {max(known)}", 2)
+        raise UserError(f"{name}: there is no exercise {number}; there are {min(known)} to {max(known)}", 2)
     return known[number]
 
 
 def check(
     found: list[Field], known: dict[str, Field], right: dict[str, Answer], name: str
 ) -> tuple[list[dict], list[str]]:
-    """Rows of what stands there and what belongs there, and a line for each field that cannot be compared."""
+    """A row for each field that can be judged or is missing, and a line for each that cannot be compared."""
     rows, problems = [], []
-    here = {field.id for field in found}
     for field in found:
+        place = f"{name}:{field.line}: {field.id}"
         if field.id not in known:
-            problems.append(f"{name}:{field.line}: {field.id} is no field of the exercise")
+            rows.append({"id": field.id, "yours": field.value, "verdict": "not a field"})
+            problems.append(f"{place} is not a field of the exercise")
         elif field.id in right:
-            row, problem = compare(field, known[field.id], right[field.id])
-            rows.append(row)
+            answer = right[field.id]
+            verdict, problem = judge(field, known[field.id], answer)
+            figures = {"yours": field.value or "-", "results": answer.shown}
+            if field.unit == TICK_BOX:
+                figures = {"yours": _yes_or_no(_ticked(field)), "results": _yes_or_no(answer.value)}
+            rows.append({"id": field.id, "what": known[field.id].what, **figures, "verdict": verdict})
             if problem:
-                problems.append(f"{name}:{field.line}: {field.id} {known[field.id].what}: {problem}")
-    missing = [id_ for id_ in known if id_ in right and id_ not in here and not id_.startswith("R.")]
-    problems += [f"{name}: {id_} {known[id_].what}: is missing; expected {known[id_].expected}" for id_ in missing]
+                problems.append(f"{place} {known[field.id].what}: {problem}")
+    here = {field.id for field in found}
+    for field in known.values():
+        if field.id in right and field.id not in here and not field.id.startswith("R."):
+            rows.append({"id": field.id, "what": field.what, "verdict": "missing"})
+            problems.append(f"{name}: {field.id} {field.what}: is missing; expected {field.expected}")
     return rows, problems
 
 
-def compare(field: Field, known: Field, answer: Answer) -> tuple[dict, str | None]:
-    """One row, and the problem if the value is blank or of another kind than was asked for."""
-    row = {
-        "id": field.id,
-        "what": known.what,
-        "yours": field.value or "-",
-        "results": shown(answer),
-        "verdict": "right",
-    }
-    if known.unit == TICK_BOX:
-        yours = field.value.lower() == "x"
-        row |= {"yours": "yes" if yours else "no", "results": {True: "yes", False: "no"}.get(answer.value, "-")}
-        if answer.value is None:
-            row["verdict"] = f"not checked: {answer.evidence}"
-        elif yours != answer.value:
-            row["verdict"] = f"wrong: {answer.evidence}"
-        return row, None
+def judge(field: Field, known: Field, answer: Answer) -> tuple[str, str | None]:
+    """The verdict, and the problem if the value is blank or of another kind than was asked for."""
     if answer.value is None:
-        row["verdict"] = f"not checked: {answer.evidence}"
-        return row, None
-    if not field.value.strip("_ "):
-        row["verdict"] = "blank"
-        return row, f"is blank; expected {known.expected}"
-    if known.is_number:
+        return f"not checked: {answer.evidence}", None
+    if known.unit == TICK_BOX:
+        agrees = _ticked(field) == answer.value
+    elif not field.value.strip("_ "):
+        return "blank", f"is blank; expected {known.expected}"
+    elif known.is_number:
         number = number_in(field.value, known.unit)
         if number is None:
-            row["verdict"] = "no number"
-            return row, f"expected {known.expected}, found {field.value!r}"
+            return "not a number", f"expected {known.expected}, found {field.value!r}"
         agrees = close(number, field.value, float(answer.value), answer.tolerance)
     else:
         if known.choices and choice(field.value) not in map(choice, known.choices):
-            row["verdict"] = "none of the choices"
-            return row, f"expected {known.expected}, found {field.value!r}"
+            return "not one of the choices", f"expected {known.expected}, found {field.value!r}"
         agrees = choice(field.value) == choice(str(answer.value))
-    if not agrees:
-        row["verdict"] = f"wrong: {answer.evidence}"
-    return row, None
+    return "right" if agrees else f"wrong: {answer.evidence}", None
+
+
+def _ticked(field: Field) -> bool:
+    return field.value.lower() == "x"
+
+
+def _yes_or_no(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: "-"}[value]
 
 
 NUMBER = re.compile(

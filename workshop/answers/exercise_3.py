@@ -1,36 +1,33 @@
-"""Bottlenecks: two sizes, two predicted ones, and one run explained to the bottom; the plan that follows."""
+"""Bottlenecks: two sizes measured, two predicted, one size in depth; and the plan that follows."""
 
-from workshop.answers.exercise_1 import share_of, verdict
-from workshop.results import Answer, Results, Source, share
+from workshop.results import PERCENT, Answer, Results, Source, check_rule, derived, percent, ratio
+from workshop.traces import FILE, MATMUL, class_share, component_share, opportunity, opportunity_bound, verdict
 
 TEMPLATE = {"run": "exercise3_flops", "trace": "exercise3_flops", "flops": "exercise3_flops"}
 
 
 def answers(results: Results) -> dict[str, Answer]:
-    flops = results.read("exercise3_flops", "flops_profile.json", batch_size=8, seq_len=128)
-    return {
-        **sizes(results),
-        **predicted(results),
-        **bottom(results, flops),
-        **plan(results.read("exercise3_flops", "operator_analysis.json")),
-    }
+    trace = results.read("exercise3_flops", FILE)
+    return sizes(results) | predicted(results) | in_depth(results, trace) | plan(trace)
 
 
 def sizes(results: Results) -> dict[str, Answer]:
     tiny, small = (results.run(f"performance_results_{size}_*", size=size) for size in ("tiny", "small"))
-    found = {}
-    for i, path in enumerate(("samples_per_sec", "median_step_time_ms", "achieved_tflops")):
-        for j, run in enumerate((tiny, small)):
-            found[f"3.{1 + 2 * i + j}"] = run.answer(f"performance.{path}")
-    both = f"{small.name} / {tiny.name}"
-    for nr, path in (
-        ("3.7", "config.model.parameters"),
-        ("3.8", "performance.model_flops_per_step"),
-        ("3.9", "performance.median_step_time_ms"),
-    ):
-        found[nr] = Answer(small[path] / tiny[path], f"{both}: {path}")
-    rates = [run["performance.achieved_tflops"] for run in (tiny, small)]
-    return found | {"3.36": Answer(rates[1] > rates[0], f"3.5 and 3.6: {rates[0]:.4f} and {rates[1]:.4f} TFLOP/s")}
+    tiny_step, small_step = (run.answer("performance.median_step_time_ms") for run in (tiny, small))
+    tiny_rate, small_rate = (run.answer("performance.achieved_tflops") for run in (tiny, small))
+    parameters, flops = "config.model.parameters", "performance.model_flops_per_step"
+    return {
+        "3.1": tiny.answer("performance.samples_per_sec"),
+        "3.2": small.answer("performance.samples_per_sec"),
+        "3.3": tiny_step,
+        "3.4": small_step,
+        "3.5": tiny_rate,
+        "3.6": small_rate,
+        "3.7": ratio(small.answer(parameters), tiny.answer(parameters)),
+        "3.8": ratio(small.answer(flops), tiny.answer(flops)),
+        "3.9": ratio(small_step, tiny_step),
+        "3.36": check_rule(lambda small, tiny: small > tiny, small_rate, tiny_rate),
+    }
 
 
 def predicted(results: Results) -> dict[str, Answer]:
@@ -38,77 +35,65 @@ def predicted(results: Results) -> dict[str, Answer]:
         results.read(f"exercise3_{size}", "prediction.json", hidden_dim=hidden, device_memory_mb=80 * 1024)
         for size, hidden in (("medium", 1024), ("large", 2048))
     )
-    found = {}
-    for nr, document in ((10, medium), (12, large)):
-        found[f"3.{nr}"] = document.answer("peak_memory_mb")
-        part = share(document["memory_by_category_mb.activations"], document["peak_memory_mb"])
-        found[f"3.{nr + 1}"] = document.says(part, "memory_by_category_mb, activations")
-    return found | {
+    activations = "memory_by_category_mb.activations"
+    return {
+        "3.10": medium.answer("peak_memory_mb"),
+        "3.11": percent(medium.answer(activations), medium.answer("peak_memory_mb")),
+        "3.12": large.answer("peak_memory_mb"),
+        "3.13": percent(large.answer(activations), large.answer("peak_memory_mb")),
         "3.14": large.answer("max_batch_size"),
         "3.40": fits(medium),
         "3.41": fits(large),
     }
 
 
-def fits(document: Source) -> Answer:
-    sizes_of = f"{document['peak_memory_mb']:,.0f} of {document['device_memory_mb']:,.0f} MB"
-    return document.says(document["fits"], f"fits, {sizes_of}")
+def fits(prediction: Source) -> Answer:
+    needed, available = (prediction.answer(name) for name in ("peak_memory_mb", "device_memory_mb"))
+    return check_rule(lambda needed, available: needed <= available, needed, available)
 
 
-def bottom(results: Results, flops: Source) -> dict[str, Answer]:
+def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
+    flops = results.read("exercise3_flops", "flops_profile.json", batch_size=8, seq_len=128)
     intensity = results.read("exercise3_flops", "computational_intensity.json")
     roofline = results.read("exercise3_flops", "roofline_data.json")
-    trace = results.read("exercise3_flops", "operator_analysis.json")
-    points = {row["name"]: row for row in roofline["points"]}
-    rows = flops["flops_analysis.by_component"]
-    parts = {
-        name: 100 * sum(row["share"] for row in rows if row["component"].startswith(name))
-        for name in ("attention", "mlp")
-    }
-    times = {name: share_of(trace, f"{name}.") for name in parts}
-    counts = {row["counter"]: row["forward_flops"] for row in flops["flops_analysis.reconciliation.rows"]}
-    peak = flops.answer("efficiency_metrics.device_peak_flops", 1e12)
-    found = {
+    matmuls, elementwise = (roofline.row("points", name=name) for name in (MATMUL, "element-wise"))
+    attention_time, mlp_time = (component_share(trace, part) for part in ("attention.", "mlp."))
+    attention_flops, mlp_flops = (
+        component_share(flops, part, "flops_analysis.by_component") for part in ("attention", "mlp")
+    )
+    counts = flops["flops_analysis.reconciliation.rows"]
+    return {
         "3.15": flops.answer("flops_analysis.step_flops"),
         "3.16": flops.answer("performance_metrics.flops_per_sec", 1e12),
-        "3.17": peak,
+        "3.17": flops.answer("efficiency_metrics.device_peak_flops", 1e12),
         "3.18": flops.answer("efficiency_metrics.mfu_percent"),
         "3.19": intensity.answer("arithmetic_intensity_flops_per_byte"),
-        "3.24": trace.says(times["attention"], "components, sum of attention.*"),
-        "3.25": trace.says(times["mlp"], "components, sum of mlp.*"),
-        "3.26": flops.says(parts["attention"], "flops_analysis.by_component, sum of attention.*"),
-        "3.27": flops.says(parts["mlp"], "flops_analysis.by_component, sum of mlp.*"),
+        "3.20": matmuls.answer("share_of_time", PERCENT),
+        "3.21": matmuls.answer("share_of_roof", PERCENT),
+        "3.22": elementwise.answer("share_of_time", PERCENT),
+        "3.23": elementwise.answer("share_of_roof", PERCENT),
+        "3.24": attention_time,
+        "3.25": mlp_time,
+        "3.26": attention_flops,
+        "3.27": mlp_flops,
         "3.28": verdict(trace),
-        "3.37": flops.says(
-            flops["flops_analysis.reconciliation.agree"], ", ".join(f"{name} {n:,}" for name, n in counts.items())
+        "3.37": flops.computed(
+            flops["flops_analysis.reconciliation.agree"],
+            "flops_analysis.reconciliation: "
+            + ", ".join(f"{row['counter']} {row['forward_flops']:,}" for row in counts),
         ),
-        "3.38": flops.says(parts["mlp"] > parts["attention"], f"{parts['mlp']:.1f}% and {parts['attention']:.1f}%"),
-        "3.39": trace.says(times["mlp"] > times["attention"], f"{times['mlp']:.1f}% and {times['attention']:.1f}%"),
+        "3.38": check_rule(lambda mlp, attention: mlp > attention, mlp_flops, attention_flops),
+        "3.39": check_rule(lambda mlp, attention: mlp > attention, mlp_time, attention_time),
     }
-    for nr, name in ((20, "matrix product"), (22, "element-wise")):
-        for i, key in enumerate(("share_of_time", "share_of_roof")):
-            value = points[name][key]
-            place = f"points, {name}, {key}"
-            found[f"3.{nr + i}"] = (
-                roofline.says(100 * value, place)
-                if value is not None
-                else Answer(None, f"{roofline.name}: {points[name].get(f'{key}_reason', 'not given')}")
-            )
-    return found
 
 
 def plan(trace: Source) -> dict[str, Answer]:
-    found = {}
-    for i in range(3):
-        rows = trace["opportunities"]
-        if i < len(rows):
-            found[f"3.{29 + 2 * i}"] = trace.says(rows[i]["name"], rows[i]["evidence"])
-            bound = rows[i]["speedup_bound"]  # None where nothing would be left
-            found[f"3.{30 + 2 * i}"] = trace.says(bound, f"opportunities, {rows[i]['basis']}")
-        else:
-            found |= dict.fromkeys(
-                (f"3.{29 + 2 * i}", f"3.{30 + 2 * i}"), Answer(None, f"{trace.name}: {len(rows)} of them")
-            )
-    products = {row["class"]: row["share"] for row in trace["classes"]}.get("matrix product", 0.0)
-    text = f"classes: matrix products are p = {products:.1%}; 1 / (1 - p + p / 2)"
-    return found | {"3.35": trace.says(1 / (1 - products / 2), text)}
+    return {
+        "3.29": opportunity(trace, 0),
+        "3.30": opportunity_bound(trace, 0),
+        "3.31": opportunity(trace, 1),
+        "3.32": opportunity_bound(trace, 1),
+        "3.33": opportunity(trace, 2),
+        "3.34": opportunity_bound(trace, 2),
+        "3.35": derived(lambda percent: 1 / (1 - percent / 200), class_share(trace, MATMUL)),  # 1 / (1 - p + p / 2)
+    }

@@ -1,6 +1,7 @@
-"""The optimisations, one at a time and together, against the baseline and against what was predicted."""
+"""The optimizations, one at a time and together, against the baseline and against what was predicted."""
 
-from workshop.results import Answer, Results, Source
+from workshop.results import Answer, Results, Source, check_rule, derived
+from workshop.traces import FILE
 
 TEMPLATE = {"run": "exercise4_baseline", "trace": "exercise4_profile"}
 VARIANTS = {  # run, its name in the worksheet, and the settings that make it
@@ -12,10 +13,12 @@ VARIANTS = {  # run, its name in the worksheet, and the settings that make it
     "exercise4_compile": ("compiled", {"compile": True, "attention": "eager"}),
     "exercise4_together": ("together", {"compile": True, "attention": "sdpa"}),
 }
-IN_TURN = ("--attention sdpa", "--optimizer-impl fused", "--activation-checkpointing")
-
-
 COMPILED = ("exercise4_compile", "exercise4_together")  # what a machine without a compiler cannot run
+INTERLEAVED = {  # the flags of benchmarks/optimizations.py, and the run with the same flags
+    "--attention sdpa": "exercise4_sdpa",
+    "--optimizer-impl fused": "exercise4_fused",
+    "--activation-checkpointing": "exercise4_checkpointing",
+}
 
 
 def answers(results: Results) -> dict[str, Answer]:
@@ -23,123 +26,124 @@ def answers(results: Results) -> dict[str, Answer]:
     shape = {"num_steps": 12, "batch_size": baseline["training.batch_size"]}
     runs = {"exercise4_baseline": baseline}
     for name, (_, settings) in VARIANTS.items():
-        if name not in COMPILED or results.completed(name):
+        if name not in COMPILED or results.has(name):
             runs[name] = results.run(name, **shape, **settings)
-    profile = results.read("exercise4_profile", "operator_analysis.json")
     comparison = results.read("exercise4_comparison", "comparison.json")
-    turns = results.read("exercise4_interleaved", "optimisations.json", size="tiny", batch_size=shape["batch_size"])
-    rows = {row["name"]: row for row in comparison["runs"] if row["name"] in runs}
+    benchmark = results.read("exercise4_interleaved", "optimizations.json", size="tiny", batch_size=shape["batch_size"])
+    starts = {name: comparison.row("runs", name=name) for name in runs}
+    turns = {flags: benchmark.row(flags=flags) for flags in INTERLEAVED}
     return {
-        **separate_starts(runs, rows, comparison),
-        **in_turn(turns),
-        **{f"4.{13 + i}": runs[name].answer("memory.peak_mb") for i, name in enumerate(COUNTED)},
-        **against_prediction(rows, turns, profile),
-        **ticks(rows, turns, comparison, [runs[name]["memory.peak_mb"] for name in COUNTED]),
+        **separate_starts(runs, starts),
+        "4.10": ratio_of(turns, "--attention sdpa"),
+        "4.11": ratio_of(turns, "--optimizer-impl fused"),
+        "4.12": ratio_of(turns, "--activation-checkpointing"),
+        **speed_ups(results.read("exercise4_profile", FILE), starts, turns),
+        **losses(starts),
+        **checks(runs, starts, turns),
     }
 
 
-COUNTED = ("exercise4_baseline", "exercise4_sdpa", "exercise4_checkpointing", "exercise4_bf16")
+def figure(found: dict[str, Source], name: str, path: str) -> Answer:
+    """A figure of a run, which may be one that this machine could not compile."""
+    if name not in found:
+        return Answer(None, f"{name}: no completed run; is there a compiler?")
+    return found[name].answer(path)
 
 
-def not_there(name: str) -> Answer:
-    return Answer(None, f"{name}: no completed run; could it be compiled here?")
+def ratio_of(found: dict[str, Source], name: str) -> Answer:
+    """Step time relative to the baseline, with its interval."""
+    answer = figure(found, name, "ratio")
+    if answer.value is None:
+        return answer
+    low, high = interval(found[name])
+    return found[name].computed(answer.value, f"ratio, {low:.3f} to {high:.3f}")
 
 
-def separate_starts(runs: dict[str, Source], rows: dict[str, dict], comparison: Source) -> dict[str, Answer]:
-    found = {"4.1": runs["exercise4_baseline"].answer("performance.median_step_time_ms")}
-    for i, name in enumerate(VARIANTS):
-        found[f"4.{2 + i}"] = (
-            comparison.says(rows[name]["ratio"], f"runs, {name}: {interval(rows[name])}")
-            if name in rows
-            else not_there(name)
-        )
-    found["4.9"] = not_there("exercise4_compile")
-    if "exercise4_compile" in runs:
-        compilation = runs["exercise4_compile"]["performance.compilation"]
-        cached = "from a cache of earlier ones" if compilation["from_cache"] else "a first time"
-        text = f"performance.compilation.compile_s, {cached}"
-        found["4.9"] = runs["exercise4_compile"].says(compilation["compile_s"], text)
-    names = {"exercise4_baseline": "baseline"} | {name: title for name, (title, _) in VARIANTS.items()}
-    fastest = min((row for name, row in rows.items() if name != "exercise4_repeat"), key=lambda row: row["ratio"])
-    return found | {"4.23": comparison.says(names[fastest["name"]], f"runs, ratio {fastest['ratio']:.3f}")}
+def interval(row: Source) -> tuple[float, float]:
+    """Of the ratio; the ratio itself twice if it has none."""
+    if "ratio_95" in row.document:
+        return tuple(row["ratio_95"] or (row["ratio"], row["ratio"]))
+    return row["ratio_95_low"], row["ratio_95_high"]
 
 
-def interval(row: dict) -> str:
-    """The ratio's interval and what the comparison makes of it."""
-    between = "{:.3f} to {:.3f}, ".format(*row["ratio_95"]) if row["ratio_95"] else ""
-    return f"{between}{row['difference']}"
-
-
-def in_turn(turns: Source) -> dict[str, Answer]:
-    rows = {row["flags"]: row for row in turns["rows"]}
+def separate_starts(runs: dict[str, Source], starts: dict[str, Source]) -> dict[str, Answer]:
+    titles = {"exercise4_baseline": "baseline"} | {name: title for name, (title, _) in VARIANTS.items()}
+    fastest = min((name for name in starts if name != "exercise4_repeat"), key=lambda name: starts[name]["ratio"])
     return {
-        f"4.{10 + i}": turns.says(
-            rows[flags]["ratio"],
-            f"rows, {flags}: {rows[flags]['ratio_95_low']:.3f} to {rows[flags]['ratio_95_high']:.3f}, "
-            f"{rows[flags]['rounds']} rounds",
-        )
-        for i, flags in enumerate(IN_TURN)
+        "4.1": runs["exercise4_baseline"].answer("performance.median_step_time_ms"),
+        "4.2": ratio_of(starts, "exercise4_repeat"),
+        "4.3": ratio_of(starts, "exercise4_sdpa"),
+        "4.4": ratio_of(starts, "exercise4_fused"),
+        "4.5": ratio_of(starts, "exercise4_checkpointing"),
+        "4.6": ratio_of(starts, "exercise4_bf16"),
+        "4.7": ratio_of(starts, "exercise4_compile"),
+        "4.8": ratio_of(starts, "exercise4_together"),
+        "4.9": figure(runs, "exercise4_compile", "performance.compilation.compile_s"),
+        "4.13": runs["exercise4_baseline"].answer("memory.peak_mb"),
+        "4.14": runs["exercise4_sdpa"].answer("memory.peak_mb"),
+        "4.15": runs["exercise4_checkpointing"].answer("memory.peak_mb"),
+        "4.16": runs["exercise4_bf16"].answer("memory.peak_mb"),
+        "4.23": starts[fastest].computed(titles[fastest], f"ratio {starts[fastest]['ratio']:.3f}"),
     }
 
 
-def against_prediction(rows: dict[str, dict], turns: Source, profile: Source) -> dict[str, Answer]:
-    """Bound and realised speed-up, and whether any is above its bound by more than its ratio is unsure."""
-    bounds = {one["name"]: one["speedup_bound"] for one in profile["opportunities"]}
-    measured = {row["flags"]: (row["ratio"], row["ratio_95_high"]) for row in turns["rows"]}
-    if "exercise4_compile" in rows:
-        compiled = rows["exercise4_compile"]
-        measured["exercise4_compile"] = compiled["ratio"], (compiled["ratio_95"] or [0, compiled["ratio"]])[1]
-    found, above = {}, []
-    for nr, name, of in (
-        (17, "fused attention", IN_TURN[0]),
-        (19, "fused optimizer", IN_TURN[1]),
-        (21, "compile", "exercise4_compile"),
+def speed_ups(profile: Source, starts: dict[str, Source], turns: dict[str, Source]) -> dict[str, Answer]:
+    """Bound and measured speed-up, and whether one exceeds its bound by more than the uncertainty of its ratio."""
+    bounds = {row["name"]: row["speedup_bound"] for row in profile["opportunities"]}
+
+    def bound(name: str) -> Answer:
+        return profile.computed(
+            bounds.get(name), f"opportunities, {name}" + " is not among them" * (name not in bounds)
+        )
+
+    def measured(found: dict[str, Source], name: str) -> Answer:
+        return derived(lambda ratio: 1 / ratio, ratio_of(found, name))
+
+    exceeded = []
+    for name, row in (
+        ("fused attention", turns["--attention sdpa"]),
+        ("fused optimizer", turns["--optimizer-impl fused"]),
+        ("compile", starts.get("exercise4_compile")),
     ):
-        bound = bounds.get(name)
-        found[f"4.{nr}"] = profile.says(bound, f"opportunities, {name}" + " is none here" * (bound is None))
-        if of not in measured:
-            found[f"4.{nr + 1}"] = not_there(of)
-            continue
-        ratio, highest = measured[of]
-        found[f"4.{nr + 1}"] = Answer(1 / ratio, f"1 / {ratio:.3f}, the ratio of {of}")
-        if bound is not None and 1 / highest > bound:
-            above.append(f"{name}: at least {1 / highest:.2f}x, and {bound:.2f}x was predicted at most")
-    return found | {"4.29": Answer(not above, "; ".join(above) or "4.17 to 4.22, and the intervals of the ratios")}
-
-
-def ticks(rows: dict[str, dict], turns: Source, comparison: Source, peaks: list[float | None]) -> dict[str, Answer]:
-    off = {name: row["largest_loss_difference"] for name, row in rows.items()}
-    exact = max(off[name] for name in ("exercise4_sdpa", "exercise4_fused", "exercise4_compile") if name in off)
-    repeat = rows["exercise4_repeat"]
-    together = rows.get("exercise4_together")
-    interleaved = {row["flags"]: row for row in turns["rows"]}
-    checkpointing = interleaved["--activation-checkpointing"]
-    widths = [
-        (
-            interleaved[flags]["ratio_95_high"] - interleaved[flags]["ratio_95_low"],
-            rows[name]["ratio_95"][1] - rows[name]["ratio_95"][0],
-        )
-        for flags, name in zip(IN_TURN, ("exercise4_sdpa", "exercise4_fused", "exercise4_checkpointing"), strict=True)
-    ]
-    before, _, after, _ = peaks
+        limit, at_least = bounds.get(name), row and 1 / interval(row)[1]
+        if limit is not None and row is not None and at_least > limit:
+            exceeded.append(f"{name}: at least {at_least:.2f}x, above its bound of {limit:.2f}x")
     return {
-        "4.24": comparison.says(exact <= 1e-5, f"largest_loss_difference, at most {exact:.1e}"),
-        "4.25": comparison.says(
-            off["exercise4_checkpointing"] == 0, f"largest_loss_difference {off['exercise4_checkpointing']:.1e}"
-        ),
-        "4.26": comparison.says(off["exercise4_bf16"] < 5e-3, f"largest_loss_difference {off['exercise4_bf16']:.1e}"),
-        "4.27": comparison.says(abs(repeat["ratio"] - 1) <= 0.05, f"ratio {repeat['ratio']:.3f}"),
-        "4.28": (
-            comparison.says(together["difference"] == "faster", f"ratio {together['ratio']:.3f}, {interval(together)}")
-            if together
-            else not_there("exercise4_together")
-        ),
-        "4.30": Answer(
-            after < before and checkpointing["ratio_95_low"] > 1,
-            f"{after:.1f} against {before:.1f} MB; 4.12 from {checkpointing['ratio_95_low']:.3f} on",
-        ),
+        "4.17": bound("fused attention"),
+        "4.18": measured(turns, "--attention sdpa"),
+        "4.19": bound("fused optimizer"),
+        "4.20": measured(turns, "--optimizer-impl fused"),
+        "4.21": bound("compile"),
+        "4.22": measured(starts, "exercise4_compile"),
+        "4.29": Answer(not exceeded, "; ".join(exceeded) or "4.17 to 4.22, and the intervals of the ratios"),
+    }
+
+
+def losses(starts: dict[str, Source]) -> dict[str, Answer]:
+    def difference(name: str) -> Answer:
+        return starts[name].answer("largest_loss_difference")
+
+    unchanged = [name for name in ("exercise4_sdpa", "exercise4_fused", "exercise4_compile") if name in starts]
+    return {
+        "4.24": check_rule(lambda *differences: max(differences) <= 1e-5, *map(difference, unchanged)),
+        "4.25": check_rule(lambda value: value == 0, difference("exercise4_checkpointing")),
+        "4.26": check_rule(lambda value: value < 5e-3, difference("exercise4_bf16")),
+    }
+
+
+def checks(runs: dict[str, Source], starts: dict[str, Source], turns: dict[str, Source]) -> dict[str, Answer]:
+    before, after = (runs[f"exercise4_{name}"].answer("memory.peak_mb") for name in ("baseline", "checkpointing"))
+    lower_end = turns["--activation-checkpointing"].answer("ratio_95_low")
+    widths = []  # of the intervals, interleaved and between separate starts
+    for flags, name in INTERLEAVED.items():
+        ends = interval(turns[flags]), interval(starts[name])
+        widths.append([high - low for low, high in ends])
+    return {
+        "4.27": check_rule(lambda ratio: abs(ratio - 1) <= 0.05, ratio_of(starts, "exercise4_repeat")),
+        "4.28": check_rule(lambda text: text == "faster", figure(starts, "exercise4_together", "difference")),
+        "4.30": check_rule(lambda before, after, low: after < before and low > 1, before, after, lower_end),
         "4.31": Answer(
-            all(turn < start for turn, start in widths),
-            "widths in turn and between starts: " + ", ".join(f"{turn:.3f} {start:.3f}" for turn, start in widths),
+            all(interleaved < separate for interleaved, separate in widths),
+            "widths, interleaved and separate: " + ", ".join("{:.3f} {:.3f}".format(*pair) for pair in widths),
         ),
     }

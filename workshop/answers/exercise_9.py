@@ -1,8 +1,7 @@
 """Measuring well: one question answered in six ways, and one command started three times."""
 
-from workshop.results import Answer, Results, Source, share
+from workshop.results import Answer, Results, Source, check_rule, derived, percent
 
-WAYS = ("no synchronisation", "no warm-up", "profiler left on", "one run", "mean with an outlier")
 STARTS = ("exercise9_first", "exercise9_second", "exercise9_third")
 
 
@@ -15,42 +14,58 @@ def answers(results: Results) -> dict[str, Answer]:
 
 
 def six_ways(study: Source) -> dict[str, Answer]:
-    rows = {row["way"]: row for row in study["rows"]}
-    right = rows["right"]
+    right, asynchronous, cold, profiled, single, outlier = (
+        study.row(way=way)
+        for way in (
+            "right",
+            "no synchronization",
+            "no warm-up",
+            "profiler left on",
+            "one run",
+            "mean with an outlier",
+        )
+    )
     pairs = right["ratios_of_pairs"]
     low, high = right["ratio_95"] or (right["ratio"], right["ratio"])
-    found = {
-        "9.1": study.says(right["baseline_ms"], f"rows, right, median of {len(pairs)} rounds"),
-        "9.2": study.says(right["ratio"], "rows, right"),
-        "9.3": study.says(low, "rows, right, ratio_95"),
-        "9.4": study.says(high, "rows, right, ratio_95"),
-        "9.11": study.says(rows["one run"]["ratio"], "rows, one run"),
-        "9.12": study.says(min(pairs), f"rows, right, the least of {len(pairs)} pairs"),
-        "9.13": study.says(max(pairs), f"rows, right, the most of {len(pairs)} pairs"),
+    return {
+        "9.1": right.answer("baseline_ms"),
+        "9.2": right.answer("ratio"),
+        "9.3": right.computed(low, "ratio_95"),
+        "9.4": right.computed(high, "ratio_95"),
+        "9.5": asynchronous.answer("baseline_ms"),
+        "9.6": asynchronous.answer("ratio"),
+        "9.7": cold.answer("baseline_ms"),
+        "9.8": cold.answer("ratio"),
+        "9.9": profiled.answer("baseline_ms"),
+        "9.10": profiled.answer("ratio"),
+        "9.11": single.answer("ratio"),
+        "9.12": right.computed(min(pairs), f"ratios_of_pairs, the smallest of {len(pairs)}"),
+        "9.13": right.computed(max(pairs), f"ratios_of_pairs, the largest of {len(pairs)}"),
+        "9.14": outlier.answer("baseline_ms"),
+        "9.15": outlier.answer("ratio"),
+        "9.20": misleads(asynchronous),
+        "9.21": misleads(cold),
+        "9.22": misleads(profiled),
+        "9.23": misleads(single),
+        "9.24": misleads(outlier),
     }
-    for nr, way in (
-        (5, "no synchronisation"),
-        (7, "no warm-up"),
-        (9, "profiler left on"),
-        (14, "mean with an outlier"),
-    ):
-        factor = f"{rows[way]['baseline_factor']:.3g} times the right one"
-        found[f"9.{nr}"] = study.says(rows[way]["baseline_ms"], f"rows, {way}, {factor}")
-        found[f"9.{nr + 1}"] = study.says(rows[way]["ratio"], f"rows, {way}")
-    for i, way in enumerate(WAYS):
-        row = rows[way]
-        found[f"9.{20 + i}"] = study.says(row["conclusion"] != "the same", f"{row['conclusion']} ({row['ratio']:.3f})")
-    return found
+
+
+def misleads(row: Source) -> Answer:
+    """Whether this way of timing leads to another conclusion than the right one."""
+    return check_rule(lambda conclusion: conclusion != "the same", row.answer("conclusion"))
 
 
 def three_starts(comparison: Source) -> dict[str, Answer]:
-    rows = [row for row in comparison["runs"] if row["name"] in STARTS]
-    medians = [row["median_ms"] for row in rows]
-    apart = share(max(medians) - min(medians), min(medians))
+    rows = [comparison.row("runs", name=name) for name in STARTS]
+    medians = sorted((row.answer("median_ms") for row in rows), key=lambda answer: answer.value)
+    fastest, slowest = medians[0], medians[-1]
+    spreads = [percent(row.answer("std_ms"), row.answer("mean_ms")) for row in rows]
+    difference = derived(lambda slowest, fastest: 100 * (slowest - fastest) / fastest, slowest, fastest, sign=" - ")
     return {
-        "9.16": comparison.says(min(medians), "runs, median_ms"),
-        "9.17": comparison.says(max(medians), "runs, median_ms"),
-        "9.18": comparison.says(apart, "(9.17 - 9.16) / 9.16"),
-        "9.19": comparison.says(max(share(row["std_ms"], row["mean_ms"]) for row in rows), "runs, std_ms / mean_ms"),
-        "9.25": comparison.says(apart > 2, f"{apart:.1f}% apart"),
+        "9.16": fastest,
+        "9.17": slowest,
+        "9.18": difference,
+        "9.19": max(spreads, key=lambda answer: answer.value),
+        "9.25": check_rule(lambda percent: percent > 2, difference),
     }
