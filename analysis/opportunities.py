@@ -128,7 +128,7 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
         "part_speedup": proposal.us / proposal.best_us if proposal.best_us > 0 else None,
         "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
         "basis": proposal.basis,
-        "try": proposal.flag if evidence.is_ours else None,
+        "flag": proposal.flag if evidence.is_ours else None,
     }
 
 
@@ -322,6 +322,6 @@ def opportunity_lines(rows: list[dict]) -> list[str]:
         "How, and what the bound rests on:",
     ]
     for row in rows:
-        flag = f" (here: {row['try']})" if row["try"] else ""
+        flag = f" (here: {row['flag']})" if row["flag"] else ""
         lines += [f"  {row['name']}: {row['how']}{flag}", f"    bound: {row['basis']}"]
     return lines

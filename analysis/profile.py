@@ -125,7 +125,7 @@ REASONS = {  # why a figure may be missing, by its name
     "launched_by": "it is linked to no operator",
     "part_speedup": "the part could vanish",
     "speedup_bound": "all of the step is of this kind",
-    "try": "no flag of the workshop does it",
+    "flag": "no flag of the workshop does it",
     "peak_mb": "no memory events in the trace (profile_memory)",
 }
 

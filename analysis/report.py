@@ -229,7 +229,7 @@ def text_tables(analysis: dict) -> dict[str, str]:
         "verdict": "\n".join([f"**{cell(analysis['verdict']['line'])}**", "", *notes]),
         "components": table(analysis["components"], ["component", "ms_per_step", "share"]),
         "operators": table(analysis["operators"][:TOP], ["name", "calls", "self_cpu_us", "self_device_us", "share"]),
-        "opportunities": table(analysis["opportunities"], ["name", "speedup_bound", "share", "evidence", "try"]),
+        "opportunities": table(analysis["opportunities"], ["name", "speedup_bound", "share", "evidence", "flag"]),
     }
     if analysis["kernels"]:
         columns = ["name", "count_per_step", "mean_us", "p95_us", "share", "launched_by", "component"]

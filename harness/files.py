@@ -121,9 +121,9 @@ FILES = (
 )
 
 FOLDERS = (  # that the launchers and the documented commands make, for .gitignore
-    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ memory_hotspots/ memory_seq*/ memory_study*/ "
-    "system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ ex[0-9]_*/ "
-    "exercise[0-9]_*/ comparison_*/ output/ runs/"
+    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ memory_hotspots/ memory_study*/ "
+    "system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
+    "exercise[0-9]_*/ comparison_*/ runs/"
 ).split()
 
 _TRACE_PATTERN = "trace_step_*.pt.trace.json*"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tabulate import tabulate
-
 
 @dataclass(frozen=True)
 class Column:
@@ -34,23 +32,20 @@ def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool 
 
 def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
     """Lines for a terminal: titles, then a line a row."""
-    return _tabulated(columns, [[one.text(row) for one in columns] for row in rows], "plain")
+    from tabulate import tabulate
+
+    # The titles as a row: as headers, tabulate would make their columns two characters wider.
+    cells = [[one.title for one in columns], *([one.text(row) for one in columns] for row in rows)]
+    align = ["left" if one.left else "right" for one in columns]
+    text = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True)
+    return [line.rstrip() for line in text.splitlines()]
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
-    """The same table in markdown."""
-    return _tabulated(columns, [[one.text(row).replace("|", "\\|") for one in columns] for row in rows], "pipe")
-
-
-def _tabulated(columns: Sequence[Column], cells: list[list[str]], style: str) -> list[str]:
-    text = tabulate(
-        cells,
-        headers=[one.title for one in columns],
-        tablefmt=style,
-        colalign=["left" if one.left else "right" for one in columns] if cells else None,
-        disable_numparse=True,
-    )
-    return [line.rstrip() for line in text.splitlines()]
+    """The same table in markdown; not padded, so that a change of one row is a change of one line."""
+    lines = [[one.title for one in columns], ["---" if one.left else "---:" for one in columns]]
+    lines += [[one.text(row).replace("|", "\\|") for one in columns] for row in rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def labelled(rows: dict[str, object], indent: str = "") -> list[str]:

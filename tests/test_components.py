@@ -111,7 +111,7 @@ def test_kinds_of_operators_of_a_foreign_program(tmp_path):
     components = {row["component"] for row in analysis["components"]}
     assert {"matrix product", "normalisation", "element-wise", "optimizer", "framework overhead"} <= components
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
-    assert not any("--" in (row["try"] or "") for row in analysis["opportunities"])  # our flags are not for it
+    assert not any("--" in (row["flag"] or "") for row in analysis["opportunities"])  # our flags are not for it
 
 
 def test_recomputed_forward_work_is_backward(tmp_path):

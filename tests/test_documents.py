@@ -77,7 +77,7 @@ def test_documents_of_runs_are_as_declared(run_folders):
     for path in run_folders.glob("*/*.json"):
         kind = TYPES.get(path.name)
         if kind is not None:
-            document = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"{path}: {text}"))
+            document = json.loads(path.read_text(), parse_constant=pytest.fail)
             assert document["schema_version"] == SCHEMA_VERSION
             assert not mismatches(document, kind, path.name)
             checked.add(path.name)

@@ -19,13 +19,13 @@ def test_opportunities_of_the_default_model(train, tmp_path):
     shares = {row["component"]: row["share"] for row in analysis["components"]}
     qkv = sum(shares[f"attention.{part}_proj"] for part in "qkv")
     assert found["fuse q, k and v"]["share"] == pytest.approx(qkv, rel=1e-6)
-    assert found["mixed precision"]["try"] == "--precision bf16"
-    assert found["larger batch"]["try"] == "--batch-size 16" if "larger batch" in found else True
+    assert found["mixed precision"]["flag"] == "--precision bf16"
+    assert found["larger batch"]["flag"] == "--batch-size 16" if "larger batch" in found else True
     bounds = []
     for row in found.values():
         if row["name"] == "activation checkpointing":
             assert row["memory_bound_mb"] > 50
-            assert row["try"] == "--activation-checkpointing"
+            assert row["flag"] == "--activation-checkpointing"
             assert row["speedup_bound"] == pytest.approx(1 / (1 + row["share"]))
             continue
         rest = 0 if row["part_speedup"] is None else row["share"] / row["part_speedup"]
