@@ -430,10 +430,10 @@ def comparison_figure(comparison: dict) -> Figure:
     if changes:
         run = changes[0]["run"]
         top = [row for row in changes if row["run"] == run][:10]
-        colours = [
+        colors = [
             GREY["other"] if row["difference"] == NOISE else PALETTE[3 if row["change_ms"] > 0 else 2] for row in top
         ]
-        axes[2].barh([row["component"] for row in top], [row["change_ms"] for row in top], color=colours)
+        axes[2].barh([row["component"] for row in top], [row["change_ms"] for row in top], color=colors)
         axes[2].axvline(0, color="black", linewidth=0.8)
         axes[2].set_xlabel("change in ms per profiled step; grey: within noise")
         axes[2].invert_yaxis()

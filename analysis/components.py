@@ -17,7 +17,7 @@ from analysis.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links,
 from analysis.timeline import covered_until, exposed_us, is_communication, union
 from analysis.trace import MODULE as MODULE_PREFIX
 from analysis.trace import STEP, by_name, where_name
-from analysis.wording import count_of, shortened
+from analysis.wording import clipped, count_of
 from harness.tables import Column, column, text_table
 from harness.timing import PHASES
 
@@ -330,7 +330,7 @@ def in_a_step(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
 def component_columns(phases: list[dict]) -> list[Column]:
     """Of a table with a component a line: ms a step by phase and in all."""
     return [
-        Column("component", lambda row: shortened(row["component"]), left=True),
+        column("component", "component", left=True),
         *(Column(one["phase"], lambda row, p=one["phase"]: row["phases_ms"].get(p), ".3f") for one in phases),
         column("ms", "ms_per_step", ".3f"),
         column("share", "share", ".1%"),
@@ -350,5 +350,5 @@ def breakdown_lines(analysis: dict) -> list[str]:
     return [
         f"Where the step went: {about['clock']} time by {about['source']}, mean of {count_of(about['steps'], 'step')}, "
         f"{about['ms_per_step']:.3f} ms each",
-        *text_table(component_columns(analysis["phases"]), breakdown_rows(analysis)),
+        *text_table(clipped(component_columns(analysis["phases"]), 44), breakdown_rows(analysis)),
     ]

@@ -23,7 +23,16 @@ Watcher = TypeVar("Watcher", bound=AbstractContextManager)
 
 
 class FakeRunError(UserError):
-    """The model does something that fake tensors cannot, such as to branch on a value: nothing can be predicted."""
+    """The model does something that fake tensors cannot, such as branching on a value: nothing can be predicted."""
+
+
+@contextlib.contextmanager
+def explained_fake_run(what: str) -> Iterator[None]:
+    """Turn whatever a model raises on fake tensors into a FakeRunError."""
+    try:
+        yield
+    except Exception as error:  # a model that was changed may do what only data can answer
+        raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}") from error
 
 
 class FakeRunMeter:
@@ -50,7 +59,7 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -
     """Run one step on fake tensors under watch(model, optimizer); returns what watched.
 
     It is the second step of a run: the optimizer has its state.  on_gpu: an optimizer that is not told otherwise works
-    on lists of tensors there, and on one tensor after another on a CPU.  Raises FakeRunError where data decides.
+    on lists of tensors there, and on one tensor after another on a CPU.  Raises FakeRunError.
     """
     with FakeTensorMode():
         state = workload.build(torch.device("cpu"))
@@ -64,13 +73,11 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -
         optimizer.zero_grad(set_to_none=True)
         watcher = watch(model, optimizer)
         stream = workload.fake_batches()
-        try:
+        with explained_fake_run("the step"):
             called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled else model
             # A gradient scaler looks at data.
             state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
             workload.train(state, stream, 1, FakeRunMeter(), FakeRunMeter(watcher))
-        except Exception as error:  # a model that was changed may do what only data can answer
-            raise FakeRunError(f"the step cannot run on fake tensors: {first_line(error)}") from error
     return watcher
 
 
@@ -79,13 +86,11 @@ def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:
     with FakeTensorMode(), torch.no_grad():
         state = workload.build(torch.device("cpu"))
         watcher, batch = watch(state.model, state.optimizer), next(workload.fake_batches())
-        try:
+        with explained_fake_run("the forward pass"):
             called = compiled_model(workload, state, watcher, batch) if workload.compiled else state.model
             with watcher, trace_range("forward"), state.autocast:
                 loss = workload.loss(called, batch)
                 del loss
-        except Exception as error:
-            raise FakeRunError(f"the forward pass cannot run on fake tensors: {first_line(error)}") from error
     return watcher
 
 
@@ -151,7 +156,7 @@ def compiled_model(workload: Workload, state: TrainingState, watching: TorchDisp
 
 @contextlib.contextmanager
 def pushed(mode: TorchDispatchMode) -> Iterator[None]:
-    """A mode that is entered already, put on top again; its own bookkeeping of entering is not for this."""
+    """A mode that is entered already, put on top again; what its class does on entering is not repeated."""
     TorchDispatchMode.__enter__(mode)
     try:
         yield

@@ -9,14 +9,17 @@ from analysis.flop_counts import (
     CONVENTION,
     by_component,
     component_lines,
+    flops_of_step,
     module_lines,
     reconciliation,
     reconciliation_lines,
 )
 from analysis.hardware import bandwidth_ceilings, compute_ceilings
+from analysis.wording import count_of
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import explain_nulls
+from harness.tables import column, labelled, text_table
 from harness.workload import Workload
 
 NO_DATASHEET = "no datasheet row for this device and precision"
@@ -28,108 +31,132 @@ def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> d
     FLOPs are counted; the rate comes from the steps that ran without any profiler; MFU names its peak, and a machine
     that was never measured is measured for it.  FLOPs and rates are those of one rank.
     """
-    performance, parameters = summary["performance"], workload.parameter_count()
-    precision, chosen_peak = workload.precision, summary["config"]["profiling"]["peak"]
-    step_flops, recomputed = workload.step_flops(), workload.recomputed_flops()
-    seconds = performance["avg_step_time_ms"] / 1e3
-    device, world_size = summary["environment"]["device"], summary["training"]["world_size"]
-    ceilings = compute_ceilings(device, precision, chosen_peak, (step_flops + recomputed) / seconds)
-    peak = ceilings[0] if ceilings else None
-    counted = None if isinstance(deepspeed, str) else deepspeed
-    shape = {"batch_size": workload.batch_size // workload.micro_steps, "sequence_length": workload.seq_len}
+    performance = summary["performance"]
+    counts = flops_analysis(workload, deepspeed)
+    flops_per_sec = counts["step_flops"] / (performance["avg_step_time_ms"] / 1e3)
     return {
         "convention": CONVENTION,
         "config": summary["config"],
         "environment": summary["environment"],
-        "flops_analysis": explain_nulls(
-            {
-                "forward_flops": workload.forward_flops(),
-                "step_flops": step_flops,
-                "recomputed_flops": recomputed,
-                "forward_flops_by_component": workload.forward_flops_by_component(),
-                "parameters": parameters,
-                "flops_per_parameter": step_flops / parameters,
-                "flops_per_token": step_flops / (workload.batch_size * workload.seq_len),
-                "flops_per_token_by_6n": 6 * parameters,
-                "by_component": by_component(workload),
-                "reconciliation": reconciliation(workload, deepspeed),
-                "deepspeed": counted and counted | shape,
-            },
-            str(deepspeed),
-        ),
+        "flops_analysis": counts,
         "performance_metrics": {
             "avg_step_time_ms": performance["avg_step_time_ms"],
             **explain_nulls({"std_step_time_ms": performance["std_step_time_ms"]}, "a spread takes two steps"),
             "steps_averaged": performance["steps_averaged"],
             "steps_averaged_note": performance["steps_averaged_note"],
-            "flops_per_sec": step_flops / seconds,
+            "flops_per_sec": flops_per_sec,
             "throughput_samples_per_sec": performance["samples_per_sec"],
-            "world_size": world_size,
+            "world_size": summary["training"]["world_size"],
             "scope": "FLOPs and FLOP/s of one rank, samples of all",
         },
-        "efficiency_metrics": explain_nulls(
-            {
-                "mfu_percent": peak and 100 * step_flops / seconds / peak.rate,
-                "hfu_percent": (peak and recomputed and 100 * (step_flops + recomputed) / seconds / peak.rate) or None,
-                "device_peak_flops": peak and peak.rate,
-                "peak_source": peak and peak.label,
-                "precision": precision,
-                "peaks": [asdict(one) | {"mfu_percent": 100 * step_flops / seconds / one.rate} for one in ceilings],
-                "bandwidth_peaks": [asdict(one) for one in bandwidth_ceilings(device, chosen_peak)],
-            },
-            f"{NO_DATASHEET}, and no matmul measured here was as fast as the model's own steps, or memory left none",
-            hfu_percent="no activation is recomputed: it would be MFU",
-        ),
+        "efficiency_metrics": efficiency_metrics(workload, summary, counts, flops_per_sec),
     }
 
 
+def flops_analysis(workload: Workload, deepspeed: dict | str) -> dict:
+    forward_flops, step_flops = flops_of_step(workload)
+    parameters = workload.parameter_count()
+    shape = {"batch_size": workload.batch_size // workload.micro_steps, "sequence_length": workload.seq_len}
+    analysis = {
+        "forward_flops": forward_flops,
+        "step_flops": step_flops,
+        "recomputed_flops": workload.recomputed_flops(),
+        "forward_flops_by_component": workload.forward_flops_by_component() or {},
+        "parameters": parameters,
+        "flops_per_parameter": step_flops / parameters,
+        "flops_per_token": step_flops / (workload.batch_size * workload.seq_len),
+        "flops_per_token_by_6n": 6 * parameters,
+        "by_component": by_component(workload),
+        "reconciliation": reconciliation(workload, deepspeed),
+        "deepspeed": None if isinstance(deepspeed, str) else deepspeed | shape,
+    }
+    return explain_nulls(analysis, str(deepspeed))
+
+
+def efficiency_metrics(workload: Workload, summary: dict, counts: dict, flops_per_sec: float) -> dict:
+    """MFU and HFU by every peak that is known; the first one is that of the headline."""
+    device, choice = summary["environment"]["device"], summary["config"]["profiling"]["peak"]
+    seconds = summary["performance"]["avg_step_time_ms"] / 1e3
+    executed_per_sec = (counts["step_flops"] + counts["recomputed_flops"]) / seconds
+    ceilings = compute_ceilings(device, workload.precision, choice, executed_per_sec)
+    peak = ceilings[0] if ceilings else None
+    metrics = {
+        "mfu_percent": peak and 100 * flops_per_sec / peak.rate,
+        "hfu_percent": 100 * executed_per_sec / peak.rate if peak and counts["recomputed_flops"] else None,
+        "device_peak_flops": peak and peak.rate,
+        "peak_source": peak and peak.label,
+        "precision": workload.precision,
+        "peaks": [asdict(one) | {"mfu_percent": 100 * flops_per_sec / one.rate} for one in ceilings],
+        "bandwidth_peaks": [asdict(one) for one in bandwidth_ceilings(device, choice)],
+    }
+    unknown = f"{NO_DATASHEET}, and no matmul measured here was as fast as the model's own steps, or memory ran out"
+    return explain_nulls(metrics, unknown, hfu_percent="nothing is recomputed: it would equal MFU")
+
+
 def read_flops_profile(path: Path) -> dict:
-    """An earlier flops_profile.json.  Raises UserError, naming the file, for any other file or a newer schema."""
+    """An earlier flops_profile.json.  Raises UserError, naming the file, for any other file or schema version."""
     document = read_document(path)
-    if document is None:
-        why = "no flops_profile.json of this workshop" if path.exists() else "there is no such file"
-        raise UserError(f"{path}: {why}")
-    if "flops_analysis" not in document:
-        raise UserError(f"{path}: no flops_profile.json of this workshop")
+    if not path.exists():
+        raise UserError(f"{path}: there is no such file")
+    if document is None or "flops_analysis" not in document:
+        raise UserError(f"{path}: not a flops_profile.json of this workshop")
     return document
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+PEAK_COLUMNS = [
+    column("MFU %", "mfu_percent", ".1f"),
+    column("of TFLOP/s", "rate", ",.4g", 1e12),
+    column("kind", "kind", left=True),
+    column("source", "source", left=True),
+]
+
+
+def flops_facts(profile: dict) -> dict[str, str]:
+    counts, rates, efficiency = (
+        profile[key] for key in ("flops_analysis", "performance_metrics", "efficiency_metrics")
+    )
+    note, by_6n = rates["steps_averaged_note"], counts["flops_per_token_by_6n"]
+    how = "without instruments" if note.startswith("excluded") else f"({note})"
+    spread = f", std {rates['std_step_time_ms']:.2f} ms" if rates["std_step_time_ms"] is not None else ""
+    facts = {
+        "Total FLOPs per step": f"{counts['step_flops']:,} (forward and backward)",
+        "FLOPs per token": f"{counts['flops_per_token']:,.0f}; 6 per parameter would be {by_6n:,} (the ratio is "
+        f"{counts['flops_per_token'] / by_6n:.2f}: scores count, the embedding does not)",
+        "Step time": f"{rates['avg_step_time_ms']:.2f} ms, mean of {count_of(rates['steps_averaged'], 'step')} "
+        f"{how}{spread}",
+        "Achieved": f"{rates['flops_per_sec'] / 1e12:.4g} TFLOP/s" + " per rank" * (rates["world_size"] > 1),
+    }
+    if efficiency["mfu_percent"] is None:
+        facts["Model FLOPS Utilization"] = f"unknown: {efficiency['mfu_percent_reason']}"
+    else:
+        facts["Model FLOPS Utilization"] = f"{efficiency['mfu_percent']:.1f}% (MFU, {efficiency['precision']})"
+    if efficiency["hfu_percent"] is not None:
+        recomputed = f"with {counts['recomputed_flops']:,} recomputed FLOPs"
+        facts["Hardware utilization"] = f"{efficiency['hfu_percent']:.1f}% (HFU, {recomputed})"
+    kinds = {one["kind"] for one in efficiency["peaks"]}
+    if "measured" in kinds and "datasheet" not in kinds:
+        name = profile["environment"]["device"]["name"]
+        facts["Peak"] = f"{NO_DATASHEET} ({name}, {efficiency['precision']}): measured instead"
+    return facts
 
 
 def flops_lines(profile: dict) -> list[str]:
     """The short form that a run prints."""
-    counts, rates, efficiency = (
-        profile[key] for key in ("flops_analysis", "performance_metrics", "efficiency_metrics")
-    )
-    n, note, by_6n = rates["steps_averaged"], rates["steps_averaged_note"], counts["flops_per_token_by_6n"]
-    how = "without instruments" if note.startswith("excluded") else f"({note})"
-    spread = f", std {rates['std_step_time_ms']:.2f} ms" if rates["std_step_time_ms"] is not None else ""
-    rows = {
-        "Total FLOPs per step": f"{counts['step_flops']:,} (forward and backward)",
-        "FLOPs per token": f"{counts['flops_per_token']:,.0f}; 6 per parameter would be {by_6n:,} "
-        f"({counts['flops_per_token'] / by_6n:.2f} of that: scores count, the embedding does not)",
-        "Step time": f"{rates['avg_step_time_ms']:.2f} ms, mean of {n} step{'s' * (n > 1)} {how}{spread}",
-        "Achieved": f"{rates['flops_per_sec'] / 1e12:.4g} TFLOP/s" + " per rank" * (rates["world_size"] > 1),
-    }
-    lines = ["FLOPs Profile:", *reconciliation_lines(counts["reconciliation"]), ""]
-    lines += [f"{label + ':':<26}{value}" for label, value in rows.items()]
-    if efficiency["mfu_percent"] is None:
-        lines.append(f"{'Model FLOPS Utilization:':<26}unknown: {efficiency['mfu_percent_reason']}")
-    else:
-        lines.append(
-            f"{'Model FLOPS Utilization:':<26}{efficiency['mfu_percent']:.1f}% (MFU, {efficiency['precision']})"
-        )
-    for one in efficiency["peaks"]:
-        lines.append(f"  {one['mfu_percent']:.1f}% of {one['rate'] / 1e12:.4g} TFLOP/s, {one['kind']}: {one['source']}")
-    kinds = {one["kind"] for one in efficiency["peaks"]}
-    if "measured" in kinds and "datasheet" not in kinds:
-        name = profile["environment"]["device"]["name"]
-        lines.append(f"  {NO_DATASHEET} ({name}, {efficiency['precision']}): measured instead")
-    if efficiency["hfu_percent"] is not None:
-        again = counts["recomputed_flops"]
-        lines.append(f"{'Hardware utilization:':<26}{efficiency['hfu_percent']:.1f}% (HFU, with {again:,} recomputed)")
-    return [*lines, f"Counted: {profile['convention']}."]
+    peaks = profile["efficiency_metrics"]["peaks"]
+    return [
+        "FLOPs Profile:",
+        *reconciliation_lines(profile["flops_analysis"]["reconciliation"]),
+        "",
+        *labelled(flops_facts(profile)),
+        *(["", *text_table(PEAK_COLUMNS, peaks)] if peaks else []),
+        f"Counted: {profile['convention']}.",
+    ]
 
 
 def detail_lines(profile: dict) -> list[str]:
-    """FLOPs by component and by module."""
+    """FLOPs by component, where the workload has a formula, and by module."""
     counts = profile["flops_analysis"]
-    return [*component_lines(counts["by_component"]), "", *module_lines(counts)]
+    components = component_lines(counts["by_component"]) if counts["by_component"] else []
+    return [*components, "", *module_lines(counts)]

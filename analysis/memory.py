@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from harness.tables import Column, column, text_table
 from harness.timing import PHASES
-from harness.units import MB
+from harness.units import MB, megabytes
 
 CATEGORY_COLORS = {
     "parameters": "#4e79a7",
@@ -17,15 +18,35 @@ CATEGORY_COLORS = {
 }
 
 
+TENSOR_COLUMNS = [
+    Column("largest tensors at the peak", lambda row: tensor_name(row), left=True),
+    column("dtype", "dtype", left=True),
+    column("category", "category", left=True),
+    column("MB", "bytes", ",.1f", MB),
+]
+CATEGORY_COLUMNS = [
+    column("at the peak", "name", left=True),
+    column("measured MB", "measured", ",.1f", MB),
+    column("predicted MB", "predicted", ",.1f", MB),
+]
+KEPT_COLUMNS = [
+    column("kept for the backward pass, all layers", "component", left=True),
+    column("measured MB", "bytes", ",.2f", MB),
+    column("formula MB", "formula_bytes", ",.2f", MB),
+    column("quadratic in the sequence MB", "quadratic_bytes", ",.2f", MB),
+]
+ALLOCATOR_COLUMNS = [column("from tensors to the driver", "what", left=True), column("MB", "bytes", ",.1f", MB)]
+
+
 def memory_lines(memory: dict, summary: dict) -> list[str]:
     """The summary that a run with --profile-memory prints, from memory_timeline.json and performance_summary.json."""
     phase_peak: dict[str, int] = {}
     for row in memory["phases"]:
         phase_peak[row["name"]] = max(row["peak_bytes"], phase_peak.get(row["name"], 0))
-    reached = {p: f"{phase_peak[p] / MB:.1f} MB" if p in phase_peak else "not reached in this run" for p in PHASES}
-    largest, peak = memory["largest_tensor"], memory["peak"]
-    named = f"{largest['bytes'] / MB:.1f} MB ({tensor_name(largest)})" if largest else "none was made"
-    return [
+    reached = {p: megabytes(phase_peak[p]) if p in phase_peak else "not reached in this run" for p in PHASES}
+    largest = memory["largest_tensor"]
+    named = f"{megabytes(largest['bytes'])} ({tensor_name(largest)})" if largest else "none was made"
+    lines = [
         "Memory Analysis Summary:",
         f"Peak Memory Usage: {summary['memory']['peak_mb']:.1f} MB",
         f"Average Memory Usage: {summary['memory']['average_mb']:.1f} MB",
@@ -34,18 +55,18 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
         f"Memory at Optimizer Step: {reached['optimizer']}",
         f"Number of Allocations: {memory['allocations']}",
         f"Largest Tensor: {named}",
-        f"A phase is given by its peak of {memory['source']}",
-        f"The peak of the step, {memory['peak_bytes'] / MB:.1f} MB, is in {place_of_peak(memory)}:",
-        *category_lines(memory),
+        f"Each phase by its peak; {memory['source']}",
+        f"The step's peak, {megabytes(memory['peak_bytes'])}, is in {place_of_peak(memory)}; {prediction_text(memory)}",
         "",
-        f"{'largest tensors at the peak':<58}{'dtype':>10}{'category':>14}{'MB':>10}",
-        *(
-            f"{tensor_name(row)[:57]:<58}{row['dtype']:>10}{row['category']:>14}{row['bytes'] / MB:>10.1f}"
-            for row in peak["largest_tensors"]
-        ),
-        *kept_lines(memory),
-        *(f"{row['what']:<70}{row['bytes'] / MB:>10.1f} MB" for row in memory["allocator"] or []),
+        *text_table(CATEGORY_COLUMNS, category_rows(memory)),
+        "",
+        *text_table(TENSOR_COLUMNS, memory["peak"]["largest_tensors"]),
     ]
+    if memory["predicted"]:
+        lines += ["", *text_table(KEPT_COLUMNS, kept_rows(memory))]
+    if memory["allocator"]:
+        lines += ["", *text_table(ALLOCATOR_COLUMNS, memory["allocator"])]
+    return lines
 
 
 def place_of_peak(memory: dict) -> str:
@@ -54,31 +75,30 @@ def place_of_peak(memory: dict) -> str:
     return f"{phase} of {where}" if phase and where != phase else where
 
 
-def category_lines(memory: dict) -> list[str]:
-    """Bytes at the peak by category, as measured and as predicted."""
+def prediction_text(memory: dict) -> str:
     predicted = memory["predicted"]
     if predicted is None:
-        lines = [f"  {name:<12}{size / MB:>10.1f} MB" for name, size in memory["peak"]["bytes_by_category"].items()]
-        return [*lines, f"No prediction: {memory['predicted_reason']}"]
-    lines = [f"  {'':<12}{'measured':>10}{'predicted':>14}"]
-    for category, size in memory["peak"]["bytes_by_category"].items():
-        lines.append(f"  {category:<12}{size / MB:>10.1f} MB{predicted['bytes_by_category'][category] / MB:>11.1f} MB")
-    lines.append(f"  {'sum':<12}{memory['peak_bytes'] / MB:>10.1f} MB{predicted['peak_bytes'] / MB:>11.1f} MB")
-    return [*lines, f"The prediction is off by {predicted['error_percent']:+.2f}%"]
+        return f"no prediction: {memory['predicted_reason']}"
+    return f"predicted {megabytes(predicted['peak_bytes'])}, off by {predicted['error_percent']:+.2f}%"
 
 
-def kept_lines(memory: dict) -> list[str]:
-    """What a forward pass keeps for the backward one, by component, as measured and by formula."""
-    if memory["predicted"] is None:
-        return []
-    titles = f"{'measured MB':>14}{'formula MB':>14}{'of it quadratic':>18}"
-    lines = ["", f"{'kept for the backward pass, all layers':<40}{titles}"]
+def category_rows(memory: dict) -> list[dict]:
+    """Bytes at the peak by category and in all, as measured and as predicted."""
+    measured = memory["peak"]["bytes_by_category"] | {"sum": memory["peak_bytes"]}
+    predicted = {}
+    if memory["predicted"]:
+        predicted = memory["predicted"]["bytes_by_category"] | {"sum": memory["predicted"]["peak_bytes"]}
+    return [{"name": name, "measured": size, "predicted": predicted.get(name)} for name, size in measured.items()]
+
+
+def kept_rows(memory: dict) -> list[dict]:
+    """What a forward pass keeps for the backward one, by component and in all, as measured and by formula."""
     rows = memory["predicted"]["kept_for_backward"]
-    for row in rows:
-        numbers = (row[name] / MB for name in ("bytes", "formula_bytes", "quadratic_bytes"))
-        lines.append(f"{row['component']:<40}{next(numbers):>14.2f}{next(numbers):>14.2f}{next(numbers):>18.2f}")
-    sums = [sum(row[name] for row in rows) / MB for name in ("bytes", "formula_bytes", "quadratic_bytes")]
-    return [*lines, f"{'sum':<40}{sums[0]:>14.2f}{sums[1]:>14.2f}{sums[2]:>18.2f}"]
+    total = {"component": "sum"}
+    for name in ("bytes", "formula_bytes", "quadratic_bytes"):
+        sizes = [row[name] for row in rows]
+        total[name] = None if None in sizes else sum(sizes)
+    return [*rows, total]
 
 
 def tensor_name(row: dict) -> str:
@@ -92,7 +112,7 @@ def draw_memory_timeline(memory: dict):
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
     timeline = memory["timeline"]
-    events = range(len(timeline["time_us"]))  # the ledger distorts time, so the axis counts what came and went
+    events = range(len(timeline["time_us"]))  # tracking distorts time, so the axis counts allocations and frees
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.subplots()
     layers = [np.asarray(timeline[f"{category}_bytes"]) / MB for category in CATEGORY_COLORS]
@@ -117,7 +137,7 @@ def draw_memory_timeline(memory: dict):
 
 
 def mark_layers(axes, layers: list[int | None]) -> None:
-    """A stripe along the top: which layer was at work, its number where there is room."""
+    """A stripe along the top: which layer was at work, its number where it fits."""
     place, top = axes.get_xaxis_transform(), {"ymin": 0.955, "ymax": 1.0, "linewidth": 0}
     changes = [i for i in range(1, len(layers)) if layers[i] != layers[i - 1]]
     for first, last in zip([0, *changes], [*changes, len(layers)], strict=True):

@@ -9,7 +9,7 @@ from analysis import SORT_KEYS
 from analysis.components import UNATTRIBUTED, at, most_frequent
 from analysis.costs import Cost, cost
 from analysis.links import AttributedLinks, Links
-from analysis.wording import shortened
+from analysis.wording import clipped
 from harness.tables import Column, column, text_table
 from harness.units import MB
 
@@ -154,9 +154,9 @@ def sorted_by(rows: list[dict], key: str | None) -> list[dict]:
 
 def operator_columns(on_gpu: bool, by_shape: bool = False) -> list[Column]:
     if by_shape:
-        name = Column("operator, input shapes", lambda row: shortened(f"{row['name']} {row['shapes']}", 60), left=True)
+        name = Column("operator, input shapes", lambda row: f"{row['name']} {row['shapes']}", left=True)
     else:
-        name = Column("operator", lambda row: shortened(row["name"], 40), left=True)
+        name = column("operator", "name", left=True)
     columns = [
         name,
         column("calls", "calls", ","),
@@ -175,15 +175,15 @@ def operator_columns(on_gpu: bool, by_shape: bool = False) -> list[Column]:
 
 
 KERNEL_COLUMNS = [
-    Column("kernel", lambda row: shortened(row["name"]), left=True),
+    column("kernel", "name", left=True),
     column("a step", "count_per_step", ",.1f"),
     column("total ms", "total_us", ",.3f", 1e3),
     column("mean us", "mean_us", ",.1f"),
     column("p50 us", "p50_us", ",.1f"),
     column("p95 us", "p95_us", ",.1f"),
     column("share", "share", ".1%"),
-    Column("launched by", lambda row: shortened(row["launched_by"] or "unknown", 36), left=True),
-    Column("component", lambda row: shortened(row["component"], 30), left=True),
+    Column("launched by", lambda row: row["launched_by"] or "unknown", left=True),
+    column("component", "component", left=True),
 ]
 
 
@@ -195,12 +195,12 @@ def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> li
     lines = [
         f"Operators: {len(operators)} by name, {own_ms:.3f} ms of their own on the {clock}; "
         "share of that; FLOPs and bytes of all calls, where shapes tell",
-        *text_table(operator_columns(bool(kernels)), sorted_by(operators, sort)[:top]),
+        *text_table(clipped(operator_columns(bool(kernels)), 40), sorted_by(operators, sort)[:top]),
     ]
     if by_shape := sorted_by(analysis["operators_by_shape"], sort)[:top]:
-        lines += ["", *text_table(operator_columns(bool(kernels), by_shape=True), by_shape)]
+        lines += ["", *text_table(clipped(operator_columns(bool(kernels), by_shape=True), 60), by_shape)]
     if kernels:
         per_step = sum(row["count_per_step"] for row in kernels)
         lines += ["", f"GPU kernels: {len(kernels)} by name, {per_step:.1f} launched a step"]
-        lines += text_table(KERNEL_COLUMNS, kernels[:top])
+        lines += text_table(clipped(KERNEL_COLUMNS, 40), kernels[:top])
     return lines

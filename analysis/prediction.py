@@ -9,15 +9,17 @@ import numpy as np
 import torch
 
 from analysis.fake_run import FakeRunError, fake_step
+from analysis.flop_counts import flops_of_step
 from analysis.hardware import NO_PEAK, bandwidth_ceilings, compute_ceilings
-from analysis.memory import place_of_peak, tensor_name
+from analysis.memory import TENSOR_COLUMNS, place_of_peak
 from analysis.traffic import step_work
+from harness.console import progress_bar
 from harness.devices import library_workspaces, memory_of_a_rank
 from harness.environment import describe_environment
 from harness.files import explain_nulls
 from harness.memory_tracker import MemoryTracker, kept_by_component
-from harness.tables import cell
-from harness.units import MB
+from harness.tables import column, labelled, text_table
+from harness.units import MB, megabytes
 from harness.workload import Workload
 
 PERSISTENT_BYTES_PER_PARAM = 12  # bytes a parameter: itself and two moments of the optimizer, float32 at any precision
@@ -59,25 +61,25 @@ def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, c
 
 def largest_batch(workload: Workload, on_gpu: bool, capacity: int) -> int:
     """Samples per step, a multiple of the micro-batches; 0 if not even one each fits."""
-    if PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() > capacity:
-        return 0
     micro_steps = workload.micro_steps
-
-    def live(n: int) -> np.ndarray:
-        return predicted_memory(workload.with_settings(batch_size=n * micro_steps), on_gpu).live_bytes_at_allocations()
-
-    return micro_steps * largest_that_fits(live, workload.batch_size // micro_steps, 1, capacity)
+    start = workload.batch_size // micro_steps
+    return micro_steps * _largest(workload, on_gpu, capacity, "batch_size", start, micro_steps, degree=1)
 
 
 def longest_sequence(workload: Workload, on_gpu: bool, capacity: int) -> int:
     """Tokens per sample; 0 if not even one fits."""
+    return _largest(workload, on_gpu, capacity, "seq_len", workload.seq_len, 1, degree=2)
+
+
+def _largest(workload: Workload, on_gpu: bool, capacity: int, setting: str, start: int, unit: int, degree: int) -> int:
+    """The largest setting, in units, that fits."""
     if PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() > capacity:
         return 0
 
     def live(n: int) -> np.ndarray:
-        return predicted_memory(workload.with_settings(seq_len=n), on_gpu).live_bytes_at_allocations()
+        return predicted_memory(workload.with_settings(**{setting: n * unit}), on_gpu).live_bytes_at_allocations()
 
-    return largest_that_fits(live, workload.seq_len, 2, capacity)
+    return largest_that_fits(live, start, degree, capacity)
 
 
 def memory_prediction(
@@ -92,55 +94,58 @@ def memory_prediction(
     memory = predicted_memory(workload, on_gpu).document()
     workspaces = 0 if after_failure or device_memory else library_workspaces(device)
     categories = memory["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if workspaces else {})
-    whole = memory["peak_bytes"] + workspaces
-    whole_device, used = (device_memory, 0) if device_memory else memory_of_a_rank(device)
+    peak = memory["peak_bytes"] + workspaces
+    total, used = (device_memory, 0) if device_memory else memory_of_a_rank(device)
     used = 0 if after_failure else used
-    capacity = max(0, whole_device - used)
+    capacity = max(0, total - used)
     about = describe_environment(device)["device"]
     uncompiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
+    searches = {"max_batch_size": largest_batch, "max_seq_len": longest_sequence}
+    fitting = {
+        name: search(uncompiled, on_gpu, capacity - workspaces)
+        for name, search in progress_bar("Searching for what fits", searches.items())
+    }
     return {
         "device": about,
         **workload.settings(),
-        "peak_memory_mb": whole / MB,
+        "peak_memory_mb": peak / MB,
         "memory_by_category_mb": {name: size / MB for name, size in categories.items()},
         "peak_where": place_of_peak(memory),
         "largest_tensors": memory["peak"]["largest_tensors"],
         "kept_for_backward": kept_rows(workload, memory),
-        "device_memory_mb": whole_device / MB,
-        "device_memory_source": "--device-memory, a GPU; what its libraries keep comes on top"
+        "device_memory_mb": total / MB,
+        "device_memory_source": "--device-memory, a GPU; its libraries need some more"
         if device_memory
         else about["name"],
         "used_by_process_mb": used / MB,
-        "fits": whole <= capacity,
-        "max_batch_size": largest_batch(uncompiled, on_gpu, capacity - workspaces),
-        "max_seq_len": longest_sequence(uncompiled, on_gpu, capacity - workspaces),
+        "fits": peak <= capacity,
+        **fitting,
     }
 
 
 def kept_rows(workload: Workload, memory: dict) -> list[dict]:
     """What the forward pass keeps for the backward pass, by component; by formula where the workload has one."""
+    kept = kept_by_component(memory)
     formula = None if workload.compiled else workload.kept_for_backward()
-    kept = formula or {name: (size, None) for name, size in kept_by_component(memory).items()}
     if workload.compiled:
-        kept = {"compiled model": (sum(kept_by_component(memory).values()), None)}
+        kept = {"compiled model": sum(kept.values())}
+    if formula:
+        kept = {name: linear + quadratic for name, (linear, quadratic) in formula.items()}
     rows = []
-    for name, (linear, quadratic) in sorted(kept.items(), key=lambda item: -(item[1][0] + (item[1][1] or 0))):
-        row = {
-            "component": name,
-            "mb": (linear + (quadratic or 0)) / MB,
-            "quadratic_mb": None if quadratic is None else quadratic / MB,
-        }
+    for name, size in sorted(kept.items(), key=lambda item: -item[1]):
+        quadratic_mb = formula[name][1] / MB if formula else None
+        row = {"component": name, "mb": size / MB, "quadratic_mb": quadratic_mb}
         rows.append(explain_nulls(row, "there is no formula for it"))
     return rows
 
 
-def time_bounds(workload: Workload, device: dict, peak: str | float) -> dict:
+def time_bounds(workload: Workload, device: dict, peak: str | float, on_gpu: bool) -> dict:
     """The least time that a step can take, by arithmetic and by bandwidth, in ms."""
-    flops = workload.step_flops()
-    least = step_work(workload).minimum()
+    flops = flops_of_step(workload)[1] + workload.recomputed_flops()
+    least = step_work(workload, on_gpu).minimum()
     compute, bandwidth = compute_ceilings(device, workload.precision, peak), bandwidth_ceilings(device, peak)
     bounds = {
-        "compute_ms": 1e3 * (flops + workload.recomputed_flops()) / compute[0].rate if compute and flops else None,
+        "compute_ms": 1e3 * flops / compute[0].rate if compute else None,
         "compute_peak": compute[0].label if compute else None,
         "bandwidth_ms": 1e3 * least / bandwidth[0].rate if bandwidth else None,
         "bandwidth_peak": bandwidth[0].label if bandwidth else None,
@@ -156,13 +161,20 @@ def predict(
     memory = memory_prediction(workload, device, device_memory)
     bounds = time_bounds(workload, memory["device"], peak)
     known = [bounds[name] for name in ("compute_ms", "bandwidth_ms") if bounds[name] is not None]
-    counts = {
-        "parameters": workload.parameter_count(),
-        "forward_flops": workload.forward_flops(),
-        "step_flops": workload.step_flops(),
-    }
+    forward_flops, step_flops = flops_of_step(workload)
+    counts = {"parameters": workload.parameter_count(), "forward_flops": forward_flops, "step_flops": step_flops}
     times = {"step_time_lower_bound_ms": max(known, default=None), "step_time_bounds": bounds}
-    return memory | explain_nulls(counts, "the workload has no FLOP formula") | explain_nulls(times, NO_PEAK)
+    return memory | counts | explain_nulls(times, NO_PEAK)
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+
+KEPT_COLUMNS = [
+    column("kept for the backward pass, all layers", "component", left=True),
+    column("MB", "mb", ",.1f"),
+    column("quadratic in the sequence MB", "quadratic_mb", ",.1f"),
+]
 
 
 def limit(n: int) -> str:
@@ -171,63 +183,74 @@ def limit(n: int) -> str:
 
 def optimization_flags(training: dict) -> list[str]:
     """The flags of optimizations that are on."""
-    defaults = {"attention": "eager", "optimizer_impl": None}
-    flags = [f"--{name.replace('_', '-')} {training[name]}" for name in defaults if training[name] != defaults[name]]
-    return flags + [f"--{name.replace('_', '-')}" for name in ("activation_checkpointing", "compile") if training[name]]
+    defaults = {"attention": "eager", "optimizer_impl": None, "activation_checkpointing": False, "compile": False}
+    flags = []
+    for name, default in defaults.items():
+        value = training.get(name, default)
+        if value != default:
+            flags.append(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}"))
+    return flags
 
 
 def prediction_lines(document: dict) -> list[str]:
     """What a dry run prints."""
-    training, bounds = document["training"], document["step_time_bounds"]
+    training, peak_mb = document["training"], document["peak_memory_mb"]
     shape = f"batch {training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
     shape += "".join(f", {name}" for name in optimization_flags(training))
-    lines = [
-        "Prediction: nothing was allocated or trained",
-        f"{'Parameters:':<26}{document['parameters']:,}",
-        f"{'FLOPs per step:':<26}{document['step_flops']:,} ({shape})",
-        f"{'Peak memory:':<26}{document['peak_memory_mb']:,.1f} MB, in {document['peak_where']}",
-    ]
-    for name, size in document["memory_by_category_mb"].items():
-        lines.append(f"  {name:<24}{size:>14,.1f} MB{size / document['peak_memory_mb']:>8.1%}")
-    lines += ["", f"{'largest tensors at the peak':<58}{'dtype':>10}{'MB':>14}"]
-    for row in document["largest_tensors"][:5]:
-        lines.append(f"{tensor_name(row)[:57]:<58}{row['dtype']:>10}{row['bytes'] / MB:>14,.1f}")
-    lines += ["", f"{'kept for the backward pass, all layers':<58}{'MB':>24}{'quadratic in S':>24}"]
-    for row in document["kept_for_backward"]:
-        lines.append(f"{row['component']:<58}{row['mb']:>24,.1f}{cell(row['quadratic_mb'], 24, ',.1f')}")
+    categories = [{"name": name, "mb": mb} for name, mb in document["memory_by_category_mb"].items()]
     has = f"{document['device_memory_mb']:,.0f} MB, {document['device_memory_source']}"
     if document["used_by_process_mb"]:
         has += f", of which the process uses {document['used_by_process_mb']:,.0f} MB without a model"
-    lines += [
-        "",
-        f"{'Fits:':<26}{'yes' if document['fits'] else 'NO'}: {has}",
-        f"{'Largest batch:':<26}{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens",
-        f"{'Longest sequence:':<26}{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples",
+    facts = {
+        "Parameters": f"{document['parameters']:,}",
+        "FLOPs per step": f"{document['step_flops']:,} ({shape})",
+        "Peak memory": f"{peak_mb:,.1f} MB, in {document['peak_where']}",
+        "Fits": f"{'yes' if document['fits'] else 'NO'}: {has}",
+        "Largest batch": f"{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens",
+        "Longest sequence": f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples",
+        **time_facts(document),
+    }
+    category_columns = [
+        column("at the peak", "name", left=True),
+        column("MB", "mb", ",.1f"),
+        column("share", "mb", ".1%", peak_mb),
     ]
-    if training["compile"]:
-        lines.append(
-            "--compile: the peak is at most this, as fused kernels write less; what fits is what does without --compile"
-        )
-    if document["step_time_lower_bound_ms"] is None:
-        return [*lines, f"{'Least time of a step:':<26}unknown: {document['step_time_lower_bound_ms_reason']}"]
-    lines.append(f"{'Least time of a step:':<26}{document['step_time_lower_bound_ms']:,.2f} ms")
-    if bounds["compute_ms"] is not None:
-        lines.append(f"  {bounds['compute_ms']:,.2f} ms of matmuls at the peak, {bounds['compute_peak']}")
-    if bounds["bandwidth_ms"] is not None:
-        moved = f"{bounds['least_bytes'] / MB:,.1f} MB at least to be moved"
-        lines.append(f"  {bounds['bandwidth_ms']:,.2f} ms for the {moved}, {bounds['bandwidth_peak']}")
+    lines = ["Prediction: nothing was allocated or trained", *labelled(facts)]
+    if training.get("compile"):
+        lines.append("--compile: the peak is at most this, as fused kernels write less; what fits is without --compile")
+    tables = (
+        (category_columns, categories),
+        (TENSOR_COLUMNS, document["largest_tensors"][:5]),
+        (KEPT_COLUMNS, document["kept_for_backward"]),
+    )
+    for columns, rows in tables:
+        lines += ["", *text_table(columns, rows)]
     return lines
 
 
+def time_facts(document: dict) -> dict[str, str]:
+    """The least time of a step, and the bounds that it is the larger of."""
+    if document["step_time_lower_bound_ms"] is None:
+        return {"Least time of a step": f"unknown: {document['step_time_lower_bound_ms_reason']}"}
+    bounds = document["step_time_bounds"]
+    facts = {"Least time of a step": f"{document['step_time_lower_bound_ms']:,.2f} ms"}
+    if bounds["compute_ms"] is not None:
+        facts["  for the matmuls"] = f"{bounds['compute_ms']:,.2f} ms at the peak, {bounds['compute_peak']}"
+    if bounds["bandwidth_ms"] is not None:
+        moved = f"the minimum bytes moved, {megabytes(bounds['least_bytes'])}"
+        facts["  for memory traffic"] = f"{bounds['bandwidth_ms']:,.2f} ms for {moved}; {bounds['bandwidth_peak']}"
+    return facts
+
+
 def peak_bytes(workload: Workload, on_gpu: bool) -> int:
-    """The most bytes that are alive at once in a step, by prediction."""
+    """The most bytes that are live at once in a step, by prediction."""
     return int(predicted_memory(workload, on_gpu).live_bytes_at_allocations().max())
 
 
 def refusal(workload: Workload, device: torch.device) -> str | None:
     """Why a run cannot fit, None if it can; what would fit is searched for only where it does not."""
-    whole, used = memory_of_a_rank(device)
-    available = whole - used - library_workspaces(device)
+    total, used = memory_of_a_rank(device)
+    available = total - used - library_workspaces(device)
     on_gpu = device.type == "cuda"
     if peak_bytes(workload.with_settings(compile=False), on_gpu) <= available:  # which is predicted sooner
         return None
@@ -246,9 +269,9 @@ def what_fits(document: dict) -> str:
         *([f"--seq-len {seq}"] if 0 < seq < now["seq_len"] else []),
     ]
     cure = f"lower to {' or '.join(fitting)}" if fitting else "lower --size"
-    room = max(0, document["device_memory_mb"] - document["used_by_process_mb"])
+    available = max(0, document["device_memory_mb"] - document["used_by_process_mb"])
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
-    return f"{needs}, {document['device']['type']} has {room:,.0f} MB for it; {cure}"
+    return f"{needs}, {document['device']['type']} has {available:,.0f} MB for it; {cure}"
 
 
 def beside_measured(memory: dict, workload: Workload, device: torch.device) -> dict:
@@ -257,12 +280,14 @@ def beside_measured(memory: dict, workload: Workload, device: torch.device) -> d
         predicted = predicted_memory(workload, device.type == "cuda").document()
     except FakeRunError as error:
         return explain_nulls({"predicted": None}, str(error))
-    kept, formula = kept_by_component(memory), workload.kept_for_backward() or {}
+    kept, formula = kept_by_component(memory), workload.kept_for_backward()
     rows = []
-    for name in sorted({*kept, *formula}, key=lambda name: -kept.get(name, 0)):
-        linear, quadratic = formula.get(name, (0, 0))
-        sizes = {"bytes": kept.get(name, 0), "formula_bytes": linear + quadratic, "quadratic_bytes": quadratic}
-        rows.append({"component": name} | sizes)
+    for name in sorted({*kept, *(formula or {})}, key=lambda name: -kept.get(name, 0)):
+        row = {"component": name, "bytes": kept.get(name, 0), "formula_bytes": None, "quadratic_bytes": None}
+        if formula:
+            linear, quadratic = formula.get(name, (0, 0))
+            row |= {"formula_bytes": linear + quadratic, "quadratic_bytes": quadratic}
+        rows.append(explain_nulls(row, "the workload has no formula"))
     document = {
         "peak_bytes": predicted["peak_bytes"],
         "error_percent": 100 * (predicted["peak_bytes"] / memory["peak_bytes"] - 1),

@@ -220,9 +220,7 @@ def head_lines(analysis: dict) -> list[str]:
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
     }
     if steps["count"]:
-        spread = f", std {steps['std_ms']:.3f}" if steps["std_ms"] is not None else ""
-        rows["Steps"] = f"{steps['count']}, mean {steps['mean_ms']:.3f} ms, median {steps['median_ms']:.3f}{spread}"
-        rows["Steps"] += f", {steps['min_ms']:.3f} to {steps['max_ms']:.3f} (host)"
+        rows["Steps"] = f"{steps_text(steps)} (host)"
     rows["Phases"] = top_shares(analysis["phases"], "phase", 5)
     rows["Components"] = top_shares(analysis["components"], "component", 5)
     rows["Components"] += f" of {analysis['attribution']['clock']} time"
@@ -233,6 +231,12 @@ def head_lines(analysis: dict) -> list[str]:
     if not best:
         rows["Try first"] = analysis.get("opportunities_reason", "nothing that the trace supports")
     return labelled(rows) + [f"Note: {note}" for note in trust["notes"]]
+
+
+def steps_text(steps: dict) -> str:
+    spread = f", std {steps['std_ms']:.3f}" if steps["std_ms"] is not None else ""
+    middle = f"mean {steps['mean_ms']:.3f} ms, median {steps['median_ms']:.3f}{spread}"
+    return f"{steps['count']}, {middle}, {steps['min_ms']:.3f} to {steps['max_ms']:.3f}"
 
 
 def trust_text(trust: dict) -> str:

@@ -4,30 +4,51 @@ from __future__ import annotations
 
 import io
 from base64 import b64encode
+from dataclasses import replace
 from pathlib import Path
 
 import jinja2
 import numpy as np
 from matplotlib.image import imread
 
+from analysis.components import breakdown_rows, component_columns
 from analysis.figures import plain_text, profile_figures, steps_figure
-from analysis.memory import draw_memory_timeline, place_of_peak, tensor_name
-from analysis.operators import quantity
+from analysis.flops import PEAK_COLUMNS, flops_facts
+from analysis.integrity import overhead_text
+from analysis.memory import (
+    ALLOCATOR_COLUMNS,
+    CATEGORY_COLUMNS,
+    KEPT_COLUMNS,
+    TENSOR_COLUMNS,
+    category_rows,
+    draw_memory_timeline,
+    kept_rows,
+    place_of_peak,
+    prediction_text,
+)
+from analysis.operators import KERNEL_COLUMNS, operator_columns
+from analysis.opportunities import OPPORTUNITY_COLUMNS
+from analysis.profile import gpu_facts, steps_text
+from analysis.ranks import rank_columns, straggler_text
 from analysis.roofline import draw_roofline
+from analysis.timeline import IDLE_COLUMNS, STREAM_COLUMNS, stream_rows
+from analysis.traffic import class_columns, intensity_facts
+from analysis.wording import count_of
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import png, write_bytes
-from harness.units import MB
+from harness.tables import Column, column, markdown_table
+from harness.units import megabytes
 
 TOP = 25  # rows of the long tables
 FILES = {
-    "config": "config.json",
     "summary": "performance_summary.json",
     "memory": "memory_timeline.json",
     "flops": "flops_profile.json",
     "intensity": "computational_intensity.json",
     "roofline": "roofline_data.json",
 }
+Table = tuple[list[Column], list[dict]]
 
 
 def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, run: Path | None = None) -> list[Path]:
@@ -41,7 +62,7 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
         own = read_document(folder / "operator_analysis.json")
         analyses = [(own["trace"], own)] if own else []
     if not analyses and not documents["summary"]:
-        raise UserError(f"{folder}: nothing to report, it holds no operator_analysis.json and no run")
+        raise UserError(f"{folder}: nothing to report: it contains neither an operator_analysis.json nor a run")
     analysis = analyses[0][1] if analyses else None
     with plain_text():
         figures = profile_figures(analysis) if analysis else {}
@@ -63,7 +84,7 @@ def read_documents(folder: Path) -> dict[str, dict | None]:
     return {name: read_document(folder / file) for name, file in FILES.items()}
 
 
-def render(analysis: dict, analyses: list, documents: dict, images: dict[str, str]) -> str:
+def render(analysis: dict | None, analyses: list, documents: dict, images: dict[str, str]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # names come from files that others wrote
@@ -71,127 +92,146 @@ def render(analysis: dict, analyses: list, documents: dict, images: dict[str, st
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "ms": lambda value, digits=3: "-" if value is None else f"{value:,.{digits}f}",
-        "percent": lambda value: f"{value:.1%}",
-        "quantity": quantity,
-        "tensor_name": tensor_name,
-        "count": lambda value: "-" if value is None else f"{value:,}",
-    }
-    template = environment.get_template("report_template.html")
-    return template.render(
-        title=analysis["trace"] if analysis else run_title(documents["summary"]),
+    summary, memory, flops, intensity = (documents[name] for name in ("summary", "memory", "flops", "intensity"))
+    return environment.get_template("report_template.html").render(
+        title=analysis["trace"] if analysis else run_title(summary),
         analysis=analysis,
-        analyses=analyses,
+        steps=steps_text(analysis["steps"]) if analysis and analysis["steps"]["count"] else None,
+        gpu=gpu_facts(analysis["gpu_timeline"], None) if analysis else {},
         images=images,
-        facts=run_facts(documents),
-        flops=flops_facts(documents),
-        intensity=documents["intensity"],
-        roofline=documents["roofline"],
-        memory=memory_facts(documents["memory"]),
-        ledger=documents["memory"],
         top=TOP,
-        on_gpu=bool(analysis and analysis["kernels"]),
-        phases=[row["phase"] for row in analysis["phases"]] if analysis else [],
+        tables=(trace_tables(analysis, analyses) if analysis else {}) | run_tables(documents),
+        run=run_facts(summary) if summary else {},
+        trust=trust_facts(analysis["integrity"]) if analysis else {},
+        flops=(flops_facts(flops) if flops else {}) | (intensity_facts(intensity) if intensity else {}),
+        counted=conventions(documents),
+        memory=memory_facts(memory) if memory else {},
+        straggler=straggler_text(analysis["ranks"]) if analysis and "ranks" in analysis else None,
     )
+
+
+def trace_tables(analysis: dict, analyses: list[tuple[str, dict]]) -> dict[str, Table]:
+    """The tables of a trace, by name.  The page and TensorBoard show those that have rows."""
+    on_gpu = bool(analysis["kernels"])
+    traces = [{"name": name} | one for name, one in analyses] if len(analyses) > 1 else []
+    columns = [*OPPORTUNITY_COLUMNS, *(column(title, title, left=True) for title in ("basis", "how"))]
+    tables = {
+        "components": (component_columns(analysis["phases"]), breakdown_rows(analysis)),
+        "opportunities": ([*columns, column("flag", "flag", left=True)], analysis["opportunities"]),
+        "streams": (STREAM_COLUMNS, stream_rows(analysis["gpu_timeline"])),
+        "idle": (IDLE_COLUMNS, analysis["gpu_timeline"]["idle_by_cause"] or []),
+        "operators": (operator_columns(on_gpu), analysis["operators"]),
+        "operators by shape": (operator_columns(on_gpu, by_shape=True), analysis["operators_by_shape"]),
+        "kernels": (KERNEL_COLUMNS, analysis["kernels"]),
+        "traces": (TRACE_COLUMNS, traces),
+    }
+    if "ranks" in analysis:
+        tables["ranks"] = (rank_columns(analysis["ranks"]), analysis["ranks"]["rows"])
+    return tables
+
+
+TRACE_COLUMNS = [
+    column("trace", "name", left=True),
+    Column("rank", lambda row: row["integrity"]["rank"]),
+    Column("step ms", lambda row: row["steps"]["mean_ms"], ",.3f"),
+    Column("GPU busy ms", lambda row: row["gpu_timeline"]["busy_ms"], ",.3f"),
+    Column("verdict", lambda row: row["verdict"]["line"], left=True),
+]
+
+
+def run_tables(documents: dict) -> dict[str, Table]:
+    """The tables of a run, by name."""
+    tables: dict[str, Table] = {}
+    if flops := documents["flops"]:
+        tables["peaks"] = (PEAK_COLUMNS, flops["efficiency_metrics"]["peaks"])
+    if intensity := documents["intensity"]:
+        tables["classes"] = (class_columns(intensity["step_bytes"]), intensity["classes"])
+    if memory := documents["memory"]:
+        tables["categories"] = (CATEGORY_COLUMNS, category_rows(memory))
+        tables["tensors"] = (TENSOR_COLUMNS, memory["peak"]["largest_tensors"])
+        tables["kept"] = (KEPT_COLUMNS, kept_rows(memory) if memory["predicted"] else [])
+        tables["allocator"] = (ALLOCATOR_COLUMNS, memory["allocator"] or [])
+    return tables
 
 
 def run_title(summary: dict) -> str:
-    training, device = summary["config"]["training"], summary["environment"]["device"]["name"]
-    parameters = summary["config"]["model"]["parameters"]
-    shape = f"{training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
-    return f"{parameters:,} parameters, {shape}, on {device}"
+    training, parameters = summary["training"], summary["config"]["model"]["parameters"]
+    shape = f"{training['batch_size']} x {training['sequence_length']} tokens"
+    return f"{parameters:,} parameters, {shape}, on {summary['environment']['device']['name']}"
 
 
-def run_facts(documents: dict) -> list[tuple[str, str]]:
+def run_facts(summary: dict) -> dict[str, str]:
     """What ran, on what, how fast."""
-    summary = documents["summary"]
-    if summary is None:
-        return []
-    arguments, model, environment = (
-        summary["config"]["training"],
-        summary["config"]["model"],
-        summary["environment"],
-    )
-    performance, memory, training = summary["performance"], summary["memory"], summary["training"]
-    packages = environment["packages"]
-    rows = {
+    environment, config, training = summary["environment"], summary["config"], summary["training"]
+    performance, memory, packages = summary["performance"], summary["memory"], environment["packages"]
+    facts = {
         "Status": summary["status"] + (f": {summary['error']}" if summary["error"] else ""),
         "When, where": f"{environment['timestamp']}, {environment['host']}",
         "Command": environment["command_line"],
         "Device": f"{environment['device']['name']} ({environment['device']['type']})",
         "Versions": f"torch {packages['torch']}, Python {environment['python']}",
         "Commit": (environment["commit"] or "unknown")[:12] + " and changes" * bool(environment["uncommitted_changes"]),
-        "Model": f"{model['parameters']:,} parameters: hidden {model['hidden_dim']}, {model['n_layers']} layers, "
-        f"{model['n_heads']} heads ({model['n_kv_heads']} key/value), intermediate {model['intermediate_dim']}, "
-        f"vocabulary {model['vocab_size']}",
-        "Training": f"batch {arguments['batch_size']} x {arguments['seq_len']} tokens, {arguments['precision']}, "
-        f"{training['completed_steps']} of {training['num_steps']} steps, {training['world_size']} "
-        f"rank{'s' * (training['world_size'] > 1)}",
+        "Model": settings_text(config["model"]),
+        "Training": settings_text(config["training"]),
+        "Steps": f"{training['completed_steps']} of {training['num_steps']}",
+        "Ranks": training["world_size"],
     }
     if performance["avg_step_time_ms"]:
-        n, note = performance["steps_averaged"], performance["steps_averaged_note"]
-        rows["Step time"] = (
-            f"{performance['avg_step_time_ms']:.2f} ms mean, {performance['median_step_time_ms']:.2f} ms median of {n} "
-            f"steps ({note})"
+        facts["Step time"] = (
+            f"{performance['avg_step_time_ms']:.2f} ms mean, {performance['median_step_time_ms']:.2f} ms median of "
+            f"{count_of(performance['steps_averaged'], 'step')} ({performance['steps_averaged_note']})"
         )
-        rows["Throughput"] = (
+        facts["Throughput"] = (
             f"{performance['samples_per_sec']:.1f} samples/s, {performance['tokens_per_sec']:,.0f} tokens/s"
         )
-        rows["Achieved"] = f"{performance['achieved_tflops']:.4g} TFLOP/s in matrix products"
+    if performance["achieved_tflops"]:
+        facts["Achieved"] = f"{performance['achieved_tflops']:.4g} TFLOP/s in matmuls"
     if memory["peak_mb"]:
-        rows["Peak memory"] = f"{memory['peak_mb']:,.1f} MB: {memory['source']}"
-    return list(rows.items())
+        facts["Peak memory"] = f"{memory['peak_mb']:,.1f} MB: {memory['source']}"
+    return facts
 
 
-def flops_facts(documents: dict) -> list[tuple[str, str]]:
-    flops, intensity = documents["flops"], documents["intensity"]
-    rows: list[tuple[str, str]] = []
-    if flops:
-        counts, efficiency = flops["flops_analysis"], flops["efficiency_metrics"]
-        agree = "by three counts that agree" if counts["deepspeed"] else "by two counts that agree, without DeepSpeed"
-        agree = agree if counts["reconciliation"]["agree"] else "by counts that DIFFER"
-        rows.append(("FLOPs per step", f"{counts['step_flops']:,} {agree} ({flops['convention']})"))
-        rows += [
-            (
-                "MFU" if not at else "also",
-                f"{one['mfu_percent']:.1f}% in {efficiency['precision']} of {one['rate'] / 1e12:.4g} TFLOP/s, "
-                f"{one['kind']}: {one['source']}",
-            )
-            for at, one in enumerate(efficiency["peaks"])
-        ]
-        if efficiency["hfu_percent"] is not None:
-            again = f"{counts['recomputed_flops']:,} FLOPs that the backward pass does again"
-            rows.append(("HFU", f"{efficiency['hfu_percent']:.1f}%, with {again}"))
+def settings_text(settings: dict) -> str:
+    """'hidden_dim 256, n_layers 4': what was set, numbers grouped by thousands."""
+    shown = {name: value for name, value in settings.items() if value is not None and not name.endswith("_reason")}
+    return ", ".join(f"{name} {value:,}" if type(value) is int else f"{name} {value}" for name, value in shown.items())
+
+
+def conventions(documents: dict) -> dict[str, str]:
+    """What was counted, for a reader of the numbers."""
+    flops, intensity, roofline = (documents[name] for name in ("flops", "intensity", "roofline"))
+    texts = {"FLOPs": flops["convention"]} if flops else {}
     if intensity:
-        ridge, used = intensity["ridge_point_flops_per_byte"], intensity["memory_bandwidth_utilization_percent"]
-        value = f"{intensity['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte"
-        value += f", {intensity['memory_bound_vs_compute_bound']} by the thresholds 10 and 100"
-        if ridge is not None:
-            value += f"; {intensity['side_of_ridge_point']} side of this device's ridge at {ridge:.1f}"
-        rows.append(("Arithmetic intensity", value))
-        value = f"{intensity['memory_bandwidth_used_gb_per_sec']:.2f} GB/s"
-        if used is not None:
-            value += f", {used:.1f}% of {intensity['memory_bandwidth_peak_gb_per_sec']:,.1f} GB/s"
-            value += f" ({intensity['memory_bandwidth_peak_source']})"
-        rows.append(("Bandwidth used", value))
-        moved, least = (f"{intensity[name] / MB:,.1f} MB" for name in ("step_bytes", "minimum_step_bytes"))
-        bytes_, minimum = (intensity["convention"][name] for name in ("bytes", "minimum"))
-        rows.append(("Bytes of a step", f"{moved} ({bytes_}); at least {least} ({minimum})"))
-    return rows
+        names = {"Bytes": "bytes", "Minimum bytes": "minimum", "Other operations": "elements"}
+        texts |= {name: intensity["convention"][key] for name, key in names.items()}
+    if roofline:
+        texts["Times of classes"] = f"{roofline['time_source']['classes']}; a class above its roof was served by caches"
+    return texts
 
 
-def memory_facts(memory: dict | None) -> list[tuple[str, str]]:
-    if memory is None:
-        return []
-    rows = [("Peak", f"{memory['peak_bytes'] / MB:.1f} MB in {place_of_peak(memory)}: {memory['source']}")]
-    if predicted := memory["predicted"]:
-        error = f"{predicted['error_percent']:+.2f}%"
-        rows.append(("Predicted", f"{predicted['peak_bytes'] / MB:.1f} MB before the run, off by {error}"))
-    else:
-        rows.append(("Predicted", f"no: {memory['predicted_reason']}"))
-    rows += [(name, f"{size / MB:.1f} MB at the peak") for name, size in memory["peak"]["bytes_by_category"].items()]
-    return rows + [(row["what"], f"{row['bytes'] / MB:.1f} MB") for row in memory["allocator"] or []]
+def memory_facts(memory: dict) -> dict[str, str]:
+    return {
+        "Peak": f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}",
+        "Prediction": prediction_text(memory),
+    }
+
+
+def trust_facts(trust: dict) -> dict[str, str]:
+    linked, without = trust["kernels_linked_to_an_operator"], trust["steps_without_gpu_events"]
+    rank = f"rank {trust['rank']} of {trust['world_size']}, {len(trust['ranks_missing'])} missing"
+    recorded = (f"{name}: {'yes' if trust[f'{name}_recorded'] else 'no'}" for name in ("shapes", "stacks", "modules"))
+    return {
+        "Events": f"{trust['events']:,}, of these {trust['operators']:,} operators and {trust['gpu_events']:,} on the "
+        f"GPU; {trust['malformed_events']:,} skipped",
+        "Steps": f"{trust['steps']} marked" + (f"; {without} without GPU events" if without is not None else ""),
+        "Kernel launches": f"{trust['kernel_launches']:,}, {trust['launches_without_kernel']:,} of the steps' without "
+        "a kernel",
+        "GPU events linked": "no GPU events" if linked is None else f"{linked:.1%} of those launched in the trace",
+        "Graph launches": f"{trust['graph_launches']:,}",
+        "Ranks": "the trace does not name them" if trust["world_size"] is None else rank,
+        "Recorded": ", ".join(recorded),
+        "Profiler overhead": overhead_text(trust["profiler_overhead"]),
+    }
 
 
 def to_tensorboard(folder: Path, analysis: dict | None, drawn: dict[str, bytes]) -> list[Path]:
@@ -214,24 +254,19 @@ def to_tensorboard(folder: Path, analysis: dict | None, drawn: dict[str, bytes])
 
 def text_tables(analysis: dict) -> dict[str, str]:
     """Markdown for TensorBoard."""
-
-    def cell(value) -> str:
-        text = f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
-        return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>()#+!|~" else letter for letter in text)
-
-    def table(rows: list[dict], columns: list[str]) -> str:
-        lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
-        return "\n".join([*lines, *(f"| {' | '.join(cell(row.get(column)) for column in columns)} |" for row in rows)])
-
     trust = analysis["integrity"]
-    notes = [f"- {cell(note)}" for note in (*trust["problems"], *trust["notes"])]
-    tables = {
-        "verdict": "\n".join([f"**{cell(analysis['verdict']['line'])}**", "", *notes]),
-        "components": table(analysis["components"], ["component", "ms_per_step", "share"]),
-        "operators": table(analysis["operators"][:TOP], ["name", "calls", "self_cpu_us", "self_device_us", "share"]),
-        "opportunities": table(analysis["opportunities"], ["name", "speedup_bound", "share", "evidence", "flag"]),
-    }
-    if analysis["kernels"]:
-        columns = ["name", "count_per_step", "mean_us", "p95_us", "share", "launched_by", "component"]
-        tables["kernels"] = table(analysis["kernels"][:TOP], columns)
-    return tables
+    notes = [f"- {escaped(note)}" for note in (*trust["problems"], *trust["notes"])]
+    texts = {"verdict": "\n".join([f"**{escaped(analysis['verdict']['line'])}**", "", *notes])}
+    for name, (columns, rows) in trace_tables(analysis, []).items():
+        if rows:
+            texts[name.replace(" ", "_")] = "\n".join(markdown_table([safe(one) for one in columns], rows[:TOP]))
+    return texts
+
+
+def escaped(text: str) -> str:
+    """Names come from elsewhere: none of their characters is markup."""
+    return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>()#+!~" else letter for letter in text)
+
+
+def safe(one: Column) -> Column:
+    return replace(one, value=lambda row: escaped(one.text(row)), form="")

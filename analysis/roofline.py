@@ -121,14 +121,14 @@ def draw_roofline(data: dict) -> Figure:
     figure = Figure(figsize=(WIDTH, 8.2), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(3.2, 1.2))
     points = by_time(data["points"])
-    colours = dict(zip((row["name"] for row in points), PALETTE, strict=False))
-    draw_points(above, data, [row for row in points if row["operations_per_sec"]], colours)
+    colors = dict(zip((row["name"] for row in points), PALETTE, strict=False))
+    draw_points(above, data, [row for row in points if row["operations_per_sec"]], colors)
     above.set_title(f"Roofline of a training step in {data['precision']}: {data['device']}", loc="left", fontsize=11)
-    draw_bandwidth(below, data, [row for row in points if row["bytes_per_sec"]], colours)
+    draw_bandwidth(below, data, [row for row in points if row["bytes_per_sec"]], colors)
     return figure
 
 
-def draw_points(axes, data: dict, points: list[dict], colours: dict[str, str]) -> None:
+def draw_points(axes, data: dict, points: list[dict], colors: dict[str, str]) -> None:
     step = data["step"]
     shown = [*points, *([step] if step["operations_per_sec"] else [])]
     compute, bandwidth = (data["roofs"][name] for name in ("compute", "bandwidth"))
@@ -154,7 +154,7 @@ def draw_points(axes, data: dict, points: list[dict], colours: dict[str, str]) -
         y = row["operations_per_sec"] / scale
         label = f"{row['name']}: {row['time_ms']:.2f} ms ({row['share_of_time']:.1%}), {y:,.3g} {unit}"
         label += f", {row['share_of_roof']:.0%} of its roof" if row["share_of_roof"] is not None else ""
-        draw_point(axes, row["operations_per_byte"], y, area(row), colours[row["name"]], label)
+        draw_point(axes, row["operations_per_byte"], y, area(row), colors[row["name"]], label)
     if step["operations_per_sec"]:
         y = step["operations_per_sec"] / scale
         share = f", {step['share_of_roof']:.0%} of its roof" if step["share_of_roof"] is not None else ""
@@ -179,8 +179,8 @@ def area(row: dict) -> float:
     return 60 + 1200 * row["share_of_time"]
 
 
-def draw_point(axes, x: float, y: float, size: float, colour: str, label: str, marker: str = "o") -> None:
-    axes.scatter([x], [y], s=size, color=colour, alpha=0.75, edgecolor="white", label=label, marker=marker, zorder=3)
+def draw_point(axes, x: float, y: float, size: float, color: str, label: str, marker: str = "o") -> None:
+    axes.scatter([x], [y], s=size, color=color, alpha=0.75, edgecolor="white", label=label, marker=marker, zorder=3)
 
 
 def name_points(axes, points: list[dict], scale: float) -> None:
@@ -243,9 +243,9 @@ def draw_roofs(axes, compute: list[dict], bandwidth: list[dict], unit: str, scal
         axes.annotate(text, (high, y), ha="right", fontsize=8, **place)
 
 
-def draw_bandwidth(axes, data: dict, rows: list[dict], colours: dict[str, str]) -> None:
+def draw_bandwidth(axes, data: dict, rows: list[dict], colors: dict[str, str]) -> None:
     used = [row["bytes_per_sec"] / 1e9 for row in rows]
-    axes.barh([row["name"] for row in rows], used, color=[colours[row["name"]] for row in rows], height=0.7)
+    axes.barh([row["name"] for row in rows], used, color=[colors[row["name"]] for row in rows], height=0.7)
     peaks = data["roofs"]["bandwidth"]
     limit = max([*used, *(pipe["rate"] / 1e9 for pipe in peaks), 1e-9])
     for at, (row, value) in enumerate(zip(rows, used, strict=True)):

@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.links import AttributedLinks
 from analysis.trace import where_name
+from harness.tables import column
 
 Intervals = tuple[np.ndarray, np.ndarray]  # starts and ends
 
@@ -238,3 +239,27 @@ def spread(values: np.ndarray) -> dict[str, float]:
     middle, high = np.median(values), np.percentile(values, 95)
     figures = {"mean": values.mean(), "p50": middle, "p95": high, "max": values.max(), "min": values.min()}
     return {name: float(value) for name, value in figures.items()}
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+IDLE_COLUMNS = [
+    column("idle for", "cause", left=True),
+    column("ms", "ms", ",.3f"),
+    column("share of total", "share_of_total", ".1%"),
+    column("meaning", "meaning", left=True),
+]
+STREAM_COLUMNS = [
+    column("device, stream", "name", left=True),
+    column("events", "events", ","),
+    *(column(key.removesuffix("_ms").replace("_", " ") + " ms", key, ",.3f") for key in KEYS),
+]
+
+
+def stream_rows(timeline: dict) -> list[dict]:
+    """Each device, and each of its streams."""
+    rows = []
+    for device in timeline["devices"]:
+        rows.append(device | {"name": f"{device['device']}"})
+        rows += [one | {"name": f"{device['device']}, stream {one['stream']}"} for one in device["streams"]]
+    return rows

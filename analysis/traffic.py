@@ -11,15 +11,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from analysis.costs import CALCULATING, category, operator_class
+from analysis.costs import VECTOR_CLASSES, category, operator_class
 from analysis.fake_run import fake_step
+from analysis.flop_counts import register_cpu_attention
 from analysis.hardware import NO_PEAK, Ceiling
 from harness.files import explain_nulls
+from harness.tables import Column, column, labelled, text_table
 from harness.timing import PHASES, range_observers
-from harness.units import MB
+from harness.units import MB, megabytes
 from harness.workload import Workload
 
-FLOP_CONVENTION = "two per multiply-add, matrix products only, full S x S attention scores, recomputation counted"
+FLOP_CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation counted"
 TRAFFIC = (
     "every operator of model and optimizer reads its inputs and writes its outputs once, as if no cache kept anything "
     "from one to the next; views are free; fetching data, communication and fp16's gradient scaler are left out"
@@ -28,7 +30,7 @@ MINIMUM = (
     "each tensor that a step finds or leaves behind (weights, optimizer state, tokens) moves once, what it makes and "
     "drops stays on the chip; of a phase, each tensor that it finds or leaves to a later one"
 )
-ELEMENTS = "one operation for each element that an operator other than a product calculates with"
+ELEMENTS = "one operation for each element that an operator other than a matmul calculates with"
 
 # Operators that write an argument without reading it, by name; and those that allocate and write nothing.
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
@@ -41,6 +43,9 @@ _READS_SOME = {
 }
 
 
+Accesses = list[tuple[torch.Tensor, int]]  # tensors, and how many of their bytes
+
+
 def tensors_in(value) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
@@ -51,22 +56,22 @@ def touched(x: torch.Tensor) -> int:
 
 
 @dataclass
-class Crossing:
-    """In which stretches of the step a storage was used: what crosses from one to another must be moved."""
+class StorageUse:
+    """In which stretches of the step a storage was used: what one stretch leaves to another must be moved."""
 
-    storage: torch.UntypedStorage  # held, so that its identity is not given to another
+    storage: torch.UntypedStorage  # kept, so that its identity is not given to another
     made_in: int | None  # None: it was there before
     read: dict[int, int] = field(default_factory=dict)  # bytes read by stretch, those read again too
     written: dict[int, int] = field(default_factory=dict)
 
-    def moved_by(self, stretch: int) -> int:
-        """Bytes that a stretch cannot but move, if it keeps all else on the chip."""
+    def minimum_bytes_moved(self, stretch: int) -> int:
+        """By a stretch that keeps all else on the chip."""
         fetched = self.read.get(stretch, 0) if self.made_in != stretch else 0
         wanted_later = self.made_in is None or max(self.read, default=-1) > stretch
         stored = self.written.get(stretch, 0) if wanted_later else 0
         return min(fetched, self.storage.nbytes()) + min(stored, self.storage.nbytes())
 
-    def moved_by_step(self) -> int:
+    def minimum_bytes_moved_by_step(self) -> int:
         if self.made_in is not None:
             return 0
         return sum(min(sum(uses.values()), self.storage.nbytes()) for uses in (self.read, self.written))
@@ -75,16 +80,17 @@ class Crossing:
 class WorkCounter(TorchDispatchMode):
     """Bytes moved and operations done by every operator that is dispatched, by the phase in which it ran.
 
-    While it is entered it stands among `range_observers`, through which it learns of phases.  Of the micro-batches of a
-    step all but the first do the same: the second stands for `alike` of them.
+    While it is entered it is one of the `range_observers`, through which it learns of phases.  Of the micro-batches of
+    a step all but the first do the same: the second stands for `alike` of them.
     """
 
     def __init__(self, alike: int = 1):
         super().__init__()
+        register_cpu_attention()
         self.alike = alike
-        self.rows: list[tuple] = []  # stretch, operator, FLOPs of products, elements, bytes
+        self.rows: list[tuple] = []  # stretch, operator, FLOPs of matmuls, elements, bytes
         self.stretches: list[str] = ["between phases"]  # phases in the order in which they ran
-        self.crossings: dict[int, Crossing] = {}
+        self.uses: dict[int, StorageUse] = {}
 
     def range_push(self, name: str) -> None:
         if name in PHASES:
@@ -110,50 +116,38 @@ class WorkCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if self.stretches[-1] == "data":
-            return out
-        name, arguments = func.overloadpacket.__name__, func._schema.arguments
-        given = {**dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
-        mutated = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
-        inputs = {key: tensors_in(value) for key, value in given.items()}
-        storages = {x.untyped_storage()._cdata for found in inputs.values() for x in found}
-        made = [x for x in tensors_in(out) if x.untyped_storage()._cdata not in storages]
-        if name in _ALLOCATES or not (made or mutated):
-            return out  # a view
-        # An out= argument, of which the schema says that it is given by keyword alone, is written without being read.
-        only_written = {a.name for a in arguments if a.name in mutated and a.kwarg_only}
-        if name in _OVERWRITES:
-            only_written |= mutated
-        written = [(x, touched(x)) for x in [*made, *(x for key in mutated for x in inputs[key])]]
-        read = [(x, touched(x)) for key, found in inputs.items() if key not in only_written for x in found]
-        if name in _READS_SOME:
-            position, elements = _READS_SOME[name]
-            some = args[position]
-            read = [(x, elements(args, made[0]) * x.element_size() if x is some else size) for x, size in read]
-        count = flop_registry.get(func.overloadpacket)
-        flops = int(count(*args, **kwargs, out_val=out)) if count else 0
+        if self.stretches[-1] != "data":
+            read, written = accesses(func, args, kwargs, out)
+            if written:  # else it made a view, or allocated
+                self.count(func, args, kwargs, out, read, written)
+        return out
+
+    def count(self, func, args, kwargs, out, read: Accesses, written: Accesses) -> None:
+        formula = flop_registry.get(func.overloadpacket)
+        flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
         elements = max(sum(x.numel() for x, _ in written), max((x.numel() for x, _ in read), default=0))
         size = sum(size for _, size in read + written)
         now = len(self.stretches) - 1
-        self.rows.append((now, f"aten::{name}", flops, elements, size))
+        self.rows.append((now, f"aten::{func.overloadpacket.__name__}", flops, elements, size))
         for x, size in read:
-            self.crossing(x, None).read[now] = self.crossing(x, None).read.get(now, 0) + size
+            uses = self.use(x, None).read
+            uses[now] = uses.get(now, 0) + size
         for x, size in written:
-            self.crossing(x, now).written[now] = self.crossing(x, now).written.get(now, 0) + size
-        return out
+            uses = self.use(x, now).written
+            uses[now] = uses.get(now, 0) + size
 
-    def crossing(self, x: torch.Tensor, made_in: int | None) -> Crossing:
+    def use(self, x: torch.Tensor, made_in: int | None) -> StorageUse:
         storage = x.untyped_storage()
-        return self.crossings.setdefault(storage._cdata, Crossing(storage, made_in))
+        return self.uses.setdefault(storage._cdata, StorageUse(storage, made_in))
 
     def table(self) -> pd.DataFrame:
-        """A row an operator and phase: calls, FLOPs of products, elements calculated with, bytes."""
+        """A row for each operator and phase: calls, FLOPs of matmuls, elements calculated with, bytes."""
         columns = ["stretch", "operator", "flops", "elements", "bytes"]
         table = pd.DataFrame(self.rows, columns=columns, dtype=object).assign(calls=1)
         table["phase"] = [self.stretches[stretch] for stretch in table["stretch"]]
         pairs = zip(table["phase"], table["operator"], strict=True)
         table["class"] = [operator_class(phase, category(name)) for phase, name in pairs]
-        calculates = table["class"].isin(CALCULATING) & (table["flops"] == 0)
+        calculates = table["class"].isin(VECTOR_CLASSES) & (table["flops"] == 0)
         table["elements"] = table["elements"].where(calculates, 0)
         sums, weights = ["calls", "flops", "elements", "bytes"], table["stretch"].map(self.weight)
         for name in sums:
@@ -161,16 +155,40 @@ class WorkCounter(TorchDispatchMode):
         return table.groupby(["phase", "class", "operator"], sort=False)[sums].sum().reset_index()
 
     def minimum_by_phase(self) -> dict[str, int]:
-        """Bytes that each phase cannot but move."""
+        """The minimum bytes that each phase moves."""
         minimum: dict[str, int] = {}
         for stretch in sorted({stretch for stretch, *_ in self.rows}):
-            moved = sum(crossing.moved_by(stretch) for crossing in self.crossings.values())
+            moved = sum(use.minimum_bytes_moved(stretch) for use in self.uses.values())
             phase = self.stretches[stretch]
             minimum[phase] = minimum.get(phase, 0) + self.weight(stretch) * moved
         return minimum
 
     def minimum(self) -> int:
-        return sum(crossing.moved_by_step() for crossing in self.crossings.values())
+        """The minimum bytes that the step moves."""
+        return sum(use.minimum_bytes_moved_by_step() for use in self.uses.values())
+
+
+def accesses(func, args, kwargs, out) -> tuple[Accesses, Accesses]:
+    """What an operator read and wrote; ([], []) if it made a view or only allocated."""
+    name, arguments = func.overloadpacket.__name__, func._schema.arguments
+    given = {**dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
+    mutated = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
+    inputs = {key: tensors_in(value) for key, value in given.items()}
+    storages = {x.untyped_storage()._cdata for found in inputs.values() for x in found}
+    made = [x for x in tensors_in(out) if x.untyped_storage()._cdata not in storages]
+    if name in _ALLOCATES or not (made or mutated):
+        return [], []
+    # An out= argument, of which the schema says that it is given by keyword alone, is written without being read.
+    only_written = {a.name for a in arguments if a.name in mutated and a.kwarg_only}
+    if name in _OVERWRITES:
+        only_written |= mutated
+    written = [(x, touched(x)) for x in [*made, *(x for key in mutated for x in inputs[key])]]
+    read = [(x, touched(x)) for key, found in inputs.items() if key not in only_written for x in found]
+    if name in _READS_SOME:
+        position, elements = _READS_SOME[name]
+        some = args[position]
+        read = [(x, elements(args, made[0]) * x.element_size() if x is some else size) for x, size in read]
+    return read, written
 
 
 def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
@@ -188,16 +206,15 @@ def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
 def computational_intensity(profile: dict, workload: Workload) -> dict:
     """computational_intensity.json from the flops_profile.json of a workload: bytes and operations of a step, bandwidth
     used, and which limit is nearer.  What is recomputed counts here, as its bytes do."""
-    on_gpu = profile["environment"]["device"]["type"] == "cuda"
-    work = step_work(workload, on_gpu)
+    work = step_work(workload, on_gpu=profile["environment"]["device"]["type"] == "cuda")
     table = work.table()
     moved, least = int(table["bytes"].sum()), work.minimum()
     counts, seconds = profile["flops_analysis"], profile["performance_metrics"]["avg_step_time_ms"] / 1e3
     flops = counts["step_flops"] + counts["recomputed_flops"]
     efficiency = profile["efficiency_metrics"]
-    peak, bandwidth = efficiency["device_peak_flops"], efficiency["bandwidth_peaks"]
-    pipe = bandwidth[0]["rate"] if bandwidth else None
-    ridge = peak / pipe if peak and pipe else None
+    peak, peaks = efficiency["device_peak_flops"], efficiency["bandwidth_peaks"]
+    bandwidth = peaks[0]["rate"] if peaks else None
+    ridge = peak / bandwidth if peak and bandwidth else None
     intensity = flops / moved
     document = {
         "convention": {"flops": FLOP_CONVENTION, "bytes": TRAFFIC, "minimum": MINIMUM, "elements": ELEMENTS},
@@ -207,12 +224,12 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
         "arithmetic_intensity_flops_per_byte": intensity,
         "intensity_at_minimum_flops_per_byte": flops / least,
         "memory_bandwidth_used_gb_per_sec": moved / seconds / 1e9,
-        "memory_bandwidth_peak_gb_per_sec": pipe and pipe / 1e9,
-        "memory_bandwidth_peak_source": Ceiling(**bandwidth[0]).label if bandwidth else None,
-        "memory_bandwidth_utilization_percent": pipe and 100 * moved / seconds / pipe,
+        "memory_bandwidth_peak_gb_per_sec": bandwidth and bandwidth / 1e9,
+        "memory_bandwidth_peak_source": Ceiling(**peaks[0]).label if peaks else None,
+        "memory_bandwidth_utilization_percent": bandwidth and 100 * moved / seconds / bandwidth,
         "memory_bound_vs_compute_bound": bound_by_thresholds(intensity),
         "ridge_point_flops_per_byte": ridge,
-        "side_of_ridge_point": ridge and ("memory" if intensity < ridge else "compute"),
+        "side_of_ridge_point": side_of(ridge, intensity),
         "device_peak_flops": peak,
         "peak_source": efficiency["peak_source"],
         "classes": class_rows(table, ridge),
@@ -227,6 +244,10 @@ def bound_by_thresholds(intensity: float) -> str:
     return "memory_bound" if intensity < 10 else "mixed" if intensity <= 100 else "compute_bound"
 
 
+def side_of(ridge: float | None, intensity: float) -> str | None:
+    return ridge and ("memory" if intensity < ridge else "compute")
+
+
 def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
     """What each class of operators does in a step, the most bytes first."""
     sums = table.groupby("class")[["calls", "flops", "elements", "bytes"]].sum().sort_values("bytes", ascending=False)
@@ -234,10 +255,16 @@ def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
     for name, row in sums.iterrows():
         calls, flops, elements, moved = (int(value) for value in row)
         intensity = (flops + elements) / moved
-        # The ridge is that of products in the precision in use; what does none is held against the bandwidth alone.
-        side = "memory" if not flops else ridge and ("memory" if intensity < ridge else "compute")
-        row = {"class": name, "calls": calls, "flops": flops, "element_operations": elements, "bytes": moved}
-        row |= {"operations_per_byte": intensity, "side_of_ridge_point": side}
+        row = {
+            "class": name,
+            "calls": calls,
+            "flops": flops,
+            "element_operations": elements,
+            "bytes": moved,
+            "operations_per_byte": intensity,
+            # The ridge is that of matmuls in the precision in use; other work is limited by the bandwidth alone.
+            "side_of_ridge_point": side_of(ridge, intensity) if flops else "memory",
+        }
         rows.append(explain_nulls(row, NO_PEAK))
     return rows
 
@@ -250,34 +277,60 @@ def phase_rows(table: pd.DataFrame, minimum: dict[str, int]) -> list[dict]:
     ]
 
 
-def intensity_lines(document: dict) -> list[str]:
-    """Where the bytes of a step go, and what that says about its limit."""
-    moved, least, ridge = (document[n] for n in ("step_bytes", "minimum_step_bytes", "ridge_point_flops_per_byte"))
-    titles = f"{'calls':>8}{'MFLOP':>14}{'other Mop':>12}{'MB moved':>12}{'share':>8}{'op/byte':>10}  side of the ridge"
-    lines = ["Computational Intensity:", f"{'class of operators':<20}{titles}"]
-    for row in document["classes"]:
-        work = f"{row['flops'] / 1e6:>14,.1f}{row['element_operations'] / 1e6:>12,.1f}{row['bytes'] / MB:>12,.1f}"
-        share, side = row["bytes"] / moved, row["side_of_ridge_point"] or "unknown"
-        lines.append(
-            f"{row['class']:<20}{row['calls']:>8,}{work}{share:>8.1%}{row['operations_per_byte']:>10.2f}  {side}"
-        )
-    lines += ["", f"{'phase':<20}{'MB moved':>22}{'at least':>12}{'FLOPs/byte':>12}"]
-    for row in document["phases"]:
-        sizes = f"{row['bytes'] / MB:>22,.1f}{row['minimum_bytes'] / MB:>12,.1f}"
-        lines.append(f"{row['phase']:<20}{sizes}{row['flops'] / row['bytes']:>12.2f}")
-    lines += [f"{'step':<20}{moved / MB:>22,.1f}{least / MB:>12,.1f}{document['step_flops'] / moved:>12.2f}", ""]
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+
+def class_columns(step_bytes: int) -> list[Column]:
+    return [
+        column("class of operators", "class", left=True),
+        column("calls", "calls", ","),
+        column("MFLOP", "flops", ",.1f", 1e6),
+        column("other million ops", "element_operations", ",.1f", 1e6),
+        column("MB moved", "bytes", ",.1f", MB),
+        column("share", "bytes", ".1%", step_bytes),
+        column("ops/byte", "operations_per_byte", ".2f"),
+        Column("side of the ridge", lambda row: row["side_of_ridge_point"] or "unknown", left=True),
+    ]
+
+
+PHASE_COLUMNS = [
+    column("phase", "phase", left=True),
+    column("MB moved", "bytes", ",.1f", MB),
+    column("minimum MB moved", "minimum_bytes", ",.1f", MB),
+    Column("FLOPs/byte", lambda row: row["flops"] / row["bytes"], ".2f"),
+]
+
+
+def intensity_facts(document: dict) -> dict[str, str]:
+    ridge = document["ridge_point_flops_per_byte"]
     used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
     share = f", {used / peak:.1%} of {peak:,.1f} GB/s ({document['memory_bandwidth_peak_source']})" if peak else ""
-    facts = {
+    return {
+        "Bytes moved by a step": f"{megabytes(document['step_bytes'])}; minimum "
+        f"{megabytes(document['minimum_step_bytes'])}",
         "Arithmetic intensity": f"{document['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte; "
-        f"{document['intensity_at_minimum_flops_per_byte']:.2f} if the least possible were moved",
+        f"{document['intensity_at_minimum_flops_per_byte']:.2f} at the minimum of bytes moved",
         "Bandwidth used": f"{used:,.2f} GB/s{share}",
         "By the 10/100 thresholds": document["memory_bound_vs_compute_bound"],
         "By this device's ridge": f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte"
         if ridge
         else document["ridge_point_flops_per_byte_reason"],
     }
-    lines += [f"{label + ':':<26}{value}" for label, value in facts.items()]
+
+
+def intensity_lines(document: dict) -> list[str]:
+    """Where the bytes of a step go, and what that says about its limit."""
+    step = {"phase": "step", "flops": document["step_flops"], "bytes": document["step_bytes"]}
+    step["minimum_bytes"] = document["minimum_step_bytes"]
+    lines = [
+        "Computational Intensity:",
+        *text_table(class_columns(document["step_bytes"]), document["classes"]),
+        "",
+        *text_table(PHASE_COLUMNS, [*document["phases"], step]),
+        "",
+        *labelled(intensity_facts(document)),
+    ]
+    used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
     if peak and used > peak:
         lines.append("More than the peak: caches served part of what is counted as moved.")
     return [*lines, *(f"Counted: {document['convention'][name]}." for name in ("bytes", "minimum", "elements"))]

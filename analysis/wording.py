@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.tables import Column
+
 
 def count_of(n: int, noun: str) -> str:
     """'1 step', '3 steps'"""
@@ -15,3 +20,12 @@ def shortened(name: str, length: int = 44) -> str:
 def printable(line: str) -> str:
     """Without line breaks and codes that a terminal would obey: names in a trace come from elsewhere."""
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
+
+
+def clipped(columns: Sequence[Column], length: int) -> list[Column]:
+    """The columns for a terminal: texts are shortened."""
+
+    def clip(one: Column) -> Column:
+        return replace(one, value=lambda row: shortened(one.text(row), length), form="") if one.left else one
+
+    return [clip(one) for one in columns]
