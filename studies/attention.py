@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from harness.devices import check_precision, choose_device
+from harness.files import explain_nulls
 from harness.tables import Column, Section, column
 from harness.units import MB, megabytes
 from studies.attention_cost import MEASURED, PREDICTED, measure, names_of, predicted_or_refused
@@ -66,7 +67,7 @@ def growth_rows(rows: list[dict]) -> list[dict]:
             one = dict(zip(GROUP, group, strict=True)) | {"seq_lens": " ".join(str(row["seq_len"]) for row in some)}
             for name in ("forward_ms", "backward_ms", "memory_bytes", "predicted_memory_bytes"):
                 one[name] = exponent([(row["seq_len"], row[name]) for row in some])
-            found.append(one)
+            found.append(explain_nulls(one, "not known for two lengths"))
     return found
 
 

@@ -8,102 +8,106 @@ from pathlib import Path
 from analysis.compare import IGNORED, NOISE, STANDARD_ERRORS, check_distinct, unique_names
 from harness.documents import read_document
 from harness.errors import UserError
-from harness.tables import Column, column, text_table
+from harness.files import FILES, explain_nulls
+from harness.tables import column, labelled, text_table
+from studies.sweep import text_columns
 
-STUDIES = ("memory_study", "training_benchmark", "attention_benchmark", "precision_study", "timing_study")
+DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.json", "_benchmark.json"))]
 
 
 def read_sweep(folder: Path) -> dict | None:
     """The document of the sweep in a folder, None where there is none."""
-    documents = (read_document(folder / f"{name}.json") for name in STUDIES)
-    return next((one for one in documents if one and {"study", "key", "figures", "rows"} <= one.keys()), None)
+    documents = (read_document(folder / name) for name in DOCUMENTS)
+    return next((one for one in documents if one and {"sweep", "key", "figures", "rows"} <= one.keys()), None)
 
 
-def compare_sweeps(folders: list[Path], studies: list[dict | None]) -> dict:
-    """comparison.json.  Raises UserError where the folders do not hold sweeps of one kind."""
+def compare_sweeps(folders: list[Path], sweeps: list[dict | None]) -> dict:
+    """comparison.json.  Raises UserError where the folders do not have sweeps of one kind."""
     check_distinct(folders)
-    kinds = {study["study"] for study in studies if study}
-    if None in studies or len(kinds) > 1:
-        without = [str(folder) for folder, study in zip(folders, studies, strict=True) if not study]
-        why = f"{', '.join(without)} hold none" if without else f"these hold {' and '.join(sorted(kinds))}"
-        raise UserError(f"sweeps are compared with sweeps of their kind: {why}")
+    kinds = {sweep["sweep"] for sweep in sweeps if sweep}
+    if None in sweeps or len(kinds) > 1:
+        without = [str(folder) for folder, sweep in zip(folders, sweeps, strict=True) if not sweep]
+        why = f"no sweep in {', '.join(without)}" if without else f"these are {' and '.join(sorted(kinds))}"
+        raise UserError(f"a sweep can be compared only with sweeps of its kind: {why}")
     names = unique_names([folder.resolve() for folder in folders])
-    tables = [{identity(study, row): row for row in study["rows"]} for study in studies]
-    rows = []
-    for key, before in tables[0].items():
-        for name, table in zip(names[1:], tables[1:], strict=True):
-            if key in table:
-                for figure, spread in studies[0]["figures"].items():
-                    rows.append(change(key, name, figure, spread, before, table[key]))
-    if not rows:
+    first, tables = sweeps[0], [rows_by_key(sweep) for sweep in sweeps]
+    changes = [
+        change(" ".join(map(str, key)), name, figure, spread, before, table[key])
+        for key, before in tables[0].items()
+        for name, table in zip(names[1:], tables[1:], strict=True)
+        for figure, spread in first["figures"].items()
+        if key in table
+    ]
+    if not changes:
         raise UserError("the sweeps have no row in common; see the first columns of their tables")
     return {
-        "study": studies[0]["study"],
-        "key": studies[0]["key"],
+        "sweep": first["sweep"],
+        "key": first["key"],
         "baseline": names[0],
-        "rows": [row for row in rows if row],
+        "rows": [row for row in changes if row],
         "statuses": statuses(names, tables),
-        "differences": differences(studies),
+        "differences": differences(sweeps),
         "names": names,
     }
 
 
-def identity(study: dict, row: dict) -> tuple:
-    return tuple(row[name] for name in study["key"])
+def rows_by_key(sweep: dict) -> dict[tuple, dict]:
+    return {tuple(row[name] for name in sweep["key"]): row for row in sweep["rows"]}
 
 
-def change(key: tuple, run: str, figure: str, spread: str | None, before: dict, after: dict) -> dict | None:
-    """One figure of one row in two sweeps; None where either has none."""
+def change(key: str, run: str, figure: str, spread: str | None, before: dict, after: dict) -> dict | None:
+    """One figure of one row in two sweeps; None where either has none.  spread: the column of its standard deviation."""
     first, second = before.get(figure), after.get(figure)
     if first is None or second is None:
         return None
-    noise = None
-    if spread:
-        errors = [row[spread] / math.sqrt(count_of(row)) for row in (before, after) if row.get(spread) is not None]
-        noise = STANDARD_ERRORS * math.hypot(*errors) if len(errors) == 2 else None
-    if noise is None:
-        difference = "equal" if first == second else "more" if second > first else "less"
+    noise = noise_of(spread, before, after)
+    if first == second:
+        difference = "equal" if noise is None else NOISE
+    elif noise is None:
+        difference = "more" if second > first else "less"
+    elif abs(second - first) <= noise:
+        difference = NOISE
     else:
-        difference = NOISE if abs(second - first) <= noise else "slower" if second > first else "faster"
-    return (
-        {
-            "row": " ".join(str(part) for part in key),
-            "run": run,
-            "figure": figure,
-            "before": first,
-            "after": second,
-            "ratio": second / first if first else None,
-            "noise": noise,
-            "difference": difference,
-        }
-        | ({"ratio_reason": "it was 0 before"} if not first else {})
-        | ({} if noise is not None else {"noise_reason": "no spread"})
-    )
+        difference = "slower" if second > first else "faster"
+    row = {
+        "row": key,
+        "run": run,
+        "figure": figure,
+        "before": first,
+        "after": second,
+        "ratio": second / first if first else None,
+        "noise": noise,
+        "difference": difference,
+    }
+    return explain_nulls(row, "no spread", ratio="it was 0 before")
 
 
-def count_of(row: dict) -> int:
-    return row.get("steps") or row.get("repetitions") or 1
+def noise_of(spread: str | None, *rows: dict) -> float | None:
+    """The least difference that two means with these standard deviations can tell; None where one is unknown."""
+    if spread is None or any(row.get(spread) is None for row in rows):
+        return None
+    return STANDARD_ERRORS * math.hypot(*(row[spread] / math.sqrt(row.get("repetitions") or 1) for row in rows))
 
 
 def statuses(names: list[str], tables: list[dict]) -> list[dict]:
-    """Rows that did not end alike in all sweeps."""
+    """Rows whose status is not the same in all sweeps."""
     rows = []
     for key in dict.fromkeys(key for table in tables for key in table):
-        found = [table[key]["status"] if key in table else "not in it" for table in tables]
+        found = [table[key]["status"] if key in table else "no such row" for table in tables]
         if len(set(found)) > 1:
             rows.append({"row": " ".join(map(str, key)), **dict(zip(names, found, strict=True))})
     return rows
 
 
-def differences(studies: list[dict]) -> list[dict]:
-    """Settings and surroundings in which the sweeps are not alike."""
+def differences(sweeps: list[dict]) -> list[dict]:
+    """Settings and environment in which the sweeps differ."""
 
-    def flat(study: dict) -> dict:
-        environment, config = study["environment"], study.get("config", study)
+    def flat(sweep: dict) -> dict:
+        environment = sweep["environment"]
         about = {"device": environment["device"]["name"], "host": environment["host"], "commit": environment["commit"]}
-        return config["arguments"] | config.get("model", {}) | about | environment["packages"]
+        return sweep["settings"] | about | environment["packages"]
 
-    tables = [flat(study) for study in studies]
+    tables = [flat(sweep) for sweep in sweeps]
     names = dict.fromkeys(name for table in tables for name in table if name not in IGNORED)
     rows = [{"name": name, "values": [table.get(name) for table in tables]} for name in names]
     return [row for row in rows if any(value != row["values"][0] for value in row["values"][1:])]
@@ -112,30 +116,23 @@ def differences(studies: list[dict]) -> list[dict]:
 def sweep_comparison_lines(comparison: dict) -> list[str]:
     columns = (
         column(" ".join(comparison["key"]), "row", left=True),
-        column("figure", "figure", left=True),
-        column("run", "run", left=True),
+        *text_columns("figure", "run"),
         column("before", "before", ",.4g"),
         column("after", "after", ",.4g"),
-        Column("ratio", lambda row: row["ratio"] and f"{row['ratio']:.3f}"),
+        column("ratio", "ratio", ".3f"),
         column("", "difference", left=True),
     )
-    lines = [f"{comparison['study'].replace('_', ' ').capitalize()}, against {comparison['baseline']}", ""]
+    lines = [f"{comparison['sweep'].replace('_', ' ').capitalize()}, against {comparison['baseline']}", ""]
     lines += text_table(columns, comparison["rows"])
     if comparison["statuses"]:
-        names = comparison["names"]
-        lines += ["", "Rows that did not end alike:"]
-        lines += text_table(
-            [column("row", "row", left=True), *(column(n, n, left=True) for n in names)], comparison["statuses"]
-        )
-    lines += ["", "Settings that differ:" if comparison["differences"] else "Settings that differ: none"]
-    return [
-        *lines,
-        *(f"  {row['name']:<28} " + " | ".join(map(str, row["values"])) for row in comparison["differences"]),
-    ]
+        lines += ["", "Rows with another status:"]
+        lines += text_table(text_columns("row", *comparison["names"]), comparison["statuses"])
+    found = {row["name"]: " | ".join(map(str, row["values"])) for row in comparison["differences"]}
+    return [*lines, "", f"Settings that differ:{'' if found else ' none'}", *labelled(found, "  ")]
 
 
 def draw_sweep_comparison(comparison: dict):
-    """The ratio of every time to the baseline's, a bar each, grey within noise."""
+    """The ratio of each time to the baseline's, a bar each, gray within noise."""
     from matplotlib.figure import Figure
 
     from analysis.figures import GREY, PALETTE, WIDTH, bare, shortened
@@ -144,11 +141,11 @@ def draw_sweep_comparison(comparison: dict):
     figure = Figure(figsize=(WIDTH, 1.2 + 0.24 * max(4, len(rows))), layout="constrained")
     axes = figure.subplots()
     names = [shortened(f"{row['row']} {row['figure'].removesuffix('_ms')} {row['run']}", 70) for row in rows]
-    colours = [GREY["other"] if row["difference"] == NOISE else PALETTE[3 if row["ratio"] > 1 else 2] for row in rows]
-    axes.barh(range(len(rows)), [row["ratio"] for row in rows], color=colours)
+    colors = [GREY["other"] if row["difference"] == NOISE else PALETTE[3 if row["ratio"] > 1 else 2] for row in rows]
+    axes.barh(range(len(rows)), [row["ratio"] for row in rows], color=colors)
     axes.set_yticks(range(len(rows)), names, fontsize=7.5)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.invert_yaxis()
-    axes.set_xlabel(f"time against {shortened(comparison['baseline'], 50)}; grey: within noise")
+    axes.set_xlabel(f"time relative to {shortened(comparison['baseline'], 50)}; gray: within noise")
     bare(axes)
     return figure

@@ -411,11 +411,12 @@ def factor_column(title: str, key: str) -> Column:
     return Column(title, lambda row: None if row[key] is None else f"{row[key]:.2f}x")
 
 
-def exponent(points: list[tuple[float, float]]) -> float | None:
-    """The p of y ~ x^p by least squares of logarithms; None for fewer than two different x."""
-    if len({x for x, _ in points}) < 2:
+def exponent(points: list[tuple[float, float | None]]) -> float | None:
+    """The p of y ~ x^p by least squares of logarithms; None if y is known for fewer than two different x."""
+    known = [(x, y) for x, y in points if y is not None]
+    if len({x for x, _ in known}) < 2:
         return None
-    x, y = np.log(np.array(points, dtype=float)).T
+    x, y = np.log(np.array(known, dtype=float)).T
     return float(np.polyfit(x, y, 1)[0])
 
 

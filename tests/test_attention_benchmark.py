@@ -10,8 +10,9 @@ from helpers import PROJECT, finish, run_command, start
 
 import run_attention_benchmark
 from harness.units import MB
-from studies import attention, sweep
-from studies.attention import KEY, manual_attention, measure, predicted, reason_in
+from studies import attention_cost, sweep
+from studies.attention import KEY
+from studies.attention_cost import manual_attention, measure, predicted, reason_in
 from tiny_llama_v1 import eager_attention, fused_attention
 
 CPU = torch.device("cpu")
@@ -133,7 +134,7 @@ def test_all_compute_the_same(name, kv_heads, dtype, tolerance):
 bench = functools.partial(run_command, run_attention_benchmark)
 
 
-TINY = "--batch-size 2 --d-head 8 8 --seq-len 16 32 --repetitions 2 --warmup-steps 0".split()
+TINY = "--batch-size 2 --d-heads 8 8 --seq-lens 16 32 --repetitions 2 --warmup-steps 0".split()
 
 
 def document_in(folder):
@@ -152,7 +153,7 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
         assert row["memory_bytes"] == row["predicted_memory_bytes"]
         assert {"implementation", "dtype", "batch_size", "d_head", "seq_len", "forward_ms", "backward_ms"} <= set(row)
         assert row["compile_s_reason"]
-    table = (scratch / "run" / "attention_benchmark.md").read_text()
+    table = " ".join((scratch / "run" / "attention_benchmark.md").read_text().split())
     assert "| eager | fp32 | 2 | 8 | 16 |" in table
     assert (scratch / "run" / "attention_benchmark.png").stat().st_size > 10_000
     assert len(list((scratch / "run" / "rows").iterdir())) == 4
@@ -171,7 +172,7 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
 
     before = {file: file.read_bytes() for file in (scratch / "run").rglob("*") if file.is_file()}
     assert bench(*flags, "--causal", "--resume", "run") == 2
-    assert "was begun with causal False, not True" in capfd.readouterr().err
+    assert "started with causal False, not True" in capfd.readouterr().err
     assert before == {file: file.read_bytes() for file in (scratch / "run").rglob("*") if file.is_file()}
     assert bench(*flags, "--output-dir", "run", "--dry-run") == 0  # another sweep into the folder moves this one
     (earlier,) = (scratch / "run").glob("earlier_*")
@@ -179,11 +180,11 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
 
 
 def test_what_does_not_fit_is_accounted_for(scratch, capfd):
-    flags = [*TINY, "--implementations", "manual", "--dry-run", "--device-memory", "0.002", "--seq-len", "64", "1024"]
+    flags = [*TINY, "--implementations", "manual", "--dry-run", "--device-memory", "0.002", "--seq-lens", "64", "1024"]
     assert bench(*flags, "--output-dir", "run") == 0
     out = capfd.readouterr().out
     small, large = document_in(scratch / "run")["rows"]
-    assert small["reason"] == "predicted alone, --dry-run"
+    assert small["reason"] == "--dry-run predicts only"
     assert large["reason"].startswith("would not fit")
     assert large["status"] == "skipped"
     assert "The smallest row that does not fit: manual fp32 d8 S 1024, batch 2" in out
@@ -195,7 +196,7 @@ def test_what_does_not_fit_is_accounted_for(scratch, capfd):
 def test_a_row_that_ends_badly_is_a_row(scratch, monkeypatch, capfd, status, code):
     answers = iter([(status, "why it did")])
     real = sweep.in_fresh_process
-    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work: next(answers, None) or real(*work))
+    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work, **options: next(answers, None) or real(*work))
     assert bench(*TINY, "--implementations", "eager", "--output-dir", "run") == code
     rows = document_in(scratch / "run")["rows"]
     assert [row["status"] for row in rows] == [status, "ok"]
@@ -208,7 +209,7 @@ def test_a_kernel_that_the_device_does_not_have_is_refused_with_the_reason(scrat
     assert bench(*TINY, "--implementations", "sdpa-efficient", "eager", "--output-dir", "run") == 0
     rows = document_in(scratch / "run")["rows"]
     assert [row["status"] for row in rows] == ["skipped", "skipped", "ok", "ok"]
-    assert rows[0]["reason"] == "PyTorch has this kernel for GPUs alone"
+    assert rows[0]["reason"] == "PyTorch has this kernel for GPUs only"
 
 
 def test_of_all_that_is_said_of_kernels_the_part_about_one_is_its_reason():
@@ -225,11 +226,11 @@ def test_of_all_that_is_said_of_kernels_the_part_about_one_is_its_reason():
     assert reason_in(said, "math") == ""
 
 
-def test_what_cannot_be_rehearsed_is_measured_without_a_prediction(scratch, monkeypatch):
+def test_what_cannot_run_on_fake_tensors_is_measured_without_a_prediction(scratch, monkeypatch):
     def broken(spec, device):
-        raise RuntimeError("no such operator\non tensors without data")
+        raise RuntimeError("no such operator\non fake tensors")
 
-    monkeypatch.setattr(attention, "predicted", broken)
+    monkeypatch.setattr(attention_cost, "predicted", broken)
     assert bench(*TINY, "--implementations", "eager", "--output-dir", "run") == 0
     rows = document_in(scratch / "run")["rows"]
     assert {row["status"] for row in rows} == {"ok"}
@@ -266,7 +267,7 @@ def test_processes_of_rows():
 
 
 def test_an_interrupted_sweep_keeps_its_rows(tmp_path):
-    flags = "--batch-size 2 --d-head 8 --seq-len 16 2048 --implementations eager --repetitions 2000".split()
+    flags = "--batch-size 2 --d-heads 8 --seq-lens 16 2048 --implementations eager --repetitions 2000".split()
     process = start(
         sys.executable,
         str(PROJECT / "run_attention_benchmark.py"),
@@ -295,7 +296,7 @@ def test_an_interrupted_sweep_keeps_its_rows(tmp_path):
         ("--implementations flash", "flash"),
         ("--dtypes fp8", "fp8"),
         ("--device-memory 16", "--dry-run"),
-        ("--resume nowhere", "holds no attention_benchmark.json"),
+        ("--resume nowhere", "has no attention_benchmark.json"),
         ("--resume a --output-dir b", "--output-dir"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Memory over batch sizes and sequence lengths: runs, fit, factors, and rows that have no figure."""
+"""Memory over batch sizes and sequence lengths: runs, fit, factors, and rows without a figure."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 from helpers import PROJECT, finish, start
 
 import run_memory_study
-from studies.memory import fit, shares, study_document, study_lines
+from studies.memory import fit, fit_section, growth_factors, shares, table, with_shares
 
 MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 1 --n-heads 4 --num-steps 3".split()
 
@@ -18,12 +18,8 @@ def row(batch_size, seq_len, peak, status="ok", phase="backward"):
     known = dict.fromkeys(("peak_bytes", "bytes_per_token", "tokens_per_sec"))
     if status == "ok":
         known = {"peak_bytes": peak, "bytes_per_token": peak / (batch_size * seq_len), "tokens_per_sec": 1000.0}
-    shape = {
-        "batch_size": batch_size,
-        "seq_len": seq_len,
-        "status": status,
-        "reason": None if status == "ok" else "why",
-    }
+    reason = "" if status == "ok" else "why"
+    shape = {"batch_size": batch_size, "seq_len": seq_len, "status": status, "reason": reason}
     return shape | known | {"peak_phase": phase, "predicted_bytes": peak}
 
 
@@ -41,26 +37,28 @@ def test_a_fit_finds_what_the_rows_were_made_of():
     parts = shares(found, 4, 32)
     assert sum(parts.values()) == pytest.approx(1)
     assert parts["quadratic"] == pytest.approx(3 * 4 * 32**2 / exact(4, 32))
+    assert with_shares(rows, found)[5]["shares_of_fit"] == parts
 
 
 @pytest.mark.parametrize("pairs", [[], [(2, 8), (4, 8), (8, 8)], [(2, 8), (2, 16)]])
 def test_too_few_rows_are_no_fit(pairs):
-    document = study_document([row(b, s, exact(b, s)) for b, s in pairs], {}, {})
-    assert document["fit"]["rows"] is None
-    assert "three runs" in document["fit"]["rows_reason"]
-    assert any(line.startswith("No fit") for line in study_lines(document))
+    rows = [row(b, s, exact(b, s)) for b, s in pairs]
+    found = fit(rows)
+    assert found["rows"] is None
+    assert "three runs" in found["rows_reason"]
+    assert fit_section(found).as_text()[-1].startswith("No fit")
+    assert all(one["shares_of_fit_reason"] == "there is no fit" for one in with_shares(rows, found))
 
 
-def test_factors_between_neighbours():
-    rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16)] + [row(8, 8, None, status="would not fit")]
+def test_factors_between_neighbors():
+    rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16)] + [row(8, 8, None, status="skipped")]
     rows.append(row(8, 16, None, status="failed"))
-    document = study_document(rows, {}, {})
-    factors = {(f["grows"], *f["from"].values(), *f["to"].values()): f["memory_factor"] for f in document["factors"]}
+    factors = {(f["grows"], *f["from"].values(), *f["to"].values()): f["memory_factor"] for f in growth_factors(rows)}
     assert factors["batch", 2, 8, 4, 8] == pytest.approx(exact(4, 8) / exact(2, 8))
     assert factors["sequence", 2, 8, 2, 16] == pytest.approx(exact(2, 16) / exact(2, 8))
     assert factors["batch", 4, 8, 8, 8] is None
-    text = "\n".join(study_lines(document))
-    assert "would not fit: why" in text
+    text = "\n".join(table(rows).as_text())
+    assert "skipped: why" in text
     assert "failed: why" in text
 
 
@@ -75,23 +73,38 @@ def study(command):
     return run
 
 
-def test_a_study(tmp_path, study):
-    code, out = study("--batch-sizes", "2", "4", "--seq-lens", "32", "64", "--output-dir", "study")
+def rows_in(folder):
+    return json.loads((folder / "memory_study.json").read_text())["rows"]
+
+
+def test_a_study_and_its_resumption(tmp_path, study):
+    flags = "--batch-sizes 2 4 --seq-lens 32 64".split()
+    code, out = study(*flags, "--output-dir", "study")
     assert code == 0, out
     assert "[4/4] batch 4 x 64 tokens:" in out
     document = json.loads((tmp_path / "study" / "memory_study.json").read_text())
-    assert [(r["batch_size"], r["seq_len"], r["status"]) for r in document["rows"]] == [
-        (b, s, "ok") for s in (32, 64) for b in (2, 4)
-    ]
-    for one in document["rows"]:
-        assert one["predicted_bytes"] == one["peak_bytes"]
-        summary = json.loads((tmp_path / "study" / one["folder"] / "performance_summary.json").read_text())
-        assert summary["environment"]["command_line"].split()[1:3] == ["tiny_llama_v1.py", "--vocab-size"]
-        assert summary["config"]["model"]["hidden_dim"] == 32
-        assert list((tmp_path / "study" / one["folder"]).glob("events.out.tfevents.*"))
+    rows = document["rows"]
+    shapes = [(b, s, "ok") for s in (32, 64) for b in (2, 4)]
+    assert [(one["batch_size"], one["seq_len"], one["status"]) for one in rows] == shapes
+    for one in rows:
+        assert one["predicted_bytes"] == one["peak_bytes"] == sum(one["bytes_by_category"].values())
+        run = tmp_path / "study" / one["folder"]
+        config = json.loads((run / "config.json").read_text())
+        assert config["model"]["hidden_dim"] == document["settings"]["hidden_dim"] == 32
+        assert (config["training"]["batch_size"], config["training"]["seq_len"]) == (one["batch_size"], one["seq_len"])
+        assert list(run.glob("events.out.tfevents.*"))
     assert document["fit"]["largest_error_percent"] < 2
     assert (tmp_path / "study" / "memory_study.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "study" / "config.json").exists()
+    assert "| ok" in (tmp_path / "study" / "memory_study.md").read_text()
+
+    broken = document | {"rows": [*rows[:3], rows[3] | {"status": "failed"}]}
+    (tmp_path / "study" / "memory_study.json").write_text(json.dumps(broken))
+    code, out = study(*flags, "--resume", "study")
+    assert code == 0, out
+    assert "Resumed: 3 rows are done" in out and "[1/1] batch 4 x 64 tokens:" in out
+    assert rows_in(tmp_path / "study")[:3] == rows[:3]
+    code, out = study(*flags, "--resume", "study", "--learning-rate", "1")
+    assert (code, "started with learning_rate 0.0001, not 1.0" in out) == (2, True)
 
 
 def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path, study):
@@ -100,8 +113,8 @@ def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path, study):
     flags = ("--vocab-size", "256", "--data", str(text), "--batch-sizes", "2", "--seq-lens", "16", "64")
     code, out = study(*flags, "--output-dir", "study")
     assert code == 1
-    assert "1 of 2 runs failed" in out
-    rows = json.loads((tmp_path / "study" / "memory_study.json").read_text())["rows"]
+    assert "1 of 2 rows failed" in out
+    rows = rows_in(tmp_path / "study")
     assert [one["status"] for one in rows] == ["ok", "failed"]
     assert "40 bytes are less than one sample" in rows[1]["reason"]
     assert rows[1]["peak_bytes"] is None
@@ -112,9 +125,10 @@ def test_what_would_not_fit_is_not_run(tmp_path, study):
     flags = ("--batch-sizes", "2", "1000000", "--seq-lens", "1024", "--dry-run")
     code, out = study(*flags, "--output-dir", "study")
     assert code == 0, out
-    rows = json.loads((tmp_path / "study" / "memory_study.json").read_text())["rows"]
-    assert [one["status"] for one in rows] == ["predicted", "would not fit"]
-    assert "--force runs it" in rows[1]["reason"]
+    rows = rows_in(tmp_path / "study")
+    assert [one["status"] for one in rows] == ["skipped", "skipped"]
+    assert rows[0]["reason"] == "--dry-run predicts only"
+    assert rows[1]["reason"].startswith("would not fit") and "--force runs it" in rows[1]["reason"]
     assert rows[1]["predicted_bytes"] > 10**12
     assert not list((tmp_path / "study").glob("bs*"))
 
@@ -130,12 +144,15 @@ def test_a_study_that_is_stopped_keeps_its_rows(tmp_path):
     code, out = finish(process)
     assert code == 143, out
     assert json.loads((run / "performance_summary.json").read_text())["status"] == "interrupted"
-    rows = json.loads((tmp_path / "study" / "memory_study.json").read_text())["rows"]
-    assert [(one["batch_size"], one["status"]) for one in rows] == [(1_000_000, "would not fit")]
+    assert [(one["batch_size"], one["status"]) for one in rows_in(tmp_path / "study")] == [(1_000_000, "skipped")]
     assert re.search(r"1000000 +1024 .*would not fit", out)
 
 
-@pytest.mark.parametrize("flags", ["--batch-sizes 0", "--seq-lens x", "--seq-len 8", "--batch-sizes", "--compile"])
+WRONG = ["--batch-sizes 0", "--seq-lens x", "--seq-len 8", "--batch-sizes", "--compile", "--resume nowhere"]
+WRONG += ["--batch-sizes 3 --gradient-accumulation-steps 2", "--resume a --output-dir b"]
+
+
+@pytest.mark.parametrize("flags", WRONG)
 def test_wrong_flags(tmp_path, flags, study):
     code, out = study(*flags.split())
     assert (code, out.count("\n")) == (2, 1)

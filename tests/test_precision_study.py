@@ -12,23 +12,15 @@ from helpers import run_command
 
 import run_precision_study
 import tiny_llama_v1 as tiny_llama
+from harness import devices
+from harness.workload import TrainingState
 from studies import sweep
-from studies.precision import (
-    ToyModel,
-    accumulation,
-    data_types,
-    dtype_sections,
-    format_of,
-    formats,
-    refusals,
-    side_by_side,
-    squares,
-    types_in_a_step,
-)
-from tiny_llama_v1 import TrainingConfig
+from studies.autocast import ToyModel, data_types, dtype_sections, side_by_side, types_in_a_step
+from studies.number_formats import accumulation, format_of, formats, squares
+from studies.precision import missing_precisions
 
 CPU = torch.device("cpu")
-needs_fp16 = pytest.mark.skipif(not tiny_llama.cpu_trains_in_fp16(), reason="this CPU or build has no fp16 autocast")
+needs_fp16 = pytest.mark.skipif(not devices.cpu_trains_in_fp16(), reason="this CPU or build has no fp16 autocast")
 
 
 # ---- Data types -------------------------------------------------------------------------------------------------
@@ -43,7 +35,7 @@ def found(request):
 
 def test_the_toy_model_gives_what_its_operators_give_one_by_one(found):
     name, _, types = found
-    low = tiny_llama.PRECISIONS[name]
+    low = devices.PRECISIONS[name]
     x, model = torch.randn(8, 20), ToyModel(20, 5)
     expected = {}
     with torch.autocast("cpu", dtype=low):
@@ -55,9 +47,9 @@ def test_the_toy_model_gives_what_its_operators_give_one_by_one(found):
     assert types["ToyModel", "loss", "model"] == "float32"
 
 
-def test_products_are_narrow_and_what_is_kept_is_not(found):
+def test_matmuls_are_narrow_and_what_is_kept_is_not(found):
     name, rows, types = found
-    low = str(tiny_llama.PRECISIONS[name]).removeprefix("torch.")
+    low = str(devices.PRECISIONS[name]).removeprefix("torch.")
     for (_, what, where), dtype in types.items():
         narrow = what == "logits" or (what == "output" and where.endswith(("_proj", "lm_head", "fc1", "fc2")))
         if narrow:
@@ -85,14 +77,9 @@ def test_another_model_gives_other_answers():
     """Nothing of the tables is known beforehand: a model in bfloat16 throughout is found to be that."""
     model = ToyModel(20, 5).to(torch.bfloat16)
     batch = torch.randn(8, 20, dtype=torch.bfloat16), torch.randint(5, (8,))
-    rows = types_in_a_step(
-        model,
-        torch.optim.AdamW(model.parameters()),
-        itertools.repeat(batch),
-        torch.amp.GradScaler("cpu", enabled=False),
-        torch.autocast("cpu", enabled=False),
-        TrainingConfig(num_steps=1),
-    )
+    scaler, autocast = torch.amp.GradScaler("cpu", enabled=False), torch.autocast("cpu", enabled=False)
+    state = TrainingState(model, torch.optim.AdamW(model.parameters()), scaler, autocast)
+    rows = types_in_a_step(state, itertools.repeat(batch))
     others = {(row["what"], row["name"]) for row in rows if row["dtype"] != "bfloat16"}
     assert others == {("optimizer state", "step")}
     (line,) = [line for line in side_by_side([row | {"autocast": "bf16"} for row in rows]) if line["name"] == "step"]
@@ -102,7 +89,7 @@ def test_another_model_gives_other_answers():
 def test_a_type_that_was_not_run_is_not_claimed():
     text = []
     for section in dtype_sections(data_types("bf16", CPU), {"fp16": "why it cannot"}, CPU):
-        text += section.terminal()
+        text += section.as_text()
     assert "Not run under fp16: why it cannot" in text
     assert not any("float16" in line.replace("bfloat16", "") or "under fp16  " in line for line in text)
 
@@ -188,7 +175,7 @@ def test_sums_are_those_of_rounding_by_hand():
 study = functools.partial(run_command, run_precision_study)
 
 
-SMALL = "--size tiny --seq-len 8 --batch-size 1 --steps 2 --warmup-steps 1 --device cpu".split()
+SMALL = "--size tiny --seq-len 8 --batch-size 1 --repetitions 2 --warmup-steps 1 --device cpu".split()
 
 
 def document_in(folder):
@@ -214,7 +201,7 @@ def test_a_study_and_its_resumption(scratch, capfd):
         assert row["step_ms"] > row["forward_ms"] > 0 and row["predicted_peak_bytes"] > 4 * 4 * 2_800_000
         assert row["peak_bytes_reason"].startswith("no GPU")
     assert len(document["accumulation"]) == 7 and len(document["formats"]) == 4
-    text = (scratch / "run" / "precision_study.md").read_text()
+    text = " ".join((scratch / "run" / "precision_study.md").read_text().split())
     assert "| tiny | 1 | 8 | bf16 |" in text and "## Data types of ToyModel under autocast, on cpu" in text
     assert (scratch / "run" / "precision_study.png").stat().st_size > 10_000
     assert len(list((scratch / "run" / "rows").iterdir())) == 2
@@ -224,18 +211,18 @@ def test_a_study_and_its_resumption(scratch, capfd):
     out = capfd.readouterr().out
     assert "Resumed: 1 rows are done" in out and "[1/1] tiny bf16:" in out
     assert document_in(scratch / "run")["rows"][0] == fp32
-    assert study(*flags, "--steps", "3", "--resume", "run") == 2
-    assert "was begun with steps 2, not 3" in capfd.readouterr().err
+    assert study(*flags, "--repetitions", "3", "--resume", "run") == 2
+    assert "started with repetitions 2, not 3" in capfd.readouterr().err
 
 
 def test_what_the_device_lacks_is_a_row_with_the_reason(scratch, monkeypatch, capfd):
-    monkeypatch.setattr(tiny_llama, "cpu_trains_in_fp16", lambda: False)
-    assert set(refusals(CPU)) == {"tf32", "fp16"}
+    monkeypatch.setattr(devices, "cpu_trains_in_fp16", lambda: False)
+    assert set(missing_precisions(CPU)) == {"tf32", "fp16"}
     assert study(*SMALL, "--dry-run", "--output-dir", "run") == 0
     document = document_in(scratch / "run")
     reasons = {row["precision"]: row["reason"] for row in document["rows"]}
     assert {row["status"] for row in document["rows"]} == {"skipped"}
-    assert reasons["fp32"] == reasons["bf16"] == "predicted alone, --dry-run"
+    assert reasons["fp32"] == reasons["bf16"] == "--dry-run predicts only"
     assert "cannot train in fp16 on this CPU" in reasons["fp16"] and "GPU matrix units" in reasons["tf32"]
     assert {row["autocast"] for row in document["dtypes"]} == {"bf16"}
     assert "Not run under fp16: PyTorch" in (scratch / "run" / "precision_study.md").read_text()
@@ -243,7 +230,7 @@ def test_what_the_device_lacks_is_a_row_with_the_reason(scratch, monkeypatch, ca
 
 def test_a_row_that_ends_badly_is_a_row(scratch, monkeypatch, capfd):
     answers = iter([("oom", "why it did"), ("failed", "what it said")])
-    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work: next(answers))
+    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work, **options: next(answers))
     assert study(*SMALL, "--precisions", "bf16", "fp32", "--output-dir", "run") == 1
     oom, failed = document_in(scratch / "run")["rows"]
     assert (oom["status"], oom["step_ms"], failed["status"], failed["step_ms"]) == ("oom", None, "failed", None)
@@ -258,10 +245,10 @@ def test_a_row_that_ends_badly_is_a_row(scratch, monkeypatch, capfd):
     [
         ("--precisions tf32 --device cpu", 2, "--precisions tf32: TF32 is a format of GPU matrix units"),
         ("--precisions fp8", 2, "fp8"),
-        ("--steps 0", 2, "0 is not a whole number of at least 1"),
+        ("--repetitions 0", 2, "0 is not a whole number of at least 1"),
         ("--warmup-steps -1", 2, "--warmup-steps"),
         ("--size nano", 2, "nano"),
-        ("--resume nowhere", 2, "holds no precision_study.json"),
+        ("--resume nowhere", 2, "has no precision_study.json"),
         ("--resume a --output-dir b", 2, "--output-dir"),
     ],
 )

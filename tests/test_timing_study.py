@@ -8,10 +8,11 @@ import torch
 from helpers import run_command
 
 import run_timing_study
-from studies.timing import FIGURES, RIGHT, WAYS, Step, concluded, conclusion, handed_over, measured, milliseconds
+from studies.sweep import workload_of
+from studies.timing import FIGURES, RIGHT, WAYS, Step, concluded, conclusion, dispatch_ms, reported, time_synced
 
 CPU = torch.device("cpu")
-FAST = "--batch-size 1 --seq-len 16 --steps 4 --rounds 4 --warmup-steps 1 --device cpu".split()
+FAST = "--batch-size 1 --seq-len 16 --wrong-way-repetitions 4 --repetitions 4 --warmup-steps 1 --device cpu".split()
 study = functools.partial(run_command, run_timing_study)
 
 
@@ -39,9 +40,9 @@ def test_every_way_is_a_row(document):
 
 
 def test_each_mistake_leaves_its_mark(document):
-    """Those that no noise can hide: what is handed over takes no time, and the pause is in one step."""
+    """Those that no noise can hide: a dispatch takes next to no time, and the pause is in one step."""
     rows = {row["way"]: row for row in document["rows"]}
-    assert rows["no synchronisation"]["baseline_ms"] < 0.2 * rows[RIGHT]["baseline_ms"]
+    assert rows["no synchronization"]["baseline_ms"] < 0.2 * rows[RIGHT]["baseline_ms"]
     paused = rows["mean with an outlier"]["baseline_times_ms"]
     assert paused.index(max(paused)) == 2
     assert max(paused) > 3 * rows[RIGHT]["baseline_ms"]
@@ -65,9 +66,9 @@ def test_conclusions(claimed, interval, expected):
 
 def test_means_where_the_mistake_is_a_mean_and_medians_elsewhere():
     times = [10.0, 10.0, 40.0]
-    assert measured("mean with an outlier", times, [10.0] * 3)["baseline_ms"] == 20
-    assert measured("no warm-up", times, [10.0] * 3)["ratio"] == 0.5
-    assert measured("profiler left on", times, [10.0] * 3)["ratio"] == 1
+    assert reported("mean with an outlier", times, [10.0] * 3)["baseline_ms"] == 20
+    assert reported("no warm-up", times, [10.0] * 3)["ratio"] == 0.5
+    assert reported("profiler left on", times, [10.0] * 3)["ratio"] == 1
 
 
 def test_without_the_right_way_nothing_is_concluded():
@@ -75,23 +76,23 @@ def test_without_the_right_way_nothing_is_concluded():
     assert concluded(rows) == rows
 
 
-def test_what_is_handed_over_is_done_in_the_end():
-    step = Step("--batch-size 1 --seq-len 8 --device cpu".split(), CPU)
-    times = handed_over(step, 3, CPU)
+def test_what_is_dispatched_is_done_in_the_end():
+    step = Step(workload_of(batch_size=1, seq_len=8, device="cpu"), CPU)
+    times = dispatch_ms(step, 3, CPU)
     assert len(times) == len(step.losses) == 3
-    assert milliseconds(step, CPU) > max(times)
+    assert time_synced(step, CPU) > max(times)
 
 
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        ("--change=", 2, "changes nothing about the step"),
-        ("--change=--num-steps=7", 2, "changes nothing about the step"),
-        ("--change=--compile", 2, "compiling is no step"),
+        ("--change=", 2, "does not change the step"),
+        ("--change=--num-steps=7", 2, "does not change the step"),
+        ("--change=--compile", 2, "compiling is not part of a step"),
         ("--change=--attention=none", 2, "invalid choice: 'none'"),
         ("--change=--no-such-flag", 2, "--no-such-flag"),
-        ("--steps 1", 2, "--steps"),
-        ("--rounds 0", 2, "--rounds"),
+        ("--wrong-way-repetitions 1", 2, "--wrong-way-repetitions"),
+        ("--repetitions 0", 2, "--repetitions"),
         ("--dry-run", 2, "--dry-run"),
         ("--size giant", 2, "giant"),
     ],
@@ -106,11 +107,11 @@ def test_wrong_input(scratch, capfd, flags, code, words):
 
 def test_other_flags_than_the_default_change_something_else(scratch, capfd):
     assert study(*FAST, "--change=--hidden-dim 64", "--output-dir", "run") == 0
-    assert json.loads((scratch / "run" / "config.json").read_text())["arguments"]["change"] == ["--hidden-dim", "64"]
+    assert json.loads((scratch / "run" / "config.json").read_text())["settings"]["change"] == ["--hidden-dim", "64"]
 
 
 def test_a_change_that_fails_is_a_row_that_says_so(scratch, capfd, monkeypatch):
-    monkeypatch.setattr("studies.sweep.in_fresh_process", lambda *work: ("failed", "it broke"))
+    monkeypatch.setattr("studies.sweep.in_fresh_process", lambda *work, **options: ("failed", "it broke"))
     assert study(*FAST, "--output-dir", "run") == 1
     rows = json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]
     assert {row["reason"] for row in rows} == {"it broke"}
@@ -118,6 +119,6 @@ def test_a_change_that_fails_is_a_row_that_says_so(scratch, capfd, monkeypatch):
 
 @pytest.mark.gpu
 def test_gpu_calls_return_before_the_device_is_done(scratch):
-    assert study("--rounds", "5", "--size", "small", "--output-dir", "run") == 0
+    assert study("--repetitions", "5", "--size", "small", "--output-dir", "run") == 0
     rows = {row["way"]: row for row in json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]}
-    assert rows["no synchronisation"]["baseline_ms"] < rows[RIGHT]["baseline_ms"]
+    assert rows["no synchronization"]["baseline_ms"] < rows[RIGHT]["baseline_ms"]

@@ -3,7 +3,6 @@
 import functools
 import json
 import statistics
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,23 +10,27 @@ from helpers import run_command
 
 import compare_runs
 import run_training_benchmark
-import tiny_llama_v1 as tiny_llama
 from analysis.fake_run import fake_forward
+from harness.documents import SCHEMA_VERSION
+from harness.errors import UserError, out_of_memory
 from harness.memory_tracker import MemoryTracker
+from harness.timing import trace_range
 from studies import sweep
 from studies import training as benchmark
 from studies.compare import differences
+from studies.sweep import workload_of
 from studies.training import figures, measure, sections
+from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 CPU = torch.device("cpu")
-CONFIG = tiny_llama.TinyLlamaConfig(vocab_size=100, hidden_dim=32, n_layers=2, n_heads=4, n_kv_heads=2, max_seq_len=16)
-TRAINING = tiny_llama.TrainingConfig(batch_size=4, seq_len=16)
+CONFIG = TinyLlamaConfig(vocab_size=100, hidden_dim=32, n_layers=2, n_heads=4, n_kv_heads=2, max_seq_len=16)
+WORKLOAD = TinyLlamaWorkload(CONFIG, TrainingConfig(batch_size=4, seq_len=16, device="cpu"))
 
 
 bench = functools.partial(run_command, run_training_benchmark)
 
 
-TINY = "--sizes tiny --seq-lens 8 --batch-size 1 --steps 2".split()
+TINY = "--sizes tiny --seq-lens 8 --batch-size 1 --repetitions 2".split()
 
 
 def rows_in(folder):
@@ -35,7 +38,7 @@ def rows_in(folder):
 
 
 def test_a_sweep(scratch, capfd):
-    assert bench(*TINY, "--warmup-steps", "0", "1", "--output-dir", "a") == 0
+    assert bench(*TINY, "--warmups", "0", "1", "--output-dir", "a") == 0
     out = capfd.readouterr().out
     rows = rows_in(scratch / "a")
     assert [(row["mode"], row["warmup_steps"]) for row in rows] == [
@@ -51,19 +54,18 @@ def test_a_sweep(scratch, capfd):
         assert row["peak_bytes"] is None and "no GPU" in row["peak_bytes_reason"]
     assert rows[0]["predicted_peak_bytes"] < rows[2]["predicted_peak_bytes"]
     assert "No GPU" not in (scratch / "a" / "training_benchmark.md").read_text()
-    config, training, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(["--seq-len", "8"]))
-    flops = config.step_flops(1, training.seq_len)
+    flops = workload_of(batch_size=1, seq_len=8).step_flops()
     assert rows[2]["achieved_tflops"] == pytest.approx(flops / rows[2]["step_ms"] / 1e9)
     assert "What warm-up does" in out
     assert "No GPU" not in out  # nothing was left out: the sizes were named
     assert {"config.json", "training_benchmark.md", "training_benchmark.png", "rows"} <= {
         file.name for file in (scratch / "a").iterdir()
     }
-    assert bench(*TINY, "--attention", "sdpa", "--warmup-steps", "1", "--output-dir", "b") == 0
+    assert bench(*TINY, "--attention", "sdpa", "--warmups", "1", "--output-dir", "b") == 0
     capfd.readouterr()
     assert run_command(compare_runs, "a", "b", "--output-dir", "c") == 0
     out = capfd.readouterr().out
-    assert "attention                    eager | sdpa" in out
+    assert "attention: eager | sdpa" in out
     compared = json.loads((scratch / "c" / "comparison.json").read_text())
     found = {(row["row"], row["figure"]): row for row in compared["rows"]}
     step = found["tiny 8 1 train fp32 False 1", "step_ms"]
@@ -78,6 +80,7 @@ def test_warm_up_is_what_is_left_out_first():
         "phases_ms": [{"data": 1.0, "forward": float(n)} for n in (9, 5, 4, 3)],
         "step_ms": [10.0, 6.0, 5.0, 4.0],
         "compile_s": None,
+        "losses": [7.0, 6.0, 5.0, 4.0],
         "peak_bytes": 7,
     }
     for warmup, expected in ((0, [10, 6, 5]), (1, [6, 5, 4])):
@@ -91,7 +94,7 @@ def test_warm_up_is_what_is_left_out_first():
 
 @pytest.mark.parametrize("mode", ["forward", "train"])
 def test_measuring(mode):
-    found = measure(CONFIG, TRAINING, mode, 3, None)
+    found = measure(WORKLOAD, mode, 3)
     phases = {"forward", "backward", "optimizer"} if mode == "train" else {"forward"}
     assert len(found["step_ms"]) == 3
     assert all(set(row) - {"data"} == phases for row in found["phases_ms"])
@@ -100,16 +103,12 @@ def test_measuring(mode):
 
 def test_the_memory_of_a_forward_pass_alone_is_the_predicted():
     """To the byte, against the tensors of a real one."""
-    model, optimizer, _, _ = tiny_llama.build(CONFIG, TRAINING, CPU)
-    stream = tiny_llama.batches(tiny_llama.synthetic_corpus(100, TRAINING), TRAINING, CPU)
-    observers = tiny_llama.range_observers
-    batch = next(stream)
-    with torch.no_grad(), MemoryTracker(model, optimizer, 1, observers) as real, tiny_llama.trace_range("forward"):
-        model(*batch)[1]
-    rehearsed = fake_forward(CONFIG, TRAINING, lambda *model: MemoryTracker(*model, 1, observers))
-    assert rehearsed.document()["peak_bytes"] == real.document()["peak_bytes"]
-    checkpointed = replace(TRAINING, activation_checkpointing=True)
-    again = fake_forward(CONFIG, checkpointed, lambda *model: MemoryTracker(*model, 1, observers))
+    state, batch = WORKLOAD.build(CPU), next(WORKLOAD.batches(CPU))
+    with torch.no_grad(), MemoryTracker(state.model, state.optimizer) as real, trace_range("forward"):
+        WORKLOAD.loss(state.model, batch)
+    predicted = fake_forward(WORKLOAD, MemoryTracker)
+    assert predicted.document()["peak_bytes"] == real.document()["peak_bytes"]
+    again = fake_forward(WORKLOAD.with_settings(activation_checkpointing=True), MemoryTracker)
     assert again.document()["peak_bytes"] == real.document()["peak_bytes"]  # nothing is kept that could be dropped
 
 
@@ -131,13 +130,13 @@ def test_a_row_that_does_not_fit_is_not_run(scratch, capfd):
     flags = ["--sizes", "tiny", "--dry-run", "--device-memory", "0.05", "--output-dir", "run"]
     assert bench(*flags) == 0
     rows = {row["mode"]: row for row in rows_in(scratch / "run")}
-    assert rows["train"]["reason"].startswith("would not fit: 135.8 MB predicted, 51.2 MB there")
-    assert rows["forward"]["reason"] == "predicted alone, --dry-run"
+    assert rows["train"]["reason"].startswith("would not fit: 135.8 MB predicted, 51.2 MB available")
+    assert rows["forward"]["reason"] == "--dry-run predicts only"
 
 
 def test_rows_that_run_out_of_memory_or_fail_are_rows(scratch, monkeypatch, capfd):
     answers = iter([("oom", "asked for too much"), ("failed", "no compiler")])
-    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work: next(answers))
+    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work, **options: next(answers))
     assert bench(*TINY, "--output-dir", "run") == 1
     out, err = capfd.readouterr()
     assert "OOM: asked for too much; " in out and "predicted" in out
@@ -146,8 +145,8 @@ def test_rows_that_run_out_of_memory_or_fail_are_rows(scratch, monkeypatch, capf
 
 
 def test_without_a_compiler_the_row_says_so(without_compiler):
-    with pytest.raises(tiny_llama.UserError, match="cannot be compiled here: InvalidCxxCompiler"):
-        measure(CONFIG, replace(TRAINING, compile=True), "forward", 1, None)
+    with pytest.raises(UserError, match="cannot be compiled here: InvalidCxxCompiler"):
+        measure(WORKLOAD.with_settings(compile=True), "forward", 1)
 
 
 def row(compiled: bool, step_ms: float, compile_s: float | None) -> dict:
@@ -158,9 +157,9 @@ def row(compiled: bool, step_ms: float, compile_s: float | None) -> dict:
 
 
 @pytest.mark.parametrize(("step_ms", "expected"), [(5.0, ["2.00x", "400"]), (20.0, ["0.50x", "never"])])
-def test_compiled_against_vanilla(step_ms, expected):
+def test_compiled_compared_with_not_compiled(step_ms, expected):
     section = sections([row(False, 10.0, None), row(True, step_ms, 2.0)], snapshots=False)[-1]
-    line = section.terminal()[-1]
+    line = section.as_text()[-1]
     assert all(word in line.split() for word in expected), line
 
 
@@ -169,10 +168,10 @@ def test_compiled_against_vanilla(step_ms, expected):
     [
         ("--sizes huge", 2, "huge"),
         ("--seq-lens 0", 2, "--seq-lens"),
-        ("--steps 0", 2, "--steps"),
-        ("--precision tf32 --device cpu", 2, "TF32 is a format of GPU"),
-        ("--mode backward", 2, "backward"),
-        ("--resume nowhere", 2, "holds no training_benchmark.json"),
+        ("--repetitions 0", 2, "--repetitions"),
+        ("--precisions tf32 --device cpu", 2, "TF32 is a format of GPU"),
+        ("--modes backward", 2, "backward"),
+        ("--resume nowhere", 2, "has no training_benchmark.json"),
         ("--device-memory 4", 2, "--dry-run"),
     ],
 )
@@ -187,23 +186,23 @@ def test_wrong_input(scratch, capfd, flags, code, words):
 def test_sweeps_are_compared_with_their_kind(scratch, capfd):
     for name in ("a", "b"):
         (scratch / name).mkdir()
-    study = {"schema_version": 1, "key": ["x"], "figures": {}, "rows": [], "environment": {}}
-    (scratch / "a" / "memory_study.json").write_text(json.dumps(study | {"study": "memory_study"}))
+    study = {"schema_version": SCHEMA_VERSION, "key": ["x"], "figures": {}, "rows": [], "environment": {}}
+    (scratch / "a" / "memory_study.json").write_text(json.dumps(study | {"sweep": "memory_study"}))
     assert run_command(compare_runs, "a", "b") == 1
-    assert "b hold none" in capfd.readouterr().err
-    (scratch / "b" / "precision_study.json").write_text(json.dumps(study | {"study": "precision_study"}))
+    assert "no sweep in b" in capfd.readouterr().err
+    (scratch / "b" / "precision_study.json").write_text(json.dumps(study | {"sweep": "precision_study"}))
     (scratch / "b" / "trace_step_1_2.pt.trace.json").write_text("{ cut short")  # no business of the comparison
     assert run_command(compare_runs, "a", "b") == 1
     assert "memory_study and precision_study" in capfd.readouterr().err
 
 
-def test_settings_of_memory_studies_that_differ_are_named():
+def test_settings_of_sweeps_that_differ_are_named():
     environment = {"device": {"name": "x"}, "host": "h", "commit": "c", "packages": {}}
-    studies = [
-        {"environment": environment, "config": {"arguments": {"seed": 1} | more, "model": {"hidden_dim": size}}}
+    sweeps = [
+        {"environment": environment, "settings": {"seed": 1, "hidden_dim": size} | more}
         for size, more in ((32, {}), (64, {"late": True}))
     ]
-    assert differences(studies) == [
+    assert differences(sweeps) == [
         {"name": "hidden_dim", "values": [32, 64]},
         {"name": "late", "values": [None, True]},
     ]
@@ -215,19 +214,19 @@ def test_settings_of_memory_studies_that_differ_are_named():
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
         (RuntimeError("shape mismatch"), False),
-        (tiny_llama.UserError("out of memory: a step needs more; --force trains all the same"), False),
+        (UserError("out of memory: a step needs more; --force trains all the same"), False),
     ],
 )
 def test_what_running_out_of_memory_looks_like(error, expected):
-    assert tiny_llama.out_of_memory(error) is expected
-    wrapped = tiny_llama.UserError("cannot be compiled here")
+    assert out_of_memory(error) is expected
+    wrapped = UserError("cannot be compiled here")
     wrapped.__cause__ = error
-    assert tiny_llama.out_of_memory(wrapped) is expected
+    assert out_of_memory(wrapped) is expected
 
 
 @pytest.mark.gpu
 def test_gpu_rows_and_their_snapshots(scratch):
-    assert bench(*TINY, "--compile", "--precision", "bf16", "--memory-snapshot", "--output-dir", "run") == 0
+    assert bench(*TINY, "--compile", "--precisions", "bf16", "--memory-snapshot", "--output-dir", "run") == 0
     for row in rows_in(scratch / "run"):
         assert row["peak_bytes"] > 0
     assert list((scratch / "run" / "snapshots").rglob("memory_snapshot_step.pickle"))
