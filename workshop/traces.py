@@ -5,7 +5,7 @@ from __future__ import annotations
 from workshop.results import Answer, Source
 
 FILE = "operator_analysis.json"
-MATMUL = "matrix product"  # the class of operators
+MATMUL = "matmul"  # the class of operators
 MATMULS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 
 
