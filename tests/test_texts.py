@@ -1,41 +1,35 @@
-"""The texts: every shell block runs, every number is the code's, every link leads somewhere, worksheets are filled."""
+"""The texts: every block runs, every number is the code's, every link leads somewhere, worksheets can be filled in."""
 
 import importlib
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import PROJECT
 
 import tiny_llama_v1 as tiny_llama
-from workshop.commands import gpu_here, project_within, run_blocks, runs_here
+from harness.files import FOLDERS, kind_of
+from workshop.commands import gpu_here, project_within, reason_to_skip, run_blocks
 from workshop.results import Results
 from workshop.runner import check_worksheet, run_one
-from workshop.texts import (
-    BLANK,
-    GUIDE,
-    README,
-    TICK_BOX,
-    exercises,
-    fields,
-    headings,
-    links,
-    outside_of_blocks,
-    shell_blocks,
-    worksheet,
-)
+from workshop.texts import BLANK, GUIDE, README, TICK_BOX, exercises, fields, shell_blocks, worksheet
 from workshop.worksheets import TEMPLATE_HEADING
 
-TEXTS = [README, GUIDE, *(exercise.path for exercise in exercises().values()), PROJECT / "benchmarks" / "README.md"]
+DOCS = sorted((PROJECT / "docs").glob("*.md"))
+EXERCISES = [exercise.path for exercise in exercises().values()]
+PROSE = [README, PROJECT / "CONTRIBUTING.md", *DOCS, GUIDE, *EXERCISES]
+TEXTS = [*PROSE, PROJECT / "benchmarks" / "README.md"]
 name_of = lambda path: str(path.relative_to(PROJECT))  # noqa: E731
 
 
 # ---- Commands ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", exercises())
 def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
     """All blocks that this machine can run, in order; then each field has its answer, and the check agrees."""
@@ -53,15 +47,19 @@ def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
     assert not any(path.is_symlink() for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("path", [README, GUIDE], ids=name_of)
-def test_blocks_run(tmp_path, path):
-    outcomes = run_blocks(shell_blocks(path.read_text()), path.name, tmp_path, tmp_path / "commands.log")
-    assert all(outcome.reason or outcome.seconds for outcome in outcomes)
-    if path == README:  # what its tables say of these launchers
-        (baseline,), (profiled,) = (tmp_path.glob(f"{name}_results_*") for name in ("baseline", "profiler"))
-        names = {file.name.split(".")[0] for file in profiled.iterdir()}
-        assert {"report", "operator_analysis", "training_output", "trace_step_5_10"} <= names
-        assert "Performance Summary" in (baseline / "training_output.log").read_text()
+@pytest.mark.slow
+def test_blocks_of_the_other_texts_run(tmp_path):
+    """In one folder; a block that stands in several texts is run once."""
+    seen = set()
+    for path in (README, GUIDE, *DOCS):
+        blocks = [block for block in shell_blocks(path.read_text()) if block.commands not in seen]
+        seen |= {block.commands for block in blocks}
+        outcomes = run_blocks(blocks, path.name, tmp_path, tmp_path / "commands.log")
+        assert all(outcome.skipped or outcome.seconds for outcome in outcomes)
+    (baseline,), (profiled,) = (tmp_path.glob(f"{name}_results_*") for name in ("baseline", "profiler"))
+    names = {file.name.split(".")[0] for file in profiled.iterdir()}
+    assert {"report", "operator_analysis", "training_output", "trace_step_5_10"} <= names
+    assert "Performance Summary" in (baseline / "training_output.log").read_text()
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
@@ -75,17 +73,18 @@ def test_marks_are_known_and_few(path):
     assert not re.search(r"```(sh|shell|console)\b", path.read_text())
 
 
-def test_what_this_machine_cannot_run_is_passed_over_with_a_reason():
+def test_what_this_machine_cannot_run_is_skipped_with_a_reason():
     blocks = shell_blocks("\n".join(f"```bash\n# {mark}: why\ntrue\n```" for mark in ("needs a GPU", "takes minutes")))
-    assert [runs_here(block, None, False) for block in blocks] == ["needs a GPU", "takes minutes; --long runs it"]
-    assert [runs_here(block, "rocm", True) for block in blocks] == [None, None]
+    assert [reason_to_skip(block, None, False) for block in blocks] == ["needs a GPU", "takes minutes; --long runs it"]
+    assert [reason_to_skip(block, "rocm", True) for block in blocks] == [None, None]
     assert (gpu_here() is None) == (not torch.cuda.is_available())
 
 
 def test_the_folder_sees_the_project_and_is_left_clean(tmp_path):
     with project_within(tmp_path):
         assert (tmp_path / "tiny_llama_v1.py").exists()
-        assert not (tmp_path / ".git").exists()
+        assert {"harness", "docs", "launcher_common.sh"} <= {path.name for path in tmp_path.iterdir()}
+        assert not any(path.match(pattern) for path in tmp_path.iterdir() for pattern in (".*", *FOLDERS))
     assert not list(tmp_path.iterdir())
 
 
@@ -103,15 +102,34 @@ def test_numbers_are_those_of_the_code():
 
 
 def test_no_measured_figure_in_the_prose():
-    """Times, rates and sizes stand in generated tables, with their provenance, and nowhere else."""
+    """Times, rates and sizes are in generated tables, with their provenance, and nowhere else."""
     figure = re.compile(r"\d[\d.,]*\s?(ms|us|s|seconds|GB/s|samples/s|tokens/s|TFLOP/s|MB|x faster|times faster)\b")
-    for path in (README, GUIDE, *(exercise.path for exercise in exercises().values())):
+    for path in PROSE:
         prose = re.sub(r"<!-- \[\[\[cog.*?\[\[\[end\]\]\] -->", "", outside_of_blocks(path.read_text()), flags=re.S)
         for number, line in enumerate(prose.splitlines(), 1):
             assert not figure.search(line), f"{path}: {line} ({number})"
 
 
 # ---- Links and pictures -----------------------------------------------------------------------------------------
+
+
+def outside_of_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+
+
+def headings(text: str) -> set[str]:
+    """The anchors of a text's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for title in re.findall(r"^#{1,6} (.+)$", outside_of_blocks(text), re.M):
+        plain = re.sub(r"[^\w\- ]", "", re.sub(r"`|\*\*", "", title).strip().lower()).replace(" ", "-")
+        names = (plain, *(f"{plain}-{n}" for n in range(1, 99)))
+        found.add(next(name for name in names if name not in found))
+    return found
+
+
+def links(text: str) -> list[str]:
+    """Targets of every link and picture."""
+    return re.findall(r"\]\(([^)\s]+)\)", outside_of_blocks(text))
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
@@ -157,11 +175,11 @@ def test_only_flags_that_exist_are_named(path):
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+(?![\w-]*\.)", path.read_text())) - known == set()
 
 
-def test_only_files_that_exist_are_named_in_the_readme():
-    written = ("flops_profile.txt",)  # by a run
-    for name in re.findall(r"`\.?/?([\w/]+\.(?:py|sh|txt|toml))`", README.read_text()):
-        places = ("", "analysis", "studies", "workshop")
-        assert any((PROJECT / place / name).exists() for place in places) or name in written, name
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_only_files_that_exist_are_named(path):
+    places = ("", "harness", "analysis", "studies", "workshop", "benchmarks", "tests")
+    for name in re.findall(r"`\.?/?([\w/]+\.(?:py|sh|txt|toml))`", path.read_text()):
+        assert any((PROJECT / place / name).exists() for place in places) or kind_of(Path(name).name), name
 
 
 def test_scalars_are_called_what_the_text_calls_them(train):
@@ -182,16 +200,26 @@ def test_fields_are_numbered_in_order_and_blank():
         found = fields(worksheet(exercise.text))
         assert [field.id for field in found] == [f"{number}.{i}" for i in range(1, len(found) + 1)]
         assert all(field.value == ("" if field.unit == TICK_BOX else BLANK) for field in found)
-        assert importlib.import_module(f"workshop.answers.exercise_{number}").answers
-    template = fields(worksheet(README.read_text(), TEMPLATE_HEADING))
+    template = fields(worksheet(GUIDE.read_text(), TEMPLATE_HEADING))
     assert [field.id for field in template] == [f"R.{i}" for i in range(1, len(template) + 1)]
+
+
+@pytest.mark.parametrize("name", ["template", *(f"answers.exercise_{number}" for number in exercises())])
+def test_the_answer_to_a_field_is_found_by_its_number(name):
+    """Each is written out once, where the answer is made."""
+    source = Path(importlib.import_module(f"workshop.{name}").__file__).read_text()
+    text = worksheet(GUIDE.read_text(), TEMPLATE_HEADING)
+    if name != "template":
+        text = worksheet(exercises()[int(name[-1])].text)
+    for field in fields(text):
+        assert source.count(f'"{field.id}": ') == 1, field.id
 
 
 def test_results_are_found_newest_first(tmp_path):
     for i, name in enumerate(("performance_results_tiny_1", "performance_results_tiny_2")):
         folder = tmp_path / name
         folder.mkdir()
-        document = {"schema_version": 1, "status": "completed", "config": {"arguments": {"size": "tiny"}}, "n": i}
+        document = {"schema_version": 2, "status": "completed", "config": {"model": {"size": "tiny"}}, "n": i}
         (folder / "performance_summary.json").write_text(json.dumps(document))
     results = Results(tmp_path, exercises()[3])
     assert results.run("performance_results_tiny_*", size="tiny")["n"] == 1

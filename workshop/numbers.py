@@ -18,7 +18,7 @@ from harness.documents import read_document
 from harness.tables import Column, markdown_table
 from harness.units import MB
 from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser, resolve
-from workshop.results import Answer
+from workshop.results import Answer, machine
 from workshop.texts import PROJECT, exercises, fields, worksheet
 
 MACHINE = "cpu-amd-epyc-2-threads"
@@ -254,20 +254,6 @@ def flags() -> str:
 # ---- Measured on a named machine --------------------------------------------------------------------------------
 
 
-def provenance(document: dict, command: str) -> str:
-    """Where a measured figure comes from, as a sentence."""
-    environment = document["environment"]
-    parts = [
-        environment["device"]["name"],
-        f"{environment['cpu']['torch_threads']} threads",
-        f"torch {environment['packages']['torch']}",
-        f"Python {environment['python']}",
-        environment["timestamp"][:10],
-        f"`{command}`",
-    ]
-    return f"{', '.join(parts)}."
-
-
 def measured(number: int) -> str:
     """Every field of an exercise's worksheet as the machine of the stored results filled it, with the evidence."""
     path = RESULTS / f"exercise_{number}.json"
@@ -280,14 +266,14 @@ def measured(number: int) -> str:
             value = "yes" if answer.value else "no"
         unit = field.unit if field.is_number and answer.value is not None else ""
         rows.append([field.id, field.what, f"{value} {unit}".strip(), answer.evidence])
-    about = provenance(document, f"python3 run_exercise.py {number}")
+    about = f"{machine(document['environment'])}, `python3 run_exercise.py {number}`."
     link = Path("..") / path.relative_to(PROJECT)
     return f"{about} [The file]({link}).\n\n" + table(["nr.", "what", "value", "from"], rows, left=4)
 
 
 def run_provenance() -> str:
     """Where run_output() comes from."""
-    return provenance(read_document(RESULTS / "run_baseline.json"), "./run_baseline.sh")
+    return f"{machine(read_document(RESULTS / 'run_baseline.json')['environment'])}, `./run_baseline.sh`."
 
 
 def run_output(beginning: str | None = None, lines: int | None = None) -> str:

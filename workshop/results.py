@@ -51,7 +51,7 @@ def significant(value: float, digits: int = 4) -> str:
 # ---- Answers from answers -----------------------------------------------------------------------------------------
 
 
-def derived(work: Callable, *parts: Answer, sign: str = ", ") -> Answer:
+def derived(work: Callable, *parts: Answer, sign: str = "; ") -> Answer:
     """work(*values) of other answers, with their evidence; the first unknown one where one is unknown."""
     for part in parts:
         if part.value is None:
@@ -168,6 +168,19 @@ class Results:
         hint = f"; {self.folder} has results of exercise {foreign[0]}" if foreign else ""
         where = f"{self.exercise.name}:{line}" if line else self.exercise.name
         return f"the command in {where} writes it{hint}"
+
+
+def machine(environment: dict) -> str:
+    """What a figure was measured on, and when."""
+    threads = environment["cpu"]["torch_threads"]
+    parts = [
+        environment["device"]["name"],
+        f"{threads} thread{'s' * (threads > 1)}",
+        f"torch {environment['packages']['torch']}",
+        f"Python {environment['python']}",
+        environment["timestamp"][:10],
+    ]
+    return ", ".join(parts)
 
 
 LAUNCHERS = {"performance_results": "launch_performance_study.sh"}  # by the result folders that they name themselves

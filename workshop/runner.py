@@ -11,7 +11,7 @@ from harness.errors import UserError, explain_error
 from harness.files import explain_nulls, make_folder, unused_folder, write_bytes, write_json
 from harness.tables import Section, column, text_table
 from workshop.commands import run_blocks
-from workshop.results import Results
+from workshop.results import Results, machine
 from workshop.texts import Exercise, exercises, shell_blocks
 from workshop.worksheets import answers, check, fields_of, filled, read_filled
 
@@ -61,8 +61,7 @@ def fill_from(exercise: Exercise, folder: Path, skipped: str = "") -> None:
     # The command line is that of one run; the commands are the blocks of the text.
     environment = {name: value for name, value in results.environment.items() if name != "command_line"}
     about = [
-        f"Measured on: {environment['device']['name']}, {environment['cpu']['torch_threads']} threads, "
-        f"PyTorch {environment['packages']['torch']}, Python {environment['python']}; {environment['timestamp']}  ",
+        f"Measured on: {machine(environment)}.  ",
         f"Commands: the shell blocks of {exercise.name}, in order.{skipped} `from` names file and place.",
     ]
     write_bytes(folder / "worksheet.md", filled(exercise, found, about).encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from workshop.results import Answer, Source
 
 FILE = "operator_analysis.json"
-MATMUL = "matrix product"  # the class of operators
+MATMUL = "matmul"  # the class of operators
 MATMULS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 
 
@@ -32,7 +32,9 @@ def kernel_launches(trace: Source) -> Answer:
     """Kernels per step; unknown without a GPU."""
     kernels = trace["kernels"]
     launches = sum(row["count_per_step"] for row in kernels)
-    return trace.computed(launches or None, "kernels, sum of count_per_step" if kernels else "kernels: none without a GPU")
+    return trace.computed(
+        launches or None, "kernels, sum of count_per_step" if kernels else "kernels: none without a GPU"
+    )
 
 
 def operator(trace: Source, i: int) -> Answer:
