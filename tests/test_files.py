@@ -140,11 +140,10 @@ def test_gitignore_lists_the_folders():
 
 
 def folders_of_launchers() -> list[str]:
-    """The names that the shell launchers give their folders, before the timestamp."""
-    launchers = "\n".join(path.read_text() for path in PROJECT.glob("*.sh"))
-    named = re.findall(r'(?:new_folder|result_folder) "?([a-z_]+(?:\$1)?)"?', launchers)
-    sweeps = re.findall(r"^launch_sweep run_(\w+)", launchers, re.M)
-    return [f"{name.replace('$1', 'tiny')}_20260101_000000" for name in named + sweeps]
+    """The folders that the shell launchers make: launch SCRIPT PREFIX."""
+    lines = "\n".join(path.read_text() for path in PROJECT.glob("*.sh"))
+    prefixes = re.findall(r'^launch \S+ "?([\w${}:-]+)', lines, re.M)
+    return [f"{prefix.replace('${1:-}', 'tiny')}_20260101_000000" for prefix in prefixes]
 
 
 def folders_of_texts() -> list[str]:
