@@ -1,14 +1,16 @@
-# Sourced by every launcher: set-up, result folders, logging.  Functions only; nothing happens on sourcing.
-# Expects HERE, the folder of the project.
+# Sourced by every launcher: set-up, result folders, logging.  Sourcing it only sets HERE, the folder of the project.
+
+set -u
+HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd) || exit 1
 
 die() { echo "error: $*" >&2; exit 1; }
 
 # --- set-up ------------------------------------------------------------------------------------------
 #
-# use_python FILE...: sets PYTHON to an interpreter that has what the requirement files ask for.  That is the
-# python3 on PATH (an active venv or conda environment, a container, a loaded module) if it has everything, else
-# .venv in the project, made and filled here.  A .venv lies on top of the python3 on PATH when that has a torch:
-# set-up never replaces a torch that is there.
+# use_python FILE...: sets PYTHON to an interpreter that has the packages of the requirement files.  That is the
+# python3 on PATH (an active venv or conda environment, a container, a loaded module) if it has all of them, else
+# .venv in the project, created and filled here.  If the python3 on PATH has torch, .venv is layered on its packages:
+# set-up never replaces an installed torch.
 
 MISSING_SCRIPT='
 import re, sys
@@ -38,9 +40,11 @@ for line in open(sys.argv[1]):
         print(line.strip())
 '
 
-missing() { "$1" -c "$MISSING_SCRIPT" "${@:2}"; } # PYTHON FILE...: what is missing or too old, a name a line
+missing() { "$1" -c "$MISSING_SCRIPT" "${@:2}"; } # PYTHON FILE...: what is missing or too old, one name per line
 
-version_in() { "$1" -c 'import sys; from importlib import metadata; print(metadata.version(sys.argv[1]))' "$2" 2>/dev/null; }
+version_in() { # PYTHON PACKAGE
+    "$1" -c 'import sys; from importlib import metadata; print(metadata.version(sys.argv[1]))' "$2" 2>/dev/null
+}
 
 base_python() { # the python3 on PATH if it is new enough, else a newer one beside it
     local name
@@ -69,46 +73,38 @@ rocm_version() { # major.minor of the installed ROCm
 }
 
 install_torch() { # PIP...: the build of torch for this machine
-    local pinned version wheels=https://download.pytorch.org/whl
+    local pinned index=${TORCH_INDEX_URL:-} wheels=https://download.pytorch.org/whl device
     pinned=$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' "$HERE/constraints.txt")
-    if [ -n "${TORCH_INDEX_URL:-}" ]; then
-        echo "Set-up: torch from $TORCH_INDEX_URL"
-        "$@" --index-url "$TORCH_INDEX_URL" 'torch>=2.6' || die "could not install torch from TORCH_INDEX_URL=$TORCH_INDEX_URL"
+    device=$(accelerator)
+    if [ -z "$index" ] && [ "$device" = rocm ]; then
+        index=$wheels/rocm$(rocm_version) ||
+            die "cannot find out the version of ROCm; set TORCH_INDEX_URL to an index of torch wheels"
+    fi
+    if [ -n "$index" ]; then
+        echo "Set-up: torch from $index"
+        "$@" --index-url "$index" 'torch>=2.6' ||
+            die "could not install torch from $index; set TORCH_INDEX_URL to another index of torch wheels"
         return
     fi
-    case $(accelerator) in
-    rocm)
-        version=$(rocm_version) || die "cannot tell the version of ROCm; set TORCH_INDEX_URL to a wheel source of torch"
-        echo "Set-up: torch for ROCm $version"
-        "$@" --index-url "$wheels/rocm$version" 'torch>=2.6' ||
-            die "no torch for ROCm $version at $wheels/rocm$version; set TORCH_INDEX_URL to another wheel source"
-        ;;
-    cuda)
-        echo "Set-up: $pinned for CUDA"
-        "$@" "$pinned" || die "could not install $pinned; is there a network?"
-        ;;
-    cpu)
-        echo "Set-up: $pinned, CPU build"
-        if [ "$(uname -s)" != Linux ]; then
-            "$@" "$pinned" || die "could not install $pinned; is there a network?"
-        elif ! "$@" "$pinned+cpu" 2>/dev/null && ! "$@" --retries 1 --index-url "$wheels/cpu" "$pinned" 2>/dev/null; then
-            echo "Set-up: no CPU build of torch within reach, taking the default build (gigabytes)"
-            "$@" "$pinned" || die "could not install $pinned; is there a network?"
-        fi
-        ;;
-    esac
+    echo "Set-up: $pinned for $device"
+    if [ "$device" = cpu ] && [ "$(uname -s)" = Linux ]; then
+        "$@" "$pinned+cpu" 2>/dev/null && return
+        "$@" --retries 1 --index-url "$wheels/cpu" "$pinned" 2>/dev/null && return
+        echo "Set-up: no CPU build of torch can be reached, installing the default build (gigabytes)"
+    fi
+    "$@" "$pinned" || die "could not install $pinned; is there a network?"
 }
 
-make_venv() { # VENV BASE: an environment, on top of BASE's packages if BASE has a torch
+make_venv() { # VENV BASE: an environment, layered on BASE's packages if BASE has torch
     local venv=$1 base=$2 python=$1/bin/python
-    [ -w "$HERE" ] || die "$HERE is not writable: .venv cannot be made there; activate an environment that has the packages"
-    echo "Set-up: making $venv"
-    "$base" -m venv --clear "$venv" || die "$base cannot make environments (on Debian: apt install python3-venv)"
+    [ -w "$HERE" ] || die "$HERE is not writable: cannot create .venv; activate an environment that has the packages"
+    echo "Set-up: creating $venv"
+    "$base" -m venv --clear "$venv" || die "$base cannot create environments (on Debian: apt install python3-venv)"
     if version_in "$base" torch >/dev/null; then
         "$base" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
             >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base_environment.pth"
     fi
-    touch "$venv/made" # without it the making was interrupted
+    touch "$venv/made" # without this file, an earlier set-up was interrupted
 }
 
 fill_venv() { # VENV FILE...: install what is missing
@@ -117,9 +113,9 @@ fill_venv() { # VENV FILE...: install what is missing
     local pip=("$python" -m pip install --quiet --quiet --disable-pip-version-check)
     version_in "$python" torch >/dev/null || install_torch "${pip[@]}"
     if missing "$python" "$@" | grep -q '^torch>='; then
-        die "torch $(version_in "$python" torch) is there and too old: the workshop needs 2.6, and replaces no torch"
+        die "torch $(version_in "$python" torch) is too old: the workshop needs 2.6; set-up never replaces torch"
     fi
-    # Pins hold for what is installed here, not for what is there; torch stays as it is.
+    # The pins apply to what is installed here, not to what is installed already; torch stays as it is.
     "$python" -c "$PINS_SCRIPT" "$HERE/constraints.txt" >"$venv/constraints.txt"
     pip+=(-c "$venv/constraints.txt")
     names=$(missing "$python" "$@" | grep -v '^deepspeed')
@@ -132,57 +128,50 @@ fill_venv() { # VENV FILE...: install what is missing
     if missing "$python" "$@" | grep -q '^deepspeed'; then
         echo "Set-up: installing deepspeed"
         if ! "${pip[@]}" deepspeed; then
-            echo "Set-up: DeepSpeed could not be installed. All but --enable-deepspeed-flops works without it;" \
-                "remove $venv/without_deepspeed to try again." >&2
+            echo "Set-up: DeepSpeed could not be installed. Everything except --enable-deepspeed-flops works" \
+                "without it; remove $venv/without_deepspeed to try again." >&2
             touch "$venv/without_deepspeed"
         fi
     fi
     echo "Set-up: done"
 }
 
-use_python() {
-    local base venv=$HERE/.venv python torch
+has_everything() { # PYTHON FILE...
+    local names
+    names=$(missing "$@" 2>/dev/null) || return 1
+    [ ! -e "$HERE/.venv/without_deepspeed" ] || names=$(grep -v '^deepspeed' <<<"$names")
+    [ -z "$names" ]
+}
+
+use_python() { # FILE...
+    local base venv=$HERE/.venv torch
     base=$(base_python) || exit 1
+    export PYTHON=$base # for the launcher
     torch=$(version_in "$base" torch)
-    # A .venv with a torch of its own is not for a machine whose python3 has one: that one is used.
+    # If python3 has torch, that one is used: a .venv that contains another is replaced.
     if [ -e "$venv/made" ] && [ -n "$torch" ] && [ "$(version_in "$venv/bin/python" torch)" != "$torch" ]; then
         rm -f "$venv/made"
     fi
-    for python in "$base" "$venv/bin/python"; do
-        if [ "$python" = "$base" ] || [ -e "$venv/made" ]; then
-            if has_everything "$python" "$@"; then
-                PYTHON=$python # for the launcher
-                export PYTHON
-                return
-            fi
-        fi
-    done
+    has_everything "$PYTHON" "$@" && return
+    PYTHON=$venv/bin/python
+    [ -e "$venv/made" ] && has_everything "$PYTHON" "$@" && return
     if [ -w "$HERE" ] && command -v flock >/dev/null; then # one set-up at a time
         exec 9>"$HERE/.setup.lock"
         flock 9
     fi
-    { [ -e "$venv/made" ] && "$venv/bin/python" -c '' 2>/dev/null; } || make_venv "$venv" "$base"
-    has_everything "$venv/bin/python" "$@" || fill_venv "$venv" "$@"
+    { [ -e "$venv/made" ] && "$PYTHON" -c '' 2>/dev/null; } || make_venv "$venv" "$base"
+    has_everything "$PYTHON" "$@" || fill_venv "$venv" "$@"
     exec 9>&-
-    PYTHON=$venv/bin/python
-    export PYTHON
-}
-
-has_everything() { # PYTHON FILE...
-    local names
-    names=$(missing "$@" 2>/dev/null) || return 1
-    [ ! -e "$HERE/.venv/without_deepspeed" ] || names=$(echo "$names" | grep -v '^deepspeed')
-    [ -z "$names" ]
 }
 
 # --- runs --------------------------------------------------------------------------------------------
 
-new_folder() { # PREFIX: makes PREFIX_<timestamp> in the working directory; two in one second get two names
+new_folder() { # PREFIX: creates PREFIX_<timestamp> in the working directory; two in one second get two names
     local stamp folder n=1
     stamp=$(date +%Y%m%d_%H%M%S)
     folder=$1_$stamp
     until mkdir "$folder" 2>/dev/null; do
-        [ -e "$folder" ] || die "cannot make the folder $PWD/$folder"
+        [ -e "$folder" ] || die "cannot create the folder $PWD/$folder"
         n=$((n + 1))
         folder=$1_${stamp}_$n
     done
@@ -208,20 +197,20 @@ wants_help() { # ARGUMENT...
 }
 
 # run_logged FOLDER COMMAND...: run with output to the terminal and to FOLDER/training_output.log; exits with the
-# command's code.  Signals go to the command, which then reports; tee outlives them, so that the report is logged.
+# command's code.  Signals go to the command, which then reports; tee ignores them, so that the report is logged.
 run_logged() {
     local folder=$1 log=$1/training_output.log earlier='' child logger code
     shift
     mkdir -p -- "$folder" 2>/dev/null
     if ! [ -d "$folder" ] || ! [ -w "$folder" ]; then die "cannot write to folder $folder"; fi
-    if [ -s "$log" ]; then # the run that it is of is moved away by the command, and this with it
+    if [ -s "$log" ]; then # of an earlier run: the command moves that run aside, and this file with it
         earlier=$folder/training_output.$(date -r "$log" +%Y%m%d_%H%M%S).log
         mv -- "$log" "$earlier"
     fi
     export TINY_LLAMA_LOG=$log PYTHONUNBUFFERED=1
     exec 3> >(trap '' INT TERM HUP PIPE; exec tee -- "$log" 2>/dev/null)
     logger=$!
-    set -m # a job of its own takes Ctrl-C, which bash lets the command of a plain `&` ignore
+    set -m # a job of its own receives Ctrl-C, which the command of a plain `&` would ignore
     "$@" </dev/null >&3 2>&1 3>&- &
     child=$!
     set +m
@@ -243,16 +232,23 @@ run_logged() {
     exit "$code"
 }
 
-launch_sweep() { # NAME FLAG...: run NAME.py into NAME_<timestamp>/, --output-dir, or the folder that --resume names
-    local name=${1#run_} script=$HERE/$1.py folder
+# launch SCRIPT PREFIX FLAG [FLAGS...] -- ARGUMENT...: run SCRIPT with FLAGS and the arguments, in the folder that the
+# arguments name with FLAG (or resume), else in a new PREFIX_<timestamp>/; under WRAPPER FOLDER, if that is set.
+launch() {
+    local script=$HERE/$1 prefix=$2 flag=$3 folder flags=()
+    shift 3
+    while [ "$1" != -- ]; do
+        flags+=("$1")
+        shift
+    done
     shift
     use_python "$HERE/requirements.txt"
     if wants_help "$@"; then exec "$PYTHON" "$script" --help; fi
     folder=$(value_of --resume "" "$@")
     if [ -z "$folder" ]; then
-        folder=$(value_of --output-dir "" "$@")
-        [ -n "$folder" ] || folder=$(new_folder "$name") || exit 1
-        set -- "$@" --output-dir "$folder"
+        folder=$(value_of "$flag" "" "$@")
+        [ -n "$folder" ] || folder=$(new_folder "$prefix") || exit 1
+        flags=("$flag" "$folder" ${flags[@]+"${flags[@]}"})
     fi
-    run_logged "$folder" "$PYTHON" "$script" "$@"
+    run_logged "$folder" ${WRAPPER:+"$WRAPPER" "$folder"} "$PYTHON" "$script" ${flags[@]+"${flags[@]}"} "$@"
 }

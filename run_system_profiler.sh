@@ -3,10 +3,8 @@
 # parts and phases, and print the tool's summaries by range and by kernel, into system_profile_<timestamp>/.
 #   ./run_system_profiler.sh [flags of tiny_llama_v1.py]
 #   ./run_system_profiler.sh --warmup-steps 10 --profile-steps 2     capture steps 11 and 12
-# shellcheck disable=SC2317 # under_profiler and what it calls are reached through run_logged
-set -u
-HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd) || exit 1
-. "$HERE/launcher_common.sh" || exit 1
+# shellcheck disable=SC2034,SC2317 # WRAPPER is read by launch, which calls under_profiler
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
 
 GET_ROCPROFV3="rocprofv3, of ROCm 7.0 or newer (apt install rocprofiler-sdk)"
 GET_NSYS="nsys, of NVIDIA Nsight Systems (apt install nsight-systems-cli)"
@@ -51,8 +49,8 @@ first_word_of() { # TEXT WORD...: the first of the words that the text has, or n
     done
 }
 
-# What follows runs as the job of run_logged.  A signal reaches the tool and the training as well, which report and
-# end; the traps keep this shell for the summary.  The code handed on is that of the training, not of the summary.
+# What follows runs as the job of run_logged.  A signal also reaches the tool and the training, which report and end;
+# the traps keep this shell alive for the summary.  The exit code is that of the training, not of the summary.
 
 under_profiler() { # FOLDER COMMAND...
     local folder=$1 began code interrupted=0
@@ -78,7 +76,7 @@ no_profile() { # wrong flags, exit code 2, have been named
 under_rocprofv3() { # COMMAND...: prints its summaries itself, a table for the ranges and one for the kernels
     local file profile='' options=(--selected-regions --marker-trace --kernel-trace --memory-copy-trace)
     options+=(--stats --summary-per-domain --summary-units usec --output-format csv pftrace)
-    # Its own handlers would end the training before it has reported an interruption.
+    # Its own handlers would end the training before that reports the interruption.
     if has_word --disable-signal-handlers "$TOOL_HELP"; then options+=(--disable-signal-handlers); fi
     "$TOOL" "${options[@]}" --output-directory "$folder" --output-file system_profile -- "$@"
     code=$?
@@ -102,7 +100,7 @@ under_nsys() { # COMMAND...
         no_profile
         return
     fi
-    # In 2022 the reports had other names, and nsys takes an unknown name for no failure: ask what this one has.
+    # In 2022 the reports had other names, and nsys does not fail on an unknown one: ask which names this nsys knows.
     listed=$("$TOOL" stats --help-reports 2>&1)
     for name in "$(first_word_of "$listed" nvtx_pushpop_sum nvtxppsum)" \
         "$(first_word_of "$listed" nvtx_gpu_proj_sum)" \
@@ -116,9 +114,5 @@ under_nsys() { # COMMAND...
 }
 
 wants_help "$@" || choose_tool # before any set-up
-use_python "$HERE/requirements.txt"
-if wants_help "$@"; then exec "$PYTHON" "$HERE/tiny_llama_v1.py" --help; fi
-folder=$(value_of --output-dir "" "$@")
-[ -n "$folder" ] || folder=$(new_folder system_profile) || exit 1
-run_logged "$folder" under_profiler "$folder" "$PYTHON" "$HERE/tiny_llama_v1.py" --system-profiler \
-    --output-dir "$folder" --num-steps 20 "$@"
+WRAPPER=under_profiler
+launch tiny_llama_v1.py system_profile --output-dir --system-profiler --num-steps 20 -- "$@"

@@ -5,6 +5,8 @@ import importlib.util
 import os
 import sys
 
+os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}  # as begin_command() sets them, before torch
+
 import pytest
 import torch
 from helpers import SMALL_MODEL, exit_code, run_command

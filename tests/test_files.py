@@ -35,17 +35,22 @@ def names_of_kinds() -> dict[str, str]:
     return {kind.pattern: kind.pattern.replace("*", "1") for kind in FILES}
 
 
+def ran(outcome: tuple[int, str, str]) -> None:
+    code, _, err = outcome
+    assert code == 0, err
+
+
 # ---- What commands leave -------------------------------------------------------------------------------------------
 
 
 def test_runs_their_analysis_and_a_comparison(command, tmp_path):
     first, second = "profiler_results_1", "profiler_results_2"
-    assert command(run_pytorch_profiler, *SMALL_RUN, "--include-memory", "--profile-dir", first)[0] == 0
-    assert command(run_pytorch_profiler, *SMALL_RUN, "--gzip", "--no-generate-report", "--profile-dir", second)[0] == 0
-    assert command(compare_runs, first, second)[0] == 0
+    ran(command(run_pytorch_profiler, *SMALL_RUN, "--include-memory", "--profile-dir", first))
+    ran(command(run_pytorch_profiler, *SMALL_RUN, "--gzip", "--no-generate-report", "--profile-dir", second))
+    ran(command(compare_runs, first, second))
     flags = ["--analyze-existing", first, "--generate-report", "--output-dir", "trace_analysis"]
-    assert command(run_pytorch_profiler, *flags)[0] == 0
-    assert command(run_pytorch_profiler, *SMALL_RUN, "--dry-run", "--output-dir", first)[0] == 0  # moves the first run
+    ran(command(run_pytorch_profiler, *flags))
+    ran(command(run_pytorch_profiler, *SMALL_RUN, "--dry-run", "--output-dir", first))  # moves the first run
     assert unregistered(tmp_path) == []
     (earlier,) = (tmp_path / first).glob("earlier_*")
     assert names_in(tmp_path / first) == {"prediction.json", earlier.name}
@@ -56,9 +61,9 @@ def test_runs_their_analysis_and_a_comparison(command, tmp_path):
 @pytest.mark.slow
 def test_all_that_a_script_writes_with_deepspeed(command, tmp_path):
     flags = [*SMALL_RUN, "--computational-intensity", "--generate-roofline", "--output-dir", "flops_results_1"]
-    assert command(run_deepspeed_flops, *flags)[0] == 0
+    ran(command(run_deepspeed_flops, *flags))
     assert {"flops_profile.txt", "roofline.png", "computational_intensity.json"} <= names_in(tmp_path / flags[-1])
-    assert command(launch_performance_study, "tiny", *SMALL_RUN, "--enable-profilers")[0] == 0
+    ran(command(launch_performance_study, "tiny", *SMALL_RUN, "--enable-profilers"))
     assert names_in(tmp_path) == {"flops_results_1", "performance_results_tiny"}
     assert unregistered(tmp_path / "flops_results_1") == unregistered(tmp_path / "performance_results_tiny") == []
 
@@ -76,7 +81,7 @@ def test_all_that_a_script_writes_with_deepspeed(command, tmp_path):
 )
 def test_a_sweep(command, tmp_path, module, flags):
     name = module.__name__.removeprefix("run_")
-    assert command(module, *flags)[0] == 0
+    ran(command(module, *flags))
     assert names_in(tmp_path) == {name}
     assert {f"{name}.json", f"{name}.md", "config.json"} <= names_in(tmp_path / name)
     assert unregistered(tmp_path) == []
@@ -140,11 +145,10 @@ def test_gitignore_lists_the_folders():
 
 
 def folders_of_launchers() -> list[str]:
-    """The names that the shell launchers give their folders, before the timestamp."""
-    launchers = "\n".join(path.read_text() for path in PROJECT.glob("*.sh"))
-    named = re.findall(r'(?:new_folder|result_folder) "?([a-z_]+(?:\$1)?)"?', launchers)
-    sweeps = re.findall(r"^launch_sweep run_(\w+)", launchers, re.M)
-    return [f"{name.replace('$1', 'tiny')}_20260101_000000" for name in named + sweeps]
+    """The folders that the shell launchers make: launch SCRIPT PREFIX."""
+    lines = "\n".join(path.read_text() for path in PROJECT.glob("*.sh"))
+    prefixes = re.findall(r'^launch \S+ "?([\w${}:-]+)', lines, re.M)
+    return [f"{prefix.replace('${1:-}', 'tiny')}_20260101_000000" for prefix in prefixes]
 
 
 def folders_of_texts() -> list[str]:

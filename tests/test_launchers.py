@@ -1,17 +1,47 @@
-"""The shell launchers, from anywhere, and the commands that they start."""
+"""The shell launchers, from anywhere: with a stand-in for the command that they start, and with the command itself."""
 
 import json
 import re
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from helpers import PROJECT, SMALL_MODEL, finish, start
 from traces import SMALL, write_trace
 
+import launch_performance_study
+
 TRIVIAL = [*SMALL_MODEL, "--num-steps", "3"]
 
+# Stands in for every command: tells what it was given, and ends as it is told.
+STAND_IN = """
+import os, signal, sys, time
+from pathlib import Path
 
-def launch(script: str, *flags: str, cwd, **options):
+arguments = sys.argv[1:]
+print(Path(sys.argv[0]).name, *arguments)
+print("logged to", os.environ.get("TINY_LLAMA_LOG"))
+print("a line on standard error", file=sys.stderr)
+if "--lines" in arguments:
+    for number in range(int(arguments[arguments.index("--lines") + 1])):
+        print("line", number)
+    Path(os.environ["TINY_LLAMA_LOG"]).with_name("finished").touch()
+if "--wait" in arguments:
+    def stop(signum, frame):
+        time.sleep(0.2)
+        print("Run interrupted")
+        sys.exit(128 + signum)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    print("ready")
+    time.sleep(60)
+sys.exit(int(arguments[arguments.index("--code") + 1]) if "--code" in arguments else 0)
+"""
+
+
+def launch(script: str | Path, *flags: str, cwd, **options):
     return finish(start(str(PROJECT / script), *flags, cwd=cwd, **options))
 
 
@@ -20,32 +50,167 @@ def only_folder(path, pattern: str):
     return folder
 
 
-def test_baseline_from_another_directory(tmp_path):
+# ---- What a launcher does, whatever it starts ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path):
+    """The launchers, with a stand-in for each command; nothing to set up."""
+    folder = tmp_path / "the project"
+    folder.mkdir()
+    for launcher in PROJECT.glob("*.sh"):
+        shutil.copy(launcher, folder)
+    (folder / "requirements.txt").touch()
+    for command in PROJECT.glob("*.py"):
+        (folder / command.name).write_text(STAND_IN)
+    return folder
+
+
+@pytest.fixture
+def work(tmp_path):
+    """The working directory."""
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+ROOFLINE = "--computational-intensity --generate-roofline "
+STARTED = {  # launcher: the command that it starts, in which folder, with which flags
+    "run_baseline.sh --a 1": "baseline_results tiny_llama_v1.py --output-dir FOLDER --a 1",
+    "run_pytorch_profiler.sh": "profiler_results run_pytorch_profiler.py --profile-dir FOLDER --generate-report ",
+    "run_deepspeed_flops.sh": f"flops_results run_deepspeed_flops.py --output-dir FOLDER {ROOFLINE}",
+    "launch_performance_study.sh tiny --a 'b c'": "performance_results_tiny launch_performance_study.py "
+    "--output-dir FOLDER tiny --a b c",
+    "run_memory_study.sh": "memory_study run_memory_study.py --output-dir FOLDER ",
+    "run_training_benchmark.sh": "training_benchmark run_training_benchmark.py --output-dir FOLDER ",
+    "run_attention_benchmark.sh": "attention_benchmark run_attention_benchmark.py --output-dir FOLDER ",
+    "run_precision_study.sh": "precision_study run_precision_study.py --output-dir FOLDER ",
+    "run_timing_study.sh": "timing_study run_timing_study.py --output-dir FOLDER ",
+}
+
+
+def test_every_launcher_is_tried():
+    tried = {line.split()[0] for line in STARTED}
+    elsewhere = {"launcher_common.sh", "run_tests.sh", "run_system_profiler.sh"}
+    assert tried | elsewhere == {path.name for path in PROJECT.glob("*.sh")}
+
+
+@pytest.mark.parametrize("line", STARTED)
+def test_a_new_folder_in_the_working_directory(project, work, line):
+    code, out = finish(start("bash", "-c", f"'{project}'/{line}", cwd=work))
+    assert code == 0, out
+    prefix, expected = STARTED[line].split(" ", 1)
+    folder = only_folder(work, "*")
+    assert re.fullmatch(prefix + r"_\d{8}_\d{6}", folder.name)
+    log = f"logged to {folder.name}/training_output.log\na line on standard error\n"
+    assert out == f"{expected.replace('FOLDER', folder.name).strip()}\n{log}"
+    assert (folder / "training_output.log").read_text() == out
+
+
+@pytest.mark.parametrize("flags", ["--output-dir here", "--output-dir=here", "--output-dir there --output-dir here"])
+def test_a_chosen_folder(project, work, flags):
+    code, out = launch(project / "run_baseline.sh", *flags.split(), cwd=work)
+    assert code == 0, out
+    assert [path.name for path in work.iterdir()] == ["here"]
+
+
+@pytest.mark.parametrize(("flags", "folder"), [([], "there"), (["--output-dir", "here"], "here")])
+def test_the_profile_folder_of_the_flops_launcher(project, work, flags, folder):
+    code, out = launch(project / "run_deepspeed_flops.sh", "--profile-dir", "there", *flags, cwd=work)
+    assert code == 0, out
+    assert [path.name for path in work.iterdir()] == [folder]
+
+
+def test_a_sweep_is_resumed_in_its_folder(project, work):
+    code, first = launch(project / "run_timing_study.sh", "--output-dir", "study", cwd=work)
+    assert code == 0, first
+    code, second = launch(project / "run_timing_study.sh", "--resume", "study", "--repetitions", "2", cwd=work)
+    assert code == 0, second
+    assert second.startswith("run_timing_study.py --resume study --repetitions 2\n")
+    assert (work / "study" / "training_output.log").read_text() == second
+    assert [path.read_text() for path in work.glob("study/training_output.*.log")] == [first]
+
+
+def test_two_launches_in_one_second_get_two_folders(project, work):
+    both = [start(str(project / "run_baseline.sh"), cwd=work) for _ in range(2)]
+    assert [finish(process)[0] for process in both] == [0, 0]
+    folders = list(work.glob("baseline_results_*"))
+    assert len(folders) == 2
+    assert all((folder / "training_output.log").exists() for folder in folders)
+
+
+@pytest.mark.parametrize("expected", [0, 1, 2, 7])
+def test_exit_codes_pass_through_tee(project, work, expected):
+    code, out = launch(project / "run_baseline.sh", "--code", str(expected), cwd=work)
+    assert code == expected, out
+    assert len(list(work.iterdir())) == (0 if expected == 2 else 1)  # wrong arguments leave nothing
+
+
+def test_wrong_arguments_change_nothing_in_a_folder(project, work):
+    launch(project / "run_baseline.sh", "--output-dir", "here", cwd=work)
+    before = {path: path.read_bytes() for path in work.glob("here/*")}
+    assert launch(project / "run_baseline.sh", "--output-dir", "here", "--code", "2", cwd=work)[0] == 2
+    assert before == {path: path.read_bytes() for path in work.glob("here/*")}
+
+
+@pytest.mark.parametrize(("signum", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_launcher_alone_receives_a_signal(project, work, signum, expected):
+    process = start(str(project / "run_baseline.sh"), "--wait", cwd=work)
+    while process.stdout.readline() != "ready\n":
+        assert process.poll() is None
+    process.send_signal(signum)
+    code, out = finish(process)
+    assert code == expected, out
+    assert out == "Run interrupted\n"
+    assert (only_folder(work, "*") / "training_output.log").read_text().endswith("ready\nRun interrupted\n")
+
+
+def test_help_leaves_nothing(project, work):
+    code, out = launch(project / "run_baseline.sh", "--num-steps", "3", "--help", cwd=work)
+    assert (code, out.splitlines()[0]) == (0, "tiny_llama_v1.py --help")
+    assert not list(work.iterdir())
+
+
+def test_through_a_link_and_with_cdpath(project, work):
+    (work / "link.sh").symlink_to(project / "run_baseline.sh")
+    code, out = launch(work / "link.sh", cwd=work, env={"CDPATH": "/:/tmp"})
+    assert code == 0, out
+
+
+def test_a_reader_that_leaves_does_not_stop_the_run(project, work):
+    finish(start("bash", "-c", f"'{project}/run_baseline.sh' --lines 5000 | head -1", cwd=work))
+    folder = only_folder(work, "*")
+    assert (folder / "finished").exists()
+    assert (folder / "training_output.log").read_text().endswith("\nline 4999\n")
+
+
+def test_a_folder_that_cannot_be_made(project, work):
+    (work / "file").touch()
+    code, out = launch(project / "run_baseline.sh", "--output-dir", "file", cwd=work)
+    assert (code, out) == (1, "error: cannot write to folder file\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--enable-profilers", "tiny"], ["a/b"]])
+def test_performance_study_needs_a_size(project, work, arguments):
+    code, out = launch(project / "launch_performance_study.sh", *arguments, cwd=work)
+    assert code == 2
+    assert re.fullmatch(r"launch_performance_study.sh: error: the first argument is the size: tiny, .*\n", out)
+    assert not list(work.iterdir())
+
+
+# ---- With the commands themselves ----------------------------------------------------------------------------------
+
+
+def test_baseline(tmp_path):
     code, out = launch("run_baseline.sh", *TRIVIAL, cwd=tmp_path)
     assert code == 0, out
     folder = only_folder(tmp_path, "baseline_results_*")
-    assert re.fullmatch(r"baseline_results_\d{8}_\d{6}", folder.name)
     assert (folder / "training_output.log").read_text() == out
+    assert "Performance Summary" in out
     assert json.loads((folder / "performance_summary.json").read_text())["status"] == "completed"
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_two_launches_in_one_second_get_two_folders(tmp_path):
-    both = [start(str(PROJECT / "run_baseline.sh"), *TRIVIAL, cwd=tmp_path) for _ in range(2)]
-    assert [finish(process)[0] for process in both] == [0, 0]
-    folders = list(tmp_path.glob("baseline_results_*"))
-    assert len(folders) == 2
-    assert all((folder / "performance_summary.json").exists() for folder in folders)
-
-
-@pytest.mark.parametrize(("flags", "expected"), [(["--num-steps", "0"], 2), (["--learning-rate", "1e30"], 1)])
-def test_exit_codes_pass_through_tee(tmp_path, flags, expected):
-    code, out = launch("run_baseline.sh", *TRIVIAL, *flags, cwd=tmp_path)
-    assert code == expected, out
-    assert "error: " in out
-    assert len(list(tmp_path.iterdir())) == (0 if expected == 2 else 1)
-
-
+@pytest.mark.slow
 def test_chosen_folder_is_used_twice(tmp_path):
     for _ in range(2):
         code, out = launch("run_baseline.sh", *TRIVIAL, "--output-dir", "here", cwd=tmp_path)
@@ -61,20 +226,21 @@ def test_chosen_folder_is_used_twice(tmp_path):
     assert before == {f: f.read_bytes() for f in (tmp_path / "here").rglob("*") if f.is_file()}
 
 
-@pytest.mark.parametrize(("signum", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_the_launcher_alone_is_told_to_stop(tmp_path, signum, expected):
+@pytest.mark.slow
+def test_a_run_whose_launcher_alone_receives_a_signal(tmp_path):
     process = start(str(PROJECT / "run_baseline.sh"), *SMALL_MODEL, "--num-steps", "1000000", cwd=tmp_path)
     for line in process.stdout:
         if line.startswith("Step 5/"):
             break
-    process.send_signal(signum)
+    process.send_signal(signal.SIGTERM)
     code, out = finish(process)
-    assert code == expected, out
+    assert code == 143, out
     folder = only_folder(tmp_path, "baseline_results_*")
     assert json.loads((folder / "performance_summary.json").read_text())["status"] == "interrupted"
     assert "Run interrupted" in (folder / "training_output.log").read_text()
 
 
+@pytest.mark.slow
 def test_traces_that_are_there(tmp_path):
     (tmp_path / "traces").mkdir()
     write_trace(tmp_path / "traces" / "trace.json", *SMALL)
@@ -85,18 +251,7 @@ def test_traces_that_are_there(tmp_path):
     assert names == {"operator_analysis.json", "report.html", "training_output.log"}
 
 
-def test_a_sweep_and_its_resumption(tmp_path):
-    flags = "--implementations eager --d-head 8 --seq-len 16 --batch-size 2 --dry-run".split()
-    code, out = launch("run_attention_benchmark.sh", *flags, cwd=tmp_path)
-    assert code == 0, out
-    folder = only_folder(tmp_path, "attention_benchmark_*")
-    assert (folder / "training_output.log").read_text() == out
-    code, out = launch("run_attention_benchmark.sh", *flags, "--resume", str(folder), cwd=tmp_path)
-    assert code == 0, out
-    assert "Resumed: 1 rows are done" in out
-    assert list(tmp_path.iterdir()) == [folder]
-
-
+@pytest.mark.slow
 def test_a_launcher_predicts(tmp_path):
     code, out = launch("run_baseline.sh", *TRIVIAL, "--dry-run", "--peak", "1", cwd=tmp_path)
     assert code == 0, out
@@ -104,34 +259,14 @@ def test_a_launcher_predicts(tmp_path):
     assert {path.name for path in folder.iterdir()} == {"prediction.json", "training_output.log"}
 
 
-def test_a_size_that_no_machine_has_room_for(tmp_path):
-    flags = ("very_large", "--batch-size", "64", "--peak", "1")
-    code, out = launch("launch_performance_study.sh", *flags, cwd=tmp_path)
+def test_a_size_that_fits_in_no_machine(command):
+    code, out, err = command(launch_performance_study, "very_large", "--batch-size", "64", "--peak", "1")
     assert code == 1
     assert "Step 1/" not in out
-    assert re.search(r"out of memory: a step needs [\d,]+ MB .* has [\d,]+ MB for it; lower .*--force", out)
+    assert re.search(r"out of memory: a step needs [\d,]+ MB .* has [\d,]+ MB for it; lower .*--force", err)
 
 
-def test_help_leaves_nothing(tmp_path):
-    code, out = launch("run_baseline.sh", "--help", cwd=tmp_path)
-    assert (code, out.splitlines()[0]) == (0, "usage: tiny_llama_v1.py [-h] [--size NAME] [--use-amp]")
-    assert not list(tmp_path.iterdir())
-
-
-def test_through_a_link_and_with_cdpath(tmp_path):
-    (tmp_path / "link.sh").symlink_to(PROJECT / "run_baseline.sh")
-    code, out = launch(str(tmp_path / "link.sh"), *TRIVIAL, cwd=tmp_path, env={"CDPATH": "/:/tmp"})
-    assert code == 0, out
-
-
-def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
-    command = f"{PROJECT}/run_baseline.sh {' '.join(TRIVIAL)} | head -1"
-    finish(start("bash", "-c", command, cwd=tmp_path))
-    folder = only_folder(tmp_path, "baseline_results_*")
-    assert json.loads((folder / "performance_summary.json").read_text())["status"] == "completed"
-    assert "Performance Summary" in (folder / "training_output.log").read_text()
-
-
+@pytest.mark.slow
 def test_performance_study(tmp_path):
     flags = ["--num-steps", "3", "--hidden-dim", "64", "--seq-len", "16", "--enable-profilers"]
     code, out = launch("launch_performance_study.sh", "tiny", *flags, cwd=tmp_path)
@@ -147,19 +282,10 @@ def test_performance_study(tmp_path):
     assert list((folder / "pytorch_profiles").glob("trace_*"))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["giant"], [], ["--enable-profilers", "tiny"], ["tiny", "--num-steps", "x"], ["a/b"]]
-)
+@pytest.mark.parametrize("arguments", [["giant"], ["tiny", "--num-steps", "x"]])
 def test_performance_study_refuses(tmp_path, arguments):
     code, out = launch("launch_performance_study.sh", *arguments, cwd=tmp_path)
     assert code == 2, out
     assert out.count("\n") == 1
     assert "error: " in out
     assert not list(tmp_path.iterdir())
-
-
-def test_working_directory_that_takes_no_folder(tmp_path):
-    (tmp_path / "file").touch()
-    code, out = launch("run_baseline.sh", *TRIVIAL, "--output-dir", "file", cwd=tmp_path)
-    assert code == 1
-    assert "cannot write to folder file" in out

@@ -124,7 +124,7 @@ class Machine:
 
     def training(self, folder) -> list[str]:
         """The command that a tool has to run."""
-        flags = ["--system-profiler", "--output-dir", str(folder), "--num-steps", "20"]
+        flags = ["--output-dir", str(folder), "--system-profiler", "--num-steps", "20"]
         return [str(self.python), str(self.project / "tiny_llama_v1.py"), *flags]
 
 
