@@ -139,10 +139,10 @@ def kept_rows(workload: Workload, memory: dict) -> list[dict]:
     return rows
 
 
-def time_bounds(workload: Workload, device: dict, peak: str | float, on_gpu: bool) -> dict:
+def time_bounds(workload: Workload, device: dict, peak: str | float) -> dict:
     """The least time that a step can take, by arithmetic and by bandwidth, in ms."""
     flops = flops_of_step(workload)[1] + workload.recomputed_flops()
-    least = step_work(workload, on_gpu).minimum()
+    least = step_work(workload).minimum()
     compute, bandwidth = compute_ceilings(device, workload.precision, peak), bandwidth_ceilings(device, peak)
     bounds = {
         "compute_ms": 1e3 * flops / compute[0].rate if compute else None,
