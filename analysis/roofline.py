@@ -11,11 +11,13 @@ from matplotlib.ticker import NullFormatter
 
 from analysis.figures import PALETTE, WIDTH, bare
 from analysis.hardware import NO_PEAK
+from analysis.wording import count_of
 from harness.files import explain_nulls
-from harness.tables import cell
+from harness.tables import Column, column, text_table
 from harness.units import MB
 
 NO_TRACE = "no trace of this run: --generate-roofline records one"
+STYLES = {"datasheet": "-", "given": "-.", "measured": "--"}  # of roofs, by kind
 
 
 def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
@@ -23,92 +25,108 @@ def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
     one for each class of operators.  Their times are those of the trace, an operator_analysis.json.
     """
     compute, bandwidth = (profile["efficiency_metrics"][name] for name in ("peaks", "bandwidth_peaks"))
-    rates = profile["performance_metrics"]
-    step_ms, n = rates["avg_step_time_ms"], rates["steps_averaged"]
+    rates, roofs = profile["performance_metrics"], {"compute": compute, "bandwidth": bandwidth}
     classes = trace["classes"] if trace else []
     times = {row["class"]: row["ms_per_step"] for row in classes}
-    profiled_ms = sum(times.values())
-    doubt = "" if not trace or trace["integrity"]["trustworthy"] else "; NOT TO BE TRUSTED: "
-    doubt += "; ".join(trace["integrity"]["problems"]) if doubt else ""
-
-    def point(name: str, operations: int, products: bool, moved: int, ms: float | None, whole_ms: float) -> dict:
-        rate = operations / (ms / 1e3) if ms else None
-        roof = operations / moved * bandwidth[0]["rate"] if bandwidth else None
-        if products:  # the level roof is that of products: other work is held against the bandwidth alone
-            roof = min(compute[0]["rate"], roof) if compute and roof else None
-        share = rate / roof if rate is not None and roof else None
-        values = {
-            "name": name,
-            "operations": operations,
-            "bytes": moved,
-            "operations_per_byte": operations / moved,
-            "time_ms": ms,
-            "share_of_time": ms / whole_ms if ms else None,
-            "operations_per_sec": rate,
-            "bytes_per_sec": moved / (ms / 1e3) if ms else None,
-            "roof_operations_per_sec": roof,
-            "share_of_roof": share,
-        }
-        unrated = NO_PEAK if ms else "it has no time in the trace" if times else NO_TRACE
-        no_roof = "it does no arithmetic" if ms and not operations else unrated
-        reasons = {"roof_operations_per_sec": NO_PEAK, "share_of_roof": no_roof}
-        return explain_nulls(values, unrated, **reasons)
-
+    profiled_ms, step_ms = sum(times.values()), rates["avg_step_time_ms"]
+    source = f"mean of the profiled steps, {profiled_ms:.2f} ms each" if times else NO_TRACE
+    if trace and not trace["integrity"]["trustworthy"]:
+        source += f"; NOT TRUSTWORTHY: {'; '.join(trace['integrity']['problems'])}"
+    step = {
+        "class": "step",
+        "flops": intensity["step_flops"],
+        "element_operations": 0,
+        "bytes": intensity["step_bytes"],
+    }
+    unrated = "it has no time in the trace" if times else NO_TRACE
     counted = {row["class"] for row in intensity["classes"]}
     return {
         "device": profile["environment"]["device"]["name"],
         "precision": profile["efficiency_metrics"]["precision"],
-        "roofs": {"compute": compute, "bandwidth": bandwidth},
+        "roofs": roofs,
         "ridges": [
             {"compute": one["kind"], "bandwidth": other["kind"], "operations_per_byte": one["rate"] / other["rate"]}
             for one in compute
             for other in bandwidth
         ],
-        "step": point("step", intensity["step_flops"], True, intensity["step_bytes"], step_ms, step_ms),
-        "points": [
-            point(
-                row["class"],
-                row["flops"] + row["element_operations"],
-                row["flops"] > 0,
-                row["bytes"],
-                times.get(row["class"]),
-                profiled_ms,
-            )
-            for row in intensity["classes"]
-        ],
+        "step": point(step, roofs, step_ms, step_ms, unrated),
+        "points": [point(row, roofs, times.get(row["class"]), profiled_ms, unrated) for row in intensity["classes"]],
         "time_elsewhere": [row for row in classes if row["class"] not in counted],
         "time_source": {
-            "step": f"mean of {n} step{'s' * (n > 1)}; {rates['steps_averaged_note']}",
-            "classes": f"mean of the profiled steps, {profiled_ms:.2f} ms each{doubt}" if times else NO_TRACE,
+            "step": f"mean of {count_of(rates['steps_averaged'], 'step')}; {rates['steps_averaged_note']}",
+            "classes": source,
         },
         "convention": intensity["convention"],
     }
 
 
+def point(row: dict, roofs: dict, ms: float | None, total_ms: float, unrated: str) -> dict:
+    """A class of operators that takes ms, or has no time for the reason `unrated`: its rate and its roof.
+
+    The level roof is that of matmuls: other work is limited by the bandwidth alone.
+    """
+    operations, moved = row["flops"] + row["element_operations"], row["bytes"]
+    compute, bandwidth = roofs["compute"], roofs["bandwidth"]
+    rate = operations / (ms / 1e3) if ms else None
+    roof = operations / moved * bandwidth[0]["rate"] if bandwidth else None
+    if row["flops"]:
+        roof = min(compute[0]["rate"], roof) if compute and roof else None
+    values = {
+        "name": row["class"],
+        "operations": operations,
+        "bytes": moved,
+        "operations_per_byte": operations / moved,
+        "time_ms": ms,
+        "share_of_time": ms / total_ms if ms else None,
+        "operations_per_sec": rate,
+        "bytes_per_sec": moved / (ms / 1e3) if ms else None,
+        "roof_operations_per_sec": roof,
+        "share_of_roof": rate / roof if rate is not None and roof else None,
+    }
+    no_share = unrated
+    if ms:
+        no_share = NO_PEAK if operations else "it does no arithmetic"
+    return explain_nulls(values, unrated, roof_operations_per_sec=NO_PEAK, share_of_roof=no_share)
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+POINT_COLUMNS = [
+    column("class of operators", "name", left=True),
+    column("ms", "time_ms", ",.2f"),
+    column("share", "share_of_time", ".1%"),
+    column("ops/byte", "operations_per_byte", ".2f"),
+    column("Gop/s", "operations_per_sec", ",.2f", 1e9),
+    column("GB/s", "bytes_per_sec", ",.2f", 1e9),
+    Column("of its roof", lambda row: row["share_of_roof"] if row["operations"] else None, ".1%"),
+]
+
+
 def roofline_lines(data: dict) -> list[str]:
     """A class a line: how fast it ran, and how near its roof."""
-    titles = f"{'ms':>10}{'share':>8}{'op/byte':>10}{'Gop/s':>11}{'GB/s':>9}{'of its roof':>13}"
-    lines = [f"{'Roofline':<22}{titles}"]
-
-    def line(row: dict) -> str:
-        rates = (row[name] and row[name] / 1e9 for name in ("operations_per_sec", "bytes_per_sec"))
-        return (
-            f"{row['name']:<22}{cell(row['time_ms'], 10, ',.2f')}{cell(row['share_of_time'], 8, '.1%')}"
-            f"{row['operations_per_byte']:>10.2f}{cell(next(rates), 11, ',.2f')}{cell(next(rates), 9, ',.2f')}"
-            f"{cell(row['share_of_roof'] if row['operations'] else None, 13, '.1%')}"
-        )
-
-    lines += [line(row) for row in by_time(data["points"])]
-    for row in data["time_elsewhere"]:
-        lines.append(f"{row['class']:<22}{row['ms_per_step']:>10.2f}{row['share']:>8.1%}")
-    lines.append(line(data["step"]))
-    lines.append(f"Time of the step: {data['time_source']['step']}.")
-    lines.append(f"Times of classes: {data['time_source']['classes']}.")
-    for name, unit, scale in (("compute", "TFLOP/s", 1e12), ("bandwidth", "GB/s", 1e9)):
-        for roof in data["roofs"][name]:
-            lines.append(f"Roof: {roof['rate'] / scale:,.4g} {unit}, {roof['kind']}: {roof['source']}")
+    elsewhere = {"operations": None, "operations_per_byte": None, "share_of_roof": None}
+    rows = [
+        *by_time(data["points"]),
+        *(
+            elsewhere | {"name": row["class"], "time_ms": row["ms_per_step"], "share_of_time": row["share"]}
+            for row in data["time_elsewhere"]
+        ),
+        data["step"],
+    ]
+    roofs = [
+        {"roof": f"{one['rate'] / scale:,.4g} {unit}", **one}
+        for name, unit, scale in (("compute", "TFLOP/s", 1e12), ("bandwidth", "GB/s", 1e9))
+        for one in data["roofs"][name]
+    ]
+    lines = [
+        "Roofline:",
+        *text_table(POINT_COLUMNS, rows),
+        f"Time of the step: {data['time_source']['step']}.",
+        f"Times of classes: {data['time_source']['classes']}.",
+        *(f"Roof: {one['roof']}, {one['kind']}: {one['source']}" for one in roofs),
+    ]
     if any((row["share_of_roof"] or 0) > 1 for row in data["points"]):
-        lines.append("More than 100% of a roof: caches served part of it, or it was updated in place, as no copy is.")
+        lines.append("More than 100% of a roof: caches served part of it, or it was updated in place, unlike a copy.")
     return lines
 
 
@@ -129,40 +147,32 @@ def draw_roofline(data: dict) -> Figure:
 
 
 def draw_points(axes, data: dict, points: list[dict], colors: dict[str, str]) -> None:
-    step = data["step"]
+    step, compute, bandwidth = data["step"], data["roofs"]["compute"], data["roofs"]["bandwidth"]
     shown = [*points, *([step] if step["operations_per_sec"] else [])]
-    compute, bandwidth = (data["roofs"][name] for name in ("compute", "bandwidth"))
-    tops = [one["rate"] for one in compute]
-    unit, scale = (
-        ("TFLOP/s", 1e12)
-        if max([*tops, *(row["operations_per_sec"] for row in shown)], default=0) >= 1e12
-        else ("GFLOP/s", 1e9)
-    )
-    xs = [
-        *(row["operations_per_byte"] for row in shown),
-        *(one["operations_per_byte"] for one in data["ridges"]),
-        10,
-        100,
-    ]
-    rates = [row["operations_per_sec"] / scale for row in shown] + [top / scale for top in tops]
-    floor = min(rates, default=1) / 6
-    axes.set(xscale="log", yscale="log", xlim=(min(xs) / 5, 4 * max(xs)), ylim=(floor, 4 * max(rates, default=10)))
+    rates = [row["operations_per_sec"] for row in shown] + [one["rate"] for one in compute]
+    unit, scale = ("TFLOP/s", 1e12) if max(rates, default=0) >= 1e12 else ("GFLOP/s", 1e9)
+    xs = [10, 100, *(row["operations_per_byte"] for row in (*shown, *data["ridges"]))]
+    floor = min(rates, default=scale) / scale / 6
+    top = 4 * max(rates, default=10 * scale) / scale
+    axes.set(xscale="log", yscale="log", xlim=(min(xs) / 5, 4 * max(xs)), ylim=(floor, top))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")  # and not by formulas, which the report does not typeset
         axis.set_minor_formatter(NullFormatter())
-    for row in points:
+    for row in shown:
         y = row["operations_per_sec"] / scale
-        label = f"{row['name']}: {row['time_ms']:.2f} ms ({row['share_of_time']:.1%}), {y:,.3g} {unit}"
-        label += f", {row['share_of_roof']:.0%} of its roof" if row["share_of_roof"] is not None else ""
-        draw_point(axes, row["operations_per_byte"], y, area(row), colors[row["name"]], label)
-    if step["operations_per_sec"]:
-        y = step["operations_per_sec"] / scale
-        share = f", {step['share_of_roof']:.0%} of its roof" if step["share_of_roof"] is not None else ""
-        label = f"whole step, products alone: {step['time_ms']:.2f} ms, {y:,.3g} {unit}{share}"
-        draw_point(axes, step["operations_per_byte"], y, 200, "black", label, marker="*")
-    for at in (10, 100):
+        label = "step, matmuls alone" if row is step else row["name"]
+        label += f": {row['time_ms']:.2f} ms ({row['share_of_time']:.1%}), {y:,.3g} {unit}"
+        if row["share_of_roof"] is not None:
+            label += f", {row['share_of_roof']:.0%} of its roof"
+        style = (
+            {"s": 200, "color": "black", "marker": "*"}
+            if row is step
+            else {"s": area(row), "color": colors[row["name"]]}
+        )
+        x = row["operations_per_byte"]
+        axes.scatter([x], [y], alpha=0.75, edgecolor="white", label=label, zorder=3, **style)
+    for at in (10, 100):  # the thresholds that know no device
         axes.axvline(at, color="#bbbbbb", linewidth=0.8, linestyle=":", zorder=0)
-        axes.annotate(f"{at}", (at, floor), xytext=(2, 3), textcoords="offset points", fontsize=7.5, color="#888888")
     draw_roofs(axes, compute, bandwidth, unit, scale)
     name_points(axes, points, scale)
     if not compute or not bandwidth:
@@ -171,16 +181,13 @@ def draw_points(axes, data: dict, points: list[dict], colors: dict[str, str]) ->
     axes.spines[["top", "right"]].set_visible(False)
     legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, fontsize=8, frameon=False)
     for handle in legend.legend_handles:
-        handle.set_sizes([60])
+        if hasattr(handle, "set_sizes"):
+            handle.set_sizes([60])
 
 
 def area(row: dict) -> float:
     """Of a point, in square points: the share of the time."""
     return 60 + 1200 * row["share_of_time"]
-
-
-def draw_point(axes, x: float, y: float, size: float, color: str, label: str, marker: str = "o") -> None:
-    axes.scatter([x], [y], s=size, color=color, alpha=0.75, edgecolor="white", label=label, marker=marker, zorder=3)
 
 
 def name_points(axes, points: list[dict], scale: float) -> None:
@@ -201,59 +208,31 @@ def name_points(axes, points: list[dict], scale: float) -> None:
         axes.annotate(row["name"], (x, y), path_effects=halo, **place)
 
 
-STYLES = {"datasheet": "-", "given": "-.", "measured": "--"}
-
-
 def draw_roofs(axes, compute: list[dict], bandwidth: list[dict], unit: str, scale: float) -> None:
-    """Slanted: bandwidth; level: arithmetic; of each kind all that are known, the one that counts first.
-
-    The first is labelled above its line and the others below theirs, for two may lie close together.
-    """
+    """Slanted: bandwidth; level: arithmetic; all that are known of each, named in the legend."""
     low, high = axes.get_xlim()
-    top = max((one["rate"] for one in compute), default=None)
-    least = min((top / pipe["rate"] for pipe in bandwidth), default=high) if top else high
-    for i, pipe in enumerate(bandwidth):
-        end = min(top / pipe["rate"], high) if top else high
-        xs = np.array([low, max(end, low)])
-        axes.plot(
-            xs, xs * pipe["rate"] / scale, color="#444444", linestyle=STYLES[pipe["kind"]], linewidth=1.3, zorder=1
-        )
-        floor = axes.get_ylim()[0] * scale / pipe["rate"]  # where the line comes up into the axes
-        at = max(low, floor) ** 0.35 * max(least, low) ** 0.65
-        axes.text(
-            at,
-            at * pipe["rate"] / scale * (1.15 if i == 0 else 0.87),
-            f"{pipe['rate'] / 1e9:,.4g} GB/s, {pipe['kind']}",
-            rotation=math.degrees(math.atan(pipe["rate"] / scale)),
-            rotation_mode="anchor",
-            transform_rotates_text=True,
-            ha="right" if i == 0 else "left",
-            va="bottom" if i == 0 else "top",
-            fontsize=8,
-            clip_on=True,
-        )
-    for i, peak in enumerate(compute):
-        y = peak["rate"] / scale
-        start = min((peak["rate"] / pipe["rate"] for pipe in bandwidth), default=low)
-        axes.plot(
-            [max(start, low), high], [y, y], color="#444444", linestyle=STYLES[peak["kind"]], linewidth=1.3, zorder=1
-        )
-        text, above = f"{y:,.4g} {unit}, {peak['kind']}", i == 0
-        place = {"xytext": (-4, 3 if above else -3), "textcoords": "offset points", "va": "bottom" if above else "top"}
-        axes.annotate(text, (high, y), ha="right", fontsize=8, **place)
+    top = max((one["rate"] for one in compute), default=math.inf)
+    for roof in bandwidth:
+        xs = np.array([low, max(low, min(top / roof["rate"], high))])
+        ys, label = xs * roof["rate"] / scale, f"{roof['rate'] / 1e9:,.4g} GB/s, {roof['kind']}"
+        axes.plot(xs, ys, color="#444444", linestyle=STYLES[roof["kind"]], linewidth=1.3, zorder=1, label=label)
+    for roof in compute:
+        start = min((roof["rate"] / one["rate"] for one in bandwidth), default=low)
+        xs, y = [max(start, low), high], roof["rate"] / scale
+        label = f"{y:,.4g} {unit}, {roof['kind']}"
+        axes.plot(xs, [y, y], color="#aa3377", linestyle=STYLES[roof["kind"]], linewidth=1.3, zorder=1, label=label)
 
 
 def draw_bandwidth(axes, data: dict, rows: list[dict], colors: dict[str, str]) -> None:
     used = [row["bytes_per_sec"] / 1e9 for row in rows]
+    peaks = [(one["rate"] / 1e9, STYLES[one["kind"]]) for one in data["roofs"]["bandwidth"]]
     axes.barh([row["name"] for row in rows], used, color=[colors[row["name"]] for row in rows], height=0.7)
-    peaks = data["roofs"]["bandwidth"]
-    limit = max([*used, *(pipe["rate"] / 1e9 for pipe in peaks), 1e-9])
     for at, (row, value) in enumerate(zip(rows, used, strict=True)):
         text = f" {value:,.1f} GB/s, {row['bytes'] / MB:,.1f} MB"
         axes.text(value, at, text, va="center", fontsize=8, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5})
-    for pipe in peaks:
-        rate = pipe["rate"] / 1e9
-        axes.axvline(rate, color="#444444", linestyle=STYLES[pipe["kind"]], linewidth=1.2, zorder=0)
+    for rate, style in peaks:
+        axes.axvline(rate, color="#444444", linestyle=style, linewidth=1.2, zorder=0)
+    limit = max([1e-9, *used, *(rate for rate, _ in peaks)])
     axes.set(xlim=(0, 1.3 * limit), xlabel="GB/s: bytes counted over the time of the class")
     axes.invert_yaxis()
     bare(axes)
