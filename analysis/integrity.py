@@ -120,7 +120,7 @@ def check_operators(found: Findings, links: Links, linked: float | None, early: 
         found.notes.append(f"{graphs} graph launches: their kernels belong to no operator and cost no launch each")
         found.unreliable["operators"] = f"{graphs} graph launches stand for many operators"
     if launches and not links.on_gpu:
-        found.problems.append(f"{launches} kernels were launched, but the trace has no GPU events")
+        found.problems.append(f"kernels were launched ({launches}), but the trace has no GPU events")
 
 
 def check_clocks(found: Findings, links: Links) -> None:

@@ -1,5 +1,6 @@
 """Parameters and FLOPs by formula, against the model itself and against two counters."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiny_llama_v1 as tiny_llama
-from analysis.flop_counts import by_component, counted_by_torch, reconciliation, reconciliation_lines
+from analysis.flop_counts import by_component, counted_by_torch, flops_of_step, reconciliation, reconciliation_lines
 
 PUBLISHED = {  # parameters, forward FLOPs per step
     "tiny": (2_873_600, 5_892_997_120),
@@ -21,21 +22,26 @@ PUBLISHED = {  # parameters, forward FLOPs per step
 
 
 def resolved(*flags: str):
-    return tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags))
+    return tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags))[0]
+
+
+def with_options(workload, **changes):
+    return replace(workload, training=replace(workload.training, **changes))
 
 
 def test_components_add_up_and_without_deepspeed_the_rest_stands():
-    config, training, _ = resolved("--size", "small")
-    rows = by_component(config, training)
-    assert sum(row["forward_flops"] + row["backward_flops"] for row in rows) == config.step_flops(8, 256)
+    workload = resolved("--size", "small")
+    rows = by_component(workload)
+    assert sum(row["forward_flops"] + row["backward_flops"] for row in rows) == workload.step_flops()
+    assert flops_of_step(workload) == (workload.forward_flops(), workload.step_flops())
     assert sum(row["share"] for row in rows) == pytest.approx(1)
-    found = reconciliation(config, training, "DeepSpeed is missing")
+    found = reconciliation(workload, "DeepSpeed is missing")
     assert found["agree"]
     assert found["rows"][2]["forward_flops"] is None
     assert "No count by DeepSpeed: DeepSpeed is missing" in reconciliation_lines(found)
-    off = dict(macs=config.forward_flops(8, 256) // 2 - 1, flops=config.forward_flops(8, 256))
-    assert "The counts DIFFER." in reconciliation_lines(reconciliation(config, training, off))
-    fused = by_component(config, replace(training, attention="sdpa"))
+    off = {"macs": workload.forward_flops() // 2 - 1, "flops": workload.forward_flops()}
+    assert "The counts DIFFER." in reconciliation_lines(reconciliation(workload, off))
+    fused = by_component(with_options(workload, attention="sdpa"))
     assert {row["component"] for row in rows} - {row["component"] for row in fused} == {
         "attention.scores",
         "attention.weighted_sum",
@@ -45,33 +51,33 @@ def test_components_add_up_and_without_deepspeed_the_rest_stands():
 
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_published_sizes(size):
-    config, training, _ = resolved("--size", size)
-    assert (config.parameter_count(), config.forward_flops(training.batch_size, training.seq_len)) == PUBLISHED[size]
-    check(config, training.batch_size, training.seq_len)
+    workload = resolved("--size", size)
+    assert (workload.parameter_count(), workload.forward_flops()) == PUBLISHED[size]
+    check(workload)
 
 
-def check(config, batch_size, seq_len):
+def check(workload):
     """The model's parameters and both passes of it, counted, are those of the formulas; so is what is recomputed."""
     with FakeTensorMode():
-        assert sum(p.numel() for p in tiny_llama.TinyLlamaModel(config).parameters()) == config.parameter_count()
-    training = tiny_llama.TrainingConfig(batch_size=batch_size, seq_len=seq_len)
-    found = counted_by_torch(config, training)
-    assert found["forward_flops"] == config.forward_flops(batch_size, seq_len)
-    assert found["forward_flops"] + found["backward_flops"] == config.step_flops(batch_size, seq_len)
-    if config.n_layers <= 8:  # the larger have more of the same
-        check_recomputed(config, replace(training, activation_checkpointing=True, attention="sdpa"), found)
+        parameters = tiny_llama.TinyLlamaModel(workload.config).parameters()
+        assert sum(p.numel() for p in parameters) == workload.parameter_count()
+    found = counted_by_torch(workload)
+    assert found["forward_flops"] == workload.forward_flops()
+    assert found["forward_flops"] + found["backward_flops"] == workload.step_flops()
+    if workload.config.n_layers <= 8:  # the larger have more of the same
+        check_recomputed(with_options(workload, activation_checkpointing=True, attention="sdpa"), found)
 
 
-def check_recomputed(config, training, found):
-    again = counted_by_torch(config, training)
+def check_recomputed(workload, found):
+    again = counted_by_torch(workload)
     assert again["forward_flops"] == found["forward_flops"]
-    assert again["backward_flops"] - found["backward_flops"] == config.recomputed_flops(training) > 0
+    assert again["backward_flops"] - found["backward_flops"] == workload.recomputed_flops() > 0
 
 
 @pytest.mark.parametrize("options", [{"activation_checkpointing": True}, {"attention": "sdpa"}])
-def test_what_each_computes_again(options):
-    config, training, _ = resolved("--size", "tiny")
-    check_recomputed(config, replace(training, **options), counted_by_torch(config, training))
+def test_what_each_recomputes(options):
+    workload = resolved("--size", "tiny")
+    check_recomputed(with_options(workload, **options), counted_by_torch(workload))
 
 
 @settings(max_examples=12, deadline=None)
@@ -90,22 +96,20 @@ def test_formulas_hold_for_any_shape(kv_heads, group, half_head, layers, interme
     config = tiny_llama.TinyLlamaConfig(
         vocabulary, 2 * half_head * heads, layers, heads, kv_heads, intermediate, seq_len
     )
-    check(config, batch_size, seq_len)
+    check(tiny_llama.TinyLlamaWorkload(config, tiny_llama.TrainingConfig(batch_size=batch_size, seq_len=seq_len)))
 
 
 def test_deepspeed_counts_the_same_multiply_adds(train, tmp_path):
-    import json
-
     code, out, _ = train("--enable-deepspeed-flops", "--flops-profile-step", "2", "--output-dir", "run", small=False)
     assert code == 0
-    assert "The counts of matrix products are equal." in out
+    assert "The counts of matmuls are equal." in out
     profile = json.loads((tmp_path / "run" / "flops_profile.json").read_text())
     deepspeed = profile["flops_analysis"]["deepspeed"]
     found = profile["flops_analysis"]["reconciliation"]
     assert found["agree"]
     assert [row["forward_flops"] for row in found["rows"]] == [5_892_997_120] * 3
     assert [row["backward_flops"] for row in found["rows"]] == [11_785_994_240] * 2 + [None]
-    assert [row["beyond_products"] for row in found["rows"]] == [0, 0, 6_291_456]
+    assert [row["beyond_matmuls"] for row in found["rows"]] == [0, 0, 6_291_456]
     modules = found["forward_flops_by_module"]
     assert modules["lm_head"] == 2 * 1024 * 256 * 1000
     assert sum(modules[f"layers.{i}"] for i in range(4)) + modules["lm_head"] == 5_892_997_120

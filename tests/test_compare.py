@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from helpers import SMALL_MODEL
 
@@ -33,7 +34,11 @@ def copy_of(folder, target, times=None, **changes):
         (target / file.name).write_bytes(file.read_bytes())
     summary = json.loads((target / "performance_summary.json").read_text())
     if times is not None:
-        summary["steps"] |= {"step": list(range(1, len(times) + 1)), "time_ms": times, "left_out": [None] * len(times)}
+        summary["steps"] |= {
+            "step": list(range(1, len(times) + 1)),
+            "time_ms": times,
+            "exclusion_reason": [None] * len(times),
+        }
     (target / "performance_summary.json").write_text(json.dumps(summary | changes))
     return target
 
@@ -87,8 +92,6 @@ def test_noise_is_called_noise(runs, tmp_path):
 
 
 def test_intervals():
-    import numpy as np
-
     rng = np.random.default_rng(1)
     a, b = rng.normal(110, 2, 60), rng.normal(100, 2, 60)
     found = ratio(a, b)
@@ -117,12 +120,12 @@ def test_the_command(runs, tmp_path, command, monkeypatch):
     flags = ("small_batch", "large_batch", "--output-dir", str(tmp_path / "c"), "--top-n", "3")
     code, _, err = command(compare_runs, *flags)
     assert code == 0, err
-    assert json.loads((tmp_path / "c" / "comparison.json").read_text())["schema_version"] == 1
+    assert json.loads((tmp_path / "c" / "comparison.json").read_text())["schema_version"] == 2
     assert (tmp_path / "c" / "comparison.png").stat().st_size > 10_000
     for flags, expected, words in (
         (("small_batch",), 2, "two runs or more"),
         (("small_batch", "nowhere"), 1, "nowhere"),
-        (("small_batch", str(tmp_path / "c")), 1, "c: holds no performance_summary.json"),
+        (("small_batch", str(tmp_path / "c")), 1, "c: no performance_summary.json of a run"),
         (("small_batch", "wide", "--output-dir", "wide/config.json"), 1, "wide/config.json"),
     ):
         code, _, err = command(compare_runs, *flags)

@@ -109,7 +109,7 @@ def test_kinds_of_operators_of_a_foreign_program(tmp_path):
     analysis = analysis_of(foreign_trace(tmp_path / "t.json"))
     assert analysis["attribution"]["source"] == "kinds of operators"
     components = {row["component"] for row in analysis["components"]}
-    assert {"matrix product", "normalisation", "element-wise", "optimizer", "framework overhead"} <= components
+    assert {"matmul", "normalization", "element-wise", "optimizer", "framework overhead"} <= components
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
     assert not any("--" in (row["flag"] or "") for row in analysis["opportunities"])  # our flags are not for it
 
@@ -146,8 +146,8 @@ def test_gpu_only_traces(tmp_path):
     ]
     analysis = analysis_of(trace_of(tmp_path, *steps, *kernels))
     assert [row["kernels"] for row in analysis["steps"]["rows"]] == [1, 1, 1]
-    assert rows_of(analysis)["matrix product", "between phases"] == pytest.approx(0.05)
-    assert any("GPU alone" in note for note in analysis["integrity"]["notes"])
+    assert rows_of(analysis)["matmul", "between phases"] == pytest.approx(0.05)
+    assert any("GPU events alone" in note for note in analysis["integrity"]["notes"])
     assert "components" in analysis["integrity"]["unreliable"]
     assert analysis["kernels"][0]["launched_by"] is None
 
@@ -221,5 +221,5 @@ def test_classes_of_operators_add_up_to_the_step(train, tmp_path):
     books = sum(row["self_cpu_us"] for row in analysis["operators"] if is_view_or_metadata_op(row["name"]))
     assert classes["framework overhead"] >= 0.9 * books / 1e3 / analysis["attribution"]["steps"]
     names = ("aten::mm", "aten::bmm", "aten::matmul", "aten::linear")
-    products = sum(row["self_cpu_us"] for row in analysis["operators"] if row["name"] in names)
-    assert classes["matrix product"] == pytest.approx(products / 1e3 / analysis["attribution"]["steps"], rel=0.1)
+    matmuls = sum(row["self_cpu_us"] for row in analysis["operators"] if row["name"] in names)
+    assert classes["matmul"] == pytest.approx(matmuls / 1e3 / analysis["attribution"]["steps"], rel=0.1)

@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
-from analysis import hardware
-from analysis.hardware import DATASHEETS, Ceiling, bandwidth_ceilings, compute_ceilings, datasheet
+from analysis.hardware import bandwidth_ceilings, compute_ceilings, datasheet, measuring
+from analysis.hardware.datasheets import DATASHEETS
+from analysis.hardware.measuring import Measurement
 
 CPU = {"type": "cpu", "name": "a CPU"}
 H200 = {"type": "cuda", "name": "NVIDIA H200", "arch": "sm_90", "compute_units": 132}
@@ -15,11 +16,11 @@ NAMELESS = {"name": "AMD Radeon Graphics", "arch": "gfx942:sramecc+:xnack-", "co
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine whose products reach the next rate of the list; the rest of the list is what was not asked for."""
+    """A machine whose matmuls reach the next rate of the list; the rest of the list is what was not asked for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rates = []
-    monkeypatch.setattr(hardware, "measured_flops", lambda *a: Ceiling(rates.pop(0), "measured", "products"))
-    monkeypatch.setattr(hardware, "measured_bandwidth", lambda *a: Ceiling(rates.pop(0), "measured", "copies"))
+    monkeypatch.setattr(measuring, "measured_flops", lambda *a: Measurement(rates.pop(0), "matmuls"))
+    monkeypatch.setattr(measuring, "measured_bandwidth", lambda *a: Measurement(rates.pop(0), "copies"))
     return rates
 
 
@@ -157,29 +158,29 @@ def test_a_damaged_cache_is_measured_anew(machine, tmp_path, damage):
 
 def test_no_memory_to_measure_in_is_no_ceiling(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(hardware, "SQUARES", {"cpu": (2**24,)})
-    monkeypatch.setattr(hardware, "COPIED", {"cpu": 2**50})
+    monkeypatch.setattr(measuring, "SQUARES", {"cpu": (2**24,)})
+    monkeypatch.setattr(measuring, "COPIED_BYTES", {"cpu": 2**50})
     assert compute_ceilings(CPU, "fp32") == bandwidth_ceilings(CPU) == []
 
 
-def test_products_and_copies_are_measured_for_real(monkeypatch):
-    monkeypatch.setattr(hardware, "SQUARES", {"cpu": (64, 256)})
-    monkeypatch.setattr(hardware, "COPIED", {"cpu": 2**24})
-    monkeypatch.setattr(hardware, "SECONDS", 0.02)
+def test_matmuls_and_copies_are_measured_for_real(monkeypatch):
+    monkeypatch.setattr(measuring, "SQUARES", {"cpu": (64, 256)})
+    monkeypatch.setattr(measuring, "COPIED_BYTES", {"cpu": 2**24})
+    monkeypatch.setattr(measuring, "SECONDS", 0.02)
     before = torch.get_float32_matmul_precision()
-    fp32 = hardware.measured_flops("cpu", "fp32")
+    fp32 = measuring.measured_flops("cpu", "fp32")
     assert 1e9 < fp32.rate < 1e14
     assert "256 in fp32" in fp32.source
-    products = []
-    monkeypatch.setattr(torch, "mm", lambda a, b, out: products.append((a.dtype, a.is_contiguous(), b.is_contiguous())))
-    hardware.measured_flops("cpu", "bf16")
-    assert set(products) == {(torch.bfloat16, a, b) for a, b in ((True, False), (True, True), (False, True))}
-    assert 1e8 < hardware.measured_bandwidth("cpu").rate < 1e13
+    layouts = []
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: layouts.append((a.dtype, a.is_contiguous(), b.is_contiguous())))
+    measuring.measured_flops("cpu", "bf16")
+    assert set(layouts) == {(torch.bfloat16, a, b) for a, b in ((True, False), (True, True), (False, True))}
+    assert 1e8 < measuring.measured_bandwidth("cpu").rate < 1e13
     assert torch.get_float32_matmul_precision() == before
 
 
 @pytest.mark.gpu
-def test_products_reach_no_more_than_the_datasheet_says():
+def test_matmuls_reach_no_more_than_the_datasheet_says():
     from harness.environment import describe_environment
 
     device = describe_environment(torch.device("cuda"))["device"]

@@ -53,7 +53,7 @@ def test_a_compiled_program_is_not_told_to_compile(tmp_path):
     assert "compile" not in named[1]
 
 
-def test_synchronisations_are_proposed_with_their_number(tmp_path):
+def test_synchronizations_are_proposed_with_their_number(tmp_path):
     events = [
         step(1, 0, 1000),
         *on_gpu("gemm", 10, 20, 80, 1, operator=LARGE | {"ts": 9}),
@@ -61,5 +61,5 @@ def test_synchronisations_are_proposed_with_their_number(tmp_path):
         *on_gpu("gemm", 900, 910, 10, 2, operator=LARGE | {"ts": 899}),
     ]
     rows = {row["name"]: row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"]}
-    assert "1.0 waits a step" in rows["fewer synchronisations"]["evidence"]
-    assert rows["fewer synchronisations"]["share"] == pytest.approx(700 / 1000)
+    assert "1.0 waits a step" in rows["fewer synchronizations"]["evidence"]
+    assert rows["fewer synchronizations"]["share"] == pytest.approx(700 / 1000)

@@ -32,7 +32,7 @@ def test_folders_without_traces(tmp_path):
     with pytest.raises(UserError, match=str(tmp_path)):
         find_traces(tmp_path)
     (tmp_path / "config.json").write_text("{}")  # files of ours are no traces
-    with pytest.raises(UserError, match="holds no trace"):
+    with pytest.raises(UserError, match="has no trace"):
         find_traces(tmp_path)
 
 

@@ -42,19 +42,19 @@ def test_what_the_gpu_waited_for(tmp_path):
         *on_gpu("gemm", 208, 430, 10, 4, operator=LARGE | {"ts": 207}),  # 30 behind communication
     ]
     causes = idle_by_cause(attributed(trace_of(tmp_path, *events)))
-    expected = dict(synchronisation=40, launch=62, latency=8, communication=20 + 30, data=0, copy=0, unknown=0)
+    expected = dict(synchronization=40, launch=62, latency=8, communication=20 + 30, data=0, copy=0, unknown=0)
     assert causes == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("call", ["hipMemcpyWithStream", "cudaMemcpy", "hipDeviceSynchronize", "cudaEventSynchronize"])
-def test_blocking_calls_are_synchronisations(tmp_path, call):
+def test_blocking_calls_are_synchronizations(tmp_path, call):
     events = [
         step(1, 0, 1000),
         *on_gpu("gemm", 10, 20, 80, 1, operator=LARGE | {"ts": 9}),
         event(call, 100, 700, kind="cuda_runtime"),
         *on_gpu("gemm", 900, 910, 90, 2, operator=LARGE | {"ts": 899}),
     ]
-    assert idle_by_cause(attributed(trace_of(tmp_path, *events)))["synchronisation"] == 700
+    assert idle_by_cause(attributed(trace_of(tmp_path, *events)))["synchronization"] == 700
 
 
 def test_launch_delay_and_queue_depth(tmp_path):

@@ -108,12 +108,12 @@ def test_malformed_events_are_left_out_and_counted(tmp_path):
 
 DAMAGED = {
     "empty": (b"", "empty"),
-    "no JSON": (b"hello", "no JSON"),
+    "not JSON": (b"hello", "not JSON"),
     "cut JSON": (b'{"traceEvents": [{"ph": "X"', "cut short"),
     "cut gzip": (gzip.compress(b'{"traceEvents": []}' * 99)[:-20], "cut short"),
     "damaged gzip": (b"\x1f\x8bnonsense and more of it", "gzip"),
-    "another document": (b'{"a": 1}', "no trace"),
-    "a number": (b"5", "no trace"),
+    "another document": (b'{"a": 1}', "not a trace"),
+    "a number": (b"5", "not a trace"),
     "no events": (b'{"traceEvents": []}', "without events"),
     "only marks": (b'{"traceEvents": [{"ph": "i", "name": "x", "ts": 1}]}', "without events"),
     "no times": (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x"}]}', "not one of its 1 events"),

@@ -7,7 +7,7 @@ NARROW = shaped("aten::mm", 0, 4, [[4096, 1], [1, 4096]])
 VERDICTS = {
     "compute-bound": gpu_step((LARGE, 20, 800), (ADD, 820, 150)),
     "memory-bound": gpu_step((LARGE, 20, 100), (ADD, 120, 850)),
-    "memory-bound: a product below the ridge": gpu_step((NARROW, 20, 800), (LARGE, 820, 150)),
+    "memory-bound: a matmul below the ridge": gpu_step((NARROW, 20, 800), (LARGE, 820, 150)),
     "communication-bound": gpu_step((LARGE, 20, 100), (REDUCE, 120, 850, "ncclDevKernel_AllReduce")),
     "launch-bound": [
         step(1, 0, 1000),
@@ -31,7 +31,9 @@ def test_verdicts(tmp_path, case):
     assert verdict["bound"] == bound
     assert verdict["line"].startswith(f"{bound}: ")
     assert sum(verdict["shares"].values()) == pytest.approx(1)
-    assert all(f"{verdict['thresholds'][key]:.0%}" in verdict["line"] for key in ("bound_from_share", "lead_share"))
+    thresholds = verdict["thresholds"]
+    assert f"{thresholds['bound_from_share']:.0%} of the step" in verdict["line"]
+    assert f"{100 * thresholds['lead_share']:.0f} percentage points" in verdict["line"]
 
 
 def test_verdicts_on_a_cpu(tmp_path):

@@ -29,9 +29,7 @@ def analysis_of(trace, summary=None):
 
 
 def attributed(trace):
-    links = link(trace)
-    attribute(links)
-    return links
+    return attribute(link(trace))
 
 
 def rows_of(analysis):
