@@ -16,10 +16,8 @@ the medians.  HolisticTraceAnalysis wants pandas before 3, so it lives in an env
 --hta-python; without it that side is left out.
 """
 
-import argparse
 import gzip
 import json
-import shlex
 import statistics
 import subprocess
 import sys
@@ -27,13 +25,18 @@ import tempfile
 from pathlib import Path
 
 import orjson
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import tiny_llama_v1 as tiny_llama
+from benchmarks.common import benchmark_parser, environment_of, report
+from harness.command_line import version_of
+from harness.console import progress_bar
+from harness.devices import choose_device
+from harness.errors import UserError
+from harness.startup import run_command
+from harness.tables import column
+from harness.units import MB
 
-PROJECT = Path(tiny_llama.__file__).parent
-
+PROJECT = Path(__file__).resolve().parent.parent
 MEASURE = """
 import json, resource, sys, time
 from pathlib import Path
@@ -49,7 +52,7 @@ SIDES = {
     "parse": ("import gzip, orjson", "document = orjson.loads(gzip.decompress(path.read_bytes()))"),
     "ours": (
         f"sys.path.insert(0, {str(PROJECT)!r})\n"
-        "from analysis.profile import analyze_all\nfrom tiny_llama_v1 import write_json",
+        "from analysis.profile import analyze_all\nfrom harness.files import write_json",
         "analyses, refused = analyze_all([path])\nwrite_json(path.with_name('operator_analysis.json'), analyses[0][1])",
     ),
     "hta": (
@@ -70,103 +73,92 @@ def repeated(source: Path, megabytes: float, target: Path) -> tuple[int, float]:
     timed = [event for event in events if event.get("ph") != "M" and isinstance(event.get("ts"), (int, float))]
     first = min(event["ts"] for event in timed)
     length = max(event["ts"] + event.get("dur", 0) for event in timed) - first + 1000
-    step = 1 + max(
-        number for event in timed for number in numbers_of(event) if isinstance(number, int) and number < 2**31
-    )
+    number_step = 1 + max(number for event in timed for number in numbers_of(event))
     steps = {event["name"] for event in timed if str(event.get("name")).startswith("ProfilerStep#")}
-    size = len(orjson.dumps(events)) / 2**20
-    copies = max(1, round(megabytes / size))
+    copies = max(1, round(megabytes / (len(orjson.dumps(events)) / MB)))
     out = list(events)
     for copy in range(1, copies):
-        out += [moved(event, copy, length, step, len(steps)) for event in timed]
+        out += [moved(event, copy * length, copy * number_step, copy * len(steps)) for event in timed]
     text = orjson.dumps(document | {"traceEvents": out})
     with gzip.open(target, "wb", compresslevel=6) as file:
         file.write(text)
-    return len(out), len(text) / 2**20
+    return len(out), len(text) / MB
 
 
-def numbers_of(event: dict):
+def is_number(value) -> bool:
+    return isinstance(value, int) and 0 < value < 2**31
+
+
+def numbers_of(event: dict) -> list[int]:
     arguments = event.get("args") or {}
-    return [arguments.get(name) for name in NUMBERS] + [event.get("id")]
+    return [value for value in (*map(arguments.get, NUMBERS), event.get("id")) if is_number(value)]
 
 
-def moved(event: dict, copy: int, length: float, step: int, n_steps: int) -> dict:
-    """The event as it would be `copy` lengths of the trace later."""
-    event = event | {"ts": event["ts"] + copy * length}
-    name = event.get("name")
+def moved(event: dict, time: float, number: int, step: int) -> dict:
+    """The event later by so much time, so many numbers and so many steps."""
+    event = event | {"ts": event["ts"] + time}
+    name, arguments = event.get("name"), event.get("args")
     if isinstance(name, str) and name.startswith("ProfilerStep#"):
-        event["name"] = f"ProfilerStep#{int(name.split('#')[1]) + copy * n_steps}"
+        event["name"] = f"ProfilerStep#{int(name.split('#')[1]) + step}"
     if isinstance(event.get("id"), int):
-        event["id"] += copy * step
-    if isinstance(event.get("args"), dict):
-        changed = {
-            key: value + copy * step
-            for key in NUMBERS
-            if isinstance(value := event["args"].get(key), int) and 0 < value < 2**31
-        }
-        event["args"] = event["args"] | changed
+        event["id"] += number
+    if isinstance(arguments, dict):
+        changed = {key: arguments[key] + number for key in NUMBERS if is_number(arguments.get(key))}
+        event["args"] = arguments | changed
     return event
 
 
 def measure(side: str, python: str, path: Path) -> tuple[float, float]:
+    """Seconds, and MB of memory."""
     imports, work = SIDES[side]
     script = MEASURE.format(imports=imports, work=work)
     done = subprocess.run([python, "-c", script, str(path)], capture_output=True, text=True)
     found = [line for line in done.stdout.splitlines() if line.startswith("MEASURED")]
     if done.returncode or not found:
-        raise tiny_llama.UserError(f"{side} failed on {path.name}: {done.stderr.strip().splitlines()[-1:]}")
+        raise UserError(f"{side} failed on {path.name}: {done.stderr.strip().splitlines()[-1:]}")
     return tuple(json.loads(found[0].removeprefix("MEASURED")))
 
 
+def row_of(trace: Path, megabytes: float, sides: dict[str, str], rounds: int) -> dict:
+    """All sides on a trace of this size."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"trace_{megabytes:.0f}.json.gz"
+        n_events, size = repeated(trace, megabytes, path)
+        runs: dict[str, list] = {side: [] for side in sides}
+        for i in progress_bar(f"{megabytes:.0f} MB", range(rounds)):
+            for side in sides if i % 2 == 0 else reversed(sides):
+                runs[side].append(measure(side, sides[side], path))
+    row: dict = {"megabytes": size, "events": n_events}
+    for side, values in runs.items():
+        row[f"{side}_s"], row[f"{side}_mb"] = statistics.median(s for s, _ in values), max(mb for _, mb in values)
+        row[f"{side}_runs_s"] = [s for s, _ in values]
+    for other in sides.keys() - {"ours"}:
+        row[f"ours_to_{other}"] = row["ours_s"] / row[f"{other}_s"]
+    return row | {"ours_ms_per_mb": 1e3 * row["ours_s"] / size}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, rounds=5)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[60, 120, 240], help="of JSON (60 120 240)")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hta-python", metavar="PYTHON", help="an interpreter that has HolisticTraceAnalysis")
-    parser.add_argument("--output", type=Path, help="JSON file for the results and every single time")
     args = parser.parse_args()
     sides = {"parse": sys.executable, "ours": sys.executable}
+    environment = environment_of(choose_device("cpu"))
+    environment["packages"] |= {package: version_of(package) for package in ("orjson", "pandas")}
     if args.hta_python:
         sides["hta"] = args.hta_python
-    rows = []
-    columns = f"{'MB':>7}{'events':>10}" + "".join(f"{side + ' s':>10}{'MB':>8}" for side in sides)
-    print(f"{columns}{'ours/parse':>12}" + (f"{'ours/hta':>10}" if args.hta_python else ""))
-    with tempfile.TemporaryDirectory() as folder:
-        for megabytes in args.megabytes:
-            path = Path(folder) / f"trace_{megabytes:.0f}.json.gz"
-            n_events, size = repeated(args.trace, megabytes, path)
-            runs = {side: [] for side in sides}
-            for i in tqdm(range(args.rounds), leave=False, disable=None):
-                for side in sides if i % 2 == 0 else reversed(sides):
-                    runs[side].append(measure(side, sides[side], path))
-            path.unlink()
-            seconds = {side: statistics.median(s for s, _ in values) for side, values in runs.items()}
-            memory = {side: max(m for _, m in values) for side, values in runs.items()}
-            row = {"megabytes": size, "events": n_events, "median_s": seconds, "peak_mb": memory}
-            row |= {"ours_to_parse": seconds["ours"] / seconds["parse"]}
-            row |= {"ours_to_hta": seconds["ours"] / seconds["hta"]} if args.hta_python else {}
-            rows.append(row | {"runs_s": {side: [s for s, _ in values] for side, values in runs.items()}})
-            cells = "".join(f"{seconds[side]:>10.2f}{memory[side]:>8.0f}" for side in sides)
-            last = f"{row['ours_to_hta']:>10.2f}" if args.hta_python else ""
-            print(f"{size:>7.0f}{n_events:>10,}{cells}{row['ours_to_parse']:>12.2f}{last}", flush=True)
-    if len(rows) > 1:
-        per_mb = [row["median_s"]["ours"] / row["megabytes"] * 1e3 for row in rows]
-        print(f"ours, ms per MB: {', '.join(f'{value:.1f}' for value in per_mb)}")
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        environment = tiny_llama.describe_environment(tiny_llama.choose_device("cpu"))
-        places = {str(args.trace): args.trace.name, args.hta_python: "PYTHON"}  # where things lie here is of no use
-        environment["command_line"] = shlex.join(["python", *(places.get(word, word) for word in sys.argv)])
-        if args.hta_python:
-            versions = "from importlib.metadata import version as v; print(v('HolisticTraceAnalysis'), v('pandas'))"
-            done = subprocess.run([args.hta_python, "-c", versions], capture_output=True, text=True, check=True)
-            environment["packages"]["HolisticTraceAnalysis, its pandas"] = done.stdout.strip()
-        for package in ("orjson", "pandas"):
-            environment["packages"][package] = tiny_llama.version_of(package)
-        tiny_llama.write_json(args.output, {"environment": environment, "trace": args.trace.name, "rows": rows})
-        print(f"Results: {args.output}")
+        versions = "from importlib.metadata import version as v; print(v('HolisticTraceAnalysis'), v('pandas'))"
+        done = subprocess.run([args.hta_python, "-c", versions], capture_output=True, text=True, check=True)
+        environment["packages"]["HolisticTraceAnalysis, its pandas"] = done.stdout.strip()
+    rows = [row_of(args.trace, megabytes, sides, args.rounds) for megabytes in args.megabytes]
+    columns = [column("MB", "megabytes", ".0f"), column("events", "events", ",")]
+    for side in sides:
+        columns += [column(f"{side} (s)", f"{side}_s", ".2f"), column("peak (MB)", f"{side}_mb", ",.0f")]
+    columns += [column(f"ours / {other}", f"ours_to_{other}", ".2f") for other in sides if other != "ours"]
+    columns.append(column("ours (ms per MB)", "ours_ms_per_mb", ".1f"))
+    report(columns, rows, args.output, environment=environment, trace=args.trace.name)
 
 
 if __name__ == "__main__":
-    sys.exit(tiny_llama.exit_code_of(main))
+    run_command(main)

@@ -56,7 +56,7 @@ def rows_by_key(sweep: dict) -> dict[tuple, dict]:
 
 
 def change(key: str, run: str, figure: str, spread: str | None, before: dict, after: dict) -> dict | None:
-    """One figure of one row in two sweeps; None where either has none.  spread: the column of its standard deviation."""
+    """A figure of a row in two sweeps; None where either has none.  spread: the column of its standard deviation."""
     first, second = before.get(figure), after.get(figure)
     if first is None or second is None:
         return None

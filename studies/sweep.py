@@ -411,6 +411,11 @@ def factor_column(title: str, key: str) -> Column:
     return Column(title, lambda row: None if row[key] is None else f"{row[key]:.2f}x")
 
 
+def interval_column(title: str, key: str) -> Column:
+    """'0.950 to 1.050'"""
+    return Column(title, lambda row: None if row[key] is None else f"{row[key][0]:.3f} to {row[key][1]:.3f}")
+
+
 def exponent(points: list[tuple[float, float | None]]) -> float | None:
     """The p of y ~ x^p by least squares of logarithms; None if y is known for fewer than two different x."""
     known = [(x, y) for x, y in points if y is not None]

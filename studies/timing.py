@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ from analysis.compare import NOISE, ratio
 from analysis.fake_run import FakeRunMeter
 from harness.devices import check_precision, choose_device, set_numerics, synchronize
 from harness.errors import UserError
-from harness.tables import Column, Section, column
-from studies.sweep import Sweep, factor_column, status_column, workload_of
+from harness.tables import Section, column
+from studies.sweep import Sweep, factor_column, interval_column, status_column, workload_of
 from tiny_llama_v1 import TinyLlamaWorkload
 
 RIGHT = "right"
@@ -72,6 +72,15 @@ def return_ms(work: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - started)
 
 
+def alternating(a: Callable, b: Callable, device: torch.device, rounds: Iterable[int]) -> tuple[list, list]:
+    """Milliseconds of a() and b(), once a round, in an order that alternates: a drift of the machine affects both."""
+    a_ms, b_ms = [], []
+    for i in rounds:
+        for work, times in ((a, a_ms), (b, b_ms)) if i % 2 == 0 else ((b, b_ms), (a, a_ms)):
+            times.append(time_synced(work, device))
+    return a_ms, b_ms
+
+
 def cold_steps(workload: TinyLlamaWorkload, steps: int) -> list[float]:
     """Milliseconds of the first steps of a new process, each synchronized: only the warm-up is missing."""
     device = choose_device(workload.training.device)
@@ -88,10 +97,7 @@ def interleaved(
     for step in pair:
         for _ in range(warmup):
             step()
-    right: list[list[float]] = [[], []]
-    for i in range(repetitions):
-        for which in (0, 1) if i % 2 == 0 else (1, 0):  # alternating, so that a drift of the machine affects both
-            right[which].append(time_synced(pair[which], device))
+    right = alternating(*pair, device, range(repetitions))
     pause_s = PAUSE * statistics.median(right[0]) / 1e3
     return {
         RIGHT: right,
@@ -250,7 +256,7 @@ def table(rows: list[dict]) -> Section:
         column("changed (ms)", "changed_ms", ",.3f"),
         factor_column("baseline / right", "baseline_factor"),
         column("ratio", "ratio", ".3f"),
-        Column("95% interval", lambda row: row["ratio_95"] and "{:.3f} to {:.3f}".format(*row["ratio_95"])),
+        interval_column("95% interval", "ratio_95"),
         column("the change makes a step", "conclusion", left=True),
         status_column(),
     )

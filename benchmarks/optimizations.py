@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""What does each optimization bring to a training step, alone and together?
+
+    python3 benchmarks/optimizations.py [--size small] [--variant=FLAGS] [--rounds N] [--output FILE]
+
+Each set of flags of tiny_llama_v1.py is run against the baseline, interleaved in this one process (A B, B A, ...), with
+the same weights, data and seed.  Compilation happens before the first round and is given apart.  The figure is the
+ratio of the medians, below 1 where the optimization is faster, with its 95% bootstrap interval over rounds; losses are
+compared step by step, because a step that computes something else is not a faster step.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.common import add_device_flag, benchmark_parser, compare, comparison_columns, environment_of, report
+from harness.devices import choose_device
+from harness.startup import run_command
+from harness.tables import column
+from studies.sweep import text_columns, workload_of
+from studies.timing import Step, time_synced
+from tiny_llama_v1 import SIZES
+
+VARIANTS = (
+    "--attention sdpa",
+    "--optimizer-impl foreach",
+    "--optimizer-impl fused",
+    "--compile",
+    "--precision bf16",
+    "--attention sdpa --compile --optimizer-impl fused",
+    "--attention sdpa --compile --optimizer-impl fused --precision bf16",
+)
+
+
+def compile_step(step: Step, device: torch.device) -> float:
+    """Compile its model; the seconds that this takes."""
+    step.state.model.compile(dynamic=False)
+    first_ms = time_synced(step, device)
+    return max(0.0, first_ms - time_synced(step, device)) / 1e3
+
+
+def compare_variant(flags: list[str], settings: dict, rounds: int, device: torch.device) -> dict:
+    """A step with the flags, against one without."""
+    step, baseline = (Step(workload_of(some, **settings), device) for some in (flags, []))
+    compile_s = compile_step(step, device) if step.workload.compiled else None
+    row = compare(step, baseline, rounds, device) | {"compile_s": compile_s}
+    pairs = zip(step.losses, baseline.losses, strict=False)
+    return row | {"largest_loss_difference": max(abs(a - b).item() for a, b in pairs)}
+
+
+def main() -> None:
+    parser = benchmark_parser(__doc__, rounds=10)
+    add_device_flag(parser)
+    parser.add_argument("--size", choices=list(SIZES), default="small")
+    text = "a set of flags, given as --variant='--compile'; repeat it for more (every one above)"
+    parser.add_argument("--variant", action="append", metavar="FLAGS", help=text)
+    parser.add_argument("--batch-size", type=int, help="samples (that of the size)")
+    args = parser.parse_args()
+    device = choose_device(args.device)
+    environment = environment_of(device)
+    settings = {"size": args.size, "batch_size": args.batch_size}
+    rows = []
+    for variant in args.variant or VARIANTS:
+        rows.append({"flags": variant} | compare_variant(variant.split(), settings, args.rounds, device))
+    columns = (
+        *text_columns("flags"),
+        *comparison_columns("flags", "baseline"),
+        column("compile (s)", "compile_s", ".1f"),
+        column("loss difference", "largest_loss_difference", ".1e"),
+    )
+    report(columns, rows, args.output, environment=environment, **settings)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""How far can the MFU be trusted?  The spread of the measured peak, and MFU by the number of steps.
+
+    python3 benchmarks/utilization.py [--rounds N] [--num-steps 10 100] [--output FILE] [flags of tiny_llama_v1.py]
+
+peak        a measurement of this machine in a process of its own, with no earlier one to fall back on
+mfu N       run_deepspeed_flops.py over N steps; its MFU is a share of the best of the peaks measured here
+
+In turn, so that a slow period of a shared machine affects all of them.  The spread of a figure is (largest - smallest)
+/ largest; that of the steps is the standard deviation of a run's own steps over their mean.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.common import benchmark_parser, environment_of, report
+from harness.console import progress_bar
+from harness.devices import choose_device
+from harness.documents import read_document
+from harness.startup import run_command
+from harness.tables import column
+from studies.sweep import text_columns, workload_of
+
+PROJECT = Path(__file__).resolve().parent.parent
+PEAK = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from analysis.hardware import bandwidth_ceilings, compute_ceilings
+from harness.devices import choose_device
+from harness.environment import describe_environment
+device = describe_environment(choose_device("auto"))["device"]
+found = compute_ceilings(device, sys.argv[2], "measured")[0], bandwidth_ceilings(device, "measured")[0]
+print(json.dumps([one.rate for one in found]))
+"""
+
+
+def measured_peak(precision: str) -> tuple[float, float]:
+    """FLOP/s and bytes/s."""
+    with tempfile.TemporaryDirectory() as empty:
+        environment = os.environ | {"XDG_CACHE_HOME": empty}
+        command = [sys.executable, "-c", PEAK, str(PROJECT), precision]
+        return tuple(json.loads(subprocess.check_output(command, env=environment, text=True)))
+
+
+def measured_run(num_steps: int, flags: list[str]) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(PROJECT / "run_deepspeed_flops.py"), *flags]
+        command += ["--num-steps", str(num_steps), "--output-dir", folder]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        profile = read_document(Path(folder) / "flops_profile.json")
+        summary = read_document(Path(folder) / "performance_summary.json")["performance"]
+    return {
+        "flops_per_sec": profile["performance_metrics"]["flops_per_sec"],
+        "step_spread": summary["std_step_time_ms"] / summary["avg_step_time_ms"],
+        "steps_averaged": summary["steps_averaged"],
+    }
+
+
+def row_of(figure: str, unit: str, values: list[float]) -> dict:
+    row = {"figure": figure, "unit": unit, "median": statistics.median(values), "smallest": min(values)}
+    return row | {"largest": max(values), "spread": (max(values) - min(values)) / max(values), "values": values}
+
+
+def main() -> None:
+    parser = benchmark_parser(__doc__, rounds=3)
+    parser.add_argument("--num-steps", type=int, nargs="+", default=[10, 100])
+    args, flags = parser.parse_known_args()
+    precision = workload_of(flags).precision
+    environment = environment_of(choose_device("auto"))
+    peaks: list[tuple[float, float]] = []
+    runs: dict[int, list[dict]] = {n: [] for n in args.num_steps}
+    for _ in progress_bar("rounds", range(args.rounds)):
+        peaks.append(measured_peak(precision))
+        for n in args.num_steps:
+            runs[n].append(measured_run(n, flags))
+    rows = [row_of(f"matmuls in {precision}", "GFLOP/s", [flops / 1e9 for flops, _ in peaks])]
+    rows.append(row_of("copies", "GB/s", [rate / 1e9 for _, rate in peaks]))
+    best = max(flops for flops, _ in peaks)
+    for n, found in runs.items():
+        spread = {"step_spread": statistics.median(run["step_spread"] for run in found), "runs": found}
+        rows.append(row_of(f"MFU over {n} steps", "%", [100 * run["flops_per_sec"] / best for run in found]) | spread)
+    columns = (
+        *text_columns("figure", "unit"),
+        *(column(name, name, ",.1f") for name in ("median", "smallest", "largest")),
+        column("spread", "spread", ".1%"),
+        column("spread of a run's steps", "step_spread", ".1%"),
+    )
+    report(columns, rows, args.output, environment=environment)
+
+
+if __name__ == "__main__":
+    run_command(main)
