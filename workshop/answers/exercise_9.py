@@ -61,7 +61,7 @@ def three_starts(comparison: Source) -> dict[str, Answer]:
     medians = sorted((row.answer("median_ms") for row in rows), key=lambda answer: answer.value)
     fastest, slowest = medians[0], medians[-1]
     spreads = [percent(row.answer("std_ms"), row.answer("mean_ms")) for row in rows]
-    difference = derived(lambda slowest, fastest: 100 * (slowest - fastest) / fastest, slowest, fastest, sign=" - ")
+    difference = derived(lambda slowest, fastest: 100 * (slowest - fastest) / fastest, slowest, fastest)
     return {
         "9.16": fastest,
         "9.17": slowest,
