@@ -15,6 +15,7 @@ from workshop.texts import Exercise, exercises
 
 TOLERANCE = 0.02  # of a number that was read from a screen
 PERCENT = 0.01  # as a scale: of a share
+UNITS = {MB: " in MB", 2**10: " in KB"}  # by scale
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Source:
             return self.computed(None, f"{path}: {reasons.get(f'{name}_reason', 'not recorded')}")
         if scale != 1.0:
             value = value / scale
-        return replace(self.computed(value, f"{path} in MB" if scale == MB else path), is_read=True)
+        return replace(self.computed(value, path + UNITS.get(scale, "")), is_read=True)
 
     def row(self, where: str = "rows", **key) -> Source:
         """The row of a list that has these values.  Raises UserError, naming file and row, if there is none."""
