@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import PROJECT, finish, start
@@ -54,6 +55,125 @@ def results(tmp_path):
         summary = {"status": "completed", "config": {"training": {"num_steps": 20}}}
         write(tmp_path / name / "performance_summary.json", summary)
     return tmp_path
+
+
+# ---- Answers ----------------------------------------------------------------------------------------------------
+
+
+def recorded(number: int) -> tuple[dict, dict]:
+    """Answers and documents of an exercise that was run; record_exercise_results.py keeps them.
+
+    The documents are written into the working directory.
+    """
+    found = json.loads((Path(__file__).parent / "exercise_results" / f"exercise_{number}.json").read_text())
+    known, sizes = found.pop("answers"), found.pop("sizes")
+    for name, document in found.items():
+        write(Path(name), document)
+    for name, size in sizes.items():
+        with Path(name).open("wb") as file:
+            file.truncate(size)
+    return known, found
+
+
+def known_ids(number: int) -> list[str]:
+    return [field.id for field in fields(worksheet(exercises()[number].text))]
+
+
+def answered(number: int, command) -> dict:
+    assert command(run_exercise, str(number), "--results", ".")[::2] == (0, "")
+    return json.loads(Path("answers.json").read_text())["answers"]
+
+
+@pytest.mark.parametrize("number", exercises())
+def test_recorded_results_give_the_recorded_answers(number, command):
+    known, _ = recorded(number)
+    found = answered(number, command)
+    assert {name: answer["value"] for name, answer in found.items()} == known
+    assert all(answer["evidence"] for answer in found.values())
+    assert found.keys() >= set(known_ids(number))
+    code, out, _ = command(run_exercise, "--check", "worksheet.md")
+    assert code == 0
+    assert re.search(r"^(\d+) of \1 right$", out, re.M)
+
+
+def on_gpu(documents: dict, name: str) -> None:
+    """The document is one of a GPU."""
+    environment = documents[name]["environment"] | {"device": {"type": "cuda", "name": "a GPU"}}
+    write(Path(name), documents[name] | {"environment": environment})
+
+
+def test_kernels_of_a_gpu_are_counted(scratch, command):
+    _, documents = recorded(1)
+    name = "exercise1_profiles/operator_analysis.json"
+    write(Path(name), documents[name] | {"kernels": [{"count_per_step": 12.5}, {"count_per_step": 2.0}]})
+    assert answered(1, command)["1.22"]["value"] == 14.5
+
+
+def test_system_profile_of_a_gpu(scratch, command):
+    recorded(5)
+    summary = {"status": "completed", "config": {"model": {"size": "gpt2-small"}}}
+    performance = {"avg_forward_time_ms": 3.5}
+    write(Path("exercise5_system/performance_summary.json"), summary | {"performance": performance})
+    assert answered(5, command)["5.24"]["value"] == 3.5
+
+
+def test_fused_backends_of_a_gpu(scratch, command):
+    recorded(6)
+    rows = [
+        {"implementation": "sdpa-flash", "dtype": "bf16", "status": "ok", "reason": ""},
+        {"implementation": "sdpa-cudnn", "dtype": "bf16", "status": "skipped", "reason": "not built"},
+        {"implementation": "sdpa-efficient", "dtype": "fp32", "status": "ok", "reason": ""},
+    ]
+    settings = {"dtypes": ["fp32", "bf16"], "d_heads": [64]}
+    write(Path("exercise6_gpu/attention_benchmark.json"), {"settings": settings, "rows": rows})
+    answer = answered(6, command)["6.18"]
+    assert answer["value"] == 1
+    assert "sdpa-cudnn: not built" in answer["evidence"]
+
+
+def test_precisions_of_a_gpu(scratch, command):
+    _, documents = recorded(7)
+    on_gpu(documents, "exercise7_precision/precision_study.json")
+    for size, out_of_memory in (("gpt2-small", False), ("gpt2-medium", True)):
+        rows = [{"precision": "fp32", "step_ms": 20.0}, {"precision": "bf16", "step_ms": 5.0}]
+        if out_of_memory:
+            rows[0] |= {"step_ms": None, "step_ms_reason": "oom: too large"}
+        settings = {"size": size, "seq_len": 256, "batch_size": 8}
+        name = f"exercise7_{size.replace('-', '_')}"
+        write(Path(name, "precision_study.json"), {"settings": settings, "rows": rows})
+    found = answered(7, command)
+    assert found["7.23"]["value"] == 0.25
+    assert "oom: too large" in found["7.24"]["value_reason"]
+
+
+def test_compiled_steps_of_a_gpu(scratch, command):
+    _, documents = recorded(8)
+    on_gpu(documents, "exercise8_not_compiled/performance_summary.json")
+    settings = {"sizes": ["gpt2-small", "gpt2-medium"], "batch_size": 8, "seq_lens": [256], "compile": True}
+    rows = [
+        {"size": size, "mode": mode, "compiled": compiled, "step_ms": ms / (2 if compiled else 1)}
+        for size, mode, ms in (
+            ("gpt2-small", "forward", 4.0),
+            ("gpt2-small", "train", 12.0),
+            ("gpt2-medium", "train", 30.0),
+        )
+        for compiled in (False, True)
+    ]
+    write(Path("exercise8_gpt2/training_benchmark.json"), {"settings": settings, "rows": rows})
+    found = answered(8, command)
+    assert [found[name]["value"] for name in ("8.22", "8.23", "8.24")] == [2.0, 2.0, 2.0]
+
+
+def test_without_a_compiler_the_others_are_compared(scratch, command):
+    recorded(4)
+    for run in ("compile", "together"):
+        Path(f"exercise4_{run}/performance_summary.json").unlink()
+    found = answered(4, command)
+    unknown = {nr for nr in known_ids(4) if found[nr]["value"] is None}
+    assert unknown == {"4.7", "4.8", "4.9", "4.22", "4.28"}
+
+
+# ---- Checking ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

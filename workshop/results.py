@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.documents import read_document
@@ -15,6 +15,7 @@ from workshop.texts import Exercise, exercises
 
 TOLERANCE = 0.02  # of a number that was read from a screen
 PERCENT = 0.01  # as a scale: of a share
+UNITS = {MB: " in MB", 2**10: " in KB"}  # by scale
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,15 @@ class Answer:
     """What belongs in a field, and where it was read or how it was computed.  None where this machine cannot tell."""
 
     value: float | int | str | bool | None
-    text: str  # the place in the file, or the computation; the reason where there is no value
+    text: str  # name of the figure, or the computation; the reason where there is no value
     file: str = ""  # below the results folder
+    place: str = ""  # in the file, such as the row of a sweep
+    is_read: bool = False  # as it is in the file
     tolerance: float = TOLERANCE  # relative; what is computed from rounded readings can be further off
 
     @property
     def evidence(self) -> str:
-        return f"{self.file}: {self.text}" if self.file else self.text
+        return ": ".join(part for part in (self.file, self.place, self.text) if part)
 
     @property
     def shown(self) -> str:
@@ -45,7 +48,7 @@ def significant(value: float, digits: int = 4) -> str:
     if isinstance(value, int) or value == 0:
         return f"{value:,}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{decimals}f}" if decimals <= 8 else f"{value:.{digits - 1}e}"
+    return f"{value:,.{decimals}f}" if decimals <= 8 and abs(value) < 1e9 else f"{value:.{digits - 1}e}"
 
 
 # ---- Answers from answers -----------------------------------------------------------------------------------------
@@ -56,10 +59,17 @@ def derived(work: Callable, *parts: Answer, sign: str = "; ") -> Answer:
     for part in parts:
         if part.value is None:
             return part
-    same_file = len({part.file for part in parts}) == 1
-    texts = [f"{part.text if same_file else part.evidence} = {part.shown}" for part in parts]
-    value = work(*(part.value for part in parts))
-    return Answer(value, sign.join(texts), parts[0].file if same_file else "")
+    # What they have in common is said once.
+    file, place = parts[0].file, parts[0].place
+    if any(part.file != file for part in parts):
+        file = place = ""
+    elif any(part.place != place for part in parts):
+        place = ""
+    texts = []
+    for part in parts:
+        named = replace(part, file="" if file else part.file, place="" if place else part.place).evidence
+        texts.append(f"{named}{' ' if part.is_read else ' = '}{part.shown}")
+    return Answer(work(*(part.value for part in parts)), sign.join(texts), file, place)
 
 
 def check_rule(rule: Callable[..., bool], *parts: Answer) -> Answer:
@@ -91,12 +101,13 @@ class Source:
             for part in path.split("."):
                 value = value[int(part)] if isinstance(value, list) else value[part]
         except (KeyError, IndexError, TypeError):
-            raise UserError(f"{self.name}: {self.place}has no {path}; was it written by another version?") from None
+            place = f"{self.name}: {self.place}".removesuffix(": ")
+            raise UserError(f"{place}: has no {path}; was it written by another version?") from None
         return value
 
     def computed(self, value, text: str) -> Answer:
         """An answer that was computed from this document."""
-        return Answer(value, f"{self.place}{text}", self.name)
+        return Answer(value, text, self.name, self.place)
 
     def answer(self, path: str, scale: float = 1.0) -> Answer:
         """The value at a dotted path, divided by the scale; the reason where it is null."""
@@ -105,16 +116,16 @@ class Source:
             parent, _, name = path.rpartition(".")
             reasons = self[parent] if parent else self.document
             return self.computed(None, f"{path}: {reasons.get(f'{name}_reason', 'not recorded')}")
-        if scale == 1.0:
-            return self.computed(value, path)
-        return self.computed(value / scale, f"{path} in MB" if scale == MB else path)
+        if scale != 1.0:
+            value = value / scale
+        return replace(self.computed(value, path + UNITS.get(scale, "")), is_read=True)
 
     def row(self, where: str = "rows", **key) -> Source:
         """The row of a list that has these values.  Raises UserError, naming file and row, if there is none."""
         words = [value if isinstance(value, str) else f"{name} {value}" for name, value in key.items()]
         for row in self[where]:
             if all(row.get(name) == value for name, value in key.items()):
-                return Source(self.name, row, f"{', '.join([where, *words])}: ")
+                return Source(self.name, row, ", ".join([where, *words]))
         raise UserError(f"{self.name}: {where} has no {', '.join(words)}; was it written by another version?")
 
 

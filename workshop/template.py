@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from workshop.answers.shared import ANALYSIS, component, opportunity
 from workshop.results import Answer, Results
-from workshop.traces import FILE, component, opportunity
 
 
 def template_answers(results: Results, run: str, trace: str, flops: str | None = None) -> dict[str, Answer]:
     """R.1 to R.19.  run, trace, flops: folders of the exercise with the run, its trace's analysis, its FLOPs."""
-    summary, analysis = results.run(run), results.read(trace, FILE)
+    summary, analysis = results.run(run), results.read(trace, ANALYSIS)
     mfu = Answer(None, "not measured in this exercise")
     if flops:
         mfu = results.read(flops, "flops_profile.json").answer("efficiency_metrics.mfu_percent")

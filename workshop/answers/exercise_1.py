@@ -1,19 +1,8 @@
 """Baseline analysis: a clean run, a profiled one, what differs."""
 
 from harness.units import MB
+from workshop.answers import shared
 from workshop.results import Answer, Results, Source, check_rule, derived, percent, ratio
-from workshop.traces import (
-    FILE,
-    MATMUL,
-    MATMULS,
-    calls,
-    class_share,
-    component_share,
-    kernel_launches,
-    operator,
-    opportunity,
-    verdict,
-)
 
 TEMPLATE = {"run": "exercise1_baseline", "trace": "exercise1_profiles"}
 SETTINGS = {"batch_size": 8, "seq_len": 128, "num_steps": 20}
@@ -40,7 +29,7 @@ def answers(results: Results) -> dict[str, Answer]:
         "1.8": percent(forward, step),
         "1.9": backward_ratio,
         "1.10": derived(lambda a, b: 100 * abs(a - b) / min(a, b), *medians),
-        **trace_answers(results, results.read(PROFILED, FILE)),
+        **trace_answers(results, results.read(PROFILED, shared.ANALYSIS)),
         "1.26": check_rule(lambda first, median: first > 1.5 * median, first, median),
         "1.27": check_rule(lambda value: 1.5 <= value <= 2.5, backward_ratio),
         "1.31": profiled.computed(loss_difference == 0, f"steps.loss, compared with {run.name}: {loss_difference:.1e}"),
@@ -52,26 +41,30 @@ PROFILED = "exercise1_profiles"
 
 def trace_answers(results: Results, trace: Source) -> dict[str, Answer]:
     file = min((results.folder / PROFILED).glob("trace_step_*.pt.trace.json*"))
-    matmuls = class_share(trace, MATMUL)
-    attention, mlp = (component_share(trace, prefix) for prefix in ("attention.", "mlp."))
+    matmuls = shared.class_share(trace, shared.MATMUL)
+    attention, mlp = (shared.component_share(trace, prefix) for prefix in ("attention.", "mlp."))
     problems = trace["integrity.problems"]
     return {
         "1.11": Answer(file.stat().st_size / MB, file.name, PROFILED),
         "1.12": trace.answer("integrity.profiler_overhead.profiled_median_ms"),
         "1.13": trace.answer("integrity.profiler_overhead.unprofiled_median_ms"),
         "1.14": trace.answer("integrity.profiler_overhead.ratio"),
-        "1.15": operator(trace, 0),
-        "1.16": operator(trace, 1),
-        "1.17": operator(trace, 2),
+        "1.15": shared.operator(trace, 0),
+        "1.16": shared.operator(trace, 1),
+        "1.17": shared.operator(trace, 2),
         "1.18": matmuls,
         "1.19": attention,
         "1.20": mlp,
-        "1.21": calls(trace),
-        "1.22": kernel_launches(trace),
-        "1.23": verdict(trace),
-        "1.24": opportunity(trace, 0),
+        "1.21": shared.calls(trace),
+        "1.22": shared.kernel_launches(trace),
+        "1.23": shared.verdict(trace),
+        "1.24": shared.opportunity(trace, 0),
         "1.25": check_rule(lambda share: share > 50, matmuls),
         "1.28": check_rule(lambda attention, mlp: attention > mlp, attention, mlp),
-        "1.29": check_rule(lambda matmuls, all_calls: matmuls < 0.25 * all_calls, calls(trace, MATMULS), calls(trace)),
+        "1.29": check_rule(
+            lambda matmuls, all_calls: matmuls < 0.25 * all_calls,
+            shared.calls(trace, shared.MATMULS),
+            shared.calls(trace),
+        ),
         "1.30": trace.computed(not problems, f"integrity.problems: {'; '.join(problems) or 'none'}"),
     }

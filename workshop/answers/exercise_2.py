@@ -54,8 +54,8 @@ def growth(study: Source) -> dict[str, Answer]:
         return study.row(batch_size=batch_size, seq_len=seq_len).answer("peak_bytes", MB)
 
     def factor(name: str, small: tuple[int, int], large: tuple[int, int]) -> Answer:
-        ends = (dict(zip(("batch_size", "seq_len"), shape, strict=True)) for shape in (small, large))
-        row = next(row for row in study["factors"] if [row["from"], row["to"]] == list(ends))
+        start, end = ({"batch_size": shape[0], "seq_len": shape[1]} for shape in (small, large))
+        row = study.row("factors", **{"from": start, "to": end})
         return study.computed(row[name], f"factors, {small[0]} x {small[1]} to {large[0]} x {large[1]} tokens: {name}")
 
     by_batch, by_sequence = (

@@ -1,13 +1,13 @@
 """Bottlenecks: two sizes measured, two predicted, one size in depth; and the plan that follows."""
 
+from workshop.answers import shared
 from workshop.results import PERCENT, Answer, Results, Source, check_rule, derived, percent, ratio
-from workshop.traces import FILE, MATMUL, class_share, component_share, opportunity, opportunity_bound, verdict
 
 TEMPLATE = {"run": "exercise3_flops", "trace": "exercise3_flops", "flops": "exercise3_flops"}
 
 
 def answers(results: Results) -> dict[str, Answer]:
-    trace = results.read("exercise3_flops", FILE)
+    trace = results.read("exercise3_flops", shared.ANALYSIS)
     return sizes(results) | predicted(results) | in_depth(results, trace) | plan(trace)
 
 
@@ -56,10 +56,10 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
     flops = results.read("exercise3_flops", "flops_profile.json", batch_size=8, seq_len=128)
     intensity = results.read("exercise3_flops", "computational_intensity.json")
     roofline = results.read("exercise3_flops", "roofline_data.json")
-    matmuls, elementwise = (roofline.row("points", name=name) for name in (MATMUL, "element-wise"))
-    attention_time, mlp_time = (component_share(trace, part) for part in ("attention.", "mlp."))
+    matmuls, elementwise = (roofline.row("points", name=name) for name in (shared.MATMUL, "element-wise"))
+    attention_time, mlp_time = (shared.component_share(trace, part) for part in ("attention.", "mlp."))
     attention_flops, mlp_flops = (
-        component_share(flops, part, "flops_analysis.by_component") for part in ("attention", "mlp")
+        shared.component_share(flops, part, "flops_analysis.by_component") for part in ("attention", "mlp")
     )
     counts = flops["flops_analysis.reconciliation.rows"]
     return {
@@ -76,7 +76,7 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
         "3.25": mlp_time,
         "3.26": attention_flops,
         "3.27": mlp_flops,
-        "3.28": verdict(trace),
+        "3.28": shared.verdict(trace),
         "3.37": flops.computed(
             flops["flops_analysis.reconciliation.agree"],
             "flops_analysis.reconciliation: "
@@ -89,11 +89,13 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
 
 def plan(trace: Source) -> dict[str, Answer]:
     return {
-        "3.29": opportunity(trace, 0),
-        "3.30": opportunity_bound(trace, 0),
-        "3.31": opportunity(trace, 1),
-        "3.32": opportunity_bound(trace, 1),
-        "3.33": opportunity(trace, 2),
-        "3.34": opportunity_bound(trace, 2),
-        "3.35": derived(lambda percent: 1 / (1 - percent / 200), class_share(trace, MATMUL)),  # 1 / (1 - p + p / 2)
+        "3.29": shared.opportunity(trace, 0),
+        "3.30": shared.opportunity_bound(trace, 0),
+        "3.31": shared.opportunity(trace, 1),
+        "3.32": shared.opportunity_bound(trace, 1),
+        "3.33": shared.opportunity(trace, 2),
+        "3.34": shared.opportunity_bound(trace, 2),
+        "3.35": derived(
+            lambda percent: 1 / (1 - percent / 200), shared.class_share(trace, shared.MATMUL)
+        ),  # 1 / (1 - p + p / 2)
     }

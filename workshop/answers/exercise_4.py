@@ -1,7 +1,7 @@
 """The optimizations, one at a time and together, against the baseline and against what was predicted."""
 
+from workshop.answers.shared import ANALYSIS, compile_time
 from workshop.results import Answer, Results, Source, check_rule, derived
-from workshop.traces import FILE
 
 TEMPLATE = {"run": "exercise4_baseline", "trace": "exercise4_profile"}
 VARIANTS = {  # run, its name in the worksheet, and the settings that make it
@@ -14,6 +14,7 @@ VARIANTS = {  # run, its name in the worksheet, and the settings that make it
     "exercise4_together": ("together", {"compile": True, "attention": "sdpa"}),
 }
 COMPILED = ("exercise4_compile", "exercise4_together")  # what a machine without a compiler cannot run
+NOT_COMPILED = Answer(None, "no completed run; is there a compiler?")
 INTERLEAVED = {  # the flags of benchmarks/optimizations.py, and the run with the same flags
     "--attention sdpa": "exercise4_sdpa",
     "--optimizer-impl fused": "exercise4_fused",
@@ -37,7 +38,7 @@ def answers(results: Results) -> dict[str, Answer]:
         "4.10": ratio_of(turns, "--attention sdpa"),
         "4.11": ratio_of(turns, "--optimizer-impl fused"),
         "4.12": ratio_of(turns, "--activation-checkpointing"),
-        **speed_ups(results.read("exercise4_profile", FILE), starts, turns),
+        **speed_ups(results.read("exercise4_profile", ANALYSIS), starts, turns),
         **losses(starts),
         **checks(runs, starts, turns),
     }
@@ -45,9 +46,7 @@ def answers(results: Results) -> dict[str, Answer]:
 
 def figure(found: dict[str, Source], name: str, path: str) -> Answer:
     """A figure of a run, which may be one that this machine could not compile."""
-    if name not in found:
-        return Answer(None, f"{name}: no completed run; is there a compiler?")
-    return found[name].answer(path)
+    return found[name].answer(path) if name in found else NOT_COMPILED
 
 
 def ratio_of(found: dict[str, Source], name: str) -> Answer:
@@ -61,9 +60,7 @@ def ratio_of(found: dict[str, Source], name: str) -> Answer:
 
 def interval(row: Source) -> tuple[float, float]:
     """Of the ratio; the ratio itself twice if it has none."""
-    if "ratio_95" in row.document:
-        return tuple(row["ratio_95"] or (row["ratio"], row["ratio"]))
-    return row["ratio_95_low"], row["ratio_95_high"]
+    return tuple(row["ratio_95"] or (row["ratio"], row["ratio"]))
 
 
 def separate_starts(runs: dict[str, Source], starts: dict[str, Source]) -> dict[str, Answer]:
@@ -78,7 +75,7 @@ def separate_starts(runs: dict[str, Source], starts: dict[str, Source]) -> dict[
         "4.6": ratio_of(starts, "exercise4_bf16"),
         "4.7": ratio_of(starts, "exercise4_compile"),
         "4.8": ratio_of(starts, "exercise4_together"),
-        "4.9": figure(runs, "exercise4_compile", "performance.compilation.compile_s"),
+        "4.9": compile_time(runs["exercise4_compile"]) if "exercise4_compile" in runs else NOT_COMPILED,
         "4.13": runs["exercise4_baseline"].answer("memory.peak_mb"),
         "4.14": runs["exercise4_sdpa"].answer("memory.peak_mb"),
         "4.15": runs["exercise4_checkpointing"].answer("memory.peak_mb"),
@@ -133,7 +130,7 @@ def losses(starts: dict[str, Source]) -> dict[str, Answer]:
 
 def checks(runs: dict[str, Source], starts: dict[str, Source], turns: dict[str, Source]) -> dict[str, Answer]:
     before, after = (runs[f"exercise4_{name}"].answer("memory.peak_mb") for name in ("baseline", "checkpointing"))
-    lower_end = turns["--activation-checkpointing"].answer("ratio_95_low")
+    lower_end = turns["--activation-checkpointing"].answer("ratio_95.0")
     widths = []  # of the intervals, interleaved and between separate starts
     for flags, name in INTERLEAVED.items():
         ends = interval(turns[flags]), interval(starts[name])

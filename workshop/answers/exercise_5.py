@@ -2,7 +2,7 @@
 
 from harness.units import MB
 from tiny_llama_v1 import SIZES
-from workshop.results import Answer, Results, Source, check_rule, derived, ratio
+from workshop.results import Answer, Results, Source, check_rule, ratio
 
 FILE = "training_benchmark.json"
 WARMUPS = [0, 1, 2, 5]
@@ -82,7 +82,7 @@ def fitting(large: Source, fused: Source) -> dict[str, Answer]:
     row = large.row(size="large")
     shape = row["batch_size"], row["seq_len"], SIZES["large"]["hidden_dim"]
     stream = 4 * shape[0] * shape[1] * shape[2]
-    on_paper = derived(lambda parameters: 4 * 4 * parameters / MB, row.answer("parameters"))
+    on_paper = row.computed(4 * 4 * row["parameters"] / MB, f"4 x 4 bytes x {row['parameters']:,} parameters, in MB")
     peak, available = row.answer("predicted_peak_bytes", MB), large.answer("device_memory_bytes", MB)
     return {
         "5.20": Answer(stream / MB, "{} x {} x {} x 4 bytes".format(*shape)),

@@ -5,8 +5,8 @@ import operator
 import re
 
 from harness.units import MB
+from workshop.answers.shared import ANALYSIS, MATMULS, calls, compile_time
 from workshop.results import Answer, Results, Source, check_rule, derived, ratio
-from workshop.traces import FILE, MATMULS, calls
 
 ATTENTION = {"dtypes": ["fp32"], "batch_size": 8, "d_heads": [64], "seq_lens": [256, 1024], "causal": False}
 STEP = {"n_layers": 2, "batch_size": 2, "num_steps": 20}
@@ -21,7 +21,7 @@ def answers(results: Results) -> dict[str, Answer]:
     return {
         **attention(results.read("exercise8_attention", "attention_benchmark.json", **ATTENTION)),
         **training_step(before, after),
-        **traces(results.read("exercise8_not_compiled", FILE), results.read("exercise8_compiled", FILE)),
+        **traces(results.read("exercise8_not_compiled", ANALYSIS), results.read("exercise8_compiled", ANALYSIS)),
         "8.22": on_gpu(results, before, "gpt2-small", "forward"),
         "8.23": on_gpu(results, before, "gpt2-small", "train"),
         "8.24": on_gpu(results, before, "gpt2-medium", "train"),
@@ -63,7 +63,7 @@ def both_passes(row: Source) -> Answer:
 
 def training_step(before: Source, after: Source) -> dict[str, Answer]:
     steps = [run.answer("performance.median_step_time_ms") for run in (before, after)]
-    compile_s = after.answer("performance.compilation.compile_s")
+    compile_s = compile_time(after)
     pays = break_even(steps[0], steps[1], compile_s)
     losses = zip(before["steps.loss"], after["steps.loss"], strict=True)
     loss_difference = after.computed(max(abs(a - b) for a, b in losses), f"steps.loss, compared with {before.name}")

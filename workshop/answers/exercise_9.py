@@ -14,17 +14,10 @@ def answers(results: Results) -> dict[str, Answer]:
 
 
 def six_ways(study: Source) -> dict[str, Answer]:
-    right, asynchronous, cold, profiled, single, outlier = (
-        study.row(way=way)
-        for way in (
-            "right",
-            "no synchronization",
-            "no warm-up",
-            "profiler left on",
-            "one run",
-            "mean with an outlier",
-        )
-    )
+    def way(name: str) -> Source:
+        return study.row(way=name)
+
+    right = way("right")
     pairs = right["ratios_of_pairs"]
     low, high = right["ratio_95"] or (right["ratio"], right["ratio"])
     return {
@@ -32,22 +25,22 @@ def six_ways(study: Source) -> dict[str, Answer]:
         "9.2": right.answer("ratio"),
         "9.3": right.computed(low, "ratio_95"),
         "9.4": right.computed(high, "ratio_95"),
-        "9.5": asynchronous.answer("baseline_ms"),
-        "9.6": asynchronous.answer("ratio"),
-        "9.7": cold.answer("baseline_ms"),
-        "9.8": cold.answer("ratio"),
-        "9.9": profiled.answer("baseline_ms"),
-        "9.10": profiled.answer("ratio"),
-        "9.11": single.answer("ratio"),
+        "9.5": way("no synchronization").answer("baseline_ms"),
+        "9.6": way("no synchronization").answer("ratio"),
+        "9.7": way("no warm-up").answer("baseline_ms"),
+        "9.8": way("no warm-up").answer("ratio"),
+        "9.9": way("profiler left on").answer("baseline_ms"),
+        "9.10": way("profiler left on").answer("ratio"),
+        "9.11": way("one run").answer("ratio"),
         "9.12": right.computed(min(pairs), f"ratios_of_pairs, the smallest of {len(pairs)}"),
         "9.13": right.computed(max(pairs), f"ratios_of_pairs, the largest of {len(pairs)}"),
-        "9.14": outlier.answer("baseline_ms"),
-        "9.15": outlier.answer("ratio"),
-        "9.20": misleads(asynchronous),
-        "9.21": misleads(cold),
-        "9.22": misleads(profiled),
-        "9.23": misleads(single),
-        "9.24": misleads(outlier),
+        "9.14": way("mean with an outlier").answer("baseline_ms"),
+        "9.15": way("mean with an outlier").answer("ratio"),
+        "9.20": misleads(way("no synchronization")),
+        "9.21": misleads(way("no warm-up")),
+        "9.22": misleads(way("profiler left on")),
+        "9.23": misleads(way("one run")),
+        "9.24": misleads(way("mean with an outlier")),
     }
 
 
@@ -61,7 +54,7 @@ def three_starts(comparison: Source) -> dict[str, Answer]:
     medians = sorted((row.answer("median_ms") for row in rows), key=lambda answer: answer.value)
     fastest, slowest = medians[0], medians[-1]
     spreads = [percent(row.answer("std_ms"), row.answer("mean_ms")) for row in rows]
-    difference = derived(lambda slowest, fastest: 100 * (slowest - fastest) / fastest, slowest, fastest, sign=" - ")
+    difference = derived(lambda slowest, fastest: 100 * (slowest - fastest) / fastest, slowest, fastest)
     return {
         "9.16": fastest,
         "9.17": slowest,

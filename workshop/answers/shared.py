@@ -1,10 +1,10 @@
-"""What answers read from operator_analysis.json, in more than one exercise."""
+"""What the answers of more than one exercise read, most of it from operator_analysis.json."""
 
 from __future__ import annotations
 
 from workshop.results import Answer, Source
 
-FILE = "operator_analysis.json"
+ANALYSIS = "operator_analysis.json"
 MATMUL = "matmul"  # the class of operators
 MATMULS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 
@@ -74,3 +74,9 @@ def opportunity_bound(trace: Source, i: int) -> Answer:
     if i >= len(rows):
         return trace.computed(None, f"opportunities: there are {len(rows)}")
     return trace.computed(rows[i]["speedup_bound"], f"opportunities, {rows[i]['basis']}")
+
+
+def compile_time(run: Source) -> Answer:
+    """Seconds, and whether there was a cache."""
+    cached = "from a cache of earlier ones" if run["performance.compilation.from_cache"] else "without a cache"
+    return run.computed(run["performance.compilation.compile_s"], f"performance.compilation.compile_s, {cached}")

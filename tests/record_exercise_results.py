@@ -1,0 +1,100 @@
+"""Keep of the results of exercises what their answers read, for tests/test_worksheets.py.
+
+python3 run_exercise.py all --output-dir FOLDER
+python3 tests/record_exercise_results.py FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import workshop.results
+from harness.documents import read_document
+from workshop.results import Results, machine
+from workshop.texts import exercises
+from workshop.worksheets import answers
+
+RECORDED = Path(__file__).parent / "exercise_results"
+LONG = 100  # numbers in a list, of which the ends are kept
+
+
+class Tracked(dict):
+    """A JSON object that notes which of its fields are read."""
+
+    def __init__(self, values: dict):
+        super().__init__({name: tracked(value) for name, value in values.items()})
+        self.read = set()
+
+    def __getitem__(self, name):
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name, default=None):
+        self.read.add(name)
+        return super().get(name, default)
+
+    def __iter__(self):  # before it is merged into another one
+        self.read |= super().keys()
+        return super().__iter__()
+
+    def keys(self):
+        self.read |= super().keys()
+        return super().keys()
+
+    def items(self):
+        return [(name, self[name]) for name in self]
+
+    def values(self):
+        return [self[name] for name in self]
+
+    def __eq__(self, other):
+        return dict(self.items()) == other
+
+
+def tracked(value):
+    if isinstance(value, list):
+        return [tracked(one) for one in value]
+    return Tracked(value) if isinstance(value, dict) else value
+
+
+def kept(value):
+    """What was read, and the reason of each null."""
+    if isinstance(value, Tracked):
+        fields = dict.items(value)
+        return {name: kept(one) for name, one in fields if {name, name.removesuffix("_reason")} & value.read}
+    if isinstance(value, list):
+        if len(value) > LONG and not isinstance(value[0], dict):
+            value = value[:2] + value[-2:]
+        return [kept(one) for one in value]
+    return value
+
+
+def record(folder: Path, number: int) -> None:
+    documents = {}
+
+    def read(path: Path) -> dict | None:
+        name = str(path.relative_to(folder))
+        if name not in documents and (document := read_document(path)) is not None:
+            documents[name] = Tracked(document)
+        return documents.get(name)
+
+    workshop.results.read_document = read
+    results = Results(folder, exercises()[number])
+    found = answers(results)
+    machine(results.environment)
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.glob("*/trace_step_*.json*")}
+    recorded = {
+        "answers": {name: answer.value for name, answer in found.items()},
+        "sizes": sizes,  # of files whose content is not read
+        **{name: kept(document) for name, document in documents.items()},
+    }
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in recorded.items())
+    RECORDED.mkdir(exist_ok=True)
+    (RECORDED / f"exercise_{number}.json").write_text(f"{{\n{lines}\n}}\n")
+
+
+if __name__ == "__main__":
+    for number in exercises():
+        record(Path(sys.argv[1]) / f"exercise_{number}", number)
