@@ -15,9 +15,14 @@ import tiny_llama_v1 as tiny_llama
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory):
-    """What tests measure of this machine is not kept for its user."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+def measured_peaks(tmp_path_factory):
+    """What tests measure of this machine is measured briefly, once for all of them, and not kept for its user."""
+    from analysis.hardware import measuring
+
+    measuring.SECONDS = 0.02
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    os.environ["XDG_CACHE_HOME"] = str(shared / "cache")
 
 
 def pytest_collection_modifyitems(items):

@@ -251,12 +251,14 @@ def test_traces_that_are_there(tmp_path):
     assert names == {"operator_analysis.json", "report.html", "training_output.log"}
 
 
-@pytest.mark.slow
-def test_a_launcher_predicts(tmp_path):
-    code, out = launch("run_baseline.sh", *TRIVIAL, "--dry-run", "--peak", "1", cwd=tmp_path)
-    assert code == 0, out
-    folder = only_folder(tmp_path, "baseline_results_*")
-    assert {path.name for path in folder.iterdir()} == {"prediction.json", "training_output.log"}
+def test_a_prediction_beside_the_log_of_its_launcher(train, tmp_path, monkeypatch):
+    log = tmp_path / "run" / "training_output.log"
+    log.parent.mkdir()
+    log.write_text("being written\n")
+    monkeypatch.setenv("TINY_LLAMA_LOG", str(log))
+    code, _, err = train("--dry-run", "--peak", "1", "--output-dir", "run")
+    assert code == 0, err
+    assert {path.name for path in log.parent.iterdir()} == {"prediction.json", "training_output.log"}
 
 
 def test_a_size_that_fits_in_no_machine(command):

@@ -1,12 +1,15 @@
 """What a run does and leaves: losses, files, statistics, profilers, and how it ends."""
 
+import itertools
 import json
 import math
+import os
 import re
 import shutil
 import signal
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -397,27 +400,44 @@ def test_divergence_is_a_failure_at_its_step(train, tmp_path):
     assert "Run failed after" in out
 
 
-@pytest.mark.parametrize(("signum", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_the_steps_done(tmp_path, signum, expected):
-    flags = [*SMALL_MODEL, "--num-steps", "1000000", "--output-dir", "run", "--enable-pytorch-profiler"]
-    process = start(sys.executable, SCRIPT, *flags, "--profile-steps", "1000000", cwd=tmp_path)
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if line.startswith("Step 8/"):
-            break
-    process.send_signal(signum)
-    code, out = finish(process)
+WINDOW_OF_ALL = ["--num-steps", "1000000", "--enable-pytorch-profiler", "--profile-steps", "1000000"]
+
+
+def check_what_a_signal_leaves(code: int, out: str, folder, expected: int) -> None:
     assert code == expected, out
     assert "Run interrupted after" in out
-    summary = read(tmp_path / "run" / "performance_summary.json")
+    assert "Traceback" not in out
+    summary = read(folder / "performance_summary.json")
     assert summary["status"] == "interrupted"
     assert summary["training"]["completed_steps"] >= 8
-    (trace,) = (tmp_path / "run").glob("trace_step_*.pt.trace.json")
+    (trace,) = folder.glob("trace_step_*.pt.trace.json")
     assert read(trace)["traceEvents"]
-    assert "Traceback" not in out
 
 
+@pytest.mark.slow
+def test_a_signal_to_the_script_leaves_the_steps_done(tmp_path):
+    process = start(sys.executable, SCRIPT, *SMALL_MODEL, *WINDOW_OF_ALL, "--output-dir", "run", cwd=tmp_path)
+    for line in process.stdout:
+        if line.startswith("Step 8/"):
+            break
+    process.send_signal(signal.SIGTERM)
+    check_what_a_signal_leaves(*finish(process), tmp_path / "run", expected=143)
+
+
+def test_a_signal_leaves_the_steps_done(train, tmp_path, monkeypatch):
+    original, calls = tiny_llama.TinyLlamaModel.forward, itertools.count(1)
+
+    def interrupted(self, *arguments):
+        if next(calls) == 9:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(tiny_llama.TinyLlamaModel, "forward", interrupted)
+    code, out, err = train(*WINDOW_OF_ALL, "--output-dir", "run")
+    check_what_a_signal_leaves(code, out + err, tmp_path / "run", expected=130)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [2_000, 60_000, 300_000])
 def test_a_full_disk_leaves_whole_files(tmp_path, limit):
     """A limit on the size of files stands in for the disk: writing fails in the same way."""
@@ -475,9 +495,6 @@ def test_a_folder_of_something_else_is_left_alone(train, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_that_a_finalizer_swallows_still_stops_the_run(train, tmp_path, monkeypatch):
-    import os
-    import weakref
-
     class Doomed:
         pass
 
@@ -496,8 +513,6 @@ def test_a_signal_that_a_finalizer_swallows_still_stops_the_run(train, tmp_path,
 
 
 def test_a_signal_during_the_reports_leaves_the_summary(train, tmp_path, monkeypatch):
-    import os
-
     from analysis import profile
 
     monkeypatch.setattr(profile, "operator_analysis", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
@@ -537,6 +552,7 @@ def test_a_traceback_only_for_debugging(train, monkeypatch):
     assert "Traceback" in train()[2]
 
 
+@pytest.mark.slow
 def test_closed_output(tmp_path):
     command = f"{sys.executable} {SCRIPT} {' '.join(SMALL_MODEL)} --num-steps 2000 --output-dir run | head -3"
     process = start("bash", "-c", f"set -o pipefail; {command}", cwd=tmp_path)
@@ -563,6 +579,7 @@ def simulated_two_ranks(num_steps: int) -> list[float]:
     return values
 
 
+@pytest.mark.slow
 def test_two_ranks_share_a_run(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     code, out = finish(start(*launcher, SCRIPT, *TRACED, "--device", "cpu", "--output-dir", "run", cwd=tmp_path))
@@ -577,6 +594,7 @@ def test_two_ranks_share_a_run(tmp_path):
     assert traces == ["trace_step_2_3_rank0.pt.trace.json", "trace_step_2_3_rank1.pt.trace.json"]
 
 
+@pytest.mark.slow
 def test_the_script_needs_harness_and_analysis_alone(tmp_path):
     shutil.copy(SCRIPT, tmp_path)
     for folder in ("harness", "analysis"):
