@@ -199,7 +199,7 @@ def mixed_precision(evidence: Evidence) -> Iterator[Proposal]:
     rows, us = evidence.part(events["category"].isin(MATMUL_CLASSES) & in_fp32)
     found = datasheet(trace.device) if trace.device["name"] else None
     best, basis = 0.0, "matmuls could vanish: no datasheet tells what bf16 gains here, and a CPU may be slower in it"
-    if found and found[0].bf16:
+    if found and found[0].bf16 and found[0].fp32:
         ratio = found[0].bf16 / found[0].fp32
         best, basis = us / ratio, f"bf16 is {ratio:.1f} times as fast as fp32 by the datasheet of {found[0].name}"
     how, text = "torch.autocast in bfloat16 around the forward pass", evidence.described(rows) + ", matmuls in fp32"

@@ -113,6 +113,7 @@ FILES = (
     *_sweep("attention_benchmark", "AttentionBenchmarkRow"),
     *_sweep("precision_study", "PrecisionStudyRow"),
     *_sweep("timing_study", "TimingStudyRow"),
+    FileKind("bs*_seq*", "run_memory_study.py", "a run's folder for each row", is_folder=True),
     FileKind("rows", "the sweeps", "event files for TensorBoard's HPARAMS, one for each row", is_folder=True),
     FileKind("snapshots", "run_training_benchmark.py", "allocator histories, a folder for each row", is_folder=True),
     FileKind("answers.json", "run_exercise.py", "every answer with its evidence", "ExerciseAnswers"),
@@ -223,7 +224,7 @@ def _earlier_run(folder: Path) -> list[Path]:
     # Without a config.json only what no other program would write under this name is taken for ours.
     patterns = [k.pattern for k in FILES if not k.is_folder] if config.exists() else [_TRACE_PATTERN, "prediction.json"]
     found = {f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() != log}
-    folders = [f for kind in FILES if kind.is_folder and (f := folder / kind.pattern).is_dir()]
+    folders = [f for kind in FILES if kind.is_folder for f in sorted(folder.glob(kind.pattern)) if f.is_dir()]
     return sorted(found) + (folders if found else [])
 
 
