@@ -61,7 +61,7 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -
     It is the second step of a run: the optimizer has its state.  on_gpu: an optimizer that is not told otherwise works
     on lists of tensors there, and on one tensor after another on a CPU.  Raises FakeRunError.
     """
-    with FakeTensorMode():
+    with FakeTensorMode(), explained_fake_run("the step"):
         state = workload.build(torch.device("cpu"))
         model, optimizer = state.model, state.optimizer
         for group in optimizer.param_groups:
@@ -73,24 +73,22 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -
         optimizer.zero_grad(set_to_none=True)
         watcher = watch(model, optimizer)
         stream = workload.fake_batches()
-        with explained_fake_run("the step"):
-            called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled else model
-            # A gradient scaler looks at data.
-            state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
-            workload.train(state, stream, 1, FakeRunMeter(), FakeRunMeter(watcher))
+        called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled else model
+        # A gradient scaler looks at data.
+        state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
+        workload.train(state, stream, 1, FakeRunMeter(), FakeRunMeter(watcher))
     return watcher
 
 
 def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:
     """Run one forward pass without gradients or optimizer, as inference does, under watch(model, optimizer)."""
-    with FakeTensorMode(), torch.no_grad():
+    with FakeTensorMode(), torch.no_grad(), explained_fake_run("the forward pass"):
         state = workload.build(torch.device("cpu"))
         watcher, batch = watch(state.model, state.optimizer), next(workload.fake_batches())
-        with explained_fake_run("the forward pass"):
-            called = compiled_model(workload, state, watcher, batch) if workload.compiled else state.model
-            with watcher, trace_range("forward"), state.autocast:
-                loss = workload.loss(called, batch)
-                del loss
+        called = compiled_model(workload, state, watcher, batch) if workload.compiled else state.model
+        with watcher, trace_range("forward"), state.autocast:
+            loss = workload.loss(called, batch)
+            del loss
     return watcher
 
 

@@ -12,26 +12,27 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 
 import tiny_llama_v1 as tiny_llama
 from analysis.prediction import (
-    kept_by_formula,
     largest_batch,
-    least_bytes_of_a_step,
     longest_sequence,
     memory_prediction,
+    peak_bytes,
     predicted_memory,
     what_fits,
 )
 from analysis.trace import read_trace
-from analysis.traffic import step_work
 from harness.memory_tracker import MemorySnapshot, MemoryTracker, kept_by_component
+from harness.timing import trace_range
 
-CPU = torch.device("cpu")
-TINY, TRAINING = tiny_llama.TinyLlamaConfig(), tiny_llama.TrainingConfig()
+TINY = tiny_llama.TinyLlamaConfig()
 SMALL = tiny_llama.TinyLlamaConfig(50, 32, 3, 4, 2, 48, 16)
-ONE_LAYER = replace(SMALL, n_layers=1)
 
 
-def peak(config, training) -> int:
-    return int(predicted_memory(config, training, False).live_bytes_at_allocations().max())
+def workload_of(config, **training):
+    return tiny_llama.TinyLlamaWorkload(config, tiny_llama.TrainingConfig()).with_settings(**training)
+
+
+def resolved(flags: str):
+    return tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags.split()))[0]
 
 
 def read(path):
@@ -59,8 +60,7 @@ def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):
     assert memory["predicted"]["error_percent"] == 0
     assert memory["predicted"]["bytes_by_category"] == memory["peak"]["bytes_by_category"]
     assert sum(memory["peak"]["bytes_by_category"].values()) == memory["peak_bytes"]
-    config, training, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags.split()))
-    assert predicted_memory(config, training, False).document()["peak"]["where"] == memory["peak"]["where"]
+    assert predicted_memory(resolved(flags), False).document()["peak"]["where"] == memory["peak"]["where"]
     for row in memory["predicted"]["kept_for_backward"]:
         assert row["bytes"] == row["formula_bytes"], row["component"]
 
@@ -70,17 +70,15 @@ def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):
 @pytest.mark.parametrize("shape", [(1, 7), (2, 2), (3, 16)])
 @pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True}, {"attention": "sdpa"}])
 def test_what_is_kept_for_the_backward_pass_follows_the_formula(precision, kv_heads, shape, options):
-    config = replace(SMALL, n_kv_heads=kv_heads)
-    training = replace(TRAINING, batch_size=shape[0], seq_len=shape[1], precision=precision, **options)
-    kept = kept_by_component(predicted_memory(config, training, False).document())
-    assert kept == {name: sum(parts) for name, parts in kept_by_formula(config, training).items()}
+    settings = {"batch_size": shape[0], "seq_len": shape[1], "precision": precision} | options
+    workload = workload_of(replace(SMALL, n_kv_heads=kv_heads), **settings)
+    kept = kept_by_component(predicted_memory(workload, False).document())
+    assert kept == {name: sum(parts) for name, parts in workload.kept_for_backward().items()}
 
 
 def test_only_scores_grow_with_the_square_of_the_sequence():
     for precision in ("fp32", "bf16"):
-        one, two = (
-            kept_by_formula(TINY, replace(TRAINING, seq_len=seq_len, precision=precision)) for seq_len in (64, 128)
-        )
+        one, two = (workload_of(TINY, seq_len=n, precision=precision).kept_for_backward() for n in (64, 128))
         assert {name for name, parts in one.items() if parts[1]} <= {"attention.softmax", "attention.weighted_sum"}
         assert all(two[name][1] == 4 * one[name][1] for name in one)
 
@@ -91,31 +89,23 @@ def test_only_scores_grow_with_the_square_of_the_sequence():
     "flags", [{}, {"activation_checkpointing": True}, {"gradient_accumulation_steps": 2, "attention": "sdpa"}]
 )
 def test_what_fits_is_the_largest_that_does(flags, precision, shape):
-    """Searched among polynomials, checked by rehearsal."""
+    """Searched among polynomials, checked by fake-tensor runs."""
     more, capacity = flags.get("gradient_accumulation_steps", 1), 3_300_000
-    training = replace(TRAINING, batch_size=shape[0] * more, seq_len=shape[1], precision=precision, **flags)
-    batch, seq = (
-        largest_batch(ONE_LAYER, training, False, capacity),
-        longest_sequence(ONE_LAYER, training, False, capacity),
-    )
+    settings = {"batch_size": shape[0] * more, "seq_len": shape[1], "precision": precision} | flags
+    workload = workload_of(replace(SMALL, n_layers=1), **settings)
+    batch, seq = largest_batch(workload, False, capacity), longest_sequence(workload, False, capacity)
     assert batch % more == 0
-    assert peak(ONE_LAYER, replace(training, batch_size=batch)) <= capacity
-    assert peak(ONE_LAYER, replace(training, batch_size=batch + more)) > capacity
-    assert (
-        peak(ONE_LAYER, replace(training, seq_len=seq))
-        <= capacity
-        < peak(ONE_LAYER, replace(training, seq_len=seq + 1))
-    )
+
+    def peak(**changes) -> int:
+        return peak_bytes(workload.with_settings(**changes), False)
+
+    assert peak(batch_size=batch) <= capacity < peak(batch_size=batch + more)
+    assert peak(seq_len=seq) <= capacity < peak(seq_len=seq + 1)
 
 
 def test_nothing_fits_where_weights_alone_do_not():
-    assert largest_batch(SMALL, TRAINING, False, 10_000) == longest_sequence(SMALL, TRAINING, False, 10_000) == 0
-
-
-def test_the_least_that_a_step_moves_is_what_traffic_counts():
-    small = replace(TRAINING, batch_size=4, seq_len=16)
-    for config, training in ((TINY, TRAINING), (SMALL, small), (SMALL, replace(small, attention="sdpa"))):
-        assert step_work(config, training).minimum() == least_bytes_of_a_step(config, training)
+    workload = workload_of(SMALL)
+    assert largest_batch(workload, False, 10_000) == longest_sequence(workload, False, 10_000) == 0
 
 
 # --- dry runs ---
@@ -160,16 +150,16 @@ def test_another_device(train, tmp_path):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e12", "big"])
-def test_a_device_memory_that_is_none(train, value):
+def test_a_device_memory_that_makes_no_sense(train, value):
     code, out, err = train("--dry-run", "--device-memory", value)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"{value} is no size of a device's memory" in err
+    assert f"{value} is not the memory of a device" in err
 
 
 def test_a_device_memory_without_a_dry_run(train):
     code, _, err = train("--device-memory", "80")
     assert code == 2
-    assert "--device-memory: says something to --dry-run alone" in err
+    assert "--device-memory: requires --dry-run" in err
 
 
 def test_the_largest_size_is_predicted_in_little_memory(tmp_path):
@@ -202,8 +192,7 @@ def test_the_other_commands_predict_too(tmp_path, script):
 
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_llama, "total_memory", lambda device: 80 * 2**20)
-    monkeypatch.setattr("analysis.prediction.total_memory", lambda device: 80 * 2**20)
-    monkeypatch.setattr("analysis.prediction.host_memory", lambda: (0, 0))
+    monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (80 * 2**20, 0))
     code, out, err = train("--output-dir", "run", small=False)
     assert (code, err.count("\n")) == (1, 1)
     assert "Step 1/" not in out
@@ -238,13 +227,13 @@ def test_a_changed_model_that_needs_data_costs_the_prediction_alone(train, tmp_p
     predicted_memory.cache_clear()
     code, out, _ = train("--profile-memory", "--output-dir", "run")
     assert code == 0
-    assert "No prediction: the step cannot be rehearsed without data" in out
+    assert "no prediction: the step cannot run on fake tensors" in out
     memory = read(tmp_path / "run" / "memory_timeline.json")
     assert memory["predicted"] is None
-    assert "cannot be rehearsed" in memory["predicted_reason"]
+    assert "cannot run on fake tensors" in memory["predicted_reason"]
     code, _, err = train("--dry-run")
     assert (code, err.count("\n")) == (1, 1)
-    assert "cannot be rehearsed without data" in err
+    assert "cannot run on fake tensors" in err
 
 
 # --- on a GPU ---
@@ -255,7 +244,7 @@ def test_a_snapshot_is_a_gpus(train, tmp_path):
         pytest.skip("there is one")
     code, out, err = train("--memory-snapshot", "--output-dir", "run")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "on a CPU --profile-memory tells its tensors" in err
+    assert "on a CPU --profile-memory counts its tensors" in err
     assert not list(tmp_path.iterdir())
 
 
@@ -285,14 +274,12 @@ def test_gpu_prediction_within_5_percent_of_the_allocator(train, tmp_path, flags
     code, _, _ = train(*flags.split(), "--num-steps", "4", "--output-dir", "run", small=False)
     assert code == 0
     measured = read(tmp_path / "run" / "performance_summary.json")["memory"]["peak_mb"]
-    config, training, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags.split()))
-    assert memory_prediction(config, training, torch.device("cuda"))["peak_memory_mb"] == pytest.approx(
-        measured, rel=0.05
-    )
+    predicted = memory_prediction(resolved(flags), torch.device("cuda"))["peak_memory_mb"]
+    assert predicted == pytest.approx(measured, rel=0.05)
 
 
 @pytest.mark.gpu
-def test_gpu_ledger_goes_on_to_the_driver(train, tmp_path):
+def test_gpu_memory_is_followed_to_the_driver(train, tmp_path):
     code, out, _ = train(
         "--profile-memory", "--memory-snapshot", "--num-steps", "5", "--output-dir", "run", small=False
     )
@@ -308,7 +295,7 @@ def test_gpu_ledger_goes_on_to_the_driver(train, tmp_path):
     }
 
 
-def allocated_in_a_step(tmp_path, ledger: bool) -> float:
+def allocated_in_a_step(tmp_path, tracked: bool) -> float:
     """By how many bytes the CPU's own allocator grows within a step, as torch.profiler records it."""
     torch.manual_seed(0)
     model = tiny_llama.TinyLlamaModel(SMALL)
@@ -317,17 +304,17 @@ def allocated_in_a_step(tmp_path, ledger: bool) -> float:
 
     def step(watched):
         with watched:
-            with tiny_llama.trace_range("forward"):
+            with trace_range("forward"):
                 loss = model(tokens, tokens)[1]
-            with tiny_llama.trace_range("backward"):
+            with trace_range("backward"):
                 loss.backward()
             del loss
-            with tiny_llama.trace_range("optimizer"):
+            with trace_range("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad()
 
     step(contextlib.nullcontext())
-    watched = MemoryTracker(model, optimizer, 2, tiny_llama.range_observers) if ledger else contextlib.nullcontext()
+    watched = MemoryTracker(model, optimizer, 2) if tracked else contextlib.nullcontext()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step(watched)
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
@@ -336,5 +323,5 @@ def allocated_in_a_step(tmp_path, ledger: bool) -> float:
 
 
 def test_memory_profiling_changes_nothing_of_the_tensors(tmp_path):
-    """By a measure that is not its own: a ledger that kept a tensor alive would show here."""
-    assert allocated_in_a_step(tmp_path, ledger=True) == allocated_in_a_step(tmp_path, ledger=False) > 0
+    """By a measure that is not its own: a tracker that kept a tensor alive would show here."""
+    assert allocated_in_a_step(tmp_path, tracked=True) == allocated_in_a_step(tmp_path, tracked=False) > 0

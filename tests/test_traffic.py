@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import tiny_llama_v1 as tiny_llama
 from analysis.fake_run import fake_step
 from analysis.traffic import WorkCounter, bound_by_thresholds, step_work
+from harness.timing import trace_range
 
 SMALL = tiny_llama.TinyLlamaConfig(100, 32, 2, 4, 2, 64, 16)
 MM = 4 * (12 + 20 + 15)
@@ -14,14 +15,17 @@ MM = 4 * (12 + 20 + 15)
 
 def moved(work) -> dict[str, int]:
     """Bytes by operator of what work() does."""
-    with WorkCounter() as counter, tiny_llama.trace_range("forward"):
+    with WorkCounter() as counter, trace_range("forward"):
         work()
     return counter.table().set_index("operator")["bytes"].to_dict()
 
 
+def small_workload(config=SMALL, **options) -> tiny_llama.TinyLlamaWorkload:
+    return tiny_llama.TinyLlamaWorkload(config, tiny_llama.TrainingConfig(**{"batch_size": 8, "seq_len": 16} | options))
+
+
 def small_step(config=SMALL, on_gpu=False, **options) -> WorkCounter:
-    options = {"batch_size": 8, "seq_len": 16} | options
-    return step_work(config, tiny_llama.TrainingConfig(**options), on_gpu)
+    return step_work(small_workload(config, **options), on_gpu)
 
 
 def bytes_of(column="bytes", **options) -> dict[str, int]:
@@ -65,8 +69,8 @@ def test_a_step():
     assert split["aten::addcdiv_"] == fp32["aten::addcdiv_"]  # the optimizer steps once
     assert "aten::_unsafe_view" not in fp32
     tokens, d = 8 * 16, SMALL.hidden_dim
-    products = [(d, d), (d, 16), (d, 16), (d, d), (d, 64), (d, 64), (64, d)] * 2 + [(d, 100)]
-    one_pass = sum(4 * (tokens * i + i * o + tokens * o) for i, o in products)
+    matmuls = [(d, d), (d, 16), (d, 16), (d, d), (d, 64), (d, 64), (64, d)] * 2 + [(d, 100)]
+    one_pass = sum(4 * (tokens * i + i * o + tokens * o) for i, o in matmuls)
     assert fp32["aten::mm"] == 3 * one_pass
 
 
@@ -81,14 +85,14 @@ def test_a_step():
         {"attention": "sdpa", "optimizer_impl": "fused", "compile": True},
     ],
 )
-def test_products_are_those_of_the_formula(options):
+def test_matmuls_are_those_of_the_formula(options):
     """Compiled too: operators are counted as they are before any are fused."""
-    expected = SMALL.step_flops(8, 16)
-    expected += SMALL.recomputed_flops(tiny_llama.TrainingConfig(batch_size=8, seq_len=16, **options))
+    workload = small_workload(**options)
+    expected = workload.step_flops() + workload.recomputed_flops()
     assert sum(bytes_of("flops", **options).values()) == expected
 
 
-def test_elements_are_counted_for_what_calculates_and_is_no_product():
+def test_elements_are_counted_for_what_calculates_without_matmuls():
     elements = bytes_of("elements")
     assert elements["aten::mm"] == elements["aten::clone"] == 0
     assert elements["aten::_softmax"] == 2 * 8 * 4 * 16 * 16
@@ -107,8 +111,10 @@ def test_lists_of_tensors_move_what_they_hold():
 def test_the_least_possible_is_what_the_step_finds_and_leaves():
     work = small_step()
     tensors = len(list(tiny_llama.TinyLlamaModel(SMALL).parameters()))
-    kept = 2 * 3 * 4 * SMALL.parameter_count() + 2 * 4 * tensors  # weights, two moments and step counts, there and back
-    found = 2 * 8 * 8 * 16 + 4 * 16 * 16 + 2 * 4 * 16 * 8  # tokens there and back, mask, cosines and sines
+    kept = (
+        2 * 3 * 4 * SMALL.parameter_count() + 2 * 4 * tensors
+    )  # weights, two moments and step counts, read and written
+    found = 2 * 8 * 8 * 16 + 4 * 16 * 16 + 2 * 4 * 16 * 8  # tokens of forward and backward, mask, cosines and sines
     assert work.minimum() == kept + found
     phases = work.minimum_by_phase()
     # Weights, gradients and two moments come in; all but the gradients go out.
@@ -117,14 +123,13 @@ def test_the_least_possible_is_what_the_step_finds_and_leaves():
     assert all(phases[name] <= table[name] for name in phases)
     again = small_step(activation_checkpointing=True)
     assert again.minimum() == work.minimum()
-    assert again.minimum_by_phase()["forward"] < phases["forward"]  # what is computed again is not kept
+    assert again.minimum_by_phase()["forward"] < phases["forward"]  # what is recomputed is not kept
 
 
 def test_micro_batches_are_alike_but_for_the_first():
     """Two that are counted tell of any number: against a count of all."""
     table = small_step(gradient_accumulation_steps=4).table().set_index(["phase", "operator"])["bytes"]
-    training = tiny_llama.TrainingConfig(batch_size=8, seq_len=16, gradient_accumulation_steps=4)
-    every = fake_step(SMALL, training, False, lambda *model: WorkCounter())
+    every = fake_step(small_workload(gradient_accumulation_steps=4), False, lambda *model: WorkCounter())
     assert table.to_dict() == every.table().set_index(["phase", "operator"])["bytes"].to_dict()
     assert small_step(gradient_accumulation_steps=4).minimum_by_phase() == every.minimum_by_phase()
 
