@@ -15,11 +15,11 @@ from analysis.flop_counts import (
     reconciliation_lines,
 )
 from analysis.hardware import bandwidth_ceilings, compute_ceilings
-from analysis.wording import count_of
+from analysis.wording import count_of, text_of
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import explain_nulls
-from harness.tables import column, labelled, text_table
+from harness.tables import column, labelled
 from harness.workload import Workload
 
 NO_DATASHEET = "no datasheet row for this device and precision"
@@ -144,13 +144,12 @@ def flops_facts(profile: dict) -> dict[str, str]:
 
 def flops_lines(profile: dict) -> list[str]:
     """The short form that a run prints."""
-    peaks = profile["efficiency_metrics"]["peaks"]
     return [
         "FLOPs Profile:",
         *reconciliation_lines(profile["flops_analysis"]["reconciliation"]),
         "",
         *labelled(flops_facts(profile)),
-        *(["", *text_table(PEAK_COLUMNS, peaks)] if peaks else []),
+        *text_of([(PEAK_COLUMNS, profile["efficiency_metrics"]["peaks"])]),
         f"Counted: {profile['convention']}.",
     ]
 

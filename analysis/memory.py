@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.tables import Column, column, text_table
+from analysis.wording import Table, text_of
+from harness.tables import Column, column
 from harness.timing import PHASES
 from harness.units import MB, megabytes
 
@@ -24,18 +25,28 @@ TENSOR_COLUMNS = [
     column("category", "category", left=True),
     column("MB", "bytes", ",.1f", MB),
 ]
-CATEGORY_COLUMNS = [
-    column("at the peak", "name", left=True),
-    column("measured MB", "measured", ",.1f", MB),
-    column("predicted MB", "predicted", ",.1f", MB),
-]
-KEPT_COLUMNS = [
-    column("kept for the backward pass, all layers", "component", left=True),
-    column("measured MB", "bytes", ",.2f", MB),
-    column("formula MB", "formula_bytes", ",.2f", MB),
-    column("quadratic in the sequence MB", "quadratic_bytes", ",.2f", MB),
-]
-ALLOCATOR_COLUMNS = [column("from tensors to the driver", "what", left=True), column("MB", "bytes", ",.1f", MB)]
+
+
+def memory_tables(memory: dict) -> dict[str, Table]:
+    """What memory_timeline.json shows, by name; without rows where nothing is known."""
+    categories = [
+        column("at the peak", "name", left=True),
+        column("measured MB", "measured", ",.1f", MB),
+        column("predicted MB", "predicted", ",.1f", MB),
+    ]
+    kept = [
+        column("kept for the backward pass, all layers", "component", left=True),
+        column("measured MB", "bytes", ",.2f", MB),
+        column("formula MB", "formula_bytes", ",.2f", MB),
+        column("quadratic in the sequence MB", "quadratic_bytes", ",.2f", MB),
+    ]
+    allocator = [column("from tensors to the driver", "what", left=True), column("MB", "bytes", ",.1f", MB)]
+    return {
+        "categories": (categories, category_rows(memory)),
+        "tensors": (TENSOR_COLUMNS, memory["peak"]["largest_tensors"]),
+        "kept": (kept, kept_rows(memory) if memory["predicted"] else []),
+        "allocator": (allocator, memory["allocator"] or []),
+    }
 
 
 def memory_lines(memory: dict, summary: dict) -> list[str]:
@@ -46,7 +57,7 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
     reached = {p: megabytes(phase_peak[p]) if p in phase_peak else "not reached in this run" for p in PHASES}
     largest = memory["largest_tensor"]
     named = f"{megabytes(largest['bytes'])} ({tensor_name(largest)})" if largest else "none was made"
-    lines = [
+    return [
         "Memory Analysis Summary:",
         f"Peak Memory Usage: {summary['memory']['peak_mb']:.1f} MB",
         f"Average Memory Usage: {summary['memory']['average_mb']:.1f} MB",
@@ -57,16 +68,8 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
         f"Largest Tensor: {named}",
         f"Each phase by its peak; {memory['source']}",
         f"The step's peak, {megabytes(memory['peak_bytes'])}, is in {place_of_peak(memory)}; {prediction_text(memory)}",
-        "",
-        *text_table(CATEGORY_COLUMNS, category_rows(memory)),
-        "",
-        *text_table(TENSOR_COLUMNS, memory["peak"]["largest_tensors"]),
+        *text_of(memory_tables(memory).values()),
     ]
-    if memory["predicted"]:
-        lines += ["", *text_table(KEPT_COLUMNS, kept_rows(memory))]
-    if memory["allocator"]:
-        lines += ["", *text_table(ALLOCATOR_COLUMNS, memory["allocator"])]
-    return lines
 
 
 def place_of_peak(memory: dict) -> str:

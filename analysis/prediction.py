@@ -13,12 +13,13 @@ from analysis.flop_counts import flops_of_step
 from analysis.hardware import NO_PEAK, bandwidth_ceilings, compute_ceilings
 from analysis.memory import TENSOR_COLUMNS, place_of_peak
 from analysis.traffic import step_work
+from analysis.wording import text_of
 from harness.console import progress_bar
 from harness.devices import library_workspaces, memory_of_a_rank
 from harness.environment import describe_environment
 from harness.files import explain_nulls
 from harness.memory_tracker import MemoryTracker, kept_by_component
-from harness.tables import column, labelled, text_table
+from harness.tables import column, labelled
 from harness.units import MB, megabytes
 from harness.workload import Workload
 
@@ -223,9 +224,7 @@ def prediction_lines(document: dict) -> list[str]:
         (TENSOR_COLUMNS, document["largest_tensors"][:5]),
         (KEPT_COLUMNS, document["kept_for_backward"]),
     )
-    for columns, rows in tables:
-        lines += ["", *text_table(columns, rows)]
-    return lines
+    return lines + text_of(tables)
 
 
 def time_facts(document: dict) -> dict[str, str]:

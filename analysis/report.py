@@ -15,17 +15,7 @@ from analysis.components import breakdown_rows, component_columns
 from analysis.figures import plain_text, profile_figures, steps_figure
 from analysis.flops import PEAK_COLUMNS, flops_facts
 from analysis.integrity import overhead_text
-from analysis.memory import (
-    ALLOCATOR_COLUMNS,
-    CATEGORY_COLUMNS,
-    KEPT_COLUMNS,
-    TENSOR_COLUMNS,
-    category_rows,
-    draw_memory_timeline,
-    kept_rows,
-    place_of_peak,
-    prediction_text,
-)
+from analysis.memory import draw_memory_timeline, memory_tables, place_of_peak, prediction_text
 from analysis.operators import KERNEL_COLUMNS, operator_columns
 from analysis.opportunities import OPPORTUNITY_COLUMNS
 from analysis.profile import gpu_facts, steps_text
@@ -33,7 +23,7 @@ from analysis.ranks import rank_columns, straggler_text
 from analysis.roofline import draw_roofline
 from analysis.timeline import IDLE_COLUMNS, STREAM_COLUMNS, stream_rows
 from analysis.traffic import class_columns, intensity_facts
-from analysis.wording import count_of
+from analysis.wording import Table, count_of
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import png, write_bytes
@@ -48,7 +38,6 @@ FILES = {
     "intensity": "computational_intensity.json",
     "roofline": "roofline_data.json",
 }
-Table = tuple[list[Column], list[dict]]
 
 
 def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, run: Path | None = None) -> list[Path]:
@@ -146,12 +135,7 @@ def run_tables(documents: dict) -> dict[str, Table]:
         tables["peaks"] = (PEAK_COLUMNS, flops["efficiency_metrics"]["peaks"])
     if intensity := documents["intensity"]:
         tables["classes"] = (class_columns(intensity["step_bytes"]), intensity["classes"])
-    if memory := documents["memory"]:
-        tables["categories"] = (CATEGORY_COLUMNS, category_rows(memory))
-        tables["tensors"] = (TENSOR_COLUMNS, memory["peak"]["largest_tensors"])
-        tables["kept"] = (KEPT_COLUMNS, kept_rows(memory) if memory["predicted"] else [])
-        tables["allocator"] = (ALLOCATOR_COLUMNS, memory["allocator"] or [])
-    return tables
+    return tables | (memory_tables(documents["memory"]) if documents["memory"] else {})
 
 
 def run_title(summary: dict) -> str:

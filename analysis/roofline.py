@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullFormatter
 
 from analysis.figures import PALETTE, WIDTH, bare
@@ -159,22 +158,25 @@ def draw_points(axes, data: dict, points: list[dict], colors: dict[str, str]) ->
         axis.set_major_formatter("{x:g}")  # and not by formulas, which the report does not typeset
         axis.set_minor_formatter(NullFormatter())
     for row in shown:
-        y = row["operations_per_sec"] / scale
-        label = "step, matmuls alone" if row is step else row["name"]
+        y, is_step = row["operations_per_sec"] / scale, row is step
+        label = "step, matmuls alone" if is_step else row["name"]
         label += f": {row['time_ms']:.2f} ms ({row['share_of_time']:.1%}), {y:,.3g} {unit}"
         if row["share_of_roof"] is not None:
             label += f", {row['share_of_roof']:.0%} of its roof"
-        style = (
-            {"s": 200, "color": "black", "marker": "*"}
-            if row is step
-            else {"s": area(row), "color": colors[row["name"]]}
+        axes.scatter(
+            [row["operations_per_byte"]],
+            [y],
+            s=200 if is_step else 60 + 1200 * row["share_of_time"],
+            color="black" if is_step else colors[row["name"]],
+            marker="*" if is_step else "o",
+            alpha=0.75,
+            edgecolor="white",
+            label=label,
+            zorder=3,
         )
-        x = row["operations_per_byte"]
-        axes.scatter([x], [y], alpha=0.75, edgecolor="white", label=label, zorder=3, **style)
-    for at in (10, 100):  # the thresholds that know no device
+    for at in (10, 100):  # the thresholds that apply to any device
         axes.axvline(at, color="#bbbbbb", linewidth=0.8, linestyle=":", zorder=0)
     draw_roofs(axes, compute, bandwidth, unit, scale)
-    name_points(axes, points, scale)
     if not compute or not bandwidth:
         axes.annotate(NO_PEAK, (0.5, 0.95), xycoords="axes fraction", ha="center")
     axes.set(xlabel="operations per byte moved", ylabel=unit)
@@ -183,29 +185,6 @@ def draw_points(axes, data: dict, points: list[dict], colors: dict[str, str]) ->
     for handle in legend.legend_handles:
         if hasattr(handle, "set_sizes"):
             handle.set_sizes([60])
-
-
-def area(row: dict) -> float:
-    """Of a point, in square points: the share of the time."""
-    return 60 + 1200 * row["share_of_time"]
-
-
-def name_points(axes, points: list[dict], scale: float) -> None:
-    """The name to the right of each point, lower where another name is in the way; a halo keeps it off the lines."""
-    (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
-    width, height = 620, 300  # of the axes in points, nearly
-    placed: list[tuple[float, float]] = []
-    for row in sorted(points, key=lambda row: -row["operations_per_sec"]):
-        x, y = row["operations_per_byte"], row["operations_per_sec"] / scale
-        right = math.sqrt(area(row)) / 2 + 4
-        across, up = width * math.log(x / x0) / math.log(x1 / x0) + right, height * math.log(y / y0) / math.log(y1 / y0)
-        at = up - 3
-        while any(abs(at - other) < 12 and abs(across - there) < 90 for there, other in placed):
-            at -= 12
-        placed.append((across, at))
-        halo = [withStroke(linewidth=2.5, foreground="white")]
-        place = {"xytext": (right, at - up), "textcoords": "offset points", "fontsize": 8.5, "zorder": 5}
-        axes.annotate(row["name"], (x, y), path_effects=halo, **place)
 
 
 def draw_roofs(axes, compute: list[dict], bandwidth: list[dict], unit: str, scale: float) -> None:

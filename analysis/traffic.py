@@ -15,8 +15,9 @@ from analysis.costs import VECTOR_CLASSES, category, operator_class
 from analysis.fake_run import fake_step
 from analysis.flop_counts import register_cpu_attention
 from analysis.hardware import NO_PEAK, Ceiling
+from analysis.wording import text_of
 from harness.files import explain_nulls
-from harness.tables import Column, column, labelled, text_table
+from harness.tables import Column, column, labelled
 from harness.timing import PHASES, range_observers
 from harness.units import MB, megabytes
 from harness.workload import Workload
@@ -322,14 +323,11 @@ def intensity_lines(document: dict) -> list[str]:
     """Where the bytes of a step go, and what that says about its limit."""
     step = {"phase": "step", "flops": document["step_flops"], "bytes": document["step_bytes"]}
     step["minimum_bytes"] = document["minimum_step_bytes"]
-    lines = [
-        "Computational Intensity:",
-        *text_table(class_columns(document["step_bytes"]), document["classes"]),
-        "",
-        *text_table(PHASE_COLUMNS, [*document["phases"], step]),
-        "",
-        *labelled(intensity_facts(document)),
-    ]
+    tables = (
+        (class_columns(document["step_bytes"]), document["classes"]),
+        (PHASE_COLUMNS, [*document["phases"], step]),
+    )
+    lines = ["Computational Intensity:", *text_of(tables)[1:], "", *labelled(intensity_facts(document))]
     used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
     if peak and used > peak:
         lines.append("More than the peak: caches served part of what is counted as moved.")

@@ -1,11 +1,13 @@
-"""Small parts of printed text that several modules share."""
+"""Small parts of printed text that several modules share: tables, counts, names made shorter."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from harness.tables import Column
+from harness.tables import Column, text_table
+
+Table = tuple[Sequence[Column], list[dict]]  # columns and rows
 
 
 def count_of(n: int, noun: str) -> str:
@@ -29,3 +31,8 @@ def clipped(columns: Sequence[Column], length: int) -> list[Column]:
         return replace(one, value=lambda row: shortened(one.text(row), length), form="") if one.left else one
 
     return [clip(one) for one in columns]
+
+
+def text_of(tables: Iterable[Table]) -> list[str]:
+    """The tables that have rows, a blank line before each."""
+    return [line for columns, rows in tables if rows for line in ("", *text_table(columns, rows))]

@@ -12,7 +12,7 @@ import torch
 
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
-from harness.documents import SCHEMA_VERSION, read_document
+from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import write_json
 
@@ -45,18 +45,10 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0) -> M
 
 
 def read_cache(file: Path) -> dict[str, dict]:
-    """The measurements that were kept; entries that are damaged or of another schema version are left out."""
+    """The measurements that were kept; none from a file that is damaged or of another schema version."""
     try:
         kept = read_document(file) or {}
     except UserError:
         return {}
-    if kept.pop("schema_version", None) != SCHEMA_VERSION:
-        return {}
-    return {key: entry for key, entry in kept.items() if _is_entry(entry)}
-
-
-def _is_entry(entry) -> bool:
-    if not isinstance(entry, dict):
-        return False
-    kinds = {"rate": (int, float), "source": str, "when": str}
-    return all(isinstance(entry.get(name), kind) for name, kind in kinds.items())
+    columns = {"rate", "source", "when"}
+    return {key: entry for key, entry in kept.items() if isinstance(entry, dict) and columns <= entry.keys()}
