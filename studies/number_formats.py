@@ -43,17 +43,10 @@ def formats() -> list[dict]:
     for dtype in DTYPES:
         info = torch.finfo(dtype)
         mantissa_bits = round(-math.log2(info.eps))
-        rows[dtype] = {
-            "type": short_name(dtype),
-            "exponent_bits": info.bits - 1 - mantissa_bits,
-            "mantissa_bits": mantissa_bits,
-            "largest": info.max,
-            "smallest_normal": info.smallest_normal,
-            "smallest_subnormal": info.smallest_normal * info.eps,
-            "eps": info.eps,
-            "decimal_digits": math.floor(mantissa_bits * math.log10(2)),
-            "source": "torch.finfo",
-        }
+        by_torch = {"largest": info.max, "smallest_normal": info.smallest_normal, "eps": info.eps}
+        by_torch |= {"smallest_subnormal": info.smallest_normal * info.eps, "source": "torch.finfo"}
+        layout = format_of(info.bits - 1 - mantissa_bits, mantissa_bits)
+        rows[dtype] = {"type": short_name(dtype)} | layout | by_torch
     bits = rows[torch.float32]["exponent_bits"], rows[torch.float16]["mantissa_bits"]
     tf32 = {"type": "tfloat32"} | format_of(*bits) | {"source": "arithmetic"}
     return [rows[torch.float32], tf32, rows[torch.bfloat16], rows[torch.float16]]

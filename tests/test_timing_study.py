@@ -56,8 +56,8 @@ def test_each_mistake_leaves_its_mark(document):
         (1.05, [1.2, 1.3], "5.0% slower, not 25.0% slower"),
         (0.8, [1.2, 1.3], "the opposite: 20.0% faster, not 25.0% slower"),
         (1.6, [0.9, 1.3], "60.0% slower, where no difference can be told"),
-        (1.25, None, "the same"),
-        (1.3, None, "30.0% slower, not 25.0% slower"),
+        (1.25, [1.25, 1.25], "the same"),
+        (1.3, [1.25, 1.25], "30.0% slower, not 25.0% slower"),
     ],
 )
 def test_conclusions(claimed, interval, expected):
