@@ -9,7 +9,7 @@ from harness.files import explain_nulls
 from harness.tables import Column, Section, column
 from harness.units import MB, megabytes
 from studies.attention_cost import MEASURED, PREDICTED, measure, names_of, predicted_or_refused
-from studies.sweep import Sweep, exponent, mean_std_column, status_column, text_columns, unique
+from studies.sweep import Sweep, exponent, mean_std_column, plain_columns, status_column, text_columns, unique
 
 KEY = ("implementation", "dtype", "batch_size", "n_heads", "d_head", "seq_len", "causal")
 FIGURES = {"forward_ms": "forward_std_ms", "backward_ms": "backward_std_ms", "compile_s": None, "memory_bytes": None}
@@ -104,16 +104,8 @@ def sections(rows: list[dict], growth: list[dict], available_bytes: int) -> list
         found.append(Section("Which operator ran, read from the profiler", text_columns(*names), lines))
     found += breakdown(rows, available_bytes)
     if growth:
-        columns = (
-            *text_columns("implementation", "dtype"),
-            column("d_head", "d_head"),
-            column("sequences", "seq_lens", left=True),
-            column("forward", "forward_ms", ".2f"),
-            column("backward", "backward_ms", ".2f"),
-            column("memory", "memory_bytes", ".2f"),
-            column("predicted memory", "predicted_memory_bytes", ".2f"),
-        )
-        found.append(Section("Growth: the p of S^p, fitted over the rows that were measured", columns, growth))
+        title = "Growth: the p of S^p, fitted over the rows that were measured"
+        found.append(Section(title, plain_columns(growth, ".2f"), growth))
     return found
 
 

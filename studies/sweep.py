@@ -386,6 +386,21 @@ def text_columns(*keys: str) -> list[Column]:
     return [column(key, key, left=True) for key in keys]
 
 
+def plain_columns(rows: list[dict], form: str = ".7g") -> list[Column]:
+    """A column for each value of the rows, titled by its name; form is that of real numbers."""
+    columns = []
+    for key in (key for key in rows[0] if not key.endswith("_reason")):
+        kinds = {type(row[key]) for row in rows} - {type(None)}
+        title = key.replace("_", " ")
+        if kinds == {bool}:
+            columns.append(yes_no_column(title, key))
+        elif kinds == {str}:
+            columns.append(column(title, key, left=True))
+        else:
+            columns.append(column(title, key, form if float in kinds else ","))
+    return columns
+
+
 def status_column() -> Column:
     """The last column of a table: the status, and why where it is not ok."""
 
