@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from analysis.fake_run import FakeRunError
-from analysis.prediction import peak_bytes
 from harness.command_line import OneLineParser, memory_size, number_of, require
 from harness.console import progress_bar, say
 from harness.devices import choose_device, memory_of_a_rank
@@ -370,6 +369,8 @@ def cold_compiler() -> Iterator[None]:
 
 def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak_bytes") -> dict:
     """The column of a step's peak by a fake-tensor run; null, with the reason, where there can be none."""
+    from analysis.prediction import peak_bytes  # imports pandas
+
     try:
         return {name: peak_bytes(workload, on_gpu)}
     except FakeRunError as error:

@@ -266,6 +266,7 @@ def test_processes_of_rows():
     assert sweep.in_fresh_process(_exits) == ("failed", "its process ended by exit code 3")
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_keeps_its_rows(tmp_path):
     flags = "--batch-size 2 --d-heads 8 --seq-lens 16 2048 --implementations eager --repetitions 2000".split()
     process = start(

@@ -105,6 +105,7 @@ def test_wrong_input(scratch, capfd, flags, code, words):
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.slow
 def test_other_flags_than_the_default_change_something_else(scratch, capfd):
     assert study(*FAST, "--change=--hidden-dim 64", "--output-dir", "run") == 0
     assert json.loads((scratch / "run" / "config.json").read_text())["settings"]["change"] == ["--hidden-dim", "64"]
