@@ -11,7 +11,6 @@ from harness.startup import run_command
 def main() -> None:
     from harness.command_line import number_of
     from studies.sweep import COUNT, ByDevice, parse_sweep, sweep_parser
-    from studies.timing import study
     from tiny_llama_v1 import SIZES
 
     parser = sweep_parser("timing_study", __doc__, predicts=False)
@@ -26,7 +25,10 @@ def main() -> None:
     text = "of each wrong way but `one run` (%(default)s)"
     add("--wrong-way-repetitions", type=number_of(int, 2), metavar="N", default=5, help=text)
     add("--warmup-steps", type=COUNT, metavar="N", default=2, help="steps of each before them (%(default)s)")
-    study(parse_sweep(parser))
+    args = parse_sweep(parser)
+    from studies.timing import study  # imports matplotlib
+
+    study(args)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from harness.files import explain_nulls
 from harness.tables import Column, Section, column
 from harness.units import MB, megabytes
 from studies.attention_cost import MEASURED, PREDICTED, measure, names_of, predicted_or_refused
-from studies.sweep import Sweep, exponent, mean_std_column, status_column, text_columns, unique
+from studies.sweep import Sweep, exponent, mean_std_column, plain_columns, status_column, text_columns, unique
 
 KEY = ("implementation", "dtype", "batch_size", "n_heads", "d_head", "seq_len", "causal")
 FIGURES = {"forward_ms": "forward_std_ms", "backward_ms": "backward_std_ms", "compile_s": None, "memory_bytes": None}
@@ -22,7 +22,7 @@ def benchmark(args) -> None:
     for dtype in args.dtypes:
         check_precision(dtype, device, "--dtypes")
     args.implementations = names_of(args.implementations, device)
-    sweep = Sweep("attention_benchmark", args, device, KEY, FIGURES)
+    sweep = Sweep("attention_benchmark", args, device, KEY, FIGURES, (*PREDICTED, *MEASURED))
     sweep.open()
     specs = []
     for dtype, name, d_head, seq_len in itertools.product(
@@ -33,18 +33,16 @@ def benchmark(args) -> None:
 
     def row_of(spec: dict) -> list[dict]:
         (key,) = spec["rows"]
-        one = key | {"device": device.type}
-        row = key | dict.fromkeys((*MEASURED, *PREDICTED))
-        found = predicted_or_refused(one, device)
+        found = predicted_or_refused(key, device)
         if isinstance(found, str):
-            return [row | {"status": "skipped", "reason": found}]
-        work = (measure, one, args.repetitions, args.warmup_steps)
+            return [key | {"status": "skipped", "reason": found}]
+        work = (measure, key, args.device, args.repetitions, args.warmup_steps)
         outcome, answer = sweep.measure_row(found["predicted_peak_bytes"], *work)
-        return [row | found | (answer or {}) | outcome]
+        return [key | found | (answer or {}) | outcome]
 
     sweep.run(specs, row_of, label, result, table)
     growth = growth_rows(sweep.rows)
-    sweep.close(sections(sweep.rows, growth, sweep.available_bytes), draw(sweep.rows), growth=growth)
+    sweep.close(sections(sweep.rows, growth, sweep.available_bytes), figure_of(sweep.rows), growth=growth)
 
 
 def label(row: dict) -> str:
@@ -106,16 +104,8 @@ def sections(rows: list[dict], growth: list[dict], available_bytes: int) -> list
         found.append(Section("Which operator ran, read from the profiler", text_columns(*names), lines))
     found += breakdown(rows, available_bytes)
     if growth:
-        columns = (
-            *text_columns("implementation", "dtype"),
-            column("d_head", "d_head"),
-            column("sequences", "seq_lens", left=True),
-            column("forward", "forward_ms", ".2f"),
-            column("backward", "backward_ms", ".2f"),
-            column("memory", "memory_bytes", ".2f"),
-            column("predicted memory", "predicted_memory_bytes", ".2f"),
-        )
-        found.append(Section("Growth: the p of S^p, fitted over the rows that were measured", columns, growth))
+        title = "Growth: the p of S^p, fitted over the rows that were measured"
+        found.append(Section(title, plain_columns(growth, ".2f"), growth))
     return found
 
 
@@ -142,43 +132,13 @@ def breakdown(rows: list[dict], available_bytes: int) -> list[Section]:
     return [Section(title, columns, row["tensors"], text)]
 
 
-def draw(rows: list[dict]):
-    """Forward time, backward time and memory over the sequence, a line for each implementation, of the first width."""
-    from matplotlib.figure import Figure
-
-    from analysis.figures import WIDTH
+def figure_of(rows: list[dict]):
+    """Of the first head width and data type."""
+    from studies.figures import attention_figure
 
     first = next((row for row in rows if row["predicted_memory_bytes"]), None)
     if first is None:
         return None
-    rows = [row for row in rows if (row["d_head"], row["dtype"]) == (first["d_head"], first["dtype"])]
-    rows = sorted(rows, key=lambda row: row["seq_len"])
-    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
-    forward, backward, memory = figure.subplots(1, 3)
-    draw_panel(forward, rows, "forward (ms)", "forward_ms")
-    draw_panel(backward, rows, "backward (ms)", "backward_ms")
-    draw_panel(memory, rows, "memory before backward (MB)", "memory_bytes", "predicted_memory_bytes", scale=MB)
-    memory.legend(frameon=False, fontsize=8, loc="upper left", title="dotted: predicted", title_fontsize=8)
-    title = f"Attention alone, batch {first['batch_size']}, d_head {first['d_head']}, {first['dtype']}"
-    figure.suptitle(title, x=0.01, ha="left")
-    return figure
-
-
-def draw_panel(axes, rows: list[dict], title: str, name: str, dotted: str | None = None, scale: float = 1.0) -> None:
-    from analysis.figures import PALETTE
-
-    implementations = unique([row["implementation"] for row in rows])
-    for color, implementation in zip(PALETTE, implementations, strict=False):
-        style, legend = {"color": color, "linewidth": 1.4}, implementation
-        for key, line in ((name, "o-"), (dotted, ":")):
-            some = [row for row in rows if row["implementation"] == implementation and row.get(key) is not None]
-            if some:
-                lengths, values = [row["seq_len"] for row in some], [row[key] / scale for row in some]
-                axes.plot(lengths, values, line, label=legend, **style)
-                legend = None  # one entry each
-    lengths = unique([row["seq_len"] for row in rows])
-    axes.set(xscale="log", yscale="log", xlabel="sequence (tokens)")
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xticks(lengths, [f"{n:,}" for n in lengths], fontsize=8)
-    axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
+    some = [row for row in rows if (row["d_head"], row["dtype"]) == (first["d_head"], first["dtype"])]
+    about = f"batch {first['batch_size']}, d_head {first['d_head']}, {first['dtype']}"
+    return attention_figure(sorted(some, key=lambda row: row["seq_len"]), about)

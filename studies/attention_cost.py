@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from analysis.fake_run import CompiledCall
 from harness.devices import PRECISIONS, choose_device, library_workspaces, synchronize
-from harness.errors import UserError, first_line, innermost_cause
+from harness.errors import first_line
 from harness.memory_tracker import Allocation, MemoryTracker
 from harness.timing import trace_range
 from studies.sweep import cold_compiler, time_statistics, unique
@@ -41,7 +41,7 @@ MEASURED = (
     "rounding_bytes workspace_bytes compile_s kernel repetitions"
 ).split()
 
-# A spec is a dictionary of implementation, dtype, batch_size, n_heads, d_head, seq_len, causal and device.
+# A spec is a dictionary of implementation, dtype, batch_size, n_heads, d_head, seq_len and causal.
 
 
 def manual_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -90,30 +90,24 @@ def selected_kernel(spec: dict) -> contextlib.AbstractContextManager:
     return sdpa_kernel(BACKENDS[backend]) if backend else contextlib.nullcontext()
 
 
-def inputs(spec: dict, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+class Inputs(nn.Module):
     """Query, key, value [B, H, S, E] and, where the scores are written to memory, the causal mask [S, S]."""
-    shape = [spec[name] for name in ("batch_size", "n_heads", "seq_len", "d_head")]
-    dtype = PRECISIONS[spec["dtype"]]
-    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-    mask = None
-    if spec["causal"] and not backend_of(spec):
-        mask = torch.full((spec["seq_len"],) * 2, float("-inf"), device=device, dtype=dtype).triu_(1)
-    return q, k, v, mask
+
+    def __init__(self, spec: dict, device: torch.device):
+        super().__init__()
+        shape = [spec[name] for name in ("batch_size", "n_heads", "seq_len", "d_head")]
+        options = {"device": device, "dtype": PRECISIONS[spec["dtype"]]}
+        self.query, self.key, self.value = (nn.Parameter(torch.randn(shape, **options)) for _ in range(3))
+        mask = None
+        if spec["causal"] and not backend_of(spec):
+            mask = torch.full((spec["seq_len"],) * 2, float("-inf"), **options).triu_(1)
+        self.register_buffer("mask", mask)
+
+    def attend(self, function: Callable) -> Tensor:
+        return function(self.query, self.key, self.value, self.mask)
 
 
 # ---- Prediction ----------------------------------------------------------------------------------------------------
-
-
-class Inputs(nn.Module):
-    """Query, key and value where the memory tracker looks for tensors that exist before the step."""
-
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None):
-        super().__init__()
-        self.query, self.key, self.value = (nn.Parameter(x) for x in (q, k, v))
-        self.register_buffer("mask", mask)
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        return self.query, self.key, self.value, self.mask
 
 
 def predicted(spec: dict, device: torch.device) -> dict:
@@ -122,19 +116,19 @@ def predicted(spec: dict, device: torch.device) -> dict:
     Raises RuntimeError where the selected kernel cannot take the inputs.
     """
     with FakeTensorMode(), selected_kernel(spec):
-        module = Inputs(*inputs(spec, device))
-        tracker = MemoryTracker(module, torch.optim.SGD(module.parameters()))
-        function = compiled_call(module, tracker) if spec["implementation"] == "compiled" else function_of(spec)
+        inputs = Inputs(spec, device)
+        tracker = MemoryTracker(inputs, torch.optim.SGD(inputs.parameters()))
+        function = compiled_call(inputs, tracker) if spec["implementation"] == "compiled" else function_of(spec)
         with tracker:
             with trace_range("forward"):
-                output = function(*module.tensors())
+                output = inputs.attend(function)
             with trace_range("upstream gradient"):
                 gradient = torch.ones_like(output)
             with trace_range("backward"):
                 output.backward(gradient)
     begins = next(first for name, first, _ in tracker.phases if name == "backward")
     live = [a for a in tracker.allocations if a.born <= begins and (a.died is None or a.died > begins)]
-    names = ["query", "key", "value"] + ([] if module.mask is None else ["mask"])
+    names = ["query", "key", "value"] + ([] if inputs.mask is None else ["mask"])
     names += [allocation.where.removeprefix("attention.") for allocation in live[len(names) :]]
     tensors = [tensor_row(*one) for one in zip(names, live, strict=True)]
     if device.type == "cpu" and spec["implementation"] in ("manual", "eager"):
@@ -151,11 +145,10 @@ def tensor_row(name: str, allocation: Allocation) -> dict:
     return {"name": name, "shape": allocation.shape, "dtype": allocation.dtype, "bytes": allocation.bytes}
 
 
-def compiled_call(module: Inputs, tracker: MemoryTracker) -> CompiledCall:
+def compiled_call(inputs: Inputs, tracker: MemoryTracker) -> CompiledCall:
     def warm_up(called: Callable) -> None:
-        output = called(*module.tensors())
-        output.backward(torch.ones_like(output))
-        module.zero_grad(set_to_none=True)
+        forward_and_backward(called, inputs)
+        inputs.zero_grad(set_to_none=True)
 
     def compiled(backend: Callable) -> Callable:
         return torch.compile(eager_attention, backend=backend, dynamic=False)
@@ -194,9 +187,9 @@ def reason_in(messages: list[str], backend: str) -> str:
 # ---- Measurement, in a process of its own --------------------------------------------------------------------------
 
 
-def measure(spec: dict, repetitions: int, warmup_steps: int) -> dict:
+def measure(spec: dict, device_name: str, repetitions: int, warmup_steps: int) -> dict:
     """The measured columns of a row: memory before the backward pass, times, and which kernel it was."""
-    device = choose_device(spec["device"])
+    device = choose_device(device_name)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     workspace = library_workspaces(device)
@@ -206,7 +199,7 @@ def measure(spec: dict, repetitions: int, warmup_steps: int) -> dict:
         if spec["implementation"] == "compiled":
             function, first_s = compile_attention(function, spec, device)
         row |= memory_and_kernel(function, spec, device, workspace)
-        forward_ms, backward_ms = pass_times(function, inputs(spec, device), repetitions, warmup_steps, device)
+        forward_ms, backward_ms = pass_times(function, Inputs(spec, device), repetitions, warmup_steps)
     if spec["implementation"] == "compiled":  # the first call includes one pass
         pass_ms = statistics.median(forward_ms) + statistics.median(backward_ms)
         row["compile_s"] = max(0.0, first_s - pass_ms / 1e3)
@@ -215,22 +208,19 @@ def measure(spec: dict, repetitions: int, warmup_steps: int) -> dict:
 
 def compile_attention(function: Callable, spec: dict, device: torch.device) -> tuple[Callable, float]:
     """The compiled function, and the seconds of its first forward and backward pass."""
-    arguments = inputs(spec, device)
-    forward_and_backward(function, arguments, device)  # what a process does once is no part of compiling
+    inputs = Inputs(spec, device)
+    forward_and_backward(function, inputs)  # what a process does once is no part of compiling
     function = torch.compile(function, dynamic=False)
     started = time.perf_counter()
-    try:
-        with cold_compiler():
-            forward_and_backward(function, arguments, device)
-    except torch._dynamo.exc.TorchDynamoException as error:
-        raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
+    with cold_compiler():
+        forward_and_backward(function, inputs)
     return function, time.perf_counter() - started
 
 
-def forward_and_backward(function: Callable, arguments: tuple, device: torch.device) -> None:
-    output = function(*arguments)
+def forward_and_backward(function: Callable, inputs: Inputs) -> None:
+    output = inputs.attend(function)
     output.backward(torch.ones_like(output))
-    synchronize(device)
+    synchronize(output.device)
 
 
 def memory_and_kernel(function: Callable, spec: dict, device: torch.device, workspace: int) -> dict:
@@ -242,8 +232,8 @@ def memory_and_kernel(function: Callable, spec: dict, device: torch.device, work
     on_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=kinds, profile_memory=True) as recorded:
-        arguments = inputs(spec, device)
-        output = function(*arguments)
+        inputs = Inputs(spec, device)
+        output = inputs.attend(function)
         gradient = torch.ones_like(output)
     if on_gpu:
         used_bytes, stats = torch.cuda.memory_allocated(device) - workspace, torch.cuda.memory_stats(device)
@@ -267,10 +257,9 @@ def kernel_in(names: list[str]) -> str | None:
     return next((name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")), None)
 
 
-def pass_times(
-    function: Callable, arguments: tuple, repetitions: int, warmup_steps: int, device: torch.device
-) -> tuple[list[float], list[float]]:
+def pass_times(function: Callable, inputs: Inputs, repetitions: int, warmup_steps: int) -> tuple[list, list]:
     """Milliseconds of each forward and each backward pass; a GPU is read when all are done."""
+    device = inputs.query.device
     on_gpu = device.type == "cuda"
     gradient, marks = None, []
 
@@ -285,10 +274,9 @@ def pass_times(
         return start.elapsed_time(end) if on_gpu else 1e3 * (end - start)
 
     for _ in range(warmup_steps + repetitions):
-        for x in arguments[:3]:
-            x.grad = None
+        inputs.zero_grad(set_to_none=True)
         forward_starts = mark()
-        output = function(*arguments)
+        output = inputs.attend(function)
         forward_ends = mark()
         gradient = torch.ones_like(output) if gradient is None else gradient
         backward_starts = mark()

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from analysis.compare import IGNORED, NOISE, STANDARD_ERRORS, check_distinct, unique_names
+from analysis.wording import shortened
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import FILES, explain_nulls
@@ -133,19 +134,10 @@ def sweep_comparison_lines(comparison: dict) -> list[str]:
 
 def draw_sweep_comparison(comparison: dict):
     """The ratio of each time to the baseline's, a bar each, gray within noise."""
-    from matplotlib.figure import Figure
-
-    from analysis.figures import GREY, PALETTE, WIDTH, bare, shortened
+    from analysis.figures import GREY, PALETTE
+    from studies.figures import comparison_figure
 
     rows = [row for row in comparison["rows"] if row["figure"].endswith("_ms") and row["ratio"]][:60]
-    figure = Figure(figsize=(WIDTH, 1.2 + 0.24 * max(4, len(rows))), layout="constrained")
-    axes = figure.subplots()
     names = [shortened(f"{row['row']} {row['figure'].removesuffix('_ms')} {row['run']}", 70) for row in rows]
     colors = [GREY["other"] if row["difference"] == NOISE else PALETTE[3 if row["ratio"] > 1 else 2] for row in rows]
-    axes.barh(range(len(rows)), [row["ratio"] for row in rows], color=colors)
-    axes.set_yticks(range(len(rows)), names, fontsize=7.5)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"time relative to {shortened(comparison['baseline'], 50)}; gray: within noise")
-    bare(axes)
-    return figure
+    return comparison_figure(names, [row["ratio"] for row in rows], colors, shortened(comparison["baseline"], 50))

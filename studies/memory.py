@@ -24,33 +24,36 @@ from tiny_llama_v1 import TinyLlamaWorkload
 KEY = ("batch_size", "seq_len")
 TERMS = ("constant", "linear", "quadratic")
 FIGURES = {"step_time_ms": None, "peak_bytes": None, "predicted_bytes": None}  # without a spread
-MEASURED = ("peak_bytes", "bytes_per_token", "step_time_ms", "samples_per_sec", "tokens_per_sec")
+MEASURED = ("peak_phase", "bytes_by_category", "bytes_per_token", "samples_per_sec", "tokens_per_sec", "folder")
 
 
 def study(args) -> None:
     """All pairs that the command line asks for."""
+    from studies.figures import memory_figure
+
     args.num_steps = args.num_steps or 6
     workload, profiling = tiny_llama_v1.resolve(args)
     device = choose_device(workload.training.device)
     check_precision(workload.precision, device)
     specs = [spec_of(args, batch_size, seq_len) for seq_len in args.seq_lens for batch_size in args.batch_sizes]
-    sweep = Sweep("memory_study", args, device, KEY, FIGURES)
+    sweep = Sweep("memory_study", args, device, KEY, FIGURES, MEASURED)
     sweep.settings |= settings_of(workload)
     sweep.open()
 
     def measure(spec: dict) -> list[dict]:
-        row, one = spec["rows"][0] | dict.fromkeys(MEASURED), spec["workload"]
-        row |= predicted_peak(one, sweep.predicts_gpu, "predicted_bytes")
-        folder = sweep.folder / label_of_folder(row)
-        work = (run_of_row, one.with_settings(output_dir=str(folder)), replace(profiling, profile_dir=None))
+        workload = spec["workload"]
+        row = spec["rows"][0] | predicted_peak(workload, sweep.predicts_gpu, "predicted_bytes")
+        work = (run_of_row, workload, replace(profiling, profile_memory=True, profile_dir=None), sweep.folder)
         outcome, found = sweep.measure_row(row["predicted_bytes"], *work)
-        return [row | (found or {}) | outcome | ({"folder": folder.name} if found else {})]
+        return [row | (found or {}) | outcome]
 
     sweep.run(specs, measure, label, lambda row: megabytes(row["peak_bytes"]), table)
     fitted, factors = fit(sweep.rows), growth_factors(sweep.rows)
     sweep.rows = with_shares(sweep.rows, fitted)
-    figure = draw(sweep.rows, fitted) if any(row["status"] == "ok" for row in sweep.rows) else None
-    sweep.close([table(sweep.rows), fit_section(fitted), factor_section(factors)], figure, fit=fitted, factors=factors)
+    measured = [row for row in sweep.rows if row["status"] == "ok"]
+    figure = memory_figure(measured, fitted) if measured else None
+    sections = [table(sweep.rows), fit_section(fitted), factor_section(factors)]
+    sweep.close(sections, figure, fit=fitted, factors=factors)
 
 
 def spec_of(args, batch_size: int, seq_len: int) -> dict:
@@ -67,13 +70,14 @@ def settings_of(workload: TinyLlamaWorkload) -> dict:
     return {name: value for name, value in resolved.items() if name not in ("max_seq_len", *KEY, *NOT_SETTINGS)}
 
 
-def run_of_row(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> dict:
+def run_of_row(workload: TinyLlamaWorkload, profiling: ProfilerConfig, parent: Path) -> dict:
     """In a process of its own: the script's run, its output discarded, and the columns that its files give."""
+    folder = parent / f"bs{workload.batch_size}_seq{workload.seq_len}"
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            tiny_llama_v1.run(workload, replace(profiling, profile_memory=True))
+            tiny_llama_v1.run(workload.with_settings(output_dir=str(folder)), profiling)
         except Exception as error:
             errors.append(error)
             raise
@@ -82,7 +86,6 @@ def run_of_row(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> dict:
         exit_code_of(run)  # a run that is interrupted leaves its summary
     if errors:
         raise errors[0]
-    folder = Path(workload.training.output_dir)
     performance = read_document(folder / "performance_summary.json")["performance"]
     memory = read_document(folder / "memory_timeline.json")
     return {
@@ -93,15 +96,12 @@ def run_of_row(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> dict:
         "step_time_ms": performance["avg_step_time_ms"],
         "samples_per_sec": performance["samples_per_sec"],
         "tokens_per_sec": performance["tokens_per_sec"],
+        "folder": folder.name,
     }
 
 
 def label(row: dict) -> str:
     return f"batch {row['batch_size']} x {row['seq_len']} tokens"
-
-
-def label_of_folder(row: dict) -> str:
-    return f"bs{row['batch_size']}_seq{row['seq_len']}"
 
 
 # ---- Fit and factors -----------------------------------------------------------------------------------------------
@@ -210,50 +210,3 @@ def factor_section(factors: list[dict]) -> Section:
         factor_column("tokens/s", "throughput_factor"),
     )
     return Section("Growth, batch x sequence", columns, factors)
-
-
-def draw(rows: list[dict], fitted: dict):
-    """Measured peaks over the sequence, a line for each batch size, with the fit; and what they consist of."""
-    from matplotlib.figure import Figure
-
-    from analysis.figures import WIDTH
-
-    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
-    rows = [row for row in rows if row["status"] == "ok"]
-    draw_peaks(left, rows, fitted)
-    draw_categories(right, rows)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def draw_peaks(axes, rows: list[dict], fitted: dict) -> None:
-    from analysis.figures import PALETTE
-
-    for color, batch_size in zip(PALETTE, sorted({row["batch_size"] for row in rows}), strict=False):
-        some = sorted((row for row in rows if row["batch_size"] == batch_size), key=lambda row: row["seq_len"])
-        seq = np.array([row["seq_len"] for row in some], float)
-        axes.plot(seq, [row["peak_bytes"] / MB for row in some], "o", color=color, label=f"batch {batch_size}")
-        if fitted["rows"]:
-            dense = np.linspace(seq.min(), seq.max(), 100)
-            growing = fitted["linear_bytes"] * dense + fitted["quadratic_bytes"] * dense**2
-            axes.plot(dense, (fitted["constant_bytes"] + batch_size * growing) / MB, color=color, linewidth=1)
-    axes.set(xlabel="sequence (tokens)", ylabel="peak of live tensors (MB)", ylim=(0, None))
-    axes.set_title("Measured peaks (dots) and the fit (lines)", loc="left", fontsize=11)
-    axes.legend(frameon=False)
-
-
-def draw_categories(axes, rows: list[dict]) -> None:
-    from analysis.memory import CATEGORY_COLORS
-
-    names = [f"{row['batch_size']} x {row['seq_len']}" for row in rows]
-    base = np.zeros(len(rows))
-    for category, color in CATEGORY_COLORS.items():
-        sizes = np.array([row["bytes_by_category"][category] / MB for row in rows])
-        axes.barh(names, sizes, left=base, color=color, label=category)
-        base += sizes
-    axes.invert_yaxis()
-    axes.set(xlabel="MB at the peak")
-    axes.set_title("Categories at the peak, by batch x sequence", loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=8)

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from harness.files import explain_nulls_recursively
-from harness.tables import Section, column
+from harness.tables import Section
 from studies.autocast import short_name
-from studies.sweep import yes_no_column
+from studies.sweep import plain_columns
 from tiny_llama_v1 import RMSNorm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,39 +43,22 @@ def formats() -> list[dict]:
     for dtype in DTYPES:
         info = torch.finfo(dtype)
         mantissa_bits = round(-math.log2(info.eps))
-        rows[dtype] = {
-            "type": short_name(dtype),
-            "exponent_bits": info.bits - 1 - mantissa_bits,
-            "mantissa_bits": mantissa_bits,
-            "largest": info.max,
-            "smallest_normal": info.smallest_normal,
-            "smallest_subnormal": info.smallest_normal * info.eps,
-            "eps": info.eps,
-            "decimal_digits": math.floor(mantissa_bits * math.log10(2)),
-            "source": "torch.finfo",
-        }
+        by_torch = {"largest": info.max, "smallest_normal": info.smallest_normal, "eps": info.eps}
+        by_torch |= {"smallest_subnormal": info.smallest_normal * info.eps, "source": "torch.finfo"}
+        layout = format_of(info.bits - 1 - mantissa_bits, mantissa_bits)
+        rows[dtype] = {"type": short_name(dtype)} | layout | by_torch
     bits = rows[torch.float32]["exponent_bits"], rows[torch.float16]["mantissa_bits"]
     tf32 = {"type": "tfloat32"} | format_of(*bits) | {"source": "arithmetic"}
     return [rows[torch.float32], tf32, rows[torch.bfloat16], rows[torch.float16]]
 
 
 def format_section() -> Section:
-    columns = (
-        column("type", "type", left=True),
-        column("exponent bits", "exponent_bits"),
-        column("mantissa bits", "mantissa_bits"),
-        column("largest", "largest", ".6g"),
-        column("smallest normal", "smallest_normal", ".3g"),
-        column("smallest subnormal", "smallest_subnormal", ".3g"),
-        column("eps", "eps", ".3g"),
-        column("decimal digits", "decimal_digits"),
-        column("from", "source", left=True),
-    )
+    rows = formats()
     text = [
         "tfloat32 is what matrix units of GPUs round the inputs of a matmul to; the tensors stay float32. Its row is "
         "that of a format with the exponent of float32 and the mantissa of float16."
     ]
-    return Section("Range and precision", columns, formats(), text)
+    return Section("Range and precision", plain_columns(rows), rows, text)
 
 
 # ---- Sums of squares -----------------------------------------------------------------------------------------------
@@ -133,15 +116,6 @@ def normalized(entry: float, dtype: torch.dtype, width: int, device: torch.devic
 
 def squares_section(rows: list[dict]) -> Section:
     """Overflow and underflow where a normalization meets them."""
-    columns = (
-        column("type", "type", left=True),
-        column("sum is 0 up to", "zero_up_to", ".3g"),
-        column("sum is inf from", "sum_infinite_from", ".3g"),
-        column("mean is inf from", "mean_infinite_from", ".3g"),
-        column("norm, written out", "written_out", ".4g"),
-        column("RMSNorm", "rms_norm", ".4g"),
-        column("F.layer_norm", "layer_norm", ".4g"),
-    )
     largest = ", ".join(f"{row['type']} {row['sum_infinite_from'] / 2:.3g}" for row in rows)
     wrong = [row["type"] for row in rows if abs(row["written_out"] - 1) > 0.01]
     text = [
@@ -150,7 +124,7 @@ def squares_section(rows: list[dict]) -> Section:
         f"Last three columns: a row of entries of ±{rows[0]['entry']:g}, normalized in the type; 1 if all is well. "
         f"Written out, step by step in the type itself, it is wrong in: {', '.join(wrong) or 'none'}.",
     ]
-    return Section("What a normalization needs: sums of squares", columns, rows, text)
+    return Section("What a normalization needs: sums of squares", plain_columns(rows), rows, text)
 
 
 # ---- Accumulation --------------------------------------------------------------------------------------------------
@@ -207,16 +181,6 @@ def accumulation(device: torch.device) -> tuple[list[dict], dict[str, list[float
 
 
 def accumulation_section(rows: list[dict]) -> Section:
-    columns = (
-        column("accumulator", "accumulator", left=True),
-        column("addend", "addend", left=True),
-        yes_no_column("converted first", "converted_first"),
-        column("result", "result", ".7g"),
-        column("relative error", "relative_error", "+.2e"),
-        column("of the addend alone", "relative_error_of_addend", "+.2e"),
-        column("stalls from", "stalls_from", ",g"),
-        column("first lost addition", "first_lost_addition"),
-    )
     text = []
     for row in rows:
         if row["accumulator"] == row["addend"]:
@@ -235,4 +199,5 @@ def accumulation_section(rows: list[dict]) -> Section:
                 f"float32 += {addend} is the same, converted first or not: {pair[0]['result']:.7g}; {share:.1%} of its "
                 "error is that of the addend."
             )
-    return Section(f"{ADDEND} summed {ADDITIONS:,} times; {ADDITIONS * ADDEND:g} is exact", columns, rows, text)
+    title = f"{ADDEND} summed {ADDITIONS:,} times; {ADDITIONS * ADDEND:g} is exact"
+    return Section(title, plain_columns(rows), rows, text)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from harness.devices import PRECISIONS, check_precision, choose_device
@@ -21,7 +19,7 @@ from studies.number_formats import (
     squares_section,
 )
 from studies.sweep import Sweep, mean_std_column, status_column, workload_of
-from studies.training import MEASURED, PRECISION, SHAPE, TIMES, measured_rows, phase_bars, result, title_of
+from studies.training import MEASURED, PRECISION, SHAPE, TIMES, measured_rows, result, title_of
 
 KEY = ("size", "seq_len", "batch_size", "precision")
 FIGURES = {f"{name}_ms": f"{name}_std_ms" for name in TIMES}
@@ -38,14 +36,13 @@ def study(args) -> None:
     if device.type == "cpu":
         args.notes.append("No GPU: no tf32, and data types are those of autocast on a CPU")
     specs = specs_of(args)
-    sweep = Sweep("precision_study", args, device, KEY, FIGURES)
+    sweep = Sweep("precision_study", args, device, KEY, FIGURES, MEASURED)
     sweep.open()
 
     def rows_of(spec: dict) -> list[dict]:
         precision = spec["workload"].precision
         if precision in lacking:
-            unknown = dict.fromkeys((*MEASURED, "predicted_peak_bytes"))
-            return [row | unknown | {"status": "skipped", "reason": lacking[precision]} for row in spec["rows"]]
+            return [row | {"status": "skipped", "reason": lacking[precision]} for row in spec["rows"]]
         return measured_rows(sweep, spec, args.repetitions)
 
     sweep.run(specs, rows_of, label, result, table)
@@ -54,6 +51,8 @@ def study(args) -> None:
 
 def close(sweep: Sweep, lacking: dict[str, str], device: torch.device, width: int) -> None:
     """Data types, formats, sums of squares and accumulation, and the report of all."""
+    from studies.figures import precision_figure
+
     dtypes = [row for precision in AUTOCAST if precision not in lacking for row in data_types(precision, device)]
     norms = squares(width, device)
     sums, series = accumulation(device)
@@ -65,7 +64,7 @@ def close(sweep: Sweep, lacking: dict[str, str], device: torch.device, width: in
         accumulation_section(sums),
     ]
     more = {"dtypes": dtypes, "formats": formats(), "squares": norms, "accumulation": sums, "lacking": lacking}
-    sweep.close(sections, draw(sweep.rows, series), **more)
+    sweep.close(sections, precision_figure(sweep.rows, series, ADDEND), **more)
 
 
 def missing_precisions(device: torch.device) -> dict[str, str]:
@@ -124,58 +123,3 @@ def table(rows: list[dict]) -> Section:
         status_column(),
     )
     return Section(title_of("A training step by precision", rows), columns, rows)
-
-
-def draw(rows: list[dict], series: dict[str, list[float]]):
-    """Time by phase and memory for each precision that ran, and how the sums go astray."""
-    from matplotlib.figure import Figure
-
-    from analysis.figures import WIDTH
-
-    timed = [row for row in rows if row["status"] == "ok"]
-    sized = [row for row in rows if row["predicted_peak_bytes"] is not None]
-    figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
-    panels = iter(figure.subplots(1, 1 + bool(timed) + bool(sized), squeeze=False)[0])
-    if timed:
-        draw_times(next(panels), timed)
-    if sized:
-        draw_peaks(next(panels), sized)
-    draw_sums(next(panels), series)
-    return figure
-
-
-def draw_times(axes, rows: list[dict]) -> None:
-    phase_bars(axes, rows, [row["precision"] for row in rows])
-    axes.set_title(f"Step, {rows[0]['size']} (ms)", loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
-
-
-def draw_peaks(axes, rows: list[dict]) -> None:
-    from analysis.figures import PALETTE, bare
-
-    kinds = [("predicted", "predicted_peak_bytes", PALETTE[9])]
-    if any(row["peak_bytes"] is not None for row in rows):
-        kinds.append(("measured", "peak_bytes", PALETTE[0]))
-    for i, (kind, name, color) in enumerate(kinds):
-        values = [(row[name] or 0) / MB for row in rows]
-        places = [y + 0.4 * i for y in range(len(rows))]
-        bars = axes.barh(places, values, height=0.8 / len(kinds), color=color, label=kind)
-        axes.bar_label(bars, [f"{value:,.0f}" if value else "" for value in values], padding=3, fontsize=8)
-    axes.set_yticks([y + 0.2 * (len(kinds) - 1) for y in range(len(rows))], [row["precision"] for row in rows])
-    axes.margins(x=0.15)
-    axes.set_title("Peak memory of a step (MB)", loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
-    axes.invert_yaxis()
-    bare(axes)
-
-
-def draw_sums(axes, series: dict[str, list[float]]) -> None:
-    from analysis.figures import PALETTE
-
-    for color, (name, sums) in zip(PALETTE, series.items(), strict=False):
-        errors = [abs(total / (ADDEND * n) - 1) or math.nan for n, total in enumerate(sums, 1)]  # no logarithm of 0
-        axes.plot(range(1, len(sums) + 1), errors, color=color, linewidth=1.2, label=name)
-    axes.set(yscale="log", ylim=(1e-8, 2), xlabel="additions")
-    axes.set_title(f"Relative error of sums of {ADDEND}", loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -20,13 +20,12 @@ import numpy as np
 import torch
 
 from analysis.fake_run import FakeRunError
-from analysis.prediction import peak_bytes
 from harness.command_line import OneLineParser, memory_size, number_of, require
 from harness.console import progress_bar, say
 from harness.devices import choose_device, memory_of_a_rank
 from harness.documents import read_document
 from harness.environment import describe_environment
-from harness.errors import UserError, explain_error, out_of_memory
+from harness.errors import UserError, explain_error, innermost_cause, out_of_memory
 from harness.files import (
     explain_nulls,
     explain_nulls_recursively,
@@ -54,10 +53,10 @@ class Sweep:
     sweeps of a kind can be compared.
     """
 
-    def __init__(self, name: str, args, device: torch.device, key: Sequence[str], figures: dict):
+    def __init__(self, name: str, args, device: torch.device, key: Sequence[str], figures: dict, columns=()):
         """args: of parse_sweep(); they decide what the rows hold, but for a few.  figures: each measured column, with
-        the column of its standard deviation, or None."""
-        self.name, self.key, self.figures = name, tuple(key), figures
+        the column of its standard deviation, or None.  columns: more that a row has, null where not measured."""
+        self.name, self.key, self.figures, self.columns = name, tuple(key), figures, (*figures, *columns)
         self.folder = Path(args.resume or args.output_dir or f"./{name}")
         self.resumes, self.dry_run, self.force = args.resume is not None, args.dry_run, args.force
         self.settings = {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
@@ -126,7 +125,7 @@ class Sweep:
                 self.bar.set_postfix_str(label(spec["rows"][0]))
                 rows = measure(spec)
                 slow += any(row["status"] != "skipped" for row in rows)
-                self.rows += [explain_nulls_recursively(row, self.reasons_of(row)) for row in rows]
+                self.rows += map(self.completed, rows)
                 self.write()
                 self.bar.update()
                 left_s = (time.monotonic() - started) / max(slow, 1) * (len(todo) - i)
@@ -136,10 +135,11 @@ class Sweep:
                 with self.bar.external_write_mode():
                     say(f"[{i}/{len(todo)}] {label(row)}: {found}{about}")
 
-    def reasons_of(self, row: dict) -> dict[str, str]:
-        """Why each null of a row is null, where the row itself does not tell."""
+    def completed(self, row: dict) -> dict:
+        """The row with all columns, and why each null is null where the row itself does not tell."""
+        row = dict.fromkeys((*self.key, *self.columns)) | row
         why = "not part of this row" if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
-        return dict.fromkeys((*self.figures, *row), why)
+        return explain_nulls_recursively(row, dict.fromkeys(row, why))
 
     def measure_row(self, peak: int | None, work: Callable, *arguments) -> tuple[dict, object]:
         """Status and reason of a row, and what work(*arguments) returned in a process of its own: None if it did not.
@@ -346,13 +346,18 @@ def _answer(connection, work: Callable, arguments: tuple) -> None:
 
 @contextlib.contextmanager
 def cold_compiler() -> Iterator[None]:
-    """An empty cache for the compiler: each row takes what a first compilation takes, however often it was done."""
+    """An empty cache for the compiler: each row takes what a first compilation takes, however often it was done.
+
+    Raises UserError where the compiler fails.
+    """
     name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
+    before = os.environ.pop(name, None)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ[name] = folder
         try:
             yield
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
         finally:
             del os.environ[name]
             if before is not None:
@@ -364,6 +369,8 @@ def cold_compiler() -> Iterator[None]:
 
 def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak_bytes") -> dict:
     """The column of a step's peak by a fake-tensor run; null, with the reason, where there can be none."""
+    from analysis.prediction import peak_bytes  # imports pandas
+
     try:
         return {name: peak_bytes(workload, on_gpu)}
     except FakeRunError as error:
@@ -378,6 +385,21 @@ def time_statistics(name: str, values_ms: list[float]) -> dict:
 
 def text_columns(*keys: str) -> list[Column]:
     return [column(key, key, left=True) for key in keys]
+
+
+def plain_columns(rows: list[dict], form: str = ".7g") -> list[Column]:
+    """A column for each value of the rows, titled by its name; form is that of real numbers."""
+    columns = []
+    for key in (key for key in rows[0] if not key.endswith("_reason")):
+        kinds = {type(row[key]) for row in rows} - {type(None)}
+        title = key.replace("_", " ")
+        if kinds == {bool}:
+            columns.append(yes_no_column(title, key))
+        elif kinds == {str}:
+            columns.append(column(title, key, left=True))
+        else:
+            columns.append(column(title, key, form if float in kinds else ","))
+    return columns
 
 
 def status_column() -> Column:

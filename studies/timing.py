@@ -33,7 +33,6 @@ WAYS = {
 MEANS = (NO_WARM_UP, "mean with an outlier")  # the others report a median
 KEY = ("way",)
 FIGURES = {"baseline_ms": None, "changed_ms": None, "ratio": None}
-MEASURED = ("baseline_ms", "changed_ms", "ratio", "ratio_95", "baseline_factor", "conclusion")
 PAUSE = 3.0  # median steps of the baseline: as long as writing a checkpoint, or another user's job
 
 # ---- Measurement, in a process of its own --------------------------------------------------------------------------
@@ -144,6 +143,8 @@ def interrupted_ms(step: Step, steps: int, pause_s: float, device: torch.device)
 
 def study(args) -> None:
     """All ways, for the baseline and the change that the command line names."""
+    from studies.figures import timing_figure
+
     device = choose_device(args.device)
     args.change = shlex.split(args.change)
     baseline, changed = workloads(args)
@@ -151,7 +152,7 @@ def study(args) -> None:
     repetitions, wrong = args.repetitions, args.wrong_way_repetitions
     if device.type != "cuda":
         args.notes.append("No GPU: in `no synchronization` a worker thread stands for the device")
-    sweep = Sweep("timing_study", args, device, KEY, FIGURES)
+    sweep = Sweep("timing_study", args, device, KEY, FIGURES, ("ratio_95", "baseline_factor", "conclusion"))
     sweep.open()
     one_process = [{"way": way} for way in WAYS if way != NO_WARM_UP]
 
@@ -166,14 +167,16 @@ def study(args) -> None:
                 outcome, second = sweep.measure_row(None, cold_steps, changed, wrong)
             found = second and {NO_WARM_UP: [first, second]}
         if found is None:
-            return [row | dict.fromkeys(MEASURED) | outcome for row in spec["rows"]]
+            return [row | outcome for row in spec["rows"]]
         return [row | outcome | reported(row["way"], *found[row["way"]]) for row in spec["rows"]]
 
     specs = [{"rows": one_process}, {"rows": [{"way": NO_WARM_UP}]}]
     sweep.run(specs, measure, lambda row: row["way"], result, lambda rows: table(concluded(rows)))
     sweep.rows = sorted(concluded(sweep.rows), key=lambda row: list(WAYS).index(row["way"]))
     change = shlex.join(args.change)
-    sweep.close(sections(sweep.rows, change), draw(sweep.rows, change), ways=WAYS)
+    measured = [row for row in sweep.rows if row["status"] == "ok"]
+    figure = timing_figure(measured, interval_of(measured[0]), change) if sweep.rows[0] in measured else None
+    sweep.close(sections(sweep.rows, change), figure, ways=WAYS)
 
 
 def workloads(args) -> tuple[TinyLlamaWorkload, TinyLlamaWorkload]:
@@ -198,9 +201,8 @@ def step_of(workload: TinyLlamaWorkload) -> TinyLlamaWorkload:
 def reported(way: str, baseline: list[float], changed: list[float]) -> dict:
     """What somebody who measures in this way would report.  Milliseconds, each time included."""
     average = statistics.fmean if way in MEANS else statistics.median
-    found: dict = dict.fromkeys(MEASURED)
-    found |= {"baseline_ms": average(baseline), "changed_ms": average(changed)}
-    found["ratio"] = found["changed_ms"] / found["baseline_ms"]
+    baseline_ms, changed_ms = average(baseline), average(changed)
+    found = {"baseline_ms": baseline_ms, "changed_ms": changed_ms, "ratio": changed_ms / baseline_ms}
     if way == RIGHT:
         found["ratio_95"] = ratio(np.array(changed), np.array(baseline))["ratio_95"]
         # What a single pair of steps would have reported.
@@ -221,13 +223,13 @@ def conclude(row: dict, right: dict) -> dict:
     row["baseline_factor"] = row["baseline_ms"] / right["baseline_ms"]
     row["conclusion"] = effect(row["ratio"])
     if row["way"] != RIGHT:
-        row["conclusion"] = conclusion(row["ratio"], right["ratio"], right["ratio_95"])
+        row["conclusion"] = conclusion(row["ratio"], right["ratio"], interval_of(right))
     return row
 
 
-def conclusion(claimed: float, right: float, interval: list[float] | None) -> str:
-    """How a claimed ratio differs from the right one; interval: its 95% interval (None: too few repetitions)."""
-    low, high = interval or (right, right)
+def conclusion(claimed: float, right: float, interval: tuple[float, float]) -> str:
+    """How a claimed ratio differs from the right one, with its 95% interval."""
+    low, high = interval
     if low <= claimed <= high:
         return "the same"
     if low <= 1 <= high:
@@ -235,6 +237,12 @@ def conclusion(claimed: float, right: float, interval: list[float] | None) -> st
     if (claimed - 1) * (right - 1) < 0:
         return f"the opposite: {effect(claimed)}, not {effect(right)}"
     return f"{effect(claimed)}, not {effect(right)}"
+
+
+def interval_of(right: dict) -> tuple[float, float]:
+    """Of its ratio; the ratio alone where there are too few repetitions."""
+    low, high = right["ratio_95"] or (right["ratio"], right["ratio"])
+    return low, high
 
 
 def effect(claimed: float) -> str:
@@ -269,7 +277,7 @@ def sections(rows: list[dict], change: str) -> list[Section]:
     right = rows[0]
     if right["status"] != "ok":
         return [first]
-    low, high = right["ratio_95"] or (right["ratio"], right["ratio"])
+    low, high = interval_of(right)
     pairs = right["ratios_of_pairs"]
     outside = sum(not low <= one <= high for one in pairs)
     opposite = sum((one - 1) * (right["ratio"] - 1) < 0 for one in pairs)
@@ -281,33 +289,3 @@ def sections(rows: list[dict], change: str) -> list[Section]:
         f"the interval, {opposite} on the other side of 1",
     ]
     return [first, Section("How reliable is a single run?", text=text)]
-
-
-def draw(rows: list[dict], change: str):
-    """The ratio that each way claims, over the interval of the right one."""
-    from matplotlib.figure import Figure
-
-    from analysis.figures import PALETTE, WIDTH, bare
-
-    rows = [row for row in rows if row["status"] == "ok"]
-    if not rows or rows[0]["way"] != RIGHT:
-        return None
-    right = rows[0]
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
-    axes = figure.subplots()
-    low, high = right["ratio_95"] or (right["ratio"], right["ratio"])
-    axes.axvspan(low, high, color=PALETTE[2], alpha=0.25, linewidth=0, label="right, 95% interval")
-    axes.axvline(1, color="#404040", linewidth=1, linestyle=":", label="no difference")
-    names = [row["way"] for row in rows]
-    claims = [row["ratio"] for row in rows]
-    colors = [PALETTE[2 if low <= claim <= high else 3] for claim in claims]
-    axes.scatter(claims, names, c=colors, s=60, zorder=3)
-    for claim, name in zip(claims, names, strict=True):
-        axes.annotate(f"{claim:.3f}", (claim, name), xytext=(0, 9), textcoords="offset points", ha="center", fontsize=8)
-    axes.invert_yaxis()
-    axes.margins(x=0.08, y=0.14)
-    axes.set_xlabel(f"step time with {change} / without")
-    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
-    axes.set_title("What each way of timing would have reported", loc="left", fontsize=11)
-    bare(axes)
-    return figure

@@ -10,7 +10,6 @@ import torch
 
 from analysis.fake_run import FakeRunError, fake_forward
 from harness.devices import check_precision, choose_device, set_numerics
-from harness.errors import UserError, innermost_cause
 from harness.files import explain_nulls, make_folder
 from harness.memory_tracker import MemoryTracker
 from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
@@ -72,10 +71,7 @@ class Runner:
         self.run(1)  # what a process does once is no part of compiling
         self.state.model.compile(dynamic=False)
         with cold_compiler():
-            try:
-                return self.run(1)[0]
-            except torch._dynamo.exc.TorchDynamoException as error:
-                raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
+            return self.run(1)[0]
 
 
 def infer(workload: TinyLlamaWorkload, state: TrainingState, stream, steps: int, meter, instruments) -> None:
@@ -136,6 +132,8 @@ def figures(answer: dict, warmup: int, repetitions: int, flops: int) -> dict:
 
 def benchmark(args) -> None:
     """All rows that the command line asks for."""
+    from studies.figures import training_figure
+
     device = choose_device(args.device)
     on_gpu = device.type == "cuda"
     for precision in args.precisions:
@@ -145,7 +143,7 @@ def benchmark(args) -> None:
     if args.memory_snapshot and not on_gpu:
         args.notes.append("No GPU: peaks are predicted, and there is no allocator whose history could be written")
     specs = specs_of(args)
-    sweep = Sweep("training_benchmark", args, device, KEY, FIGURES)
+    sweep = Sweep("training_benchmark", args, device, KEY, FIGURES, MEASURED)
     sweep.open()
 
     def rows_of(spec: dict) -> list[dict]:
@@ -155,7 +153,9 @@ def benchmark(args) -> None:
         return measured_rows(sweep, spec, args.repetitions, snapshots)
 
     sweep.run(specs, rows_of, label, result, table)
-    sweep.close(sections(sweep.rows, args.memory_snapshot), draw(sweep.rows))
+    measured = [row for row in most_warmed_up(sweep.rows) if row["status"] == "ok"]
+    figure = training_figure(measured, [label(row) for row in measured]) if measured else None
+    sweep.close(sections(sweep.rows, args.memory_snapshot), figure)
 
 
 def measured_rows(sweep: Sweep, spec: dict, repetitions: int, snapshots: Path | None = None) -> list[dict]:
@@ -166,7 +166,7 @@ def measured_rows(sweep: Sweep, spec: dict, repetitions: int, snapshots: Path | 
     outcome, answer = sweep.measure_row(common["predicted_peak_bytes"], measure, workload, mode, steps, snapshots)
     common |= outcome
     if answer is None:
-        return [row | dict.fromkeys(MEASURED) | common for row in spec["rows"]]
+        return [row | common for row in spec["rows"]]
     flops = workload.step_flops() if mode == "train" else workload.forward_flops()
     return [row | common | figures(answer, row["warmup_steps"], repetitions, flops) for row in spec["rows"]]
 
@@ -335,36 +335,3 @@ def peak_text(row: dict) -> str:
         return "unknown"
     outcome = "OOM, " if row["status"] == "oom" else ""
     return f"{megabytes(row['predicted_peak_bytes'])} ({outcome}prediction)"
-
-
-def phase_bars(axes, rows: list[dict], names: list[str]) -> None:
-    """A bar for each row, the means of its phases stacked, with the standard deviation of the step."""
-    from analysis.figures import PHASE_COLORS, bare
-
-    left = [0.0] * len(rows)
-    for phase in PHASES:
-        widths = [row[f"{phase}_mean_ms"] or 0.0 for row in rows]
-        axes.barh(names, widths, left=left, color=PHASE_COLORS[phase], label=phase)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    spreads = [row["step_std_ms"] or 0.0 for row in rows]
-    axes.errorbar(left, names, xerr=spreads, fmt="none", ecolor="black", capsize=3)
-    axes.set_xlim(0, 1.05 * max(map(sum, zip(left, spreads, strict=True))))
-    axes.invert_yaxis()
-    bare(axes)
-
-
-def draw(rows: list[dict]):
-    from matplotlib.figure import Figure
-
-    from analysis.figures import WIDTH
-
-    rows = [row for row in most_warmed_up(rows) if row["status"] == "ok"]
-    if not rows:
-        return None
-    figure = Figure(figsize=(WIDTH, 1.4 + 0.32 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    phase_bars(axes, rows, [label(row) for row in rows])
-    axes.set_xlabel("ms per step, mean; error bars: standard deviation of the step")
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
-    axes.set_title("Time of a step by phase", loc="left", fontsize=11)
-    return figure

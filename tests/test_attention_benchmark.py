@@ -36,7 +36,7 @@ DOCUMENT = {
 
 def spec(implementation, d_head=16, seq_len=32, dtype="fp32", batch_size=2, causal=False):
     values = (implementation, dtype, batch_size, 1, d_head, seq_len, causal)
-    return dict(zip(KEY, values, strict=True)) | {"device": "cpu"}
+    return dict(zip(KEY, values, strict=True))
 
 
 @pytest.mark.parametrize(("shape", "measured"), DOCUMENT.items())
@@ -73,7 +73,7 @@ def test_compiled_attention_keeps_no_more_than_eager():
 @pytest.mark.parametrize("causal", [False, True])
 def test_measured_memory_is_the_predicted(implementation, causal):
     one = spec(implementation, seq_len=48, causal=causal)
-    found = measure(one, repetitions=2, warmup_steps=0)
+    found = measure(one, "cpu", repetitions=2, warmup_steps=0)
     assert found["memory_bytes"] == predicted(one, CPU)["predicted_memory_bytes"]
     assert found["forward_ms"] > 0 < found["backward_ms"]
     kernels = {"sdpa-flash": "flash_attention_for_cpu", "sdpa-math": "_attention_math"}
@@ -84,9 +84,9 @@ def test_measured_memory_is_the_predicted(implementation, causal):
 @pytest.mark.parametrize("implementation", ["manual", "eager", "compiled", "sdpa-flash", "sdpa-efficient", "sdpa-math"])
 def test_gpu_memory_is_the_predicted(implementation):
     """Within the allocator's rounding, 512 bytes a tensor."""
-    one = spec(implementation, d_head=64, seq_len=512, dtype="bf16", batch_size=8) | {"device": "cuda"}
+    one = spec(implementation, d_head=64, seq_len=512, dtype="bf16", batch_size=8)
     expected = predicted(one, torch.device("cuda"))
-    status, found = sweep.in_fresh_process(measure, one, 3, 1)
+    status, found = sweep.in_fresh_process(measure, one, "cuda", 3, 1)
     assert status == "ok", found
     assert abs(found["memory_bytes"] - expected["predicted_memory_bytes"]) <= 512 * len(expected["tensors"])
 
@@ -266,6 +266,7 @@ def test_processes_of_rows():
     assert sweep.in_fresh_process(_exits) == ("failed", "its process ended by exit code 3")
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_keeps_its_rows(tmp_path):
     flags = "--batch-size 2 --d-heads 8 --seq-lens 16 2048 --implementations eager --repetitions 2000".split()
     process = start(

@@ -77,6 +77,7 @@ def rows_in(folder):
     return json.loads((folder / "memory_study.json").read_text())["rows"]
 
 
+@pytest.mark.slow
 def test_a_study_and_its_resumption(tmp_path, study):
     flags = "--batch-sizes 2 4 --seq-lens 32 64".split()
     code, out = study(*flags, "--output-dir", "study")
@@ -133,6 +134,7 @@ def test_what_would_not_fit_is_not_run(tmp_path, study):
     assert not list((tmp_path / "study").glob("bs*"))
 
 
+@pytest.mark.slow
 def test_a_study_that_is_stopped_keeps_its_rows(tmp_path):
     flags = ("--num-steps", "100000", "--batch-sizes", "1000000", "2", "--seq-lens", "1024", "--output-dir", "study")
     process = start(sys.executable, str(PROJECT / "run_memory_study.py"), *MODEL, *flags, cwd=tmp_path)

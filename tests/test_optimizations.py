@@ -110,6 +110,7 @@ def test_what_each_saves_is_predicted():
     assert lists["peak_bytes"] - fused["peak_bytes"] > 0.9 * 4 * CONFIG.parameter_count()
 
 
+@pytest.mark.slow
 def test_compiling(train, tmp_path, monkeypatch):
     """One run for all that it shows: the same losses, its time outside of the steps, its kernels, its memory."""
     shape = "--n-layers 1 --vocab-size 64 --attention sdpa --num-steps 20".split()
@@ -158,6 +159,7 @@ def most_allocated(trace) -> int:
     return max(itertools.accumulate(changes))
 
 
+@pytest.mark.slow
 def test_without_a_compiler(train, tmp_path, without_compiler):
     code, _, err = train("--compile", "--n-layers", "1", "--hidden-dim", "16", "--output-dir", "run")
     assert code == 1

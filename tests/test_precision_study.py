@@ -185,6 +185,7 @@ def document_in(folder):
     return json.loads((folder / "precision_study.json").read_text(), parse_constant=refuse)
 
 
+@pytest.mark.slow
 def test_a_study_and_its_resumption(scratch, capfd):
     flags = [*SMALL, "--precisions", "fp32", "bf16"]
     assert study(*flags, "--output-dir", "run") == 0

@@ -37,6 +37,7 @@ def rows_in(folder):
     return json.loads((folder / "training_benchmark.json").read_text())["rows"]
 
 
+@pytest.mark.slow
 def test_a_sweep(scratch, capfd):
     assert bench(*TINY, "--warmups", "0", "1", "--output-dir", "a") == 0
     out = capfd.readouterr().out
