@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from cogapp import Cog
-from helpers import PROJECT
+from helpers import PROJECT, unregistered
 
 import tiny_llama_v1 as tiny_llama
 from harness.files import FOLDERS, kind_of
@@ -44,6 +44,11 @@ def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
     assert all(document["answers"][name]["value_reason"] for name in unknown)
     check_worksheet(folder / "worksheet.md", None)
     assert not any(path.is_symlink() for path in folder.iterdir())
+    strangers = {Path(name).relative_to(folder) for name in unregistered(folder)}
+    assert {path for path in strangers if path.parts[0] != "exercise8_cache"} <= set(WRITTEN_BY_BLOCKS)
+
+
+WRITTEN_BY_BLOCKS = (Path("exercise4_interleaved/optimizations.json"), Path("exercise7_matmuls/matmuls.json"))
 
 
 @pytest.mark.slow
@@ -188,7 +193,7 @@ def test_scalars_are_called_what_the_text_calls_them(train):
     assert train("--output-dir", "run")[0] == 0
     events = EventAccumulator("run")
     events.Reload()
-    line = next(line for line in exercises()[1].text.splitlines() if line.startswith("| Scalars |"))
+    line = next(line for line in exercises()[1].text.splitlines() if line.startswith("| SCALARS |"))
     assert set(re.findall(r"`([^`]+)`", line)) <= set(events.Tags()["scalars"])
 
 

@@ -11,7 +11,7 @@ VARIANTS = {  # run, its name in the worksheet, and the settings that make it
     "exercise4_checkpointing": ("checkpointing", {"activation_checkpointing": True}),
     "exercise4_bf16": ("bf16", {"precision": "bf16"}),
     "exercise4_compile": ("compiled", {"compile": True, "attention": "eager"}),
-    "exercise4_together": ("together", {"compile": True, "attention": "sdpa"}),
+    "exercise4_together": ("combined", {"compile": True, "attention": "sdpa"}),
 }
 COMPILED = ("exercise4_compile", "exercise4_together")  # what a machine without a compiler cannot run
 NOT_COMPILED = Answer(None, "no completed run; is there a compiler?")
@@ -38,7 +38,7 @@ def answers(results: Results) -> dict[str, Answer]:
         "4.10": ratio_of(turns, "--attention sdpa"),
         "4.11": ratio_of(turns, "--optimizer-impl fused"),
         "4.12": ratio_of(turns, "--activation-checkpointing"),
-        **speed_ups(results.read("exercise4_profile", ANALYSIS), starts, turns),
+        **speedups(results.read("exercise4_profile", ANALYSIS), starts, turns),
         **losses(starts),
         **checks(runs, starts, turns),
     }
@@ -84,8 +84,8 @@ def separate_starts(runs: dict[str, Source], starts: dict[str, Source]) -> dict[
     }
 
 
-def speed_ups(profile: Source, starts: dict[str, Source], turns: dict[str, Source]) -> dict[str, Answer]:
-    """Bound and measured speed-up, and whether one exceeds its bound by more than the uncertainty of its ratio."""
+def speedups(profile: Source, starts: dict[str, Source], turns: dict[str, Source]) -> dict[str, Answer]:
+    """Bound and measured speedup, and whether one exceeds its bound by more than the uncertainty of its ratio."""
     bounds = {row["name"]: row["speedup_bound"] for row in profile["opportunities"]}
 
     def bound(name: str) -> Answer:

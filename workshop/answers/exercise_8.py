@@ -37,17 +37,17 @@ def attention(benchmark: Source) -> dict[str, Answer]:
     kernels = [benchmark.row(implementation=name, seq_len=1024) for name in FUSED]
     fused = min(kernels, key=lambda row: both_passes(row).value or math.inf)
     eager_memory, compiled_memory, fused_memory = (row.answer("memory_bytes", MB) for row in (eager, compiled, fused))
-    speed_up = ratio(both_passes(eager), both_passes(compiled))
+    speedup = ratio(both_passes(eager), both_passes(compiled))
     return {
         "8.1": both_passes(eager),
         "8.2": ratio(*map(both_passes, short)),
-        "8.3": speed_up,
+        "8.3": speedup,
         "8.4": ratio(both_passes(eager), both_passes(fused)),
         "8.5": compiled.answer("compile_s"),
         "8.6": eager_memory,
         "8.7": compiled_memory,
         "8.8": fused_memory,
-        "8.25": check_rule(lambda speed_up: speed_up > 1, speed_up),
+        "8.25": check_rule(lambda speedup: speedup > 1, speedup),
         "8.26": check_rule(lambda ratio: abs(ratio - 1) <= 0.01, ratio(compiled_memory, eager_memory)),
         "8.27": check_rule(lambda ratio: ratio < 0.5, ratio(fused_memory, compiled_memory)),
     }
@@ -70,9 +70,9 @@ def training_step(before: Source, after: Source) -> dict[str, Answer]:
     return {
         "8.9": steps[0],
         "8.10": steps[1],
-        "8.11": phase_speed_up(before, after, "forward"),
-        "8.12": phase_speed_up(before, after, "backward"),
-        "8.13": phase_speed_up(before, after, "optimizer"),
+        "8.11": phase_speedup(before, after, "forward"),
+        "8.12": phase_speedup(before, after, "backward"),
+        "8.13": phase_speedup(before, after, "optimizer"),
         "8.14": compile_s,
         "8.15": pays,
         "8.21": loss_difference,
@@ -93,7 +93,7 @@ def break_even(before: Answer, after: Answer, compile_s: Answer) -> Answer:
     return Answer(math.ceil(1e3 * compile_s.value / saved), text, tolerance=tolerance)
 
 
-def phase_speed_up(before: Source, after: Source, phase: str) -> Answer:
+def phase_speedup(before: Source, after: Source, phase: str) -> Answer:
     return ratio(*(run.answer(f"performance.timings_ms.{phase}.median") for run in (before, after)))
 
 
