@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,6 +70,11 @@ def derived(work: Callable, *parts: Answer, sign: str = "; ") -> Answer:
         named = replace(part, file="" if file else part.file, place="" if place else part.place).evidence
         texts.append(f"{named}{' ' if part.is_read else ' = '}{part.shown}")
     return Answer(work(*(part.value for part in parts)), sign.join(texts), file, place)
+
+
+def numbered(ids: str, found: Iterable[Answer]) -> dict[str, Answer]:
+    """Answers that are made alike, in the order of these ids."""
+    return dict(zip(ids.split(), found, strict=True))
 
 
 def check_rule(rule: Callable[..., bool], *parts: Answer) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workshop.answers.shared import ANALYSIS, component, opportunity
-from workshop.results import Answer, Results
+from workshop.results import Answer, Results, numbered
 
 
 def template_answers(results: Results, run: str, trace: str, flops: str | None = None) -> dict[str, Answer]:
@@ -26,10 +26,6 @@ def template_answers(results: Results, run: str, trace: str, flops: str | None =
         "R.11": summary.answer("memory.peak_mb"),
         "R.12": summary.answer("performance.achieved_tflops"),
         "R.13": mfu,
-        "R.14": component(analysis, 0),
-        "R.15": component(analysis, 1),
-        "R.16": component(analysis, 2),
-        "R.17": opportunity(analysis, 0),
-        "R.18": opportunity(analysis, 1),
-        "R.19": opportunity(analysis, 2),
+        **numbered("R.14 R.15 R.16", (component(analysis, i) for i in range(3))),
+        **numbered("R.17 R.18 R.19", (opportunity(analysis, i) for i in range(3))),
     }

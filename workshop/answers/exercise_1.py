@@ -2,7 +2,7 @@
 
 from harness.units import MB
 from workshop.answers import shared
-from workshop.results import Answer, Results, Source, check_rule, derived, percent, ratio
+from workshop.results import Answer, Results, Source, check_rule, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "exercise1_baseline", "trace": "exercise1_profiles"}
 SETTINGS = {"batch_size": 8, "seq_len": 128, "num_steps": 20}
@@ -49,9 +49,7 @@ def trace_answers(results: Results, trace: Source) -> dict[str, Answer]:
         "1.12": trace.answer("integrity.profiler_overhead.profiled_median_ms"),
         "1.13": trace.answer("integrity.profiler_overhead.unprofiled_median_ms"),
         "1.14": trace.answer("integrity.profiler_overhead.ratio"),
-        "1.15": shared.operator(trace, 0),
-        "1.16": shared.operator(trace, 1),
-        "1.17": shared.operator(trace, 2),
+        **numbered("1.15 1.16 1.17", (shared.operator(trace, i) for i in range(3))),
         "1.18": matmuls,
         "1.19": attention,
         "1.20": mlp,

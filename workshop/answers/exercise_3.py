@@ -1,7 +1,7 @@
 """Bottlenecks: two sizes measured, two predicted, one size in depth; and the plan that follows."""
 
 from workshop.answers import shared
-from workshop.results import PERCENT, Answer, Results, Source, check_rule, derived, percent, ratio
+from workshop.results import PERCENT, Answer, Results, Source, check_rule, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "exercise3_flops", "trace": "exercise3_flops", "flops": "exercise3_flops"}
 
@@ -89,12 +89,8 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
 
 def plan(trace: Source) -> dict[str, Answer]:
     return {
-        "3.29": shared.opportunity(trace, 0),
-        "3.30": shared.opportunity_bound(trace, 0),
-        "3.31": shared.opportunity(trace, 1),
-        "3.32": shared.opportunity_bound(trace, 1),
-        "3.33": shared.opportunity(trace, 2),
-        "3.34": shared.opportunity_bound(trace, 2),
+        **numbered("3.29 3.31 3.33", (shared.opportunity(trace, i) for i in range(3))),
+        **numbered("3.30 3.32 3.34", (shared.opportunity_bound(trace, i) for i in range(3))),
         "3.35": derived(
             lambda percent: 1 / (1 - percent / 200), shared.class_share(trace, shared.MATMUL)
         ),  # 1 / (1 - p + p / 2)

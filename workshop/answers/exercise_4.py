@@ -1,7 +1,7 @@
 """The optimizations, one at a time and together, against the baseline and against what was predicted."""
 
 from workshop.answers.shared import ANALYSIS, compile_time
-from workshop.results import Answer, Results, Source, check_rule, derived
+from workshop.results import Answer, Results, Source, check_rule, derived, numbered
 
 TEMPLATE = {"run": "exercise4_baseline", "trace": "exercise4_profile"}
 VARIANTS = {  # run, its name in the worksheet, and the settings that make it
@@ -11,7 +11,7 @@ VARIANTS = {  # run, its name in the worksheet, and the settings that make it
     "exercise4_checkpointing": ("checkpointing", {"activation_checkpointing": True}),
     "exercise4_bf16": ("bf16", {"precision": "bf16"}),
     "exercise4_compile": ("compiled", {"compile": True, "attention": "eager"}),
-    "exercise4_together": ("together", {"compile": True, "attention": "sdpa"}),
+    "exercise4_together": ("combined", {"compile": True, "attention": "sdpa"}),
 }
 COMPILED = ("exercise4_compile", "exercise4_together")  # what a machine without a compiler cannot run
 NOT_COMPILED = Answer(None, "no completed run; is there a compiler?")
@@ -35,11 +35,8 @@ def answers(results: Results) -> dict[str, Answer]:
     turns = {flags: benchmark.row(flags=flags) for flags in INTERLEAVED}
     return {
         **separate_starts(runs, starts),
-        "4.10": ratio_of(turns, "--attention sdpa"),
-        "4.11": ratio_of(turns, "--optimizer-impl fused"),
-        "4.12": ratio_of(turns, "--activation-checkpointing"),
-        **speed_ups(results.read("exercise4_profile", ANALYSIS), starts, turns),
-        **losses(starts),
+        **numbered("4.10 4.11 4.12", (ratio_of(turns, flags) for flags in INTERLEAVED)),
+        **speedups(results.read("exercise4_profile", ANALYSIS), starts, turns),
         **checks(runs, starts, turns),
     }
 
@@ -68,13 +65,7 @@ def separate_starts(runs: dict[str, Source], starts: dict[str, Source]) -> dict[
     fastest = min((name for name in starts if name != "exercise4_repeat"), key=lambda name: starts[name]["ratio"])
     return {
         "4.1": runs["exercise4_baseline"].answer("performance.median_step_time_ms"),
-        "4.2": ratio_of(starts, "exercise4_repeat"),
-        "4.3": ratio_of(starts, "exercise4_sdpa"),
-        "4.4": ratio_of(starts, "exercise4_fused"),
-        "4.5": ratio_of(starts, "exercise4_checkpointing"),
-        "4.6": ratio_of(starts, "exercise4_bf16"),
-        "4.7": ratio_of(starts, "exercise4_compile"),
-        "4.8": ratio_of(starts, "exercise4_together"),
+        **numbered("4.2 4.3 4.4 4.5 4.6 4.7 4.8", (ratio_of(starts, name) for name in VARIANTS)),
         "4.9": compile_time(runs["exercise4_compile"]) if "exercise4_compile" in runs else NOT_COMPILED,
         "4.13": runs["exercise4_baseline"].answer("memory.peak_mb"),
         "4.14": runs["exercise4_sdpa"].answer("memory.peak_mb"),
@@ -84,8 +75,8 @@ def separate_starts(runs: dict[str, Source], starts: dict[str, Source]) -> dict[
     }
 
 
-def speed_ups(profile: Source, starts: dict[str, Source], turns: dict[str, Source]) -> dict[str, Answer]:
-    """Bound and measured speed-up, and whether one exceeds its bound by more than the uncertainty of its ratio."""
+def speedups(profile: Source, starts: dict[str, Source], turns: dict[str, Source]) -> dict[str, Answer]:
+    """Bound and measured speedup, and whether one exceeds its bound by more than the uncertainty of its ratio."""
     bounds = {row["name"]: row["speedup_bound"] for row in profile["opportunities"]}
 
     def bound(name: str) -> Answer:
@@ -116,26 +107,19 @@ def speed_ups(profile: Source, starts: dict[str, Source], turns: dict[str, Sourc
     }
 
 
-def losses(starts: dict[str, Source]) -> dict[str, Answer]:
-    def difference(name: str) -> Answer:
-        return starts[name].answer("largest_loss_difference")
-
-    unchanged = [name for name in ("exercise4_sdpa", "exercise4_fused", "exercise4_compile") if name in starts]
-    return {
-        "4.24": check_rule(lambda *differences: max(differences) <= 1e-5, *map(difference, unchanged)),
-        "4.25": check_rule(lambda value: value == 0, difference("exercise4_checkpointing")),
-        "4.26": check_rule(lambda value: value < 5e-3, difference("exercise4_bf16")),
-    }
-
-
 def checks(runs: dict[str, Source], starts: dict[str, Source], turns: dict[str, Source]) -> dict[str, Answer]:
     before, after = (runs[f"exercise4_{name}"].answer("memory.peak_mb") for name in ("baseline", "checkpointing"))
+    losses = {name: row.answer("largest_loss_difference") for name, row in starts.items()}
+    unchanged = [name for name in ("exercise4_sdpa", "exercise4_fused", "exercise4_compile") if name in starts]
     lower_end = turns["--activation-checkpointing"].answer("ratio_95.0")
     widths = []  # of the intervals, interleaved and between separate starts
     for flags, name in INTERLEAVED.items():
         ends = interval(turns[flags]), interval(starts[name])
         widths.append([high - low for low, high in ends])
     return {
+        "4.24": check_rule(lambda *differences: max(differences) <= 1e-5, *(losses[name] for name in unchanged)),
+        "4.25": check_rule(lambda difference: difference == 0, losses["exercise4_checkpointing"]),
+        "4.26": check_rule(lambda difference: difference < 5e-3, losses["exercise4_bf16"]),
         "4.27": check_rule(lambda ratio: abs(ratio - 1) <= 0.05, ratio_of(starts, "exercise4_repeat")),
         "4.28": check_rule(lambda text: text == "faster", figure(starts, "exercise4_together", "difference")),
         "4.30": check_rule(lambda before, after, low: after < before and low > 1, before, after, lower_end),

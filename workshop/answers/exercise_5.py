@@ -2,7 +2,7 @@
 
 from harness.units import MB
 from tiny_llama_v1 import SIZES
-from workshop.results import Answer, Results, Source, check_rule, ratio
+from workshop.results import Answer, Results, Source, check_rule, numbered, ratio
 
 FILE = "training_benchmark.json"
 WARMUPS = [0, 1, 2, 5]
@@ -51,10 +51,7 @@ def warm_up(training: Source) -> dict[str, Answer]:
     medians = ratio(rows[0].answer("step_ms"), rows[5].answer("step_ms"))
     return {
         "5.9": rows[0].answer("step_mean_ms"),
-        "5.10": spreads[0],
-        "5.11": spreads[1],
-        "5.12": spreads[2],
-        "5.13": spreads[3],
+        **numbered("5.10 5.11 5.12 5.13", spreads),
         "5.14": means,
         "5.15": medians,
         "5.28": check_rule(lambda cold, *warm: cold >= max(warm), *spreads),

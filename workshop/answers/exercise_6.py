@@ -2,7 +2,7 @@
 
 from harness.units import MB
 from studies.sweep import exponent
-from workshop.results import Answer, Results, Source, check_rule, derived, ratio
+from workshop.results import Answer, Results, Source, check_rule, derived, numbered, ratio
 
 FILE = "attention_benchmark.json"
 SETTINGS = {"dtypes": ["fp32"], "d_heads": [64], "batch_size": 8, "causal": False}
@@ -25,7 +25,6 @@ def answers(results: Results) -> dict[str, Answer]:
         **smallest_that_does_not_fit(predicted),
         "6.24": long_exponent,
         "6.29": check_rule(lambda long, short: long > short, long_exponent, short_exponent),
-        "6.31": compiled_keeps_as_much(predicted),
     }
 
 
@@ -51,16 +50,10 @@ def costs(attention: Source) -> dict[str, Answer]:
     memory = [row.answer("memory_bytes", MB) for row in (manual, eager, fused)]
     one_matrix = f"4 bytes x {eager['batch_size']} samples x {SEQ_LEN} x {SEQ_LEN}"
     return {
-        "6.1": forward[0],
-        "6.2": backward[0],
-        "6.3": forward[1],
-        "6.4": backward[1],
-        "6.5": forward[2],
-        "6.6": backward[2],
+        **numbered("6.1 6.3 6.5", forward),
+        **numbered("6.2 6.4 6.6", backward),
         "6.7": ratio(forward[1], forward[2]),
-        "6.8": memory[0],
-        "6.9": memory[1],
-        "6.10": memory[2],
+        **numbered("6.8 6.9 6.10", memory),
         "6.11": Answer(matrix_bytes(eager) / MB, one_matrix),
         "6.12": matrices_kept(manual),
         "6.13": matrices_kept(eager),
@@ -119,6 +112,10 @@ def smallest_that_does_not_fit(predicted: Source) -> dict[str, Answer]:
     _, implementation, seq_len = min(peak for peak in peaks if peak[0] > available)
     row = predicted.row(implementation=implementation, seq_len=seq_len)
     two = f"2 x {matrix_bytes(row) / MB:,.0f} MB of {available / MB:,.0f} MB"
+    eager, compiled = (
+        predicted.row(implementation=name, seq_len=LONG[1]).answer("predicted_memory_bytes", MB)
+        for name in ("eager", "compiled")
+    )
     longest = fused_row(predicted, LONG[1]).answer("predicted_peak_bytes", MB)
     return {
         "6.19": row.answer("implementation"),
@@ -127,13 +124,6 @@ def smallest_that_does_not_fit(predicted: Source) -> dict[str, Answer]:
         "6.22": row.answer("predicted_peak_bytes", MB),
         "6.23": fused_row(predicted, seq_len).answer("predicted_peak_bytes", MB),
         "6.30": row.computed(2 * matrix_bytes(row) >= available, two),
+        "6.31": check_rule(lambda compiled, eager: compiled >= 0.99 * eager, compiled, eager),
         "6.32": check_rule(lambda peak: peak * MB <= available, longest),
     }
-
-
-def compiled_keeps_as_much(predicted: Source) -> Answer:
-    compiled, eager = (
-        predicted.row(implementation=name, seq_len=LONG[1]).answer("predicted_memory_bytes", MB)
-        for name in ("compiled", "eager")
-    )
-    return check_rule(lambda compiled, eager: compiled >= 0.99 * eager, compiled, eager)

@@ -36,9 +36,6 @@ def answers(results: Results) -> dict[str, Answer]:
     }
 
 
-# ---- Data types -------------------------------------------------------------------------------------------------
-
-
 def types(study: Source) -> dict[str, Answer]:
     layer_norm = type_of(study, "fp16", "ToyModel", "output", "ln")
     our_norm = type_of(study, "fp16", MODEL, "output", "norm")
@@ -71,9 +68,6 @@ def persistent_types(study: Source) -> Answer:
     return study.computed(dtypes == ["float32"], f"dtypes: {', '.join(dtypes)} under {', '.join(casts)}")
 
 
-# ---- Range and sums ---------------------------------------------------------------------------------------------
-
-
 def formats(study: Source) -> dict[str, Answer]:
     float16, bfloat16 = (study.row("formats", type=name) for name in ("float16", "bfloat16"))
     squares = {name: study.row("squares", type=name) for name in ("float16", "bfloat16", "float32")}
@@ -101,9 +95,6 @@ def sums(study: Source) -> dict[str, Answer]:
         "7.14": error("float32", "bfloat16"),
         "7.15": study.computed(lost - 1, f"accumulation, bfloat16: addition {lost} is the first without effect"),
     }
-
-
-# ---- Cost -------------------------------------------------------------------------------------------------------
 
 
 def bf16_ratio(study: Source, name: str, scale: float = 1.0) -> Answer:

@@ -6,7 +6,7 @@ import re
 
 from harness.units import MB
 from workshop.answers.shared import ANALYSIS, MATMULS, calls, compile_time
-from workshop.results import Answer, Results, Source, check_rule, derived, ratio
+from workshop.results import Answer, Results, Source, check_rule, derived, numbered, ratio
 
 ATTENTION = {"dtypes": ["fp32"], "batch_size": 8, "d_heads": [64], "seq_lens": [256, 1024], "causal": False}
 STEP = {"n_layers": 2, "batch_size": 2, "num_steps": 20}
@@ -28,28 +28,23 @@ def answers(results: Results) -> dict[str, Answer]:
     }
 
 
-# ---- Attention --------------------------------------------------------------------------------------------------
-
-
 def attention(benchmark: Source) -> dict[str, Answer]:
     eager, compiled = (benchmark.row(implementation=name, seq_len=1024) for name in ("eager", "compiled"))
     short = [benchmark.row(implementation=name, seq_len=256) for name in ("eager", "compiled")]
     kernels = [benchmark.row(implementation=name, seq_len=1024) for name in FUSED]
     fused = min(kernels, key=lambda row: both_passes(row).value or math.inf)
-    eager_memory, compiled_memory, fused_memory = (row.answer("memory_bytes", MB) for row in (eager, compiled, fused))
-    speed_up = ratio(both_passes(eager), both_passes(compiled))
+    memory = [row.answer("memory_bytes", MB) for row in (eager, compiled, fused)]
+    speedup = ratio(both_passes(eager), both_passes(compiled))
     return {
         "8.1": both_passes(eager),
         "8.2": ratio(*map(both_passes, short)),
-        "8.3": speed_up,
+        "8.3": speedup,
         "8.4": ratio(both_passes(eager), both_passes(fused)),
         "8.5": compiled.answer("compile_s"),
-        "8.6": eager_memory,
-        "8.7": compiled_memory,
-        "8.8": fused_memory,
-        "8.25": check_rule(lambda speed_up: speed_up > 1, speed_up),
-        "8.26": check_rule(lambda ratio: abs(ratio - 1) <= 0.01, ratio(compiled_memory, eager_memory)),
-        "8.27": check_rule(lambda ratio: ratio < 0.5, ratio(fused_memory, compiled_memory)),
+        **numbered("8.6 8.7 8.8", memory),
+        "8.25": check_rule(lambda speedup: speedup > 1, speedup),
+        "8.26": check_rule(lambda ratio: abs(ratio - 1) <= 0.01, ratio(memory[1], memory[0])),
+        "8.27": check_rule(lambda ratio: ratio < 0.5, ratio(memory[2], memory[1])),
     }
 
 
@@ -58,21 +53,17 @@ def both_passes(row: Source) -> Answer:
     return derived(operator.add, row.answer("forward_ms"), row.answer("backward_ms"), sign=" + ")
 
 
-# ---- The training step ------------------------------------------------------------------------------------------
-
-
 def training_step(before: Source, after: Source) -> dict[str, Answer]:
     steps = [run.answer("performance.median_step_time_ms") for run in (before, after)]
     compile_s = compile_time(after)
     pays = break_even(steps[0], steps[1], compile_s)
+    names = (f"performance.timings_ms.{phase}.median" for phase in ("forward", "backward", "optimizer"))
+    phases = [ratio(before.answer(name), after.answer(name)) for name in names]
     losses = zip(before["steps.loss"], after["steps.loss"], strict=True)
     loss_difference = after.computed(max(abs(a - b) for a, b in losses), f"steps.loss, compared with {before.name}")
     return {
-        "8.9": steps[0],
-        "8.10": steps[1],
-        "8.11": phase_speed_up(before, after, "forward"),
-        "8.12": phase_speed_up(before, after, "backward"),
-        "8.13": phase_speed_up(before, after, "optimizer"),
+        **numbered("8.9 8.10", steps),
+        **numbered("8.11 8.12 8.13", phases),
         "8.14": compile_s,
         "8.15": pays,
         "8.21": loss_difference,
@@ -93,30 +84,18 @@ def break_even(before: Answer, after: Answer, compile_s: Answer) -> Answer:
     return Answer(math.ceil(1e3 * compile_s.value / saved), text, tolerance=tolerance)
 
 
-def phase_speed_up(before: Source, after: Source, phase: str) -> Answer:
-    return ratio(*(run.answer(f"performance.timings_ms.{phase}.median") for run in (before, after)))
-
-
-# ---- The traces -------------------------------------------------------------------------------------------------
-
-
 def traces(before: Source, after: Source) -> dict[str, Answer]:
     matmuls = [calls(trace, MATMULS) for trace in (before, after)]
     parts = [row["component"] for row in after["components"]]
     named = [name for name in parts if name.startswith(("attention", "mlp"))]
     functions = {row["name"] for row in after["operators"] + after["kernels"] if GENERATED.match(row["name"])}
     return {
-        "8.16": calls(before),
-        "8.17": calls(after),
-        "8.18": matmuls[0],
-        "8.19": matmuls[1],
+        **numbered("8.16 8.17", (calls(before), calls(after))),
+        **numbered("8.18 8.19", matmuls),
         "8.20": after.computed(len(functions), "operators and kernels, names of generated code"),
         "8.29": check_rule(operator.eq, *matmuls),
         "8.30": after.computed(not named, f"components: {', '.join(parts)}"),
     }
-
-
-# ---- Sizes of a GPU ---------------------------------------------------------------------------------------------
 
 
 def on_gpu(results: Results, here: Source, size: str, mode: str) -> Answer:

@@ -1,7 +1,8 @@
 """Measuring well: one question answered in six ways, and one command started three times."""
 
-from workshop.results import Answer, Results, Source, check_rule, derived, percent
+from workshop.results import Answer, Results, Source, check_rule, derived, numbered, percent
 
+WRONG_MEANS = ("no synchronization", "no warm-up", "profiler left on", "mean with an outlier")
 STARTS = ("exercise9_first", "exercise9_second", "exercise9_third")
 
 
@@ -14,10 +15,7 @@ def answers(results: Results) -> dict[str, Answer]:
 
 
 def six_ways(study: Source) -> dict[str, Answer]:
-    def way(name: str) -> Source:
-        return study.row(way=name)
-
-    right = way("right")
+    right, single = (study.row(way=name) for name in ("right", "one run"))
     pairs = right["ratios_of_pairs"]
     low, high = right["ratio_95"] or (right["ratio"], right["ratio"])
     return {
@@ -25,22 +23,13 @@ def six_ways(study: Source) -> dict[str, Answer]:
         "9.2": right.answer("ratio"),
         "9.3": right.computed(low, "ratio_95"),
         "9.4": right.computed(high, "ratio_95"),
-        "9.5": way("no synchronization").answer("baseline_ms"),
-        "9.6": way("no synchronization").answer("ratio"),
-        "9.7": way("no warm-up").answer("baseline_ms"),
-        "9.8": way("no warm-up").answer("ratio"),
-        "9.9": way("profiler left on").answer("baseline_ms"),
-        "9.10": way("profiler left on").answer("ratio"),
-        "9.11": way("one run").answer("ratio"),
+        **numbered("9.5 9.7 9.9 9.14", (study.row(way=name).answer("baseline_ms") for name in WRONG_MEANS)),
+        **numbered("9.6 9.8 9.10 9.15", (study.row(way=name).answer("ratio") for name in WRONG_MEANS)),
+        "9.11": single.answer("ratio"),
         "9.12": right.computed(min(pairs), f"ratios_of_pairs, the smallest of {len(pairs)}"),
         "9.13": right.computed(max(pairs), f"ratios_of_pairs, the largest of {len(pairs)}"),
-        "9.14": way("mean with an outlier").answer("baseline_ms"),
-        "9.15": way("mean with an outlier").answer("ratio"),
-        "9.20": misleads(way("no synchronization")),
-        "9.21": misleads(way("no warm-up")),
-        "9.22": misleads(way("profiler left on")),
-        "9.23": misleads(way("one run")),
-        "9.24": misleads(way("mean with an outlier")),
+        **numbered("9.20 9.21 9.22 9.24", (misleads(study.row(way=name)) for name in WRONG_MEANS)),
+        "9.23": misleads(single),
     }
 
 

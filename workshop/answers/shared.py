@@ -69,7 +69,7 @@ def opportunity(trace: Source, i: int) -> Answer:
 
 
 def opportunity_bound(trace: Source, i: int) -> Answer:
-    """Its largest possible speed-up; unknown where nothing of the step would be left."""
+    """Its largest possible speedup; unknown where nothing of the step would be left."""
     rows = trace["opportunities"]
     if i >= len(rows):
         return trace.computed(None, f"opportunities: there are {len(rows)}")
