@@ -284,10 +284,9 @@ def test_performance_study(tmp_path):
     assert list((folder / "pytorch_profiles").glob("trace_*"))
 
 
-@pytest.mark.parametrize("arguments", [["giant"], ["tiny", "--num-steps", "x"]])
-def test_performance_study_refuses(tmp_path, arguments):
-    code, out = launch("launch_performance_study.sh", *arguments, cwd=tmp_path)
-    assert code == 2, out
-    assert out.count("\n") == 1
-    assert "error: " in out
+@pytest.mark.parametrize("flags", ["giant", "tiny --num-steps x", "tiny --size small"])
+def test_performance_study_refuses(command, tmp_path, flags):
+    code, out, err = command(launch_performance_study, *flags.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "error: " in err
     assert not list(tmp_path.iterdir())
