@@ -3,22 +3,22 @@
 
 A LLaMA decoder (RMSNorm, rotary embedding, grouped-query attention, SwiGLU) and the loop that trains it, with every
 part of a step named, timed and accounted for.  It is deliberately not optimized: separate projections, attention
-scores written to memory, one kernel after another.  Everything faster is measured against it.
+scores written to memory, no fused kernels.  It is the baseline that every optimization is compared with.
 
     python3 tiny_llama_v1.py                                         50 steps of the default model
-    python3 tiny_llama_v1.py --size small --output-dir runs/small    a larger one, files kept
+    python3 tiny_llama_v1.py --size small --output-dir runs/small    a larger one, files in a folder
     python3 tiny_llama_v1.py --enable-pytorch-profiler               a trace for TensorBoard in ./pytorch_profiles
-    python3 tiny_llama_v1.py --size large --dry-run                  memory and least time, predicted in seconds
-    python3 tiny_llama_v1.py --validate-setup                        what is installed, and does it train
+    python3 tiny_llama_v1.py --size large --dry-run                  predict memory and a lower bound on time
+    python3 tiny_llama_v1.py --validate-setup                        check the setup: versions, and three steps
     torchrun --nproc-per-node 2 tiny_llama_v1.py                     data parallel, one process per GPU
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 tiny_llama_v1.py
                                                                      the same on two nodes
 
-In order of execution: configuration, model, data, training loop, one run, flags.  What a reader of the model can skip
-(clocks, profilers, files, reports) is in harness/, what explains a run in analysis/.
+In order of execution: configuration, model, data, training loop, one run, flags.  The measurement code (clocks,
+profilers, files, reports) is in harness/, the analysis of what was measured in analysis/.
 
-Tensor shapes in comments: B batch, S sequence, D hidden, H heads, K key/value heads, E = D / H head width,
-F feed-forward width, V vocabulary.  MB is 2^20 bytes.  A multiply-add counts as two FLOPs.
+Tensor shapes in comments: B batch, S sequence, D hidden, H heads, K key/value heads, E = D / H head dimension,
+D_ff feed-forward width, V vocabulary.  MB is 2^20 bytes.  A multiply-add counts as two FLOPs.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ from harness.workload import TrainingState, Workload
 
 @dataclass(frozen=True)
 class TinyLlamaConfig:
-    """Shape of the model, and what follows from it alone: parameters and FLOPs."""
+    """Shape of the model, and what follows from it: parameters and FLOPs."""
 
-    vocab_size: int = flag(1000, "vocabulary", minimum=2)
-    hidden_dim: int = flag(256, "model dimension")
+    vocab_size: int = flag(1000, "vocabulary size", minimum=2)
+    hidden_dim: int = flag(256, "hidden dimension")
     n_layers: int = flag(4, "transformer blocks", alias="--num-layers")
     n_heads: int = flag(8, "attention heads", alias="--num-heads")
     n_kv_heads: int = flag(4, "key/value heads", shown="half the heads; all of them if odd")
     intermediate_dim: int = flag(512, "feed-forward width", shown="2 x --hidden-dim")
     max_seq_len: int = 128  # tokens; set to --seq-len: positions beyond it would only cost memory
     norm_eps: float = 1e-6  # keeps a row of zeros finite
-    rope_theta: float = 10000.0  # the slowest pair of dimensions turns by nearly 1 / theta from token to token
+    rope_theta: float = 10000.0  # the slowest pair of dimensions rotates by nearly 1 / theta from token to token
     init_std: float = 0.02  # of linear layers and embeddings, as GPT-2 and LLaMA
 
     @property
@@ -99,7 +99,7 @@ class TinyLlamaConfig:
             "attention.q_proj": 2 * tokens * self.hidden_dim * self.hidden_dim,
             "attention.k_proj": 2 * tokens * self.hidden_dim * self.kv_dim,
             "attention.v_proj": 2 * tokens * self.hidden_dim * self.kv_dim,
-            "attention.scores": 2 * tokens * seq_len * self.hidden_dim,  # all H heads together are D wide
+            "attention.scores": 2 * tokens * seq_len * self.hidden_dim,  # H heads of E = D / H each
             "attention.weighted_sum": 2 * tokens * seq_len * self.hidden_dim,
             "attention.o_proj": 2 * tokens * self.hidden_dim * self.hidden_dim,
             "mlp.gate_proj": 2 * tokens * self.hidden_dim * self.intermediate_dim,
@@ -120,29 +120,29 @@ class TrainingConfig:
     batch_size: int = flag(8, "samples per optimizer step and rank")
     seq_len: int = flag(128, "tokens per sample")
     num_steps: int = flag(50, "optimizer steps")
-    learning_rate: float = flag(1e-4, "of AdamW")
-    gradient_accumulation_steps: int = flag(1, "micro-batches that a step's samples are split into")
-    precision: str = flag("fp32", "arithmetic, the last two by autocast", choices=list(PRECISIONS))
+    learning_rate: float = flag(1e-4, "AdamW learning rate")
+    gradient_accumulation_steps: int = flag(1, "micro-batches that the samples of a step are split into")
+    precision: str = flag("fp32", "precision of the arithmetic; bf16 and fp16 use autocast", choices=list(PRECISIONS))
     attention: str = flag(
         "eager", "eager writes the scores to memory; sdpa is PyTorch's fused attention", choices=["eager", "sdpa"]
     )
-    compile: bool = flag(False, "torch.compile the model, before step 1")
+    compile: bool = flag(False, "torch.compile the model before step 1")
     activation_checkpointing: bool = flag(False, "keep only the input of each block, recompute the rest")
     optimizer_impl: str | None = flag(
-        None, "AdamW over lists of tensors, or in one kernel", choices=["foreach", "fused"], shown="PyTorch's choice"
+        None, "AdamW over lists of tensors or in one kernel", choices=["foreach", "fused"], shown="PyTorch's choice"
     )
     device: str = flag(
-        "auto", "cuda is a ROCm GPU too; auto takes a GPU if there is one", choices=["auto", "cuda", "cpu"]
+        "auto", "auto uses a GPU if available; cuda also selects ROCm GPUs", choices=["auto", "cuda", "cpu"]
     )
-    data: str = flag("synthetic", "a text file to train on, byte by byte", metavar="FILE")
-    seed: int = flag(42, "of weights and data", minimum=0)
-    deterministic: bool = flag(False, "two runs give the same losses to the last digit")
+    data: str = flag("synthetic", "text file to train on (byte-level tokens)", metavar="FILE")
+    seed: int = flag(42, "random seed of weights and data", minimum=0)
+    deterministic: bool = flag(False, "deterministic algorithms: two runs give the same losses to the last digit")
     output_dir: str | None = flag(None, "folder of the run; without it or profiling nothing is written", metavar="DIR")
     log_interval: int = flag(1, "print every Nth step")
-    force: bool = flag(False, "train even if the prediction says that memory will not suffice")
+    force: bool = flag(False, "train even if the predicted memory exceeds that of the device")
 
 
-# A flag beside --size wins over its row.  The feed-forward widths are chosen to meet the known parameter counts.
+# Other flags override a row of --size.  The feed-forward widths are chosen to match the parameter counts in README.md.
 # fmt: off
 SIZES: dict[str, dict[str, int]] = {
     "tiny": dict(hidden_dim=256, n_layers=4, n_heads=8, n_kv_heads=4, intermediate_dim=512,
@@ -155,7 +155,7 @@ SIZES: dict[str, dict[str, int]] = {
                   vocab_size=1000, seq_len=1024, batch_size=8, num_steps=100),
     "very_large": dict(hidden_dim=4096, n_layers=24, n_heads=32, n_kv_heads=16, intermediate_dim=32128,
                        vocab_size=1000, seq_len=2048, batch_size=4, num_steps=100),
-    # Widths and depths of the GPT family, full key/value heads, for the training benchmark.
+    # Hidden dimensions and depths of the GPT family, no grouped-query attention, for the training benchmark.
     "gpt2-small": dict(hidden_dim=768, n_layers=12, n_heads=12, n_kv_heads=12, intermediate_dim=3072,
                        vocab_size=10000, seq_len=128, batch_size=4, num_steps=50),
     "gpt2-medium": dict(hidden_dim=1024, n_layers=24, n_heads=16, n_kv_heads=16, intermediate_dim=4096,
@@ -189,50 +189,50 @@ class RMSNorm(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary position embedding, rotate-half convention: dimension i turns together with i + E/2."""
+    """Rotary position embedding, rotate-half convention: dimension i is rotated together with i + E/2."""
 
     def __init__(self, head_dim: int, max_seq_len: int, theta: float):
         super().__init__()
-        inverse_frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+        inverse_frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)  # [E/2]
         angles = torch.outer(torch.arange(max_seq_len).float(), inverse_frequency)  # [S, E/2]
-        angles = torch.cat((angles, angles), dim=-1)  # [S, E]: dimension i and i + E/2 turn by the same angle
-        # Buffers move with the model; they follow from the configuration, so no checkpoint needs them.
+        angles = torch.cat((angles, angles), dim=-1)  # [S, E]: i and i + E/2 rotate by the same angle
+        # Buffers move with the model; they follow from the configuration, so checkpoints leave them out.
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, H, S, E] -> the same, turned by position."""
+        """[B, H, S, E] -> [B, H, S, E], rotated by position."""
         seq_len = x.shape[2]
         first, second = x.chunk(2, dim=-1)  # [B, H, S, E/2] each
-        rotated = torch.cat((-second, first), dim=-1)  # [B, H, S, E]: a quarter turn of every pair
+        rotated = torch.cat((-second, first), dim=-1)  # [B, H, S, E]: every pair rotated by 90 degrees
         return x * self.cos[:seq_len] + rotated * self.sin[:seq_len]
 
 
 def repeat_kv(x: Tensor, n_heads: int) -> Tensor:
-    """[B, K, S, E] -> [B, H, S, E]: a copy of each key/value head for each of the H/K query heads it serves."""
+    """[B, K, S, E] -> [B, H, S, E]: a copy of each key/value head for each of the H/K query heads that share it."""
     batch_size, n_kv_heads, seq_len, head_dim = x.shape
-    x = x[:, :, None].expand(-1, -1, n_heads // n_kv_heads, -1, -1)  # [B, K, H/K, S, E], no copy yet
+    x = x[:, :, None].expand(-1, -1, n_heads // n_kv_heads, -1, -1)  # [B, K, H/K, S, E], a view
     return x.reshape(batch_size, n_heads, seq_len, head_dim)  # copies, where H > K
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, part: str = "attention") -> Tensor:
-    """softmax(q k' / sqrt(E) + mask) v with all [B, H, S, S] scores in memory: q [B, H, S, E], k and v [B, K, S, E],
-    the mask [S, S] -> [B, H, S, E].  `part` begins the names of its ranges."""
+    """softmax(q k^T / sqrt(E) + mask) v with all [B, H, S, S] scores in memory: q [B, H, S, E], k and v [B, K, S, E],
+    the mask [S, S] -> [B, H, S, E].  `part` is the prefix of its range names."""
     with trace_range(f"{part}.scores"):
-        # q is scaled and not the scores: E numbers for each token and head instead of S.
+        # Scaling q is cheaper than scaling the scores: E numbers per token and head instead of S.
         scores = (q * q.shape[-1] ** -0.5) @ repeat_kv(k, q.shape[1]).transpose(2, 3)  # [B, H, S, S]
         scores = scores if mask is None else scores + mask
     with trace_range(f"{part}.softmax"):
-        # A sum over S terms, so in float32.  The result is kept for the backward pass: memory quadratic in S.
+        # A sum over S terms, so in float32.  The result is saved for the backward pass: memory quadratic in S.
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)  # [B, H, S, S]
     with trace_range(f"{part}.weighted_sum"):
         return weights @ repeat_kv(v, q.shape[1])  # [B, H, S, E]
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, part: str = "attention") -> Tensor:
-    """The same by F.scaled_dot_product_attention, whose kernels never write the scores: PyTorch picks one of them.
+    """The same with F.scaled_dot_product_attention: PyTorch picks a kernel, and the fused ones never write the scores.
 
-    Key/value heads are copied as in eager attention, because in float32 the fused kernels of GPUs take no fewer.
+    Key/value heads are copied as in eager attention, because fused float32 kernels on GPUs require as many as q has.
     """
     with trace_range(f"{part}.sdpa"):
         n_heads = q.shape[1]
@@ -245,16 +245,16 @@ class Attention(nn.Module):
     def __init__(self, config: TinyLlamaConfig, rope: RotaryEmbedding, layer: int):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
-        # Three separate projections: one matmul over their joined weights would read x once instead of three times.
+        # Three separate projections: one matmul with concatenated weights would read x once instead of three times.
         self.q_proj = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
         self.k_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
         self.v_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
         self.o_proj = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
-        self.rope = rope  # one module for all layers: its tables depend on positions alone
+        self.rope = rope  # shared by all layers: its tables depend only on the positions
         self.range = f"layers.{layer}.attention"
 
     def forward(self, x: Tensor, causal_mask: Tensor | None) -> Tensor:
-        """[B, S, D] -> the same; fused where there is no mask to add."""
+        """[B, S, D] -> [B, S, D]; fused if there is no mask to add."""
         batch_size, seq_len, hidden_dim = x.shape
         with trace_range(f"{self.range}.q_proj"):
             q = self.q_proj(x).view(batch_size, seq_len, self.n_heads, self.head_dim).transpose(1, 2)  # [B, H, S, E]
@@ -285,11 +285,11 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with trace_range(f"{self.range}.gate_proj"):
-            gate = self.gate_proj(x)  # [B, S, F]
+            gate = self.gate_proj(x)  # [B, S, D_ff]
         with trace_range(f"{self.range}.up_proj"):
-            up = self.up_proj(x)  # [B, S, F]
+            up = self.up_proj(x)  # [B, S, D_ff]
         with trace_range(f"{self.range}.activation"):
-            activated = F.silu(gate) * up  # [B, S, F]: two kernels, each bound by memory; both results are kept
+            activated = F.silu(gate) * up  # [B, S, D_ff]: two memory-bound kernels; both results are saved
         with trace_range(f"{self.range}.down_proj"):
             return self.down_proj(activated)  # [B, S, D]
 
@@ -331,10 +331,11 @@ class TinyLlamaModel(nn.Module):
         self.rope = RotaryEmbedding(config.head_dim, config.max_seq_len, config.rope_theta)
         self.layers = nn.ModuleList(TransformerBlock(config, self.rope, layer) for layer in range(config.n_layers))
         self.norm = RMSNorm(config.hidden_dim, config.norm_eps)
+        # A matrix of its own, as in LLaMA: GPT-2 would use the embedding's.
         self.lm_head = nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
-        mask = None  # fused attention is told that it is causal, and skips what is masked
-        if attention == "eager":
-            mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(1)  # [S, S], 0 on and below
+        mask = None  # fused attention has a flag for causal masking, and skips the masked part
+        if attention == "eager":  # -inf above the diagonal, so that no token attends to a later one
+            mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(1)  # [S, S]
         self.register_buffer("causal_mask", mask, persistent=False)
         self.activation_checkpointing = activation_checkpointing
         for module in self.modules():
@@ -347,7 +348,7 @@ class TinyLlamaModel(nn.Module):
         with trace_range("embedding"):
             x = self.embedding(input_ids)  # [B, S, D]
         for layer in self.layers:
-            if self.activation_checkpointing:  # no dropout, so no random state to restore when a block is recomputed
+            if self.activation_checkpointing:  # no dropout, so no RNG state to restore when a block is recomputed
                 x = checkpoint(layer, x, self.causal_mask, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, self.causal_mask)
@@ -358,7 +359,7 @@ class TinyLlamaModel(nn.Module):
         if labels is None:
             return logits
         with trace_range("loss"):
-            # [B S, V] against [B S]; its log-softmax is one more tensor of the logits' size, in float32.
+            # [B S, V] and [B S]; the log-softmax is another tensor of the logits' size, in float32.
             loss = F.cross_entropy(logits.float().view(-1, self.config.vocab_size), labels.reshape(-1))
         return logits, loss
 
@@ -367,23 +368,23 @@ class TinyLlamaModel(nn.Module):
 
 
 def synthetic_corpus(vocab_size: int, training: TrainingConfig) -> np.ndarray:
-    """A token stream with something to learn: at least 2^18 tokens of a bigram source.
+    """A token stream with something to learn: at least 2^18 tokens of a bigram model.
 
-    Token frequencies follow the Zipf-Mandelbrot law of natural text, 1 / (rank + 2.7).  Four times in five the next
-    token is one of eight fixed successors of the current one, the first the likeliest; else it is drawn from the
-    frequencies.
+    Token frequencies follow the Zipf-Mandelbrot law of natural text, 1 / (rank + 2.7).  Four times out of five the next
+    token is one of eight fixed successors of the current one, the first of them most likely; otherwise it is drawn from
+    the frequencies.
     """
     length = max(2**18, 64 * (training.seq_len + 1))
     rng = np.random.default_rng(training.seed)
-    frequency = 1.0 / (2.7 + rng.permutation(vocab_size))  # permuted, so that a token's number does not tell its rank
+    frequency = 1.0 / (2.7 + rng.permutation(vocab_size))  # permuted, so that a token's id does not reveal its rank
     frequency /= frequency.sum()
     successors = rng.choice(vocab_size, size=(vocab_size, 8), p=frequency)
     preference = 1.0 / np.arange(1, 9)
-    chains = 256  # independent walks through the source, stepped together, laid end to end
+    chains = 256  # independent sequences, generated in parallel and concatenated
     steps = math.ceil(length / chains)
     fresh = rng.choice(vocab_size, size=(steps, chains), p=frequency)
     choice = rng.choice(8, size=(steps, chains), p=preference / preference.sum())
-    follows = rng.random((steps, chains)) < 0.8  # the rest is noise that no model can predict: the loss has a floor
+    follows = rng.random((steps, chains)) < 0.8  # the rest is unpredictable: the loss cannot fall to 0
     tokens = np.empty((steps, chains), dtype=np.int32)
     tokens[0] = fresh[0]
     for i in range(1, steps):
@@ -392,23 +393,23 @@ def synthetic_corpus(vocab_size: int, training: TrainingConfig) -> np.ndarray:
 
 
 def text_corpus(path: str, vocab_size: int, seq_len: int) -> np.ndarray:
-    """The bytes of a text file as tokens.  Mapped, not read: a corpus may be larger than the memory."""
+    """The bytes of a text file as tokens.  Memory-mapped, because a corpus may be larger than the memory."""
     try:
         size = os.path.getsize(path)
         if size < seq_len + 1:
             raise UserError(
-                f"--data {path}: {size} bytes are less than one sample of --seq-len {seq_len} and its next byte; "
-                f"give a longer file or a shorter --seq-len",
+                f"--data {path}: {size} bytes, but one sample of --seq-len {seq_len} needs {seq_len + 1}; "
+                f"use a longer file or a shorter --seq-len",
                 exit_code=2,
             )
         tokens = np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
-        raise UserError(f"--data {path}: {error.strerror}; give a text file", exit_code=2) from error
+        raise UserError(f"--data {path}: {error.strerror}; use a text file", exit_code=2) from error
     if not tokens[: 1 << 16].all():
-        raise UserError(f"--data {path}: contains NUL bytes, so it is not text; give a text file", exit_code=2)
+        raise UserError(f"--data {path}: contains NUL bytes, so it is not text; use a text file", exit_code=2)
     if vocab_size < 256 and (largest := int(tokens.max())) >= vocab_size:
         raise UserError(
-            f"--vocab-size {vocab_size}: {path} contains the byte {largest}; give 256 or more with --data", exit_code=2
+            f"--vocab-size {vocab_size}: {path} contains the byte {largest}; use 256 or more with --data", exit_code=2
         )
     return tokens
 
@@ -423,16 +424,16 @@ def corpus_of(config: TinyLlamaConfig, training: TrainingConfig) -> np.ndarray:
 def batches(corpus: np.ndarray, training: TrainingConfig, device: torch.device, rank: int = 0):
     """Endless (input_ids, labels), each [micro-batch, S] int64 on the device; labels are the next tokens.
 
-    Windows start at random places; ranks draw from streams of their own.  On a GPU the copy starts from pinned
-    memory and nothing waits for it.
+    Samples start at random positions, different ones on each rank.  On a GPU the copy is asynchronous, from pinned
+    memory.
     """
-    rng = np.random.default_rng([training.seed, rank])  # not the same windows on every rank
+    rng = np.random.default_rng([training.seed, rank])  # a different stream for each rank
     window = np.arange(training.seq_len + 1)
     micro_batch_size = training.batch_size // training.gradient_accumulation_steps
     while True:
         starts = rng.integers(0, len(corpus) - training.seq_len, size=micro_batch_size)
         tokens = torch.from_numpy(corpus[starts[:, None] + window].astype(np.int64))  # [B, S + 1]
-        if device.type == "cuda":  # from pageable memory the copy would block the host until it is done
+        if device.type == "cuda":  # from pageable memory the copy would block the host
             tokens = tokens.pin_memory().to(device, non_blocking=True)
         yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -446,8 +447,8 @@ def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.devic
     model = model.to(device) if device.type != "cpu" else model  # fake tensors cannot be moved
     impl = {training.optimizer_impl: True} if training.optimizer_impl else {}  # else PyTorch chooses
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, **impl)
-    # fp16 ends at 65,504 and at 6e-8: the loss is scaled up so that small gradients do not vanish.  bf16 has the range
-    # of fp32 and needs none of it.
+    # The range of fp16 is 6e-8 to 65,504: the loss is scaled up so that small gradients do not underflow.  bf16 has the
+    # range of fp32 and needs no scaling.
     scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
     dtype = PRECISIONS[training.precision]
     return TrainingState(
@@ -456,32 +457,30 @@ def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.devic
 
 
 def train(state: TrainingState, stream: Iterator, num_steps: int, micro_steps: int, meter: StepMeter, instruments):
-    """The training loop.  Phases are timed where they are named; whatever else a step carries hangs on its contexts.
+    """The training loop.  meter.phase() times the phases; optional profilers are attached by context managers.
 
-    stream gives (input_ids, labels) of a micro-batch, [B / micro_steps, S] each.
+    stream yields (input_ids, labels) of a micro-batch, [B / micro_steps, S] each.
     """
     model, optimizer, scaler, autocast = state
     for step in range(1, num_steps + 1):
         raise_if_interrupted()
-        # ---- The timed section begins: marks in the device's stream, nothing here waits for the device. ----
+        # ---- The timed section begins: events are recorded in the stream, nothing here waits for the device. ----
         with meter.step(step), instruments.step(step):
             for micro_step in range(1, micro_steps + 1):
                 with meter.phase("data"):
                     input_ids, labels = next(stream)
                 with gradient_sync(model, last_micro_step=micro_step == micro_steps):
                     with meter.phase("forward"), instruments.forward(step), autocast:
-                        loss = model(input_ids, labels)[1]  # the logits are not named, so that they can be freed
+                        loss = model(input_ids, labels)[1]  # no reference to the logits is kept: they can be freed
                     with meter.phase("backward"):
-                        # Gradients add up over micro-batches: divided, their sum is the mean over the whole batch.
+                        # Gradients accumulate over micro-batches: divided, their sum is the mean over the batch.
                         scaler.scale(loss / micro_steps).backward()
-                meter.add_loss(loss)
+                meter.add_loss(loss)  # an asynchronous copy: loss.item() would wait for the device
             with meter.phase("optimizer"):
-                scaler.step(optimizer)
+                scaler.step(optimizer)  # optimizer.step(), unless fp16 gradients are infinite
                 scaler.update()
-                optimizer.zero_grad(
-                    set_to_none=True
-                )  # frees the gradients: they are not alive in the next forward pass
-        # ---- The timed section ends: the meter reads the marks of steps that the device has finished. ----
+                optimizer.zero_grad(set_to_none=True)  # frees the gradients before the next forward pass
+        # ---- The timed section ends: the meter reads the events of steps that the device has finished. ----
 
 
 @dataclass(frozen=True)
@@ -506,7 +505,7 @@ class TinyLlamaWorkload(Workload):
         return batches(corpus_of(self.config, self.training), self.training, device, rank)
 
     def fake_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """As those of a run: two copies of windows into one tensor of tokens."""
+        """As in a run: inputs and labels are shifted copies of one tensor of tokens."""
         while True:
             tokens = torch.zeros(self.batch_size // self.micro_steps, self.seq_len + 1, dtype=torch.int64)
             yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -532,8 +531,8 @@ class TinyLlamaWorkload(Workload):
         return {part: count // self.config.n_layers for part, count in flops.items() if part != "lm_head"}
 
     def recomputed_flops(self) -> int:
-        """The scores, by fused attention; with checkpointing the matmuls of every block but the last one, down_proj,
-        whose output no operator asks for."""
+        """Fused attention recomputes the scores.  Checkpointing recomputes every matmul of each block except the last,
+        down_proj, because no operator needs its output in the backward pass."""
         scores = 2 * self.batch_size * self.seq_len**2 * self.config.hidden_dim * self.config.n_layers
         again = scores if self.training.attention == "sdpa" else 0
         if self.training.activation_checkpointing:
@@ -589,15 +588,15 @@ class TinyLlamaWorkload(Workload):
 
 
 def run(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> None:
-    """One run: check, announce, train, report.  What goes wrong is raised, and becomes one line in main()."""
+    """One run: check, announce, train, report.  Errors are raised, and become one line in main()."""
     config, training = workload.config, workload.training
     device = choose_device(training.device)
     check_precision(training.precision, device)
     check_profiling(profiling, device, training.output_dir)
     if training.data != "synthetic":
-        corpus_of(config, training)  # a file that cannot be used is refused before anything is written
+        corpus_of(config, training)  # an unusable file is an error before anything is written
     set_numerics(training.seed, training.precision, training.deterministic)
-    schedule = InstrumentSchedule(training.num_steps, profiling)
+    schedule = InstrumentSchedule(training.num_steps, profiling)  # which steps are profiled
     with process_group(device) as (rank, world_size):
         report = RunReport(
             workload,
@@ -614,7 +613,7 @@ def run(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> None:
             report.announce()
             check_memory(workload, device)
             train_and_measure(workload, profiling, schedule, device, report)
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too: the completed steps are summarized and written
             from analysis.run_explanations import with_prediction
 
             told = with_prediction(error, workload, device)
@@ -628,7 +627,7 @@ def run(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> None:
 def train_and_measure(
     workload: TinyLlamaWorkload, profiling, schedule, device: torch.device, report: RunReport
 ) -> None:
-    """Build, compile if asked, and train under the instruments; what they find stays with the report."""
+    """Build, compile if requested, and train with the instruments, whose results are stored in the report."""
     rank, world_size = report.rank, report.world_size
     state = workload.build(device)
     if workload.compiled:
@@ -644,20 +643,21 @@ def train_and_measure(
         trace_folder=report.trace_folder,
         rank_suffix=suffix_of_rank(rank, world_size),
     )
+    # Wrapped after compiling, so that the backward pass stays a single graph.
     state = state._replace(model=data_parallel(state.model, device, world_size))
-    stream = workload.batches(device, rank)
+    stream = workload.batches(device, rank)  # a new one: compiling must not change which batches the training sees
     with report.sampler, instruments.run():
         workload.train(state, stream, workload.training.num_steps, report.meter, instruments)
     report.meter.read_finished(wait=True)
     if world_size > 1:
-        torch.distributed.barrier()  # rank 0 reads the traces of all
+        torch.distributed.barrier()  # rank 0 reads the traces of all ranks
 
 
 def close(report: RunReport, error: BaseException | None) -> None:
-    """Summary and files, with what the analysis makes of each instrument's findings."""
+    """Summary and files, with the analysis of what each instrument recorded."""
 
     def explain(summary: dict):
-        from analysis.run_explanations import explanations  # takes as long to import as some runs train
+        from analysis.run_explanations import explanations  # imported late: it can take longer than a short run
 
         return explanations(report, summary)
 
@@ -665,25 +665,25 @@ def close(report: RunReport, error: BaseException | None) -> None:
 
 
 def check_memory(workload: TinyLlamaWorkload, device: torch.device) -> None:
-    """Stop before allocations that cannot succeed: on a CPU the kernel would kill the process without a word.
+    """Stop before allocations that cannot succeed: on a CPU the OOM killer would end the process without a message.
 
-    A lower bound in closed form decides whether a prediction is worth its seconds: weight, gradient and two Adam
-    moments of four bytes each, the mask, and the attention weights that every layer keeps, or one at a time with
-    checkpointing.
+    A lower bound in closed form decides whether to run the prediction, which takes seconds: weight, gradient and two
+    Adam moments of four bytes each, the mask, and the attention weights that are saved in every layer, or in one layer
+    at a time with checkpointing.
     """
     config, training = workload.config, workload.training
-    quadratic = 0  # bytes for each of the S x S places of mask and scores
+    quadratic = 0  # bytes per element of the S x S mask and scores
     if training.attention == "eager":
         layers = 1 if training.activation_checkpointing else config.n_layers
         scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
         quadratic = 4 + PRECISIONS[training.precision].itemsize * scores
     at_least = 16 * config.parameter_count() + quadratic * training.seq_len**2
-    if training.force or at_least < total_memory(device) / 8:
+    if training.force or at_least < total_memory(device) / 8:  # far below the limit: not worth a prediction
         return
     from analysis.prediction import refusal
 
     if why := refusal(workload, device):
-        raise UserError(f"out of memory: {why}; --force trains all the same")
+        raise UserError(f"out of memory: {why}; --force trains anyway")
 
 
 def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, device_memory: int | None) -> None:
@@ -691,7 +691,7 @@ def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, device_memor
     training = workload.training
     device = choose_device(training.device)
     check_precision(training.precision, device)
-    if not is_first_rank():
+    if not is_first_rank():  # every rank would predict the same
         return
     from analysis.prediction import predict, prediction_lines
 
@@ -705,7 +705,7 @@ def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, device_memor
 
 
 def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> None:
-    """What is installed, what is missing and what for, which device; then three steps."""
+    """Which packages are installed, which are missing and what needs them, which device; then three steps."""
     hip, cuda = torch.version.hip, torch.version.cuda
     say(RULE, "Setup", RULE, f"{'Python':<20}{platform.python_version()}")
     for package, purpose in PACKAGES.items():
@@ -720,25 +720,25 @@ def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> No
 
 
 def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None) -> OneLineParser:
-    """All flags, from the dataclasses; each is None where the user did not give it."""
+    """All flags, from the dataclasses; each is None if the user did not pass it."""
     parser = OneLineParser(
         prog=prog,
         description=description or "Train Tiny LLaMA and show where time and memory went.",
-        epilog="Defaults in parentheses. docs/ explains the problem sizes and the files of a run.",
+        epilog="Defaults in parentheses. README.md lists the problem sizes, docs/files.md the files of a run.",
     )
-    group = parser.add_argument_group("shortcuts")
+    group = parser.add_argument_group("presets and modes")
     group.add_argument(
-        "--size", metavar="NAME", choices=[*SIZES, *SIZE_ALIASES], help=f"{', '.join(SIZES)}; flags beside it win"
+        "--size", metavar="NAME", choices=[*SIZES, *SIZE_ALIASES], help=f"{', '.join(SIZES)}; other flags override it"
     )
     switches = {
         "--use-amp": "the same as --precision bf16",
-        "--enable-all-profiling": "every profiler below",
+        "--enable-all-profiling": "every profiler below except --memory-snapshot and --system-profiler",
         "--validate-setup": "report versions, devices and what is missing, and train three steps",
-        "--dry-run": "predict memory by category, what would fit and the least time of a step; train nothing",
+        "--dry-run": "predict memory, the largest batch and sequence, and a lower bound on step time; do not train",
     }
     for name, text in switches.items():
         group.add_argument(name, action="store_true", default=None, help=text)
-    text = "with --dry-run: predict for a GPU of so many GB of 2^30 bytes (this device)"
+    text = "with --dry-run: memory of the GPU to predict for, in GB of 2^30 bytes (this device)"
     group.add_argument("--device-memory", type=memory_size, metavar="GB", help=text)
     parser.add_dataclass_flags("model", TinyLlamaConfig)
     parser.add_dataclass_flags("training", TrainingConfig)
@@ -756,12 +756,13 @@ ALL_PROFILERS = (
 
 
 def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig]:
-    """Flags to configurations: what was given, else the row of --size, else the defaults.  Raises UserError, exit code
-    2, for values that do not go together."""
+    """Flags to configurations: what the user passed, else the row of --size, else the defaults.  Raises UserError, exit
+    code 2, for values that contradict each other."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     size = SIZE_ALIASES.get(args.size, args.size)
     values = (SIZES[size] if size else {}) | given
     if not size and "n_heads" in given:
+        # So that --n-heads alone is a valid change: the default of 4 need not divide it.
         values.setdefault("n_kv_heads", args.n_heads // 2 if args.n_heads % 2 == 0 else args.n_heads)
     if not size and "hidden_dim" in given:
         values.setdefault("intermediate_dim", 2 * args.hidden_dim)
@@ -778,47 +779,47 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     if args.device_memory and not args.dry_run:
         raise UserError("--device-memory: requires --dry-run", 2)
     if args.use_amp and training.precision != "bf16":
-        raise UserError(f"--use-amp: means bf16, but --precision is {training.precision}; give one of the two", 2)
+        raise UserError(f"--use-amp: means bf16, but --precision is {training.precision}; use only one of the two", 2)
     return TinyLlamaWorkload(replace(config, max_seq_len=training.seq_len), training, size), profiling
 
 
 def check_model(config: TinyLlamaConfig) -> None:
     hidden, heads, kv_heads = config.hidden_dim, config.n_heads, config.n_kv_heads
     if hidden % heads != 0:
-        raise UserError(f"--hidden-dim {hidden}: not divisible by --n-heads {heads}; give a multiple of it", 2)
+        raise UserError(f"--hidden-dim {hidden}: not divisible by --n-heads {heads}; use a multiple of it", 2)
     if config.head_dim % 2 == 1:
         raise UserError(
-            f"--hidden-dim {hidden}: its {heads} heads are {config.head_dim} wide, and rotary embedding turns pairs; "
-            f"give a multiple of {2 * heads}",
+            f"--hidden-dim {hidden}: the head dimension is {config.head_dim}, and rotary embedding needs an even one; "
+            f"use a multiple of {2 * heads}",
             2,
         )
     if heads % kv_heads != 0:
-        raise UserError(f"--n-kv-heads {kv_heads}: does not divide --n-heads {heads}; give a divisor of it", 2)
+        raise UserError(f"--n-kv-heads {kv_heads}: does not divide --n-heads {heads}; use a divisor of it", 2)
 
 
 def check_training(training: TrainingConfig, profiling: ProfilerConfig) -> None:
     batch_size, micro_steps = training.batch_size, training.gradient_accumulation_steps
     if batch_size % micro_steps != 0:
         flag_ = f"--gradient-accumulation-steps {micro_steps}"
-        raise UserError(f"{flag_}: does not divide --batch-size {batch_size}; give a divisor of it", 2)
+        raise UserError(f"{flag_}: does not divide --batch-size {batch_size}; use a divisor of it", 2)
     if "" in (training.output_dir, profiling.profile_dir):
-        raise UserError("--output-dir and --profile-dir: name a folder", 2)
+        raise UserError("--output-dir and --profile-dir: must not be empty", 2)
     if profiling.system_profiler and profiling.records_trace:
         raise UserError(
-            "--system-profiler: nsys and rocprofv3 take the place of torch.profiler, and two cannot listen to one GPU; "
-            "leave out --enable-pytorch-profiler, --profile-stacks and --profile-operators",
+            "--system-profiler: nsys and rocprofv3 replace torch.profiler, because only one profiler can be attached "
+            "to a GPU; omit --enable-pytorch-profiler, --profile-stacks and --profile-operators",
             2,
         )
     if training.compile and profiling.profile_memory:
         raise UserError(
-            "--profile-memory: counts tensors operator by operator, and --compile leaves no operators to watch; "
-            "give one (--dry-run --compile predicts the memory)",
+            "--profile-memory: records tensors operator by operator, and a compiled model runs no separate operators; "
+            "use only one of the two (--dry-run --compile predicts the memory)",
             2,
         )
 
 
 def run_from_arguments(args: argparse.Namespace) -> None:
-    """What the flags ask for: a prediction, a check of the set-up, or a run."""
+    """What the flags ask for: a prediction, a setup check, or a run."""
     workload, profiling = resolve(args)
     if args.dry_run:
         dry_run(workload, profiling, args.device_memory)

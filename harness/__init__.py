@@ -1,1 +1,1 @@
-"""What any measured run needs: devices, clocks, profilers, files, errors.  Knows no model; imports nothing above it."""
+"""What any measured run needs: devices, clocks, profilers, files, errors.  Model-agnostic; imports nothing above it."""

@@ -1,4 +1,4 @@
-"""Flags: from dataclasses, with errors of one line; and the packages that a flag needs."""
+"""Command-line flags from dataclasses, one-line errors, and the packages that a flag requires."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.errors import UserError
 
 def flag(default, text: str, **options):
     """A dataclass field that is also a command-line flag.  `options` go to argparse, except for `minimum` (of a
-    number), `alias` (a second name) and `shown` (the default as --help words it)."""
+    number), `alias` (a second name) and `shown` (the default as shown in --help)."""
     return field(default=default, metadata={"help": text, **options})
 
 
@@ -41,7 +41,7 @@ def peak_choice(text: str) -> str | float:
     with contextlib.suppress(ValueError):
         if 0 < float(text) < 1e6:
             return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is not a peak; give auto, measured or a number of TFLOP/s, as 989.4")
+    raise argparse.ArgumentTypeError(f"{text} is not a peak; use auto, measured, or a number in TFLOP/s, e.g. 989.4")
 
 
 def memory_size(text: str) -> int:
@@ -49,7 +49,7 @@ def memory_size(text: str) -> int:
     with contextlib.suppress(ValueError):
         if 0.001 <= float(text) <= 1e6:
             return round(float(text) * 2**30)
-    raise argparse.ArgumentTypeError(f"{text} is not the memory of a device; give GB, as 80")
+    raise argparse.ArgumentTypeError(f"{text} is not a memory size; use GB, e.g. 80")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -70,7 +70,7 @@ class OneLineParser(argparse.ArgumentParser):
         return parsed
 
     def add_dataclass_flags(self, title: str, config: type) -> None:
-        """A group of flags, one for each field made by flag(); each is None where the user did not give it."""
+        """A group of flags, one for each field made by flag(); each is None if the user did not pass it."""
         group, kinds = self.add_argument_group(title), typing.get_type_hints(config)
         for one in (one for one in fields(config) if one.metadata):
             options, kind = dict(one.metadata), kinds[one.name]
@@ -99,7 +99,7 @@ def version_of(package: str) -> str | None:
 
 
 def require(what: str, modules: list[str]) -> None:
-    """Raise UserError for a module that is missing, before any work is done for nothing."""
+    """Raise UserError for a missing module, before any work is wasted."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise UserError(f"{what} needs {module}, which is missing: pip install {module}")

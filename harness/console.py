@@ -1,4 +1,4 @@
-"""What the user sees while a command runs: lines by rank 0, and progress on silent work."""
+"""What the user sees while a command runs: lines from rank 0, and progress bars for long operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RULE = "=" * 42
 
 
 def is_first_rank() -> bool:
-    """Under torchrun rank 0 alone prints, and writes what all share."""
+    """Under torchrun only rank 0 prints, and writes the files that all ranks share."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -20,8 +20,8 @@ def say(*lines: str) -> None:
 
 
 def progress_bar(description: str, iterable: Iterable | None = None, total: int | None = None):
-    """tqdm on standard error, for work of more than ten seconds; hidden where that is not a terminal."""
+    """tqdm on standard error, for work of more than ten seconds; hidden if that is not a terminal."""
     from tqdm import tqdm
 
-    shown = None if is_first_rank() else True  # tqdm: None hides the bar where there is no terminal
+    shown = None if is_first_rank() else True  # tqdm: None hides the bar if there is no terminal
     return tqdm(iterable, desc=description, total=total, disable=shown, leave=False, dynamic_ncols=True)

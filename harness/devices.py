@@ -1,4 +1,4 @@
-"""Devices: which one to use, what it can compute in, how much memory there is, and how busy it is meanwhile."""
+"""Devices: which one to use, which precisions it supports, its memory, and its utilization during the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def choose_device(asked: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         build = "ROCm" if torch.version.hip else "CUDA" if torch.version.cuda else "CPU-only"
-        cure = "install a ROCm or CUDA build" if build == "CPU-only" else "check what rocm-smi or nvidia-smi says"
+        cure = "install a ROCm or CUDA build" if build == "CPU-only" else "check rocm-smi or nvidia-smi"
         raise UserError(
             f"--device cuda: PyTorch {torch.__version__} ({build}) sees no GPU; {cure}, or use --device cpu"
         )
@@ -33,16 +33,16 @@ def choose_device(asked: str) -> torch.device:
 
 
 def check_precision(precision: str, device: torch.device, option: str = "--precision") -> None:
-    """Refuse what this device would only pretend to compute in."""
+    """Raise UserError for a precision that the device does not support or only emulates."""
     refusal = None
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
         if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             refusal = f"{gpu.name} has no bfloat16 arithmetic; use fp16 or fp32"
         if precision == "tf32" and not (gpu.gcnArchName.startswith("gfx94") if torch.version.hip else gpu.major >= 8):
-            refusal = f"{gpu.name} has no TF32 matrix units; use fp32, or bf16 or fp16"
+            refusal = f"{gpu.name} has no TF32 arithmetic; use fp32, bf16 or fp16"
     elif precision == "tf32":
-        refusal = "TF32 is a format of GPU matrix units; on a CPU use fp32 or bf16"
+        refusal = "TF32 exists only in Tensor Cores and Matrix Cores of GPUs; on a CPU use fp32 or bf16"
     elif precision == "fp16" and not cpu_trains_in_fp16():
         refusal = f"PyTorch {torch.__version__} cannot train in fp16 on this CPU; use fp32 or bf16"
     if refusal:
@@ -50,27 +50,27 @@ def check_precision(precision: str, device: torch.device, option: str = "--preci
 
 
 def cpu_trains_in_fp16() -> bool:
-    """Try a matmul forward and backward under autocast: some builds refuse, older ones silently skip it."""
+    """Try a matmul forward and backward under autocast: some builds raise an error, older ones silently skip it."""
     weight = torch.ones(2, 2, requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with torch.autocast("cpu", dtype=torch.float16):
-                product = weight @ torch.ones(2, 2)
-            product.sum().backward()
+                output = weight @ torch.ones(2, 2)
+            output.sum().backward()
         except RuntimeError:
             return False
-    return product.dtype is torch.float16
+    return output.dtype is torch.float16
 
 
 def set_numerics(seed: int, precision: str, deterministic: bool) -> None:
-    """Seed, determinism and the precision of float32 matmuls, whatever they were before."""
+    """Set the seed, determinism and the precision of float32 matmuls."""
     torch.manual_seed(seed)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     if precision == "tf32" and torch.version.hip:
-        os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # older ROCm builds ask for it too
+        os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # older ROCm builds also require it
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is initialized
     torch.use_deterministic_algorithms(deterministic)
 
 
@@ -90,14 +90,14 @@ def total_memory(device: torch.device) -> int:
 
 
 def memory_of_a_rank(device: torch.device) -> tuple[int, int]:
-    """Bytes of the device, and bytes that the process uses already: of a host, the share of each rank."""
+    """Bytes of the device (on a CPU, host memory / local ranks), and bytes that the process already uses."""
     if device.type == "cuda":
         return total_memory(device), 0
     return total_memory(device) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), host_memory()[0]
 
 
 def library_workspaces(device: torch.device) -> int:
-    """Bytes that the libraries behind matmuls keep on a GPU, found by doing one, forward and backward."""
+    """Bytes that the matmul libraries allocate on a GPU, measured by running one matmul forward and backward."""
     if device.type == "cpu":
         return 0
     before = torch.cuda.memory_allocated(device)
@@ -109,7 +109,7 @@ def library_workspaces(device: torch.device) -> int:
 
 
 def host_memory() -> tuple[int, int]:
-    """Resident bytes of this process: now, and at most.  Where there is no /proc only the peak is known."""
+    """Resident set size of this process in bytes: current and peak.  Without /proc only the peak is known."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
@@ -119,7 +119,7 @@ def host_memory() -> tuple[int, int]:
 
 
 class DeviceSampler(threading.Thread):
-    """Reads memory and GPU utilisation ten times a second, beside the training thread."""
+    """Reads memory and GPU utilization ten times a second, in a thread next to the training thread."""
 
     def __init__(self, device: torch.device):
         super().__init__(daemon=True)
@@ -129,7 +129,7 @@ class DeviceSampler(threading.Thread):
         self.memory_source = (
             "bytes allocated to tensors by PyTorch's caching allocator"
             if self.on_gpu
-            else "resident set of the process, libraries included (--profile-memory counts the tensors alone)"
+            else "resident set size of the process, libraries included (--profile-memory counts only tensors)"
         )
         self.utilization_percent: list[int] = []
         self.utilization_reason = None if self.on_gpu else "no GPU in use"

@@ -1,4 +1,4 @@
-"""Several processes on one model: joining them, and exchanging gradients."""
+"""Data parallelism: the process group, and averaging gradients over ranks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
 
 
 def suffix_of_rank(rank: int, world_size: int) -> str:
-    """What tells a rank's files from those of the others."""
+    """Suffix that distinguishes the files of one rank from those of the others."""
     return f"_rank{rank}" if world_size > 1 else ""
 
 
 def data_parallel(model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-    """The model, its gradients averaged over ranks in the backward pass; the model itself where there is one rank."""
+    """The model in DistributedDataParallel, which averages gradients in the backward pass; unchanged for one rank."""
     if world_size == 1:
         return model
     devices = [device] if device.type == "cuda" else None
@@ -38,5 +38,5 @@ def data_parallel(model: nn.Module, device: torch.device, world_size: int) -> nn
 
 
 def gradient_sync(model: nn.Module, last_micro_step: bool):
-    """Ranks exchange gradients in the last backward pass of a step; those before only add to them locally."""
+    """All-reduce gradients only in the last backward pass of a step; the earlier ones accumulate them locally."""
     return contextlib.nullcontext() if last_micro_step or not hasattr(model, "no_sync") else model.no_sync()

@@ -1,7 +1,7 @@
 """The JSON documents as types: every field, its unit, and when it is null.  docs/files.md is generated from this file.
 
-A field whose type allows None has a sibling <name>_reason, a string, wherever it is null.  Every document that a file
-holds also has schema_version.  Times are milliseconds, sizes bytes or MB (2^20 bytes), rates per second, shares between
+A field whose type allows None has a sibling <name>_reason, a string, wherever it is null.  Every document in a file
+also has schema_version.  Times are milliseconds, sizes bytes or MB (2^20 bytes), rates per second, shares between
 0 and 1, as the names say.
 """
 
@@ -19,21 +19,21 @@ SCHEMA_VERSION = 2
 
 
 def read_document(path: Path) -> dict | None:
-    """A JSON document of ours; None where there is none, or a JSON file of another program.
+    """A JSON document of this project; None if the file does not exist or was written by another program.
 
-    Raises UserError, naming the file, for one that is damaged or was written under another schema version.
+    Raises UserError, which names the file, if it is damaged or has another schema version.
     """
     try:
         document = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as JSON of a run: {error}") from error
+        raise UserError(f"{path}: cannot be read as JSON: {error}") from error
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(version, int):
         return None
     if version != SCHEMA_VERSION:
-        raise UserError(f"{path}: schema version {version}, this workshop reads version {SCHEMA_VERSION}")
+        raise UserError(f"{path}: has schema version {version}, but this workshop reads version {SCHEMA_VERSION}")
     return document
 
 
@@ -49,7 +49,7 @@ class Device(TypedDict, total=False):
 
 
 class Environment(TypedDict):
-    timestamp: str  # ISO 8601 with time zone, when the run began
+    timestamp: str  # start of the run, ISO 8601 with time zone
     command_line: str
     commit: str | None  # of the project; null: not in a git checkout
     uncommitted_changes: bool | None  # null: not in a git checkout
@@ -57,16 +57,18 @@ class Environment(TypedDict):
     platform: str
     python: str  # version
     packages: dict[str, str | None]  # version by package; null: not installed
-    hip: str | None  # version that torch was built for; null: not a ROCm build
-    cuda: str | None  # version that torch was built for; null: not a CUDA build
+    hip: str | None  # version that PyTorch was built for; null: not a ROCm build
+    cuda: str | None  # version that PyTorch was built for; null: not a CUDA build
     device: Device
     cpu: dict[str, Any]  # name, logical_cores, torch_threads
-    variables: dict[str, str]  # environment variables that matter to PyTorch
+    variables: dict[str, str]  # environment variables that affect PyTorch
 
 
 class RunConfig(TypedDict):
-    model: dict[str, Any]  # fields of TinyLlamaConfig, parameters, and size: the --size given; null: none was
-    training: dict[str, Any]  # fields of TrainingConfig: flags as they took effect; null: PyTorch's choice or not given
+    model: dict[str, Any]  # fields of TinyLlamaConfig, parameters, and size: the value of --size; null: not given
+    training: dict[
+        str, Any
+    ]  # fields of TrainingConfig: flags as they took effect; null: PyTorch's default or not given
     profiling: dict[str, Any]  # fields of ProfilerConfig; null: not given
     environment: Environment
 
@@ -81,18 +83,18 @@ class Timing(TypedDict):
 
 class CompilationTimes(TypedDict):
     compile_s: float  # seconds, before step 1
-    from_cache: bool  # compiled code of an earlier run was used
+    from_cache: bool  # code compiled by an earlier run was used
     uncompiled_pass_ms: float  # median of a forward and backward pass
     compiled_pass_ms: float  # median of a forward and backward pass
     passes: int  # timed for each median
     saved_ms_per_step: float
-    break_even_step: int | None  # from which on compiling has saved time; null: it saves none
+    break_even_step: int | None  # first step by which compiling has saved time; null: it saves none
 
 
 class Progress(TypedDict):
-    num_steps: int  # asked for
+    num_steps: int  # requested
     completed_steps: int
-    batch_size: int  # samples of a step and rank
+    batch_size: int  # samples per step and rank
     sequence_length: int  # tokens
     world_size: int  # ranks
 
@@ -102,7 +104,7 @@ class Performance(TypedDict):
     median_step_time_ms: float | None  # null: no step was completed
     std_step_time_ms: float | None  # null: fewer than two steps
     p95_step_time_ms: float | None  # null: no step was completed
-    first_step_time_ms: float | None  # the first step is in no average; null: no step was completed
+    first_step_time_ms: float | None  # excluded from averages; null: no step was completed
     samples_per_sec: float | None  # of all ranks; null: no step was completed
     tokens_per_sec: float | None  # of all ranks; null: no step was completed
     avg_data_time_ms: float | None  # mean; null: no step was completed
@@ -111,11 +113,11 @@ class Performance(TypedDict):
     avg_optimizer_time_ms: float | None  # mean; null: no step was completed
     model_flops_per_step: int | None  # matmul FLOPs of one rank, forward and backward; null: no formula
     achieved_tflops: float | None  # 10^12 FLOP/s of one rank; null: no step was completed, or no formula
-    gpu_utilization_percent: float | None  # mean of ten samples a second; null: no GPU, or its driver does not tell
+    gpu_utilization_percent: float | None  # mean of ten samples a second; null: no GPU, or its driver reports none
     steps_averaged: int
     steps_averaged_note: str  # which steps were excluded
     compilation: CompilationTimes | None  # null: --compile is off
-    timings_ms: dict[str, Timing]  # of the step and each phase: data, forward, backward, optimizer
+    timings_ms: dict[str, Timing]  # by step, data, forward, backward, optimizer
 
 
 class Memory(TypedDict):
@@ -133,7 +135,7 @@ class StepColumns(TypedDict):
     step: list[int]  # numbers, from 1
     loss: list[float | None]  # null: not a finite number
     time_ms: list[float]
-    exclusion_reason: list[str | None]  # why a step is in no average; null: it is in them
+    exclusion_reason: list[str | None]  # why a step is excluded from averages; null: it is included
 
 
 class PerformanceSummary(TypedDict):
@@ -155,11 +157,11 @@ class TensorRow(TypedDict):
     bytes: int
     shape: list[int]
     dtype: str
-    where: str  # the part of the model that made it, or whose gradient it serves
-    phase: str | None  # of the step; null: it was there before the step
+    where: str  # part of the model that allocated it, or whose gradient it is used for
+    phase: str | None  # of the step; null: allocated before the step
     category: str  # parameters, gradients, optimizer, activations, temporaries, buffers
-    born: int  # event of the step
-    died: int | None  # event of the step; null: it outlives the step
+    born: int  # event that allocated it
+    died: int | None  # event that freed it; null: it outlives the step
 
 
 class MemoryPhase(TypedDict):
@@ -178,14 +180,14 @@ class MemoryPeak(TypedDict):
 
 
 class MemoryTimeline(TypedDict):
-    step: int  # the one that was tracked
+    step: int  # number of the tracked step
     source: str
     peak_bytes: int  # of live tensors
     average_bytes: float  # over the time of the step
-    allocations: int  # made by the step
-    kept_for_backward: list[dict[str, Any]]  # component, layer (if it is in one), bytes
+    allocations: int  # during the step
+    kept_for_backward: list[dict[str, Any]]  # saved tensors: component, layer (if it is in one), bytes
     allocator: list[dict[str, Any]] | None  # what, bytes: from live tensors to what the driver reports; null: no GPU
-    largest_tensor: TensorRow | None  # null: the step made none
+    largest_tensor: TensorRow | None  # null: the step allocated none
     phases: list[MemoryPhase]
     peak: MemoryPeak
     timeline: dict[str, list]  # columns by event: time_us, total_bytes, bytes of each category, layer
@@ -195,9 +197,9 @@ class MemoryTimeline(TypedDict):
 class TimeBounds(TypedDict):
     compute_ms: float | None  # FLOPs at the peak rate; null: no peak of this device is known
     compute_peak: str | None  # the peak and its source; null: none is known
-    bandwidth_ms: float | None  # least bytes at the peak rate; null: no peak of this device is known
+    bandwidth_ms: float | None  # least_bytes at the peak bandwidth; null: no peak of this device is known
     bandwidth_peak: str | None  # the peak and its source; null: none is known
-    least_bytes: int  # that a step must move if all it makes and drops stays on the chip
+    least_bytes: int  # that a step must move if all temporaries stay in on-chip memory
 
 
 class Prediction(TypedDict):
@@ -211,10 +213,10 @@ class Prediction(TypedDict):
     kept_for_backward: list[dict[str, Any]]  # component, mb, quadratic_mb: the part quadratic in the sequence length
     device_memory_mb: float  # MB that the device has
     device_memory_source: str
-    used_by_process_mb: float  # MB in use before there is a model
+    used_by_process_mb: float  # MB in use before the model is built
     fits: bool
-    max_batch_size: int  # samples; 0: not even one
-    max_seq_len: int  # tokens; 0: not even one
+    max_batch_size: int  # samples; 0: not even one fits
+    max_seq_len: int  # tokens; 0: not even one fits
     parameters: int
     forward_flops: int | None  # matmul FLOPs; null: the workload has no formula
     step_flops: int | None  # forward and backward; null: the workload has no formula
@@ -227,7 +229,7 @@ class Prediction(TypedDict):
 
 class Integrity(TypedDict):
     trustworthy: bool
-    problems: list[str]  # why it is not
+    problems: list[str]  # why it is not trustworthy
     notes: list[str]
     unreliable: dict[str, str]  # parts of the analysis that should not be relied on, and why
     events: int
@@ -241,8 +243,8 @@ class Integrity(TypedDict):
     kernels_linked_to_an_operator: int | None  # null: no GPU events
     gpu_events_launched_before_the_trace: int
     graph_launches: int
-    rank: int | None  # null: the trace names none
-    world_size: int | None  # null: the trace names none
+    rank: int | None  # null: not in the trace
+    world_size: int | None  # null: not in the trace
     shapes_recorded: bool
     stacks_recorded: bool
     modules_recorded: bool
@@ -252,8 +254,8 @@ class Integrity(TypedDict):
 
 class Verdict(TypedDict):
     bound: str  # compute-bound, memory-bound, launch-bound, data-bound, communication-bound, undecided
-    trustworthy: bool
-    line: str  # the answer in one line
+    trustworthy: bool  # if false, bound is undecided and line says untrustworthy
+    line: str  # the verdict in one line
     shares: dict[str, float]  # of the step's time, by bound
     meaning: dict[str, str]
     thresholds: dict[str, Any]
@@ -263,15 +265,15 @@ class ProfiledStep(TypedDict):
     number: int
     duration_ms: float
     gpu_events: int
-    kernels_during: int  # that ran while the host was in the step
-    kernels: int  # that the step launched
-    kernel_launches: int
-    kernels_of_launches: int
-    incomplete: bool
+    kernels_during: int  # kernels that ran while the host was in the step
+    kernels: int  # kernels that the step launched
+    kernel_launches: int  # launch calls of the step
+    kernels_of_launches: int  # launch calls whose kernel is in the trace
+    incomplete: bool  # events of the step are missing
 
 
 class ProfiledSteps(TypedDict):
-    mean_ms: float | None  # on the host; null: the trace holds no ProfilerStep marks
+    mean_ms: float | None  # on the host; null: no ProfilerStep marks
     median_ms: float | None  # null: no ProfilerStep marks
     std_ms: float | None  # null: fewer than two steps
     p95_ms: float | None  # null: no ProfilerStep marks
@@ -283,7 +285,7 @@ class ProfiledSteps(TypedDict):
 
 class Attribution(TypedDict):
     clock: str  # GPU or host
-    source: str  # of the components' names
+    source: str  # where the names of the components come from
     steps: int
     ms_per_step: float
     unattributed_share: float
@@ -294,20 +296,20 @@ class ComponentRow(TypedDict):
     ms_per_step: float
     std_ms: float | None  # over the steps; null: fewer than two steps
     share: float  # of the step
-    phases_ms: dict[str, float]  # the same by phase
+    phases_ms: dict[str, float]  # ms per step by phase
 
 
 class Opportunity(TypedDict):
     name: str
     how: str
     evidence: str
-    share: float  # of the step that it concerns
-    ms_per_step: float  # that it concerns
-    part_speedup: float | None  # of that part at most; null: the part could vanish
-    speedup_bound: float | None  # of the step, by Amdahl's law; null: all of the step is of this kind
-    basis: str  # of the bound
+    share: float  # of the step that it affects
+    ms_per_step: float  # that it affects
+    part_speedup: float | None  # upper bound for the affected part; null: the part could vanish
+    speedup_bound: float | None  # upper bound for the step, by Amdahl's law; null: all of the step is affected
+    basis: str  # how the bound was derived
     memory_bound_mb: NotRequired[float]  # MB that it saves at most; checkpointing only
-    flag: str | None  # that does it; null: no flag of the workshop does
+    flag: str | None  # flag that enables it; null: no flag of the workshop does
 
 
 class OperatorRow(TypedDict):
@@ -315,12 +317,12 @@ class OperatorRow(TypedDict):
     shapes: NotRequired[str]  # of the inputs; by shape only
     calls: int
     self_cpu_us: float  # over all calls
-    cpu_us: float  # with the operators that it calls
+    cpu_us: float  # over all calls, with the operators that it calls
     self_device_us: float | None  # null: no GPU events
     device_us: float | None  # null: no GPU events
     flops: int | None  # over all calls; null: the recorded inputs do not determine it
     bytes: int | None  # read and written; null: the recorded inputs do not determine it
-    share: float  # of all operators' own time
+    share: float  # of the self time of all operators
 
 
 class KernelRow(TypedDict):
@@ -328,8 +330,8 @@ class KernelRow(TypedDict):
     count_per_step: float
     mean_us: float
     p95_us: float
-    share: float  # of the kernels' time
-    launched_by: str | None  # operator; null: it is linked to none
+    share: float  # of the time of all kernels
+    launched_by: str | None  # operator; null: not linked to one
     component: str
 
 
@@ -342,8 +344,8 @@ class GpuTimeline(TypedDict):
     idle_ms: float | None  # null: no GPU events
     devices: list[dict[str, Any]]  # the same for each device, and for each of its streams
     idle_by_cause: list[dict[str, Any]] | None  # cause, ms, share_of_total, meaning; null: no GPU events
-    launch_delay_us: dict[str, float] | None  # from launch to start; null: no launch call is in the trace
-    queue_depth: dict[str, float] | None  # kernels launched and not begun; null: no launch call is in the trace
+    launch_delay_us: dict[str, float] | None  # from launch to start; null: no launch calls in the trace
+    queue_depth: dict[str, float] | None  # kernels launched but not started; null: no launch calls in the trace
 
 
 class OperatorAnalysis(TypedDict):
@@ -360,7 +362,7 @@ class OperatorAnalysis(TypedDict):
     operators: list[OperatorRow]
     operators_by_shape: list[OperatorRow]
     kernels: list[KernelRow]
-    step_timeline: dict[str, Any]  # one step as lanes of [start_ms, end_ms, component number], for the figure
+    step_timeline: dict[str, Any]  # one step as lanes of [start_ms, end_ms, component index], for the figure
     memory: dict[str, Any]  # peak_mb, time_ms, allocated_mb; null: the trace has no memory events
 
 
@@ -369,7 +371,7 @@ class OperatorAnalysis(TypedDict):
 
 class ComponentFlops(TypedDict):
     component: str
-    forward_flops: int  # of a step, over all layers
+    forward_flops: int  # per step, over all layers
     backward_flops: int
     forward_flops_per_layer: int
     share: float
@@ -378,14 +380,14 @@ class ComponentFlops(TypedDict):
 class CounterRow(TypedDict):
     counter: str  # formula, FlopCounterMode, DeepSpeed
     forward_flops: int | None  # matmul FLOPs of one micro-batch; null: it did not count
-    backward_flops: int | None  # null: it counts forward passes alone
+    backward_flops: int | None  # null: it counts only forward passes
     beyond_matmuls: int | None  # FLOPs of other operators that it counts; null: it did not count
 
 
 class Reconciliation(TypedDict):
     batch_size: int  # of the micro-batch
     sequence_length: int
-    recomputed_flops: int  # part of the backward pass here
+    recomputed_flops: int  # included in the backward pass
     rows: list[CounterRow]
     agree: bool
     forward_flops_by_module: dict[str, int]
@@ -393,23 +395,23 @@ class Reconciliation(TypedDict):
 
 class Peak(TypedDict):
     rate: float  # FLOP/s, or bytes/s of a bandwidth
-    kind: str  # datasheet, measured, given
+    kind: str  # datasheet, measured, given (by the user)
     source: str
-    mfu_percent: NotRequired[float]  # of FLOP/s
+    mfu_percent: NotRequired[float]  # only for FLOP/s
 
 
 class FlopsAnalysis(TypedDict):
     forward_flops: int  # matmul FLOPs of a step's forward passes
     step_flops: int  # forward and backward
-    recomputed_flops: int  # beyond step_flops
+    recomputed_flops: int  # not included in step_flops
     forward_flops_by_component: dict[str, int]
     parameters: int
-    flops_per_parameter: float  # of a step
-    flops_per_token: float  # of a step
-    flops_per_token_by_6n: int  # the rule of thumb: six for each parameter
+    flops_per_parameter: float  # per step
+    flops_per_token: float  # forward and backward
+    flops_per_token_by_6n: int  # by the rule of thumb, six per parameter
     by_component: list[ComponentFlops]
     reconciliation: Reconciliation
-    deepspeed: dict[str, Any] | None  # counts of one micro-batch; null: DeepSpeed did not count
+    deepspeed: dict[str, Any] | None  # counts for one micro-batch; null: DeepSpeed did not count
 
 
 class PerformanceMetrics(TypedDict):
@@ -425,11 +427,11 @@ class PerformanceMetrics(TypedDict):
 
 class EfficiencyMetrics(TypedDict):
     mfu_percent: float | None  # null: no peak of this device is known
-    hfu_percent: float | None  # recomputation included; null: nothing is recomputed, or no peak
+    hfu_percent: float | None  # includes recomputation; null: nothing is recomputed, or no peak
     device_peak_flops: float | None  # FLOP/s; null: no peak of this device is known
     peak_source: str | None  # null: no peak of this device is known
     precision: str
-    peaks: list[Peak]  # the first is what MFU is a share of
+    peaks: list[Peak]  # MFU refers to the first
     bandwidth_peaks: list[Peak]
 
 
@@ -444,9 +446,9 @@ class FlopsProfile(TypedDict):
 
 class ComputationalIntensity(TypedDict):
     convention: dict[str, str]  # what is counted
-    step_flops: int  # with recomputation
+    step_flops: int  # includes recomputation
     step_bytes: int  # every operator reads its inputs and writes its outputs
-    minimum_step_bytes: int  # if all that a step makes and drops stays on the chip
+    minimum_step_bytes: int  # if all temporaries stay in on-chip memory
     arithmetic_intensity_flops_per_byte: float
     intensity_at_minimum_flops_per_byte: float
     memory_bandwidth_used_gb_per_sec: float  # 10^9 bytes/s
@@ -466,11 +468,11 @@ class ComputationalIntensity(TypedDict):
 class RooflineData(TypedDict):
     device: str
     precision: str
-    roofs: dict[str, list[Peak]]  # compute and bandwidth
-    ridges: list[dict[str, Any]]  # operations per byte where a pair of roofs meet
+    roofs: dict[str, list[Peak]]  # limits of the device: compute and bandwidth
+    ridges: list[dict[str, Any]]  # operations per byte at which a compute and a bandwidth limit meet
     step: dict[str, Any]  # a point, as below
     points: list[dict[str, Any]]  # name, operations, bytes, time_ms, operations_per_sec, share_of_roof; null: no time
-    time_elsewhere: list[dict[str, Any]]  # classes of operators that are not counted
+    time_elsewhere: list[dict[str, Any]]  # time of the classes of operators that are not counted
     time_source: dict[str, str]
     convention: dict[str, str]
 
@@ -480,38 +482,38 @@ class RooflineData(TypedDict):
 
 class Comparison(TypedDict, total=False):
     baseline: str
-    sweep: str  # of sweeps: which one
-    key: list[str]  # of sweeps: the columns that say which row it is
-    rows: list[dict[str, Any]]  # of sweeps: a figure of a row in each sweep
-    runs: list[dict[str, Any]]  # of runs: a row a run, with the ratio of medians and its 95% interval
-    repeats: dict[str, Any] | None  # runs of the same settings and their spread; null: there are none
-    differences: list[dict[str, Any]]  # settings and surroundings that differ: name, values
+    sweep: str  # sweeps only: which one
+    key: list[str]  # sweeps only: the columns that identify a row
+    rows: list[dict[str, Any]]  # sweeps only: the values of a row in each sweep
+    runs: list[dict[str, Any]]  # runs only: one row per run, with the ratio of medians and its 95% interval
+    repeats: dict[str, Any] | None  # runs with the same settings and their spread; null: there are none
+    differences: list[dict[str, Any]]  # settings and environment that differ: name, values
     scaling: dict[str, Any] | None  # step time ~ FLOPs^exponent; null: all steps have the same FLOPs
     components: list[dict[str, Any]]  # ms per step in both runs, change, noise
-    operators: list[dict[str, Any]]  # the same by operator
+    operators: list[dict[str, Any]]  # the same for operators
     profiles_reason: str  # why profiles are not compared
 
 
 class SweepDocument(TypedDict, total=False):
-    settings: dict[str, Any]  # what decides what the rows hold
+    settings: dict[str, Any]  # settings that affect the rows
     environment: Environment
     sweep: str  # its name
-    notes: list[str]  # what was left out, and why
-    key: list[str]  # the columns that say which row it is
-    figures: dict[str, str | None]  # the columns that were measured, and the column of the spread of each; null: none
+    notes: list[str]  # what was omitted, and why
+    key: list[str]  # the columns that identify a row
+    figures: dict[str, str | None]  # measured columns, and the column of the spread of each; null: none
     rows: list[dict[str, Any]]  # as below
-    device_memory_bytes: int  # available to a row
+    device_memory_bytes: int  # available to each row
 
 
 class SweepRow(TypedDict):
-    status: str  # ok, oom, skipped, failed; a column is null where it is not ok
-    reason: str  # why it is not ok
+    status: str  # ok, oom, skipped, failed; columns are null unless it is ok
+    reason: str  # why the status is not ok
 
 
 class MemoryStudyRow(SweepRow):
     batch_size: int
     seq_len: int  # tokens
-    predicted_bytes: int | None  # peak; null: cannot run on fake tensors
+    predicted_bytes: int | None  # predicted peak; null: cannot run on fake tensors
     peak_bytes: int | None
     peak_phase: str | None
     bytes_by_category: dict[str, int] | None  # at the peak
@@ -531,7 +533,7 @@ class TrainingBenchmarkRow(SweepRow):
     warmup_steps: int  # excluded before the repetitions
     step_ms: float | None  # median; also forward_ms, backward_ms, optimizer_ms, and _mean_ms and _std_ms of each
     compile_s: float | None  # null: not compiled
-    peak_bytes: int | None  # null: no GPU, whose allocator would know
+    peak_bytes: int | None  # of the GPU's allocator; null: no GPU
     predicted_peak_bytes: int | None  # null: cannot run on fake tensors
     achieved_tflops: float | None
 
@@ -544,11 +546,11 @@ class AttentionBenchmarkRow(SweepRow):
     seq_len: int  # tokens
     forward_ms: float | None  # median; also _mean_ms and _std_ms
     backward_ms: float | None  # median; also _mean_ms and _std_ms
-    memory_bytes: int | None  # in use before the backward pass
+    memory_bytes: int | None  # allocated before the backward pass
     predicted_memory_bytes: int | None  # null: no such kernel on this device
     predicted_peak_bytes: int | None
-    tensors: list[dict[str, Any]] | None  # name, shape, dtype, bytes: alive when the backward pass begins
-    kernel: str | None  # that did the forward pass
+    tensors: list[dict[str, Any]] | None  # name, shape, dtype, bytes: live when the backward pass begins
+    kernel: str | None  # operator that ran the forward pass
     compile_s: float | None
 
 
@@ -565,13 +567,13 @@ class PrecisionStudyRow(SweepRow):
 
 
 class TimingStudyRow(SweepRow):
-    way: str  # of timing
+    way: str  # method of timing
     baseline_ms: float | None
     changed_ms: float | None
     ratio: float | None  # changed / baseline
-    ratio_95: list[float] | None  # interval; null: of the right way alone
-    baseline_factor: float | None  # baseline / baseline of the right way
-    conclusion: str | None  # what this way says the change does
+    ratio_95: list[float] | None  # interval; null: not the right method
+    baseline_factor: float | None  # baseline / baseline of the right method
+    conclusion: str | None  # what this method says about the change
 
 
 # ---- Exercises -----------------------------------------------------------------------------------------------------
@@ -579,6 +581,6 @@ class TimingStudyRow(SweepRow):
 
 class ExerciseAnswers(TypedDict):
     exercise: int
-    text: str  # file name
-    environment: dict[str, Any]  # as in config.json, less the command line
-    answers: dict[str, dict[str, Any]]  # by field: value, where this machine can tell, and evidence
+    text: str  # file name of the exercise
+    environment: dict[str, Any]  # as in config.json, without the command line
+    answers: dict[str, dict[str, Any]]  # by field: value (null if this machine cannot determine it) and evidence

@@ -17,7 +17,7 @@ import torch
 from harness.command_line import version_of
 from harness.files import explain_nulls
 
-PACKAGES = {  # and what needs them
+PACKAGES = {  # package: what needs it
     "torch": "every run",
     "numpy": "every run",
     "tensorboard": "any run that leaves a folder",

@@ -1,4 +1,4 @@
-"""What goes wrong, and how a run ends: errors for the user, signals, and the one place where both become a line."""
+"""Errors for the user, signals, and the one place where both become a printed line and an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.units import MB
 
 
 class UserError(Exception):
-    """Something that the user can mend: printed as one line.  Exit code 2 for arguments, 1 for the rest."""
+    """Something that the user can fix, printed as one line.  Exit code 2 for arguments, 1 for everything else."""
 
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)
@@ -25,7 +25,7 @@ class UserError(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM.  Not an Exception, so that nothing between here and the command takes it for an error."""
+    """SIGINT or SIGTERM.  Not an Exception, so that no `except Exception` catches it."""
 
     def __init__(self, signum: int):
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
@@ -34,7 +34,7 @@ class Interrupted(KeyboardInterrupt):
 
 # ---- Signals -------------------------------------------------------------------------------------------------------
 
-_received: list[int] = []  # signals; Python swallows what is raised inside a finalizer, so they are noted as well
+_received: list[int] = []  # signals; Python swallows exceptions raised in a finalizer, so they are recorded as well
 
 
 def _raise_interrupted(signum: int, frame) -> None:
@@ -49,8 +49,8 @@ def raise_if_interrupted() -> None:
 
 
 @contextlib.contextmanager
-def held_signals() -> Iterator[None]:
-    """Signals that arrive inside are raised at the end."""
+def deferred_signals() -> Iterator[None]:
+    """Signals that arrive in the block are raised at its end."""
     before = len(_received)
     signums = (signal.SIGINT, signal.SIGTERM)
     handlers = {s: signal.signal(s, lambda signum, frame: _received.append(signum)) for s in signums}
@@ -71,13 +71,13 @@ def first_line(error: BaseException) -> str:
 
 
 def innermost_cause(error: BaseException) -> str:
-    """The line of a compiler's error that names the cause: it wraps one error in others, and adds advice."""
+    """The line of a compiler error that names the cause: the compiler wraps it in other errors, and adds advice."""
     inner = getattr(error, "inner_exception", None) or error.__cause__
     return innermost_cause(inner) if inner else f"{type(error).__name__}: {first_line(error)}"
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Of a GPU or of the host, also where a library or the compiler reports it in its own way."""
+    """Whether a GPU or the host ran out of memory, also if a library or the compiler reports it in its own words."""
     cause = getattr(error, "inner_exception", None) or error.__cause__
     if cause is not None and out_of_memory(cause):
         return True
@@ -88,7 +88,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def explain_error(error: BaseException) -> tuple[str, int]:
-    """The one line and the exit code for an error, wherever it came from."""
+    """The line and the exit code for any error."""
     text = first_line(error)
     if isinstance(error, (UserError, Interrupted)):
         return text, error.exit_code
@@ -102,7 +102,7 @@ def explain_error(error: BaseException) -> tuple[str, int]:
         return "standard output was closed before the run ended", 1
     if isinstance(error, OSError):
         return f"cannot use {error.filename or 'standard output'}: {error.strerror or text}", 1
-    return f"{type(error).__name__}: {text} (TINY_LLAMA_DEBUG=1 shows where)", 1
+    return f"{type(error).__name__}: {text} (TINY_LLAMA_DEBUG=1 shows the traceback)", 1
 
 
 def host_memory_bytes() -> int:
@@ -111,11 +111,11 @@ def host_memory_bytes() -> int:
 
 
 def exit_code_of(work: Callable[[], object]) -> int:
-    """Call work() and turn how it ends into an exit code: the one place where an error becomes a line."""
+    """Call work() and return the exit code of the command; an error is printed as one line."""
     handlers = {signum: signal.signal(signum, _raise_interrupted) for signum in (signal.SIGINT, signal.SIGTERM)}
     _received.clear()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # folders may have names that no encoding knows
+        sys.stdout.reconfigure(errors="backslashreplace")  # folder names may not be encodable
     try:
         work()
         return 0

@@ -1,7 +1,7 @@
-"""Files: the one list of what a command may leave in a folder, writing them whole, and making a folder ready.
+"""Files: the one registry of what a command may write, atomic writes, and run folders.
 
-Everything that must know the files of a run follows from FILES: an earlier run is moved aside by it, a trace reader
-passes over what it names, .gitignore and docs/files.md are generated from it and from FOLDERS.
+Everything that must know the files of a run follows from FILES: an earlier run is moved aside by it, trace readers skip
+these files, and docs/files.md is generated from it.  FOLDERS is the list for .gitignore.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from harness.errors import UserError
 
 @dataclass(frozen=True)
 class FileKind:
-    """A file, or a folder of files, that a command may leave in its folder."""
+    """A file, or a folder of files, that a command may write to its folder."""
 
     pattern: str  # for glob
-    writer: str  # who writes it
-    holds: str  # what is in it, as docs/files.md words it
+    writer: str  # command or flag that writes it
+    holds: str  # its contents, for docs/files.md
     document: str | None = None  # its type in harness/documents.py, for JSON documents
     is_folder: bool = False
 
@@ -35,9 +35,9 @@ class FileKind:
 def _sweep(name: str, row: str) -> tuple[FileKind, ...]:
     writer = f"run_{name}.py"
     return (
-        FileKind(f"{name}.json", writer, "the rows, written anew after each one", row),
-        FileKind(f"{name}.md", writer, "its tables in markdown"),
-        FileKind(f"{name}.png", writer, "its figure"),
+        FileKind(f"{name}.json", writer, "one entry per row, rewritten after each row", row),
+        FileKind(f"{name}.md", writer, f"the tables of {name}.json in markdown"),
+        FileKind(f"{name}.png", writer, f"plot of {name}.json"),
     )
 
 
@@ -58,11 +58,11 @@ FILES = (
         "events.out.tfevents.*", "every run", "TensorBoard: scalars per step, figures, configuration, hyperparameters"
     ),
     FileKind("training_output.log", "the shell launchers", "everything that was printed"),
-    FileKind("training_output.*.log", "the shell launchers", "the same of the run that was in the folder before"),
+    FileKind("training_output.*.log", "the shell launchers", "log of the previous run in this folder"),
     FileKind(
         "trace_step_*.pt.trace.json*",
         "--enable-pytorch-profiler",
-        "the timeline of the profiled steps; 5_10 in the name stands for steps 6 to 10",
+        "timeline of the profiled steps; 5_10 in the name means steps 6 to 10",
     ),
     FileKind(
         "operator_analysis.json",
@@ -73,7 +73,7 @@ FILES = (
     FileKind(
         "operator_analysis_*.json",
         "run_pytorch_profiler.py --analyze-existing",
-        "the same for the second trace and those after it",
+        "the same for the second and later traces",
         "OperatorAnalysis",
     ),
     FileKind(
@@ -82,12 +82,12 @@ FILES = (
         "live bytes through one step by category, the largest tensors at the peak, the prediction",
         "MemoryTimeline",
     ),
-    FileKind("memory_timeline.png", "--profile-memory", "the figure of it"),
+    FileKind("memory_timeline.png", "--profile-memory", "plot of memory_timeline.json"),
     FileKind(
         "memory_snapshot_*.pickle", "--memory-snapshot on a GPU", "the allocator's history, for pytorch.org/memory_viz"
     ),
     FileKind(
-        "prediction.json", "--dry-run", "memory by category, what would fit, the least time of a step", "Prediction"
+        "prediction.json", "--dry-run", "memory by category, what would fit, a lower bound on step time", "Prediction"
     ),
     FileKind("flops_profile.json", "--enable-deepspeed-flops", "FLOPs counted three ways, rate, MFU", "FlopsProfile"),
     FileKind("flops_profile.txt", "--enable-deepspeed-flops", "DeepSpeed's own report"),
@@ -103,25 +103,25 @@ FILES = (
         "the limits of the device, rate and time of each class of operators",
         "RooflineData",
     ),
-    FileKind("roofline.png", "run_deepspeed_flops.py --generate-roofline", "the figure of it"),
-    FileKind("report.html", "the run scripts", "all of it for a person: one page that loads nothing else"),
+    FileKind("roofline.png", "run_deepspeed_flops.py --generate-roofline", "plot of roofline_data.json"),
+    FileKind("report.html", "the run scripts", "self-contained HTML report"),
     FileKind("comparison.json", "compare_runs.py", "what differs between runs or sweeps", "Comparison"),
-    FileKind("comparison.png", "compare_runs.py", "the figure of it"),
+    FileKind("comparison.png", "compare_runs.py", "plot of comparison.json"),
     FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded, for nsys-ui or Perfetto"),
     *_sweep("memory_study", "MemoryStudyRow"),
     *_sweep("training_benchmark", "TrainingBenchmarkRow"),
     *_sweep("attention_benchmark", "AttentionBenchmarkRow"),
     *_sweep("precision_study", "PrecisionStudyRow"),
     *_sweep("timing_study", "TimingStudyRow"),
-    FileKind("bs*_seq*", "run_memory_study.py", "a run's folder for each row", is_folder=True),
-    FileKind("rows", "the sweeps", "event files for TensorBoard's HPARAMS, one for each row", is_folder=True),
-    FileKind("snapshots", "run_training_benchmark.py", "allocator histories, a folder for each row", is_folder=True),
+    FileKind("bs*_seq*", "run_memory_study.py", "the folder of a run, one per row", is_folder=True),
+    FileKind("rows", "the sweeps", "event files for TensorBoard's HPARAMS tab, one per row", is_folder=True),
+    FileKind("snapshots", "run_training_benchmark.py", "allocator histories, one folder per row", is_folder=True),
     FileKind("answers.json", "run_exercise.py", "every answer with its evidence", "ExerciseAnswers"),
     FileKind("worksheet.md", "run_exercise.py", "the worksheet, filled in"),
     FileKind("commands.log", "run_exercise.py", "what the commands printed"),
 )
 
-FOLDERS = (  # that the launchers and the documented commands make, for .gitignore
+FOLDERS = (  # created by the launchers and the documented commands; for .gitignore
     "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ memory_hotspots/ memory_study*/ "
     "system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
     "exercise[0-9]_*/ comparison_*/ runs/"
@@ -131,18 +131,18 @@ _TRACE_PATTERN = "trace_step_*.pt.trace.json*"
 
 
 def kind_of(name: str) -> FileKind | None:
-    """The registered kind that a file of this name is of."""
+    """The registered kind of a file of this name, or None."""
     return next((kind for kind in FILES if fnmatch.fnmatch(name, kind.pattern)), None)
 
 
 def may_be_trace(name: str) -> bool:
-    """A JSON file that no command of ours writes, or that our profiler does."""
+    """Whether a file of this name may be a trace: JSON that is not registered, or a trace of ours."""
     kind = kind_of(name)
     return name.endswith((".json", ".json.gz")) and (kind is None or kind.pattern == _TRACE_PATTERN)
 
 
 def files_of_run(*folders: Path) -> list[Path]:
-    """What a run has left in its folders, by name."""
+    """The files that a run has written to its folders, by name."""
     found = {file for folder in folders for kind in FILES if not kind.is_folder for file in folder.glob(kind.pattern)}
     return sorted(found)
 
@@ -151,7 +151,7 @@ def files_of_run(*folders: Path) -> list[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write the file whole or not at all.  Raises UserError, naming it."""
+    """Write the file atomically.  Raises UserError, which names the file."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -166,25 +166,25 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, document: dict) -> None:
-    """Write a document, under its schema version, whole or not at all."""
+    """Write a document with its schema version, atomically."""
     text = json.dumps({"schema_version": SCHEMA_VERSION} | document, indent=2, allow_nan=False)
     write_bytes(path, (text + "\n").encode())
 
 
 def write_figure(path: Path, figure) -> None:
-    """A figure of matplotlib as PNG, whole or not at all."""
+    """Write a matplotlib figure as PNG, atomically."""
     write_bytes(path, png(figure))
 
 
 def png(figure) -> bytes:
-    """A figure of matplotlib as a file."""
+    """A matplotlib figure as the bytes of a PNG file."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=120)
     return data.getvalue()
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder.  Raises UserError, naming it."""
+    """Create the folder.  Raises UserError, which names it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -192,9 +192,9 @@ def make_folder(folder: Path) -> None:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folder, see that it takes files, and move a run that it already holds to earlier_<timestamp>/ in it.
+    """Create the folder, check that it is writable, and move an earlier run in it to earlier_<timestamp>/ inside it.
 
-    A launcher's log is being written while this runs: it is named in TINY_LLAMA_LOG, and stays.
+    The launcher's log, named in TINY_LLAMA_LOG, is not moved, because it is being written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -216,12 +216,12 @@ def prepare_folder(folder: Path) -> None:
 
 
 def _earlier_run(folder: Path) -> list[Path]:
-    """The files and folders of a run that the folder holds.  Raises UserError where its config.json is not ours."""
+    """The files and folders of a run in the folder.  Raises UserError if its config.json is not ours."""
     config = folder / "config.json"
     if config.exists() and b'"schema_version"' not in config.read_bytes():
-        raise UserError(f"{config} was not written by this workshop; give another folder")
+        raise UserError(f"{config} was not written by this workshop; use another folder")
     log = Path(os.environ.get("TINY_LLAMA_LOG", "")).absolute()
-    # Without a config.json only what no other program would write under this name is taken for ours.
+    # Without a config.json, only names that no other program would use are assumed to be ours.
     patterns = [k.pattern for k in FILES if not k.is_folder] if config.exists() else [_TRACE_PATTERN, "prediction.json"]
     found = {f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() != log}
     folders = [f for kind in FILES if kind.is_folder for f in sorted(folder.glob(kind.pattern)) if f.is_dir()]
@@ -229,7 +229,7 @@ def _earlier_run(folder: Path) -> list[Path]:
 
 
 def unused_folder(wanted: Path) -> Path:
-    """The path itself or, where there is something, <path>_2 and so on."""
+    """The path itself or, if it exists, <path>_2 and so on."""
     names = (wanted if n == 1 else wanted.with_name(f"{wanted.name}_{n}") for n in itertools.count(1))
     return next(path for path in names if not path.exists())
 
@@ -238,7 +238,7 @@ def unused_folder(wanted: Path) -> Path:
 
 
 def explain_nulls(values: dict, reason: str, **reasons: str) -> dict:
-    """A copy in which each unknown value, None, has its <name>_reason beside it."""
+    """A copy in which each unknown value, None, has its <name>_reason next to it."""
     out = {}
     for name, value in values.items():
         out[name] = value
@@ -248,9 +248,9 @@ def explain_nulls(values: dict, reason: str, **reasons: str) -> dict:
 
 
 def explain_nulls_recursively(value, reasons: dict[str, str]):
-    """A copy of a document in which each null has `<name>_reason` beside it, unless it has one already.
+    """A copy of a document in which each null has `<name>_reason` next to it, unless it has one already.
 
-    reasons are by name.  Raises KeyError for a null whose name has none: an unexplained gap is a mistake of ours.
+    reasons are by name.  Raises KeyError for a name without a reason: an unexplained null is a bug.
     """
     if isinstance(value, list):
         return [explain_nulls_recursively(one, reasons) for one in value]

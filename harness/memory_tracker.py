@@ -1,4 +1,4 @@
-"""Memory of one step: every tensor that comes and goes, on a CPU as on a GPU, and a GPU allocator's own history."""
+"""Memory of one step: every tensor allocated and freed, on a CPU or a GPU, and the history of a GPU's allocator."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 @dataclass
 class Allocation:
-    """A tensor's storage.  born and died are numbers of the tracker's events."""
+    """A tensor's storage.  born and died are indices of the events that allocated and freed it."""
 
     bytes: int
     shape: list[int]
     dtype: str
-    where: str  # the part of the model that made it, or whose gradient it serves
-    phase: str | None  # of the step, None for what was there before
+    where: str  # part of the model that allocated it, or whose gradient it is used for
+    phase: str | None  # of the step; None if allocated before it
     category: str
     born: int
     died: int | None = None
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Records the tensors of one training step: bytes, when each comes and goes, what it is and which part made it.
+    """Records the tensors of one training step: bytes, when each is allocated and freed, its category and its origin.
 
-    Every operator passes through here, forward and backward, so the figure is the bytes of live tensors; what an
-    operator uses inside itself is not seen.  Gradients and optimizer state are known by identity, activations by
-    outliving the forward pass that made them; the rest is temporary.  While it is entered it is one
-    of the `range_observers`, to which trace_range() reports which part of the step is running.  In the backward pass
-    the sequence number of autograd's node names the forward operator that it belongs to, and so the part.
+    Every operator passes through here, forward and backward, so the result is the bytes of live tensors; an operator's
+    internal workspace is not tracked.  Gradients and optimizer state are recognized by identity, activations because
+    they outlive the forward pass; the rest is temporary.  While active, the tracker is one of the `range_observers`, to
+    which trace_range() reports which part of the step is running.  In the backward pass, the sequence number of
+    autograd's node identifies the forward operator that it belongs to, and so the part.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
@@ -51,17 +51,17 @@ class MemoryTracker(TorchDispatchMode):
         self.model, self.optimizer, self.step = model, optimizer, step
         self.allocations: list[Allocation] = []
         self.times_us: list[float] = []  # of the events
-        self.places: list[str] = []  # where each event happened
+        self.places: list[str] = []  # range in which each event happened
         self.phases: list[list] = []  # [name, first event, last event]
         self.finished = False
-        self.kept: list[Allocation] = []  # by the last forward pass, for its backward pass
-        self.allocator: dict[str, int] = {}  # a GPU's, when the most tensors were alive
+        self.kept: list[Allocation] = []  # tensors saved by the last forward pass for its backward pass
+        self.allocator: dict[str, int] = {}  # memory of a GPU's allocator at peak live bytes
         self._device = next(model.parameters()).device
         self._live: dict[int, tuple[weakref.ref, Allocation]] = {}  # by address of the storage
         self._live_bytes = self._most_bytes = 0
         self._stack = ["before the step"]
         self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._sequence: list[int] = []  # autograd's next number whenever the range changed, and the range from there on
+        self._sequence: list[int] = []  # autograd's next number at each change of range, and that range
         self._ranges: list[str] = []
 
     def _event(self) -> int:
@@ -81,7 +81,7 @@ class MemoryTracker(TorchDispatchMode):
         node = torch._C._current_autograd_node() if self._stack[-1] == "backward" else None
         if node is None:
             return self._stack[-1]
-        if hasattr(node, "variable"):  # the gradient of a parameter is added up
+        if hasattr(node, "variable"):  # the node that accumulates a parameter's gradient
             return self._parameters.get(id(node.variable), "backward")
         at = bisect.bisect(self._sequence, node._sequence_nr()) - 1
         return self._ranges[at] if at >= 0 else "backward"
@@ -91,7 +91,7 @@ class MemoryTracker(TorchDispatchMode):
         self._ranges.append(self._stack[-1])
 
     def _record(self, tensor: Tensor, category: str | None = None) -> Allocation:
-        """The entry of a tensor's storage, made if it is new; a category given here is final."""
+        """The entry of a tensor's storage, created if it is new; a category passed here is final."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._live:
@@ -122,7 +122,7 @@ class MemoryTracker(TorchDispatchMode):
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
                 entry = self._record(tensor)
-                if func is torch.ops.aten._unsafe_view.default:  # how a folded product gets its real shape back
+                if func is torch.ops.aten._unsafe_view.default:  # restores the shape of a flattened matmul
                     entry.shape = list(tensor.shape)
         return out
 
@@ -153,8 +153,8 @@ class MemoryTracker(TorchDispatchMode):
         self._record_all(self.model.parameters(), "parameters")
         self._record_all(self.model.buffers(), "buffers")
         self._record_all(self._optimizer_state(), "optimizer")
-        self._found = len(self.allocations)  # before the step
-        self.times_us, self.places = [0.0], self._stack[:1]  # what was there before counts from the first event on
+        self._found = len(self.allocations)  # allocations before the step
+        self.times_us, self.places = [0.0], self._stack[:1]  # these count from the first event on
         for entry in self.allocations:
             entry.born = 0
         range_observers.append(self)
@@ -164,7 +164,7 @@ class MemoryTracker(TorchDispatchMode):
         super().__exit__(*exception)
         range_observers.remove(self)
         self._event()
-        self._live.clear()  # what outlives the step is no event any more
+        self._live.clear()  # tensors that outlive the step are not recorded as freed
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
             self.allocator["device_used_bytes"] = total - free
@@ -180,8 +180,8 @@ class MemoryTracker(TorchDispatchMode):
         return changes[:, :-1].cumsum(axis=1)
 
     def live_bytes_at_allocations(self) -> np.ndarray:
-        """Live bytes after each event that allocated something.  The peak is one of them, and what is freed between two
-        of them may be freed in any order."""
+        """Live bytes after each event that allocated memory.  The peak is one of them.  The order in which
+        memory is freed between two of them does not matter."""
         return self.live_bytes().sum(axis=0)[sorted({a.born for a in self.allocations})]
 
     def document(self) -> dict:
@@ -191,10 +191,10 @@ class MemoryTracker(TorchDispatchMode):
         peak = int(total.argmax())
         made = self.allocations[self._found :]
         at_peak = [a for a in self.allocations if a.born <= peak and (a.died is None or a.died > peak)]
-        phases = [p for p in self.phases if p[2] is not None]  # a step cut short leaves its last phase open
+        phases = [p for p in self.phases if p[2] is not None]  # an interrupted step leaves its last phase open
         return {
             "step": self.step,
-            "source": f"bytes of live tensors, counted at every operator of step {self.step}",
+            "source": f"bytes of live tensors, recorded at every operator of step {self.step}",
             "peak_bytes": int(total[peak]),
             "average_bytes": float(total[:-1] @ durations / durations.sum()),
             "allocations": len(made),
@@ -223,7 +223,7 @@ class MemoryTracker(TorchDispatchMode):
         }
 
     def allocator_rows(self, tensors: int) -> list[dict] | None:
-        """From live tensors to what the driver reports, when the most of them were alive; None on a CPU."""
+        """From live tensors to what the driver reports, at peak live bytes; None on a CPU."""
         if self._device.type != "cuda":
             return None
         allocated, reserved, used = (
@@ -231,18 +231,18 @@ class MemoryTracker(TorchDispatchMode):
         )
         return [
             {"what": "live tensors", "bytes": tensors},
-            {"what": "rounding, library workspaces, what operators use inside", "bytes": allocated - tensors},
-            {"what": "reserved by the allocator and free (fragmentation)", "bytes": reserved - allocated},
+            {"what": "rounding, library and operator workspaces", "bytes": allocated - tensors},
+            {"what": "reserved by the allocator but free (fragmentation)", "bytes": reserved - allocated},
             {"what": "driver, context and other processes, at the end of the step", "bytes": used - reserved},
         ]
 
 
 class MemorySnapshot:
-    """torch.cuda's history of allocations over one step: pickles for pytorch.org/memory_viz, of the first forward pass
-    and of the whole step.  The page that torch writes from one fetches its viewer from the internet: none is written.
+    """torch.cuda's allocation history of one step: pickles for pytorch.org/memory_viz, of the first forward pass and of
+    the whole step.  torch's HTML export is not written, because it loads its viewer from the internet.
     """
 
-    ENTRIES = 1_000_000  # of the history; the oldest go first
+    ENTRIES = 1_000_000  # of the history; the oldest are dropped first
 
     def __init__(self, folder: Path | None):
         self.folder, self.written = folder, []
@@ -270,7 +270,7 @@ class MemorySnapshot:
 
 
 def layer_and_part(where: str) -> tuple[int | None, str]:
-    """(3, 'attention.scores') of layers.3.attention.scores; (None, 'lm_head') of lm_head."""
+    """(3, 'attention.scores') for layers.3.attention.scores; (None, 'lm_head') for lm_head."""
     found = IN_LAYER.match(where)
     return (int(found[1]), found[2]) if found else (None, where)
 

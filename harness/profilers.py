@@ -1,4 +1,4 @@
-"""Profilers: which step carries which instrument, and the instruments themselves."""
+"""Profilers and other instruments: which steps they measure, and the instruments themselves."""
 
 from __future__ import annotations
 
@@ -31,26 +31,29 @@ from harness.workload import TrainingState, Workload
 
 @dataclass(frozen=True)
 class ProfilerConfig:
-    """What is recorded beside the timings that every run takes."""
+    """What is recorded in addition to the timings of every run."""
 
     enable_pytorch_profiler: bool = flag(False, "record a trace with torch.profiler")
     profile_dir: str | None = flag(
-        None, "folder for traces and, alone, for the run", metavar="DIR", shown="--output-dir, else ./pytorch_profiles"
+        None,
+        "folder for traces; without --output-dir also for the run",
+        metavar="DIR",
+        shown="--output-dir, else ./pytorch_profiles",
     )
     profile_steps: int = flag(5, "steps in the trace")
-    warmup_steps: int = flag(5, "steps before them", minimum=0)
+    warmup_steps: int = flag(5, "steps before the profiling window", minimum=0)
     profile_stacks: bool = flag(False, "Python stacks and modules in the trace, much larger; implies the profiler")
-    profile_operators: bool = flag(False, "print what the trace says; implies the profiler")
+    profile_operators: bool = flag(False, "print the analysis of the trace; implies the profiler")
     gzip: bool = flag(False, "compress the trace")
-    profile_memory: bool = flag(False, "count every tensor of one step", alias="--enable-memory-profiling")
-    memory_snapshot: bool = flag(False, "a GPU's allocation history of one step, for pytorch.org/memory_viz")
-    system_profiler: bool = flag(False, "open the window to nsys or rocprofv3; set by run_system_profiler.sh")
-    enable_deepspeed_flops: bool = flag(False, "DeepSpeed's FLOPs profiler on one step")
-    flops_profile_step: int = flag(10, "which step")
+    profile_memory: bool = flag(False, "record every tensor of one step", alias="--enable-memory-profiling")
+    memory_snapshot: bool = flag(False, "allocation history of one step on a GPU, for pytorch.org/memory_viz")
+    system_profiler: bool = flag(False, "enable capture by nsys or rocprofv3; set by run_system_profiler.sh")
+    enable_deepspeed_flops: bool = flag(False, "count FLOPs with DeepSpeed's profiler in one step")
+    flops_profile_step: int = flag(10, "step in which DeepSpeed counts FLOPs")
     peak: str | float = flag(
         "auto",
-        "what MFU is a share of: auto (the datasheet's figure, else a measured one), measured, or TFLOP/s",
-        metavar="N",
+        "peak rate for MFU: auto (from the datasheet, else measured), measured, or a number in TFLOP/s",
+        metavar="PEAK",
         type=peak_choice,
     )
 
@@ -63,17 +66,17 @@ class ProfilerConfig:
         return self.records_trace or self.profile_memory or self.memory_snapshot or self.enable_deepspeed_flops
 
 
-# ---- Which step carries what ---------------------------------------------------------------------------------------
+# ---- Schedule ------------------------------------------------------------------------------------------------------
 
 
 class InstrumentSchedule:
-    """Which steps carry an instrument.  No step carries two while there are others to choose from."""
+    """Which steps are measured by an instrument.  Two share a step only if there are too few steps."""
 
     def __init__(self, num_steps: int, profiling: ProfilerConfig):
         self.num_steps = num_steps
         self.window: tuple[int, int] | None = None  # the profiled steps are window[0] + 1 to window[1]
         self.flops_step = self.memory_step = self.snapshot_step = None
-        self.notes: list[str] = []  # what was moved, and why
+        self.notes: list[str] = []  # which instrument was moved to another step, and why
         if profiling.records_trace or profiling.system_profiler:
             others = profiling.enable_deepspeed_flops + profiling.profile_memory + profiling.memory_snapshot
             self._schedule_window(profiling.warmup_steps, profiling.profile_steps, others)
@@ -85,16 +88,16 @@ class InstrumentSchedule:
             self.snapshot_step = self._free_step(2)
 
     def _schedule_window(self, warmup_steps: int, length: int, others: int) -> None:
-        """The window that was asked for, moved and shortened to fit beside so many other instruments."""
+        """The requested window, moved and shortened so that the other instruments also fit."""
         asked = (warmup_steps, warmup_steps + length)
         last = min(asked[1], self.num_steps)
         if others:
-            # Left for the first step, one for each other instrument, the profiler's warm-up, two for the averages.
+            # Reserved: the first step, one step per other instrument, the profiler's warm-up, two for the averages.
             length = max(1, min(length, self.num_steps - others - 4))
         self.window = first, last = max(0, last - length), last
         if self.window != asked:
-            beside = " beside the other instruments" if others else ""
-            reason = f"{asked[0]}-{asked[1]} does not fit in {self.num_steps}{beside}"
+            others_too = " with the other instruments" if others else ""
+            reason = f"{asked[0]}-{asked[1]} does not fit in {self.num_steps} steps{others_too}"
             self.notes.append(f"Profiling window moved to steps {first}-{last}: {reason}")
 
     def _schedule_flops(self, asked: int) -> None:
@@ -102,11 +105,11 @@ class InstrumentSchedule:
         if asked > self.num_steps:
             self.notes.append(f"FLOPs profile moved from step {asked} to {self.flops_step}: the run is shorter")
         elif self.flops_step != asked:
-            reason = "that step carries another instrument"
+            reason = "that step is used by another instrument"
             self.notes.append(f"FLOPs profile moved from step {asked} to {self.flops_step}: {reason}")
 
     def _free_step(self, wanted: int) -> int:
-        """The step nearest to the wanted one that carries nothing yet; the first or a warm-up, else the last step."""
+        """The nearest step without an instrument; else the nearer of first and warm-up step; else the last."""
         for free in ((None,), ("first", "profiler warm-up")):
             for distance in range(self.num_steps):
                 for step in (wanted + distance, wanted - distance):
@@ -115,7 +118,7 @@ class InstrumentSchedule:
         return self.num_steps
 
     def exclusion_reason(self, step: int) -> str | None:
-        """Why this step is left out of the averages, or None."""
+        """Why this step is excluded from averages, or None."""
         if self.window and self.window[0] < step <= self.window[1]:
             return "profiled"
         counted = {self.flops_step: "FLOPs counted", self.memory_step: "memory counted", self.snapshot_step: "snapshot"}
@@ -130,7 +133,7 @@ class InstrumentSchedule:
 
 
 class TraceRecorder:
-    """torch.profiler over the scheduled window.  The trace gets its name when it is complete."""
+    """torch.profiler over the scheduled window.  The trace is renamed to its final name when it is complete."""
 
     def __init__(self, profiling: ProfilerConfig, window: tuple[int, int], on_gpu: bool, folder: Path, suffix: str):
         self.folder, self.suffix = folder, suffix + ".pt.trace.json" + (".gz" if profiling.gzip else "")
@@ -140,15 +143,17 @@ class TraceRecorder:
         activity = torch.profiler.ProfilerActivity
         warmup = min(self.first, 1)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Profiler won't be using warmup")  # the window says as much
+            warnings.filterwarnings(
+                "ignore", message="Profiler won't be using warmup"
+            )  # a window from step 1 on has none
             active = self.last - self.first
             schedule = torch.profiler.schedule(wait=self.first - warmup, warmup=warmup, active=active, repeat=1)
         self.profile = torch.profiler.profile(
             activities=[activity.CPU, activity.CUDA] if on_gpu else [activity.CPU],
             schedule=schedule,
             on_trace_ready=self.export,
-            record_shapes=True,  # FLOPs follow from them; with_flops would slow a CPU's steps and leaves no trace
-            with_stack=profiling.profile_stacks,  # and with it the calls of nn.Modules
+            record_shapes=True,  # FLOPs follow from them; with_flops slows CPU steps and is not in the trace
+            with_stack=profiling.profile_stacks,  # also records the calls of nn.Modules
             profile_memory=profiling.profile_memory,
         )
 
@@ -165,9 +170,9 @@ class TraceRecorder:
         with contextlib.suppress(FileNotFoundError), partial.open("rb") as file:
             file.seek(max(0, partial.stat().st_size - 64))
             tail = file.read().rstrip()
-        if not tail.endswith(b"}"):  # the exporter does not tell of a full disk
+        if not tail.endswith(b"}"):  # the exporter does not report a full disk
             partial.unlink(missing_ok=True)
-            raise UserError(f"cannot write {path}: the trace came out incomplete; is the disk full?")
+            raise UserError(f"cannot write {path}: the trace is incomplete; is the disk full?")
         if path.suffix == ".gz":
             partial = compressed(partial)
         partial.replace(path)
@@ -175,7 +180,7 @@ class TraceRecorder:
 
 
 def compressed(path: Path) -> Path:
-    """The file as <path>.gz instead."""
+    """Replace the file by <path>.gz."""
     target = path.with_name(path.name + ".gz")
     try:
         with path.open("rb") as source, gzip.open(target, "wb", compresslevel=6) as file:
@@ -189,8 +194,8 @@ def compressed(path: Path) -> Path:
 
 
 class SystemProfilerWindow:
-    """Opens the scheduled window to the profiler that started this process: nsys listens to cudaProfilerStart and Stop,
-    rocprofv3 to roctxProfilerResume and Pause, which it loads into the process itself."""
+    """Starts and stops the capture of the system profiler that launched this process: nsys reacts to cudaProfilerStart
+    and Stop, rocprofv3 to roctxProfilerResume and Pause, from a library that it loads into the process."""
 
     def __init__(self, window: tuple[int, int], device: torch.device):
         self.first, self.last, self.device = *window, device
@@ -208,11 +213,13 @@ class SystemProfilerWindow:
     def _roctx(function) -> None:
         function.argtypes = [ctypes.c_uint64]
         if function(0):  # of all threads
-            raise UserError(f"--system-profiler: {function.__name__} failed; is it rocprofv3 --selected-regions?")
+            raise UserError(
+                f"--system-profiler: {function.__name__} failed; was rocprofv3 started with --selected-regions?"
+            )
 
     @contextlib.contextmanager
     def step(self, step: int):
-        """The device has finished what lies before the window when it opens, and what lies within when it closes."""
+        """Synchronizes at both ends of the window, so that exactly the work of its steps is captured."""
         if step == self.first + 1:
             synchronize(self.device)
             self.open()
@@ -223,10 +230,10 @@ class SystemProfilerWindow:
 
 
 class DeepSpeedCounter:
-    """DeepSpeed's FLOPs profiler over one forward pass, as a context; the passes after it in the step run free.
+    """DeepSpeed's FLOPs profiler over one forward pass, as a context; later passes of the step are not counted.
 
-    It counts while it is started, so a profiler left on adds up from step to step: this one is stopped at once.
-    Its own report goes to flops_profile.txt in the folder, if there is one.
+    Counts accumulate until the profiler is stopped, so it is stopped after one pass.
+    Its own report is written to flops_profile.txt in the folder, if there is one.
     """
 
     def __init__(self, model: nn.Module, step: int, folder: Path | None):
@@ -237,7 +244,7 @@ class DeepSpeedCounter:
         from deepspeed.profiling.flops_profiler import FlopsProfiler
 
         self.profiler = None if self.counts else FlopsProfiler(self.model)
-        self.uncompiled = torch.compiler.set_stance("force_eager")  # it counts the calls of PyTorch's functions
+        self.uncompiled = torch.compiler.set_stance("force_eager")  # it counts calls to PyTorch's functions
         self.uncompiled.__enter__()
         if self.profiler:
             self.profiler.start_profile()
@@ -264,7 +271,7 @@ class DeepSpeedCounter:
 
 
 class Instruments:
-    """Everything optional that a step can carry, so that the training loop need not know what it is."""
+    """All optional measurements of a step, so that the training loop does not need to know them."""
 
     def __init__(
         self,
@@ -276,7 +283,7 @@ class Instruments:
         trace_folder: Path | None,
         rank_suffix: str = "",
     ):
-        """folder is None on the ranks that write nothing but their trace."""
+        """folder is None on ranks that write only their trace."""
         self.schedule, self.on_gpu = schedule, device.type == "cuda"
         self.trace = self.memory = self.flops = self.snapshot = self.system_profiler = None
         if profiling.records_trace:
@@ -320,12 +327,12 @@ class Instruments:
 
 
 class Compilation:
-    """torch.compile of a model before its first step: how long it takes, and what a pass takes before and after.
+    """torch.compile of a model before its first step: the compile time, and the time of a pass before and after.
 
-    All of it by forward and backward passes that leave no gradients, so that training starts as it would without it.
+    Measured with forward and backward passes whose gradients are discarded, so that training is not affected.
     """
 
-    PASSES = 3  # timed ones before and after; one more of each comes first
+    PASSES = 3  # timed passes before and after compiling, each preceded by one untimed pass
 
     def __init__(self, workload: Workload, state: TrainingState, stream: Iterator, device: torch.device, traced: bool):
         from torch._dynamo import exc, utils  # takes seconds
@@ -334,7 +341,7 @@ class Compilation:
         self._pass_ms()
         self.uncompiled_ms = [self._pass_ms() for _ in range(self.PASSES)]
         utils.counters.clear()
-        # A trace shows a GPU's kernels anyway; a CPU's only if the generated code announces them.
+        # A trace always shows GPU kernels, but generated CPU kernels only if the generated code records them.
         state.model.compile(dynamic=False, options={"cpp.enable_kernel_profile": traced and device.type == "cpu"})
         try:
             first_ms = self._pass_ms()
@@ -346,7 +353,7 @@ class Compilation:
         self.from_cache = bool(found["fxgraph_cache_hit"]) and not found["fxgraph_cache_miss"]
 
     def _pass_ms(self) -> float:
-        """Wall milliseconds of one forward and backward pass over a micro-batch."""
+        """Wall time of one forward and backward pass over a micro-batch, in ms."""
         batch = next(self.stream)
         synchronize(self.device)
         started = time.perf_counter()
@@ -359,7 +366,7 @@ class Compilation:
         return elapsed_ms
 
     def document(self, micro_steps: int) -> dict:
-        """Medians of passes, what compiling saves in a step of so many, and the step from which on it saves time."""
+        """Median pass times, the time saved per step of `micro_steps` passes, and the break-even step."""
         uncompiled_ms = summary_stats(self.uncompiled_ms)["median"]
         compiled_ms = summary_stats(self.compiled_ms)["median"]
         saved_ms = micro_steps * (uncompiled_ms - compiled_ms)
@@ -376,7 +383,7 @@ class Compilation:
 
 
 def check_profiling(profiling: ProfilerConfig, device: torch.device, output_dir: str | None) -> None:
-    """What the profiling flags need must be there before training starts, not when it ends."""
+    """Raise UserError before training starts if what the profiling flags need is missing."""
     needs = (
         ("a run folder", bool(output_dir) or profiling.enabled, ["tensorboard"]),
         ("--profile-operators", profiling.profile_operators, ["orjson", "pandas"]),
@@ -385,11 +392,11 @@ def check_profiling(profiling: ProfilerConfig, device: torch.device, output_dir:
         require(what, modules if wanted else [])
     if device.type == "cpu" and profiling.memory_snapshot:
         raise UserError(
-            "--memory-snapshot: the history of allocations is that of a GPU's allocator; on a CPU --profile-memory "
-            "counts its tensors, and run_memory_study.sh shows how they grow"
+            "--memory-snapshot: the allocation history exists only for GPU memory; on a CPU --profile-memory records "
+            "tensors, and run_memory_study.sh shows how their memory grows"
         )
     if device.type == "cpu" and profiling.system_profiler:
-        raise UserError("--system-profiler: nsys and rocprofv3 watch a GPU, and none is in use")
+        raise UserError("--system-profiler: nsys and rocprofv3 profile a GPU, and none is in use")
     if profiling.enable_deepspeed_flops and (problem := deepspeed_problem(device)):
         raise UserError(f"--enable-deepspeed-flops: {problem}")
 
@@ -398,9 +405,9 @@ def deepspeed_problem(device: torch.device) -> str | None:
     """Why DeepSpeed cannot count on this device, or None."""
     if importlib.util.find_spec("deepspeed") is None:
         return "DeepSpeed is missing: pip install deepspeed"
-    os.environ.setdefault("DS_ACCELERATOR", device.type)  # or it guesses, and prints that it does
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # otherwise it guesses, and prints so
     try:
         importlib.import_module("deepspeed.profiling.flops_profiler")
     except Exception as error:  # noqa: BLE001 - the import probes compilers and drivers, and raises whatever they do
-        return f"DeepSpeed does not import: {first_line(error)}"
+        return f"DeepSpeed cannot be imported: {first_line(error)}"
     return None

@@ -1,4 +1,4 @@
-"""What a run prints and leaves behind, however it ends: step lines, summary, files, TensorBoard events."""
+"""What a run prints and writes, however it ends: step lines, summary, files, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from harness.console import RULE, say
 from harness.devices import DeviceSampler
 from harness.environment import describe_environment
-from harness.errors import UserError, explain_error, held_signals
+from harness.errors import UserError, deferred_signals, explain_error
 from harness.files import files_of_run, prepare_folder, write_figure, write_json
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
 from harness.run_summary import MeasuredRun, summarize, summary_lines
@@ -25,7 +25,7 @@ from harness.workload import Workload
 
 
 class Explanation(NamedTuple):
-    """What one instrument found: a JSON file, the lines that say it, and perhaps a figure, a PNG of the same name."""
+    """The result of one instrument: a JSON file, lines to print, and perhaps a figure, a PNG of the same name."""
 
     file_name: str
     document: dict | None
@@ -34,9 +34,9 @@ class Explanation(NamedTuple):
 
 
 class RunReport:
-    """The console, the folder and the event file of one run of a workload.  Rank 0 alone prints and writes."""
+    """The console, the folder and the event file of one run of a workload.  Only rank 0 prints and writes."""
 
-    FLUSH_S = 10.0  # TensorBoard scalars are written between steps, this far apart: writing them takes time
+    FLUSH_S = 10.0  # seconds between two writes of TensorBoard scalars: writing takes time, so not after every step
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RunReport:
         log_interval: int = 1,
         output_dir: str | None = None,
     ):
-        """ranks: this rank and how many there are."""
+        """ranks: this rank and the world size."""
         self.workload, self.profiling, self.schedule, self.device = workload, profiling, schedule, device
         self.rank, self.world_size = ranks
         self.num_steps, self.log_interval = num_steps, log_interval
@@ -58,7 +58,7 @@ class RunReport:
         self.environment = describe_environment(device)
         folder = output_dir or (profiling.enabled and (profiling.profile_dir or "./pytorch_profiles")) or None
         self.folder = Path(folder) if folder else None
-        # Traces lie in a folder of their own only where both folders were named.
+        # Traces go to a separate folder only if both --output-dir and --profile-dir are given.
         self.trace_folder = Path(profiling.profile_dir) if profiling.enabled and profiling.profile_dir else self.folder
         self.writer = None
         self.sampler = DeviceSampler(device)
@@ -71,7 +71,7 @@ class RunReport:
     # ---- Before the first step ---------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """The folder and config.json."""
+        """Create the folder and config.json."""
         if self.rank != 0 or not self.folder:
             return
         from torch.utils.tensorboard import SummaryWriter
@@ -85,7 +85,7 @@ class RunReport:
             self.writer.add_text(title, "    " + json.dumps(values, indent=2).replace("\n", "\n    "))
 
     def announce(self) -> None:
-        """What is about to run, and on what."""
+        """Print what is about to run, and on which device."""
         workload, profiling = self.workload, self.profiling
         mode = ""
         if profiling.records_trace or profiling.enable_deepspeed_flops:
@@ -109,7 +109,9 @@ class RunReport:
         if self.world_size > 1:
             say(f"Ranks: {self.world_size}, each with {workload.batch_size} samples per step")
         if self.schedule.window:
-            say("Profiling enabled: Steps {}-{}".format(*self.schedule.window))
+            first, last = self.schedule.window
+            steps = f"step {last} is" if last == first + 1 else f"steps {first + 1} to {last} are"
+            say(f"Profiling enabled: Steps {first}-{last} ({steps} recorded)")
         say(*(f"Note: {note}" for note in self.schedule.notes))
         if profiling.enabled:
             say(f"Profile data will be saved to: {self.trace_folder}/")
@@ -161,11 +163,11 @@ class RunReport:
     # ---- After the last step -----------------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None, explain: Callable[[dict], Iterable[Explanation]]) -> None:
-        """After the last step, or the error that ended the run: the summary and the files, written or an error raised.
+        """After the last step, or the error that ended the run: print the summary and write the files.
 
-        explain(summary) gives what the instruments found, one after the other.
+        explain(summary) yields the results of the instruments.  Raises UserError if a file cannot be written.
         """
-        with contextlib.suppress(FloatingPointError, RuntimeError):  # the error at hand is the one that counts
+        with contextlib.suppress(FloatingPointError, RuntimeError):  # the original error takes precedence
             self.meter.read_finished(wait=True)
         if self.rank != 0:
             return
@@ -173,7 +175,7 @@ class RunReport:
         lines = summary_lines(summary)
         figures = {}
         try:
-            with held_signals():  # one may cut short what follows, not this
+            with deferred_signals():  # a signal may interrupt what follows, but not this write
                 self._write("performance_summary.json", summary)
             for name, document, text, figure in explain(summary):
                 self._write(name, document)
@@ -192,7 +194,7 @@ class RunReport:
             say("", *lines)
 
     def measured(self, error: BaseException | None) -> MeasuredRun:
-        """All that was measured until now, and how the run ended."""
+        """Everything measured so far, and how the run ended."""
         status = "completed" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         records, sampler, workload = self.meter.records, self.sampler, self.workload
         tracker = self.instruments and self.instruments.memory
@@ -214,7 +216,7 @@ class RunReport:
             utilization_reason=sampler.utilization_reason,
             memory_timeline=tracker.document() if tracker and tracker.finished else None,
             compilation=self.compilation and self.compilation.document(workload.micro_steps),
-            compilation_reason="the run ended before it" if workload.compiled else "--compile is off",
+            compilation_reason="the run ended before compilation" if workload.compiled else "--compile is off",
             status=status,
             error=explain_error(error)[0] if error else None,
         )
@@ -224,7 +226,7 @@ class RunReport:
             write_json(self.folder / name, document)
 
     def _finish_events(self, summary: dict, figures: dict) -> None:
-        """Close the event file, with the figures and a row of TensorBoard's HPARAMS tab."""
+        """Write figures and a row of TensorBoard's HPARAMS tab, and close the event file."""
         for name, figure in figures.items():
             write_figure(self.folder / f"{name}.png", figure)
         with self._naming_event_file():

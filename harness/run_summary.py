@@ -1,4 +1,4 @@
-"""performance_summary.json: a pure function of what a run measured; and its lines for the screen."""
+"""performance_summary.json, a pure function of what a run measured, and the lines that a run prints at its end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from harness.units import MB
 
 @dataclass
 class MeasuredRun:
-    """All that a run measured, and what it was."""
+    """Everything a run measured, and its settings."""
 
     config: dict  # the sections model, training and profiling of config.json
     environment: dict
     on_gpu: bool
-    num_steps: int  # that were asked for
-    batch_size: int  # samples of a step and rank
+    num_steps: int  # requested
+    batch_size: int  # samples per step and rank
     seq_len: int
     world_size: int
     step_flops: int | None
@@ -31,7 +31,7 @@ class MeasuredRun:
     peak_memory_bytes: int | None = None
     memory_source: str = ""
     utilization_percent: list[int] = field(default_factory=list)  # samples
-    utilization_reason: str | None = None  # why there are none
+    utilization_reason: str | None = None  # why there are no samples
     memory_timeline: dict | None = None
     compilation: dict | None = None
     compilation_reason: str = "--compile is off"
@@ -45,7 +45,7 @@ NO_STEP = "no step was completed"
 def summarize(run: MeasuredRun) -> dict:
     """performance_summary.json"""
     averaged, note = averaged_steps(run)
-    why_no_spread = "a spread takes two steps" if averaged else NO_STEP
+    why_no_spread = "needs at least two steps" if averaged else NO_STEP
     series = {"step": [r.total_ms for r in averaged]}
     series |= {phase: [r.phase_ms.get(phase, 0.0) for r in averaged] for phase in PHASES}
     timings = {name: explain_nulls(summary_stats(values), why_no_spread) for name, values in series.items()}
@@ -70,16 +70,20 @@ def summarize(run: MeasuredRun) -> dict:
 
 
 def averaged_steps(run: MeasuredRun) -> tuple[list[StepRecord], str]:
-    """The steps that averages are taken over, and what to know about them."""
+    """The steps that averages are taken over, and which steps were excluded."""
     pairs = list(zip(run.records, run.exclusion_reasons, strict=True))
     if averaged := [record for record, reason in pairs if reason is None]:
         reasons = collections.Counter(reason for _, reason in pairs if reason)
-        return averaged, "excluded: " + ", ".join(f"{n} {reason}" for reason, n in reasons.items())
-    # A trace costs a step less than a count of FLOPs or of tensors does; those count only where nothing else is.
-    for kinds in (("profiled", "profiler warm-up"), ("first",)):
+        return averaged, "excluded: " + ", ".join(f"{reason} ({n})" for reason, n in reasons.items())
+    # Counting FLOPs or recording tensors slows a step more than profiling it does, so those steps are the last resort.
+    fallbacks = (
+        (("profiled", "profiler warm-up"), "only profiled steps to average, so profiler overhead is included"),
+        (("first",), "only the first step to average, so one-time costs are included"),
+    )
+    for kinds, note in fallbacks:
         if averaged := [record for record, reason in pairs if reason in kinds]:
-            return averaged, f"no step ran without instruments: these are {kinds[0]}, and that overhead is included"
-    return run.records, "no step ran without instruments, so their overhead is included"
+            return averaged, note
+    return run.records, "only steps with FLOPs or memory counted to average, so that overhead is included"
 
 
 def _performance(run: MeasuredRun, timings: dict, averaged: int, note: str, why_no_spread: str) -> dict:
@@ -113,7 +117,7 @@ def _performance(run: MeasuredRun, timings: dict, averaged: int, note: str, why_
 
 
 def _memory(run: MeasuredRun) -> dict:
-    """On a CPU the tracker's count of tensors, where there is one; else what was sampled beside the training."""
+    """On a CPU the tracker's bytes of tensors, if it ran; else the samples taken during training."""
     if run.memory_timeline and not run.on_gpu:
         timeline = run.memory_timeline
         peak, average, source = timeline["peak_bytes"], timeline["average_bytes"], timeline["source"]
@@ -138,7 +142,7 @@ def _finite(value: float) -> float | None:
 
 
 def summary_lines(summary: dict) -> list[str]:
-    """What a run prints at its end.  The words before the colons are the contract with scripts that search for them."""
+    """What a run prints at its end.  Scripts search for the words before the colons, so these stay the same."""
     p, memory, training = summary["performance"], summary["memory"], summary["training"]
     done = training["completed_steps"]
     lines = [RULE, "Performance Summary:"]
@@ -184,14 +188,14 @@ def _flops_lines(performance: dict, world_size: int) -> list[str]:
 
 
 def compilation_lines(compilation: dict | None) -> list[str]:
-    """What compiling cost, what it gains, and when the gain has made up for the cost."""
+    """Compile time, time of a pass before and after compiling, and the break-even step."""
     if compilation is None:
         return []
-    cache = " from a cache of earlier ones" if compilation["from_cache"] else ""
+    cache = " (cached by an earlier run)" if compilation["from_cache"] else ""
     step = compilation["break_even_step"]
     break_even = f"break-even step {step:,}" if step else f"no break-even: {compilation['break_even_step_reason']}"
     return [
-        f"Compile time: {compilation['compile_s']:.1f} seconds{cache}, before step 1 and in no average",
+        f"Compile time: {compilation['compile_s']:.1f} seconds{cache}, before step 1, excluded from averages",
         f"Compiled forward and backward: {compilation['compiled_pass_ms']:.2f} ms, not compiled "
         f"{compilation['uncompiled_pass_ms']:.2f} ms, medians of {compilation['passes']} passes; {break_even}",
     ]

@@ -1,4 +1,4 @@
-"""How a command starts: what must be settled before PyTorch is imported, and its exit code.  Imports nothing slow."""
+"""How a command starts: what must be set up before PyTorch is imported, and its exit code.  Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import NoReturn
 
 
 def begin_command() -> None:
-    """Settle what a process can settle only once, before its slow imports.
+    """Set process-wide state before the slow imports.
 
-    Until the command itself runs, imports take seconds: Ctrl-C and SIGTERM end them without a traceback.
+    Imports take seconds before the command itself runs: Ctrl-C and SIGTERM end them without a traceback.
     """
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda received, frame: os._exit(128 + received))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or the profiler warns of tensors older than its window
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line when it starts and one when it stops
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # or the profiler warns about tensors created before its window
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line when it starts and when it stops
 
 
 def run_command(main: Callable[[], object]) -> NoReturn:

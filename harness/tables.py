@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: a title, and what it shows of a row; - where the row has nothing to show."""
+    """One column of a table: a title, and the value that it shows of a row, or - for None."""
 
     title: str
     value: Callable[[dict], object]
@@ -31,7 +31,7 @@ def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool 
 
 
 def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
-    """Lines for a terminal: titles, then a line a row."""
+    """Lines for a terminal: titles, then one line per row."""
     from tabulate import tabulate
 
     # The titles as a row: as headers, tabulate would make their columns two characters wider.
@@ -49,7 +49,7 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]
 
 
 def labelled(rows: dict[str, object], indent: str = "") -> list[str]:
-    """A line 'label: value' each, the values aligned."""
+    """One line 'label: value' per entry, the values aligned."""
     width = max(map(len, rows), default=0) + 2
     return [f"{indent}{label + ':':<{width}}{value}" for label, value in rows.items()]
 

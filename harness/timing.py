@@ -1,4 +1,4 @@
-"""Time: named parts of a step, the clock of its phases, and the figures that sum up many steps."""
+"""Time: named ranges within a step, the times of its phases, and statistics over many steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PHASES = ("data", "forward", "backward", "optimizer")
 
 # ---- Named ranges --------------------------------------------------------------------------------------------------
 
-# Objects with range_push(name) and range_pop() that want to know which part of the step is running: torch.cuda.nvtx on
-# a GPU (NVTX, and ROCTX on ROCm), the memory tracker for its step.  torch.profiler is asked directly.
+# Objects with range_push(name) and range_pop() that are told which part of the step is running: torch.cuda.nvtx on a
+# GPU (NVTX, and ROCTX on ROCm), and the memory tracker in its step.  torch.profiler has record_function instead.
 range_observers: list = []
 _NO_RANGE = contextlib.nullcontext()
 
@@ -42,9 +42,9 @@ class _TraceRange:
 
 
 def trace_range(name: str):
-    """Name a part of the step for the profilers that are running.  Nearly free when none is.
+    """Name a part of the step for the profilers that are running.  Nearly free when no profiler is running.
 
-    Compiled code has no separate parts: while the compiler traces, there is nothing to name.
+    Compiled code has no separate parts, so there are no ranges while the compiler traces.
     """
     if torch.compiler.is_compiling():
         return _NO_RANGE
@@ -58,7 +58,7 @@ def trace_range(name: str):
 
 @dataclass
 class StepRecord:
-    """One step: marks while it runs, numbers once the device has finished it."""
+    """One step: timestamps while it runs, times and loss once the device has finished it."""
 
     step: int
     marks: list = field(default_factory=list)  # (name of the phase that ends here, CUDA event or seconds)
@@ -73,8 +73,8 @@ class StepRecord:
 class StepMeter:
     """Times the phases of every step without making the device wait.
 
-    On a GPU the marks are events in the stream, read when the device has passed them; only a step that is to be
-    printed is waited for.  On a CPU they are perf_counter readings.  Phases touch: they add up to the step.
+    On a GPU the marks are events in the stream, read when the device has passed them; the host waits only for steps
+    that are printed.  On a CPU they are perf_counter readings.  Phases are contiguous, so they add up to the step.
     """
 
     def __init__(self, device: torch.device, world_size: int, wait_for, on_record):
@@ -107,7 +107,7 @@ class StepMeter:
         self._mark(name)
 
     def add_loss(self, loss: Tensor) -> None:
-        """Keep a micro-batch's loss, the mean over ranks.  A copy to the host that nothing waits for yet."""
+        """Store a micro-batch's loss, the mean over ranks.  The copy to the host is asynchronous."""
         loss = loss.detach()
         if self.world_size > 1:
             loss = loss / self.world_size
@@ -141,5 +141,5 @@ def summary_stats(values: list[float]) -> dict[str, float | int | None]:
     if not values:
         return dict.fromkeys(names) | {"count": 0}
     std = np.std(values, ddof=1).item() if len(values) > 1 else None
-    figures = (np.mean(values).item(), np.median(values).item(), std, np.percentile(values, 95).item())
-    return dict(zip(names, figures, strict=True)) | {"count": len(values)}
+    found = (np.mean(values).item(), np.median(values).item(), std, np.percentile(values, 95).item())
+    return dict(zip(names, found, strict=True)) | {"count": len(values)}

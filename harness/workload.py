@@ -1,6 +1,6 @@
-"""A workload: all that measuring, predicting and explaining must know of a model and the step that trains it.
+"""A workload: everything that measuring, predicting and analyzing needs to know about a model and its training step.
 
-Nothing in harness/ or analysis/ knows a model of ours; each of their functions is handed a Workload.
+harness/ and analysis/ are independent of any model; their functions get a Workload as an argument.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ Batch = Any  # whatever Workload.loss() takes
 
 
 class TrainingState(NamedTuple):
-    """What a training step works on."""
+    """The objects that a training step uses."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler  # disabled, but for fp16
+    scaler: torch.amp.GradScaler  # enabled only for fp16
     autocast: AbstractContextManager  # around each forward pass; does nothing in fp32
 
 
 class Workload(ABC):
-    """A model, its optimizer, its data and one training step.  Equal workloads do the same thing.
+    """A model, its optimizer, its data and its training step.  Equal workloads compute the same.
 
     Subclasses are frozen dataclasses, so that they can be compared, hashed and sent to another process.
     """
 
-    title: str  # of its report
-    batch_size: int  # samples of an optimizer step, of one rank
-    seq_len: int  # tokens of a sample; 1 where samples are not sequences
-    micro_steps: int  # forward and backward passes of an optimizer step
+    title: str  # printed at the beginning of a run
+    batch_size: int  # samples per optimizer step and rank
+    seq_len: int  # tokens per sample; 1 if samples are not sequences
+    micro_steps: int  # forward and backward passes per optimizer step
     precision: str  # a key of devices.PRECISIONS
-    compiled: bool  # by torch.compile
+    compiled: bool  # with torch.compile
 
     @abstractmethod
     def build(self, device: torch.device) -> TrainingState:
-        """Model and optimizer on the device, not compiled.  Also under FakeTensorMode, on the CPU."""
+        """Model and optimizer on the device, not compiled.  Also called under FakeTensorMode, on the CPU."""
 
     @abstractmethod
     def batches(self, device: torch.device, rank: int = 0) -> Iterator[Batch]:
@@ -48,7 +48,7 @@ class Workload(ABC):
 
     @abstractmethod
     def fake_batches(self) -> Iterator[Batch]:
-        """The same as tensors of zeros: asked for under FakeTensorMode, where data cannot be read."""
+        """The same with zeros instead of data, for FakeTensorMode, under which data cannot be read."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -56,9 +56,9 @@ class Workload(ABC):
 
     @abstractmethod
     def train(self, state: TrainingState, stream: Iterator[Batch], num_steps: int, meter, instruments) -> None:
-        """Optimizer steps, their phases named by meter.phase(), every loss given to meter.add_loss().
+        """Run optimizer steps: each phase within meter.phase(), every loss passed to meter.add_loss().
 
-        meter is a timing.StepMeter, instruments a profilers.Instruments, or what stands in for them.
+        meter is a timing.StepMeter and instruments a profilers.Instruments, or objects with the same methods.
         """
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Workload(ABC):
 
     @abstractmethod
     def settings_lines(self, device: torch.device) -> dict[str, object]:
-        """The settings for the screen, by label."""
+        """The settings to print, by label."""
 
     @abstractmethod
     def parameter_count(self) -> int:
@@ -84,16 +84,16 @@ class Workload(ABC):
         return None
 
     def forward_flops_per_layer(self) -> dict[str, int]:
-        """The same of a single layer, for the components that repeat."""
+        """The same for a single layer, for the components that repeat."""
         return {}
 
     def recomputed_flops(self) -> int:
-        """Matmul FLOPs that the backward passes of a step compute a second time; no part of step_flops()."""
+        """Matmul FLOPs that the backward passes of a step recompute; not included in step_flops()."""
         return 0
 
     def kept_for_backward(self) -> dict[str, tuple[int, int]] | None:
         """Bytes that the forward pass of a micro-batch keeps for its backward pass, by component over all layers: the
-        part linear in the tokens, and the part quadratic in the sequence.  None if there is no formula."""
+        part linear in the tokens, and the part quadratic in the sequence length.  None if there is no formula."""
         return None
 
     # ---- What follows ----------------------------------------------------------------------------------------------
@@ -103,10 +103,10 @@ class Workload(ABC):
         return None if parts is None else sum(parts.values())
 
     def step_flops(self) -> int | None:
-        """Forward and backward.  Each matmul y = a b costs two of its size backward: one for a, one for b."""
+        """Forward and backward.  The backward pass of a matmul y = a b takes two of the same size, for a and for b."""
         forward = self.forward_flops()
         return None if forward is None else 3 * forward
 
     def one_micro_batch(self) -> Workload:
-        """A step of a single micro-batch."""
+        """The workload with steps of a single micro-batch."""
         return self.with_settings(batch_size=self.batch_size // self.micro_steps, gradient_accumulation_steps=1)

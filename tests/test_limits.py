@@ -105,7 +105,7 @@ def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, with
     code, out, err = flops(*SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline")
     assert (code, err) == (0, "")
     why = (
-        "DeepSpeed is missing: pip install deepspeed" if how == "missing" else "DeepSpeed does not import: no compiler"
+        "DeepSpeed is missing: pip install deepspeed" if how == "missing" else "DeepSpeed cannot be imported: no compiler"
     )
     assert f"Note: {why}" in out
     assert f"No count by DeepSpeed: {why}" in out
@@ -147,7 +147,7 @@ def test_a_given_peak_stands_first_and_others_beside(flops, documents):
 def test_a_peak_that_makes_no_sense(flops, tmp_path, peak):
     code, out, err = flops("--peak", peak)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"{peak} is not a peak; give auto, measured or a number of TFLOP/s" in err
+    assert f"{peak} is not a peak; use auto, measured, or a number in TFLOP/s" in err
     assert not list(tmp_path.iterdir())
 
 

@@ -117,7 +117,7 @@ def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path, study):
     assert "1 of 2 rows failed" in out
     rows = rows_in(tmp_path / "study")
     assert [one["status"] for one in rows] == ["ok", "failed"]
-    assert "40 bytes are less than one sample" in rows[1]["reason"]
+    assert "40 bytes, but one sample" in rows[1]["reason"]
     assert rows[1]["peak_bytes"] is None
     assert rows[1]["peak_bytes_reason"]
 

@@ -121,7 +121,7 @@ def test_compiling(train, tmp_path, monkeypatch):
     code, out, err = train(*flags)
     assert code == 0, err
     assert "Compiling the model..." in out
-    assert "before step 1 and in no average" in out
+    assert "before step 1, excluded from averages" in out
     baseline, compiled = (
         json.loads((tmp_path / name / "performance_summary.json").read_text()) for name in ("baseline", "compiled")
     )
@@ -196,7 +196,7 @@ def test_the_window_is_opened_to_the_system_profiler(monkeypatch):
     ("flags", "code", "words"),
     [
         ("--system-profiler --enable-pytorch-profiler", 2, "--enable-pytorch-profiler"),
-        ("--system-profiler --device cpu", 1, "watch a GPU"),
+        ("--system-profiler --device cpu", 1, "profile a GPU"),
     ],
 )
 def test_the_system_profiler_where_it_cannot_be(train, tmp_path, flags, code, words):

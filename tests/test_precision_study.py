@@ -224,7 +224,7 @@ def test_what_the_device_lacks_is_a_row_with_the_reason(scratch, monkeypatch, ca
     reasons = {row["precision"]: row["reason"] for row in document["rows"]}
     assert {row["status"] for row in document["rows"]} == {"skipped"}
     assert reasons["fp32"] == reasons["bf16"] == "--dry-run predicts only"
-    assert "cannot train in fp16 on this CPU" in reasons["fp16"] and "GPU matrix units" in reasons["tf32"]
+    assert "cannot train in fp16 on this CPU" in reasons["fp16"] and "Matrix Cores" in reasons["tf32"]
     assert {row["autocast"] for row in document["dtypes"]} == {"bf16"}
     assert "Not run under fp16: PyTorch" in (scratch / "run" / "precision_study.md").read_text()
 
@@ -244,7 +244,7 @@ def test_a_row_that_ends_badly_is_a_row(scratch, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        ("--precisions tf32 --device cpu", 2, "--precisions tf32: TF32 is a format of GPU matrix units"),
+        ("--precisions tf32 --device cpu", 2, "--precisions tf32: TF32 exists only in Tensor Cores"),
         ("--precisions fp8", 2, "fp8"),
         ("--repetitions 0", 2, "0 is not a whole number of at least 1"),
         ("--warmup-steps -1", 2, "--warmup-steps"),

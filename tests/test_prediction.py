@@ -196,7 +196,7 @@ def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monk
     code, out, err = train("--output-dir", "run", small=False)
     assert (code, err.count("\n")) == (1, 1)
     assert "Step 1/" not in out
-    batch = int(re.search(r"lower to --batch-size (\d+) or --seq-len \d+; --force trains all the same", err)[1])
+    batch = int(re.search(r"lower to --batch-size (\d+) or --seq-len \d+; --force trains anyway", err)[1])
     assert "a step needs 136 MB (activations 95," in err
     assert read(tmp_path / "run" / "performance_summary.json")["status"] == "failed"
     assert train("--batch-size", str(batch), small=False)[0] == 0

@@ -367,7 +367,7 @@ def test_a_step_whose_flops_are_counted_is_in_no_average(num_steps):
     if num_steps >= 6:
         assert len(steps) >= 2
         assert all(schedule.exclusion_reason(step) is None for step in steps)
-        assert note.startswith("excluded: 1 first, ")
+        assert note.startswith("excluded: first (1), ")
     else:
         assert note
 

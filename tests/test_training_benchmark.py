@@ -215,7 +215,7 @@ def test_settings_of_sweeps_that_differ_are_named():
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
         (RuntimeError("shape mismatch"), False),
-        (UserError("out of memory: a step needs more; --force trains all the same"), False),
+        (UserError("out of memory: a step needs more; --force trains anyway"), False),
     ],
 )
 def test_what_running_out_of_memory_looks_like(error, expected):
