@@ -69,8 +69,3 @@ class Section:
     def as_markdown(self) -> list[str]:
         table = ["", *markdown_table(self.columns, self.rows)] if self.rows else []
         return ["", f"## {self.title}", *table, *([""] if self.text else []), *(f"{line}  " for line in self.text)]
-
-
-def cell(value: float | None, width: int, form: str) -> str:
-    """A number in a table's column, - where there is none."""
-    return f"{'-' if value is None else format(value, form):>{width}}"

@@ -118,7 +118,8 @@ def test_every_field_is_explained():
 def test_another_schema_version_is_refused_in_one_line(tmp_path):
     path = tmp_path / "performance_summary.json"
     path.write_text('{"schema_version": 1}')
-    with pytest.raises(UserError, match=rf"{path}: has schema version 1, but this workshop reads version {SCHEMA_VERSION}"):
+    text = rf"{path}: has schema version 1, but this workshop reads version {SCHEMA_VERSION}"
+    with pytest.raises(UserError, match=text):
         read_document(path)
     path.write_text('{"traceEvents": []}')
     assert read_document(path) is None

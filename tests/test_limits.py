@@ -104,9 +104,8 @@ def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, with
         monkeypatch.setattr(importlib, "import_module", broken)
     code, out, err = flops(*SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline")
     assert (code, err) == (0, "")
-    why = (
-        "DeepSpeed is missing: pip install deepspeed" if how == "missing" else "DeepSpeed cannot be imported: no compiler"
-    )
+    broken = "DeepSpeed cannot be imported: no compiler"
+    why = "DeepSpeed is missing: pip install deepspeed" if how == "missing" else broken
     assert f"Note: {why}" in out
     assert f"No count by DeepSpeed: {why}" in out
     assert "The counts of matmuls are equal." in out
