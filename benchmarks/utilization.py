@@ -10,7 +10,6 @@ In turn, so that a slow period of a shared machine affects all of them.  The spr
 / largest; that of the steps is the standard deviation of a run's own steps over their mean.
 """
 
-import json
 import os
 import statistics
 import subprocess
@@ -19,33 +18,34 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from analysis.hardware import bandwidth_ceilings, compute_ceilings
 from benchmarks.common import benchmark_parser, environment_of, report
 from harness.console import progress_bar
 from harness.devices import choose_device
 from harness.documents import read_document
+from harness.environment import describe_environment
+from harness.errors import UserError
 from harness.startup import run_command
 from harness.tables import column
-from studies.sweep import text_columns, workload_of
+from studies.sweep import in_fresh_process, text_columns, workload_of
 
 PROJECT = Path(__file__).resolve().parent.parent
-PEAK = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from analysis.hardware import bandwidth_ceilings, compute_ceilings
-from harness.devices import choose_device
-from harness.environment import describe_environment
-device = describe_environment(choose_device("auto"))["device"]
-found = compute_ceilings(device, sys.argv[2], "measured")[0], bandwidth_ceilings(device, "measured")[0]
-print(json.dumps([one.rate for one in found]))
-"""
+
+
+def peak_rates(precision: str, empty: str) -> tuple[float, float]:
+    """FLOP/s and bytes/s, in a process of its own, with no earlier measurement to fall back on."""
+    os.environ["XDG_CACHE_HOME"] = empty
+    device = describe_environment(choose_device("auto"))["device"]
+    found = compute_ceilings(device, precision, "measured"), bandwidth_ceilings(device, "measured")
+    return found[0][0].rate, found[1][0].rate
 
 
 def measured_peak(precision: str) -> tuple[float, float]:
-    """FLOP/s and bytes/s."""
     with tempfile.TemporaryDirectory() as empty:
-        environment = os.environ | {"XDG_CACHE_HOME": empty}
-        command = [sys.executable, "-c", PEAK, str(PROJECT), precision]
-        return tuple(json.loads(subprocess.check_output(command, env=environment, text=True)))
+        status, answer = in_fresh_process(peak_rates, precision, empty)
+    if status != "ok":
+        raise UserError(f"the peak cannot be measured: {answer}")
+    return answer
 
 
 def measured_run(num_steps: int, flags: list[str]) -> dict:
