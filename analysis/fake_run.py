@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from harness.errors import UserError, first_line
-from harness.timing import trace_range
+from harness.timing import UntimedMeter, trace_range
 from harness.workload import TrainingState, Workload
 
 Watcher = TypeVar("Watcher", bound=AbstractContextManager)
@@ -33,26 +33,6 @@ def explained_fake_run(what: str) -> Iterator[None]:
         yield
     except Exception as error:  # a model that was changed may do what only data can answer
         raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}") from error
-
-
-class FakeRunMeter:
-    """Stands in for the timer and the instruments of the loop: names the phases, and may watch the step."""
-
-    def __init__(self, watching: AbstractContextManager | None = None):
-        self.watching = watching or contextlib.nullcontext()
-        self.losses: list[torch.Tensor] = []
-
-    def step(self, step: int) -> AbstractContextManager:
-        return self.watching
-
-    def phase(self, name: str) -> AbstractContextManager:
-        return trace_range(name)
-
-    def forward(self, step: int) -> AbstractContextManager:
-        return contextlib.nullcontext()
-
-    def add_loss(self, loss: torch.Tensor) -> None:
-        self.losses.append(loss.detach())  # a run keeps those of a step's micro-batches until it reads them
 
 
 def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -> Watcher:
@@ -76,7 +56,7 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -
         called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled else model
         # A gradient scaler looks at data.
         state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
-        workload.train(state, stream, 1, FakeRunMeter(), FakeRunMeter(watcher))
+        workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(watcher))
     return watcher
 
 

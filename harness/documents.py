@@ -495,85 +495,118 @@ class Comparison(TypedDict, total=False):
 
 
 class SweepDocument(TypedDict, total=False):
-    settings: dict[str, Any]  # settings that affect the rows
+    settings: dict[str, Any]  # the flags that decide what the rows contain
     environment: Environment
     sweep: str  # its name
-    notes: list[str]  # what was omitted, and why
+    notes: list[str]  # which defaults a CPU changed, and what was left out
     key: list[str]  # the columns that identify a row
-    figures: dict[str, str | None]  # measured columns, and the column of the spread of each; null: none
+    figures: dict[str, str | None]  # the measured columns, each with the column of its spread; null: it has none
     rows: list[dict[str, Any]]  # as below
-    device_memory_bytes: int  # available to each row
+    device_memory_bytes: int  # available to a row
+    fit: dict[str, Any]  # memory study: peak = constant + B (linear S + quadratic S^2), its error and rows
+    factors: list[dict[str, Any]]  # memory study: memory and throughput from one batch size or sequence to the next
+    growth: list[dict[str, Any]]  # attention benchmark: exponents of time and memory in the sequence length
+    dtypes: list[dict[str, Any]]  # precision study: data type of every tensor under autocast
+    formats: list[dict[str, Any]]  # precision study: range and precision of each number format
+    squares: list[dict[str, Any]]  # precision study: where sums and means of squares become 0 or infinite
+    accumulation: list[dict[str, Any]]  # precision study: a sum of equal terms in each pair of types
+    lacking: dict[str, str]  # precision study: precisions that the device does not have, and why
+    ways: dict[str, str]  # timing study: what each way of timing does
 
 
 class SweepRow(TypedDict):
-    status: str  # ok, oom, skipped, failed; columns are null unless it is ok
-    reason: str  # why the status is not ok
+    status: str  # ok, oom, skipped, failed
+    reason: str  # why it is not ok; every measured column is null then
 
 
 class MemoryStudyRow(SweepRow):
     batch_size: int
     seq_len: int  # tokens
-    predicted_bytes: int | None  # predicted peak; null: cannot run on fake tensors
-    peak_bytes: int | None
-    peak_phase: str | None
-    bytes_by_category: dict[str, int] | None  # at the peak
-    bytes_per_token: float | None
-    step_time_ms: float | None
-    samples_per_sec: float | None
-    tokens_per_sec: float | None
+    predicted_bytes: int | None  # peak; null: the model cannot run on fake tensors
+    peak_bytes: int | None  # null: not measured
+    peak_phase: str | None  # null: not measured
+    bytes_by_category: dict[str, int] | None  # at the peak; null: not measured
+    bytes_per_token: float | None  # null: not measured
+    step_time_ms: float | None  # mean, tracking included in one step; null: not measured
+    samples_per_sec: float | None  # null: not measured
+    tokens_per_sec: float | None  # null: not measured
+    folder: str | None  # of the run, in the folder of the sweep; null: not measured
+    shares_of_fit: dict[str, float] | None  # constant, linear, quadratic; null: there is no fit
 
 
-class TrainingBenchmarkRow(SweepRow):
-    size: str
+class StepTimesRow(SweepRow):
+    size: str  # as for --size
     seq_len: int  # tokens
     batch_size: int
-    mode: str  # forward, train
     precision: str
-    compiled: bool
+    parameters: NotRequired[int]  # absent where the device lacks the precision
     warmup_steps: int  # excluded before the repetitions
-    step_ms: float | None  # median; also forward_ms, backward_ms, optimizer_ms, and _mean_ms and _std_ms of each
-    compile_s: float | None  # null: not compiled
-    peak_bytes: int | None  # of the GPU's allocator; null: no GPU
-    predicted_peak_bytes: int | None  # null: cannot run on fake tensors
-    achieved_tflops: float | None
+    repetitions: int | None  # steps measured; null: not measured
+    step_ms: float | None  # median; null: not measured
+    step_mean_ms: float | None  # null: not measured
+    step_std_ms: float | None  # sample standard deviation; null: fewer than two steps
+    forward_ms: float | None  # median; null: not measured
+    forward_mean_ms: float | None  # null: not measured
+    forward_std_ms: float | None  # null: fewer than two steps
+    backward_ms: float | None  # median; null: not measured, or the forward pass alone
+    backward_mean_ms: float | None  # null: not measured, or the forward pass alone
+    backward_std_ms: float | None  # null: fewer than two steps, or the forward pass alone
+    optimizer_ms: float | None  # median; null: not measured, or the forward pass alone
+    optimizer_mean_ms: float | None  # null: not measured, or the forward pass alone
+    optimizer_std_ms: float | None  # null: fewer than two steps, or the forward pass alone
+    achieved_tflops: float | None  # 10^12 FLOP/s at the median; null: not measured
+    compile_s: float | None  # seconds; null: not compiled
+    peak_bytes: int | None  # of the allocator; null: not measured, or no GPU
+    predicted_peak_bytes: int | None  # null: the model cannot run on fake tensors
+    first_loss: float | None  # null: not measured
+    final_loss: float | None  # null: not measured
+
+
+class TrainingBenchmarkRow(StepTimesRow):
+    mode: str  # forward, train
+    compiled: bool
+
+
+class PrecisionStudyRow(StepTimesRow):
+    pass
 
 
 class AttentionBenchmarkRow(SweepRow):
     implementation: str  # manual, eager, compiled, sdpa-<backend>
     dtype: str
     batch_size: int
+    n_heads: int
     d_head: int
     seq_len: int  # tokens
-    forward_ms: float | None  # median; also _mean_ms and _std_ms
-    backward_ms: float | None  # median; also _mean_ms and _std_ms
-    memory_bytes: int | None  # allocated before the backward pass
+    causal: bool
+    repetitions: int | None  # null: not measured
+    forward_ms: float | None  # median; null: not measured
+    forward_mean_ms: float | None  # null: not measured
+    forward_std_ms: float | None  # sample standard deviation; null: fewer than two repetitions
+    backward_ms: float | None  # median; null: not measured
+    backward_mean_ms: float | None  # null: not measured
+    backward_std_ms: float | None  # null: fewer than two repetitions
+    memory_bytes: int | None  # in use before the backward pass; null: not measured
+    rounding_bytes: int | None  # of it the allocator's rounding; null: not measured
+    workspace_bytes: int | None  # of libraries, not part of memory_bytes; null: not measured
     predicted_memory_bytes: int | None  # null: no such kernel on this device
-    predicted_peak_bytes: int | None
-    tensors: list[dict[str, Any]] | None  # name, shape, dtype, bytes: live when the backward pass begins
-    kernel: str | None  # operator that ran the forward pass
-    compile_s: float | None
-
-
-class PrecisionStudyRow(SweepRow):
-    size: str
-    seq_len: int  # tokens
-    batch_size: int
-    precision: str
-    step_ms: float | None  # median; also of each phase, and _mean_ms and _std_ms
-    peak_bytes: int | None
-    predicted_peak_bytes: int | None
-    first_loss: float | None
-    final_loss: float | None
+    predicted_peak_bytes: int | None  # null: no such kernel on this device
+    tensors: list[dict[str, Any]] | None  # name, shape, dtype, bytes before the backward pass; null: no such kernel
+    kernel: str | None  # operator that did the forward pass; null: not measured
+    compile_s: float | None  # seconds; null: not compiled
 
 
 class TimingStudyRow(SweepRow):
-    way: str  # method of timing
-    baseline_ms: float | None
-    changed_ms: float | None
-    ratio: float | None  # changed / baseline
-    ratio_95: list[float] | None  # interval; null: not the right method
-    baseline_factor: float | None  # baseline / baseline of the right method
-    conclusion: str | None  # what this method says about the change
+    way: str  # of timing
+    baseline_ms: float | None  # null: not measured
+    changed_ms: float | None  # null: not measured
+    ratio: float | None  # changed / baseline; null: not measured
+    ratio_95: list[float] | None  # 95% interval; null: a wrong way, or fewer than three repetitions
+    baseline_factor: float | None  # baseline / baseline of the right way; null: not measured
+    conclusion: str | None  # what this way concludes of the change; null: not measured
+    baseline_times_ms: NotRequired[list[float]]
+    changed_times_ms: NotRequired[list[float]]
+    ratios_of_pairs: NotRequired[list[float]]  # of the right way
 
 
 # ---- Exercises -----------------------------------------------------------------------------------------------------

@@ -135,6 +135,26 @@ class StepMeter:
                 raise FloatingPointError(f"the loss is {record.loss} at step {record.step}")
 
 
+class UntimedMeter:
+    """Stands in for the timer and the instruments of the loop: names the phases, and may watch the step."""
+
+    def __init__(self, watching: contextlib.AbstractContextManager | None = None):
+        self.watching = watching or contextlib.nullcontext()
+        self.losses: list[Tensor] = []
+
+    def step(self, step: int) -> contextlib.AbstractContextManager:
+        return self.watching
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager:
+        return trace_range(name)
+
+    def forward(self, step: int) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def add_loss(self, loss: Tensor) -> None:
+        self.losses.append(loss.detach())  # a run keeps those of a step's micro-batches until it reads them
+
+
 def summary_stats(values: list[float]) -> dict[str, float | int | None]:
     """Mean, median, sample standard deviation (None for one value), 95th percentile, count; None for no values."""
     names = ("mean", "median", "std", "p95")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.fake_run import FakeRunMeter
 from harness.devices import set_numerics
 from harness.memory_tracker import MemoryTracker
 from harness.tables import Section, column
+from harness.timing import UntimedMeter
 from harness.workload import TrainingState
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
 
@@ -104,7 +104,7 @@ def types_in_a_step(state: TrainingState, stream) -> list[dict]:
     recorder, tracker = DtypeRecorder(state.model), None
     while not state.optimizer.state:  # the gradient scaler of fp16 skips steps until its factor is small enough
         tracker = MemoryTracker(state.model, state.optimizer)
-        train(state, stream, 1, 1, FakeRunMeter(), FakeRunMeter(tracker))
+        train(state, stream, 1, 1, UntimedMeter(), UntimedMeter(tracker))
     names = {parameter: name for name, parameter in state.model.named_parameters()}
     for parameter, tensors in state.optimizer.state.items():
         for name, tensor in tensors.items():

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from analysis.compare import NOISE, ratio
-from analysis.fake_run import FakeRunMeter
 from harness.devices import check_precision, choose_device, set_numerics, synchronize
 from harness.errors import UserError
 from harness.tables import Section, column
+from harness.timing import UntimedMeter
 from studies.sweep import Sweep, factor_column, interval_column, status_column, workload_of
 from tiny_llama_v1 import TinyLlamaWorkload
 
@@ -45,7 +45,7 @@ class Step:
         training = workload.training
         set_numerics(training.seed, training.precision, training.deterministic)
         self.workload, self.state, self.stream = workload, workload.build(device), workload.batches(device)
-        self.meter = FakeRunMeter()
+        self.meter = UntimedMeter()
 
     def __call__(self) -> None:
         self.workload.train(self.state, self.stream, 1, self.meter, self.meter)

@@ -9,8 +9,10 @@ import pytest
 from helpers import PROJECT, run_command
 from typing_extensions import NotRequired, is_typeddict
 
+import run_attention_benchmark
 import run_deepspeed_flops
 import run_pytorch_profiler
+import run_training_benchmark
 from harness import documents
 from harness.documents import SCHEMA_VERSION, read_document
 from harness.errors import UserError
@@ -105,14 +107,31 @@ def test_a_mismatch_is_found():
     assert mismatches(row, documents.Timing, "t") == ["t.count: None is not <class 'int'>", "t.extra: is not declared"]
 
 
-def test_every_field_is_explained():
-    """A name that carries its unit explains itself; every other number says what it counts, every null why."""
+@pytest.mark.parametrize(
+    ("module", "flags", "kind"),
+    [
+        (
+            run_attention_benchmark,
+            "--seq-lens 16 32 --d-heads 16 --implementations eager sdpa",
+            "AttentionBenchmarkRow",
+        ),
+        (run_training_benchmark, "--sizes tiny --seq-lens 16 --batch-size 2", "TrainingBenchmarkRow"),
+    ],
+)
+def test_rows_of_sweeps_are_as_declared(scratch, module, flags, kind):
+    assert run_command(module, *flags.split(), "--dry-run", "--output-dir", "sweep") == 0
+    name = module.__name__.removeprefix("run_")
+    document = json.loads((scratch / "sweep" / f"{name}.json").read_text())
+    assert document["rows"]
+    for row in document["rows"]:
+        assert not mismatches(row, getattr(documents, kind), kind)
+    assert not mismatches(document | {"rows": []}, documents.SweepDocument, name)
+
+
+def test_every_null_is_explained():
     for title, fields, _ in document_types():
         for field in fields:
-            if "None" in field.type:
-                row_of_sweep = title.endswith("Row") and title[:-3] in ("MemoryStudy", "TrainingBenchmark")
-                row_of_sweep |= title in ("AttentionBenchmarkRow", "PrecisionStudyRow", "TimingStudyRow")
-                assert field.null or row_of_sweep, f"{title}.{field.name}: when is it null?"
+            assert field.null or "None" not in field.type, f"{title}.{field.name}: when is it null?"
 
 
 def test_another_schema_version_is_refused_in_one_line(tmp_path):

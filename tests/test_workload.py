@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysis.fake_run import FakeRunError, FakeRunMeter, fake_step
+from analysis.fake_run import FakeRunError, fake_step
 from analysis.flop_counts import counted_by_torch, flops_of_step, reconciliation
 from analysis.flops import flops_lines, flops_profile
 from analysis.prediction import memory_prediction, peak_bytes, predict, prediction_lines
 from analysis.traffic import computational_intensity, intensity_lines, step_work
 from harness.memory_tracker import MemoryTracker
+from harness.timing import UntimedMeter
 from harness.workload import TrainingState, Workload
 
 CPU = torch.device("cpu")
@@ -140,9 +141,9 @@ WORKLOADS = [Mlp(), Mlp(batch_size=8, micro_steps=2), ConvolutionNet(), Convolut
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_the_predicted_peak_is_that_of_a_real_step(workload):
     state, stream = workload.build(CPU), workload.batches(CPU)
-    workload.train(state, stream, 1, FakeRunMeter(), FakeRunMeter())  # the optimizer has its state from now on
+    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())  # the optimizer has its state from now on
     tracker = MemoryTracker(state.model, state.optimizer)
-    workload.train(state, stream, 1, FakeRunMeter(), FakeRunMeter(tracker))
+    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(tracker))
     measured, predicted = tracker.document(), fake_step(workload, False, MemoryTracker).document()
     assert predicted["peak_bytes"] == measured["peak_bytes"] == peak_bytes(workload, False)
     assert predicted["peak"]["bytes_by_category"] == measured["peak"]["bytes_by_category"]
@@ -223,7 +224,7 @@ def test_rates_and_intensity_of_a_run():
 def test_control_flow_that_depends_on_data_cannot_run_on_fake_tensors():
     workload = DataDependent()
     state = workload.build(CPU)
-    workload.train(state, workload.batches(CPU), 1, FakeRunMeter(), FakeRunMeter())  # for real it trains
+    workload.train(state, workload.batches(CPU), 1, UntimedMeter(), UntimedMeter())  # for real it trains
     for work in (
         lambda: fake_step(workload, False, MemoryTracker),
         lambda: counted_by_torch(workload),
