@@ -13,7 +13,7 @@ def main() -> None:
     from harness.command_line import require, version_of
     from harness.console import is_first_rank, say
     from harness.documents import read_document
-    from harness.tables import labelled
+    from harness.tables import labeled
     from tiny_llama_v1 import SIZE_ALIASES, SIZES, build_parser, resolve, run_from_arguments
 
     parser = build_parser("launch_performance_study.sh", __doc__.splitlines()[0])
@@ -46,7 +46,7 @@ def main() -> None:
         "Profilers Enabled": str(profiling.enabled).lower(),
         "Output Directory": folder,
     }
-    say(WIDE_RULE, "TINY LLAMA V1 - PERFORMANCE STUDY", WIDE_RULE, *labelled(rows), "")
+    say(WIDE_RULE, "TINY LLAMA V1 - PERFORMANCE STUDY", WIDE_RULE, *labeled(rows), "")
     started = time.monotonic()
     run_from_arguments(args)
     if args.dry_run or not is_first_rank():

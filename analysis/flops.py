@@ -19,7 +19,7 @@ from analysis.wording import count_of, text_of
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import explain_nulls
-from harness.tables import column, labelled
+from harness.tables import column, labeled
 from harness.workload import Workload
 
 NO_DATASHEET = "no datasheet row for this device and precision"
@@ -148,7 +148,7 @@ def flops_lines(profile: dict) -> list[str]:
         "FLOPs Profile:",
         *reconciliation_lines(profile["flops_analysis"]["reconciliation"]),
         "",
-        *labelled(flops_facts(profile)),
+        *labeled(flops_facts(profile)),
         *text_of([(PEAK_COLUMNS, profile["efficiency_metrics"]["peaks"])]),
         f"Counted: {profile['convention']}.",
     ]

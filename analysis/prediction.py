@@ -19,7 +19,7 @@ from harness.devices import library_workspaces, memory_of_a_rank
 from harness.environment import describe_environment
 from harness.files import explain_nulls
 from harness.memory_tracker import MemoryTracker, kept_by_component
-from harness.tables import column, labelled
+from harness.tables import column, labeled
 from harness.units import MB, megabytes
 from harness.workload import Workload
 
@@ -216,7 +216,7 @@ def prediction_lines(document: dict) -> list[str]:
         column("MB", "mb", ",.1f"),
         column("share", "mb", ".1%", peak_mb),
     ]
-    lines = ["Prediction: nothing was allocated or trained", *labelled(facts)]
+    lines = ["Prediction: nothing was allocated or trained", *labeled(facts)]
     if training.get("compile"):
         lines.append("--compile: the peak is at most this, as fused kernels write less; what fits is without --compile")
     tables = (

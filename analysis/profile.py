@@ -22,7 +22,7 @@ from analysis.wording import printable
 from harness.console import progress_bar
 from harness.errors import UserError
 from harness.files import explain_nulls_recursively, may_be_trace
-from harness.tables import labelled
+from harness.tables import labeled
 from harness.timing import summary_stats
 from harness.units import MB
 
@@ -230,7 +230,7 @@ def head_lines(analysis: dict) -> list[str]:
     rows["Try first"] = ", ".join(f"{row['name']} (at most {row['speedup_bound']:.2f}x)" for row in best)
     if not best:
         rows["Try first"] = analysis.get("opportunities_reason", "nothing that the trace supports")
-    return labelled(rows) + [f"Note: {note}" for note in trust["notes"]]
+    return labeled(rows) + [f"Note: {note}" for note in trust["notes"]]
 
 
 def steps_text(steps: dict) -> str:

@@ -17,7 +17,7 @@ from analysis.flop_counts import register_cpu_attention
 from analysis.hardware import NO_PEAK, Ceiling
 from analysis.wording import text_of
 from harness.files import explain_nulls
-from harness.tables import Column, column, labelled
+from harness.tables import Column, column, labeled
 from harness.timing import PHASES, range_observers
 from harness.units import MB, megabytes
 from harness.workload import Workload
@@ -327,7 +327,7 @@ def intensity_lines(document: dict) -> list[str]:
         (class_columns(document["step_bytes"]), document["classes"]),
         (PHASE_COLUMNS, [*document["phases"], step]),
     )
-    lines = ["Computational Intensity:", *text_of(tables)[1:], "", *labelled(intensity_facts(document))]
+    lines = ["Computational Intensity:", *text_of(tables)[1:], "", *labeled(intensity_facts(document))]
     used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
     if peak and used > peak:
         lines.append("More than the peak: caches served part of what is counted as moved.")

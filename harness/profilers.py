@@ -36,7 +36,7 @@ class ProfilerConfig:
     enable_pytorch_profiler: bool = flag(False, "record a trace with torch.profiler")
     profile_dir: str | None = flag(
         None,
-        "folder for traces; without --output-dir also for the run",
+        "folder for traces; also for the run, without --output-dir",
         metavar="DIR",
         shown="--output-dir, else ./pytorch_profiles",
     )

@@ -48,7 +48,7 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def labelled(rows: dict[str, object], indent: str = "") -> list[str]:
+def labeled(rows: dict[str, object], indent: str = "") -> list[str]:
     """One line 'label: value' per entry, the values aligned."""
     width = max(map(len, rows), default=0) + 2
     return [f"{indent}{label + ':':<{width}}{value}" for label, value in rows.items()]

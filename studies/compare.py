@@ -10,7 +10,7 @@ from analysis.wording import shortened
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import FILES, explain_nulls
-from harness.tables import column, labelled, text_table
+from harness.tables import column, labeled, text_table
 from studies.sweep import text_columns
 
 DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.json", "_benchmark.json"))]
@@ -129,7 +129,7 @@ def sweep_comparison_lines(comparison: dict) -> list[str]:
         lines += ["", "Rows with another status:"]
         lines += text_table(text_columns("row", *comparison["names"]), comparison["statuses"])
     found = {row["name"]: " | ".join(map(str, row["values"])) for row in comparison["differences"]}
-    return [*lines, "", f"Settings that differ:{'' if found else ' none'}", *labelled(found, "  ")]
+    return [*lines, "", f"Settings that differ:{'' if found else ' none'}", *labeled(found, "  ")]
 
 
 def draw_sweep_comparison(comparison: dict):

@@ -268,7 +268,7 @@ def measured(number: int) -> str:
         rows.append([field.id, field.what, f"{value} {unit}".strip(), answer.evidence])
     about = f"{machine(document['environment'])}, `python3 run_exercise.py {number}`."
     link = Path("..") / path.relative_to(PROJECT)
-    return f"{about} [The file]({link}).\n\n" + table(["nr.", "what", "value", "from"], rows, left=4)
+    return f"{about} [The file]({link}).\n\n" + table(["#", "quantity", "value", "source"], rows, left=4)
 
 
 def run_provenance() -> str:

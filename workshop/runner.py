@@ -82,9 +82,9 @@ def check_worksheet(path: Path, folder: Path | None) -> None:
     where = folder or (path.parent if (path.parent / "answers.json").is_file() else Path("."))
     rows, problems = check(found, fields_of(exercise), answers(results_in(where, exercise)), str(path))
     columns = (
-        column("nr.", "id"),
-        column("what", "what", left=True),
-        column("yours", "yours"),
+        column("#", "id"),
+        column("quantity", "what", left=True),
+        column("your value", "yours"),
         column("results", "results"),
         column("", "verdict", left=True),
     )

@@ -53,8 +53,8 @@ def fill(text: str, found: dict[str, Answer]) -> Iterable[str]:
             known = answer.value is not None
             yield f"{line[: tick.start('value')]}{answer.shown if known else ' '}{line[tick.end('value') :]}"
             yield f"  - {'' if known else f'{answer.shown}: '}{answer.evidence}"
-        elif re.match(r"^\|[^|]*nr\.", line):
-            yield f"{line} from |"
+        elif re.match(r"^\| # \|", line):
+            yield f"{line} source |"
         elif re.match(r"^\|[ :|-]+\|$", line):
             yield f"{line} --- |"
         elif not line.startswith("<!--"):
