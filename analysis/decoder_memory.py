@@ -19,7 +19,7 @@ def kept_by_formula(config, training) -> dict[str, tuple[int, int]]:
     wide, square = tokens * d, batch_size * heads * training.seq_len**2
     norm = 4 * (wide + tokens + (0 if low else wide))
     copies = low * size  # bytes for each element of a weight or input that is copied to the narrow type
-    # Keys and values are copied for the heads that share them, and where a product cannot read them transposed.  Of a
+    # Keys and values are copied for the heads that share them, and where a matmul cannot read them transposed.  Of a
     # single sample it can read them as they are, if each head has its own or all have the same.  A fused kernel
     # also reads those of more samples in place.
     eager = training.attention == "eager"

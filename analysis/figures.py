@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
 from matplotlib.patches import Patch
+from matplotlib.ticker import NullFormatter
 
 from analysis.wording import shortened
 
@@ -41,6 +42,14 @@ def new_axes(title: str, height: float):
 def bare(axes) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
+
+
+def log_axes(axes) -> None:
+    """Both axes logarithmic, labeled by plain numbers: plain_text() would show matplotlib's formulas as they are."""
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def breakdown_figure(analysis: dict) -> Figure:

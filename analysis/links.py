@@ -25,7 +25,7 @@ class Links:
     host: pd.DataFrame  # name, start, end, thread, kind, sequence, forward_thread, parent, own_us, operator_parent
     gpu: pd.DataFrame  # trace.gpu with call (row of launches), operator (row of host), launched, step; -1 unknown
     calls: pd.DataFrame  # trace.launches with step, starts_kernel, starts_graph, waits
-    steps: pd.DataFrame  # trace.steps; the whole trace as one step where none are marked
+    steps: pd.DataFrame  # trace.steps; the entire trace as one step where none are marked
     steps_are_marked: bool
     thread: int  # the host thread that ran the steps
 

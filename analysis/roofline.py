@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
-from analysis.figures import PALETTE, WIDTH, bare
+from analysis.figures import PALETTE, WIDTH, bare, log_axes
 from analysis.hardware import NO_PEAK
 from analysis.wording import count_of
 from harness.files import explain_nulls
@@ -153,10 +152,8 @@ def draw_points(axes, data: dict, points: list[dict], colors: dict[str, str]) ->
     xs = [10, 100, *(row["operations_per_byte"] for row in (*shown, *data["ridges"]))]
     floor = min(rates, default=scale) / scale / 6
     top = 4 * max(rates, default=10 * scale) / scale
-    axes.set(xscale="log", yscale="log", xlim=(min(xs) / 5, 4 * max(xs)), ylim=(floor, top))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")  # and not by formulas, which the report does not typeset
-        axis.set_minor_formatter(NullFormatter())
+    log_axes(axes)
+    axes.set(xlim=(min(xs) / 5, 4 * max(xs)), ylim=(floor, top))
     for row in shown:
         y, is_step = row["operations_per_sec"] / scale, row is step
         label = "step, matmuls alone" if is_step else row["name"]

@@ -29,7 +29,7 @@ class Trace:
     """
 
     path: Path
-    metadata: dict  # all that the file holds beside its events
+    metadata: dict  # all of the file but its events
     operators: pd.DataFrame  # name, start, end, thread, external_id, sequence, forward_thread, signature
     annotations: pd.DataFrame  # name, start, end, thread: record_function ranges and ProfilerStep#N
     modules: pd.DataFrame  # name, start, end, thread: calls of nn.Modules, where stacks were recorded
