@@ -1,8 +1,10 @@
 """The texts: every block runs, every number is the code's, every link leads somewhere, worksheets can be filled in."""
 
+import ast
 import importlib
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,21 @@ def test_blocks_of_the_other_texts_run(tmp_path):
     names = {file.name.split(".")[0] for file in profiled.iterdir()}
     assert {"report", "operator_analysis", "training_output", "trace_step_5_10"} <= names
     assert "Performance Summary" in (baseline / "training_output.log").read_text()
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_blocks_can_be_parsed(path, command, monkeypatch):
+    """Shell, Python in it, and the flags of each of our commands: found in a second, before the blocks are run."""
+    monkeypatch.syspath_prepend(PROJECT / "benchmarks")
+    for block in shell_blocks(path.read_text()):
+        subprocess.run(["bash", "-n", "-c", block.commands], check=True)
+        for source in re.findall(r"<<'PYTHON'\n(.*?)^PYTHON$|-c \"\n(.*?)\"$", block.commands, re.S | re.M):
+            ast.parse("".join(source))
+        joined = re.sub(r"<<'PYTHON'.*?^PYTHON$", "", block.commands, flags=re.S | re.M).replace("\\\n", " ")
+        for script, arguments in re.findall(r"python3 (?:benchmarks/)?(\w+)\.py(.*)", joined):
+            _, known, _ = command(importlib.import_module(script), "--help")
+            for flag in re.findall(r"(?<!\S)--[a-z][a-z-]*", re.sub(r"'.*?'|\|\|.*|#.*", "", arguments)):
+                assert re.search(rf"{flag}\b", known), f"{path.name}:{block.line}: {script}.py has no {flag}"
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
