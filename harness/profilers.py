@@ -121,7 +121,7 @@ class InstrumentSchedule:
         """Why this step is excluded from averages, or None."""
         if self.window and self.window[0] < step <= self.window[1]:
             return "profiled"
-        counted = {self.flops_step: "FLOPs counted", self.memory_step: "memory counted", self.snapshot_step: "snapshot"}
+        counted = {self.flops_step: "FLOPs counted", self.memory_step: "memory recorded", self.snapshot_step: "snapshot"}
         if step in counted:
             return counted[step]
         if step == 1:
