@@ -734,7 +734,7 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
         "--use-amp": "the same as --precision bf16",
         "--enable-all-profiling": "every profiler below except --memory-snapshot and --system-profiler",
         "--validate-setup": "report versions, devices and what is missing, and train three steps",
-        "--dry-run": "predict memory, the largest batch and sequence, and a lower bound on step time; do not train",
+        "--dry-run": "do not train: predict memory, largest batch and sequence that fit, lower bound on step time",
     }
     for name, text in switches.items():
         group.add_argument(name, action="store_true", default=None, help=text)

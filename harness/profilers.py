@@ -121,7 +121,11 @@ class InstrumentSchedule:
         """Why this step is excluded from averages, or None."""
         if self.window and self.window[0] < step <= self.window[1]:
             return "profiled"
-        counted = {self.flops_step: "FLOPs counted", self.memory_step: "memory counted", self.snapshot_step: "snapshot"}
+        counted = {
+            self.flops_step: "FLOPs counted",
+            self.memory_step: "memory recorded",
+            self.snapshot_step: "snapshot",
+        }
         if step in counted:
             return counted[step]
         if step == 1:
@@ -143,9 +147,8 @@ class TraceRecorder:
         activity = torch.profiler.ProfilerActivity
         warmup = min(self.first, 1)
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="Profiler won't be using warmup"
-            )  # a window from step 1 on has none
+            # Without a step before the window there is no warm-up.
+            warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
             active = self.last - self.first
             schedule = torch.profiler.schedule(wait=self.first - warmup, warmup=warmup, active=active, repeat=1)
         self.profile = torch.profiler.profile(

@@ -83,7 +83,7 @@ def averaged_steps(run: MeasuredRun) -> tuple[list[StepRecord], str]:
     for kinds, note in fallbacks:
         if averaged := [record for record, reason in pairs if reason in kinds]:
             return averaged, note
-    return run.records, "only steps with FLOPs or memory counted to average, so that overhead is included"
+    return run.records, "only steps with FLOPs or memory measured to average, so their overhead is included"
 
 
 def _performance(run: MeasuredRun, timings: dict, averaged: int, note: str, why_no_spread: str) -> dict:

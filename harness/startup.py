@@ -16,10 +16,9 @@ def begin_command() -> None:
     """
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda received, frame: os._exit(128 + received))
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # or the profiler warns about tensors created before its window
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line when it starts and when it stops
+    # Otherwise the profiler warns about tensors created before its window, and prints when it starts and stops.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def run_command(main: Callable[[], object]) -> NoReturn:
