@@ -65,8 +65,8 @@ def train_and_explain(args: argparse.Namespace) -> None:
     if args.detailed_analysis:
         say("", *detail_lines(profile))
     wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline}
-    lines, files = explain_limits(workload, profile, folder, folder, **wanted)
-    say(*lines, "", "Written:", *(f"  {file}" for file in [*files, *write_report(folder)]))
+    files = explain_limits(workload, profile, folder, folder, **wanted)
+    say("", "Written:", *(f"  {file}" for file in [*files, *write_report(folder)]))
 
 
 def explain_file(args: argparse.Namespace) -> None:
@@ -85,11 +85,11 @@ def explain_file(args: argparse.Namespace) -> None:
         say(*flops_lines(profile), "", *detail_lines(profile))
         workload = TinyLlamaWorkload.from_settings(profile["config"])
         wanted = {"intensity": args.computational_intensity, "roof": roof}
-        lines, files = explain_limits(workload, profile, folder, target, **wanted)
+        files = explain_limits(workload, profile, folder, target, **wanted)
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         text = f"{type(error).__name__}: {error}"
         raise UserError(f"{file}: not a flops_profile.json of this workshop, or damaged ({text})") from error
-    say(*lines, *(["", "Written:", *(f"  {path}" for path in files)] if files else []))
+    say(*(["", "Written:", *(f"  {path}" for path in files)] if files else []))
 
 
 if __name__ == "__main__":

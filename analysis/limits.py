@@ -45,12 +45,12 @@ def write_limits(documents: dict[str, dict], target: Path) -> list[Path]:
 
 def explain_limits(
     workload: Workload, profile: dict, source: Path, target: Path, *, intensity: bool, roof: bool
-) -> tuple[list[str], list[Path]]:
-    """Print what was asked for, and write it to the target; no further lines, and the files written."""
+) -> list[Path]:
+    """Print what was asked for and write it to the target; the files written."""
     if not (intensity or roof):
-        return [], []
+        return []
     documents = limits(workload, profile, source, roof)
     say(*limits_lines(documents))  # before anything is written: a full disk costs no text
     if target.resolve() != source.resolve():
         prepare_folder(target)
-    return [], write_limits(documents, target)
+    return write_limits(documents, target)

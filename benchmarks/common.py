@@ -21,9 +21,9 @@ from studies.sweep import interval_column
 from studies.timing import alternating
 
 
-def benchmark_parser(documentation: str, rounds: int) -> argparse.ArgumentParser:
+def benchmark_parser(documentation: str, repetitions: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=rounds, help="of each comparison (%(default)s)")
+    parser.add_argument("--repetitions", type=int, default=repetitions, help="of each comparison (%(default)s)")
     parser.add_argument("--output", type=Path, help="JSON file for the results and every single time")
     return parser
 
@@ -42,10 +42,10 @@ def environment_of(device: torch.device) -> dict:
     return environment
 
 
-def compare(a: Callable, b: Callable, rounds: int, device: torch.device) -> dict:
-    """Milliseconds of a() and b(), a step each, in turn, after two rounds that do not count."""
+def compare(a: Callable, b: Callable, repetitions: int, device: torch.device) -> dict:
+    """Milliseconds of a() and b(), a step each, in turn, after two repetitions that do not count."""
     alternating(a, b, device, range(2))
-    a_ms, b_ms = alternating(a, b, device, progress_bar("rounds", range(rounds)))
+    a_ms, b_ms = alternating(a, b, device, progress_bar("repetitions", range(repetitions)))
     found = ratio(np.array(a_ms), np.array(b_ms))
     return {
         "a_median_ms": statistics.median(a_ms),
@@ -53,7 +53,7 @@ def compare(a: Callable, b: Callable, rounds: int, device: torch.device) -> dict
         "ratio": found["ratio"],
         "ratio_95": found["ratio_95"],
         "ratio_of_minima": min(a_ms) / min(b_ms),
-        "rounds": rounds,
+        "repetitions": repetitions,
         "a_ms": a_ms,
         "b_ms": b_ms,
     }
@@ -67,7 +67,7 @@ def comparison_columns(a: str, b: str) -> tuple[Column, ...]:
         column("ratio", "ratio", ".3f"),
         interval_column("95% interval", "ratio_95"),
         column("of minima", "ratio_of_minima", ".3f"),
-        column("rounds", "rounds"),
+        column("repetitions", "repetitions"),
     )
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What does each optimization bring to a training step, alone and together?
 
-    python3 benchmarks/optimizations.py [--size small] [--variant=FLAGS] [--rounds N] [--output FILE]
+    python3 benchmarks/optimizations.py [--size small] [--variant=FLAGS] [--repetitions N] [--output FILE]
 
 Each set of flags of tiny_llama_v1.py is run against the baseline, interleaved in this one process (A B, B A, ...), with
 the same weights, data and seed.  Compilation happens before the first round and is given apart.  The figure is the
-ratio of the medians, below 1 where the optimization is faster, with its 95% bootstrap interval over rounds; losses are
+ratio of the medians, below 1 where the optimization is faster, with its 95% bootstrap interval over repetitions; losses are
 compared step by step, because a step that computes something else is not a faster step.
 """
 
@@ -41,17 +41,17 @@ def compile_step(step: Step, device: torch.device) -> float:
     return max(0.0, first_ms - time_synced(step, device)) / 1e3
 
 
-def compare_variant(flags: list[str], settings: dict, rounds: int, device: torch.device) -> dict:
+def compare_variant(flags: list[str], settings: dict, repetitions: int, device: torch.device) -> dict:
     """A step with the flags, against one without."""
     step, baseline = (Step(workload_of(some, **settings), device) for some in (flags, []))
     compile_s = compile_step(step, device) if step.workload.compiled else None
-    row = compare(step, baseline, rounds, device) | {"compile_s": compile_s}
+    row = compare(step, baseline, repetitions, device) | {"compile_s": compile_s}
     pairs = zip(step.losses, baseline.losses, strict=False)
     return row | {"largest_loss_difference": max(abs(a - b).item() for a, b in pairs)}
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__, rounds=10)
+    parser = benchmark_parser(__doc__, repetitions=10)
     add_device_flag(parser)
     parser.add_argument("--size", choices=list(SIZES), default="small")
     text = "a set of flags, given as --variant='--compile'; repeat it for more (every one above)"
@@ -63,7 +63,7 @@ def main() -> None:
     settings = {"size": args.size, "batch_size": args.batch_size}
     rows = []
     for variant in args.variant or VARIANTS:
-        rows.append({"flags": variant} | compare_variant(variant.split(), settings, args.rounds, device))
+        rows.append({"flags": variant} | compare_variant(variant.split(), settings, args.repetitions, device))
     columns = (
         *text_columns("flags"),
         *comparison_columns("flags", "baseline"),

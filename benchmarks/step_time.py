@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long does our training step take beside the reference LLaMA's, and the script's loop beside a bare one?
 
-    python3 benchmarks/step_time.py [--sizes tiny small] [--rounds N] [--device cpu] [--output FILE]
+    python3 benchmarks/step_time.py [--sizes tiny small] [--repetitions N] [--device cpu] [--output FILE]
 
 Two comparisons, each interleaved in this one process (A B, B A, A B, ...), so that a machine that changes its speed
 changes it for both:
@@ -11,8 +11,8 @@ changes it for both:
     loop        the script's training loop with everything a plain run does (timing, printing, scalars kept for
                 TensorBoard) against the same step written as a bare loop
 
-The figure is the ratio of the medians; the interval is its 95% bootstrap interval over rounds.  The ratio of the
-fastest rounds stands beside it: on a machine that others use too, it is the least disturbed figure.
+The figure is the ratio of the medians; the interval is its 95% bootstrap interval over repetitions.  The ratio of the
+fastest repetitions stands beside it: on a machine that others use too, it is the least disturbed figure.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ def bare_step(forward, parameters, stream):
     return step
 
 
-def against_reference(workload: TinyLlamaWorkload, device: torch.device, rounds: int) -> dict:
+def against_reference(workload: TinyLlamaWorkload, device: torch.device, repetitions: int) -> dict:
     model, vocab_size = workload.build(device).model, workload.config.vocab_size
     reference = reference_model(workload.config, model).to(device)
 
@@ -100,10 +100,10 @@ def against_reference(workload: TinyLlamaWorkload, device: torch.device, rounds:
     difference = abs(ours() - theirs())
     if difference > 1e-4:
         raise UserError(f"the models differ: first losses are {difference:.2e} apart")
-    return compare(ours, theirs, rounds, device) | {"first_loss_difference": difference}
+    return compare(ours, theirs, repetitions, device) | {"first_loss_difference": difference}
 
 
-def against_bare_loop(workload: TinyLlamaWorkload, device: torch.device, rounds: int) -> dict:
+def against_bare_loop(workload: TinyLlamaWorkload, device: torch.device, repetitions: int) -> dict:
     """One step a call, so that the two alternate as closely as they can."""
     model = workload.build(device).model
     bare = bare_step(lambda *batch: model(*batch)[1], model.parameters(), workload.batches(device))
@@ -118,13 +118,13 @@ def against_bare_loop(workload: TinyLlamaWorkload, device: torch.device, rounds:
             workload.train(state, stream, 1, run.meter, instruments)
 
     with run.sampler:
-        return compare(script_loop, bare, rounds, device)
+        return compare(script_loop, bare, repetitions, device)
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__, rounds=100)
+    parser = benchmark_parser(__doc__, repetitions=100)
     add_device_flag(parser)
-    text = "larger ones than the first get a quarter of its rounds (tiny small)"
+    text = "larger ones than the first get a quarter of its repetitions (tiny small)"
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["tiny", "small"], help=text)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -133,9 +133,9 @@ def main() -> None:
     environment["packages"]["transformers"] = version_of("transformers")
     rows = []
     for i, size in enumerate(args.sizes):
-        workload, rounds = workload_of(size=size), args.rounds if i == 0 else max(4, args.rounds // 4)
+        workload, repetitions = workload_of(size=size), args.repetitions if i == 0 else max(4, args.repetitions // 4)
         for name, comparison in (("reference", against_reference), ("loop", against_bare_loop)):
-            rows.append({"size": size, "comparison": name} | comparison(workload, device, rounds))
+            rows.append({"size": size, "comparison": name} | comparison(workload, device, repetitions))
     columns = (*text_columns("size", "comparison"), *comparison_columns("ours", "other"))
     report(columns, rows, args.output, environment=environment)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long does our analysis of a GPU trace take beside HolisticTraceAnalysis, and how does it grow with the trace?
 
-    python3 benchmarks/trace_analysis.py TRACE [--megabytes 60 120 240] [--rounds N] [--hta-python PYTHON]
+    python3 benchmarks/trace_analysis.py TRACE [--megabytes 60 120 240] [--repetitions N] [--hta-python PYTHON]
                                                [--output FILE]
 
 TRACE is any GPU trace of torch.profiler; it is repeated, with times and numbers moved on, until its JSON has the sizes
@@ -119,13 +119,13 @@ def measure(side: str, python: str, path: Path) -> tuple[float, float]:
     return tuple(json.loads(found[0].removeprefix("MEASURED")))
 
 
-def row_of(trace: Path, megabytes: float, sides: dict[str, str], rounds: int) -> dict:
+def row_of(trace: Path, megabytes: float, sides: dict[str, str], repetitions: int) -> dict:
     """All sides on a trace of this size."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"trace_{megabytes:.0f}.json.gz"
         n_events, size = repeated(trace, megabytes, path)
         runs: dict[str, list] = {side: [] for side in sides}
-        for i in progress_bar(f"{megabytes:.0f} MB", range(rounds)):
+        for i in progress_bar(f"{megabytes:.0f} MB", range(repetitions)):
             for side in sides if i % 2 == 0 else reversed(sides):
                 runs[side].append(measure(side, sides[side], path))
     row: dict = {"megabytes": size, "events": n_events}
@@ -138,7 +138,7 @@ def row_of(trace: Path, megabytes: float, sides: dict[str, str], rounds: int) ->
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__, rounds=5)
+    parser = benchmark_parser(__doc__, repetitions=5)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[60, 120, 240], help="of JSON (60 120 240)")
     parser.add_argument("--hta-python", metavar="PYTHON", help="an interpreter that has HolisticTraceAnalysis")
@@ -151,7 +151,7 @@ def main() -> None:
         versions = "from importlib.metadata import version as v; print(v('HolisticTraceAnalysis'), v('pandas'))"
         done = subprocess.run([args.hta_python, "-c", versions], capture_output=True, text=True, check=True)
         environment["packages"]["HolisticTraceAnalysis, its pandas"] = done.stdout.strip()
-    rows = [row_of(args.trace, megabytes, sides, args.rounds) for megabytes in args.megabytes]
+    rows = [row_of(args.trace, megabytes, sides, args.repetitions) for megabytes in args.megabytes]
     columns = [column("MB", "megabytes", ".0f"), column("events", "events", ",")]
     for side in sides:
         columns += [column(f"{side} (s)", f"{side}_s", ".2f"), column("peak (MB)", f"{side}_mb", ",.0f")]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How far can the MFU be trusted?  The spread of the measured peak, and MFU by the number of steps.
 
-    python3 benchmarks/utilization.py [--rounds N] [--num-steps 10 100] [--output FILE] [flags of tiny_llama_v1.py]
+    python3 benchmarks/utilization.py [--repetitions N] [--num-steps 10 100] [--output FILE] [flags of tiny_llama_v1.py]
 
 peak        a measurement of this machine in a process of its own, with no earlier one to fall back on
 mfu N       run_deepspeed_flops.py over N steps; its MFU is a share of the best of the peaks measured here
@@ -68,14 +68,14 @@ def row_of(figure: str, unit: str, values: list[float]) -> dict:
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__, rounds=3)
+    parser = benchmark_parser(__doc__, repetitions=3)
     parser.add_argument("--num-steps", type=int, nargs="+", default=[10, 100])
     args, flags = parser.parse_known_args()
     precision = workload_of(flags).precision
     environment = environment_of(choose_device("auto"))
     peaks: list[tuple[float, float]] = []
     runs: dict[int, list[dict]] = {n: [] for n in args.num_steps}
-    for _ in progress_bar("rounds", range(args.rounds)):
+    for _ in progress_bar("repetitions", range(args.repetitions)):
         peaks.append(measured_peak(precision))
         for n in args.num_steps:
             runs[n].append(measured_run(n, flags))

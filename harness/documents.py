@@ -218,8 +218,8 @@ class Prediction(TypedDict):
     max_batch_size: int  # samples; 0: not even one fits
     max_seq_len: int  # tokens; 0: not even one fits
     parameters: int
-    forward_flops: int | None  # matmul FLOPs; null: the workload has no formula
-    step_flops: int | None  # forward and backward; null: the workload has no formula
+    forward_flops: int  # matmul FLOPs of a step
+    step_flops: int  # forward and backward
     step_time_lower_bound_ms: float | None  # null: no peak of this device is known
     step_time_bounds: TimeBounds
 
