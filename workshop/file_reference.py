@@ -52,7 +52,7 @@ def settings_reference() -> str:
         rows = []
         for one in dataclasses.fields(kind):
             null = "not given" if one.default is None else ""
-            rows.append(Field(one.name, str(one.type), one.metadata.get("help", "fixed"), null))
+            rows.append(Field(one.name, str(one.type), one.metadata.get("help", "no flag: set by the script"), null))
         sections.append(f"### {title} (`config.json`)\n\n{_fields_table(rows)}\n")
     return "\n".join(sections)
 

@@ -60,12 +60,12 @@ def sizes(*names: str) -> str:
 
 
 SYMBOLS = (
-    ("B", "batch size, samples of a step", "`--batch-size`", DEFAULT.training.batch_size),
-    ("S", "sequence length, tokens of a sample", "`--seq-len`", DEFAULT.training.seq_len),
+    ("B", "batch size, samples per step", "`--batch-size`", DEFAULT.training.batch_size),
+    ("S", "sequence length, tokens per sample", "`--seq-len`", DEFAULT.training.seq_len),
     ("D", "hidden dimension", "`--hidden-dim`", DEFAULT.config.hidden_dim),
     ("H", "query heads", "`--n-heads`", DEFAULT.config.n_heads),
     ("K", "key/value heads, which groups of H / K query heads share", "`--n-kv-heads`", DEFAULT.config.n_kv_heads),
-    ("E", "width of a head", "D / H", DEFAULT.config.head_dim),
+    ("E", "head dimension", "D / H", DEFAULT.config.head_dim),
     ("D_ff", "feed-forward width", "`--intermediate-dim`", DEFAULT.config.intermediate_dim),
     ("V", "vocabulary", "`--vocab-size`", DEFAULT.config.vocab_size),
     ("L", "layers", "`--n-layers`", DEFAULT.config.n_layers),
