@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--enable-profilers", action="store_true", help=text)
     args = parser.parse_args()
     if args.size:
-        parser.error(f"argument --size: the size is {args.problem_size} already; give one")
+        parser.error(f"argument --size: the size is {args.problem_size} already; use one")
     args.size = args.problem_size
     folder = Path(args.output_dir or f"performance_results_{args.size}")
     args.output_dir = str(folder)

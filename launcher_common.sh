@@ -1,16 +1,16 @@
-# Sourced by every launcher: set-up, result folders, logging.  Sourcing it only sets HERE, the folder of the project.
+# Sourced by every launcher: setup, result folders, logging.  Sourcing it only sets HERE, the folder of the project.
 
 set -u
 HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd) || exit 1
 
 die() { echo "error: $*" >&2; exit 1; }
 
-# --- set-up ------------------------------------------------------------------------------------------
+# --- setup ------------------------------------------------------------------------------------------
 #
 # use_python FILE...: sets PYTHON to an interpreter that has the packages of the requirement files.  That is the
 # python3 on PATH (an active venv or conda environment, a container, a loaded module) if it has all of them, else
 # .venv in the project, created and filled here.  If the python3 on PATH has torch, .venv is layered on its packages:
-# set-up never replaces an installed torch.
+# setup never replaces an installed torch.
 
 MISSING_SCRIPT='
 import re, sys
@@ -81,16 +81,16 @@ install_torch() { # PIP...: the build of torch for this machine
             die "cannot find out the version of ROCm; set TORCH_INDEX_URL to an index of torch wheels"
     fi
     if [ -n "$index" ]; then
-        echo "Set-up: torch from $index"
+        echo "Setup: torch from $index"
         "$@" --index-url "$index" 'torch>=2.6' ||
             die "could not install torch from $index; set TORCH_INDEX_URL to another index of torch wheels"
         return
     fi
-    echo "Set-up: $pinned for $device"
+    echo "Setup: $pinned for $device"
     if [ "$device" = cpu ] && [ "$(uname -s)" = Linux ]; then
         "$@" "$pinned+cpu" 2>/dev/null && return
         "$@" --retries 1 --index-url "$wheels/cpu" "$pinned" 2>/dev/null && return
-        echo "Set-up: no CPU build of torch can be reached, installing the default build (gigabytes)"
+        echo "Setup: no CPU build of torch can be reached, installing the default build (gigabytes)"
     fi
     "$@" "$pinned" || die "could not install $pinned; is there a network?"
 }
@@ -98,13 +98,13 @@ install_torch() { # PIP...: the build of torch for this machine
 make_venv() { # VENV BASE: an environment, layered on BASE's packages if BASE has torch
     local venv=$1 base=$2 python=$1/bin/python
     [ -w "$HERE" ] || die "$HERE is not writable: cannot create .venv; activate an environment that has the packages"
-    echo "Set-up: creating $venv"
+    echo "Setup: creating $venv"
     "$base" -m venv --clear "$venv" || die "$base cannot create environments (on Debian: apt install python3-venv)"
     if version_in "$base" torch >/dev/null; then
         "$base" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
             >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base_environment.pth"
     fi
-    touch "$venv/made" # without this file, an earlier set-up was interrupted
+    touch "$venv/made" # without this file, an earlier setup was interrupted
 }
 
 fill_venv() { # VENV FILE...: install what is missing
@@ -113,7 +113,7 @@ fill_venv() { # VENV FILE...: install what is missing
     local pip=("$python" -m pip install --quiet --quiet --disable-pip-version-check)
     version_in "$python" torch >/dev/null || install_torch "${pip[@]}"
     if missing "$python" "$@" | grep -q '^torch>='; then
-        die "torch $(version_in "$python" torch) is too old: the workshop needs 2.6; set-up never replaces torch"
+        die "torch $(version_in "$python" torch) is too old: the workshop needs 2.6; setup never replaces torch"
     fi
     # The pins apply to what is installed here, not to what is installed already; torch stays as it is.
     "$python" -c "$PINS_SCRIPT" "$HERE/constraints.txt" >"$venv/constraints.txt"
@@ -121,19 +121,19 @@ fill_venv() { # VENV FILE...: install what is missing
     names=$(missing "$python" "$@" | grep -v '^deepspeed')
     if [ -n "$names" ]; then
         # shellcheck disable=SC2086 # a list of names
-        echo "Set-up: installing" $names
+        echo "Setup: installing" $names
         # shellcheck disable=SC2086
         "${pip[@]}" $names || die "could not install the packages above; is there a network?"
     fi
     if missing "$python" "$@" | grep -q '^deepspeed'; then
-        echo "Set-up: installing deepspeed"
+        echo "Setup: installing deepspeed"
         if ! "${pip[@]}" deepspeed; then
-            echo "Set-up: DeepSpeed could not be installed. Everything except --enable-deepspeed-flops works" \
+            echo "Setup: DeepSpeed could not be installed. Everything except --enable-deepspeed-flops works" \
                 "without it; remove $venv/without_deepspeed to try again." >&2
             touch "$venv/without_deepspeed"
         fi
     fi
-    echo "Set-up: done"
+    echo "Setup: done"
 }
 
 has_everything() { # PYTHON FILE...
@@ -155,7 +155,7 @@ use_python() { # FILE...
     has_everything "$PYTHON" "$@" && return
     PYTHON=$venv/bin/python
     [ -e "$venv/made" ] && has_everything "$PYTHON" "$@" && return
-    if [ -w "$HERE" ] && command -v flock >/dev/null; then # one set-up at a time
+    if [ -w "$HERE" ] && command -v flock >/dev/null; then # one setup at a time
         exec 9>"$HERE/.setup.lock"
         flock 9
     fi

@@ -27,7 +27,7 @@ def main() -> None:
         help=f"{names}: every kernel that sdpa has here, or one of {', '.join(kernels)} (the first four)",
     )
     default = ByDevice([16, 32, 64, 128], [16, 64])
-    add("--d-heads", type=COUNT, nargs="+", metavar="N", default=default, help="head widths (%(default)s)")
+    add("--d-heads", type=COUNT, nargs="+", metavar="N", default=default, help="head dimensions (%(default)s)")
     default = ByDevice([256, 1024, 4096, 8192, 16384], [256, 1024, 4096])
     add("--seq-lens", type=COUNT, nargs="+", metavar="N", default=default, help="tokens (%(default)s)")
     add("--batch-size", type=COUNT, default=8, metavar="N", help="samples (%(default)s)")

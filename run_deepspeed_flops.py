@@ -26,7 +26,7 @@ def main() -> None:
     add("--analyze-results", metavar="FILE", type=Path, help=text)
     args = parser.parse_args()
     if args.analyze_results and args.peak is not None:
-        parser.error("--peak: --analyze-results shows the peaks of its file; give one of the two")
+        parser.error("--peak: --analyze-results shows the peaks of its file; use one of the two")
     require("the analysis", ["jinja2", "matplotlib", "orjson", "pandas", "tensorboard"])
     if args.analyze_results:
         explain_file(args)

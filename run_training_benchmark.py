@@ -26,14 +26,14 @@ def main() -> None:
     add("--modes", nargs="+", metavar="MODE", choices=MODES, default=[*MODES], help=text)
     text = f"{', '.join(PRECISIONS)} (fp32)"
     add("--precisions", nargs="+", metavar="P", choices=[*PRECISIONS], default=["fp32"], help=text)
-    add("--compile", action="store_true", help="each row compiled too, with speed-up, compile time and break-even step")
+    add("--compile", action="store_true", help="each row compiled too, with speedup, compile time and break-even step")
     text = "steps before the repetitions, a row for each number (%(default)s)"
     add("--warmups", type=COUNT_OR_ZERO, nargs="+", metavar="N", default=ByDevice([5], [1]), help=text)
     add("--repetitions", type=COUNT, metavar="N", default=ByDevice(10, 5), help="steps measured (%(default)s)")
     add("--attention", choices=["eager", "sdpa"], default="eager", help="as in tiny_llama_v1.py (eager)")
     add("--optimizer-impl", choices=["foreach", "fused"], help="as in tiny_llama_v1.py (PyTorch's choice)")
     add("--activation-checkpointing", action="store_true", help="as in tiny_llama_v1.py")
-    text = "peaks by context length (128 256 512), by a GPU's allocator with its history, else predicted"
+    text = "peaks by sequence length (128 256 512), by a GPU's allocator with its history, else predicted"
     add("--memory-snapshot", action="store_true", help=text)
     benchmark(parse_sweep(parser))
 

@@ -28,7 +28,7 @@ REASONS = {
     **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "ratio"), "no step was completed, or the baseline took no time"),
     **dict.fromkeys(("samples_per_sec", "tokens_per_sec", "achieved_tflops", *PHASES), "no step was completed"),
     **dict.fromkeys(("peak_mb", "final_loss", "largest_loss_difference", "step_flops"), "no step was completed"),
-    "std_ms": "a spread takes two steps",
+    "std_ms": "needs at least two steps",
     "ratio_95": "an interval takes three steps of each",
     "noise_ms": "one of the profiles has a single step",
     "mfu_percent": "no flops_profile.json in the folder",

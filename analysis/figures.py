@@ -173,7 +173,7 @@ def opportunities_figure(analysis: dict) -> Figure | None:
         return None
     names, values = [row["name"] for row in rows], [row["speedup_bound"] - 1 for row in rows]
     texts = [f"at most {row['speedup_bound']:.2f}x, affects {row['share']:.1%} of the step" for row in rows]
-    return bars_figure("What each could bring at most", names, values, texts, "speed-up bound minus 1", PALETTE[2])
+    return bars_figure("What each could bring at most", names, values, texts, "speedup bound minus 1", PALETTE[2])
 
 
 def memory_figure(analysis: dict) -> Figure | None:

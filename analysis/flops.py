@@ -41,7 +41,7 @@ def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> d
         "flops_analysis": counts,
         "performance_metrics": {
             "avg_step_time_ms": performance["avg_step_time_ms"],
-            **explain_nulls({"std_step_time_ms": performance["std_step_time_ms"]}, "a spread takes two steps"),
+            **explain_nulls({"std_step_time_ms": performance["std_step_time_ms"]}, "needs at least two steps"),
             "steps_averaged": performance["steps_averaged"],
             "steps_averaged_note": performance["steps_averaged_note"],
             "flops_per_sec": flops_per_sec,

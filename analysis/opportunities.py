@@ -283,7 +283,7 @@ MAKERS = (
 
 
 def checkpointing(evidence: Evidence) -> list[dict]:
-    """No speed-up: memory for time.  Listed where the trace recorded memory that a step fills and frees."""
+    """No speedup: memory for time.  Listed where the trace recorded memory that a step fills and frees."""
     memory, steps = evidence.links.trace.memory, evidence.links.steps
     memory = memory[memory["on_gpu"]] if memory["on_gpu"].any() else memory
     inside = memory[(memory["start"] >= steps["start"].min()) & (memory["start"] < steps["end"].max())]

@@ -120,7 +120,7 @@ REASONS = {  # why a figure may be missing, by its name
     **dict.fromkeys(("launch_delay_us", "queue_depth"), NO_LAUNCH),
     **dict.fromkeys(("flops", "bytes"), "the recorded inputs do not tell"),
     **dict.fromkeys(("rank", "world_size"), "the trace does not name it"),
-    **dict.fromkeys(("std_ms", "unprofiled_std_ms"), "a spread takes two steps"),
+    **dict.fromkeys(("std_ms", "unprofiled_std_ms"), "needs at least two steps"),
     **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "min_ms", "max_ms"), "the trace has no ProfilerStep marks"),
     "launched_by": "it is linked to no operator",
     "part_speedup": "the part could vanish",

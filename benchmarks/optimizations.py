@@ -5,8 +5,8 @@
 
 Each set of flags of tiny_llama_v1.py is run against the baseline, interleaved in this one process (A B, B A, ...), with
 the same weights, data and seed.  Compilation happens before the first round and is given apart.  The figure is the
-ratio of the medians, below 1 where the optimization is faster, with its 95% bootstrap interval over repetitions; losses are
-compared step by step, because a step that computes something else is not a faster step.
+ratio of the medians, below 1 where the optimization is faster, with its 95% bootstrap interval over repetitions; losses
+are compared step by step, because a step that computes something else is not a faster step.
 """
 
 import sys

@@ -259,7 +259,7 @@ def result(row: dict) -> str:
 
 def table(rows: list[dict]) -> Section:
     columns = (
-        column("way", "way", left=True),
+        column("method", "way", left=True),
         column("baseline (ms)", "baseline_ms", ",.3f"),
         column("changed (ms)", "changed_ms", ",.3f"),
         factor_column("baseline / right", "baseline_factor"),

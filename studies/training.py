@@ -294,7 +294,7 @@ def speedup_section(rows: list[dict]) -> Section:
         PRECISION,
         column("not compiled (ms)", "baseline_ms", ",.2f"),
         column("compiled (ms)", "step_ms", ",.2f"),
-        factor_column("speed-up", "speedup"),
+        factor_column("speedup", "speedup"),
         column("compile (s)", "compile_s", ",.1f"),
         column("break-even step", "break_even_step"),
         status_column(),
@@ -320,12 +320,12 @@ def peak_section(rows: list[dict]) -> Section:
     columns = (
         *text_columns("size", "precision"),
         COMPILED,
-        column("context length", "seq_len", ","),
+        column("sequence length", "seq_len", ","),
         column("forward only", "forward"),
         column("full step", "train"),
     )
     text = ["Forward only: nothing is kept for a backward pass, and there is no optimizer."]
-    return Section("Peak memory by context length", columns, list(lines.values()), text)
+    return Section("Peak memory by sequence length", columns, list(lines.values()), text)
 
 
 def peak_text(row: dict) -> str:

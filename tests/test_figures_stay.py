@@ -189,7 +189,7 @@ def flops(flags: str, folder: Path) -> dict:
 
 
 def attention_benchmark(flags: str, folder: Path) -> dict:
-    """The predicted rows of the sweep over implementations, head widths and lengths."""
+    """The predicted rows of the sweep over implementations, head dimensions and lengths."""
     run("run_attention_benchmark.py", f"--dry-run --device cpu --device-memory 80 {flags}", folder)
     return {
         f"{row['implementation']} {row['dtype']} {row['batch_size']}x{row['seq_len']} d_head {row['d_head']}": {

@@ -229,7 +229,7 @@ def test_no_tool_for_this_machine(tmp_path, gpu, there, named):
     assert (code, out.count("\n")) == (1, 1), out
     assert out.startswith("error: ")
     assert all(name in out for name in named)
-    assert "Set-up" not in out
+    assert "Setup" not in out
     assert machine.calls() == []
     assert not list(machine.cwd.iterdir())
 

@@ -118,7 +118,7 @@ def test_peaks_by_context_length_are_predicted_without_a_gpu(scratch, capfd):
     assert bench(*flags, "--output-dir", "run") == 0
     out = capfd.readouterr().out
     assert "No GPU: peaks are predicted" in out
-    table = out[out.index("Peak memory by context length") :]
+    table = out[out.index("Peak memory by sequence length") :]
     assert [line.split()[3] for line in table.splitlines() if line.startswith("tiny")] == ["128", "256", "512"]
     assert table.count("(prediction)") == 6
     peaks = {(row["mode"], row["seq_len"]): row["predicted_peak_bytes"] for row in rows_in(scratch / "run")}

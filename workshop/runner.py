@@ -109,5 +109,5 @@ def new_folder(asked: Path | None, prefix: str) -> Path:
     folder = asked or unused_folder(Path(f"{prefix}_{datetime.now():%Y%m%d_%H%M%S}"))
     make_folder(folder)
     if any(folder.iterdir()):
-        raise UserError(f"--output-dir {folder}: is not empty; give a new folder")
+        raise UserError(f"--output-dir {folder}: is not empty; use a new folder")
     return folder

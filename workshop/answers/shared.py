@@ -78,5 +78,5 @@ def opportunity_bound(trace: Source, i: int) -> Answer:
 
 def compile_time(run: Source) -> Answer:
     """Seconds, and whether there was a cache."""
-    cached = "from a cache of earlier ones" if run["performance.compilation.from_cache"] else "without a cache"
+    cached = "cached by an earlier run" if run["performance.compilation.from_cache"] else "without a cache"
     return run.computed(run["performance.compilation.compile_s"], f"performance.compilation.compile_s, {cached}")

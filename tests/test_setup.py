@@ -1,4 +1,4 @@
-"""Set-up, on machines that are not there: stubs for the interpreters and for the drivers' tools."""
+"""Setup, on machines that are not there: stubs for the interpreters and for the drivers' tools."""
 
 import os
 import stat
@@ -48,7 +48,7 @@ fi
 
 
 class Machine:
-    """A scratch copy of the project's set-up, and a PATH on which only stubs answer."""
+    """A scratch copy of the project's setup, and a PATH on which only stubs answer."""
 
     def __init__(self, folder, **base_packages: str):
         self.project, self.log = folder / "project", folder / "log"
@@ -228,7 +228,7 @@ def test_a_torch_on_path_beats_the_one_in_a_venv(tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.7.1+rocm6.4.4\n")
     code, out = machine.set_up()
     assert code == 0, out
-    assert "Set-up: creating" in out
+    assert "Setup: creating" in out
     assert "torch==2.7.1+rocm6.4.4" in (machine.project / ".venv" / "constraints.txt").read_text()
 
 
@@ -238,7 +238,7 @@ def test_an_environment_whose_making_was_interrupted_is_created_again(tmp_path):
     (machine.project / ".venv" / "made").unlink()
     code, out = machine.set_up()
     assert code == 0, out
-    assert "Set-up: creating" in out
+    assert "Setup: creating" in out
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
