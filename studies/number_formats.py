@@ -55,8 +55,8 @@ def formats() -> list[dict]:
 def format_section() -> Section:
     rows = formats()
     text = [
-        "tfloat32 is what Tensor Cores and Matrix Cores round the inputs of a matmul to; the tensors stay float32. Its row is "
-        "that of a format with the exponent of float32 and the mantissa of float16."
+        "tfloat32 is what Tensor Cores and Matrix Cores round the inputs of a matmul to; the tensors stay float32. Its "
+        "row is that of a format with the exponent of float32 and the mantissa of float16."
     ]
     return Section("Range and precision", plain_columns(rows), rows, text)
 

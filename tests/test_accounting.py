@@ -80,6 +80,7 @@ def test_what_each_recomputes(options):
     check_recomputed(with_options(workload, **options), counted_by_torch(workload))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     kv_heads=st.integers(1, 4),

@@ -141,6 +141,7 @@ def document_in(folder):
     return json.loads((folder / "attention_benchmark.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_sweep_and_its_resumption(scratch, capfd):
     flags = [*TINY, "--implementations", "eager", "sdpa-flash"]
     assert bench(*flags, "--output-dir", "run") == 0

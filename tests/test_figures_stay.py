@@ -351,7 +351,16 @@ def differences(recorded, found, allowed: float, path: str = "") -> Iterator[str
         yield f"{path}: {recorded!r} was recorded, now it is {found!r}"
 
 
-@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, (_, cases) in KINDS.items() for case in cases])
+# One case of each kind, and both traces, are enough while working.
+FAST = {("predictions", "default fp32"), ("losses", "fp32"), ("losses", "sdpa"), ("memory", "fp32"), ("flops", "fp32")}
+CASES = [
+    pytest.param(kind, case, marks=() if (kind, case) in FAST or kind == "traces" else pytest.mark.slow)
+    for kind, (_, cases) in KINDS.items()
+    for case in cases
+]
+
+
+@pytest.mark.parametrize(("kind", "case"), CASES)
 def test_no_figure_moves(kind, case, tmp_path):
     golden = read(GOLDEN / f"{kind}.json")
     figures_of, cases = KINDS[kind]

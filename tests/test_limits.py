@@ -89,6 +89,7 @@ def test_a_report_without_a_trace(flops, tmp_path):
     assert 'id="trust"' not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "broken"])
 def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, without, how):
     if how == "missing":
@@ -115,6 +116,7 @@ def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, with
     assert profile["efficiency_metrics"]["mfu_percent"] > 0
 
 
+@pytest.mark.slow
 def test_recomputation_counts_for_the_hardware_alone(flops, documents):
     flags = ("--activation-checkpointing", "--gradient-accumulation-steps", "2", "--num-steps", "8")
     code, out, _ = flops(*SMALL_MODEL, *flags, "--computational-intensity", "--generate-roofline")
@@ -132,6 +134,7 @@ def test_recomputation_counts_for_the_hardware_alone(flops, documents):
     assert "recomputation counted" in intensity["convention"]["flops"]
 
 
+@pytest.mark.slow
 def test_a_given_peak_stands_first_and_others_beside(flops, documents):
     code, out, _ = flops(*SMALL_MODEL, "--num-steps", "3", "--peak", "2.5", "--generate-roofline")
     assert code == 0
@@ -160,6 +163,7 @@ def test_a_ceiling_is_asked_for_what_was_reached(flops, documents, monkeypatch):
     assert "Model FLOPS Utilization: unknown" in out
 
 
+@pytest.mark.slow
 def test_all_profilers_without_deepspeed(flops, tmp_path, without):
     without("deepspeed")
     code, out, _ = flops(*SMALL_MODEL, "--num-steps", "9", "--enable-all-profiling")
@@ -168,6 +172,7 @@ def test_all_profilers_without_deepspeed(flops, tmp_path, without):
     assert (tmp_path / "flops_analysis" / "memory_timeline.json").exists()
 
 
+@pytest.mark.slow
 def test_plotting_again_overwrites_no_other_run(flops, tmp_path):
     flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "a")
     flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "b", "--computational-intensity")
@@ -192,6 +197,7 @@ def test_a_peak_beside_an_earlier_file(flops, tmp_path):
     assert "--peak" in err
 
 
+@pytest.mark.slow
 def test_a_trace_not_to_be_trusted_is_said_so(flops, documents, tmp_path):
     flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline", "--output-dir", "a")
     file = tmp_path / "a" / "operator_analysis.json"
@@ -202,6 +208,7 @@ def test_a_trace_not_to_be_trusted_is_said_so(flops, documents, tmp_path):
     assert "NOT TRUSTWORTHY: 2 of 5 steps have no kernels" in out
 
 
+@pytest.mark.slow
 def test_an_earlier_run_printed_and_plotted_again(flops, documents, tmp_path):
     flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline", "--output-dir", "run")
     before = documents("run")
@@ -256,6 +263,7 @@ def test_files_that_are_no_profile(flops, tmp_path, name, text, words):
     assert words in err
 
 
+@pytest.mark.slow
 def test_a_device_of_which_nothing_is_known(flops, documents, monkeypatch):
     monkeypatch.setattr("analysis.hardware.cache.measured", lambda *a, **k: None)
     code, out, _ = flops(*SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline")
@@ -275,6 +283,7 @@ def test_a_device_of_which_nothing_is_known(flops, documents, monkeypatch):
 ROOFS = [(989e12, 790e12, 4.8e12, 4.2e12), (1.8e11, 1.7e11, 3.1e10, 3e10), (1e9, 9e8, 3e10, 2e10)]
 
 
+@pytest.mark.slow
 def test_a_roofline_has_readable_labels_for_every_point(flops, documents):
     flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline")
     roof = documents()[2]

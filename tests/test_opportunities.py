@@ -13,6 +13,7 @@ def opportunities(train, tmp_path, *flags):
     return {row["name"]: row for row in analysis["opportunities"]}, analysis
 
 
+@pytest.mark.slow
 def test_opportunities_of_the_default_model(train, tmp_path):
     found, analysis = opportunities(train, tmp_path, "--profile-memory")
     assert {"fuse q, k and v", "fuse gate and up", "fused attention", "mixed precision", "compile"} <= set(found)

@@ -46,10 +46,10 @@ def read(path):
         "--batch-size 2 --seq-len 64",
         "--batch-size 3 --seq-len 33",
         "--batch-size 16 --seq-len 32 --precision bf16",
-        "--gradient-accumulation-steps 4",
-        "--activation-checkpointing",
-        "--size small --batch-size 2",
-        "--size small --batch-size 1 --seq-len 40 --precision bf16",
+        pytest.param("--gradient-accumulation-steps 4", marks=pytest.mark.slow),
+        pytest.param("--activation-checkpointing", marks=pytest.mark.slow),
+        pytest.param("--size small --batch-size 2", marks=pytest.mark.slow),
+        pytest.param("--size small --batch-size 1 --seq-len 40 --precision bf16", marks=pytest.mark.slow),
     ],
 )
 def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):
@@ -162,6 +162,7 @@ def test_a_device_memory_without_a_dry_run(train):
     assert "--device-memory: requires --dry-run" in err
 
 
+@pytest.mark.slow
 def test_the_largest_size_is_predicted_in_little_memory(tmp_path):
     script = f"import sys; sys.path.insert(0, {str(PROJECT)!r}); import tiny_llama_v1 as t, resource\n"
     script += "code = t.main(['--dry-run', '--size', 'very_large', '--peak', '1', '--output-dir', 'run'])\n"
@@ -176,6 +177,7 @@ def test_the_largest_size_is_predicted_in_little_memory(tmp_path):
     assert document["peak_memory_mb"] > 16 * document["parameters"] / 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["run_pytorch_profiler.py", "run_deepspeed_flops.py", "launch_performance_study.py"])
 def test_the_other_commands_predict_too(tmp_path, script):
     size = ["tiny"] if script.startswith("launch") else SMALL_MODEL
@@ -190,6 +192,7 @@ def test_the_other_commands_predict_too(tmp_path, script):
 # --- what does not fit ---
 
 
+@pytest.mark.slow
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_llama, "total_memory", lambda device: 80 * 2**20)
     monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (80 * 2**20, 0))

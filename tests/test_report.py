@@ -69,6 +69,7 @@ def test_reports_of_real_gpus(tmp_path, name, capsys):
     assert any(line.startswith("Verdict:") for line in head)
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_a_report(tmp_path, profiler):
     flags = [*SMALL_MODEL, *"--num-steps 8 --profile-steps 2 --include-memory --top-n 3 --sort-by calls".split()]
     code, out = profiler("--profile-dir", "p", *flags)

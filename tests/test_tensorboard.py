@@ -18,6 +18,8 @@ from browser import CHARTS, CHROMIUM, Browser, Proxy
 from helpers import PROJECT, SMALL_MODEL, finish, start
 from traces import H100, REAL
 
+pytestmark = pytest.mark.slow  # each test starts TensorBoard, some a browser
+
 
 def free_port() -> int:
     with socket.socket() as probe:

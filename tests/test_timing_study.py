@@ -27,6 +27,7 @@ def document(tmp_path_factory):
     return json.loads((folder / "timing_study.json").read_text())
 
 
+@pytest.mark.slow
 def test_every_way_is_a_row(document):
     rows = {row["way"]: row for row in document["rows"]}
     assert list(rows) == list(WAYS)

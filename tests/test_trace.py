@@ -136,6 +136,7 @@ def test_a_missing_file(tmp_path):
         read_trace(tmp_path / "nothing.json")
 
 
+@pytest.mark.slow
 def test_a_step_is_attributed_whole(train, tmp_path):
     code, out, _ = train("--profile-operators", "--profile-dir", "p", "--num-steps", "8", small=False)
     assert code == 0

@@ -145,6 +145,7 @@ def test_rows_that_run_out_of_memory_or_fail_are_rows(scratch, monkeypatch, capf
     assert "1 of 2 rows failed" in err
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_row_says_so(without_compiler):
     with pytest.raises(UserError, match="cannot be compiled here: InvalidCxxCompiler"):
         measure(WORKLOAD.with_settings(compile=True), "forward", 1)
@@ -170,7 +171,7 @@ def test_compiled_compared_with_not_compiled(step_ms, expected):
         ("--sizes huge", 2, "huge"),
         ("--seq-lens 0", 2, "--seq-lens"),
         ("--repetitions 0", 2, "--repetitions"),
-        ("--precisions tf32 --device cpu", 2, "TF32 is a format of GPU"),
+        ("--precisions tf32 --device cpu", 2, "TF32 exists only in Tensor Cores and Matrix Cores"),
         ("--modes backward", 2, "backward"),
         ("--resume nowhere", 2, "has no training_benchmark.json"),
         ("--device-memory 4", 2, "--dry-run"),
