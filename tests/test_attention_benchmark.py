@@ -193,6 +193,7 @@ def test_what_does_not_fit_is_accounted_for(scratch, capfd):
     assert large["forward_ms"] is None and "would not fit" in large["forward_ms_reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "code"), [("oom", 0), ("failed", 1)])
 def test_a_row_that_ends_badly_is_a_row(scratch, monkeypatch, capfd, status, code):
     answers = iter([(status, "why it did")])

@@ -68,6 +68,7 @@ def test_all_that_a_script_writes_with_deepspeed(command, tmp_path):
     assert unregistered(tmp_path / "flops_results_1") == unregistered(tmp_path / "performance_results_tiny") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "flags"),
     [

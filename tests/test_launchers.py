@@ -261,6 +261,7 @@ def test_a_prediction_beside_the_log_of_its_launcher(train, tmp_path, monkeypatc
     assert {path.name for path in log.parent.iterdir()} == {"prediction.json", "training_output.log"}
 
 
+@pytest.mark.slow
 def test_a_size_that_fits_in_no_machine(command):
     code, out, err = command(launch_performance_study, "very_large", "--batch-size", "64", "--peak", "1")
     assert code == 1

@@ -83,6 +83,7 @@ def test_only_scores_grow_with_the_square_of_the_sequence():
         assert all(two[name][1] == 4 * one[name][1] for name in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1), (4, 16)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
@@ -206,6 +207,7 @@ def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monk
     assert train("--force", small=False)[0] == 0
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_is_told_with_the_prediction(train, tmp_path, monkeypatch):
     def fails(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB")

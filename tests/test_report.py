@@ -107,6 +107,7 @@ def test_a_run_ends_with_a_report(tmp_path, profiler):
     assert len(list((tmp_path / "p").glob("*.report"))) == 1
 
 
+@pytest.mark.slow
 def test_default_traces_are_small(train, tmp_path):
     assert train("--enable-pytorch-profiler", "--num-steps", "10", "--profile-dir", "p", small=False)[0] == 0
     [trace] = (tmp_path / "p").glob("trace_step_5_10*")
@@ -210,6 +211,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         analyze_existing(tmp_path / "trace.json", tmp_path / "locked", True, 5, None)
 
 
+@pytest.mark.slow
 def test_ten_thousand_kernels_in_a_report(tmp_path):
     kernels = []
     for i in range(10_000):

@@ -40,6 +40,7 @@ def test_every_way_is_a_row(document):
     assert all("ratio_95_reason" in row for way, row in rows.items() if way != RIGHT)
 
 
+@pytest.mark.slow
 def test_each_mistake_leaves_its_mark(document):
     """Those that no noise can hide: a dispatch takes next to no time, and the pause is in one step."""
     rows = {row["way"]: row for row in document["rows"]}
