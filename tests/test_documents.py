@@ -6,7 +6,7 @@ import types
 import typing
 
 import pytest
-from helpers import PROJECT, run_command
+from helpers import PROJECT, run_command, unregistered
 from typing_extensions import NotRequired, is_typeddict
 
 import run_attention_benchmark
@@ -76,6 +76,7 @@ def run_folders(tmp_path_factory):
 
 def test_documents_of_runs_are_as_declared(run_folders):
     checked = set()
+    assert all(unregistered(folder) == [] for folder in run_folders.iterdir())
     for path in run_folders.glob("*/*.json"):
         kind = TYPES.get(path.name)
         if kind is not None:

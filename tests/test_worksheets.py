@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import PROJECT, finish, start
+from helpers import PROJECT, finish, run_command, start
 
 import run_exercise
+import workshop.texts
+from workshop import record
 from workshop.texts import exercises, fields, worksheet
 from workshop.worksheets import choice, close, number_in, plain
 
@@ -402,3 +404,26 @@ def test_how_close_is_right(written, right, agrees):
 def test_names_are_compared_without_their_dress():
     assert plain("`aten::MM`") == plain("mm")
     assert plain("compute-bound") == plain("Compute bound")
+
+
+def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
+    """Results and pictures by name; nothing is copied while something is missing."""
+    made = scratch / "made"
+    for number in exercises():
+        (made / f"exercise_{number}").mkdir(parents=True)
+        (made / f"exercise_{number}" / "answers.json").write_text(str(number))
+    project = scratch / "project"
+    (project / "exercises" / "pictures").mkdir(parents=True)
+    monkeypatch.setattr(workshop.texts, "PROJECT", project)
+    assert run_command(record, str(made), "laptop") == 1
+    assert not (project / "benchmarks").exists()
+    for name in (
+        "baseline_results_1/performance_summary.json",
+        "baseline_results_1/training_output.log",
+        *record.PICTURES,
+    ):
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(name)
+    assert run_command(record, str(made), "laptop") == 0
+    assert (project / "benchmarks" / "results" / "laptop" / "exercise_9.json").read_text() == "9"
+    assert (project / "exercises" / "pictures" / "roofline.png").is_file()

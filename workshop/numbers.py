@@ -21,7 +21,7 @@ from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingCon
 from workshop.results import Answer, machine
 from workshop.texts import PROJECT, exercises, fields, worksheet
 
-MACHINE = "cpu-amd-epyc-2-threads"
+MACHINE = "cpu-intel-xeon-2-threads"
 RESULTS = PROJECT / "benchmarks" / "results" / MACHINE
 DEFAULT = TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig())
 FULL_HEADS = replace(DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads))  # no grouped queries

@@ -25,7 +25,7 @@ def main() -> None:
 
     parser = OneLineParser(prog="python3 -m workshop.record", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="of `run_exercise.py all`, where ./run_baseline.sh was run too")
-    parser.add_argument("name", help="of the machine, as cpu-amd-epyc-2-threads")
+    parser.add_argument("name", help="of the machine, as cpu-intel-xeon-2-threads")
     args = parser.parse_args()
     results, pictures = PROJECT / "benchmarks" / "results" / args.name, PROJECT / "exercises" / "pictures"
     targets = {f"exercise_{number}/answers.json": results / f"exercise_{number}.json" for number in exercises()}
