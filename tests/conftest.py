@@ -3,6 +3,7 @@
 import builtins
 import importlib.util
 import os
+import signal
 import sys
 
 os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}  # as begin_command() sets them, before torch
@@ -23,6 +24,12 @@ def measured_peaks(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     os.environ["XDG_CACHE_HOME"] = str(shared / "cache")
+
+
+def pytest_configure():
+    """A runner in the background ignores SIGINT, and what it starts would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
