@@ -67,7 +67,8 @@ class Workload(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, dict]:
-        """The sections `model` and `training` of config.json."""
+        """The sections `model` and `training` of config.json: `model` has at least parameters, `training` at least
+        batch_size, seq_len and precision, which reports read."""
 
     @abstractmethod
     def settings_lines(self, device: torch.device) -> dict[str, object]:
