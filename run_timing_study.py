@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The same step timed wrongly in five ways, each compared with the right way, and what it does to the conclusion.
+"""The same step timed by five wrong methods, each compared with the right one, and what that does to the conclusion.
 
 python3 run_timing_study.py [--change=--activation-checkpointing] [--size NAME] [--repetitions N]
-                            [--wrong-way-repetitions N] [--output-dir DIR]
+                            [--wrong-method-repetitions N] [--output-dir DIR]
 """
 
 from harness.startup import run_command
@@ -20,10 +20,10 @@ def main() -> None:
     add("--size", metavar="NAME", choices=[*SIZES], help=f"{', '.join(SIZES)} (tiny)")
     add("--seq-len", type=COUNT, metavar="N", help="tokens per sample (that of the size)")
     add("--batch-size", type=COUNT, metavar="N", help="samples (that of the size)")
-    text = "of the right way: a step of each, interleaved (%(default)s)"
+    text = "of the right method: a step of each, interleaved (%(default)s)"
     add("--repetitions", type=COUNT, metavar="N", default=ByDevice(50, 10), help=text)
-    text = "of each wrong way but `one run` (%(default)s)"
-    add("--wrong-way-repetitions", type=number_of(int, 2), metavar="N", default=5, help=text)
+    text = "of each wrong method but `one run` (%(default)s)"
+    add("--wrong-method-repetitions", type=number_of(int, 2), metavar="N", default=5, help=text)
     add("--warmup-steps", type=COUNT, metavar="N", default=2, help="steps of each before them (%(default)s)")
     args = parse_sweep(parser)
     from studies.timing import study  # imports matplotlib

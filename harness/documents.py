@@ -511,7 +511,7 @@ class SweepDocument(TypedDict, total=False):
     squares: list[dict[str, Any]]  # precision study: where sums and means of squares become 0 or infinite
     accumulation: list[dict[str, Any]]  # precision study: a sum of equal terms in each pair of types
     lacking: dict[str, str]  # precision study: precisions that the device does not have, and why
-    ways: dict[str, str]  # timing study: what each way of timing does
+    methods: dict[str, str]  # timing study: what each method of timing does
 
 
 class SweepRow(TypedDict):
@@ -597,16 +597,16 @@ class AttentionBenchmarkRow(SweepRow):
 
 
 class TimingStudyRow(SweepRow):
-    way: str  # of timing
+    method: str  # of timing
     baseline_ms: float | None  # null: not measured
     changed_ms: float | None  # null: not measured
     ratio: float | None  # changed / baseline; null: not measured
-    ratio_95: list[float] | None  # 95% interval; null: a wrong way, or fewer than three repetitions
-    baseline_factor: float | None  # baseline / baseline of the right way; null: not measured
-    conclusion: str | None  # what this way concludes of the change; null: not measured
+    ratio_95: list[float] | None  # 95% interval; null: a wrong method, or fewer than three repetitions
+    baseline_factor: float | None  # baseline / baseline of the right method; null: not measured
+    conclusion: str | None  # what this method concludes about the change; null: not measured
     baseline_times_ms: NotRequired[list[float]]
     changed_times_ms: NotRequired[list[float]]
-    ratios_of_pairs: NotRequired[list[float]]  # of the right way
+    ratios_of_pairs: NotRequired[list[float]]  # of the right method
 
 
 # ---- Exercises -----------------------------------------------------------------------------------------------------

@@ -149,16 +149,16 @@ def peak_bars(axes, rows: list[dict]) -> None:
 
 
 def timing_figure(rows: list[dict], interval: tuple[float, float], change: str) -> Figure:
-    """The ratio that each way claims, over the interval of the right one."""
-    figure, axes = new_axes("What each way of timing would have reported", 3.4)
+    """The ratio that each method reports, over the interval of the right one."""
+    figure, axes = new_axes("What each timing method would have reported", 3.4)
     low, high = interval
     axes.axvspan(low, high, color=PALETTE[2], alpha=0.25, linewidth=0, label="right, 95% interval")
     axes.axvline(1, color="#404040", linewidth=1, linestyle=":", label="no difference")
     for row in rows:
         color = PALETTE[2 if low <= row["ratio"] <= high else 3]
-        axes.scatter([row["ratio"]], [row["way"]], c=color, s=60, zorder=3)
+        axes.scatter([row["ratio"]], [row["method"]], c=color, s=60, zorder=3)
         style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
-        axes.annotate(f"{row['ratio']:.3f}", (row["ratio"], row["way"]), xytext=(0, 9), **style)
+        axes.annotate(f"{row['ratio']:.3f}", (row["ratio"], row["method"]), xytext=(0, 9), **style)
     axes.invert_yaxis()
     axes.margins(x=0.08, y=0.14)
     axes.set_xlabel(f"step time with {change} / without")

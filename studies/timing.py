@@ -1,4 +1,4 @@
-"""What does timing a step wrongly do to a conclusion?  Two steps, timed in five wrong ways and the right one."""
+"""What does timing a step wrongly do to a conclusion?  Two steps, timed by five wrong methods and the right one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiny_llama_v1 import TinyLlamaWorkload
 
 RIGHT = "right"
 NO_WARM_UP = "no warm-up"
-WAYS = {
+METHODS = {
     RIGHT: "warmed up, interleaved, synchronized, no profiler; median of the repetitions",
     "no synchronization": "the clock is read when the call returns, before the device is done",
     NO_WARM_UP: "the mean of the first steps of a process, the very first included",
@@ -31,7 +31,7 @@ WAYS = {
     "mean with an outlier": "the mean, when one step of the baseline was interrupted by a pause",
 }
 MEANS = (NO_WARM_UP, "mean with an outlier")  # the others report a median
-KEY = ("way",)
+KEY = ("method",)
 FIGURES = {"baseline_ms": None, "changed_ms": None, "ratio": None}
 PAUSE = 3.0  # median steps of the baseline: as long as writing a checkpoint, or another user's job
 
@@ -90,7 +90,7 @@ def cold_steps(workload: TinyLlamaWorkload, steps: int) -> list[float]:
 def interleaved(
     baseline: TinyLlamaWorkload, changed: TinyLlamaWorkload, repetitions: int, wrong_repetitions: int, warmup: int
 ) -> dict[str, list[list[float]]]:
-    """Milliseconds of (baseline, changed) steps by way: the right one, and the wrong ones that one process can show."""
+    """Milliseconds of (baseline, changed) steps by method: all but the one that needs a new process."""
     device = choose_device(baseline.training.device)
     pair = [Step(workload, device) for workload in (baseline, changed)]
     for step in pair:
@@ -142,19 +142,19 @@ def interrupted_ms(step: Step, steps: int, pause_s: float, device: torch.device)
 
 
 def study(args) -> None:
-    """All ways, for the baseline and the change that the command line names."""
+    """All methods, for the baseline and the change that the command line names."""
     from studies.figures import timing_figure
 
     device = choose_device(args.device)
     args.change = shlex.split(args.change)
     baseline, changed = workloads(args)
     check_precision(changed.precision, device)
-    repetitions, wrong = args.repetitions, args.wrong_way_repetitions
+    repetitions, wrong = args.repetitions, args.wrong_method_repetitions
     if device.type != "cuda":
         args.notes.append("No GPU: in `no synchronization` a worker thread stands for the device")
     sweep = Sweep("timing_study", args, device, KEY, FIGURES, ("ratio_95", "baseline_factor", "conclusion"))
     sweep.open()
-    one_process = [{"way": way} for way in WAYS if way != NO_WARM_UP]
+    one_process = [{"method": method} for method in METHODS if method != NO_WARM_UP]
 
     def measure(spec: dict) -> list[dict]:
         if spec["rows"] == one_process:
@@ -168,15 +168,15 @@ def study(args) -> None:
             found = second and {NO_WARM_UP: [first, second]}
         if found is None:
             return [row | outcome for row in spec["rows"]]
-        return [row | outcome | reported(row["way"], *found[row["way"]]) for row in spec["rows"]]
+        return [row | outcome | reported(row["method"], *found[row["method"]]) for row in spec["rows"]]
 
-    specs = [{"rows": one_process}, {"rows": [{"way": NO_WARM_UP}]}]
-    sweep.run(specs, measure, lambda row: row["way"], result, lambda rows: table(concluded(rows)))
-    sweep.rows = sorted(concluded(sweep.rows), key=lambda row: list(WAYS).index(row["way"]))
+    specs = [{"rows": one_process}, {"rows": [{"method": NO_WARM_UP}]}]
+    sweep.run(specs, measure, lambda row: row["method"], result, lambda rows: table(concluded(rows)))
+    sweep.rows = sorted(concluded(sweep.rows), key=lambda row: list(METHODS).index(row["method"]))
     change = shlex.join(args.change)
     measured = [row for row in sweep.rows if row["status"] == "ok"]
     figure = timing_figure(measured, interval_of(measured[0]), change) if sweep.rows[0] in measured else None
-    sweep.close(sections(sweep.rows, change), figure, ways=WAYS)
+    sweep.close(sections(sweep.rows, change), figure, methods=METHODS)
 
 
 def workloads(args) -> tuple[TinyLlamaWorkload, TinyLlamaWorkload]:
@@ -198,12 +198,12 @@ def step_of(workload: TinyLlamaWorkload) -> TinyLlamaWorkload:
     return replace(workload, training=training)
 
 
-def reported(way: str, baseline: list[float], changed: list[float]) -> dict:
-    """What somebody who measures in this way would report.  Milliseconds, each time included."""
-    average = statistics.fmean if way in MEANS else statistics.median
+def reported(method: str, baseline: list[float], changed: list[float]) -> dict:
+    """What somebody who measures by this method would report.  Milliseconds, each time included."""
+    average = statistics.fmean if method in MEANS else statistics.median
     baseline_ms, changed_ms = average(baseline), average(changed)
     found = {"baseline_ms": baseline_ms, "changed_ms": changed_ms, "ratio": changed_ms / baseline_ms}
-    if way == RIGHT:
+    if method == RIGHT:
         found["ratio_95"] = ratio(np.array(changed), np.array(baseline))["ratio_95"]
         # What a single pair of steps would have reported.
         found["ratios_of_pairs"] = [b / a for a, b in zip(baseline, changed, strict=True)]
@@ -211,8 +211,8 @@ def reported(way: str, baseline: list[float], changed: list[float]) -> dict:
 
 
 def concluded(rows: list[dict]) -> list[dict]:
-    """The rows with what each way does to time and conclusion, compared with the right one."""
-    right = next((row for row in rows if row["way"] == RIGHT and row["status"] == "ok"), None)
+    """The rows with what each method does to time and conclusion, compared with the right one."""
+    right = next((row for row in rows if row["method"] == RIGHT and row["status"] == "ok"), None)
     if right is None:
         return rows
     return [conclude(row, right) if row["status"] == "ok" else row for row in rows]
@@ -222,7 +222,7 @@ def conclude(row: dict, right: dict) -> dict:
     row = {name: value for name, value in row.items() if name not in ("conclusion_reason", "baseline_factor_reason")}
     row["baseline_factor"] = row["baseline_ms"] / right["baseline_ms"]
     row["conclusion"] = effect(row["ratio"])
-    if row["way"] != RIGHT:
+    if row["method"] != RIGHT:
         row["conclusion"] = conclusion(row["ratio"], right["ratio"], interval_of(right))
     return row
 
@@ -259,7 +259,7 @@ def result(row: dict) -> str:
 
 def table(rows: list[dict]) -> Section:
     columns = (
-        column("method", "way", left=True),
+        column("method", "method", left=True),
         column("baseline (ms)", "baseline_ms", ",.3f"),
         column("changed (ms)", "changed_ms", ",.3f"),
         factor_column("baseline / right", "baseline_factor"),
@@ -268,12 +268,12 @@ def table(rows: list[dict]) -> Section:
         column("the change makes a step", "conclusion", left=True),
         status_column(),
     )
-    return Section("A step and a changed one, timed in six ways", columns, rows)
+    return Section("A step and a changed one, timed by six methods", columns, rows)
 
 
 def sections(rows: list[dict], change: str) -> list[Section]:
     first = table(rows)
-    first.text = [f"The change: {change}", *(f"{way}: {text}" for way, text in WAYS.items())]
+    first.text = [f"The change: {change}", *(f"{method}: {text}" for method, text in METHODS.items())]
     right = rows[0]
     if right["status"] != "ok":
         return [first]

@@ -76,7 +76,7 @@ def test_all_that_a_script_writes_with_deepspeed(command, tmp_path):
         (run_training_benchmark, [*ONE_ROW, "--sizes", "tiny", "--modes", "forward", "--dry-run"]),
         (run_attention_benchmark, [*ONE_ROW, "--implementations", "eager", "--d-heads", "8"]),
         (run_precision_study, [*ONE_STEP, "--size", "tiny", "--precisions", "fp32", "bf16"]),
-        (run_timing_study, [*ONE_STEP, "--wrong-way-repetitions", "3"]),
+        (run_timing_study, [*ONE_STEP, "--wrong-method-repetitions", "3"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

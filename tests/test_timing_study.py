@@ -1,4 +1,4 @@
-"""One step, timed rightly and in five wrong ways: what each way reports, and what is concluded from it."""
+"""One step, timed by the right method and by five wrong ones: what each reports, and what is concluded from it."""
 
 import functools
 import json
@@ -9,10 +9,10 @@ from helpers import run_command
 
 import run_timing_study
 from studies.sweep import workload_of
-from studies.timing import FIGURES, RIGHT, WAYS, Step, concluded, conclusion, dispatch_ms, reported, time_synced
+from studies.timing import FIGURES, METHODS, RIGHT, Step, concluded, conclusion, dispatch_ms, reported, time_synced
 
 CPU = torch.device("cpu")
-FAST = "--batch-size 1 --seq-len 16 --wrong-way-repetitions 4 --repetitions 4 --warmup-steps 1 --device cpu".split()
+FAST = "--batch-size 1 --seq-len 16 --wrong-method-repetitions 4 --repetitions 4 --warmup-steps 1 --device cpu".split()
 study = functools.partial(run_command, run_timing_study)
 
 
@@ -22,28 +22,28 @@ def document(tmp_path_factory):
     assert study(*FAST, "--output-dir", str(folder)) == 0
     assert (folder / "timing_study.png").stat().st_size > 10_000
     text = (folder / "timing_study.md").read_text()
-    assert all(way in text for way in WAYS)
+    assert all(method in text for method in METHODS)
     assert "a worker thread stands for the device" in text
     return json.loads((folder / "timing_study.json").read_text())
 
 
 @pytest.mark.slow
-def test_every_way_is_a_row(document):
-    rows = {row["way"]: row for row in document["rows"]}
-    assert list(rows) == list(WAYS)
+def test_every_method_is_a_row(document):
+    rows = {row["method"]: row for row in document["rows"]}
+    assert list(rows) == list(METHODS)
     assert all(row["status"] == "ok" and row["conclusion"] for row in rows.values())
     assert all(row[name] > 0 for row in rows.values() for name in FIGURES)
     right = rows[RIGHT]
     assert right["ratio_95"][0] <= right["ratio"] <= right["ratio_95"][1]
     assert len(right["ratios_of_pairs"]) == 4
     assert rows["one run"]["baseline_ms"] == right["baseline_times_ms"][0]
-    assert all("ratio_95_reason" in row for way, row in rows.items() if way != RIGHT)
+    assert all("ratio_95_reason" in row for method, row in rows.items() if method != RIGHT)
 
 
 @pytest.mark.slow
 def test_each_mistake_leaves_its_mark(document):
     """Those that no noise can hide: a dispatch takes next to no time, and the pause is in one step."""
-    rows = {row["way"]: row for row in document["rows"]}
+    rows = {row["method"]: row for row in document["rows"]}
     assert rows["no synchronization"]["baseline_ms"] < 0.2 * rows[RIGHT]["baseline_ms"]
     paused = rows["mean with an outlier"]["baseline_times_ms"]
     assert paused.index(max(paused)) == 2
@@ -73,8 +73,8 @@ def test_means_where_the_mistake_is_a_mean_and_medians_elsewhere():
     assert reported("profiler left on", times, [10.0] * 3)["ratio"] == 1
 
 
-def test_without_the_right_way_nothing_is_concluded():
-    rows = [{"way": "one run", "status": "ok"}, {"way": RIGHT, "status": "failed"}]
+def test_without_the_right_method_nothing_is_concluded():
+    rows = [{"method": "one run", "status": "ok"}, {"method": RIGHT, "status": "failed"}]
     assert concluded(rows) == rows
 
 
@@ -93,7 +93,7 @@ def test_what_is_dispatched_is_done_in_the_end():
         ("--change=--compile", 2, "compiling is not part of a step"),
         ("--change=--attention=none", 2, "invalid choice: 'none'"),
         ("--change=--no-such-flag", 2, "--no-such-flag"),
-        ("--wrong-way-repetitions 1", 2, "--wrong-way-repetitions"),
+        ("--wrong-method-repetitions 1", 2, "--wrong-method-repetitions"),
         ("--repetitions 0", 2, "--repetitions"),
         ("--dry-run", 2, "--dry-run"),
         ("--size giant", 2, "giant"),
@@ -123,5 +123,5 @@ def test_a_change_that_fails_is_a_row_that_says_so(scratch, capfd, monkeypatch):
 @pytest.mark.gpu
 def test_gpu_calls_return_before_the_device_is_done(scratch):
     assert study("--repetitions", "5", "--size", "small", "--output-dir", "run") == 0
-    rows = {row["way"]: row for row in json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]}
+    rows = {row["method"]: row for row in json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]}
     assert rows["no synchronization"]["baseline_ms"] < rows[RIGHT]["baseline_ms"]

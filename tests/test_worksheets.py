@@ -16,7 +16,7 @@ from workshop.texts import exercises, fields, worksheet
 from workshop.worksheets import choice, close, number_in, plain
 
 SHEET = worksheet(exercises()[9].text)
-WAYS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
+METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
 SETTINGS = {"change": ["--activation-checkpointing"]}
 STARTS = ("exercise9_first", "exercise9_second", "exercise9_third")
 
@@ -31,7 +31,7 @@ def results(tmp_path):
     """Results of exercise 9, made up, in the folder where the command runs."""
     rows = [
         {
-            "way": way,
+            "method": method,
             "status": "ok",
             "baseline_ms": 100.0 + i,
             "ratio": 1.25 + i,
@@ -40,7 +40,7 @@ def results(tmp_path):
             "baseline_factor": 1.0 + i,
             "conclusion": "25.0% slower" if i == 0 else "the same",
         }
-        for i, way in enumerate(WAYS)
+        for i, method in enumerate(METHODS)
     ]
     environment = {
         "device": {"name": "a device"},

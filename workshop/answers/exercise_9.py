@@ -1,4 +1,4 @@
-"""Measuring well: one question answered in six ways, and one command started three times."""
+"""Measuring well: one question answered by six methods, and one command started three times."""
 
 from workshop.results import Answer, Results, Source, check_rule, derived, numbered, percent
 
@@ -15,7 +15,7 @@ def answers(results: Results) -> dict[str, Answer]:
 
 
 def six_ways(study: Source) -> dict[str, Answer]:
-    right, single = (study.row(way=name) for name in ("right", "one run"))
+    right, single = (study.row(method=name) for name in ("right", "one run"))
     pairs = right["ratios_of_pairs"]
     low, high = right["ratio_95"] or (right["ratio"], right["ratio"])
     return {
@@ -23,18 +23,18 @@ def six_ways(study: Source) -> dict[str, Answer]:
         "9.2": right.answer("ratio"),
         "9.3": right.computed(low, "ratio_95"),
         "9.4": right.computed(high, "ratio_95"),
-        **numbered("9.5 9.7 9.9 9.14", (study.row(way=name).answer("baseline_ms") for name in WRONG_MEANS)),
-        **numbered("9.6 9.8 9.10 9.15", (study.row(way=name).answer("ratio") for name in WRONG_MEANS)),
+        **numbered("9.5 9.7 9.9 9.14", (study.row(method=name).answer("baseline_ms") for name in WRONG_MEANS)),
+        **numbered("9.6 9.8 9.10 9.15", (study.row(method=name).answer("ratio") for name in WRONG_MEANS)),
         "9.11": single.answer("ratio"),
         "9.12": right.computed(min(pairs), f"ratios_of_pairs, the smallest of {len(pairs)}"),
         "9.13": right.computed(max(pairs), f"ratios_of_pairs, the largest of {len(pairs)}"),
-        **numbered("9.20 9.21 9.22 9.24", (misleads(study.row(way=name)) for name in WRONG_MEANS)),
+        **numbered("9.20 9.21 9.22 9.24", (misleads(study.row(method=name)) for name in WRONG_MEANS)),
         "9.23": misleads(single),
     }
 
 
 def misleads(row: Source) -> Answer:
-    """Whether this way of timing leads to another conclusion than the right one."""
+    """Whether this timing method leads to another conclusion than the right one."""
     return check_rule(lambda conclusion: conclusion != "the same", row.answer("conclusion"))
 
 
