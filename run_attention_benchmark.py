@@ -38,7 +38,7 @@ def main() -> None:
     add("--repetitions", type=COUNT, metavar="N", default=ByDevice(100, 5), help="timed passes (%(default)s)")
     text = "passes before them (%(default)s)"
     add("--warmup-steps", type=COUNT_OR_ZERO, default=2, metavar="N", help=text)
-    benchmark(parse_sweep(parser))
+    benchmark(*parse_sweep(parser))
 
 
 if __name__ == "__main__":

@@ -24,14 +24,14 @@ def main() -> None:
     text = "tokens per sample (64 128 256 512)"
     group.add_argument("--seq-lens", type=COUNT, nargs="+", default=[64, 128, 256, 512], metavar="N", help=text)
     group.add_argument("--resume", metavar="FOLDER", help=RESUME)
-    args = parse_sweep(parser)
+    args, device = parse_sweep(parser)
     for name in (*CHOSEN_BY_SWEEP, *NOT_WITH_COUNTING):
         if getattr(args, name):
             why = "set for each row; use --batch-sizes and --seq-lens"
             if name in NOT_WITH_COUNTING:
                 why = "cannot be combined with the memory study, which counts tensors operator by operator"
             parser.error(f"argument --{name.replace('_', '-')}: {why}")
-    study(args)
+    study(args, device)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def main() -> None:
     add("--repetitions", type=COUNT, metavar="N", default=ByDevice(10, 5), help="steps measured (%(default)s)")
     text = "steps before them (%(default)s)"
     add("--warmup-steps", type=COUNT_OR_ZERO, metavar="N", default=ByDevice(5, 1), help=text)
-    study(parse_sweep(parser))
+    study(*parse_sweep(parser))
 
 
 if __name__ == "__main__":

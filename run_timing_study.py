@@ -25,10 +25,10 @@ def main() -> None:
     text = "of each wrong method but `one run` (%(default)s)"
     add("--wrong-method-repetitions", type=number_of(int, 2), metavar="N", default=5, help=text)
     add("--warmup-steps", type=COUNT, metavar="N", default=2, help="steps of each before them (%(default)s)")
-    args = parse_sweep(parser)
+    args, device = parse_sweep(parser)
     from studies.timing import study  # imports matplotlib
 
-    study(args)
+    study(args, device)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main() -> None:
     add("--activation-checkpointing", action="store_true", help="as in tiny_llama_v1.py")
     text = "peaks by sequence length (128 256 512), by a GPU's allocator with its history, else predicted"
     add("--memory-snapshot", action="store_true", help=text)
-    benchmark(parse_sweep(parser))
+    benchmark(*parse_sweep(parser))
 
 
 if __name__ == "__main__":

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import itertools
 
-from harness.devices import check_precision, choose_device
 from harness.files import explain_nulls
 from harness.tables import Column, Section, column
 from harness.units import MB, megabytes
 from studies.attention_cost import MEASURED, PREDICTED, measure, names_of, predicted_or_refused
-from studies.sweep import Sweep, exponent, mean_std_column, plain_columns, status_column, text_columns, unique
+from studies.sweep import (
+    DeviceProperties,
+    Sweep,
+    exponent,
+    mean_std_column,
+    plain_columns,
+    status_column,
+    text_columns,
+    unique,
+)
 
 KEY = ("implementation", "dtype", "batch_size", "n_heads", "d_head", "seq_len", "causal")
 FIGURES = {"forward_ms": "forward_std_ms", "backward_ms": "backward_std_ms", "compile_s": None, "memory_bytes": None}
 GROUP = ("implementation", "dtype", "d_head")  # rows that differ in their sequence length only
 
 
-def benchmark(args) -> None:
+def benchmark(args, device: DeviceProperties) -> None:
     """All rows that the command line asks for."""
-    device = choose_device(args.device)
-    for dtype in args.dtypes:
-        check_precision(dtype, device, "--dtypes")
-    args.implementations = names_of(args.implementations, device)
+    device.check_precisions(args.dtypes, "--dtypes")
+    args.implementations = names_of(args.implementations, device.device)
     sweep = Sweep("attention_benchmark", args, device, KEY, FIGURES, (*PREDICTED, *MEASURED))
     sweep.open()
     specs = []
@@ -33,7 +39,7 @@ def benchmark(args) -> None:
 
     def row_of(spec: dict) -> list[dict]:
         (key,) = spec["rows"]
-        found = predicted_or_refused(key, device)
+        found = sweep.predict(predicted_or_refused, key, device.device)
         if isinstance(found, str):
             return [key | {"status": "skipped", "reason": found}]
         work = (measure, key, args.device, args.repetitions, args.warmup_steps)

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 
 import tiny_llama_v1
-from harness.devices import check_precision, choose_device
 from harness.documents import read_document
 from harness.errors import exit_code_of
 from harness.files import explain_nulls
 from harness.profilers import ProfilerConfig
 from harness.tables import Column, Section, column
 from harness.units import MB, megabytes
-from studies.sweep import NOT_SETTINGS, Sweep, factor_column, predicted_peak, status_column
+from studies.sweep import NOT_SETTINGS, DeviceProperties, Sweep, factor_column, predicted_peak, status_column
 from tiny_llama_v1 import TinyLlamaWorkload
 
 KEY = ("batch_size", "seq_len")
@@ -27,14 +26,13 @@ FIGURES = {"step_time_ms": None, "peak_bytes": None, "predicted_bytes": None}  #
 MEASURED = ("peak_phase", "bytes_by_category", "bytes_per_token", "samples_per_sec", "tokens_per_sec", "folder")
 
 
-def study(args) -> None:
+def study(args, device: DeviceProperties) -> None:
     """All pairs that the command line asks for."""
     from studies.figures import memory_figure
 
     args.num_steps = args.num_steps or 6
     workload, profiling = tiny_llama_v1.resolve(args)
-    device = choose_device(workload.training.device)
-    check_precision(workload.precision, device)
+    device.check_precisions([workload.precision])
     specs = [spec_of(args, batch_size, seq_len) for seq_len in args.seq_lens for batch_size in args.batch_sizes]
     sweep = Sweep("memory_study", args, device, KEY, FIGURES, MEASURED)
     sweep.settings |= settings_of(workload)
@@ -42,7 +40,7 @@ def study(args) -> None:
 
     def measure(spec: dict) -> list[dict]:
         workload = spec["workload"]
-        row = spec["rows"][0] | predicted_peak(workload, sweep.predicts_gpu, "predicted_bytes")
+        row = spec["rows"][0] | sweep.predict(predicted_peak, workload, sweep.predicts_gpu, "predicted_bytes")
         work = (run_of_row, workload, replace(profiling, profile_memory=True, profile_dir=None), sweep.folder)
         outcome, found = sweep.measure_row(row["predicted_bytes"], *work)
         return [row | (found or {}) | outcome]

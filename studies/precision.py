@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.devices import PRECISIONS, check_precision, choose_device
-from harness.errors import UserError
+from harness.devices import PRECISIONS
 from harness.tables import Column, Section, column
 from harness.units import MB
 from studies.autocast import AUTOCAST, data_types, dtype_sections
@@ -18,7 +17,7 @@ from studies.number_formats import (
     squares,
     squares_section,
 )
-from studies.sweep import Sweep, mean_std_column, status_column, workload_of
+from studies.sweep import DeviceProperties, Sweep, mean_std_column, status_column, without_gpu_context, workload_of
 from studies.training import MEASURED, PRECISION, SHAPE, TIMES, measured_rows, result, title_of
 
 KEY = ("size", "seq_len", "batch_size", "precision")
@@ -26,14 +25,14 @@ FIGURES = {f"{name}_ms": f"{name}_std_ms" for name in TIMES}
 FIGURES |= dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "first_loss", "final_loss"))
 
 
-def study(args) -> None:
+def study(args, device: DeviceProperties) -> None:
     """All that the command line asks for: times row by row, then what is found in seconds."""
-    device = choose_device(args.device)
-    for precision in args.precisions or []:
-        check_precision(precision, device, "--precisions")
+    from studies.figures import precision_figure
+
+    device.check_precisions(args.precisions or [], "--precisions")
     args.precisions = args.precisions or list(PRECISIONS)
-    lacking = missing_precisions(device)
-    if device.type == "cpu":
+    lacking = device.unsupported
+    if not device.on_gpu:
         args.notes.append("No GPU: no tf32, and data types are those of autocast on a CPU")
     specs = specs_of(args)
     sweep = Sweep("precision_study", args, device, KEY, FIGURES, MEASURED)
@@ -46,36 +45,28 @@ def study(args) -> None:
         return measured_rows(sweep, spec, args.repetitions)
 
     sweep.run(specs, rows_of, label, result, table)
-    close(sweep, lacking, device, width=specs[0]["workload"].config.hidden_dim)
-
-
-def close(sweep: Sweep, lacking: dict[str, str], device: torch.device, width: int) -> None:
-    """Data types, formats, sums of squares and accumulation, and the report of all."""
-    from studies.figures import precision_figure
-
-    dtypes = [row for precision in AUTOCAST if precision not in lacking for row in data_types(precision, device)]
-    norms = squares(width, device)
-    sums, series = accumulation(device)
+    width, run = specs[0]["workload"].config.hidden_dim, [name for name in AUTOCAST if name not in lacking]
+    found, series = without_gpu_context(device.on_gpu, properties_of_formats, run, width, device.device)
     sections = [
         table(sweep.rows),
-        *dtype_sections(dtypes, lacking, device),
+        *dtype_sections(found["dtypes"], lacking, device.device),
         format_section(),
-        squares_section(norms),
-        accumulation_section(sums),
+        squares_section(found["squares"]),
+        accumulation_section(found["accumulation"]),
     ]
-    more = {"dtypes": dtypes, "formats": formats(), "squares": norms, "accumulation": sums, "lacking": lacking}
-    sweep.close(sections, precision_figure(sweep.rows, series, ADDEND), **more)
+    sweep.close(sections, precision_figure(sweep.rows, series, ADDEND), lacking=lacking, **found)
 
 
-def missing_precisions(device: torch.device) -> dict[str, str]:
-    """Each precision that the device lacks, and why."""
-    found = {}
-    for precision in PRECISIONS:
-        try:
-            check_precision(precision, device)
-        except UserError as refusal:
-            found[precision] = str(refusal).removeprefix(f"--precision {precision}: ")
-    return found
+def properties_of_formats(precisions: list[str], width: int, device: torch.device) -> tuple[dict, dict]:
+    """The lists `dtypes`, `formats`, `squares` and `accumulation` of the document, and the sums to plot."""
+    sums, series = accumulation(device)
+    found = {
+        "dtypes": [row for precision in precisions for row in data_types(precision, device)],
+        "formats": formats(),
+        "squares": squares(width, device),
+        "accumulation": sums,
+    }
+    return found, series
 
 
 def specs_of(args) -> list[dict]:

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ import torch
 from analysis.fake_run import FakeRunError
 from harness.command_line import OneLineParser, memory_size, number_of, require
 from harness.console import progress_bar, say
-from harness.devices import choose_device, memory_of_a_rank
+from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank
 from harness.documents import read_document
 from harness.environment import describe_environment
 from harness.errors import UserError, explain_error, innermost_cause, out_of_memory
@@ -43,6 +45,60 @@ from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve
 FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
 NOT_SETTINGS = ("device", "output_dir", "resume", "notes")  # flags that change no row
 
+# ---- The device ----------------------------------------------------------------------------------------------------
+
+
+class DeviceProperties(NamedTuple):
+    """What a sweep must know about the device of its rows."""
+
+    device: torch.device
+    environment: dict
+    available_bytes: int
+    unsupported: dict[str, str]  # precisions, each with the reason
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def check_precisions(self, precisions: Sequence[str], option: str = "--precision") -> None:
+        """Raise UserError for one that the device does not support."""
+        for precision in precisions:
+            if precision in self.unsupported:
+                raise UserError(f"{option} {precision}: {self.unsupported[precision]}", exit_code=2)
+
+
+def properties_of(asked: str) -> DeviceProperties:
+    """asked: auto, cuda or cpu.  Raises UserError if there is no such device."""
+    device = choose_device(asked)
+    total_bytes, used_bytes = memory_of_a_rank(device)
+    environment, unsupported = describe_environment(device), unsupported_precisions(device)
+    return DeviceProperties(device, environment, total_bytes - used_bytes, unsupported)
+
+
+def unsupported_precisions(device: torch.device) -> dict[str, str]:
+    """Each precision that the device does not support, and why."""
+    found = {}
+    for precision in PRECISIONS:
+        try:
+            check_precision(precision, device)
+        except UserError as refusal:
+            found[precision] = str(refusal).removeprefix(f"--precision {precision}: ")
+    return found
+
+
+def without_gpu_context(on_gpu: bool, work: Callable, *arguments):
+    """Return work(*arguments), called in a process of its own if it may use a GPU.  Raises UserError if it fails there.
+
+    A context in the sweep's own process would take memory from every row, and a GPU in exclusive mode allows only one.
+    """
+    if not on_gpu:
+        return work(*arguments)
+    status, answer = in_fresh_process(work, *arguments)
+    if status != "ok":
+        raise UserError(str(answer))
+    return answer
+
+
 # ---- The sweep -----------------------------------------------------------------------------------------------------
 
 
@@ -53,17 +109,16 @@ class Sweep:
     sweeps of a kind can be compared.
     """
 
-    def __init__(self, name: str, args, device: torch.device, key: Sequence[str], figures: dict, columns=()):
+    def __init__(self, name: str, args, device: DeviceProperties, key: Sequence[str], figures: dict, columns=()):
         """args: of parse_sweep(); they decide what the rows hold, but for a few.  figures: each measured column, with
         the column of its standard deviation, or None.  columns: more that a row has, null where not measured."""
         self.name, self.key, self.figures, self.columns = name, tuple(key), figures, (*figures, *columns)
         self.folder = Path(args.resume or args.output_dir or f"./{name}")
         self.resumes, self.dry_run, self.force = args.resume is not None, args.dry_run, args.force
         self.settings = {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
-        self.environment = describe_environment(device)
-        self.predicts_gpu = device.type == "cuda" or bool(args.device_memory)
-        total_bytes, used_bytes = (args.device_memory, 0) if args.device_memory else memory_of_a_rank(device)
-        self.available_bytes = total_bytes - used_bytes
+        self.environment, self.on_gpu = device.environment, device.on_gpu
+        self.predicts_gpu = device.on_gpu or bool(args.device_memory)
+        self.available_bytes = args.device_memory or device.available_bytes
         self.rows: list[dict] = []
         self.notes: list[str] = args.notes  # what a reader of the tables should know, such as what was left out
 
@@ -156,6 +211,10 @@ class Sweep:
             return {"status": status, "reason": ""}, answer
         need = f"; {megabytes(peak)} predicted" if status == "oom" and peak is not None else ""
         return {"status": status, "reason": f"{answer}{need}"}, None
+
+    def predict(self, work: Callable, *arguments):
+        """What work(*arguments) predicts of a row.  On fake tensors too, the compiler makes a GPU context."""
+        return without_gpu_context(self.on_gpu, work, *arguments)
 
     def write(self, **more) -> None:
         document = {
@@ -263,7 +322,7 @@ def sweep_parser(name: str, documentation: str, predicts: bool = True) -> OneLin
 RESUME = "continue a sweep that was cut short, with the same flags"
 
 
-def parse_sweep(parser: OneLineParser) -> argparse.Namespace:
+def parse_sweep(parser: OneLineParser) -> tuple[argparse.Namespace, DeviceProperties]:
     """The command line, checked, with defaults that fit the device; `notes` tells which of them are those of a CPU."""
     args = parser.parse_args()
     if args.device_memory and not args.dry_run:
@@ -271,15 +330,16 @@ def parse_sweep(parser: OneLineParser) -> argparse.Namespace:
     if args.resume and args.output_dir:
         parser.error("--resume: already names the folder; leave out --output-dir")
     require("a sweep", ["matplotlib", "tensorboard"])
-    on_gpu = choose_device(args.device or "auto").type == "cuda"
+    asked = args.device or "auto"
+    device = without_gpu_context(asked != "cpu" and torch.cuda.is_available(), properties_of, asked)
     smaller = []
     for name, value in vars(args).items():
         if isinstance(value, ByDevice):
-            value = value.gpu if on_gpu else value.cpu
+            value = value.gpu if device.on_gpu else value.cpu
             smaller.append(f"--{name.replace('_', '-')} {shown(value)}")
         setattr(args, name, unique(value) if isinstance(value, list) else value)
-    args.notes = [f"No GPU: the defaults are {', '.join(smaller)}"] if smaller and not on_gpu else []
-    return args
+    args.notes = [f"No GPU: the defaults are {', '.join(smaller)}"] if smaller and not device.on_gpu else []
+    return args, device
 
 
 def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload:
@@ -301,15 +361,16 @@ def in_fresh_process(
     Processes are forked from one that has imported PyTorch and touched no device, so that each starts at once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, work.__module__])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, work, arguments), daemon=True)
+    ours = [name for name in sys.modules if name.startswith("studies.")]
+    context.set_forkserver_preload([*PRELOADED, *ours, work.__module__])
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, work, arguments), daemon=True)
     process.start()
-    theirs.close()
+    sender.close()
     try:
-        while not ours.poll(1.0):
+        while not receiver.poll(1.0):
             while_waiting()
-        return ours.recv()
+        return receiver.recv()
     except EOFError:
         process.join()
         return cause_of_death(process.exitcode)
@@ -318,7 +379,7 @@ def in_fresh_process(
             process.join(0.5)
         process.terminate()
         process.join()
-        ours.close()
+        receiver.close()
 
 
 def cause_of_death(code: int) -> tuple[str, str]:

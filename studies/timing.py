@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from analysis.compare import NOISE, ratio
-from harness.devices import check_precision, choose_device, set_numerics, synchronize
+from harness.devices import choose_device, set_numerics, synchronize
 from harness.errors import UserError
 from harness.tables import Section, column
 from harness.timing import UntimedMeter
-from studies.sweep import Sweep, factor_column, interval_column, status_column, workload_of
+from studies.sweep import DeviceProperties, Sweep, factor_column, interval_column, status_column, workload_of
 from tiny_llama_v1 import TinyLlamaWorkload
 
 RIGHT = "right"
@@ -141,16 +141,15 @@ def interrupted_ms(step: Step, steps: int, pause_s: float, device: torch.device)
 # ---- The sweep -----------------------------------------------------------------------------------------------------
 
 
-def study(args) -> None:
+def study(args, device: DeviceProperties) -> None:
     """All methods, for the baseline and the change that the command line names."""
     from studies.figures import timing_figure
 
-    device = choose_device(args.device)
     args.change = shlex.split(args.change)
     baseline, changed = workloads(args)
-    check_precision(changed.precision, device)
+    device.check_precisions([changed.precision])
     repetitions, wrong = args.repetitions, args.wrong_method_repetitions
-    if device.type != "cuda":
+    if not device.on_gpu:
         args.notes.append("No GPU: in `no synchronization` a worker thread stands for the device")
     sweep = Sweep("timing_study", args, device, KEY, FIGURES, ("ratio_95", "baseline_factor", "conclusion"))
     sweep.open()

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from analysis.fake_run import FakeRunError, fake_forward
-from harness.devices import check_precision, choose_device, set_numerics
+from harness.devices import choose_device, set_numerics
 from harness.files import explain_nulls, make_folder
 from harness.memory_tracker import MemoryTracker
 from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
@@ -18,6 +18,7 @@ from harness.timing import StepMeter, StepRecord
 from harness.units import MB, megabytes
 from harness.workload import TrainingState
 from studies.sweep import (
+    DeviceProperties,
     Sweep,
     cold_compiler,
     factor_column,
@@ -130,17 +131,14 @@ def figures(answer: dict, warmup: int, repetitions: int, flops: int) -> dict:
 # ---- The sweep -----------------------------------------------------------------------------------------------------
 
 
-def benchmark(args) -> None:
+def benchmark(args, device: DeviceProperties) -> None:
     """All rows that the command line asks for."""
     from studies.figures import training_figure
 
-    device = choose_device(args.device)
-    on_gpu = device.type == "cuda"
-    for precision in args.precisions:
-        check_precision(precision, device, "--precisions")
+    device.check_precisions(args.precisions, "--precisions")
     args.warmups = sorted(args.warmups)
     args.seq_lens = args.seq_lens or (SNAPSHOT_LENGTHS if args.memory_snapshot else [None])
-    if args.memory_snapshot and not on_gpu:
+    if args.memory_snapshot and not device.on_gpu:
         args.notes.append("No GPU: peaks are predicted, and there is no allocator whose history could be written")
     specs = specs_of(args)
     sweep = Sweep("training_benchmark", args, device, KEY, FIGURES, MEASURED)
@@ -148,7 +146,7 @@ def benchmark(args) -> None:
 
     def rows_of(spec: dict) -> list[dict]:
         snapshots = None
-        if args.memory_snapshot and on_gpu:
+        if args.memory_snapshot and device.on_gpu:
             snapshots = sweep.folder / "snapshots" / "_".join(str(spec["rows"][0][name]) for name in KEY[:-1])
         return measured_rows(sweep, spec, args.repetitions, snapshots)
 
@@ -161,7 +159,7 @@ def benchmark(args) -> None:
 def measured_rows(sweep: Sweep, spec: dict, repetitions: int, snapshots: Path | None = None) -> list[dict]:
     """The rows of one run, each after the warm-up that it names."""
     workload, mode = spec["workload"], spec["mode"]
-    common = predicted(workload, mode, sweep.predicts_gpu) | {"parameters": workload.parameter_count()}
+    common = sweep.predict(predicted, workload, mode, sweep.predicts_gpu) | {"parameters": workload.parameter_count()}
     steps = repetitions + max(row["warmup_steps"] for row in spec["rows"])
     outcome, answer = sweep.measure_row(common["predicted_peak_bytes"], measure, workload, mode, steps, snapshots)
     common |= outcome

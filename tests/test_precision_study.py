@@ -17,7 +17,7 @@ from harness.workload import TrainingState
 from studies import sweep
 from studies.autocast import ToyModel, data_types, dtype_sections, side_by_side, types_in_a_step
 from studies.number_formats import accumulation, format_of, formats, squares
-from studies.precision import missing_precisions
+from studies.sweep import unsupported_precisions
 
 CPU = torch.device("cpu")
 needs_fp16 = pytest.mark.skipif(not devices.cpu_trains_in_fp16(), reason="this CPU or build has no fp16 autocast")
@@ -218,7 +218,7 @@ def test_a_study_and_its_resumption(scratch, capfd):
 
 def test_what_the_device_lacks_is_a_row_with_the_reason(scratch, monkeypatch, capfd):
     monkeypatch.setattr(devices, "cpu_trains_in_fp16", lambda: False)
-    assert set(missing_precisions(CPU)) == {"tf32", "fp16"}
+    assert set(unsupported_precisions(CPU)) == {"tf32", "fp16"}
     assert study(*SMALL, "--dry-run", "--output-dir", "run") == 0
     document = document_in(scratch / "run")
     reasons = {row["precision"]: row["reason"] for row in document["rows"]}

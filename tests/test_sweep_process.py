@@ -1,0 +1,68 @@
+"""The process of a sweep leaves a GPU to its rows: it makes no context of its own."""
+
+import json
+
+import pytest
+import torch
+from helpers import run_command
+
+import run_attention_benchmark
+import run_memory_study
+import run_precision_study
+import run_timing_study
+import run_training_benchmark
+from studies import sweep
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SWEEPS = {
+    "attention_benchmark": (run_attention_benchmark, "--dry-run --d-heads 8 --seq-lens 16 --implementations eager"),
+    "memory_study": (run_memory_study, "--dry-run --batch-sizes 1 --seq-lens 8"),
+    "precision_study": (run_precision_study, "--dry-run --size tiny --seq-len 8 --precisions fp32"),
+    "training_benchmark": (run_training_benchmark, "--dry-run --sizes tiny --seq-lens 8 --precisions fp32"),
+    "timing_study": (run_timing_study, "--seq-len 8 --batch-size 1 --repetitions 2 --warmup-steps 1"),
+}
+
+
+@pytest.fixture
+def gpu_for_children(monkeypatch):
+    """This process sees a GPU that it must not touch; the processes that it starts compute on the CPU instead."""
+
+    def touched(*args, **options):
+        raise AssertionError("the process of the sweep has made a context on the GPU")
+
+    for name in (
+        "_lazy_init",
+        "set_device",
+        "get_device_properties",
+        "is_bf16_supported",
+        "mem_get_info",
+        "empty_cache",
+    ):
+        monkeypatch.setattr(torch.cuda, name, touched)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    in_child = sweep.in_fresh_process
+
+    def with_cpu(work, *arguments, **options):
+        status, answer = in_child(work, *(CPU if one == GPU else one for one in arguments), **options)
+        return status, answer._replace(device=GPU) if work is sweep.properties_of else answer
+
+    monkeypatch.setattr(sweep, "in_fresh_process", with_cpu)
+
+
+@pytest.mark.parametrize("name", [*SWEEPS][:-1] + [pytest.param("timing_study", marks=pytest.mark.slow)])
+def test_a_sweep_makes_no_context_in_its_own_process(scratch, capfd, gpu_for_children, name):
+    module, flags = SWEEPS[name]
+    assert run_command(module, *flags.split(), "--output-dir", "run") == 0, capfd.readouterr().err
+    document = json.loads((scratch / "run" / f"{name}.json").read_text())
+    statuses = {row["status"] for row in document["rows"]}
+    assert statuses == ({"ok"} if name == "timing_study" else {"skipped"})
+    assert not any("No GPU" in note for note in document["notes"])
+
+
+def test_what_fails_in_the_process_for_the_gpu_is_an_error_of_the_command(scratch, capfd, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work: ("failed", "all GPUs are busy"))
+    assert run_command(run_timing_study, "--output-dir", "run") == 1
+    assert capfd.readouterr().err.endswith("error: all GPUs are busy\n")
+    assert not list(scratch.iterdir())
