@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One problem size: show what will run, run it, sum it up.  Started by launch_performance_study.sh."""
+"""Train one problem size and report throughput and memory.  Started by launch_performance_study.sh."""
 
 import time
 from pathlib import Path
@@ -18,7 +18,7 @@ def main() -> None:
 
     parser = build_parser("launch_performance_study.sh", __doc__.splitlines()[0])
     parser.add_argument("problem_size", metavar="SIZE", choices=[*SIZES, *SIZE_ALIASES])
-    text = "trace, memory, and FLOPs where DeepSpeed is installed"
+    text = "trace, memory, and FLOPs if DeepSpeed is installed"
     parser.add_argument("--enable-profilers", action="store_true", help=text)
     args = parser.parse_args()
     if args.size:

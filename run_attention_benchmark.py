@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Attention alone: forward, backward and memory, written out, eager, compiled and fused, as the sequence grows.
+"""Attention alone, written out, eager, compiled and fused: forward and backward time and memory by sequence length.
 
 python3 run_attention_benchmark.py [--implementations manual eager compiled sdpa] [--d-heads 16 32 64 128]
                                    [--seq-lens 256 1024 4096 8192 16384] [--dtypes fp32 bf16] [--output-dir DIR]
-python3 run_attention_benchmark.py --dry-run --device-memory 16      the predictions alone, for a GPU of 16 GB
+python3 run_attention_benchmark.py --dry-run --device-memory 16      predictions only, for a GPU with 16 GB
 """
 
 from harness.startup import run_command
@@ -36,7 +36,7 @@ def main() -> None:
     add("--dtypes", nargs="+", metavar="TYPE", choices=dtypes, default=default, help=text)
     add("--causal", action="store_true", help="each token sees only those before it")
     add("--repetitions", type=COUNT, metavar="N", default=ByDevice(100, 5), help="timed passes (%(default)s)")
-    text = "passes before them (%(default)s)"
+    text = "warm-up passes (%(default)s)"
     add("--warmup-steps", type=COUNT_OR_ZERO, default=2, metavar="N", help=text)
     benchmark(*parse_sweep(parser))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How does memory grow with batch and sequence?  A run for each pair, beside the prediction, and a fit over all.
+"""Memory by batch size and sequence length: measured and predicted for each pair, with a fit over all.
 
 python3 run_memory_study.py [--batch-sizes 4 8 16] [--seq-lens 64 128 256 512] [--output-dir DIR]
                             [flags of tiny_llama_v1.py]
@@ -8,8 +8,15 @@ python3 run_memory_study.py --resume DIR
 
 from harness.startup import run_command
 
-CHOSEN_BY_SWEEP = ("batch_size", "seq_len", "validate_setup")
-NOT_WITH_COUNTING = ("compile", "system_profiler")
+PER_ROW = "is set for each row; use --batch-sizes and --seq-lens"
+TRACKED = "cannot be combined with the memory study, which tracks tensors operator by operator"
+NOT_HERE = {
+    "batch_size": PER_ROW,
+    "seq_len": PER_ROW,
+    "compile": TRACKED,
+    "system_profiler": TRACKED,
+    "validate_setup": "is a flag of tiny_llama_v1.py",
+}
 
 
 def main() -> None:
@@ -25,11 +32,8 @@ def main() -> None:
     group.add_argument("--seq-lens", type=COUNT, nargs="+", default=[64, 128, 256, 512], metavar="N", help=text)
     group.add_argument("--resume", metavar="FOLDER", help=RESUME)
     args, device = parse_sweep(parser)
-    for name in (*CHOSEN_BY_SWEEP, *NOT_WITH_COUNTING):
+    for name, why in NOT_HERE.items():
         if getattr(args, name):
-            why = "set for each row; use --batch-sizes and --seq-lens"
-            if name in NOT_WITH_COUNTING:
-                why = "cannot be combined with the memory study, which counts tensors operator by operator"
             parser.error(f"argument --{name.replace('_', '-')}: {why}")
     study(args, device)
 

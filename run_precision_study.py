@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which data type has every tensor under autocast, what can each represent, and what does each cost and save in a step?
+"""Time and memory of a step in fp32, tf32, bf16 and fp16, data types under autocast, and rounding of each format.
 
 python3 run_precision_study.py [--size tiny] [--precisions fp32 bf16] [--repetitions 5] [--output-dir DIR]
 python3 run_precision_study.py --resume DIR
@@ -20,7 +20,7 @@ def main() -> None:
     add("--size", metavar="NAME", choices=[*SIZES], default=ByDevice("gpt2-small", "tiny"), help=text)
     add("--seq-len", type=COUNT, metavar="N", help="tokens per sample (that of the size)")
     add("--batch-size", type=COUNT, metavar="N", help="samples (that of the size)")
-    text = f"{', '.join(PRECISIONS)} (all; what the device lacks is a row with the reason)"
+    text = f"{', '.join(PRECISIONS)} (all; one that the device does not support is a row with the reason)"
     add("--precisions", nargs="+", metavar="P", choices=[*PRECISIONS], help=text)
     add("--repetitions", type=COUNT, metavar="N", default=ByDevice(10, 5), help="steps measured (%(default)s)")
     text = "steps before them (%(default)s)"

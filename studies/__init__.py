@@ -1,4 +1,1 @@
-"""Sweeps: many measurements under the same conditions, each row of a table predicted, run and kept.
-
-`sweep.py` is what they share.  They stand on the training script and on `analysis`, and the commands stand on them.
-"""
+"""Sweeps: the same measurement for many settings, one row of a table each.  `sweep.py` is what all of them share."""

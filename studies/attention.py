@@ -1,13 +1,14 @@
-"""What does attention alone cost, by how it is computed: forward and backward time, and memory, over the sequence?"""
+"""Forward time, backward time and memory of attention alone, by implementation and sequence length."""
 
 from __future__ import annotations
 
 import itertools
 
+from harness.documents import AttentionBenchmarkRow
 from harness.files import explain_nulls
 from harness.tables import Column, Section, column
 from harness.units import MB, megabytes
-from studies.attention_cost import MEASURED, PREDICTED, measure, names_of, predicted_or_refused
+from studies.attention_cost import measure, names_of, predicted_or_refused
 from studies.sweep import (
     DeviceProperties,
     Sweep,
@@ -21,14 +22,14 @@ from studies.sweep import (
 
 KEY = ("implementation", "dtype", "batch_size", "n_heads", "d_head", "seq_len", "causal")
 FIGURES = {"forward_ms": "forward_std_ms", "backward_ms": "backward_std_ms", "compile_s": None, "memory_bytes": None}
-GROUP = ("implementation", "dtype", "d_head")  # rows that differ in their sequence length only
+GROUP = ("implementation", "dtype", "d_head")  # rows that differ only in sequence length
 
 
 def benchmark(args, device: DeviceProperties) -> None:
-    """All rows that the command line asks for."""
+    """Run the sweep."""
     device.check_precisions(args.dtypes, "--dtypes")
     args.implementations = names_of(args.implementations, device.device)
-    sweep = Sweep("attention_benchmark", args, device, KEY, FIGURES, (*PREDICTED, *MEASURED))
+    sweep = Sweep("attention_benchmark", args, device, AttentionBenchmarkRow, KEY, FIGURES)
     sweep.open()
     specs = []
     for dtype, name, d_head, seq_len in itertools.product(
@@ -60,7 +61,7 @@ def result(row: dict) -> str:
 
 
 def growth_rows(rows: list[dict]) -> list[dict]:
-    """For each implementation, dtype and width: the exponents in S of time and memory."""
+    """For each implementation, dtype and head dimension: the exponents of time and memory in S."""
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
         if row["status"] == "ok":
@@ -71,7 +72,7 @@ def growth_rows(rows: list[dict]) -> list[dict]:
             one = dict(zip(GROUP, group, strict=True)) | {"seq_lens": " ".join(str(row["seq_len"]) for row in some)}
             for name in ("forward_ms", "backward_ms", "memory_bytes", "predicted_memory_bytes"):
                 one[name] = exponent([(row["seq_len"], row[name]) for row in some])
-            found.append(explain_nulls(one, "not known for two lengths"))
+            found.append(explain_nulls(one, "known for fewer than two sequence lengths"))
     return found
 
 
@@ -97,7 +98,7 @@ def table(rows: list[dict]) -> Section:
         status_column(),
     )
     causal = "causal" if rows[0]["causal"] else "not causal"
-    title = f"Attention alone, one head, {causal}: medians, means ± standard deviation; memory in use before backward"
+    title = f"Attention alone, one head, {causal}: median, mean ± standard deviation, memory before the backward pass"
     return Section(title, columns, rows)
 
 
@@ -107,23 +108,23 @@ def sections(rows: list[dict], growth: list[dict], available_bytes: int) -> list
     kernels = unique([tuple(row[name] for name in names) for row in rows if row["kernel"]])
     if kernels:
         lines = [dict(zip(names, one, strict=True)) for one in kernels]
-        found.append(Section("Which operator ran, read from the profiler", text_columns(*names), lines))
+        found.append(Section("Which operator ran, according to the profiler", text_columns(*names), lines))
     found += breakdown(rows, available_bytes)
     if growth:
-        title = "Growth: the p of S^p, fitted over the rows that were measured"
+        title = "Growth: p in S^p, fitted to the measured rows"
         found.append(Section(title, plain_columns(growth, ".2f"), growth))
     return found
 
 
 def breakdown(rows: list[dict], available_bytes: int) -> list[Section]:
-    """Why the smallest row that does not fit does not: which tensors, how large, compared with what there is."""
+    """The smallest row that does not fit, tensor by tensor."""
     sized = [row for row in rows if row["predicted_peak_bytes"]]
     too_large = [row for row in sized if row["predicted_peak_bytes"] > available_bytes or row["status"] == "oom"]
     if not too_large:
         return []
     row = min(too_large, key=lambda row: row["predicted_peak_bytes"])
     columns = (
-        column("live tensor when the backward pass begins", "name", left=True),
+        column("tensor live at the start of the backward pass", "name", left=True),
         Column("shape", lambda one: " x ".join(map(str, one["shape"])), left=True),
         column("dtype", "dtype", left=True),
         column("bytes", "bytes", ","),
@@ -131,15 +132,15 @@ def breakdown(rows: list[dict], available_bytes: int) -> list[Section]:
     )
     before, peak = row["predicted_memory_bytes"], row["predicted_peak_bytes"]
     text = [
-        f"Together {before:,} bytes, {megabytes(before)}. The backward pass then adds gradients of scores and inputs: "
-        f"{megabytes(peak)} at its peak, of {megabytes(available_bytes)} available.",
+        f"Total: {before:,} bytes, {megabytes(before)}. The backward pass adds gradients of scores and inputs, up to a "
+        f"peak of {megabytes(peak)}; {megabytes(available_bytes)} are available.",
     ]
     title = f"The smallest row that does not fit: {label(row)}, batch {row['batch_size']}"
     return [Section(title, columns, row["tensors"], text)]
 
 
 def figure_of(rows: list[dict]):
-    """Of the first head width and data type."""
+    """For the first head dimension and data type with a prediction."""
     from studies.figures import attention_figure
 
     first = next((row for row in rows if row["predicted_memory_bytes"]), None)

@@ -1,4 +1,4 @@
-"""What does one way to compute attention cost: memory by prediction and as measured, and the time of both passes?"""
+"""One row of the attention benchmark: predicted and measured memory, and the time of both passes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from analysis.fake_run import CompiledCall
 from harness.devices import PRECISIONS, choose_device, library_workspaces, synchronize
 from harness.errors import first_line
-from harness.memory_tracker import Allocation, MemoryTracker
+from harness.memory_tracker import MemoryTracker
 from harness.timing import trace_range
 from studies.sweep import cold_compiler, time_statistics, unique
 from tiny_llama_v1 import eager_attention, fused_attention, repeat_kv
@@ -29,23 +29,19 @@ BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-ON_CPU = ("flash", "math")  # the others are kernels of GPUs
-NOT_USED = {  # how PyTorch begins its warning about each kernel that it does not use
+ON_CPU = ("flash", "math")  # the others exist only for GPUs
+NOT_USED = {  # how PyTorch's warning about each kernel begins
     "flash": "Flash attention kernel not used",
     "efficient": "Memory efficient kernel not used",
     "cudnn": "CuDNN attention kernel not used",
 }
 PREDICTED = ("predicted_memory_bytes", "predicted_peak_bytes", "tensors")
-MEASURED = (
-    "forward_ms backward_ms forward_mean_ms backward_mean_ms forward_std_ms backward_std_ms memory_bytes "
-    "rounding_bytes workspace_bytes compile_s kernel repetitions"
-).split()
 
 # A spec is a dictionary of implementation, dtype, batch_size, n_heads, d_head, seq_len and causal.
 
 
 def manual_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """As eager attention, softmax written out: exp and quotient are both kept for the backward pass, [B, H, S, S] each.
+    """Eager attention with softmax written out: exp and quotient, [B, H, S, S] each, are saved for the backward pass.
 
     The maximum that keeps exp in range cancels in the quotient, so it needs no gradient.
     """
@@ -64,13 +60,13 @@ def manual_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Te
 
 
 def names_of(wanted: list[str], device: torch.device) -> list[str]:
-    """The implementations asked for: sdpa is every kernel that PyTorch has for the device."""
+    """The implementations asked for, with sdpa replaced by every kernel that PyTorch has for the device."""
     offered = [f"sdpa-{name}" for name in (ON_CPU if device.type == "cpu" else BACKENDS)]
     return unique([name for one in wanted for name in (offered if one == "sdpa" else [one])])
 
 
 def function_of(spec: dict) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-    """(q, k, v, mask) -> output; of `compiled` the function that is yet to be compiled."""
+    """(q, k, v, mask) -> output; for `compiled`, the function to compile."""
     if spec["implementation"] == "manual":
         return manual_attention
     if spec["implementation"] in ("eager", "compiled"):
@@ -91,7 +87,7 @@ def selected_kernel(spec: dict) -> contextlib.AbstractContextManager:
 
 
 class Inputs(nn.Module):
-    """Query, key, value [B, H, S, E] and, where the scores are written to memory, the causal mask [S, S]."""
+    """Query, key, value [B, H, S, E] and, unless a fused kernel applies it, the causal mask [S, S]."""
 
     def __init__(self, spec: dict, device: torch.device):
         super().__init__()
@@ -111,9 +107,9 @@ class Inputs(nn.Module):
 
 
 def predicted(spec: dict, device: torch.device) -> dict:
-    """Live bytes when the backward pass begins, tensor by tensor, and at the peak: by fake tensors.
+    """Live bytes at the start of the backward pass, tensor by tensor, and at the peak, from fake tensors.
 
-    Raises RuntimeError where the selected kernel cannot take the inputs.
+    Raises RuntimeError if the selected kernel does not support the inputs.
     """
     with FakeTensorMode(), selected_kernel(spec):
         inputs = Inputs(spec, device)
@@ -130,19 +126,18 @@ def predicted(spec: dict, device: torch.device) -> dict:
     live = [a for a in tracker.allocations if a.born <= begins and (a.died is None or a.died > begins)]
     names = ["query", "key", "value"] + ([] if inputs.mask is None else ["mask"])
     names += [allocation.where.removeprefix("attention.") for allocation in live[len(names) :]]
-    tensors = [tensor_row(*one) for one in zip(names, live, strict=True)]
+    tensors = [
+        {"name": name, "shape": a.shape, "dtype": a.dtype, "bytes": a.bytes}
+        for name, a in zip(names, live, strict=True)
+    ]
     if device.type == "cpu" and spec["implementation"] in ("manual", "eager"):
-        # The factor of the scores, a Python number, is kept as a tensor too: on the host, where no mode sees it made.
+        # The factor of the scores, a Python number, is saved as a tensor too, created where no dispatch mode sees it.
         tensors.append({"name": "scale", "shape": [], "dtype": "float64", "bytes": 8})
     return {
         "predicted_memory_bytes": sum(tensor["bytes"] for tensor in tensors),
         "predicted_peak_bytes": int(tracker.live_bytes().sum(axis=0).max()),
         "tensors": tensors,
     }
-
-
-def tensor_row(name: str, allocation: Allocation) -> dict:
-    return {"name": name, "shape": allocation.shape, "dtype": allocation.dtype, "bytes": allocation.bytes}
 
 
 def compiled_call(inputs: Inputs, tracker: MemoryTracker) -> CompiledCall:
@@ -157,7 +152,7 @@ def compiled_call(inputs: Inputs, tracker: MemoryTracker) -> CompiledCall:
 
 
 def predicted_or_refused(spec: dict, device: torch.device) -> dict | str:
-    """The prediction, or why the device has no such kernel for these inputs."""
+    """The prediction, or why the device has no kernel for these inputs."""
     backend = backend_of(spec)
     if backend and device.type == "cpu" and backend not in ON_CPU:
         return "PyTorch has this kernel for GPUs only"
@@ -169,12 +164,12 @@ def predicted_or_refused(spec: dict, device: torch.device) -> dict | str:
             why = first_line(error)
     if backend:
         return reason_in([str(one.message) for one in caught], backend) or why
-    # Our own functions can be measured even if they cannot run on fake tensors.
+    # The other implementations can be measured even if they cannot run on fake tensors.
     return dict.fromkeys(PREDICTED) | {f"{name}_reason": why for name in PREDICTED}
 
 
 def reason_in(messages: list[str], backend: str) -> str:
-    """The part of PyTorch's warnings that is about one backend: it warns of each in turn, a headline first."""
+    """Those of PyTorch's warnings that are about one backend: for each backend a headline, then the reasons."""
     reasons, ours = [], False
     for message in (text.split(" (Triggered")[0] for text in messages):
         if "kernel not used because" in message:
@@ -184,11 +179,11 @@ def reason_in(messages: list[str], backend: str) -> str:
     return "; ".join(unique(reasons))
 
 
-# ---- Measurement, in a process of its own --------------------------------------------------------------------------
+# ---- Measurement, in a new process ---------------------------------------------------------------------------------
 
 
 def measure(spec: dict, device_name: str, repetitions: int, warmup_steps: int) -> dict:
-    """The measured columns of a row: memory before the backward pass, times, and which kernel it was."""
+    """The measured columns of a row: memory before the backward pass, times, and the kernel that ran."""
     device = choose_device(device_name)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
@@ -209,7 +204,7 @@ def measure(spec: dict, device_name: str, repetitions: int, warmup_steps: int) -
 def compile_attention(function: Callable, spec: dict, device: torch.device) -> tuple[Callable, float]:
     """The compiled function, and the seconds of its first forward and backward pass."""
     inputs = Inputs(spec, device)
-    forward_and_backward(function, inputs)  # what a process does once is no part of compiling
+    forward_and_backward(function, inputs)  # one-time initialization is not compile time
     function = torch.compile(function, dynamic=False)
     started = time.perf_counter()
     with cold_compiler():
@@ -224,10 +219,10 @@ def forward_and_backward(function: Callable, inputs: Inputs) -> None:
 
 
 def memory_and_kernel(function: Callable, spec: dict, device: torch.device, workspace: int) -> dict:
-    """Bytes of the tensors in use before the backward pass, and the operator that did the forward pass.
+    """Bytes in use before the backward pass, and the operator that computed the forward pass.
 
-    On a GPU the allocator's figure less the workspaces of libraries, with its rounding of sizes apart; on a CPU what
-    the allocator handed out and did not get back, which torch.profiler records.
+    On a GPU, bytes allocated without library workspaces, and how much of them is the allocator's rounding; on a CPU,
+    allocations less frees, as torch.profiler records them.
     """
     on_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
@@ -248,7 +243,7 @@ def memory_and_kernel(function: Callable, spec: dict, device: torch.device, work
 
 
 def kernel_in(names: list[str]) -> str | None:
-    """What computed it: a fused operator where there is one, generated code, or the matmul of separate operators."""
+    """A fused operator if there is one, else `generated code`, else the matmul operator."""
     for mark in ("_attention_forward", "cudnn_attention", "flash_attention_for_cpu", "_attention_math"):
         if found := next((name for name in names if mark in name and "backward" not in name), None):
             return found
@@ -258,7 +253,7 @@ def kernel_in(names: list[str]) -> str | None:
 
 
 def pass_times(function: Callable, inputs: Inputs, repetitions: int, warmup_steps: int) -> tuple[list, list]:
-    """Milliseconds of each forward and each backward pass; a GPU is read when all are done."""
+    """Milliseconds of each forward and backward pass; a GPU's events are read after the last one."""
     device = inputs.query.device
     on_gpu = device.type == "cuda"
     gradient, marks = None, []

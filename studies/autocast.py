@@ -1,4 +1,4 @@
-"""Which data type does every tensor have when a model is trained under autocast?"""
+"""The data type of every tensor of a model that is trained under autocast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.devices import set_numerics
-from harness.memory_tracker import MemoryTracker
+from harness.memory_tracker import Allocation, MemoryTracker
 from harness.tables import Section, column
 from harness.timing import UntimedMeter
 from harness.workload import TrainingState
@@ -20,12 +20,12 @@ AUTOCAST = ("fp16", "bf16")
 KEPT = ("parameter", "gradient", "optimizer state")
 
 
-def short_name(dtype: torch.dtype) -> str:
+def short_name(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 class ToyModel(nn.Module):
-    """The smallest model that has one of each: two matmuls, and an activation and a normalization between them."""
+    """Two matmuls, with an activation and a normalization between them."""
 
     def __init__(self, features: int, classes: int):
         super().__init__()
@@ -41,10 +41,10 @@ class ToyModel(nn.Module):
 
 
 class DtypeRecorder:
-    """Data types by kind of tensor and place; the layers of a stack share one name, and are counted."""
+    """Data types by kind of tensor and name; the layers of a stack share a name and are counted."""
 
     def __init__(self, model: nn.Module):
-        """Hooks the outputs of modules and of the model, and each gradient once it is complete."""
+        """Hook the outputs of modules and model, and each gradient once it is accumulated."""
         self.names: dict[tuple[str, str, str], set[str]] = {}
         for name, module in model.named_modules():
             if not list(module.children()):
@@ -58,19 +58,16 @@ class DtypeRecorder:
         for kind, tensor in zip(("logits", "loss"), results, strict=True):
             self.add(kind, "model", tensor)
 
-    def add(self, kind: str, name: str, tensor: Tensor, owner: str | None = None) -> None:
-        self.add_dtype(kind, name, short_name(tensor.dtype), owner)
-
-    def add_dtype(self, kind: str, name: str, dtype: str, owner: str | None = None) -> None:
-        key = kind, re.sub(r"layers\.\d+", "layers.*", name), dtype
+    def add(self, kind: str, name: str, tensor: Tensor | Allocation, owner: str | None = None) -> None:
+        key = kind, re.sub(r"layers\.\d+", "layers.*", name), short_name(tensor.dtype)
         self.names.setdefault(key, set()).add(owner or name)
 
     def add_parts(self, tracker: MemoryTracker) -> None:
-        """The types of numbers that the forward pass made, by the range in which it made them, in order."""
+        """The floating-point types of the forward pass, by the named range that allocated them, in order."""
         for allocation in tracker.allocations:
             in_part = allocation.phase == "forward" and allocation.where != "forward"
             if in_part and "float" in allocation.dtype:
-                self.add_dtype("part", allocation.where, allocation.dtype)
+                self.add("part", allocation.where, allocation)
 
     def rows(self) -> list[dict]:
         return [
@@ -82,7 +79,7 @@ class DtypeRecorder:
 def data_types(precision: str, device: torch.device) -> list[dict]:
     """{model, autocast, what, name, dtype, count} of the toy model and of TinyLlamaModel, trained under autocast.
 
-    Two layers of the default width, whatever size is timed: kernels differ with size, data types do not.
+    Always two layers of the default width: data types do not depend on the size.
     """
     training = TrainingConfig(batch_size=2, seq_len=16, num_steps=1, precision=precision)
     workload = TinyLlamaWorkload(TinyLlamaConfig(n_layers=2, max_seq_len=training.seq_len), training)
@@ -100,9 +97,9 @@ def data_types(precision: str, device: torch.device) -> list[dict]:
 
 
 def types_in_a_step(state: TrainingState, stream) -> list[dict]:
-    """{what, name, dtype, count}: what hooks find while the model trains, and the types that its parts make."""
+    """{what, name, dtype, count}: by hooks while the model trains, and for its parts by the memory tracker."""
     recorder, tracker = DtypeRecorder(state.model), None
-    while not state.optimizer.state:  # the gradient scaler of fp16 skips steps until its factor is small enough
+    while not state.optimizer.state:  # the gradient scaler of fp16 skips steps until its scale is small enough
         tracker = MemoryTracker(state.model, state.optimizer)
         train(state, stream, 1, 1, UntimedMeter(), UntimedMeter(tracker))
     names = {parameter: name for name, parameter in state.model.named_parameters()}
@@ -117,8 +114,8 @@ def types_in_a_step(state: TrainingState, stream) -> list[dict]:
 
 
 def side_by_side(rows: list[dict]) -> list[dict]:
-    """A line for each tensor with its type under each autocast.  What is kept from step to step is one line where all
-    tensors of the kind have the same type."""
+    """A line for each tensor with its type under each autocast.  Parameters, gradients and optimizer state are one
+    line each if all have the same type."""
     lines: dict[tuple[str, str], dict] = {}
     for autocast, what in dict.fromkeys((row["autocast"], row["what"]) for row in rows):
         kind = [row for row in rows if (row["autocast"], row["what"]) == (autocast, what)]
@@ -131,7 +128,7 @@ def side_by_side(rows: list[dict]) -> list[dict]:
 
 
 def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.device) -> list[Section]:
-    """A table for each model, and one for the parts inside; sentences from them."""
+    """A table for each model with its conclusions, and one for its parts."""
     ran = [name for name in AUTOCAST if name not in lacking]
     columns = (
         column("tensor", "what", left=True),
@@ -148,15 +145,15 @@ def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.devi
         title = f"Data types of {model} under autocast, on {device.type}"
         found.append(Section(title, columns, side_by_side(hooked), [conclusions(hooked, name) for name in ran]))
         if parts:
-            text = ["Every type in which the part makes a tensor: results, and copies of its inputs and weights."]
-            found.append(Section(f"Inside {model}: the parts of its forward pass", columns, side_by_side(parts), text))
+            text = ["All data types of the tensors that a part creates: results, and casts of its inputs and weights."]
+            found.append(Section(f"Parts of the forward pass of {model}", columns, side_by_side(parts), text))
     found = found or [Section("Data types under autocast")]
     found[-1].text += [f"Not run under {name}: {reason}" for name, reason in lacking.items() if name in AUTOCAST]
     return found
 
 
 def conclusions(rows: list[dict], autocast: str) -> str:
-    """Which outputs stayed float32, how many did not, and whether what is kept from step to step did."""
+    """Which outputs are float32, and the types of parameters, gradients and optimizer state."""
     rows = [row for row in rows if row["autocast"] == autocast]
     outputs: dict[str, set[str]] = {}
     for row in rows:

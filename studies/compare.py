@@ -1,4 +1,4 @@
-"""How do two sweeps of a kind differ?  Row by row, figure by figure, against the first."""
+"""Compare sweeps of one kind with the first of them, row by row and figure by figure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.js
 
 
 def read_sweep(folder: Path) -> dict | None:
-    """The document of the sweep in a folder, None where there is none."""
+    """The document of the sweep in a folder, None if there is none."""
     documents = (read_document(folder / name) for name in DOCUMENTS)
     return next((one for one in documents if one and {"sweep", "key", "figures", "rows"} <= one.keys()), None)
 
 
 def compare_sweeps(folders: list[Path], sweeps: list[dict | None]) -> dict:
-    """comparison.json.  Raises UserError where the folders do not have sweeps of one kind."""
+    """comparison.json.  Raises UserError unless all folders have sweeps of one kind."""
     check_distinct(folders)
     kinds = {sweep["sweep"] for sweep in sweeps if sweep}
     if None in sweeps or len(kinds) > 1:
@@ -40,7 +40,7 @@ def compare_sweeps(folders: list[Path], sweeps: list[dict | None]) -> dict:
         if key in table
     ]
     if not changes:
-        raise UserError("the sweeps have no row in common; see the first columns of their tables")
+        raise UserError("the sweeps have no row in common; compare the first columns of their tables")
     return {
         "sweep": first["sweep"],
         "key": first["key"],
@@ -57,7 +57,7 @@ def rows_by_key(sweep: dict) -> dict[tuple, dict]:
 
 
 def change(key: str, run: str, figure: str, spread: str | None, before: dict, after: dict) -> dict | None:
-    """A figure of a row in two sweeps; None where either has none.  spread: the column of its standard deviation."""
+    """A figure of a row in two sweeps; None if either lacks it.  spread: the column of its standard deviation."""
     first, second = before.get(figure), after.get(figure)
     if first is None or second is None:
         return None
@@ -80,18 +80,18 @@ def change(key: str, run: str, figure: str, spread: str | None, before: dict, af
         "noise": noise,
         "difference": difference,
     }
-    return explain_nulls(row, "no spread", ratio="it was 0 before")
+    return explain_nulls(row, "no standard deviation", ratio="the baseline is 0")
 
 
 def noise_of(spread: str | None, *rows: dict) -> float | None:
-    """The least difference that two means with these standard deviations can tell; None where one is unknown."""
+    """The smallest difference of two means that their standard deviations can resolve; None if one is unknown."""
     if spread is None or any(row.get(spread) is None for row in rows):
         return None
     return STANDARD_ERRORS * math.hypot(*(row[spread] / math.sqrt(row.get("repetitions") or 1) for row in rows))
 
 
 def statuses(names: list[str], tables: list[dict]) -> list[dict]:
-    """Rows whose status is not the same in all sweeps."""
+    """Rows whose status differs between sweeps."""
     rows = []
     for key in dict.fromkeys(key for table in tables for key in table):
         found = [table[key]["status"] if key in table else "no such row" for table in tables]
@@ -101,7 +101,7 @@ def statuses(names: list[str], tables: list[dict]) -> list[dict]:
 
 
 def differences(sweeps: list[dict]) -> list[dict]:
-    """Settings and environment in which the sweeps differ."""
+    """Settings and environment that differ between sweeps."""
 
     def flat(sweep: dict) -> dict:
         environment = sweep["environment"]
@@ -126,14 +126,14 @@ def sweep_comparison_lines(comparison: dict) -> list[str]:
     lines = [f"{comparison['sweep'].replace('_', ' ').capitalize()}, against {comparison['baseline']}", ""]
     lines += text_table(columns, comparison["rows"])
     if comparison["statuses"]:
-        lines += ["", "Rows with another status:"]
+        lines += ["", "Rows whose status differs:"]
         lines += text_table(text_columns("row", *comparison["names"]), comparison["statuses"])
     found = {row["name"]: " | ".join(map(str, row["values"])) for row in comparison["differences"]}
     return [*lines, "", f"Settings that differ:{'' if found else ' none'}", *labeled(found, "  ")]
 
 
 def draw_sweep_comparison(comparison: dict):
-    """The ratio of each time to the baseline's, a bar each, gray within noise."""
+    """Bars of the ratio of each time to that of the baseline, gray within noise."""
     from analysis.figures import GREY, PALETTE
     from studies.figures import comparison_figure
 

@@ -13,7 +13,7 @@ from harness.units import MB
 
 
 def new_panels(height: float, titles: list[str]):
-    """A figure with axes beside one another; height in inches."""
+    """A figure with axes side by side; height in inches."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     panels = figure.subplots(1, len(titles), squeeze=False)[0]
     for axes, title in zip(panels, titles, strict=True):
@@ -27,7 +27,7 @@ def legend(axes, **options) -> None:
 
 
 def stacked_bars(axes, names: list[str], parts: dict[str, list[float]], colors: dict[str, str]) -> np.ndarray:
-    """A bar for each name, from top to bottom; the length of each."""
+    """Draw a bar for each name, from top to bottom.  Returns their lengths."""
     left = np.zeros(len(names))
     for part, widths in parts.items():
         axes.barh(names, widths, left=left, color=colors[part], label=part)
@@ -37,7 +37,7 @@ def stacked_bars(axes, names: list[str], parts: dict[str, list[float]], colors: 
 
 
 def phase_bars(axes, names: list[str], rows: list[dict]) -> None:
-    """The mean of each phase in ms, with the standard deviation of the step."""
+    """Mean of each phase in ms, and the standard deviation of the step as error bars."""
     parts = {phase: [row[f"{phase}_mean_ms"] or 0.0 for row in rows] for phase in ("forward", "backward", "optimizer")}
     lengths = stacked_bars(axes, names, parts, PHASE_COLORS)
     spreads = np.array([row["step_std_ms"] or 0.0 for row in rows])
@@ -58,7 +58,7 @@ def training_figure(rows: list[dict], names: list[str]) -> Figure:
 
 
 def memory_figure(rows: list[dict], fitted: dict) -> Figure:
-    """Measured peaks over the sequence, a line for each batch size, with the fit; and what they consist of."""
+    """Measured peaks and fit over sequence length, a line for each batch size, and the peaks by category."""
     figure, (left, right) = new_panels(4.6, ["Measured peaks (dots) and the fit (lines)", "Categories at the peak"])
     for color, batch_size in zip(PALETTE, sorted({row["batch_size"] for row in rows}), strict=False):
         some = [row for row in rows if row["batch_size"] == batch_size]
@@ -68,7 +68,7 @@ def memory_figure(rows: list[dict], fitted: dict) -> Figure:
             dense = np.linspace(seq.min(), seq.max(), 100)
             growing = fitted["linear_bytes"] * dense + fitted["quadratic_bytes"] * dense**2
             left.plot(dense, (fitted["constant_bytes"] + batch_size * growing) / MB, color=color, linewidth=1)
-    left.set(xlabel="sequence (tokens)", ylabel="peak of live tensors (MB)", ylim=(0, None))
+    left.set(xlabel="sequence length (tokens)", ylabel="peak of live tensors (MB)", ylim=(0, None))
     legend(left)
     parts = {name: [row["bytes_by_category"][name] / MB for row in rows] for name in CATEGORY_COLORS}
     stacked_bars(right, [f"{row['batch_size']} x {row['seq_len']}" for row in rows], parts, CATEGORY_COLORS)
@@ -81,7 +81,7 @@ def memory_figure(rows: list[dict], fitted: dict) -> Figure:
 
 
 def attention_figure(rows: list[dict], about: str) -> Figure:
-    """Forward time, backward time and memory over the sequence, a line for each implementation."""
+    """Forward time, backward time and memory over sequence length, a line for each implementation."""
     figure, axes = new_panels(4.2, ["forward (ms)", "backward (ms)", "memory before backward (MB)"])
     lines_over_sequence(axes[0], rows, "forward_ms", "o-")
     lines_over_sequence(axes[1], rows, "backward_ms", "o-")
@@ -100,7 +100,7 @@ def lines_over_sequence(axes, rows: list[dict], key: str, line: str, scale: floa
             label = name if labels else None
             axes.plot(*zip(*points, strict=True), line, color=color, linewidth=1.4, label=label)
     lengths = sorted({row["seq_len"] for row in rows})
-    axes.set(xscale="log", yscale="log", xlabel="sequence (tokens)")
+    axes.set(xscale="log", yscale="log", xlabel="sequence length (tokens)")
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths], fontsize=8)
     axes.minorticks_off()
 
@@ -109,7 +109,7 @@ def lines_over_sequence(axes, rows: list[dict], key: str, line: str, scale: floa
 
 
 def precision_figure(rows: list[dict], series: dict[str, list[float]], addend: float) -> Figure:
-    """Time by phase and memory for each precision that ran, and how the sums of the addend go astray."""
+    """Time by phase and peak memory by precision, and the relative error of the sums."""
     timed = [row for row in rows if row["status"] == "ok"]
     sized = [row for row in rows if row["predicted_peak_bytes"] is not None]
     titles = [f"Step, {row['size']} (ms)" for row in timed[:1]]
@@ -121,7 +121,7 @@ def precision_figure(rows: list[dict], series: dict[str, list[float]], addend: f
     if sized:
         peak_bars(panels[-2], sized)
     for color, (name, sums) in zip(PALETTE, series.items(), strict=False):
-        errors = [abs(total / (addend * n) - 1) or math.nan for n, total in enumerate(sums, 1)]  # no logarithm of 0
+        errors = [abs(total / (addend * n) - 1) or math.nan for n, total in enumerate(sums, 1)]  # 0 has no logarithm
         panels[-1].plot(range(1, len(sums) + 1), errors, color=color, linewidth=1.2, label=name)
     panels[-1].set(yscale="log", ylim=(1e-8, 2), xlabel="additions")
     legend(panels[-1])
@@ -149,7 +149,7 @@ def peak_bars(axes, rows: list[dict]) -> None:
 
 
 def timing_figure(rows: list[dict], interval: tuple[float, float], change: str) -> Figure:
-    """The ratio that each method reports, over the interval of the right one."""
+    """The ratio that each method reports, and the interval of the right one."""
     figure, axes = new_axes("What each timing method would have reported", 3.4)
     low, high = interval
     axes.axvspan(low, high, color=PALETTE[2], alpha=0.25, linewidth=0, label="right, 95% interval")
@@ -170,7 +170,7 @@ def timing_figure(rows: list[dict], interval: tuple[float, float], change: str) 
 
 
 def comparison_figure(names: list[str], ratios: list[float], colors: list[str], baseline: str) -> Figure:
-    """The ratio of each time to the baseline's, a bar each."""
+    """Bars of the ratio of each time to that of the baseline."""
     figure, axes = new_axes("", 1.2 + 0.24 * max(4, len(names)))
     axes.barh(range(len(names)), ratios, color=colors)
     axes.set_yticks(range(len(names)), names, fontsize=7.5)

@@ -1,4 +1,4 @@
-"""How does memory grow with batch and sequence?  A run for each pair, beside the prediction, and a fit over all."""
+"""Memory by batch size and sequence length: measured and predicted for each pair, with a fit over all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import tiny_llama_v1
-from harness.documents import read_document
+from harness.documents import MemoryStudyRow, read_document
 from harness.errors import exit_code_of
 from harness.files import explain_nulls
 from harness.profilers import ProfilerConfig
@@ -23,18 +23,17 @@ from tiny_llama_v1 import TinyLlamaWorkload
 KEY = ("batch_size", "seq_len")
 TERMS = ("constant", "linear", "quadratic")
 FIGURES = {"step_time_ms": None, "peak_bytes": None, "predicted_bytes": None}  # without a spread
-MEASURED = ("peak_phase", "bytes_by_category", "bytes_per_token", "samples_per_sec", "tokens_per_sec", "folder")
 
 
 def study(args, device: DeviceProperties) -> None:
-    """All pairs that the command line asks for."""
+    """Run the sweep."""
     from studies.figures import memory_figure
 
     args.num_steps = args.num_steps or 6
     workload, profiling = tiny_llama_v1.resolve(args)
     device.check_precisions([workload.precision])
     specs = [spec_of(args, batch_size, seq_len) for seq_len in args.seq_lens for batch_size in args.batch_sizes]
-    sweep = Sweep("memory_study", args, device, KEY, FIGURES, MEASURED)
+    sweep = Sweep("memory_study", args, device, MemoryStudyRow, KEY, FIGURES)
     sweep.settings |= settings_of(workload)
     sweep.open()
 
@@ -55,21 +54,21 @@ def study(args, device: DeviceProperties) -> None:
 
 
 def spec_of(args, batch_size: int, seq_len: int) -> dict:
-    """One pair, with the workload that the script trains for it.  Raises UserError where it cannot."""
+    """One pair and its workload.  Raises UserError if the script cannot train it."""
     row = {"batch_size": batch_size, "seq_len": seq_len}
     workload, _ = tiny_llama_v1.resolve(type(args)(**vars(args) | row))
     return {"rows": [row], "workload": workload}
 
 
 def settings_of(workload: TinyLlamaWorkload) -> dict:
-    """Those of the script that the flags lead to, but for what differs between rows."""
+    """The resolved settings of the script, without those that differ between rows."""
     settings = workload.settings()
     resolved = settings["model"] | settings["training"]
     return {name: value for name, value in resolved.items() if name not in ("max_seq_len", *KEY, *NOT_SETTINGS)}
 
 
 def run_of_row(workload: TinyLlamaWorkload, profiling: ProfilerConfig, parent: Path) -> dict:
-    """In a process of its own: the script's run, its output discarded, and the columns that its files give."""
+    """In a new process: run the script, discard its output, and read the columns from its files."""
     folder = parent / f"bs{workload.batch_size}_seq{workload.seq_len}"
     errors: list[Exception] = []
 
@@ -81,7 +80,7 @@ def run_of_row(workload: TinyLlamaWorkload, profiling: ProfilerConfig, parent: P
             raise
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        exit_code_of(run)  # a run that is interrupted leaves its summary
+        exit_code_of(run)  # so that an interrupted run writes its summary
     if errors:
         raise errors[0]
     performance = read_document(folder / "performance_summary.json")["performance"]
@@ -106,15 +105,15 @@ def label(row: dict) -> str:
 
 
 def fit(rows: list[dict]) -> dict:
-    """peak = constant + B (linear S + quadratic S^2), by least squares of relative errors, and its largest error.
+    """Fit peak = constant + B (linear S + quadratic S^2) by least squares of relative errors.
 
-    Runs whose peak lies in the optimizer step are left out: it does not grow with batch or sequence.
+    Runs whose peak is in the optimizer step are excluded: it does not grow with batch or sequence.
     """
     used = [row for row in rows if row["status"] == "ok" and row["peak_phase"] != "optimizer"]
     shapes = {(row["batch_size"] * row["seq_len"], row["seq_len"]) for row in used}
     document = dict.fromkeys((*(f"{term}_bytes" for term in TERMS), "largest_error_percent", "rows"))
     if len({seq for _, seq in shapes}) < 2 or len(shapes) < 3:
-        reason = "a fit needs three runs with two sequence lengths or more whose peak is not in the optimizer step"
+        reason = "a fit needs three runs, at two sequence lengths or more, whose peak is not in the optimizer step"
         return explain_nulls(document, reason)
     batch, seq, peak = (np.array([row[k] for row in used], float) for k in ("batch_size", "seq_len", "peak_bytes"))
     terms = np.stack([np.ones_like(batch), batch * seq, batch * seq**2], axis=1)
@@ -125,23 +124,21 @@ def fit(rows: list[dict]) -> dict:
 
 
 def shares(fitted: dict, batch_size: int, seq_len: int) -> dict[str, float]:
-    """Each term's share of the peak that the fit gives."""
-    parts = [
-        fitted["constant_bytes"],
-        fitted["linear_bytes"] * batch_size * seq_len,
-        fitted["quadratic_bytes"] * batch_size * seq_len**2,
-    ]
+    """Share of each term in the fitted peak."""
+    sizes = (1, batch_size * seq_len, batch_size * seq_len**2)
+    parts = [fitted[f"{term}_bytes"] * size for term, size in zip(TERMS, sizes, strict=True)]
     return {term: part / sum(parts) for term, part in zip(TERMS, parts, strict=True)}
 
 
 def with_shares(rows: list[dict], fitted: dict) -> list[dict]:
+    rows = [{name: value for name, value in row.items() if name != "shares_of_fit_reason"} for row in rows]
     if fitted["rows"] is None:
         return [row | explain_nulls({"shares_of_fit": None}, "there is no fit") for row in rows]
     return [row | {"shares_of_fit": shares(fitted, row["batch_size"], row["seq_len"])} for row in rows]
 
 
 def growth_factors(rows: list[dict]) -> list[dict]:
-    """Memory and throughput of a larger batch or sequence, relative to the next smaller one."""
+    """Memory and throughput relative to the next smaller batch size or sequence length."""
     measured = {(row["batch_size"], row["seq_len"]): row for row in rows if row["status"] == "ok"}
     batch_sizes, seq_lens = (sorted({row[key] for row in rows}) for key in KEY)
     steps = [("batch", (a, s), (b, s)) for s in seq_lens for a, b in itertools.pairwise(batch_sizes)]
@@ -183,7 +180,7 @@ def table(rows: list[dict]) -> Section:
         *(share(term) for term in TERMS),
         status_column(),
     )
-    return Section("Peak memory of a step: live tensors, and the share of each term of the fit", columns, rows)
+    return Section("Peak memory of a step (live tensors), with the share of each term of the fit", columns, rows)
 
 
 def fit_section(fitted: dict) -> Section:
@@ -192,7 +189,7 @@ def fit_section(fitted: dict) -> Section:
     constant, linear = fitted["constant_bytes"] / MB, fitted["linear_bytes"] / 1024
     text = [
         f"peak = {constant:,.2f} MB + B S x {linear:,.3f} KB + B S^2 x {fitted['quadratic_bytes']:,.2f} bytes",
-        f"Largest error: {fitted['largest_error_percent']:.2f}%, of {fitted['rows']} runs",
+        f"Largest error over {fitted['rows']} runs: {fitted['largest_error_percent']:.2f}%",
     ]
     return Section("Fit: batch B, sequence S", text=text)
 
@@ -207,4 +204,4 @@ def factor_section(factors: list[dict]) -> Section:
         factor_column("memory", "memory_factor"),
         factor_column("tokens/s", "throughput_factor"),
     )
-    return Section("Growth, batch x sequence", columns, factors)
+    return Section("Growth from one batch size or sequence length to the next", columns, factors)

@@ -1,4 +1,4 @@
-"""What can float32, tfloat32, bfloat16 and float16 represent, and how do sums round in them?"""
+"""Range and precision of float32, tfloat32, bfloat16 and float16, and rounding of sums in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from harness.files import explain_nulls_recursively
@@ -23,7 +22,7 @@ ADDEND, ADDITIONS = 0.01, 1000
 
 
 def format_of(exponent_bits: int, mantissa_bits: int) -> dict:
-    """The figures of a binary format with a sign, as IEEE 754 lays it out: the largest exponent is for inf and nan."""
+    """Limits of a signed binary format as in IEEE 754, where the largest exponent is reserved for inf and nan."""
     bias = 2 ** (exponent_bits - 1) - 1
     return {
         "exponent_bits": exponent_bits,
@@ -37,8 +36,8 @@ def format_of(exponent_bits: int, mantissa_bits: int) -> dict:
 
 
 def formats() -> list[dict]:
-    """float32, tfloat32, bfloat16, float16: by torch.finfo.  tfloat32 is no data type of tensors: by arithmetic, from
-    the exponent of float32 and the mantissa of float16."""
+    """float32, bfloat16 and float16 by torch.finfo.  tfloat32 is not a data type of tensors: it is computed from the
+    exponent of float32 and the mantissa of float16."""
     rows = {}
     for dtype in DTYPES:
         info = torch.finfo(dtype)
@@ -55,8 +54,8 @@ def formats() -> list[dict]:
 def format_section() -> Section:
     rows = formats()
     text = [
-        "tfloat32 is what Tensor Cores and Matrix Cores round the inputs of a matmul to; the tensors stay float32. Its "
-        "row is that of a format with the exponent of float32 and the mantissa of float16."
+        "Tensor Cores and Matrix Cores round the inputs of a matmul to tfloat32; the tensors stay float32. Its row is "
+        "computed from the exponent bits of float32 and the mantissa bits of float16."
     ]
     return Section("Range and precision", plain_columns(rows), rows, text)
 
@@ -65,17 +64,17 @@ def format_section() -> Section:
 
 
 def powers(dtype: torch.dtype) -> Iterator[float]:
-    """The powers of two that are normal numbers of the type, upwards."""
+    """The powers of two that are normal numbers of the type, in ascending order."""
     info = torch.finfo(dtype)
     for exponent in range(round(math.log2(info.smallest_normal)), math.floor(math.log2(info.max)) + 1):
         yield 2.0**exponent
 
 
 def squares(width: int, device: torch.device) -> list[dict]:
-    """What a normalization needs, the squares of a row of so many equal entries, summed or averaged in each type: the
-    largest power of two for which the sum is 0, and the smallest for which sum and mean are inf.
+    """Sum and mean of the squares of `width` equal entries in each type, as a normalization computes them: the largest
+    power of two whose sum is 0, and the smallest ones whose sum and mean are inf.
 
-    Then a row whose mean of squares float16 cannot represent, normalized: its largest magnitude, 1 if all is well.
+    Then the largest magnitude of a normalized row whose mean of squares overflows in float16; 1 is correct.
     """
     rows = [limits_of_squares(dtype, width, device) for dtype in DTYPES]
     entry = rows[DTYPES.index(torch.float16)]["mean_infinite_from"]
@@ -86,17 +85,14 @@ def squares(width: int, device: torch.device) -> list[dict]:
 
 
 def limits_of_squares(dtype: torch.dtype, width: int, device: torch.device) -> dict:
-    def first_infinite(totals: dict[float, Tensor]) -> float:
-        return next(x for x, total in totals.items() if total.isinf())
-
     entries = {x: torch.full((width,), x, dtype=dtype, device=device).pow(2) for x in powers(dtype)}
     sums = {x: row.sum() for x, row in entries.items()}
     return {
         "type": short_name(dtype),
         "width": width,
         "zero_up_to": max(x for x, total in sums.items() if total == 0),
-        "sum_infinite_from": first_infinite(sums),
-        "mean_infinite_from": first_infinite({x: row.mean() for x, row in entries.items()}),
+        "sum_infinite_from": next(x for x, total in sums.items() if total.isinf()),
+        "mean_infinite_from": next(x for x, row in entries.items() if row.mean().isinf()),
     }
 
 
@@ -115,23 +111,23 @@ def normalized(entry: float, dtype: torch.dtype, width: int, device: torch.devic
 
 
 def squares_section(rows: list[dict]) -> Section:
-    """Overflow and underflow where a normalization meets them."""
+    """Overflow and underflow of sums of squares."""
     largest = ", ".join(f"{row['type']} {row['sum_infinite_from'] / 2:.3g}" for row in rows)
     wrong = [row["type"] for row in rows if abs(row["written_out"] - 1) > 0.01]
     text = [
-        f"Sum and mean of the squares of {rows[0]['width']} equal entries, over the powers of two. The largest entries "
-        f"whose sum the type can represent: {largest}.",
-        f"Last three columns: a row of entries of ±{rows[0]['entry']:g}, normalized in the type; 1 if all is well. "
-        f"Written out, step by step in the type itself, it is wrong in: {', '.join(wrong) or 'none'}.",
+        f"Sum and mean of the squares of {rows[0]['width']} equal entries, for powers of two. The largest entry whose "
+        f"sum is finite: {largest}.",
+        f"Last three columns: a row of entries of ±{rows[0]['entry']:g}, normalized in the type; 1 is correct. "
+        f"Written out step by step in the type itself, it is wrong in: {', '.join(wrong) or 'none'}.",
     ]
-    return Section("What a normalization needs: sums of squares", plain_columns(rows), rows, text)
+    return Section("Sums of squares, as in a normalization", plain_columns(rows), rows, text)
 
 
 # ---- Accumulation --------------------------------------------------------------------------------------------------
 
 
 def accumulated(accumulator: torch.dtype, addend: torch.dtype, converted: bool, device: torch.device) -> list[float]:
-    """The sums after each addition of ADDEND, rounded to its type, and to that of the accumulator first if asked."""
+    """The sum after each addition of ADDEND in its type; converted: to the type of the accumulator first."""
     total = torch.zeros((), dtype=accumulator, device=device)
     one = torch.tensor(ADDEND, dtype=addend, device=device)
     sums = []
@@ -141,19 +137,14 @@ def accumulated(accumulator: torch.dtype, addend: torch.dtype, converted: bool, 
     return torch.stack(sums).cpu().double().tolist()
 
 
-def unit_in_the_last_place(value: float, dtype: torch.dtype) -> float:
-    """Between a normal number of the type and the next one."""
-    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(value))
-
-
 def stalls_from(dtype: torch.dtype, addend: torch.dtype, device: torch.device) -> float:
-    """The smallest power of two, from 1 on, to which ADDEND can be added without changing it."""
+    """The smallest power of two, at least 1, that adding ADDEND does not change."""
     one = torch.tensor(ADDEND, dtype=addend, device=device).to(dtype)
     return next(x for x in powers(dtype) if x >= 1 and one + x == x)
 
 
 def accumulation(device: torch.device) -> tuple[list[dict], dict[str, list[float]]]:
-    """ADDEND summed ADDITIONS times in each pair of types: rows, and the sums addition by addition, by label."""
+    """ADDEND summed ADDITIONS times in each pair of types: the rows, and all intermediate sums by label."""
     cases = [(torch.float32, torch.float32, False)]
     for low in (torch.float16, torch.bfloat16):
         cases += [(low, low, False), (torch.float32, low, False), (torch.float32, low, True)]
@@ -170,7 +161,7 @@ def accumulation(device: torch.device) -> tuple[list[dict], dict[str, list[float
                 "result": sums[-1],
                 "relative_error": sums[-1] / (ADDITIONS * ADDEND) - 1,
                 "relative_error_of_addend": rounded / ADDEND - 1,
-                "unit_in_the_last_place": unit_in_the_last_place(sums[-1], accumulator),
+                "unit_in_the_last_place": torch.finfo(accumulator).eps * 2.0 ** math.floor(math.log2(sums[-1])),
                 "stalls_from": stalls_from(accumulator, addend, device),
                 "first_lost_addition": lost,
             }
@@ -185,10 +176,10 @@ def accumulation_section(rows: list[dict]) -> Section:
     for row in rows:
         if row["accumulator"] == row["addend"]:
             unit, lost = row["unit_in_the_last_place"], row["first_lost_addition"]
-            reached = f"this sum reached it at addition {lost - 1}" if lost else "this sum does not reach it"
+            reached = f"this sum reached it at addition {lost - 1}" if lost else "this sum stays below"
             text.append(
                 f"{row['accumulator']}: at {row['result']:.7g} one unit in the last place is {unit:.3g}, "
-                f"{unit / ADDEND:.3g} addends. From {row['stalls_from']:,g} on an addend is less than half a unit "
+                f"{unit / ADDEND:.3g} addends. From {row['stalls_from']:,g} on, an addend is less than half a unit "
                 f"and is lost; {reached}."
             )
     for addend in dict.fromkeys(row["addend"] for row in rows):

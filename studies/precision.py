@@ -1,12 +1,12 @@
-"""What do fp32, tf32, bf16 and fp16 change: data types under autocast, range, rounding, a step's time and memory?"""
+"""fp32, tf32, bf16 and fp16: time and memory of a step, data types under autocast, range and rounding."""
 
 from __future__ import annotations
 
 import torch
 
 from harness.devices import PRECISIONS
+from harness.documents import PrecisionStudyRow
 from harness.tables import Column, Section, column
-from harness.units import MB
 from studies.autocast import AUTOCAST, data_types, dtype_sections
 from studies.number_formats import (
     ADDEND,
@@ -17,8 +17,18 @@ from studies.number_formats import (
     squares,
     squares_section,
 )
-from studies.sweep import DeviceProperties, Sweep, mean_std_column, status_column, without_gpu_context, workload_of
-from studies.training import MEASURED, PRECISION, SHAPE, TIMES, measured_rows, result, title_of
+from studies.sweep import DeviceProperties, Sweep, status_column, without_gpu_context, workload_of
+from studies.training import (
+    PEAKS,
+    PRECISION,
+    SHAPE,
+    TFLOPS,
+    TIME_COLUMNS,
+    TIMES,
+    measured_rows,
+    result,
+    title_of,
+)
 
 KEY = ("size", "seq_len", "batch_size", "precision")
 FIGURES = {f"{name}_ms": f"{name}_std_ms" for name in TIMES}
@@ -26,16 +36,16 @@ FIGURES |= dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "first_loss", "f
 
 
 def study(args, device: DeviceProperties) -> None:
-    """All that the command line asks for: times row by row, then what is found in seconds."""
+    """Run the sweep, then the checks of data types and formats, which take seconds."""
     from studies.figures import precision_figure
 
     device.check_precisions(args.precisions or [], "--precisions")
     args.precisions = args.precisions or list(PRECISIONS)
     lacking = device.unsupported
     if not device.on_gpu:
-        args.notes.append("No GPU: no tf32, and data types are those of autocast on a CPU")
+        args.notes.append("No GPU: tf32 is not available, and data types are those of autocast on a CPU")
     specs = specs_of(args)
-    sweep = Sweep("precision_study", args, device, KEY, FIGURES, MEASURED)
+    sweep = Sweep("precision_study", args, device, PrecisionStudyRow, KEY, FIGURES)
     sweep.open()
 
     def rows_of(spec: dict) -> list[dict]:
@@ -70,7 +80,7 @@ def properties_of_formats(precisions: list[str], width: int, device: torch.devic
 
 
 def specs_of(args) -> list[dict]:
-    """The workload of each precision, and its row."""
+    """One spec for each precision."""
     specs = []
     for precision in args.precisions:
         settings = {name: getattr(args, name) for name in ("size", "seq_len", "batch_size", "device")}
@@ -89,7 +99,7 @@ def label(row: dict) -> str:
 
 
 def table(rows: list[dict]) -> Section:
-    """Times, memory and losses, some of them relative to fp32."""
+    """Times, memory and losses; step time and memory also relative to fp32."""
     fp32 = next((row for row in rows if row["precision"] == "fp32"), {})
 
     def relative_to_fp32(name: str) -> Column:
@@ -102,12 +112,10 @@ def table(rows: list[dict]) -> Section:
     columns = (
         *SHAPE,
         PRECISION,
-        *(mean_std_column(phase, phase) for phase in TIMES),
-        column("median", "step_ms", ",.2f"),
+        *TIME_COLUMNS,
         relative_to_fp32("step_ms"),
-        column("TFLOP/s", "achieved_tflops", ".4f"),
-        column("peak (MB)", "peak_bytes", ",.0f", MB),
-        column("predicted (MB)", "predicted_peak_bytes", ",.0f", MB),
+        TFLOPS,
+        *PEAKS,
         relative_to_fp32("predicted_peak_bytes"),
         column("first loss", "first_loss", ".4f"),
         column("final loss", "final_loss", ".4f"),

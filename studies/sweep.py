@@ -1,4 +1,4 @@
-"""What every sweep does: measure rows one by one, each in a process of its own, save them as they come, report them."""
+"""What all sweeps share: each row is measured in a new process and saved at once; then tables and a figure follow."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_origin
 
 import numpy as np
 import torch
+from typing_extensions import NotRequired, get_type_hints
 
 from analysis.fake_run import FakeRunError
 from harness.command_line import OneLineParser, memory_size, number_of, require
@@ -109,10 +110,13 @@ class Sweep:
     sweeps of a kind can be compared.
     """
 
-    def __init__(self, name: str, args, device: DeviceProperties, key: Sequence[str], figures: dict, columns=()):
-        """args: of parse_sweep(); they decide what the rows hold, but for a few.  figures: each measured column, with
-        the column of its standard deviation, or None.  columns: more that a row has, null where not measured."""
-        self.name, self.key, self.figures, self.columns = name, tuple(key), figures, (*figures, *columns)
+    def __init__(self, name: str, args, device: DeviceProperties, row_type: type, key: Sequence[str], figures: dict):
+        """args and device: from parse_sweep().  row_type: of the rows, in harness/documents.py.
+
+        figures: the columns to compare between sweeps, each with the column of its standard deviation, or None.
+        """
+        self.name, self.key, self.figures = name, tuple(key), figures
+        self.columns = columns_of(row_type)
         self.folder = Path(args.resume or args.output_dir or f"./{name}")
         self.resumes, self.dry_run, self.force = args.resume is not None, args.dry_run, args.force
         self.settings = {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
@@ -120,13 +124,13 @@ class Sweep:
         self.predicts_gpu = device.on_gpu or bool(args.device_memory)
         self.available_bytes = args.device_memory or device.available_bytes
         self.rows: list[dict] = []
-        self.notes: list[str] = args.notes  # what a reader of the tables should know, such as what was left out
+        self.notes: list[str] = args.notes  # for the reader of the tables, such as what was left out
 
     def identity(self, row: dict) -> tuple:
         return tuple(row[name] for name in self.key)
 
     def open(self) -> None:
-        """Make the folder ready, or load the rows of the sweep to resume.  Raises UserError if its settings differ."""
+        """Prepare the folder, or load the rows of the sweep to resume.  Raises UserError if its settings differ."""
         if self.resumes:
             self._load_rows()
         else:
@@ -139,7 +143,7 @@ class Sweep:
         flag, file = f"--resume {self.folder}", f"{self.name}.json"
         config, document = (read_document(self.folder / name) for name in ("config.json", file))
         if config is None or document is None:
-            raise UserError(f"{flag}: the folder has no {file} with its config.json", exit_code=2)
+            raise UserError(f"{flag}: the folder has no {file} and config.json", exit_code=2)
         now, before = json.loads(json.dumps(self.settings)), config.get("settings", {})
         for name in sorted({*now, *before}):
             if now.get(name) != before.get(name):
@@ -149,7 +153,7 @@ class Sweep:
             if config["environment"][part] != self.environment[part]:
                 raise UserError(f"{flag}: started on another device or with other package versions", exit_code=2)
         self.rows = [row for row in document["rows"] if row["status"] in FINISHED_STATUSES]
-        say(f"Resumed: {len(self.rows)} rows are done")
+        say(f"Resumed; finished rows: {len(self.rows)}")
 
     def run(
         self,
@@ -159,10 +163,11 @@ class Sweep:
         result: Callable[[dict], str],
         table: Callable[[list[dict]], Section],
     ) -> None:
-        """Measure the specs whose rows are not done yet.
+        """Measure the specs that have unfinished rows.
 
-        spec["rows"] are the key columns of each of its rows, and measure(spec) the rows.  label(row) names a row, and
-        result(row) sums it up, for a line of output.  If the sweep is cut short, the table is printed at once.
+        A spec is one measurement: spec["rows"] has the key columns of each row that it yields, measure(spec) returns
+        the rows, and label(row) and result(row) are for its line of output.  If the sweep is interrupted, the table of
+        the rows so far is printed.
         """
         try:
             self._run(specs, measure, label, result)
@@ -184,22 +189,22 @@ class Sweep:
                 self.write()
                 self.bar.update()
                 left_s = (time.monotonic() - started) / max(slow, 1) * (len(todo) - i)
-                about = f", {left_s / 60:.0f} min left if the others take as long" if left_s > 90 else ""
+                about = f", about {left_s / 60:.0f} min left" if left_s > 90 else ""
                 row = rows[-1]
                 found = result(row) if row["status"] == "ok" else f"{row['status']}, {row['reason']}"
                 with self.bar.external_write_mode():
                     say(f"[{i}/{len(todo)}] {label(row)}: {found}{about}")
 
     def completed(self, row: dict) -> dict:
-        """The row with all columns, and why each null is null where the row itself does not tell."""
+        """The row with all columns, and a reason for every null that has none yet."""
         row = dict.fromkeys((*self.key, *self.columns)) | row
         why = "not part of this row" if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
         return explain_nulls_recursively(row, dict.fromkeys(row, why))
 
     def measure_row(self, peak: int | None, work: Callable, *arguments) -> tuple[dict, object]:
-        """Status and reason of a row, and what work(*arguments) returned in a process of its own: None if it did not.
+        """Call work(*arguments) in a new process.  Returns status and reason of the row, and the result or None.
 
-        A row whose predicted peak, in bytes, does not fit is not run; a dry run runs none.
+        peak: predicted, in bytes.  A row that would not fit is skipped, and so is every row of a dry run.
         """
         if peak is not None and peak > self.available_bytes and not self.force:
             need = f"{megabytes(peak)} predicted, {megabytes(self.available_bytes)} available"
@@ -229,7 +234,7 @@ class Sweep:
         write_json(self.folder / f"{self.name}.json", document | more)
 
     def close(self, sections: list[Section], figure, **more) -> None:
-        """Tables on the terminal and in markdown, figure, TensorBoard; `more` goes into the JSON document.
+        """Write tables (terminal and markdown), figure and TensorBoard events; `more` goes into the JSON document.
 
         Raises UserError if a row failed.
         """
@@ -262,7 +267,7 @@ class Sweep:
         return lines + [line for section in sections for line in section.as_markdown()]
 
     def write_events(self, text: list[str], figure) -> None:
-        """TensorBoard: the tables, the figure, and a line of the HPARAMS tab for each row that was measured."""
+        """TensorBoard: the tables, the figure, and each measured row as a line of the HPARAMS tab."""
         from torch.utils.tensorboard import SummaryWriter
 
         try:
@@ -287,7 +292,7 @@ COUNT, COUNT_OR_ZERO = number_of(int, 1), number_of(int, 0)  # argparse types
 
 @dataclass(frozen=True)
 class ByDevice:
-    """The default of a flag: on a GPU, and something smaller on a CPU."""
+    """The default of a flag on a GPU, and a smaller one on a CPU."""
 
     gpu: object
     cpu: object
@@ -308,10 +313,10 @@ def sweep_parser(name: str, documentation: str, predicts: bool = True) -> OneLin
     add = parser.add_argument_group("every sweep").add_argument
     add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as in tiny_llama_v1.py (auto)")
     if predicts:
-        add("--dry-run", action="store_true", help="predict memory; run no row")
-        text = "with --dry-run: predict for a GPU of so many GB of 2^30 bytes (this device)"
+        add("--dry-run", action="store_true", help="predict memory; measure nothing")
+        text = "with --dry-run: predict for a GPU with this much memory, in GB of 2^30 bytes (that of this device)"
         add("--device-memory", type=memory_size, metavar="GB", help=text)
-        add("--force", action="store_true", help="also run rows that would not fit by prediction")
+        add("--force", action="store_true", help="also run rows that are predicted not to fit")
     else:
         parser.set_defaults(dry_run=False, device_memory=None, force=False)
     add("--output-dir", metavar="DIR", help=f"(./{name})")
@@ -319,16 +324,16 @@ def sweep_parser(name: str, documentation: str, predicts: bool = True) -> OneLin
     return parser
 
 
-RESUME = "continue a sweep that was cut short, with the same flags"
+RESUME = "continue an interrupted sweep; use the same flags"
 
 
 def parse_sweep(parser: OneLineParser) -> tuple[argparse.Namespace, DeviceProperties]:
-    """The command line, checked, with defaults that fit the device; `notes` tells which of them are those of a CPU."""
+    """The checked command line, with defaults for the device, and the properties of the device."""
     args = parser.parse_args()
     if args.device_memory and not args.dry_run:
         parser.error("--device-memory: requires --dry-run")
     if args.resume and args.output_dir:
-        parser.error("--resume: already names the folder; leave out --output-dir")
+        parser.error("--resume: the sweep stays in its folder; leave out --output-dir")
     require("a sweep", ["matplotlib", "tensorboard"])
     asked = args.device or "auto"
     device = without_gpu_context(asked != "cpu" and torch.cuda.is_available(), properties_of, asked)
@@ -343,12 +348,12 @@ def parse_sweep(parser: OneLineParser) -> tuple[argparse.Namespace, DeviceProper
 
 
 def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload:
-    """The workload that tiny_llama_v1.py trains with these settings, None where not given, and with more flags."""
+    """The workload that tiny_llama_v1.py trains with these settings (None: its default) and further flags."""
     args = build_parser().parse_args(list(more_flags), argparse.Namespace(**settings))
     return resolve(args)[0]
 
 
-# ---- A row in a process of its own ---------------------------------------------------------------------------------
+# ---- A process for each row ----------------------------------------------------------------------------------------
 
 PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
 
@@ -356,9 +361,9 @@ PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matpl
 def in_fresh_process(
     work: Callable, *arguments, while_waiting: Callable[[], object] = lambda: None
 ) -> tuple[str, object]:
-    """Call work(*arguments) in a process that has done nothing before: ("ok", its result), or ("oom" | "failed", why).
+    """Call work(*arguments) in a new process.  Returns ("ok", result), or ("oom" or "failed", reason).
 
-    Processes are forked from one that has imported PyTorch and touched no device, so that each starts at once.
+    It is forked from a server that has imported PyTorch but used no device, so that it starts fast and clean.
     """
     context = multiprocessing.get_context("forkserver")
     ours = [name for name in sys.modules if name.startswith("studies.")]
@@ -383,16 +388,16 @@ def in_fresh_process(
 
 
 def cause_of_death(code: int) -> tuple[str, str]:
-    """Status and reason for a process that ended without an answer."""
+    """Status and reason for a process that ended without a result."""
     if code == -signal.SIGKILL:
         return "oom", "killed by SIGKILL, as an operating system does when memory runs out"
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return "failed", f"its process ended by {how}"
+    return "failed", f"the process ended with {how}"
 
 
 def _answer(connection, work: Callable, arguments: tuple) -> None:
-    """In the new process: send the result, or the error as a line, which becomes the row's reason."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep ends it
+    """In the new process: send the result, or the error as one line, the reason of the row."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep terminates it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     warnings.simplefilter("ignore")
     try:
@@ -407,10 +412,7 @@ def _answer(connection, work: Callable, arguments: tuple) -> None:
 
 @contextlib.contextmanager
 def cold_compiler() -> Iterator[None]:
-    """An empty cache for the compiler: each row takes what a first compilation takes, however often it was done.
-
-    Raises UserError where the compiler fails.
-    """
+    """An empty compiler cache, so that each row times a first compilation.  Raises UserError if the compiler fails."""
     name = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.pop(name, None)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -425,11 +427,11 @@ def cold_compiler() -> Iterator[None]:
                 os.environ[name] = before
 
 
-# ---- Columns and figures that sweeps share -------------------------------------------------------------------------
+# ---- Columns that sweeps share -------------------------------------------------------------------------------------
 
 
 def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak_bytes") -> dict:
-    """The column of a step's peak by a fake-tensor run; null, with the reason, where there can be none."""
+    """The peak of a step by a fake-tensor run, as a column; null with the reason if it cannot run on fake tensors."""
     from analysis.prediction import peak_bytes  # imports pandas
 
     try:
@@ -444,12 +446,18 @@ def time_statistics(name: str, values_ms: list[float]) -> dict:
     return {f"{name}_ms": stats["median"], f"{name}_mean_ms": stats["mean"], f"{name}_std_ms": stats["std"]}
 
 
+def columns_of(row_type: type) -> list[str]:
+    """The columns that every row of this document type has."""
+    hints = get_type_hints(row_type, include_extras=True)
+    return [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]
+
+
 def text_columns(*keys: str) -> list[Column]:
     return [column(key, key, left=True) for key in keys]
 
 
 def plain_columns(rows: list[dict], form: str = ".7g") -> list[Column]:
-    """A column for each value of the rows, titled by its name; form is that of real numbers."""
+    """A column for each key of the rows, with the key as its title; form: for floats."""
     columns = []
     for key in (key for key in rows[0] if not key.endswith("_reason")):
         kinds = {type(row[key]) for row in rows} - {type(None)}
@@ -464,7 +472,7 @@ def plain_columns(rows: list[dict], form: str = ".7g") -> list[Column]:
 
 
 def status_column() -> Column:
-    """The last column of a table: the status, and why where it is not ok."""
+    """The last column of a table: the status, with the reason if it is not ok."""
 
     def text(row: dict) -> str:
         status = "OOM" if row["status"] == "oom" else row["status"]
@@ -500,7 +508,7 @@ def interval_column(title: str, key: str) -> Column:
 
 
 def exponent(points: list[tuple[float, float | None]]) -> float | None:
-    """The p of y ~ x^p by least squares of logarithms; None if y is known for fewer than two different x."""
+    """The p of y ~ x^p, by least squares on logarithms; None if y is known for fewer than two values of x."""
     known = [(x, y) for x, y in points if y is not None]
     if len({x for x, _ in known}) < 2:
         return None
@@ -509,5 +517,5 @@ def exponent(points: list[tuple[float, float | None]]) -> float | None:
 
 
 def unique(values: Sequence) -> list:
-    """Each once, in their order."""
+    """Without duplicates, in order."""
     return list(dict.fromkeys(values))

@@ -1,4 +1,4 @@
-"""What does timing a step wrongly do to a conclusion?  Two steps, timed by five wrong methods and the right one."""
+"""Baseline and changed step, timed by the right method and by five wrong ones, with the conclusion from each."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 from analysis.compare import NOISE, ratio
 from harness.devices import choose_device, set_numerics, synchronize
+from harness.documents import TimingStudyRow
 from harness.errors import UserError
 from harness.tables import Section, column
 from harness.timing import UntimedMeter
@@ -33,13 +34,13 @@ METHODS = {
 MEANS = (NO_WARM_UP, "mean with an outlier")  # the others report a median
 KEY = ("method",)
 FIGURES = {"baseline_ms": None, "changed_ms": None, "ratio": None}
-PAUSE = 3.0  # median steps of the baseline: as long as writing a checkpoint, or another user's job
+PAUSE = 3.0  # median baseline steps; stands for writing a checkpoint, or another user's job
 
-# ---- Measurement, in a process of its own --------------------------------------------------------------------------
+# ---- Measurement, in a new process ---------------------------------------------------------------------------------
 
 
 class Step:
-    """A call is one training step of the workload.  Nothing in it waits for the device."""
+    """Calling it runs one training step of the workload, without waiting for the device."""
 
     def __init__(self, workload: TinyLlamaWorkload, device: torch.device):
         training = workload.training
@@ -56,7 +57,7 @@ class Step:
 
 
 def time_synced(work: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of one call, from an idle device until it is idle again."""
+    """Milliseconds of one call, synchronized before and after."""
     synchronize(device)
     started = time.perf_counter()
     work()
@@ -65,14 +66,14 @@ def time_synced(work: Callable[[], object], device: torch.device) -> float:
 
 
 def return_ms(work: Callable[[], object]) -> float:
-    """Milliseconds until the call returns, whether the device is done or not."""
+    """Milliseconds until the call returns, without synchronization."""
     started = time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - started)
 
 
 def alternating(a: Callable, b: Callable, device: torch.device, rounds: Iterable[int]) -> tuple[list, list]:
-    """Milliseconds of a() and b(), once a round, in an order that alternates: a drift of the machine affects both."""
+    """Milliseconds of a() and b() in each round, in alternating order, so that drift of the machine affects both."""
     a_ms, b_ms = [], []
     for i in rounds:
         for work, times in ((a, a_ms), (b, b_ms)) if i % 2 == 0 else ((b, b_ms), (a, a_ms)):
@@ -81,7 +82,7 @@ def alternating(a: Callable, b: Callable, device: torch.device, rounds: Iterable
 
 
 def cold_steps(workload: TinyLlamaWorkload, steps: int) -> list[float]:
-    """Milliseconds of the first steps of a new process, each synchronized: only the warm-up is missing."""
+    """Milliseconds of the first steps of a new process, each synchronized."""
     device = choose_device(workload.training.device)
     step = Step(workload, device)
     return [time_synced(step, device) for _ in range(steps)]
@@ -111,8 +112,8 @@ def interleaved(
 
 
 def dispatch_ms(step: Step, steps: int, device: torch.device) -> list[float]:
-    """How long the calls take to return while the device works on.  On a CPU there is no device to dispatch to: there a
-    worker thread stands for it, and what is timed is the dispatch."""
+    """Milliseconds until each call returns, while the device still works.  On a CPU a worker thread takes the role of
+    the device, and dispatching to it is timed."""
     if device.type == "cuda":
         synchronize(device)
         return [return_ms(step) for _ in range(steps)]
@@ -129,7 +130,7 @@ def profiled_ms(step: Step, steps: int, device: torch.device) -> list[float]:
 
 
 def interrupted_ms(step: Step, steps: int, pause_s: float, device: torch.device) -> list[float]:
-    """The step in the middle meets a pause."""
+    """Milliseconds of each step; the one in the middle includes a pause."""
 
     def interrupted() -> None:
         step()
@@ -142,7 +143,7 @@ def interrupted_ms(step: Step, steps: int, pause_s: float, device: torch.device)
 
 
 def study(args, device: DeviceProperties) -> None:
-    """All methods, for the baseline and the change that the command line names."""
+    """Run the sweep."""
     from studies.figures import timing_figure
 
     args.change = shlex.split(args.change)
@@ -150,8 +151,8 @@ def study(args, device: DeviceProperties) -> None:
     device.check_precisions([changed.precision])
     repetitions, wrong = args.repetitions, args.wrong_method_repetitions
     if not device.on_gpu:
-        args.notes.append("No GPU: in `no synchronization` a worker thread stands for the device")
-    sweep = Sweep("timing_study", args, device, KEY, FIGURES, ("ratio_95", "baseline_factor", "conclusion"))
+        args.notes.append("No GPU: in `no synchronization` a worker thread takes the role of the device")
+    sweep = Sweep("timing_study", args, device, TimingStudyRow, KEY, FIGURES)
     sweep.open()
     one_process = [{"method": method} for method in METHODS if method != NO_WARM_UP]
 
@@ -179,7 +180,7 @@ def study(args, device: DeviceProperties) -> None:
 
 
 def workloads(args) -> tuple[TinyLlamaWorkload, TinyLlamaWorkload]:
-    """Baseline and changed step.  Raises UserError where they are the same step, or cannot be timed as steps."""
+    """Baseline and changed step.  Raises UserError if the change does not affect a step, or is compilation."""
     settings = {name: getattr(args, name) for name in ("device", "size", "batch_size", "seq_len")}
     baseline, changed = workload_of(**settings), workload_of(args.change, **settings)
     if step_of(baseline) == step_of(changed):
@@ -192,25 +193,24 @@ def workloads(args) -> tuple[TinyLlamaWorkload, TinyLlamaWorkload]:
 
 
 def step_of(workload: TinyLlamaWorkload) -> TinyLlamaWorkload:
-    """The workload without what does not change a step: how many there are, and where they are reported."""
+    """The workload without the settings that do not affect a step."""
     training = replace(workload.training, num_steps=1, log_interval=1, output_dir=None, force=False)
     return replace(workload, training=training)
 
 
 def reported(method: str, baseline: list[float], changed: list[float]) -> dict:
-    """What somebody who measures by this method would report.  Milliseconds, each time included."""
+    """The figures that this method reports, with every single time, in ms."""
     average = statistics.fmean if method in MEANS else statistics.median
     baseline_ms, changed_ms = average(baseline), average(changed)
     found = {"baseline_ms": baseline_ms, "changed_ms": changed_ms, "ratio": changed_ms / baseline_ms}
     if method == RIGHT:
         found["ratio_95"] = ratio(np.array(changed), np.array(baseline))["ratio_95"]
-        # What a single pair of steps would have reported.
         found["ratios_of_pairs"] = [b / a for a, b in zip(baseline, changed, strict=True)]
     return found | {"baseline_times_ms": baseline, "changed_times_ms": changed}
 
 
 def concluded(rows: list[dict]) -> list[dict]:
-    """The rows with what each method does to time and conclusion, compared with the right one."""
+    """The rows with baseline factor and conclusion, compared with the right method."""
     right = next((row for row in rows if row["method"] == RIGHT and row["status"] == "ok"), None)
     if right is None:
         return rows
@@ -219,27 +219,25 @@ def concluded(rows: list[dict]) -> list[dict]:
 
 def conclude(row: dict, right: dict) -> dict:
     row = {name: value for name, value in row.items() if name not in ("conclusion_reason", "baseline_factor_reason")}
-    row["baseline_factor"] = row["baseline_ms"] / right["baseline_ms"]
-    row["conclusion"] = effect(row["ratio"])
-    if row["method"] != RIGHT:
-        row["conclusion"] = conclusion(row["ratio"], right["ratio"], interval_of(right))
-    return row
+    is_right = row["method"] == RIGHT
+    found = effect(row["ratio"]) if is_right else conclusion(row["ratio"], right["ratio"], interval_of(right))
+    return row | {"baseline_factor": row["baseline_ms"] / right["baseline_ms"], "conclusion": found}
 
 
 def conclusion(claimed: float, right: float, interval: tuple[float, float]) -> str:
-    """How a claimed ratio differs from the right one, with its 95% interval."""
+    """How the conclusion from a ratio differs from that of the right one with its 95% interval."""
     low, high = interval
     if low <= claimed <= high:
         return "the same"
     if low <= 1 <= high:
-        return f"{effect(claimed)}, where no difference can be told"
+        return f"{effect(claimed)}, where there is no significant difference"
     if (claimed - 1) * (right - 1) < 0:
         return f"the opposite: {effect(claimed)}, not {effect(right)}"
     return f"{effect(claimed)}, not {effect(right)}"
 
 
 def interval_of(right: dict) -> tuple[float, float]:
-    """Of its ratio; the ratio alone where there are too few repetitions."""
+    """Its 95% interval; the ratio itself if there are too few repetitions."""
     low, high = right["ratio_95"] or (right["ratio"], right["ratio"])
     return low, high
 
@@ -264,10 +262,10 @@ def table(rows: list[dict]) -> Section:
         factor_column("baseline / right", "baseline_factor"),
         column("ratio", "ratio", ".3f"),
         interval_column("95% interval", "ratio_95"),
-        column("the change makes a step", "conclusion", left=True),
+        column("conclusion", "conclusion", left=True),
         status_column(),
     )
-    return Section("A step and a changed one, timed by six methods", columns, rows)
+    return Section("Baseline and changed step, timed by six methods", columns, rows)
 
 
 def sections(rows: list[dict], change: str) -> list[Section]:
@@ -284,7 +282,7 @@ def sections(rows: list[dict], change: str) -> list[Section]:
     text = [
         f"Right: {effect(right['ratio'])}, ratio {right['ratio']:.3f} ({low:.3f} to {high:.3f}), "
         f"{len(pairs)} repetitions{noise}",
-        f"Ratios of single pairs of steps: {min(pairs):.3f} to {max(pairs):.3f}; {outside} of {len(pairs)} lie outside "
+        f"Ratios of single pairs of steps: {min(pairs):.3f} to {max(pairs):.3f}; {outside} of {len(pairs)} are outside "
         f"the interval, {opposite} on the other side of 1",
     ]
     return [first, Section("How reliable is a single run?", text=text)]

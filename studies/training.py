@@ -1,4 +1,4 @@
-"""How long do the parts of a training step take, by size, length, precision and compilation; what does warm-up do?"""
+"""Time of each phase of a training step by size, sequence length, precision, warm-up and compilation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from analysis.fake_run import FakeRunError, fake_forward
 from harness.devices import choose_device, set_numerics
+from harness.documents import TrainingBenchmarkRow
 from harness.files import explain_nulls, make_folder
 from harness.memory_tracker import MemoryTracker
 from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
@@ -37,17 +38,13 @@ PHASES = ("forward", "backward", "optimizer")
 KEY = ("size", "seq_len", "batch_size", "mode", "precision", "compiled", "warmup_steps")
 TIMES = (*PHASES, "step")
 FIGURES = {f"{name}_ms": f"{name}_std_ms" for name in TIMES} | {"compile_s": None, "peak_bytes": None}
-MEASURED = (
-    *(f"{name}{kind}_ms" for name in TIMES for kind in ("", "_mean", "_std")),
-    *("compile_s", "peak_bytes", "achieved_tflops", "repetitions", "first_loss", "final_loss"),
-)
 SNAPSHOT_LENGTHS = [128, 256, 512]
 
-# ---- Measurement, in a process of its own --------------------------------------------------------------------------
+# ---- Measurement, in a new process ---------------------------------------------------------------------------------
 
 
 class Runner:
-    """Runs steps of a workload, or forward passes alone, and times their phases; a GPU is read when all are done."""
+    """Runs and times training steps, or forward passes alone; a GPU's events are read after the last one."""
 
     def __init__(self, workload: TinyLlamaWorkload, mode: str):
         training = workload.training
@@ -68,28 +65,28 @@ class Runner:
         return meter.records
 
     def compile(self) -> StepRecord:
-        """Compile the model; the step that did it."""
-        self.run(1)  # what a process does once is no part of compiling
+        """Compile the model.  Returns the record of the step that compiles."""
+        self.run(1)  # one-time initialization is not compile time
         self.state.model.compile(dynamic=False)
         with cold_compiler():
             return self.run(1)[0]
 
 
 def infer(workload: TinyLlamaWorkload, state: TrainingState, stream, steps: int, meter, instruments) -> None:
-    """The forward pass alone, which keeps nothing for a backward pass."""
+    """The forward pass alone, which saves nothing for a backward pass."""
     with torch.no_grad():
         for step in range(1, steps + 1):
             with meter.step(step), instruments.step(step):
                 with meter.phase("data"):
                     batch = next(stream)
                 with meter.phase("forward"), instruments.forward(step), state.autocast:
-                    meter.add_loss(workload.loss(state.model, batch))  # in the phase, whose end is waited for
+                    meter.add_loss(workload.loss(state.model, batch))  # within the phase, so that its copy is timed
 
 
 def measure(workload: TinyLlamaWorkload, mode: str, steps: int, snapshot_folder: Path | None = None) -> dict:
-    """Milliseconds of each phase, step by step, the first included.
+    """Milliseconds of each phase in every step, from the first; seconds of compilation; on a GPU, peak bytes.
 
-    The step that compiles is none of them: what it takes beyond the median of the others is given apart.
+    The step that compiles is not among them: compile_s is its time beyond their median.
     """
     runner = Runner(workload, mode)
     on_gpu = runner.device.type == "cuda"
@@ -115,7 +112,7 @@ def measure(workload: TinyLlamaWorkload, mode: str, steps: int, snapshot_folder:
 
 
 def figures(answer: dict, warmup: int, repetitions: int, flops: int) -> dict:
-    """The columns of a row: what measure() gave for the steps after so many of warm-up."""
+    """The measured columns of a row: the result of measure() without the warm-up steps."""
     found = {"repetitions": repetitions, "compile_s": answer["compile_s"], "peak_bytes": answer["peak_bytes"]}
     counted = slice(warmup, warmup + repetitions)
     for name in PHASES:
@@ -123,7 +120,7 @@ def figures(answer: dict, warmup: int, repetitions: int, flops: int) -> dict:
         found |= time_statistics(name, phase_ms)
     found |= time_statistics("step", answer["step_ms"][counted])
     if answer["peak_bytes"] is None:
-        found["peak_bytes_reason"] = "no GPU, whose allocator would know; see predicted_peak_bytes"
+        found["peak_bytes_reason"] = "no GPU, whose allocator records it; see predicted_peak_bytes"
     found |= {"first_loss": answer["losses"][0], "final_loss": answer["losses"][-1]}
     return found | {"achieved_tflops": flops / (found["step_ms"] / 1e3) / 1e12}
 
@@ -132,16 +129,16 @@ def figures(answer: dict, warmup: int, repetitions: int, flops: int) -> dict:
 
 
 def benchmark(args, device: DeviceProperties) -> None:
-    """All rows that the command line asks for."""
+    """Run the sweep."""
     from studies.figures import training_figure
 
     device.check_precisions(args.precisions, "--precisions")
     args.warmups = sorted(args.warmups)
     args.seq_lens = args.seq_lens or (SNAPSHOT_LENGTHS if args.memory_snapshot else [None])
     if args.memory_snapshot and not device.on_gpu:
-        args.notes.append("No GPU: peaks are predicted, and there is no allocator whose history could be written")
+        args.notes.append("No GPU: peaks are predicted, and no allocation history is written")
     specs = specs_of(args)
-    sweep = Sweep("training_benchmark", args, device, KEY, FIGURES, MEASURED)
+    sweep = Sweep("training_benchmark", args, device, TrainingBenchmarkRow, KEY, FIGURES)
     sweep.open()
 
     def rows_of(spec: dict) -> list[dict]:
@@ -157,7 +154,7 @@ def benchmark(args, device: DeviceProperties) -> None:
 
 
 def measured_rows(sweep: Sweep, spec: dict, repetitions: int, snapshots: Path | None = None) -> list[dict]:
-    """The rows of one run, each after the warm-up that it names."""
+    """The rows of one run, one for each number of warm-up steps."""
     workload, mode = spec["workload"], spec["mode"]
     common = sweep.predict(predicted, workload, mode, sweep.predicts_gpu) | {"parameters": workload.parameter_count()}
     steps = repetitions + max(row["warmup_steps"] for row in spec["rows"])
@@ -170,7 +167,7 @@ def measured_rows(sweep: Sweep, spec: dict, repetitions: int, snapshots: Path | 
 
 
 def specs_of(args) -> list[dict]:
-    """What is run, and the rows that come of each run: one for each warm-up."""
+    """One spec for each run; it has a row for each number of warm-up steps."""
     names = ("batch_size", "device", "attention", "optimizer_impl", "activation_checkpointing")
     common = {name: getattr(args, name) for name in names}
     specs = []
@@ -185,7 +182,7 @@ def specs_of(args) -> list[dict]:
 
 
 def predicted(workload: TinyLlamaWorkload, mode: str, on_gpu: bool) -> dict:
-    """The peak by a fake-tensor run: of a step, or of a forward pass that keeps nothing."""
+    """The peak of a step or of a forward pass alone, by a fake-tensor run."""
     if mode == "train":
         return predicted_peak(workload, on_gpu)
     try:
@@ -206,13 +203,15 @@ def result(row: dict) -> str:
 
 # ---- Reporting -----------------------------------------------------------------------------------------------------
 
-SHAPE = (
-    *text_columns("size"),
-    column("batch", "batch_size", ","),
-    column("sequence", "seq_len", ","),
-)
-MODE, PRECISION = text_columns("mode", "precision")
+SIZE, MODE, PRECISION = text_columns("size", "mode", "precision")
+SHAPE = (SIZE, column("batch", "batch_size", ","), column("sequence", "seq_len", ","))
 COMPILED = yes_no_column("compiled", "compiled")
+TIME_COLUMNS = (*(mean_std_column(phase, phase) for phase in TIMES), column("median", "step_ms", ",.2f"))
+TFLOPS = column("TFLOP/s", "achieved_tflops", ".4f")
+PEAKS = (
+    column("peak (MB)", "peak_bytes", ",.0f", MB),
+    column("predicted (MB)", "predicted_peak_bytes", ",.0f", MB),
+)
 
 
 def title_of(subject: str, rows: list[dict]) -> str:
@@ -228,12 +227,10 @@ def table(rows: list[dict]) -> Section:
         PRECISION,
         COMPILED,
         column("warm-up", "warmup_steps"),
-        *(mean_std_column(phase, phase) for phase in TIMES),
-        column("median", "step_ms", ",.2f"),
-        column("TFLOP/s", "achieved_tflops", ".4f"),
+        *TIME_COLUMNS,
+        TFLOPS,
         column("compile (s)", "compile_s", ",.1f"),
-        column("peak (MB)", "peak_bytes", ",.0f", MB),
-        column("predicted (MB)", "predicted_peak_bytes", ",.0f", MB),
+        *PEAKS,
         status_column(),
     )
     return Section(title_of("Training benchmark", rows), columns, rows)
@@ -256,13 +253,13 @@ def most_warmed_up(rows: list[dict]) -> list[dict]:
 
 
 def warmup_section(rows: list[dict]) -> Section:
-    """What the first steps do to mean and spread, compared with the row of the most warm-up."""
+    """Mean and spread with less warm-up, relative to the row with the most."""
     warm = {label(row): row for row in most_warmed_up(rows)}
-    lines = []
-    for row in rows:
-        if row["status"] == "ok":
-            ratios = {f"{name}_ratio": row[name] / warm[label(row)][name] for name in ("step_mean_ms", "step_ms")}
-            lines.append(row | ratios)
+    lines = [
+        row | {f"{name}_ratio": row[name] / warm[label(row)][name] for name in ("step_mean_ms", "step_ms")}
+        for row in rows
+        if row["status"] == "ok"
+    ]
     columns = (
         Column("row", label, left=True),
         column("warm-up steps", "warmup_steps"),
@@ -273,11 +270,11 @@ def warmup_section(rows: list[dict]) -> Section:
         column("median / warm median", "step_ms_ratio", ".3f"),
     )
     most = max(row["warmup_steps"] for row in rows)
-    return Section(f"What warm-up does: rows of one run each, warm is after {most} steps", columns, lines)
+    return Section(f"What warm-up does: the same run without its first steps; warm: after {most} steps", columns, lines)
 
 
 def speedup_section(rows: list[dict]) -> Section:
-    """Compiled or not, what compiling took, and from which step on it saves time."""
+    """Compiled and not compiled, compile time, and the step from which compiling saves time."""
     rows = most_warmed_up(rows)
     key = [name for name in KEY if name != "compiled"]
     baselines = {tuple(row[name] for name in key): row for row in rows if not row["compiled"]}
@@ -309,20 +306,21 @@ def speedup(row: dict, baseline: dict) -> dict:
 
 
 def peak_section(rows: list[dict]) -> Section:
-    """Peaks of the forward pass alone and of the full step by sequence length, measured or predicted, as marked."""
+    """Peaks of the forward pass alone and of the full step, each labeled as measured or predicted."""
     names = ("size", "precision", "compiled", "seq_len")
     lines: dict[tuple, dict] = {}
     for row in rows:
         line = lines.setdefault(tuple(row[name] for name in names), {name: row[name] for name in names})
         line.setdefault(row["mode"], peak_text(row))
     columns = (
-        *text_columns("size", "precision"),
+        SIZE,
+        PRECISION,
         COMPILED,
         column("sequence length", "seq_len", ","),
         column("forward only", "forward"),
         column("full step", "train"),
     )
-    text = ["Forward only: nothing is kept for a backward pass, and there is no optimizer."]
+    text = ["Forward only: nothing is saved for a backward pass, and there is no optimizer."]
     return Section("Peak memory by sequence length", columns, list(lines.values()), text)
 
 

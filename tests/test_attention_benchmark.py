@@ -146,7 +146,7 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
     flags = [*TINY, "--implementations", "eager", "sdpa-flash"]
     assert bench(*flags, "--output-dir", "run") == 0
     out = capfd.readouterr().out
-    assert "Growth: the p of S^p" in out
+    assert "Growth: p in S^p" in out
     assert "[4/4] sdpa-flash fp32 d8 S 32:" in out
     document = document_in(scratch / "run")
     assert [row["status"] for row in document["rows"]] == ["ok"] * 4
@@ -165,7 +165,7 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
     (scratch / "run" / "attention_benchmark.json").write_text(json.dumps(broken))
     assert bench(*flags, "--resume", "run") == 0
     out = capfd.readouterr().out
-    assert "Resumed: 2 rows are done" in out
+    assert "Resumed; finished rows: 2" in out
     assert "[2/2]" in out
     again = document_in(scratch / "run")["rows"]
     assert [row["status"] for row in again] == ["ok"] * 4
@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_accounted_for(scratch, capfd):
     assert large["reason"].startswith("would not fit")
     assert large["status"] == "skipped"
     assert "The smallest row that does not fit: manual fp32 d8 S 1024, batch 2" in out
-    assert f"Together {sum(tensor['bytes'] for tensor in large['tensors']):,} bytes" in out
+    assert f"Total: {sum(tensor['bytes'] for tensor in large['tensors']):,} bytes" in out
     assert large["forward_ms"] is None and "would not fit" in large["forward_ms_reason"]
 
 
@@ -265,7 +265,7 @@ def test_processes_of_rows():
     assert sweep.in_fresh_process(_runs_out)[0] == "oom"
     status, why = sweep.in_fresh_process(_dies)
     assert (status, "SIGKILL" in why) == ("oom", True)
-    assert sweep.in_fresh_process(_exits) == ("failed", "its process ended by exit code 3")
+    assert sweep.in_fresh_process(_exits) == ("failed", "the process ended with exit code 3")
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_a_study_and_its_resumption(tmp_path, study):
     (tmp_path / "study" / "memory_study.json").write_text(json.dumps(broken))
     code, out = study(*flags, "--resume", "study")
     assert code == 0, out
-    assert "Resumed: 3 rows are done" in out and "[1/1] batch 4 x 64 tokens:" in out
+    assert "Resumed; finished rows: 3" in out and "[1/1] batch 4 x 64 tokens:" in out
     assert rows_in(tmp_path / "study")[:3] == rows[:3]
     code, out = study(*flags, "--resume", "study", "--learning-rate", "1")
     assert (code, "started with learning_rate 0.0001, not 1.0" in out) == (2, True)

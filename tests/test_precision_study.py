@@ -210,7 +210,7 @@ def test_a_study_and_its_resumption(scratch, capfd):
     (scratch / "run" / "precision_study.json").write_text(json.dumps(document | {"rows": [fp32]}))
     assert study(*flags, "--resume", "run") == 0
     out = capfd.readouterr().out
-    assert "Resumed: 1 rows are done" in out and "[1/1] tiny bf16:" in out
+    assert "Resumed; finished rows: 1" in out and "[1/1] tiny bf16:" in out
     assert document_in(scratch / "run")["rows"][0] == fp32
     assert study(*flags, "--repetitions", "3", "--resume", "run") == 2
     assert "started with repetitions 2, not 3" in capfd.readouterr().err

@@ -23,7 +23,7 @@ def document(tmp_path_factory):
     assert (folder / "timing_study.png").stat().st_size > 10_000
     text = (folder / "timing_study.md").read_text()
     assert all(method in text for method in METHODS)
-    assert "a worker thread stands for the device" in text
+    assert "a worker thread takes the role of the device" in text
     return json.loads((folder / "timing_study.json").read_text())
 
 
@@ -57,7 +57,7 @@ def test_each_mistake_leaves_its_mark(document):
         (1.6, [1.2, 1.3], "60.0% slower, not 25.0% slower"),
         (1.05, [1.2, 1.3], "5.0% slower, not 25.0% slower"),
         (0.8, [1.2, 1.3], "the opposite: 20.0% faster, not 25.0% slower"),
-        (1.6, [0.9, 1.3], "60.0% slower, where no difference can be told"),
+        (1.6, [0.9, 1.3], "60.0% slower, where there is no significant difference"),
         (1.25, [1.25, 1.25], "the same"),
         (1.3, [1.25, 1.25], "30.0% slower, not 25.0% slower"),
     ],

@@ -11,7 +11,7 @@ from helpers import run_command
 import compare_runs
 import run_training_benchmark
 from analysis.fake_run import fake_forward
-from harness.documents import SCHEMA_VERSION
+from harness.documents import SCHEMA_VERSION, TrainingBenchmarkRow
 from harness.errors import UserError, out_of_memory
 from harness.memory_tracker import MemoryTracker
 from harness.timing import trace_range
@@ -153,7 +153,7 @@ def test_without_a_compiler_the_row_says_so(without_compiler):
 
 def row(compiled: bool, step_ms: float, compile_s: float | None) -> dict:
     key = ("tiny", 8, 1, "train", "fp32", compiled, 1)
-    empty = dict.fromkeys((*benchmark.MEASURED, "predicted_peak_bytes"))
+    empty = dict.fromkeys(sweep.columns_of(TrainingBenchmarkRow))
     times = {"step_ms": step_ms, "step_mean_ms": step_ms, "compile_s": compile_s, "status": "ok", "reason": ""}
     return empty | dict(zip(benchmark.KEY, key, strict=True)) | times
 
