@@ -62,12 +62,9 @@ def result(row: dict) -> str:
 
 def growth_rows(rows: list[dict]) -> list[dict]:
     """For each implementation, dtype and head dimension: the exponents of time and memory in S."""
-    groups: dict[tuple, list[dict]] = {}
-    for row in rows:
-        if row["status"] == "ok":
-            groups.setdefault(tuple(row[name] for name in GROUP), []).append(row)
     found = []
-    for group, some in groups.items():
+    for group in unique([tuple(row[name] for name in GROUP) for row in rows]):
+        some = [row for row in rows if row["status"] == "ok" and tuple(row[name] for name in GROUP) == group]
         if len({row["seq_len"] for row in some}) > 1:
             one = dict(zip(GROUP, group, strict=True)) | {"seq_lens": " ".join(str(row["seq_len"]) for row in some)}
             for name in ("forward_ms", "backward_ms", "memory_bytes", "predicted_memory_bytes"):

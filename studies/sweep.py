@@ -169,16 +169,16 @@ class Sweep:
         the rows, and label(row) and result(row) are for its line of output.  If the sweep is interrupted, the table of
         the rows so far is printed.
         """
+        done = {self.identity(row) for row in self.rows}
+        todo = [spec for spec in specs if not all(self.identity(row) in done for row in spec["rows"])]
         try:
-            self._run(specs, measure, label, result)
+            self._measure_all(todo, measure, label, result)
         except BaseException:
             if self.rows:
                 say(*table(self.rows).as_text())
             raise
 
-    def _run(self, specs: list[dict], measure: Callable, label: Callable, result: Callable) -> None:
-        done = {self.identity(row) for row in self.rows}
-        todo = [spec for spec in specs if not all(self.identity(row) in done for row in spec["rows"])]
+    def _measure_all(self, todo: list[dict], measure: Callable, label: Callable, result: Callable) -> None:
         started, slow = time.monotonic(), 0
         with progress_bar(self.name.replace("_", " "), total=len(todo)) as self.bar:
             for i, spec in enumerate(todo, 1):

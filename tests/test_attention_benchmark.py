@@ -1,4 +1,4 @@
-"""Attention alone: predicted to the byte, equal however it is computed, and a sweep that loses nothing."""
+"""Attention alone: predicted memory, equal results of all implementations, and the sweep."""
 
 import functools
 import json
@@ -16,8 +16,8 @@ from studies.attention_cost import manual_attention, measure, predicted, reason_
 from tiny_llama_v1 import eager_attention, fused_attention
 
 CPU = torch.device("cpu")
-# Bytes that the source document measured before the backward pass on its GPU: batch 8, one head, by (d_head, sequence).
-DOCUMENT = {
+# Bytes in use before the backward pass, published for another GPU: batch 8, one head, by (d_head, sequence length).
+PUBLISHED = {
     (16, 256): 13_369_344,
     (16, 1024): 86_769_664,
     (16, 4096): 1_101_266_944,
@@ -39,9 +39,9 @@ def spec(implementation, d_head=16, seq_len=32, dtype="fp32", batch_size=2, caus
     return dict(zip(KEY, values, strict=True))
 
 
-@pytest.mark.parametrize(("shape", "measured"), DOCUMENT.items())
-def test_the_rows_of_the_document(shape, measured):
-    """What its GPU had in use is what is predicted, and the workspaces of its BLAS library."""
+@pytest.mark.parametrize(("shape", "measured"), PUBLISHED.items())
+def test_published_measurements(shape, measured):
+    """They are the prediction plus the workspaces of the BLAS library."""
     found = predicted(spec("manual", *shape, batch_size=8), CPU)
     assert 0 <= measured - found["predicted_memory_bytes"] <= 18 * MB
 
@@ -71,7 +71,7 @@ def test_compiled_attention_keeps_no_more_than_eager():
 
 @pytest.mark.parametrize("implementation", ["manual", "eager", "sdpa-flash", "sdpa-math"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_measured_memory_is_the_predicted(implementation, causal):
+def test_measured_memory_is_as_predicted(implementation, causal):
     one = spec(implementation, seq_len=48, causal=causal)
     found = measure(one, "cpu", repetitions=2, warmup_steps=0)
     assert found["memory_bytes"] == predicted(one, CPU)["predicted_memory_bytes"]
@@ -82,7 +82,7 @@ def test_measured_memory_is_the_predicted(implementation, causal):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("implementation", ["manual", "eager", "compiled", "sdpa-flash", "sdpa-efficient", "sdpa-math"])
-def test_gpu_memory_is_the_predicted(implementation):
+def test_gpu_memory_is_as_predicted(implementation):
     """Within the allocator's rounding, 512 bytes a tensor."""
     one = spec(implementation, d_head=64, seq_len=512, dtype="bf16", batch_size=8)
     expected = predicted(one, torch.device("cuda"))
@@ -97,7 +97,7 @@ def tensors(kv_heads: int, dtype=torch.float32):
 
 
 def output_and_gradients(function, inputs):
-    """With an upstream gradient that is not the same everywhere."""
+    """With an upstream gradient that varies."""
     output = function(*inputs)
     weights = torch.linspace(-1, 1, output.numel()).view_as(output).to(output)
     return [output, *torch.autograd.grad((output * weights).sum(), inputs)]
@@ -120,7 +120,7 @@ FUNCTIONS = {
         ("compiled", 2, torch.float32, 1e-5),
     ],
 )
-def test_all_compute_the_same(name, kv_heads, dtype, tolerance):
+def test_all_implementations_agree(name, kv_heads, dtype, tolerance):
     """Outputs and gradients of eager attention, with shared key/value heads too; errors relative to the largest."""
     inputs = tensors(kv_heads, dtype)
     expected = output_and_gradients(lambda q, k, v: eager_attention(q, k, v, MASK.to(q.dtype)), inputs)
@@ -180,7 +180,7 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
     assert {"attention_benchmark.json", "rows"} <= {file.name for file in earlier.iterdir()}
 
 
-def test_what_does_not_fit_is_accounted_for(scratch, capfd):
+def test_breakdown_of_a_row_that_does_not_fit(scratch, capfd):
     flags = [*TINY, "--implementations", "manual", "--dry-run", "--device-memory", "0.002", "--seq-lens", "64", "1024"]
     assert bench(*flags, "--output-dir", "run") == 0
     out = capfd.readouterr().out
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_accounted_for(scratch, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "code"), [("oom", 0), ("failed", 1)])
-def test_a_row_that_ends_badly_is_a_row(scratch, monkeypatch, capfd, status, code):
+def test_out_of_memory_and_failure_are_rows(scratch, monkeypatch, capfd, status, code):
     answers = iter([(status, "why it did")])
     real = sweep.in_fresh_process
     monkeypatch.setattr(sweep, "in_fresh_process", lambda *work, **options: next(answers, None) or real(*work))
@@ -207,15 +207,15 @@ def test_a_row_that_ends_badly_is_a_row(scratch, monkeypatch, capfd, status, cod
     assert ("OOM: why it did; 0.0 MB predicted" in out) == (status == "oom")
 
 
-def test_a_kernel_that_the_device_does_not_have_is_refused_with_the_reason(scratch):
+def test_a_kernel_that_the_device_lacks_is_skipped_with_the_reason(scratch):
     assert bench(*TINY, "--implementations", "sdpa-efficient", "eager", "--output-dir", "run") == 0
     rows = document_in(scratch / "run")["rows"]
     assert [row["status"] for row in rows] == ["skipped", "skipped", "ok", "ok"]
     assert rows[0]["reason"] == "PyTorch has this kernel for GPUs only"
 
 
-def test_of_all_that_is_said_of_kernels_the_part_about_one_is_its_reason():
-    said = [
+def test_the_reason_of_one_backend_is_found_among_all_warnings():
+    warnings = [
         "Memory efficient kernel not used because: (Triggered internally at somewhere)",
         "Memory Efficient attention has been runtime disabled. (Triggered internally at somewhere)",
         "Flash attention kernel not used because: (Triggered internally at somewhere)",
@@ -223,12 +223,12 @@ def test_of_all_that_is_said_of_kernels_the_part_about_one_is_its_reason():
         "CuDNN attention kernel not used because: (Triggered internally at somewhere)",
         "CuDNN attention has been runtime disabled. (Triggered internally at somewhere)",
     ]
-    assert reason_in(said, "flash") == "Expected query to have dtype Half or BFloat16."
-    assert reason_in(said, "cudnn") == "CuDNN attention has been runtime disabled."
-    assert reason_in(said, "math") == ""
+    assert reason_in(warnings, "flash") == "Expected query to have dtype Half or BFloat16."
+    assert reason_in(warnings, "cudnn") == "CuDNN attention has been runtime disabled."
+    assert reason_in(warnings, "math") == ""
 
 
-def test_what_cannot_run_on_fake_tensors_is_measured_without_a_prediction(scratch, monkeypatch):
+def test_without_a_prediction_the_row_is_measured(scratch, monkeypatch):
     def broken(spec, device):
         raise RuntimeError("no such operator\non fake tensors")
 

@@ -1,4 +1,4 @@
-"""Memory over batch sizes and sequence lengths: runs, fit, factors, and rows without a figure."""
+"""The memory study: runs, fit, growth factors, and rows that were not measured."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def exact(batch_size, seq_len):
     return 1000 + batch_size * (7 * seq_len + 3 * seq_len**2)
 
 
-def test_a_fit_finds_what_the_rows_were_made_of():
+def test_a_fit_recovers_the_terms():
     rows = [row(b, s, exact(b, s)) for b in (2, 4) for s in (8, 16, 32)]
     rows += [row(1, 4, 5000, phase="optimizer"), row(64, 64, None, status="failed")]
     found = fit(rows)
@@ -122,7 +122,7 @@ def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path, study):
     assert rows[1]["peak_bytes_reason"]
 
 
-def test_what_would_not_fit_is_not_run(tmp_path, study):
+def test_a_run_that_would_not_fit_is_skipped(tmp_path, study):
     flags = ("--batch-sizes", "2", "1000000", "--seq-lens", "1024", "--dry-run")
     code, out = study(*flags, "--output-dir", "study")
     assert code == 0, out

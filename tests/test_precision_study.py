@@ -1,4 +1,4 @@
-"""Precision: what hooks find, what the types can hold, how sums round, and a study that loses nothing."""
+"""Precision: data types found by hooks, range and precision of formats, rounding of sums, and the study."""
 
 import functools
 import itertools
@@ -33,7 +33,7 @@ def found(request):
     return request.param, rows, types
 
 
-def test_the_toy_model_gives_what_its_operators_give_one_by_one(found):
+def test_types_of_the_toy_model_are_those_of_its_operators(found):
     name, _, types = found
     low = devices.PRECISIONS[name]
     x, model = torch.randn(8, 20), ToyModel(20, 5)
@@ -47,7 +47,7 @@ def test_the_toy_model_gives_what_its_operators_give_one_by_one(found):
     assert types["ToyModel", "loss", "model"] == "float32"
 
 
-def test_matmuls_are_narrow_and_what_is_kept_is_not(found):
+def test_matmuls_have_16_bits_and_parameters_and_states_32(found):
     name, rows, types = found
     low = str(devices.PRECISIONS[name]).removeprefix("torch.")
     for (_, what, where), dtype in types.items():
@@ -73,8 +73,8 @@ def test_each_tensor_is_counted_once(found):
         assert counts == {"parameter": tensors, "gradient": tensors, "optimizer state": 3 * tensors}
 
 
-def test_another_model_gives_other_answers():
-    """Nothing of the tables is known beforehand: a model in bfloat16 throughout is found to be that."""
+def test_a_model_in_bfloat16_throughout():
+    """The types are found, not assumed."""
     model = ToyModel(20, 5).to(torch.bfloat16)
     batch = torch.randn(8, 20, dtype=torch.bfloat16), torch.randint(5, (8,))
     scaler, autocast = torch.amp.GradScaler("cpu", enabled=False), torch.autocast("cpu", enabled=False)
@@ -86,7 +86,7 @@ def test_another_model_gives_other_answers():
     assert (line["count"], line["bf16"]) == (4, "float32")
 
 
-def test_a_type_that_was_not_run_is_not_claimed():
+def test_a_type_that_was_not_run_is_not_mentioned():
     text = []
     for section in dtype_sections(data_types("bf16", CPU), {"fp16": "why it cannot"}, CPU):
         text += section.as_text()
@@ -119,8 +119,8 @@ def test_formats_are_those_of_the_bits():
 
 
 @pytest.mark.parametrize("width", [32, 256, 768])
-def test_where_sums_of_squares_end(width):
-    """Against exact arithmetic: half a unit beyond the largest is inf, half of the smallest is 0.  A mean is taken of
+def test_limits_of_sums_of_squares(width):
+    """By exact arithmetic: half a unit above the largest is inf, half of the smallest is 0.  A mean is computed from
     a sum in float32, so it is inf too where that sum is."""
     rows = {row["type"]: row for row in squares(width, CPU)}
     for kind in formats():
@@ -140,7 +140,7 @@ def test_where_sums_of_squares_end(width):
 
 
 def bfloat16(x: float) -> float:
-    """The nearest number of which the upper half of a float32 is enough, the even one of two."""
+    """Round to the upper half of a float32: to the nearest, ties to even."""
     bits = struct.unpack("<I", struct.pack("<f", x))[0]
     return float32_of((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16)
 
@@ -180,7 +180,7 @@ SMALL = "--size tiny --seq-len 8 --batch-size 1 --repetitions 2 --warmup-steps 1
 
 def document_in(folder):
     def refuse(text):
-        raise AssertionError(f"{text} is no JSON")
+        raise AssertionError(f"{text} is not JSON")
 
     return json.loads((folder / "precision_study.json").read_text(), parse_constant=refuse)
 
@@ -216,7 +216,7 @@ def test_a_study_and_its_resumption(scratch, capfd):
     assert "started with repetitions 2, not 3" in capfd.readouterr().err
 
 
-def test_what_the_device_lacks_is_a_row_with_the_reason(scratch, monkeypatch, capfd):
+def test_an_unsupported_precision_is_a_row_with_the_reason(scratch, monkeypatch, capfd):
     monkeypatch.setattr(devices, "cpu_trains_in_fp16", lambda: False)
     assert set(unsupported_precisions(CPU)) == {"tf32", "fp16"}
     assert study(*SMALL, "--dry-run", "--output-dir", "run") == 0
@@ -229,7 +229,7 @@ def test_what_the_device_lacks_is_a_row_with_the_reason(scratch, monkeypatch, ca
     assert "Not run under fp16: PyTorch" in (scratch / "run" / "precision_study.md").read_text()
 
 
-def test_a_row_that_ends_badly_is_a_row(scratch, monkeypatch, capfd):
+def test_out_of_memory_and_failure_are_rows(scratch, monkeypatch, capfd):
     answers = iter([("oom", "why it did"), ("failed", "what it said")])
     monkeypatch.setattr(sweep, "in_fresh_process", lambda *work, **options: next(answers))
     assert study(*SMALL, "--precisions", "bf16", "fp32", "--output-dir", "run") == 1

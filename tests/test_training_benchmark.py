@@ -1,4 +1,4 @@
-"""The parts of a step over sizes and lengths: rows from processes of their own, warm-up, compilation, peaks."""
+"""The training benchmark: rows, warm-up, compilation, peaks, and the comparison of sweeps."""
 
 import functools
 import json
@@ -58,7 +58,7 @@ def test_a_sweep(scratch, capfd):
     flops = workload_of(batch_size=1, seq_len=8).step_flops()
     assert rows[2]["achieved_tflops"] == pytest.approx(flops / rows[2]["step_ms"] / 1e9)
     assert "What warm-up does" in out
-    assert "No GPU" not in out  # nothing was left out: the sizes were named
+    assert "No GPU" not in out  # no default was replaced: the sizes were given
     assert {"config.json", "training_benchmark.md", "training_benchmark.png", "rows"} <= {
         file.name for file in (scratch / "a").iterdir()
     }
@@ -76,7 +76,7 @@ def test_a_sweep(scratch, capfd):
     assert (scratch / "c" / "comparison.png").stat().st_size > 5000
 
 
-def test_warm_up_is_what_is_left_out_first():
+def test_warm_up_steps_are_excluded():
     answer = {
         "phases_ms": [{"data": 1.0, "forward": float(n)} for n in (9, 5, 4, 3)],
         "step_ms": [10.0, 6.0, 5.0, 4.0],
@@ -102,7 +102,7 @@ def test_measuring(mode):
     assert found["compile_s"] is None
 
 
-def test_the_memory_of_a_forward_pass_alone_is_the_predicted():
+def test_memory_of_a_forward_pass_is_as_predicted():
     """To the byte, against the tensors of a real one."""
     state, batch = WORKLOAD.build(CPU), next(WORKLOAD.batches(CPU))
     with torch.no_grad(), MemoryTracker(state.model, state.optimizer) as real, trace_range("forward"):
@@ -110,7 +110,9 @@ def test_the_memory_of_a_forward_pass_alone_is_the_predicted():
     predicted = fake_forward(WORKLOAD, MemoryTracker)
     assert predicted.document()["peak_bytes"] == real.document()["peak_bytes"]
     again = fake_forward(WORKLOAD.with_settings(activation_checkpointing=True), MemoryTracker)
-    assert again.document()["peak_bytes"] == real.document()["peak_bytes"]  # nothing is kept that could be dropped
+    assert (
+        again.document()["peak_bytes"] == real.document()["peak_bytes"]
+    )  # nothing is saved that checkpointing could free
 
 
 def test_peaks_by_context_length_are_predicted_without_a_gpu(scratch, capfd):
@@ -193,7 +195,7 @@ def test_sweeps_are_compared_with_their_kind(scratch, capfd):
     assert run_command(compare_runs, "a", "b") == 1
     assert "no sweep in b" in capfd.readouterr().err
     (scratch / "b" / "precision_study.json").write_text(json.dumps(study | {"sweep": "precision_study"}))
-    (scratch / "b" / "trace_step_1_2.pt.trace.json").write_text("{ cut short")  # no business of the comparison
+    (scratch / "b" / "trace_step_1_2.pt.trace.json").write_text("{ cut short")  # not read by the comparison
     assert run_command(compare_runs, "a", "b") == 1
     assert "memory_study and precision_study" in capfd.readouterr().err
 
@@ -219,7 +221,7 @@ def test_settings_of_sweeps_that_differ_are_named():
         (UserError("out of memory: a step needs more; --force trains anyway"), False),
     ],
 )
-def test_what_running_out_of_memory_looks_like(error, expected):
+def test_errors_that_mean_out_of_memory(error, expected):
     assert out_of_memory(error) is expected
     wrapped = UserError("cannot be compiled here")
     wrapped.__cause__ = error
