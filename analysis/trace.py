@@ -16,7 +16,23 @@ import pandas as pd
 from harness.errors import UserError
 
 GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
-LAUNCH_KINDS = ("cuda_runtime", "cuda_driver")  # HIP calls carry these names too
+# The tables of a Trace: which events of the file each contains, and its columns besides name, start and end.
+TABLES = {
+    "operators": (["cpu_op"], "thread external_id sequence forward_thread signature"),
+    "annotations": (["user_annotation"], "thread"),
+    "modules": (["python_function"], "thread"),
+    "launches": (["cuda_runtime", "cuda_driver"], "thread external_id correlation"),  # HIP calls have these names too
+    "gpu": ([*GPU_KINDS], "kind device stream external_id correlation"),
+    "gpu_annotations": (["gpu_user_annotation"], ""),
+}
+ARGUMENTS = {  # columns by their key in an event's `args`
+    "external_id": "External id",
+    "sequence": "Sequence number",
+    "forward_thread": "Fwd thread id",
+    "correlation": "correlation",
+    "device": "device",
+    "stream": "stream",
+}
 STEP = "ProfilerStep#"
 MODULE = "nn.Module: "
 
@@ -115,105 +131,68 @@ def trace_of(path: Path, document: dict) -> Trace:
                 by_kind.setdefault(str(event.get("cat")), []).append(event)
             elif event.get("name") == "[memory]" and isinstance(event.get("args"), dict):
                 memory.append(event)
-    python = by_kind.pop("python_function", [])
-    by_kind["module"] = [event for event in python if str(event.get("name")).startswith(MODULE)]
-    if not by_kind.get("cpu_op") and not any(by_kind.get(kind) for kind in GPU_KINDS):
+    if not any(by_kind.get(kind) for kind in ("cpu_op", *GPU_KINDS)):
         raise UserError(f"{path}: a trace without events of an operator or a GPU")
-    builder = _TableBuilder()
-    tables = tables_by_kind(builder, by_kind)
-    if builder.n_well_formed == 0:
-        raise UserError(f"{path}: not one of its {builder.n_events} events has a name, a time and a duration")
-    first = min(table["start"].min() for table in tables.values() if len(table))
-    categories = pd.Index(["\0" if name is None else name for name in builder.names], dtype=object)
-    for table in tables.values():
-        table[["start", "end"]] -= first
-        table["name"] = pd.Categorical.from_codes(table["name"], categories)
-    one_thread(tables)
+    python = by_kind.get("python_function", [])
+    by_kind["python_function"] = [event for event in python if str(event.get("name")).startswith(MODULE)]
+    kinds = [kind for kinds, _ in TABLES.values() for kind in kinds]
+    events, signatures = event_table({kind: by_kind.get(kind, []) for kind in kinds})
+    well_formed = np.isfinite(events["end"]) & (events["end"] >= events["start"]) & events["name"].notna()
+    n_malformed, events = int((~well_formed).sum()), events[well_formed]
+    if events.empty:
+        raise UserError(f"{path}: not one of its {n_malformed} events has a name, a time and a duration")
+    first = events["start"].min()
+    events = events.assign(start=events["start"] - first, end=events["end"] - first)
+    tables = {
+        name: events.loc[events["category"].isin(kinds), ["name", "start", "end", *columns.split()]]
+        for name, (kinds, columns) in TABLES.items()
+    }
+    tables = {name: table.reset_index(drop=True) for name, table in tables.items()}
+    one_thread(tables["modules"], tables["operators"])
     return Trace(
         path,
         document,
         **tables,
         memory=memory_table(memory, first),
-        signatures=[orjson.loads(text) for text in builder.signatures],
-        n_events=builder.n_events,
-        n_malformed=builder.n_events - builder.n_well_formed,
+        signatures=signatures,
+        n_events=len(events) + n_malformed,
+        n_malformed=n_malformed,
         n_python=len(python),
         first_us=first,
     )
 
 
-def tables_by_kind(builder: _TableBuilder, by_kind: dict[str, list[dict]]) -> dict[str, pd.DataFrame]:
-    """The tables of a Trace, names still as codes and times on the trace's clock."""
-    sequence = {"external_id": "External id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
-    device = {"device": "device", "stream": "stream", "external_id": "External id", "correlation": "correlation"}
-    call = {"external_id": "External id", "correlation": "correlation"}
-
-    def events(*kinds: str) -> list[dict]:
-        return [event for kind in kinds for event in by_kind.get(kind, ())]
-
-    gpu = []
-    for kind, name in GPU_KINDS.items():
-        gpu.append(builder.table(events(kind), device, thread=False))
-        gpu[-1].insert(1, "kind", name)
-    return {
-        "operators": builder.table(events("cpu_op"), sequence, signature=True),
-        "annotations": builder.table(events("user_annotation"), {}),
-        "modules": builder.table(events("module"), {}),
-        "launches": builder.table(events(*LAUNCH_KINDS), call),
-        "gpu": pd.concat([part for part in gpu if len(part)] or gpu[:1], ignore_index=True),
-        "gpu_annotations": builder.table(events("gpu_user_annotation"), {}, thread=False),
+def event_table(by_kind: dict[str, list[dict]]) -> tuple[pd.DataFrame, list[tuple]]:
+    """All events, also malformed ones, with the columns of all TABLES, and the signatures.  Times as in the file."""
+    events = [event for found in by_kind.values() for event in found]
+    arguments = [a if type(a) is dict else {} for a in (event.get("args") for event in events)]
+    start = numbers_in(events, "ts", np.nan)
+    with np.errstate(over="ignore"):  # an end that overflows is malformed
+        end = start + numbers_in(events, "dur", np.nan)
+    names, known_names = factorize(name if type(name) is str else None for name in (e.get("name") for e in events))
+    inputs = ((a.get("Input Dims"), a.get("Input type"), a.get("Concrete Inputs")) for a in arguments)
+    signature, signatures = factorize(orjson.dumps(one) if type(one[0]) is list else None for one in inputs)
+    category = pd.Series(np.repeat(np.array([*by_kind], dtype=object), [*map(len, by_kind.values())]))
+    columns = {
+        "category": category,
+        "kind": category.map(GPU_KINDS).astype(object),
+        "name": pd.Categorical.from_codes(names, known_names),
+        "start": start,
+        "end": end,
+        "thread": factorize(f"{event.get('pid')} {event.get('tid')}" for event in events)[0],
+        "signature": signature,
     }
+    columns |= {name: numbers_in(arguments, key, -1).astype(np.int64) for name, key in ARGUMENTS.items()}
+    return pd.DataFrame(columns), [orjson.loads(text) for text in signatures]
 
 
-class _TableBuilder:
-    """Makes tables of events that share one numbering of names, threads and signatures, and counts the events."""
-
-    def __init__(self):
-        self.names: dict[str | None, int] = {}
-        self.threads: dict[str, int] = {}
-        self.signatures: dict[bytes, int] = {}
-        self.n_events = self.n_well_formed = 0
-
-    def table(
-        self, events: list[dict], numbers: dict[str, str], thread: bool = True, signature: bool = False
-    ) -> pd.DataFrame:
-        """name, start, end and, as asked for, thread and signature; numbers are columns by their key in `args`."""
-        start = numbers_in(events, "ts", np.nan)
-        with np.errstate(over="ignore"):  # an end that overflows is malformed
-            end = start + numbers_in(events, "dur", np.nan)
-        texts = (name if type(name) is str else None for name in (event.get("name") for event in events))
-        columns = {"start": start, "end": end, "name": codes_of(texts, self.names, len(events))}
-        if thread:
-            keys = (f"{event.get('pid')} {event.get('tid')}" for event in events)
-            columns["thread"] = codes_of(keys, self.threads, len(events))
-        arguments = [a if type(a) is dict else {} for a in (event.get("args") for event in events)]
-        for name, key in numbers.items():
-            columns[name] = numbers_in(arguments, key, -1).astype(np.int64)
-        if signature:
-            columns["signature"] = self.signature_codes(arguments)
-        table = pd.DataFrame(columns)
-        keep = np.isfinite(end) & (end >= start) & (table["name"] != self.names.get(None, -1)).to_numpy()
-        self.n_events += len(events)
-        self.n_well_formed += int(keep.sum())
-        return table if keep.all() else table[keep].reset_index(drop=True)
-
-    def signature_codes(self, arguments: list[dict]) -> np.ndarray:
-        """A number for each different combination of input shapes, types and values; -1 where none were recorded."""
-        dumps, known = orjson.dumps, self.signatures
-        inputs = ((a.get("Input Dims"), a.get("Input type"), a.get("Concrete Inputs")) for a in arguments)
-        texts = (dumps(signature) if type(signature[0]) is list else None for signature in inputs)
-        codes = (-1 if text is None else known.setdefault(text, len(known)) for text in texts)
-        return np.fromiter(codes, np.int64, len(arguments))
+def factorize(keys: Iterable) -> tuple[np.ndarray, pd.Index]:
+    """A number for each different key, and the keys by number; -1 for None."""
+    return pd.factorize(pd.Series(list(keys), dtype=object))
 
 
-def codes_of(keys: Iterable, known: dict, n: int) -> np.ndarray:
-    """The number of each of n keys; known ones keep theirs."""
-    return np.fromiter((known.setdefault(key, len(known)) for key in keys), np.int64, n)
-
-
-def one_thread(tables: dict[str, pd.DataFrame]) -> None:
+def one_thread(modules: pd.DataFrame, operators: pd.DataFrame) -> None:
     """Some builds record Python frames under a thread 0 that runs no operator: it is the thread of the steps."""
-    modules, operators = tables["modules"], tables["operators"]
     if len(modules) and len(operators) and not modules["thread"].isin(operators["thread"]).any():
         modules["thread"] = operators["thread"].mode()[0]
 
