@@ -26,36 +26,13 @@ IDLE_CAUSES = {
 }
 
 
-def covered(intervals: list[Intervals]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Cut time at every boundary of several sets of intervals, which may overlap.
-
-    Returns the length of each piece [P], and for each set whether it covers the piece [P].
-    """
-    times = np.concatenate([edge for pair in intervals for edge in pair])
-    order = np.argsort(times, kind="stable")
-    lengths = np.diff(times[order])
-    inside = []
-    position = 0
-    for starts, ends in intervals:
-        change = np.zeros(len(times), dtype=np.int64)
-        change[position : position + len(starts)] = 1
-        change[position + len(starts) : position + len(starts) + len(ends)] = -1
-        position += len(starts) + len(ends)
-        inside.append(change[order].cumsum()[:-1] > 0)
-    return lengths, inside
-
-
 def by_priority(intervals: list[Intervals]) -> list[float]:
-    """The length of time that each set covers and none before it does."""
-    if not sum(len(starts) for starts, _ in intervals):
-        return [0.0] * len(intervals)
-    lengths, inside = covered(intervals)
-    counted = np.zeros(len(lengths), dtype=bool)
-    out = []
-    for covers in inside:
-        out.append(float(lengths[covers & ~counted].sum()))
-        counted |= covers
-    return out
+    """The length of time that each set of intervals covers and none before it does."""
+    lengths, start, end = [], np.zeros(0), np.zeros(0)
+    for starts, ends in intervals:
+        start, end = union(np.append(start, starts), np.append(end, ends))
+        lengths.append((end - start).sum())
+    return np.diff(lengths, prepend=0.0).tolist()
 
 
 def exclusive_us(start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -191,7 +168,9 @@ def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = N
     host_until = np.clip(np.where(known, np.minimum(launch_end, end), start), start, None)
     by_host = known & (host_until > start)
     starts, ends = start[by_host], host_until[by_host]
-    data, waiting = (covered_until(ends, one) - covered_until(starts, one) for one in host_intervals(links))
+    of_host = (links.host[links.host["phase"] == "data"], links.calls[links.calls["waits"].astype(bool)])
+    busy = [union(table["start"].to_numpy(float), table["end"].to_numpy(float)) for table in of_host]
+    data, waiting = (covered_until(ends, one) - covered_until(starts, one) for one in busy)
     waiting = np.minimum(waiting, ends - starts - data)
     causes["data"], causes["synchronization"] = float(data.sum()), float(waiting.sum())
     causes["launch"] = float((ends - starts - data - waiting).sum())
@@ -204,13 +183,6 @@ def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = N
         unexplained &= ~which
     causes["latency"] += float((end - start)[unexplained].sum())
     return causes
-
-
-def host_intervals(links: AttributedLinks) -> list[Intervals]:
-    """When the host fetched data, and when it waited for the GPU: sorted, disjoint."""
-    data = links.host[(links.host["phase"] == "data").to_numpy()]
-    waiting = links.calls[links.calls["waits"].to_numpy(bool)]
-    return [union(table["start"].to_numpy(float), table["end"].to_numpy(float)) for table in (data, waiting)]
 
 
 def union(start: np.ndarray, end: np.ndarray) -> Intervals:
