@@ -1,8 +1,8 @@
-"""Where did the step go?  Every microsecond of the profiled steps, by component of the model and by phase.
+"""Step time breakdown: all time of the profiled steps, by component of the model and by phase.
 
 Forward work belongs to the named range around it, else to the nn.Module call.  Backward work belongs to the component
 of the forward operator with the same autograd sequence number, and a GPU event to that of the operator that launched
-it.  In a trace that names no parts at all, the kinds of operators take their place.
+it.  In a trace with neither ranges nor module calls, the components are the kinds of operators.
 """
 
 from __future__ import annotations
@@ -27,22 +27,12 @@ ACCUMULATE = BACKWARD + "torch::autograd::AccumulateGrad"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
 BETWEEN = "between phases"
 LAYER = re.compile(r"layers\.\d+\.")
-# Ranges that PyTorch itself opens: they say what phase it is, not what part of the model.
+# Ranges that PyTorch itself opens: they name the phase at most, never a part of the model.
 _FRAMEWORK = re.compile(
     rf"{STEP}|Optimizer\.|enumerate\(|DistributedDataParallel|FullyShardedDataParallel|FSDP|nccl:|gloo:|c10d"
     r"|Torch-Compiled|TorchDynamo|CompiledF|## Call|AOT|PyTorch Profiler|Iteration"
 )
 _PHASE_OF = {"Optimizer.": "optimizer", "enumerate(": "data", "DistributedDataParallel": "forward"}
-
-
-def component_of(range_name: str) -> str:
-    """'attention.scores' of the range layers.3.attention.scores; other names as they are."""
-    return LAYER.sub("", range_name)
-
-
-def class_of(module: str) -> str:
-    """'Linear' of 'nn.Module: Linear_5'."""
-    return module.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0]
 
 
 def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
@@ -70,7 +60,7 @@ def attribute(links: Links) -> AttributedLinks:
     labels = np.full(len(host), None, dtype=object)  # of what defines a component
     if source == NAMED_RANGES:
         defines = is_range
-        labels[defines] = by_name(names[defines], component_of)
+        labels[defines] = by_name(names[defines], lambda name: LAYER.sub("", name))
     elif source == MODULE_CALLS:
         defines = kind == MODULE
         labels[defines] = module_labels(host, defines)
@@ -86,11 +76,10 @@ def attribute(links: Links) -> AttributedLinks:
         component[in_node] = components_of_nodes(host, component, is_node)[owner[in_node]]
     for name in ("data", "optimizer"):
         component[(phase == name) & pd.isna(component)] = name
-    glue = pd.isna(component) & (kind != OPERATOR)
-    component[glue] = np.where(categories[glue] == "communication", "communication", OVERHEAD)
-    if source != NAMED_RANGES:  # what belongs to no part of the model, by its kind
-        free = pd.isna(component)
-        component[free] = categories[free]
+    ranges = pd.isna(component) & (kind != OPERATOR)
+    component[ranges] = np.where(categories[ranges] == "communication", "communication", OVERHEAD)
+    if source != NAMED_RANGES:  # operators outside of all modules, by their kind
+        component = np.where(pd.isna(component), categories, component)
     categories = np.where(phase == "optimizer", "optimizer", categories)
     host = host.assign(component=component, phase=phase, category=categories, node=node)
     gpu = attributed_gpu(links.gpu, host, source)
@@ -111,7 +100,7 @@ def module_labels(host: pd.DataFrame, is_module: np.ndarray) -> np.ndarray:
     """'BertOutput.Linear': the class of each module call, after that of the call around it."""
     rows, parent = np.flatnonzero(is_module), host["parent"].to_numpy()
     above = np.where(parent[rows] >= 0, nearest(parent, is_module)[parent[rows]], -1)
-    classes = by_name(host["name"], class_of)
+    classes = by_name(host["name"], lambda name: name.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0])
     return np.where(above >= 0, classes[above] + "." + classes[rows], classes[rows])
 
 
@@ -125,7 +114,7 @@ def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.n
     of_node = is_node | ((parent >= 0) & is_node[parent])  # XBackward0 within evaluate_function: XBackward0
     numbered = (sequence >= 0) & ~of_node & ~pd.isna(component)
     forward = host.loc[numbered, ["thread", "sequence", "start"]].assign(component=component[numbered])
-    # The last to carry a number is the one that made the node: those before it only saw the number that was next.
+    # The last operator with a number created the node: earlier ones only recorded what the next number would be.
     forward = forward.sort_values("start").drop_duplicates(["thread", "sequence"], keep="last")
     nodes = host.loc[is_node, ["sequence", "forward_thread"]]
     for _, group in nodes.groupby("forward_thread"):
@@ -141,10 +130,10 @@ def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.n
 
 
 def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray, node: np.ndarray) -> np.ndarray:
-    """Ranges that name a phase decide, ours and PyTorch's own; within autograd's nodes it is the backward pass.
+    """The phase of each host event: that of a range that names one, ours or PyTorch's; backward within autograd nodes.
 
-    Elsewhere the forward pass shows in calls of modules, and in operators that autograd numbers; in a trace without
-    a backward pass every operator belongs to it.
+    Other module calls, and operators with a sequence number, are the forward pass.  In a trace without a backward pass
+    all other operators are.
     """
     parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
     names = host["name"].astype(object).to_numpy()
@@ -154,24 +143,23 @@ def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray
         label[row] = next((phase for start, phase in _PHASE_OF.items() if names[row].startswith(start)), None)
     named = nearest(parent, ~pd.isna(label))
     phase = np.where(named >= 0, label[named], None)
-    # Data and optimizer ranges are believed unless a node runs within them, as in an optimizer's closure.
+    # Data and optimizer ranges take precedence, unless a node runs within them, as in an optimizer's closure.
     in_node = (node >= 0) & (~np.isin(phase.astype(str), ("data", "optimizer")) | (node > named))
     phase[in_node] = "backward"
     numbered = (kind == OPERATOR) & (host["sequence"].to_numpy() >= 0)
-    shows = nearest(parent, (kind == MODULE) | numbered) >= 0
+    forward = nearest(parent, (kind == MODULE) | numbered) >= 0
     if (node < 0).all():
-        shows |= kind == OPERATOR
-    phase[pd.isna(phase) & shows] = "forward"
+        forward |= kind == OPERATOR
+    phase[pd.isna(phase) & forward] = "forward"
     return phase
 
 
 def attributed_gpu(gpu: pd.DataFrame, host: pd.DataFrame, source: str) -> pd.DataFrame:
-    """The GPU's events with component, phase and category of the operator behind each."""
+    """The GPU events with the component, phase and category of the operator that launched each."""
     operator = gpu["operator"].to_numpy()
     linked = {name: at(host[name], operator) for name in ("component", "phase", "category")}
     codes = gpu["name"].cat.codes.to_numpy()
-    # A kernel without an operator is of the kind that its name has where it has one: MIOpen's transposes are a
-    # convolution's.
+    # A kernel without an operator takes the usual category of its name: MIOpen's transposes belong to convolutions.
     usual = pd.Series(codes).map(most_frequent(codes, linked["category"]))
     by_kernel = np.where(usual.notna(), usual, by_name(gpu["name"], category))
     unknown = pd.isna(linked["category"]) | (linked["category"] == "other")
@@ -199,33 +187,32 @@ def most_frequent(groups: np.ndarray, values: np.ndarray) -> dict:
 
 
 def step_events(links: AttributedLinks) -> tuple[pd.DataFrame, float]:
-    """What the profiled steps consist of, and their length in us: component, phase, category, us, operator, step.
+    """The events of the profiled steps (component, phase, category, us, operator, step), and the steps' time in us.
 
-    On a trace with GPU events these are its events, and their time is the GPU's.  Else they are those of the host, each
-    with the time that is its own.
+    GPU events with their exposed time if the trace has any, else host events with their self time.
     """
     columns, host, steps = ["component", "phase", "category"], links.host, links.steps
     if links.on_gpu:
         events = links.gpu[[*columns, "operator", "step"]].assign(us=exposed_us(links.gpu, links.window))
         return events[events["us"] > 0], links.window[1] - links.window[0]
-    us, inside = own_or_waited_us(links), in_a_step(host["start"].to_numpy(), steps)
-    rows = np.flatnonzero(inside & (us > 0))
-    events = host.iloc[rows][columns].assign(us=us[rows])
+    us, start = own_or_waited_us(links), host["start"].to_numpy()
+    step = step_at(start, steps)
+    rows = np.flatnonzero((step >= 0) & (start < steps["end"].to_numpy()[step]) & (us > 0))
+    events = host.iloc[rows][columns].assign(us=us[rows], step=step[rows])
     events["operator"] = np.where(host["kind"].to_numpy()[rows] == OPERATOR, rows, -1)
-    events["step"] = step_at(host["start"].to_numpy()[rows], steps)
     return events, float((steps["end"] - steps["start"]).sum())
 
 
 def views_and_metadata(links: Links) -> np.ndarray:
-    """Which operators move no element; a True at the end, that -1 picks, for what belongs to no operator."""
+    """Which operators move no element.  The True at the end, at index -1, is for events without an operator."""
     return np.append(where_name(links.trace.operators, is_view_or_metadata_op), True)
 
 
 def own_or_waited_us(links: AttributedLinks) -> np.ndarray:
-    """Host time in us that is each event's own: of the thread that ran the steps, and of those it waited for.
+    """Self time of each host event in us: on the thread that ran the steps, and on threads that it waited for.
 
-    While that thread is in no operator, another may run the backward pass or communicate for it: then the time is the
-    other's.  What several others do meanwhile shares it.
+    While that thread is in no operator, another may run the backward pass or communicate for it: the time is then
+    attributed to the other, and divided if there are several.
     """
     host = links.host
     own, parent, kind = host["own_us"].to_numpy(), host["parent"].to_numpy(), host["kind"].to_numpy()
@@ -247,7 +234,7 @@ def own_or_waited_us(links: AttributedLinks) -> np.ndarray:
 def step_breakdown(links: AttributedLinks) -> dict:
     """Time per profiled step by component and phase; rows add up to the step.
 
-    What no event has is idle on a GPU, and the framework's own on a host.
+    Time without any event is idle on a GPU, and framework overhead on a host.
     """
     n, columns = len(links.steps), ["component", "phase"]
     events, total_us = step_events(links)
@@ -289,10 +276,10 @@ def step_breakdown(links: AttributedLinks) -> dict:
 
 
 def class_times(links: AttributedLinks) -> list[dict]:
-    """Time per profiled step by class of operators, most first; together the step.
+    """Time per profiled step by class of operators, largest first; rows add up to the step.
 
-    Views, allocation and autograd's own work count with what belongs to no operator: as the framework's on a host, as
-    idle on a GPU.
+    Views, allocation and autograd's own work count with the time outside of operators: as framework overhead on a
+    host, as idle on a GPU.
     """
     events, total_us = step_events(links)
     rest = IDLE if links.on_gpu else OVERHEAD
@@ -314,21 +301,15 @@ def class_times(links: AttributedLinks) -> list[dict]:
 
 
 def spread_over_steps(events: pd.DataFrame, n: int) -> dict[str, float]:
-    """Sample standard deviation, over the steps, of each component's time in ms; nothing for a single step."""
+    """Sample standard deviation, over the steps, of each component's time in ms; {} for a single step."""
     if n < 2:
         return {}
     sums = events[events["step"] >= 0].groupby(["component", "step"])["us"].sum().unstack(fill_value=0.0)
-    sums = sums.reindex(columns=range(n), fill_value=0.0)
-    return {name: float(std) for name, std in (sums.std(axis=1, ddof=1) / 1e3).items()}
-
-
-def in_a_step(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
-    at = np.searchsorted(steps["start"].to_numpy(), times, side="right") - 1
-    return (at >= 0) & (times < steps["end"].to_numpy()[np.maximum(at, 0)])
+    return (sums.reindex(columns=range(n), fill_value=0.0).std(axis=1) / 1e3).to_dict()
 
 
 def component_columns(phases: list[dict]) -> list[Column]:
-    """Of a table with a component a line: ms a step by phase and in all."""
+    """ms per step by phase and in total, one row per component."""
     return [
         column("component", "component", left=True),
         *(Column(one["phase"], lambda row, p=one["phase"]: row["phases_ms"].get(p), ".3f") for one in phases),
@@ -348,7 +329,7 @@ def breakdown_rows(analysis: dict) -> list[dict]:
 def breakdown_lines(analysis: dict) -> list[str]:
     about = analysis["attribution"]
     return [
-        f"Where the step went: {about['clock']} time by {about['source']}, mean of {count_of(about['steps'], 'step')}, "
+        f"Step time breakdown: {about['clock']} time by {about['source']}, mean of {count_of(about['steps'], 'step')}, "
         f"{about['ms_per_step']:.3f} ms each",
         *text_table(clipped(component_columns(analysis["phases"]), 44), breakdown_rows(analysis)),
     ]

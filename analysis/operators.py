@@ -1,4 +1,4 @@
-"""Which operators and kernels ran, how often, for how long, doing how much work, and which launched which?"""
+"""Which operators and kernels ran: calls, times, FLOPs and bytes, and the operator that launched each kernel."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TIMES = ["self_cpu_us", "cpu_us", "self_device_us", "device_us"]
 
 
 def operator_calls(links: Links) -> pd.DataFrame:
-    """Each call of an operator, with times in us of its own and in all, on the host and on the GPU.
+    """Each call of an operator, with self and total times in us, on the host and on the GPU.
 
-    An operator's own time is its duration less that of the operators it called; its own device time that of the GPU
-    events it launched itself, and its device time also that of those launched by the operators it called.
+    Self CPU time is the duration less that of the operators it called.  Self device time is that of the GPU events it
+    launched itself; device time includes those launched by the operators it called.
     """
     operators, gpu = links.trace.operators, links.gpu
     n = len(operators)
@@ -38,7 +38,7 @@ def operator_calls(links: Links) -> pd.DataFrame:
         device += np.bincount(rows, weights=us, minlength=n)
         rows = parent[rows]
     codes = operators["name"].cat.codes.to_numpy()
-    # One that calls itself by the same name counts once in the totals.
+    # An operator that calls another of the same name counts once in the totals.
     outer = ~(nested & (codes[np.maximum(parent, 0)] == codes)) if n else np.zeros(0, dtype=bool)
     return pd.DataFrame(
         {
@@ -54,21 +54,21 @@ def operator_calls(links: Links) -> pd.DataFrame:
 
 
 def operator_tables(links: Links) -> dict:
-    """Operators by name, and by name and input shapes, most time first; FLOPs and bytes are those of all calls."""
+    """Operators by name, and by name and input shapes, most time first; FLOPs and bytes over all calls."""
     groups = operator_calls(links).groupby(["code", "signature"], sort=False).sum().reset_index()
     names = np.asarray(links.trace.operators["name"].cat.categories, dtype=object)
     groups["name"] = names[groups["code"].to_numpy()]
     inputs = [links.trace.signatures[i] if i >= 0 else None for i in groups["signature"]]
     pairs = zip(groups["name"], inputs, strict=True)
     costs = [cost(name, *signature) if signature else Cost() for name, signature in pairs]
-    for field in ("flops", "bytes"):  # Python's numbers, which have no largest
+    for field in ("flops", "bytes"):  # Python's integers, which do not overflow
         each = [getattr(one, field) for one in costs]
         totals = [n and n * calls for n, calls in zip(each, groups["calls"].tolist(), strict=True)]
         groups[field] = pd.Series(totals, dtype=object, index=groups.index)
     groups["shapes"] = [signature and shapes_text(signature[0]) for signature in inputs]
     by_name = groups.groupby("name", sort=False)
     totals = by_name[["calls", *TIMES]].sum()
-    for field in ("flops", "bytes"):  # a figure for some of an operator's calls is not one for the operator
+    for field in ("flops", "bytes"):  # unknown for an operator if it is unknown for some of its calls
         totals[field] = by_name[field].agg(lambda values: None if values.isna().any() else sum(values)).astype(object)
     by_shape = groups.loc[groups["shapes"].notna(), ["name", "calls", *TIMES, "flops", "bytes", "shapes"]]
     clock = "self_device_us" if links.on_gpu else "self_cpu_us"
@@ -80,7 +80,7 @@ def operator_tables(links: Links) -> dict:
 
 
 def operator_rows(table: pd.DataFrame, clock: str, total: float) -> list[dict]:
-    """Rows of the document, most time first.  clock is the column that shares of the total are taken of."""
+    """Rows of the document, most time first.  Shares are those of the column `clock` in the total."""
     table = table.assign(share=table[clock] / total if total else 0.0)
     rows = table.sort_values([clock, "self_cpu_us"], ascending=False).to_dict("records")
     for row in rows:
@@ -102,50 +102,35 @@ def shapes_text(shapes: list) -> str:
 
 
 def kernel_table(links: AttributedLinks) -> list[dict]:
-    """GPU events by name, most time first: counts, times in us, and what launched them most often."""
-    gpu = links.gpu
-    if gpu.empty:
-        return []
-    us, codes = (gpu["end"] - gpu["start"]).to_numpy(), gpu["name"].cat.codes.to_numpy()
-    order = np.lexsort((us, codes))
-    ordered = us[order]
-    group, first, count = np.unique(codes[order], return_index=True, return_counts=True)
-    total = np.add.reduceat(ordered, first)
-    p50, p95 = (quantiles(ordered, first, count, q) for q in (0.5, 0.95))
-    in_steps = np.bincount(codes[(gpu["step"] >= 0).to_numpy()], minlength=codes.max() + 1)[group]
-    known = {name: gpu[name].to_numpy(object) for name in ("component", "category")}
-    known["launched_by"] = at(links.host["name"].astype(object), gpu["operator"].to_numpy())
-    usual = {name: most_frequent(codes, values) for name, values in known.items()}
-    names, kinds = gpu["name"].cat.categories, gpu["kind"].to_numpy()[order][first]
-    rows = [
+    """GPU events by name, most time first: counts, times in us, and what usually launched them."""
+    gpu, codes = links.gpu, links.gpu["name"].cat.codes.to_numpy()
+    us = (gpu["end"] - gpu["start"]).groupby(codes)
+    total = us.sum()
+    quantiles = us.quantile([0.5, 0.95]).unstack()
+    table = pd.DataFrame(
         {
-            "name": names[code],
-            "kind": kinds[i],
-            "count": int(count[i]),
-            "count_per_step": in_steps[i] / len(links.steps),
-            "total_us": float(total[i]),
-            "mean_us": float(total[i] / count[i]),
-            "p50_us": float(p50[i]),
-            "p95_us": float(p95[i]),
-            "share": float(total[i] / us.sum()) if us.sum() else 0.0,
-            "launched_by": usual["launched_by"].get(code),
-            "component": usual["component"].get(code) or UNATTRIBUTED,
-            "category": usual["category"].get(code),
+            "name": gpu["name"].cat.categories[total.index],
+            "kind": gpu["kind"].groupby(codes).first(),
+            "count": us.size(),
+            "count_per_step": (gpu["step"] >= 0).groupby(codes).sum() / len(links.steps),
+            "total_us": total,
+            "mean_us": us.mean(),
+            "p50_us": quantiles.get(0.5),
+            "p95_us": quantiles.get(0.95),
+            "share": total / total.sum() if total.sum() else 0.0,
         }
-        for i, code in enumerate(group.tolist())
-    ]
-    return sorted(rows, key=lambda row: -row["total_us"])
-
-
-def quantiles(ordered: np.ndarray, first: np.ndarray, count: np.ndarray, q: float) -> np.ndarray:
-    """Of each group of values, sorted within it, that starts at `first` and has `count` of them."""
-    position = first + q * (count - 1)
-    low, high = np.floor(position).astype(int), np.ceil(position).astype(int)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+    )
+    launched_by = at(links.host["name"].astype(object), gpu["operator"].to_numpy())
+    usual = {"launched_by": launched_by, **{key: gpu[key].to_numpy(object) for key in ("component", "category")}}
+    for key, values in usual.items():
+        of_kernel = most_frequent(codes, values)
+        table[key] = pd.Series([of_kernel.get(code) for code in table.index], table.index, dtype=object)
+    table["component"] = table["component"].fillna(UNATTRIBUTED)
+    return table.sort_values("total_us", ascending=False, kind="stable").to_dict("records")
 
 
 def sorted_by(rows: list[dict], key: str | None) -> list[dict]:
-    """Rows as they are, or by a column, largest first; unknown values last."""
+    """Rows in the order given, or by a column, largest first; unknown values last."""
     return rows if key is None else sorted(rows, key=lambda row: -(row[COLUMN_OF[key]] or -1))
 
 
@@ -176,7 +161,7 @@ def operator_columns(on_gpu: bool, by_shape: bool = False) -> list[Column]:
 
 KERNEL_COLUMNS = [
     column("kernel", "name", left=True),
-    column("a step", "count_per_step", ",.1f"),
+    column("per step", "count_per_step", ",.1f"),
     column("total ms", "total_us", ",.3f", 1e3),
     column("mean us", "mean_us", ",.1f"),
     column("p50 us", "p50_us", ",.1f"),
@@ -191,16 +176,16 @@ def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> li
     """Operators by name and by shapes, and kernels: `top` rows of each."""
     operators, kernels = analysis["operators"], analysis["kernels"]
     clock, key = ("GPU", "self_device_us") if kernels else ("CPU", "self_cpu_us")
-    own_ms = sum(row[key] for row in operators) / 1e3
+    self_ms = sum(row[key] for row in operators) / 1e3
     lines = [
-        f"Operators: {len(operators)} by name, {own_ms:.3f} ms of their own on the {clock}; "
-        "share of that; FLOPs and bytes of all calls, where shapes tell",
+        f"Operators: {len(operators)}, {self_ms:.3f} ms of self {clock} time; shares of that; "
+        "FLOPs and bytes over all calls, if input shapes are known",
         *text_table(clipped(operator_columns(bool(kernels)), 40), sorted_by(operators, sort)[:top]),
     ]
     if by_shape := sorted_by(analysis["operators_by_shape"], sort)[:top]:
         lines += ["", *text_table(clipped(operator_columns(bool(kernels), by_shape=True), 60), by_shape)]
     if kernels:
         per_step = sum(row["count_per_step"] for row in kernels)
-        lines += ["", f"GPU kernels: {len(kernels)} by name, {per_step:.1f} launched a step"]
+        lines += ["", f"GPU kernels: {len(kernels)}, {per_step:.1f} launches per step"]
         lines += text_table(clipped(KERNEL_COLUMNS, 40), kernels[:top])
     return lines
