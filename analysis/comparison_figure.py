@@ -60,7 +60,7 @@ def draw_changes(axes, comparison: dict) -> None:
     colors = [GREY["other"] if row["difference"] == NOISE else PALETTE[3 if row["change_ms"] > 0 else 2] for row in top]
     axes.barh([row["component"] for row in top], [row["change_ms"] for row in top], color=colors)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_xlabel("change in ms per profiled step; grey: within noise")
+    axes.set_xlabel("change in ms per profiled step; gray: within noise")
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=8)
     title = f"Components: {shortened(run, 40)} against {shortened(comparison['baseline'], 40)}"

@@ -1,4 +1,4 @@
-"""What do traces show that exist already?  A file, or a folder of them, from any program."""
+"""Analysis of existing traces, without training: a file or a folder of them, from any program."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ Analyses = list[tuple[Path, dict]]  # each trace with its operator_analysis.json
 
 
 def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int, sort: str | None) -> None:
-    """Print what a trace shows, or each in a folder; files in a folder that cannot be read as traces are named.
+    """Print the analysis of a trace, or of each in a folder, and name the files that cannot be read as traces.
 
-    operator_analysis.json goes to output_dir, that of further traces to operator_analysis_<trace>.json; so does
-    report.html, if asked for.  Without output_dir a report goes beside the traces, and without either nothing is
-    written.
+    With output_dir, writes operator_analysis.json there, that of further traces as operator_analysis_<trace>.json, and
+    report.html if `report`.  With `report` alone, they are written beside the traces.
     """
     paths = find_traces(path) if path.is_dir() else [path]
     if len(paths) > 1:
@@ -26,7 +25,10 @@ def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int
     analyses, refused = analyze_all(paths)
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
-    say(*existing_lines(analyses, refused, top, sort))
+    for _, analysis in analyses:
+        say("", *profile_lines(analysis, top, sort))
+    if refused:
+        say("", "Not read:", *(f"  {error}" for error in refused))
     target = output_dir or (paths[0].parent if report else None)
     if target is None:
         return
@@ -39,26 +41,13 @@ def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int
     say("", "Files:", *(f"  {file}" for file in files))
 
 
-def existing_lines(analyses: Analyses, refused: list[UserError], top: int, sort: str | None) -> list[str]:
-    lines = []
-    for _, analysis in analyses:
-        lines += ["", *profile_lines(analysis, top, sort)]
-    if refused:
-        lines += ["", "Not read:", *(f"  {error}" for error in refused)]
-    return lines
-
-
 def write_analyses(target: Path, analyses: Analyses, refused: list[UserError]) -> list[Path]:
     make_folder(target)
-    names = [stem_of(file) for file, _ in analyses]
+    # 'worker.17' of worker.17.pt.trace.json.gz
+    names = [re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", file.name) for file, _ in analyses]
     files = []
     for i, (name, (_, analysis)) in enumerate(zip(names, analyses, strict=True)):
         suffix = f"_{name}_{i}" if names.count(name) > 1 else f"_{name}"
         files.append(target / f"operator_analysis{suffix if i else ''}.json")
         write_json(files[-1], analysis | {"not_read": [str(error) for error in refused]})
     return files
-
-
-def stem_of(file: Path) -> str:
-    """'worker.17' of worker.17.pt.trace.json.gz"""
-    return re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", file.name)

@@ -1,4 +1,4 @@
-"""Figures of a profile, from its documents alone."""
+"""Figures of a profile, from its JSON documents alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PHASE_COLORS = {"data": "#edc948", "forward": "#4e79a7", "backward": "#f28e2b", 
 
 
 def colors_of(analysis: dict) -> dict[str, str]:
-    """A color for each component, the same in every figure: the largest first, as long as colors last."""
+    """A color for each component, the same in every figure; the smallest get none if there are too many."""
     named = [row["component"] for row in analysis["components"] if row["component"] not in GREY]
     return GREY | dict(zip(named, PALETTE, strict=False))
 
@@ -45,7 +45,7 @@ def bare(axes) -> None:
 
 
 def log_axes(axes) -> None:
-    """Both axes logarithmic, labeled by plain numbers: plain_text() would show matplotlib's formulas as they are."""
+    """Both axes logarithmic, labeled with plain numbers: under plain_text() powers would appear as source text."""
     axes.set(xscale="log", yscale="log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
@@ -53,32 +53,24 @@ def log_axes(axes) -> None:
 
 
 def breakdown_figure(analysis: dict) -> Figure:
-    """A bar a phase, its components stacked in ms of the step."""
+    """One bar per phase, its components stacked, in ms per step."""
     about, phases = analysis["attribution"], [row for row in analysis["phases"] if row["share"] >= 0.002]
     names, colors = [row["phase"] for row in phases], colors_of(analysis)
     shown = [row for row in analysis["components"] if row["component"] in colors and row["share"] >= 0.002][:20]
     rest = [row for row in analysis["components"] if row not in shown]
     height = max(1.6 + 0.55 * len(names), 0.6 + 0.16 * len(shown))
-    figure, axes = new_axes(f"Where the step went: {about['ms_per_step']:.2f} ms", height)
+    figure, axes = new_axes(f"Step time breakdown: {about['ms_per_step']:.2f} ms", height)
     left = np.zeros(len(names))
-
-    def stack(widths: np.ndarray, **style) -> None:
-        axes.barh(names, widths, left=left.copy(), **style)
-        left[:] += widths
-
-    def widths_of(row: dict) -> np.ndarray:
-        return np.array([row["phases_ms"].get(phase, 0.0) for phase in names])
-
-    for row in shown:
-        label = f"{shortened(row['component'], 30)} {row['share']:.1%}"
-        stack(widths_of(row), color=colors[row["component"]], edgecolor="white", linewidth=0.5, label=label)
-    others = sum(map(widths_of, rest), np.zeros(len(names)))
-    if others.sum() > 0:
-        share = sum(row["share"] for row in rest)
-        stack(others, color=GREY["other"], label=f"{len(rest)} smaller {share:.1%}")
+    stacks = [(shortened(row["component"], 30), colors[row["component"]], [row]) for row in shown]
+    for label, color, rows in [*stacks, (f"{len(rest)} smaller", GREY["other"], rest)]:
+        widths = np.array([sum(row["phases_ms"].get(phase, 0.0) for row in rows) for phase in names])
+        if widths.any():
+            label += f" {sum(row['share'] for row in rows):.1%}"
+            axes.barh(names, widths, left=left, color=color, edgecolor="white", linewidth=0.5, label=label)
+            left = left + widths
     for at, (phase, end) in enumerate(zip(phases, left, strict=True)):
         axes.text(end, at, f" {end:.2f} ms, {phase['share']:.1%}", va="center", fontsize=9)
-    axes.set(xlabel=f"ms of {about['clock']} time per step", xlim=(0, 1.22 * max(left.max(), 1e-9)))
+    axes.set(xlabel=f"{about['clock']} time per step (ms)", xlim=(0, 1.22 * max(left.max(), 1e-9)))
     axes.invert_yaxis()
     figure.legend(loc="outside right center", fontsize=7.5, frameon=False, handlelength=1)
     return figure
@@ -102,7 +94,7 @@ def operators_figure(analysis: dict, top: int = 12) -> Figure:
     rows = [row for row in analysis["operators"][:top] if row["share"] > 0]
     names, values = [row["name"] for row in rows], [row[key] / 1e3 for row in rows]
     texts = [f"{row['share']:.1%}, {row['calls']} calls" for row in rows]
-    return bars_figure("Operators", names, values, texts, f"ms of their own on the {clock}, all steps", PALETTE[0])
+    return bars_figure("Operators", names, values, texts, f"self {clock} time, all steps (ms)", PALETTE[0])
 
 
 def kernels_figure(analysis: dict, top: int = 12) -> Figure | None:
@@ -110,14 +102,14 @@ def kernels_figure(analysis: dict, top: int = 12) -> Figure | None:
     if not rows:
         return None
     names, values = [row["name"] for row in rows], [row["total_us"] / 1e3 for row in rows]
-    texts = [f"{row['share']:.1%}, {row['count_per_step']:.0f} a step, {row['mean_us']:.1f} us" for row in rows]
+    texts = [f"{row['share']:.1%}, {row['count_per_step']:.0f} per step, {row['mean_us']:.1f} us" for row in rows]
     by_component = colors_of(analysis)
     colors = [by_component.get(row["component"], GREY["other"]) for row in rows]
-    return bars_figure("GPU kernels", names, values, texts, "ms, all steps", colors)
+    return bars_figure("GPU kernels", names, values, texts, "time, all steps (ms)", colors)
 
 
 def gpu_figure(analysis: dict) -> Figure | None:
-    """The GPU's time from first to last event as one bar: busy with what, idle for what."""
+    """The GPU's time from first to last event as one bar: computation, communication, copies, idle by cause."""
     timeline = analysis["gpu_timeline"]
     total = timeline["total_ms"]
     if total is None:
@@ -129,7 +121,7 @@ def gpu_figure(analysis: dict) -> Figure | None:
     ]
     causes = [row for row in timeline["idle_by_cause"] if row["ms"] > 0]
     parts += [(f"idle: {row['cause']}", row["ms"], grey) for row, grey in zip(causes, IDLE_GREYS, strict=False)]
-    figure, axes = new_axes(f"The GPU from first to last event: {total:.2f} ms", 2.0)
+    figure, axes = new_axes(f"GPU timeline, first to last event: {total:.2f} ms", 2.0)
     left = 0.0
     for name, ms, color in parts:
         axes.barh([0], [ms], left=left, color=color, label=f"{name} {ms / total:.1%}")
@@ -140,14 +132,13 @@ def gpu_figure(analysis: dict) -> Figure | None:
 
 
 def timeline_figure(analysis: dict) -> Figure | None:
-    """One step as lanes: which component ran when, on the host and on each GPU stream."""
+    """One step as lanes, one per host thread and GPU stream: which component ran when."""
     timeline = analysis["step_timeline"]
     lanes = timeline["lanes"]
     if not lanes:
         return None
     colors = colors_of(analysis)
-    title = f"Step {timeline['step']}, of median length, and what ran until its work was done"
-    figure, axes = new_axes(title, 2.1 + 0.5 * len(lanes))
+    figure, axes = new_axes(f"Step {timeline['step']} (of median length)", 2.1 + 0.5 * len(lanes))
     seen: dict[str, float] = {}
     for at, lane in enumerate(lanes):
         corners, faces = [], []
@@ -157,7 +148,7 @@ def timeline_figure(analysis: dict) -> Figure | None:
             corners.append([(start, at - 0.4), (end, at - 0.4), (end, at + 0.4), (start, at + 0.4)])
             if name in colors:
                 seen[name] = seen.get(name, 0.0) + end - start
-        # An outline of its own color keeps pieces visible that are narrower than a dot.
+        # Outlines keep pieces visible that are narrower than a pixel.
         axes.add_collection(PolyCollection(corners, facecolors=faces, edgecolors=faces, linewidths=0.3))
     axes.set(xlim=(0, timeline["length_ms"]), ylim=(len(lanes) - 0.5, -0.5), xlabel="ms")
     axes.set_yticks(range(len(lanes)), [lane["name"] for lane in lanes])
@@ -173,7 +164,7 @@ def opportunities_figure(analysis: dict) -> Figure | None:
         return None
     names, values = [row["name"] for row in rows], [row["speedup_bound"] - 1 for row in rows]
     texts = [f"at most {row['speedup_bound']:.2f}x, affects {row['share']:.1%} of the step" for row in rows]
-    return bars_figure("What each could bring at most", names, values, texts, "speedup bound minus 1", PALETTE[2])
+    return bars_figure("Upper bounds of speedups", names, values, texts, "speedup bound minus 1", PALETTE[2])
 
 
 def memory_figure(analysis: dict) -> Figure | None:
@@ -187,7 +178,7 @@ def memory_figure(analysis: dict) -> Figure | None:
 
 
 def steps_figure(summary: dict) -> Figure | None:
-    """Every step of the run, those with an instrument marked."""
+    """Every step of the run, in colors by the reason why it is excluded from averages."""
     steps, mean = summary["steps"], summary["performance"]["avg_step_time_ms"]
     if not steps["step"]:
         return None
@@ -218,13 +209,13 @@ FIGURES = {
 
 
 def profile_figures(analysis: dict) -> dict[str, Figure]:
-    """The figures that there is something to draw in."""
+    """The figures for which the profile has data."""
     drawn = {name: draw(analysis) for name, draw in FIGURES.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 @contextmanager
 def plain_text() -> Iterator[None]:
-    """Names of kernels are not ours: a dollar sign in one is not a formula."""
+    """Draws without matplotlib's formulas: a kernel's name may contain dollar signs."""
     with matplotlib.rc_context({"text.parse_math": False}):
         yield

@@ -1,4 +1,4 @@
-"""What does a trace show?  All that is read from it, as one document and as the page that a terminal shows."""
+"""The analysis of a trace as a whole: operator_analysis.json, and the lines that a terminal shows."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ LANES = 8  # at most
 
 
 def analyze_all(paths: list[Path], summary: dict | None = None) -> tuple[list[tuple[Path, dict]], list[UserError]]:
-    """Each trace that can be read with its document, and the errors of the others.
+    """Each readable trace with its operator_analysis.json, and the errors of the others.
 
-    summary is the performance_summary.json of the run; without it, the one beside each trace is used.  Traces of
-    several ranks of one run are compared, in the document of each.
+    summary is the performance_summary.json of the run; without it, the one beside each trace is used.  If the traces
+    are those of several ranks of one run, each document contains the comparison of the ranks.
     """
     analyses: list[tuple[Path, dict]] = []
     refused: list[UserError] = []
@@ -67,31 +67,27 @@ RANK_REASONS = {
 }
 
 
-def note_missing_ranks(trust: dict, here: set[int]) -> None:
+def note_missing_ranks(trust: dict, present: set[int]) -> None:
     world_size = trust["world_size"] or 1
-    missing = (rank for rank in range(world_size if world_size > 1 else 0) if rank not in here)
+    missing = (rank for rank in range(world_size if world_size > 1 else 0) if rank not in present)
     trust["ranks_missing"] = list(itertools.islice(missing, MISSING_RANKS_NAMED))
     if trust["ranks_missing"]:
-        n = world_size - len(here)
-        trust["notes"].append(f"{n} of {world_size} ranks are not here: stragglers among them cannot be seen")
+        n = world_size - len(present)
+        trust["notes"].append(f"no traces of {n} of {world_size} ranks: a straggler among them would not be noticed")
 
 
 def find_traces(folder: Path) -> list[Path]:
-    """What may be traces in a folder, rank by rank; of its pytorch_profiles if it has none itself."""
+    """Files in a folder that may be traces, in the order of ranks; in its pytorch_profiles/ if it has none itself."""
     for place in (folder, folder / "pytorch_profiles"):
         found = [file for file in place.iterdir() if may_be_trace(file.name)] if place.is_dir() else []
-        if found:
-            return sorted(found, key=lambda file: (natural(file.name), file.name))
-    raise UserError(f"{folder}: the folder has no trace, no *.json or *.json.gz that could be one")
-
-
-def natural(name: str) -> list:
-    """rank2 before rank10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+        if found:  # sorted with numbers as numbers: rank2 before rank10
+            parts = {file: re.split(r"(\d+)", file.name) for file in sorted(found)}
+            return sorted(parts, key=lambda file: [int(one) if one.isdigit() else one for one in parts[file]])
+    raise UserError(f"{folder}: the folder has no trace (no *.json or *.json.gz file that may be one)")
 
 
 def operator_analysis(links: Links, summary: dict | None = None) -> dict:
-    """operator_analysis.json, but for what only a look at other ranks can tell."""
+    """operator_analysis.json of one trace, without the comparison of ranks."""
     links = attribute(links)
     trust = integrity(links, summary)
     document = {
@@ -113,19 +109,19 @@ def operator_analysis(links: Links, summary: dict | None = None) -> dict:
     return explain_nulls_recursively(document, REASONS)
 
 
-NO_GPU, NO_LAUNCH = "the trace has no GPU events", "no kernel's launch call is in the trace"
-REASONS = {  # why a figure may be missing, by its name
+NO_GPU, NO_LAUNCH = "the trace has no GPU events", "the trace has no launch call of any kernel"
+REASONS = {  # why a value may be null, by its name
     **dict.fromkeys((*KEYS, "idle_by_cause", "self_device_us", "device_us", "steps_without_gpu_events"), NO_GPU),
     "kernels_linked_to_an_operator": NO_GPU,
     **dict.fromkeys(("launch_delay_us", "queue_depth"), NO_LAUNCH),
-    **dict.fromkeys(("flops", "bytes"), "the recorded inputs do not tell"),
-    **dict.fromkeys(("rank", "world_size"), "the trace does not name it"),
+    **dict.fromkeys(("flops", "bytes"), "the recorded inputs do not determine it"),
+    **dict.fromkeys(("rank", "world_size"), "not in the trace"),
     **dict.fromkeys(("std_ms", "unprofiled_std_ms"), "needs at least two steps"),
     **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "min_ms", "max_ms"), "the trace has no ProfilerStep marks"),
     "launched_by": "it is linked to no operator",
-    "part_speedup": "the part could vanish",
-    "speedup_bound": "all of the step is of this kind",
-    "flag": "no flag of the workshop does it",
+    "part_speedup": "the affected part could vanish",
+    "speedup_bound": "all of the step is affected",
+    "flag": "no flag of the workshop enables it",
     "peak_mb": "no memory events in the trace (profile_memory)",
 }
 
@@ -142,7 +138,7 @@ def steps_document(links: Links) -> dict:
 
 
 def step_timeline(links: AttributedLinks) -> dict:
-    """The step of median length as lanes of colored pieces, for a figure: the host and each GPU stream."""
+    """The step of median length as lanes of colored pieces: one per host thread and per GPU stream."""
     steps, host, gpu = links.steps, links.host, links.gpu
     durations = (steps["end"] - steps["start"]).to_numpy()
     which = int(np.argsort(durations, kind="stable")[len(durations) // 2])
@@ -173,7 +169,7 @@ def step_timeline(links: AttributedLinks) -> dict:
 def lane(table: pd.DataFrame, first: float, last: float, components: dict[str, int]) -> list[list]:
     """[start ms, end ms, number of the component] of the events between first and last; new components get a number.
 
-    Pieces of one component that touch, or lie closer than can be seen, are drawn as one.
+    Neighboring pieces of one component are merged where the gap is too small to be seen.
     """
     table = table[((table["end"] > first) & (table["start"] < last)).to_numpy()].sort_values("start")
     pieces: list[list] = []
@@ -189,7 +185,7 @@ def lane(table: pd.DataFrame, first: float, last: float, components: dict[str, i
 
 
 def memory_series(links: Links) -> dict:
-    """Allocated bytes over time, as far as the trace recorded them, thinned to what a figure shows."""
+    """Allocated MB over time, if the trace recorded it, thinned to what a figure shows."""
     memory = links.trace.memory
     if memory.empty:
         return {"peak_mb": None}
@@ -197,7 +193,7 @@ def memory_series(links: Links) -> dict:
     memory = memory[memory["on_gpu"] == on_gpu].sort_values("start", kind="stable")
     total, start = memory["total"].to_numpy() / MB, memory["start"].to_numpy() / 1e3
     picked = np.linspace(0, len(total) - 1, min(len(total), PIECES)).astype(int)
-    highest = np.maximum.reduceat(total, picked)  # of each stretch, so that thinning loses no peak
+    highest = np.maximum.reduceat(total, picked)  # of each interval, so that thinning loses no peak
     return {
         "peak_mb": float(total.max()),
         "of": "the GPU, allocated" if on_gpu else "the host, allocated since recording began",
@@ -211,7 +207,7 @@ def memory_series(links: Links) -> dict:
 
 
 def head_lines(analysis: dict) -> list[str]:
-    """The answer in a dozen lines."""
+    """The result in a dozen lines: verdict, trust, where the time went, what to try."""
     trust, steps = analysis["integrity"], analysis["steps"]
     rows = {
         "Trace": f"{analysis['trace']}: {trust['events']:,} events",
@@ -229,7 +225,7 @@ def head_lines(analysis: dict) -> list[str]:
     best = [row for row in analysis["opportunities"][:3] if row["speedup_bound"]]
     rows["Try first"] = ", ".join(f"{row['name']} (at most {row['speedup_bound']:.2f}x)" for row in best)
     if not best:
-        rows["Try first"] = analysis.get("opportunities_reason", "nothing that the trace supports")
+        rows["Try first"] = analysis.get("opportunities_reason", "the trace supports no recommendation")
     return labeled(rows) + [f"Note: {note}" for note in trust["notes"]]
 
 
@@ -249,7 +245,7 @@ def trust_text(trust: dict) -> str:
 
 
 def gpu_facts(timeline: dict, unreliable: str | None) -> dict[str, str]:
-    """What the GPU did, what it waited for, and how far it runs behind the host; or why that is unreliable."""
+    """How the GPU's time splits, its idle time by cause, launch delay and queue depth; or why they are unreliable."""
     if timeline["total_ms"] is None:
         return {"GPU": NO_GPU}
     parts = {"computation": "computation_ms", "exposed communication": "exposed_comm_ms"}
@@ -257,12 +253,13 @@ def gpu_facts(timeline: dict, unreliable: str | None) -> dict[str, str]:
     split = ", ".join(f"{name} {timeline[key]:.3f}" for name, key in parts.items())
     facts = {"GPU": f"{timeline['total_ms']:.3f} ms from first to last event: {split}"}
     if unreliable:
-        return facts | dict.fromkeys(("Idle for", "Launches"), f"unreliable: {unreliable}")
+        return facts | dict.fromkeys(("GPU idle", "Launch delay"), f"unreliable: {unreliable}")
     causes = [row for row in timeline["idle_by_cause"] if row["share_of_total"] >= 0.001]
-    facts["Idle for"] = ", ".join(f"{row['cause']} {row['share_of_total']:.1%}" for row in causes) or "nothing"
+    facts["GPU idle"] = ", ".join(f"{row['cause']} {row['share_of_total']:.1%}" for row in causes) or "never"
     if timeline["launch_delay_us"]:
         delay, depth = timeline["launch_delay_us"], timeline["queue_depth"]
-        facts["Launches"] = f"delay {delay['p50']:.1f} us median, {delay['p95']:.1f} p95; {depth['mean']:.1f} queued"
+        times = f"median {delay['p50']:.1f} us, p95 {delay['p95']:.1f} us"
+        facts["Launch delay"] = f"{times}; mean queue depth {depth['mean']:.1f} kernels"
     return facts
 
 
@@ -272,7 +269,7 @@ def top_shares(rows: list[dict], key: str, n: int) -> str:
 
 
 def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:
-    """All of the page: the answer, where the step went, what to try, operators and kernels."""
+    """All that a terminal shows: the result, components, opportunities, operators, kernels, ranks."""
     sections = {
         "components": breakdown_lines(analysis),
         "opportunities": opportunity_lines(analysis["opportunities"]),

@@ -1,4 +1,4 @@
-"""Was the GPU busy, and with what, and if not, what was it waiting for?  Times on the GPU's own clock, from a trace."""
+"""How a GPU's time splits into computation, exposed communication, exposed copies and idle time, and why it idled."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ COMMUNICATION = re.compile("nccl|rccl")  # RCCL calls most of its kernels nccl t
 KEYS = ("total_ms", "computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "busy_ms", "idle_ms")
 IDLE_CAUSES = {
     "data": "the host was fetching data",
-    "synchronization": "the host was waiting for the GPU or for a copy, and had launched nothing more",
+    "synchronization": "the host was waiting for the GPU or for a copy, and had nothing queued",
     "launch": "the host was preparing the next launch",
-    "communication": "the queued work came after communication, or was communication",
-    "copy": "the queued work came after a copy, or was a copy",
-    "latency": "the kernel had been launched, but had not begun",
+    "communication": "the next event was queued behind communication, or was communication",
+    "copy": "the next event was queued behind a copy, or was a copy",
+    "latency": "the kernel had been launched, but had not started",
     "unknown": "the trace does not contain the launch",
 }
 
@@ -36,7 +36,7 @@ def by_priority(intervals: list[Intervals]) -> list[float]:
 
 
 def exclusive_us(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The time of each interval in which none that started before it runs: together, the length of their union."""
+    """The time of each interval that no interval with an earlier start covers; the sum is the length of the union."""
     if not len(start):
         return np.zeros(0)
     order = np.lexsort((-end, start))
@@ -48,21 +48,21 @@ def exclusive_us(start: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def exposed_us(gpu: pd.DataFrame, window: tuple[float, float]) -> np.ndarray:
-    """The time of each GPU event that counts as its own: computation first, then communication, then copies.
+    """The exposed time of each GPU event; overlapping time counts for computation before communication before copies.
 
-    Within a class the event that started first has it.  Together, the busy time of the window.
+    Within a class it counts for the event that started first.  The sum is the busy time of the window.
     """
     start, end = (np.clip(gpu[name].to_numpy(), *window) for name in ("start", "end"))
     own, before = np.zeros(len(gpu)), (np.zeros(0), np.zeros(0))
     for which in by_class(gpu):
-        # On a clock that stands still while something of a class before it runs, only what is left has a length.
+        # Times on a clock that stops while an event of an earlier class runs.
         own[which] = exclusive_us(*(times[which] - covered_until(times[which], before) for times in (start, end)))
         before = union(np.append(before[0], start[which]), np.append(before[1], end[which]))
     return own
 
 
 def by_class(gpu: pd.DataFrame) -> list[np.ndarray]:
-    """Which GPU events are computation, communication and copies, in the order in which they count."""
+    """Which GPU events are computation, communication and copies, in order of precedence."""
     memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), is_communication(gpu)
     return [~memcpy & ~communication, communication, memcpy]
 
@@ -84,8 +84,8 @@ def is_communication(gpu: pd.DataFrame) -> np.ndarray:
 def gpu_timeline(gpu: pd.DataFrame) -> dict[str, float | None]:
     """How a GPU's time splits, in ms, from the start of its first event to the end of its last.
 
-    Computation is the time in which any kernel other than communication, or a memset, runs; communication counts
-    where no computation runs, copies where neither does.  The parts add up to the total.
+    Computation is any kernel other than communication, or a memset; communication is exposed while no computation
+    runs, a copy while neither does.  The parts add up to the total.
     """
     if gpu.empty:
         return dict.fromkeys(KEYS)
@@ -128,9 +128,9 @@ def gpu_timelines(links: AttributedLinks) -> dict:
 def gaps(
     gpu: pd.DataFrame, window: tuple[float, float] | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """When nothing ran on any device: start, end, and the rows of the event that ended last and that began next.
+    """When nothing ran on any device: start, end, and the rows of the events before and after.
 
-    Between the first event and the last or, given a window, within that; then -1 stands for no event.
+    Between the first event and the last or, given a window, within that; -1 then means that there is no such event.
     """
     order = np.lexsort((-gpu["end"].to_numpy(), gpu["start"].to_numpy()))
     start, end = gpu["start"].to_numpy()[order], gpu["end"].to_numpy()[order]
@@ -149,10 +149,10 @@ def gaps(
 
 
 def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = None) -> dict[str, float]:
-    """Idle time of the GPU in us, by what it waited for; together all of it.
+    """Idle time of the GPU in us, by cause.
 
-    A gap up to the end of the next event's launch call is the host's doing, what follows is latency.  Where the launch
-    had been made before the gap began, the event waited for another: for communication, a copy, or the end of a kernel.
+    A gap up to the end of the next event's launch call is caused by the host; the rest is latency.  If the launch call
+    ended before the gap, the event waited for another one: communication, a copy, or a kernel.
     """
     causes = dict.fromkeys(IDLE_CAUSES, 0.0)
     gpu = links.gpu
@@ -160,11 +160,11 @@ def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = N
         return causes
     start, end, last, following = gaps(gpu, window)
     call = np.where(following >= 0, gpu["call"].to_numpy()[following], -1)
-    nothing_follows = following < 0  # the host may still be in its step, and launches nothing more
+    nothing_follows = following < 0  # the host's step may go on without another launch
     known = (call >= 0) | nothing_follows
     causes["unknown"] = float((end - start)[~known].sum())
     launch_end = np.where(call >= 0, links.calls["end"].to_numpy()[call] if len(links.calls) else np.nan, end)
-    # The kernel may begin before its launch call returns.
+    # The kernel may start before its launch call returns.
     host_until = np.clip(np.where(known, np.minimum(launch_end, end), start), start, None)
     by_host = known & (host_until > start)
     starts, ends = start[by_host], host_until[by_host]
@@ -186,7 +186,7 @@ def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = N
 
 
 def union(start: np.ndarray, end: np.ndarray) -> Intervals:
-    """The same time as sorted, disjoint intervals."""
+    """The union of intervals, as sorted, disjoint intervals."""
     if not len(start):
         return start, end
     order = np.argsort(start)
@@ -196,27 +196,21 @@ def union(start: np.ndarray, end: np.ndarray) -> Intervals:
 
 
 def queue(links: AttributedLinks) -> dict:
-    """Launch delay: from a kernel's launch call to its start.  Queue depth: kernels launched and not yet begun."""
+    """Launch delay: us from a kernel's launch call to its start.  Queue depth: kernels launched but not yet started."""
     kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy() & (links.gpu["call"] >= 0).to_numpy()]
     if kernels.empty:
         return {"launch_delay_us": None, "queue_depth": None}
     launched, began = np.sort(kernels["launched"].to_numpy()), np.sort(kernels["start"].to_numpy())
     depth = np.arange(1, len(launched) + 1) - np.searchsorted(began, launched, side="right")
-    delay = kernels["start"].to_numpy() - kernels["launched"].to_numpy()
-
-    return {"launch_delay_us": spread(delay), "queue_depth": spread(np.maximum(0, depth))}
-
-
-def spread(values: np.ndarray) -> dict[str, float]:
-    middle, high = np.median(values), np.percentile(values, 95)
-    figures = {"mean": values.mean(), "p50": middle, "p95": high, "max": values.max(), "min": values.min()}
-    return {name: float(value) for name, value in figures.items()}
+    table = pd.DataFrame({"launch_delay_us": kernels["start"] - kernels["launched"], "queue_depth": depth.clip(0)})
+    stats = table.describe(percentiles=[0.5, 0.95]).rename({"50%": "p50", "95%": "p95"})
+    return stats.loc[["mean", "p50", "p95", "max", "min"]].to_dict()
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
 
 IDLE_COLUMNS = [
-    column("idle for", "cause", left=True),
+    column("idle cause", "cause", left=True),
     column("ms", "ms", ",.3f"),
     column("share of total", "share_of_total", ".1%"),
     column("meaning", "meaning", left=True),

@@ -44,7 +44,7 @@ def test_the_straggler_is_the_last_to_arrive_whatever_the_clocks_say(tmp_path, l
 def test_missing_ranks_are_named(tmp_path):
     analyses, _ = analyze_all(write_ranks(tmp_path, (0, 0, 0), None, ranks=(0, 2)))
     assert analyses[1][1]["integrity"]["ranks_missing"] == [1]
-    assert any("1 of 3 ranks are not here" in note for note in analyses[0][1]["integrity"]["notes"])
+    assert any("no traces of 1 of 3 ranks" in note for note in analyses[0][1]["integrity"]["notes"])
 
 
 def test_traces_of_different_runs_are_not_compared(tmp_path):

@@ -59,7 +59,14 @@ def test_names_from_elsewhere_are_text_and_nothing_is_fetched(tmp_path):
 def test_reports_of_real_gpus(tmp_path, name, capsys):
     analyze_existing(real_path(name), tmp_path, True, 5, None)
     found = page(tmp_path)
-    for words in ("Where the step went", "What to try", "The GPU", "GPU kernels", "idle for", "How far to trust it"):
+    for words in (
+        "Step time breakdown",
+        "Opportunities",
+        "GPU timeline",
+        "GPU kernels",
+        "idle cause",
+        "How far to trust it",
+    ):
         assert words in found.text, words
     assert (tmp_path / "report.html").stat().st_size < 2 * 2**20
     out = capsys.readouterr().out
