@@ -20,13 +20,13 @@ def main() -> None:
     add = parser.add_argument_group("analysis").add_argument
     add("--detailed-analysis", action="store_true", help="FLOPs by component and by module")
     add("--computational-intensity", action="store_true", help="bytes moved, FLOPs per byte, bandwidth used")
-    text = "operator classes under the device's roofs; records a trace for their times"
+    text = "plot operator classes under the device's rooflines; records a trace for their times"
     add("--generate-roofline", action="store_true", help=text)
-    text = "print an earlier flops_profile.json and plot it: no training"
+    text = "print and plot an earlier flops_profile.json without training"
     add("--analyze-results", metavar="FILE", type=Path, help=text)
     args = parser.parse_args()
     if args.analyze_results and args.peak is not None:
-        parser.error("--peak: --analyze-results shows the peaks of its file; use one of the two")
+        parser.error("--peak: not with --analyze-results, which shows the peaks in its file")
     require("the analysis", ["jinja2", "matplotlib", "orjson", "pandas", "tensorboard"])
     if args.analyze_results:
         explain_file(args)
@@ -35,7 +35,8 @@ def main() -> None:
 
 
 def train_and_explain(args: argparse.Namespace) -> None:
-    from analysis.flops import detail_lines, flops_lines, flops_profile, read_flops_profile
+    from analysis.flop_counts import detail_lines
+    from analysis.flops import flops_lines, flops_profile, read_flops_profile
     from analysis.limits import explain_limits
     from analysis.report import write_report
     from harness.console import is_first_rank, say
@@ -52,7 +53,7 @@ def train_and_explain(args: argparse.Namespace) -> None:
     uncounted = deepspeed_problem(choose_device(workload.training.device))
     args.enable_deepspeed_flops = uncounted is None
     if uncounted:
-        say(f"Note: {uncounted}; the other counts do without it")
+        say(f"Note: {uncounted}; the other two counters run without it")
     run_from_arguments(args)
     if args.dry_run or not is_first_rank():
         return
@@ -63,15 +64,16 @@ def train_and_explain(args: argparse.Namespace) -> None:
         say("", *flops_lines(profile))
     profile = read_flops_profile(folder / "flops_profile.json")
     if args.detailed_analysis:
-        say("", *detail_lines(profile))
+        say("", *detail_lines(profile["flops_analysis"]))
     wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline}
     files = explain_limits(workload, profile, folder, folder, **wanted)
     say("", "Written:", *(f"  {file}" for file in [*files, *write_report(folder)]))
 
 
 def explain_file(args: argparse.Namespace) -> None:
-    """An earlier flops_profile.json printed, and its roofline drawn again if it had one or one is asked for."""
-    from analysis.flops import detail_lines, flops_lines, read_flops_profile
+    """Print an earlier flops_profile.json, and draw its roofline if it had one or --generate-roofline is given."""
+    from analysis.flop_counts import detail_lines
+    from analysis.flops import flops_lines, read_flops_profile
     from analysis.limits import explain_limits
     from harness.console import say
     from harness.errors import UserError
@@ -82,7 +84,7 @@ def explain_file(args: argparse.Namespace) -> None:
     roof = args.generate_roofline or (folder / "roofline_data.json").exists()
     target = Path(args.output_dir or args.profile_dir or folder)
     try:
-        say(*flops_lines(profile), "", *detail_lines(profile))
+        say(*flops_lines(profile), "", *detail_lines(profile["flops_analysis"]))
         workload = TinyLlamaWorkload.from_settings(profile["config"])
         wanted = {"intensity": args.computational_intensity, "roof": roof}
         files = explain_limits(workload, profile, folder, target, **wanted)

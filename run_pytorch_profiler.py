@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Where did the time go?  Train under torch.profiler and analyze the trace, or analyze existing traces.
+"""Train under torch.profiler and analyze the trace, or analyze existing traces.
 
 python3 run_pytorch_profiler.py [--profile-dir DIR] [--include-memory] [flags of tiny_llama_v1.py]
 python3 run_pytorch_profiler.py --analyze-existing PATH [--generate-report] [--output-dir DIR]    any trace or folder
@@ -19,12 +19,12 @@ def main() -> None:
     parser = build_parser("run_pytorch_profiler.py", __doc__.splitlines()[0])
     add = parser.add_argument_group("analysis").add_argument
     add("--include-memory", action="store_true", help="the same as --profile-memory")
-    text = "do not train; PATH is a trace, a folder of traces, or the folder of a run"
+    text = "analyze a trace, a folder of traces, or the folder of a run, without training"
     add("--analyze-existing", metavar="PATH", type=Path, help=text)
-    text = "write report.html and TensorBoard's images and tables (on when training, off with --analyze-existing)"
+    text = "write report.html, and its figures and tables for TensorBoard (default: only after training)"
     add("--generate-report", action=argparse.BooleanOptionalAction, help=text)
     add("--top-n", type=number_of(int, 1), metavar="N", default=15, help="rows per table (15)")
-    add("--sort-by", choices=SORT_KEYS, help="order of operators (self_device on a GPU, else self_cpu)")
+    add("--sort-by", choices=SORT_KEYS, help="sort operators by (self_device on a GPU, else self_cpu)")
     args = parser.parse_args()
     report = args.generate_report if args.analyze_existing else args.generate_report is not False
     require("the analysis", ["orjson", "pandas"])

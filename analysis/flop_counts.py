@@ -13,8 +13,9 @@ from torch.utils.flop_counter import (
 )
 
 from analysis.fake_run import explained_fake_run
+from analysis.wording import text_of
 from harness.files import explain_nulls
-from harness.tables import Column, column, text_table
+from harness.tables import column, text_table
 from harness.workload import Workload
 
 CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation not counted"
@@ -22,7 +23,7 @@ COUNTS = ("forward_flops", "backward_flops", "beyond_matmuls")
 
 
 def register_cpu_attention() -> None:
-    """The fused attention of CPUs, which PyTorch's counters leave out: the same matmuls as that of GPUs."""
+    """Have PyTorch count fused attention on a CPU, which it leaves out: the same matmuls as on a GPU."""
     forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     if forward not in flop_registry:
@@ -33,7 +34,7 @@ def register_cpu_attention() -> None:
 def counted_by_torch(workload: Workload) -> dict:
     """FLOPs of a step of one micro-batch by FlopCounterMode: forward, backward, forward by module.
 
-    Counted on fake tensors: nothing is allocated or computed, whatever the size.  Raises FakeRunError.
+    Counted on fake tensors, without allocating or computing anything.  Raises FakeRunError.
     """
     register_cpu_attention()
     with FakeTensorMode(), explained_fake_run("the forward pass"):
@@ -53,8 +54,8 @@ def counted_by_torch(workload: Workload) -> dict:
 
 
 def flops_of_step(workload: Workload) -> tuple[int, int]:
-    """Matmul FLOPs of a step, of the forward passes and in all: by the workload's formula, else by PyTorch's counter,
-    which cannot tell recomputation from the rest of a backward pass."""
+    """Matmul FLOPs of a step, in forward passes and in total: by the workload's formula, else by PyTorch's counter,
+    which includes recomputation in the backward pass."""
     if workload.forward_flops() is not None:
         return workload.forward_flops(), workload.step_flops()
     counted = counted_by_torch(workload.one_micro_batch())
@@ -63,9 +64,9 @@ def flops_of_step(workload: Workload) -> tuple[int, int]:
 
 
 def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
-    """The three counts of one pass side by side; with recomputation, which is part of the backward pass here alone.
+    """The three counts for one micro-batch side by side.  Unlike elsewhere, backward FLOPs include recomputation.
 
-    A pass is one micro-batch.  deepspeed are the counts of DeepSpeedCounter, or the reason why there are none.
+    deepspeed: the counts of DeepSpeedCounter, or the reason why there are none.
     """
     workload = workload.one_micro_batch()
     by_torch, recomputed = counted_by_torch(workload), workload.recomputed_flops()
@@ -95,20 +96,18 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
 
 
 def by_component(workload: Workload) -> list[dict]:
-    """FLOPs of a step by component of the model, over all layers and of one, the largest first; [] without formula."""
+    """FLOPs of a step by component, over all layers and per layer, largest first; [] without a formula."""
     forward, per_layer = workload.forward_flops_by_component() or {}, workload.forward_flops_per_layer()
-    total = sum(forward.values())
-    rows = [
+    return [
         {
             "component": name,
             "forward_flops": flops,
             "backward_flops": 2 * flops,
             "forward_flops_per_layer": per_layer.get(name, flops),
-            "share": flops / total,
+            "share": flops / sum(forward.values()),
         }
-        for name, flops in forward.items()
+        for name, flops in sorted(forward.items(), key=lambda item: -item[1])
     ]
-    return sorted(rows, key=lambda row: -row["forward_flops"])
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
@@ -116,38 +115,35 @@ def by_component(workload: Workload) -> list[dict]:
 
 def reconciliation_lines(document: dict) -> list[str]:
     """The three counts as a table, and whether they agree."""
+    micro_batch = f"{document['batch_size']} x {document['sequence_length']} tokens"
     columns = [
-        column(f"FLOPs of a pass over {document['batch_size']} x {document['sequence_length']}", "counter", left=True),
+        column(f"FLOPs per micro-batch, {micro_batch}", "counter", left=True),
         *(column(name.replace("_flops", "").replace("_", " "), name, ",") for name in COUNTS),
     ]
     lines = text_table(columns, document["rows"])
     lines.append("The counts of matmuls are equal." if document["agree"] else "The counts DIFFER.")
     if recomputed := document["recomputed_flops"]:
-        lines.append(f"{recomputed:,} FLOPs of the backward pass recompute what was not kept.")
+        lines.append(f"{recomputed:,} FLOPs of the backward pass recompute activations that were not kept.")
     missing = [row for row in document["rows"] if row["forward_flops"] is None]
     return [*lines, *(f"No count by {row['counter']}: {row['forward_flops_reason']}" for row in missing)]
 
 
-def component_lines(rows: list[dict]) -> list[str]:
-    columns = [
+def detail_lines(counts: dict) -> list[str]:
+    """FLOPs by component if the workload has a formula, and forward FLOPs by module as PyTorch and DeepSpeed count."""
+    components = [
         column("component", "component", left=True),
         column("forward FLOPs", "forward_flops", ","),
         column("backward FLOPs", "backward_flops", ","),
         column("forward, per layer", "forward_flops_per_layer", ","),
         column("share", "share", ".1%"),
     ]
-    return text_table(columns, rows)
-
-
-def module_lines(counts: dict) -> list[str]:
-    """Forward FLOPs by module, as PyTorch's counter and DeepSpeed's count them, down to the parts of a layer."""
-    by_deepspeed = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
-    columns = [
+    modules = [
         column("module, forward FLOPs", "module", left=True),
         column("FlopCounterMode", "flops", ","),
-        Column(
-            "DeepSpeed", lambda row: 2 * by_deepspeed[row["module"]] if row["module"] in by_deepspeed else None, ","
-        ),
+        column("DeepSpeed", "deepspeed", ","),
     ]
-    by_torch = counts["reconciliation"]["forward_flops_by_module"]
-    return text_table(columns, [{"module": name, "flops": flops} for name, flops in by_torch.items()])
+    macs = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
+    by_deepspeed = {name: 2 * n for name, n in macs.items()}
+    flops = counts["reconciliation"]["forward_flops_by_module"]
+    rows = [{"module": name, "flops": n, "deepspeed": by_deepspeed.get(name)} for name, n in flops.items()]
+    return text_of([(components, counts["by_component"]), (modules, rows)])[1:]

@@ -8,9 +8,7 @@ from pathlib import Path
 from analysis.flop_counts import (
     CONVENTION,
     by_component,
-    component_lines,
     flops_of_step,
-    module_lines,
     reconciliation,
     reconciliation_lines,
 )
@@ -28,8 +26,8 @@ NO_DATASHEET = "no datasheet row for this device and precision"
 def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> dict:
     """flops_profile.json from a performance summary and DeepSpeed's counts of one forward pass, or why there are none.
 
-    FLOPs are counted; the rate comes from the steps that ran without any profiler; MFU names its peak, and a machine
-    that was never measured is measured for it.  FLOPs and rates are those of one rank.
+    Rates are computed from the steps that ran without any profiler.  Every MFU names its peak, which is measured if
+    this machine's was not measured before.  FLOPs and rates are those of one rank.
     """
     performance = summary["performance"]
     counts = flops_analysis(workload, deepspeed)
@@ -74,7 +72,7 @@ def flops_analysis(workload: Workload, deepspeed: dict | str) -> dict:
 
 
 def efficiency_metrics(workload: Workload, summary: dict, counts: dict, flops_per_sec: float) -> dict:
-    """MFU and HFU by every peak that is known; the first one is that of the headline."""
+    """MFU and HFU, and MFU for every known peak; mfu_percent refers to the first peak."""
     device, choice = summary["environment"]["device"], summary["config"]["profiling"]["peak"]
     seconds = summary["performance"]["avg_step_time_ms"] / 1e3
     executed_per_sec = (counts["step_flops"] + counts["recomputed_flops"]) / seconds
@@ -96,10 +94,9 @@ def efficiency_metrics(workload: Workload, summary: dict, counts: dict, flops_pe
 def read_flops_profile(path: Path) -> dict:
     """An earlier flops_profile.json.  Raises UserError, naming the file, for any other file or schema version."""
     document = read_document(path)
-    if not path.exists():
-        raise UserError(f"{path}: there is no such file")
     if document is None or "flops_analysis" not in document:
-        raise UserError(f"{path}: not a flops_profile.json of this workshop")
+        problem = "not a flops_profile.json of this workshop" if path.exists() else "there is no such file"
+        raise UserError(f"{path}: {problem}")
     return document
 
 
@@ -107,7 +104,7 @@ def read_flops_profile(path: Path) -> dict:
 
 PEAK_COLUMNS = [
     column("MFU %", "mfu_percent", ".1f"),
-    column("of TFLOP/s", "rate", ",.4g", 1e12),
+    column("peak TFLOP/s", "rate", ",.4g", 1e12),
     column("kind", "kind", left=True),
     column("source", "source", left=True),
 ]
@@ -122,8 +119,8 @@ def flops_facts(profile: dict) -> dict[str, str]:
     spread = f", std {rates['std_step_time_ms']:.2f} ms" if rates["std_step_time_ms"] is not None else ""
     facts = {
         "Total FLOPs per step": f"{counts['step_flops']:,} (forward and backward)",
-        "FLOPs per token": f"{counts['flops_per_token']:,.0f}; 6 per parameter would be {by_6n:,} (the ratio is "
-        f"{counts['flops_per_token'] / by_6n:.2f}: scores count, the embedding does not)",
+        "FLOPs per token": f"{counts['flops_per_token']:,.0f}, {counts['flops_per_token'] / by_6n:.2f} times the "
+        f"estimate of 6 per parameter, {by_6n:,}, which ignores attention scores and includes the embedding",
         "Step time": f"{rates['avg_step_time_ms']:.2f} ms, mean of {count_of(rates['steps_averaged'], 'step')} "
         f"{how}{spread}",
         "Achieved": f"{rates['flops_per_sec'] / 1e12:.4g} TFLOP/s" + " per rank" * (rates["world_size"] > 1),
@@ -143,7 +140,7 @@ def flops_facts(profile: dict) -> dict[str, str]:
 
 
 def flops_lines(profile: dict) -> list[str]:
-    """The short form that a run prints."""
+    """The section that a run prints."""
     return [
         "FLOPs Profile:",
         *reconciliation_lines(profile["flops_analysis"]["reconciliation"]),
@@ -152,10 +149,3 @@ def flops_lines(profile: dict) -> list[str]:
         *text_of([(PEAK_COLUMNS, profile["efficiency_metrics"]["peaks"])]),
         f"Counted: {profile['convention']}.",
     ]
-
-
-def detail_lines(profile: dict) -> list[str]:
-    """FLOPs by component, where the workload has a formula, and by module."""
-    counts = profile["flops_analysis"]
-    components = component_lines(counts["by_component"]) if counts["by_component"] else []
-    return [*components, "", *module_lines(counts)]

@@ -1,4 +1,4 @@
-"""Where does the memory of a training step go?  Counted tensor by tensor, on a CPU as on a GPU."""
+"""Memory of a training step, tensor by tensor: tables, summary and figure of memory_timeline.json."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ CATEGORY_COLORS = {
     "activations": "#59a14f",
     "temporaries": "#e15759",
 }
-
-
 TENSOR_COLUMNS = [
     Column("largest tensors at the peak", lambda row: tensor_name(row), left=True),
     column("dtype", "dtype", left=True),
@@ -28,7 +26,7 @@ TENSOR_COLUMNS = [
 
 
 def memory_tables(memory: dict) -> dict[str, Table]:
-    """What memory_timeline.json shows, by name; without rows where nothing is known."""
+    """The tables of memory_timeline.json, by name; without rows where nothing is known."""
     categories = [
         column("at the peak", "name", left=True),
         column("measured MB", "measured", ",.1f", MB),
@@ -38,9 +36,9 @@ def memory_tables(memory: dict) -> dict[str, Table]:
         column("kept for the backward pass, all layers", "component", left=True),
         column("measured MB", "bytes", ",.2f", MB),
         column("formula MB", "formula_bytes", ",.2f", MB),
-        column("quadratic in the sequence MB", "quadratic_bytes", ",.2f", MB),
+        column("of these quadratic in S, MB", "quadratic_bytes", ",.2f", MB),
     ]
-    allocator = [column("from tensors to the driver", "what", left=True), column("MB", "bytes", ",.1f", MB)]
+    allocator = [column("GPU memory in use", "what", left=True), column("MB", "bytes", ",.1f", MB)]
     return {
         "categories": (categories, category_rows(memory)),
         "tensors": (TENSOR_COLUMNS, memory["peak"]["largest_tensors"]),
@@ -56,7 +54,7 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
         phase_peak[row["name"]] = max(row["peak_bytes"], phase_peak.get(row["name"], 0))
     reached = {p: megabytes(phase_peak[p]) if p in phase_peak else "not reached in this run" for p in PHASES}
     largest = memory["largest_tensor"]
-    named = f"{megabytes(largest['bytes'])} ({tensor_name(largest)})" if largest else "none was made"
+    named = f"{megabytes(largest['bytes'])} ({tensor_name(largest)})" if largest else "the step allocated none"
     return [
         "Memory Analysis Summary:",
         f"Peak Memory Usage: {summary['memory']['peak_mb']:.1f} MB",
@@ -66,7 +64,7 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
         f"Memory at Optimizer Step: {reached['optimizer']}",
         f"Number of Allocations: {memory['allocations']}",
         f"Largest Tensor: {named}",
-        f"Each phase by its peak; {memory['source']}",
+        f"Phases are given by their peaks; {memory['source']}",
         f"The step's peak, {megabytes(memory['peak_bytes'])}, is in {place_of_peak(memory)}; {prediction_text(memory)}",
         *text_of(memory_tables(memory).values()),
     ]
@@ -86,16 +84,15 @@ def prediction_text(memory: dict) -> str:
 
 
 def category_rows(memory: dict) -> list[dict]:
-    """Bytes at the peak by category and in all, as measured and as predicted."""
-    measured = memory["peak"]["bytes_by_category"] | {"sum": memory["peak_bytes"]}
-    predicted = {}
-    if memory["predicted"]:
-        predicted = memory["predicted"]["bytes_by_category"] | {"sum": memory["predicted"]["peak_bytes"]}
+    """Bytes at the peak by category and in total, measured and predicted."""
+    measured, predicted = memory["peak"]["bytes_by_category"] | {"sum": memory["peak_bytes"]}, {}
+    if found := memory["predicted"]:
+        predicted = found["bytes_by_category"] | {"sum": found["peak_bytes"]}
     return [{"name": name, "measured": size, "predicted": predicted.get(name)} for name, size in measured.items()]
 
 
 def kept_rows(memory: dict) -> list[dict]:
-    """What a forward pass keeps for the backward one, by component and in all, as measured and by formula."""
+    """What a forward pass keeps for the backward pass, by component and in total, measured and by formula."""
     rows = memory["predicted"]["kept_for_backward"]
     total = {"component": "sum"}
     for name in ("bytes", "formula_bytes", "quadratic_bytes"):
@@ -105,7 +102,7 @@ def kept_rows(memory: dict) -> list[dict]:
 
 
 def tensor_name(row: dict) -> str:
-    """'layers.0.attention scores [8, 8, 128, 128]' of a tensor made in the range layers.0.attention.scores."""
+    """'layers.0.attention scores [8, 8, 128, 128]' for a tensor allocated in the range layers.0.attention.scores."""
     backward = "backward of " if row["phase"] == "backward" else ""
     return f"{backward}{' '.join(row['where'].rsplit('.', 1))} {row['shape']}"
 
@@ -140,7 +137,7 @@ def draw_memory_timeline(memory: dict):
 
 
 def mark_layers(axes, layers: list[int | None]) -> None:
-    """A stripe along the top: which layer was at work, its number where it fits."""
+    """A stripe along the top: the layer that was running, with its number where it fits."""
     place, top = axes.get_xaxis_transform(), {"ymin": 0.955, "ymax": 1.0, "linewidth": 0}
     changes = [i for i in range(1, len(layers)) if layers[i] != layers[i - 1]]
     for first, last in zip([0, *changes], [*changes, len(layers)], strict=True):

@@ -1,8 +1,7 @@
-"""Straggler detection: several ranks of one run side by side, and the order in which they reach their collectives.
+"""Straggler detection: the ranks of one run side by side, and the order in which they reach their collectives.
 
-In a collective the last to arrive makes the others wait, so a slow rank shows the shortest collectives and the others
-the longest.  Ranks run on machines with clocks of their own: they are aligned by the ends of the collectives, which all
-ranks leave together.
+In a collective the last rank to arrive makes the others wait, so a slow rank has the shortest collectives.  The clocks
+of ranks on several machines differ: they are aligned by the ends of the collectives, which all ranks leave together.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from analysis.timeline import gpu_timeline, is_communication
 from analysis.trace import where_name
 from harness.tables import Column, column, text_table
 
-SAME_CLOCK_US = 1e3  # ranks whose collectives end this close together share a clock
+SAME_CLOCK_US = 1e3  # ranks whose collectives end within this time of each other share a clock
 
 
 @dataclass
 class Rank:
-    """What is kept of a rank's trace for the comparison."""
+    """The part of a rank's trace that the comparison needs."""
 
     rank: int
     file: str
@@ -35,7 +34,7 @@ def rank_facts(links: Links) -> Rank:
     trace = links.trace
     if links.on_gpu and (communication := is_communication(links.gpu)).any():
         found = links.gpu[communication]
-    else:  # gloo runs on the host, in ranges that bear its name
+    else:  # gloo runs on the host, in ranges with its name
         found = trace.annotations[where_name(trace.annotations, lambda name: name.startswith(("gloo:", "nccl:")))]
     collectives = found[["name", "start", "end"]].sort_values("start", ignore_index=True)
     collectives[["start", "end"]] += trace.base_us
@@ -63,7 +62,7 @@ def compare_ranks(ranks: list[Rank]) -> dict:
     out = {"rows": rows, "collectives_compared": n, "straggler": None}
     if n == 0:
         return out | {"straggler_reason": "no collectives in the traces"}
-    # The last n of each: where a window begins in the middle of a step, the first ones are cut.
+    # The last n of each: if recording began in the middle of a step, the first ones are missing.
     start, end = (np.stack([one.collectives[key].to_numpy()[-n:] for one in ranks]) for key in ("start", "end"))
     offsets = np.median(end - end[0], axis=1)  # of each rank's clock against the first's
     offsets[np.abs(offsets) < SAME_CLOCK_US] = 0.0
@@ -85,20 +84,18 @@ def compare_ranks(ranks: list[Rank]) -> dict:
 
 
 def rank_columns(comparison: dict) -> list[Column]:
-    columns = [
+    late = [
+        column("mean lateness us", "mean_lateness_us", ",.1f"),
+        column("last to arrive", "last_to_arrive"),
+        column("clock offset us", "clock_offset_us", ",.1f"),
+    ]
+    return [
         column("rank", "rank"),
         column("step ms", "mean_step_ms", ",.3f"),
         column("GPU busy ms", "gpu_busy_ms", ",.3f"),
         column("in collectives ms", "in_collectives_ms", ",.3f"),
         column("collectives", "collectives"),
-    ]
-    if comparison["collectives_compared"] == 0:
-        return columns
-    return [
-        *columns,
-        column("mean lateness us", "mean_lateness_us", ",.1f"),
-        column("last to arrive", "last_to_arrive"),
-        column("clock offset us", "clock_offset_us", ",.1f"),
+        *(late if comparison["collectives_compared"] else []),
     ]
 
 
@@ -110,9 +107,9 @@ def straggler_text(comparison: dict) -> str:
 
 def rank_lines(comparison: dict) -> list[str]:
     n = comparison["collectives_compared"]
-    aligned = ", clocks aligned by their ends" if n else ""
+    aligned = ", clocks aligned by the ends of these" if n else ""
     return [
-        f"Ranks: {len(comparison['rows'])}, compared over {n} collectives{aligned}",
+        f"Ranks: {len(comparison['rows'])}, {n} collectives compared{aligned}",
         *text_table(rank_columns(comparison), comparison["rows"]),
         straggler_text(comparison),
     ]
