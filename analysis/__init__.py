@@ -1,3 +1,3 @@
-"""Reads what runs and profilers wrote, and explains it.  Nothing heavy is imported until a module is."""
+"""Analyzes what runs and profilers wrote.  This file imports nothing, because PyTorch and pandas are slow to load."""
 
-SORT_KEYS = ("self_cpu", "cpu", "self_device", "device", "calls", "flops", "bytes")  # of operators
+SORT_KEYS = ("self_cpu", "cpu", "self_device", "device", "calls", "flops", "bytes")  # of tables of operators

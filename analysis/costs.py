@@ -1,4 +1,4 @@
-"""What kind of work does an operator do, and how many FLOPs and bytes does that take, judging by its inputs' shapes?"""
+"""Category of an operator or kernel by its name, and FLOPs and bytes of a call by the shapes of its inputs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _PATTERNS = {
 }
 CATEGORIES = (*_PATTERNS, "other")
 _CATEGORY = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}
-# What torch.compile generates is named after every operator that went into it; its own kind stands before that.
+# Kernels from torch.compile are named after all operators in them; their kind comes first.
 _GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
 _GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
-MATMUL_CLASSES = ("matmul", "attention", "convolution")  # done by matmuls: arithmetic can limit them
-VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other work on numbers
+MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: arithmetic can limit them
+VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other arithmetic
 
-# They make views, allocate, or only call others.
+# Operators that make views, allocate, or only call others.
 _MOVES_NO_ELEMENT = re.compile(
     r"::(view|_unsafe_view|reshape|_reshape_alias|as_strided|transpose|t|permute|expand|expand_as|unsqueeze|squeeze|slice"
     r"|select|narrow|chunk|split|unbind|detach|detach_|alias|empty|empty_like|empty_strided|resize_|result_type|to|item"
@@ -50,7 +50,7 @@ BYTES_OF = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call.  None: the shapes do not tell."""
+    """Of one call.  None: unknown from the shapes."""
 
     flops: int | None = None
     bytes: int | None = None  # inputs read and outputs written once
@@ -63,8 +63,7 @@ def category(name: str) -> str:
 
 
 def operator_class(phase: str | None, kind: str) -> str:
-    """What an operator of a category counts as in a step: all that the optimizer does is its own class, and so is all
-    that fetches data."""
+    """The class of an operator in a step: the phase for data loading and the optimizer, else its category."""
     return phase if phase in ("data", "optimizer") else kind
 
 
@@ -76,8 +75,8 @@ def is_view_or_metadata_op(name: str) -> bool:
 def cost(name: str, shapes: list, types: list | None, values: list | None) -> Cost:
     """FLOPs (two per multiply-add, matmuls only) and bytes of a call, from the inputs that a trace records.
 
-    Outputs are not recorded: their shape follows from the inputs for matmuls, convolutions, element-wise operators,
-    normalizations and copies, and others get no figure.
+    Traces do not record outputs.  Their shapes follow from the inputs for matmuls, convolutions, element-wise
+    operators, normalizations and copies; the cost of others is unknown.
     """
     base = name.rsplit("::", 1)[-1].strip("_") if name.startswith("aten::") else None
     if base is None or is_view_or_metadata_op(name) or not all(map(is_shape, shapes)):
@@ -106,10 +105,10 @@ def is_shape(value) -> bool:
     )
 
 
-# Only operators that do the work themselves are in these tables, not those that hand it on (linear, conv2d).
-_MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # where the two factors begin
-_CONVOLUTIONS = {"miopen_convolution": 3, "cudnn_convolution": 2, "mkldnn_convolution": 3}  # where padding stands
-_ATTENTIONS = {  # the order of sequence and head dimension, and where the query stands: after the gradient, backward
+# Only operators that do the work themselves are in these tables, not those that call them (linear, conv2d).
+_MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # position of the first factor
+_CONVOLUTIONS = {"miopen_convolution": 3, "cudnn_convolution": 2, "mkldnn_convolution": 3}  # position of the padding
+_ATTENTIONS = {  # order of sequence and head dimensions, and position of the query: in backward, after the gradient
     "flash_attention_forward": ("SH", 0),
     "efficient_attention_forward": ("SH", 0),
     "scaled_dot_product_cudnn_attention": ("HS", 0),
@@ -134,7 +133,7 @@ def matmul_cost(base: str, shapes: list, sizes: list) -> Cost:
 
 def convolution_cost(shapes: list, sizes: list, values: list) -> Cost:
     """input [N, C, *size], weight [K, C / groups, *kernel] -> [N, K, *out size]"""
-    x, weight = shapes[0], shapes[1]
+    x, weight = shapes[:2]
     padding, stride, dilation = (parse_value(text) for text in values[:3])
     spatial = [
         (size + 2 * pad - step * (kernel - 1) - 1) // jump + 1
@@ -184,7 +183,7 @@ def streaming_cost(base: str, shapes: list, sizes: list) -> Cost:
 
 
 def parse_value(text: str):
-    """'[1, 1]' -> [1, 1]; 'True' -> True; as the profiler writes concrete inputs."""
+    """'[1, 1]' -> [1, 1], 'True' -> True: the profiler's text of a concrete input."""
     if text in ("True", "False"):
         return text == "True"
     numbers = [int(number) for number in re.findall(r"-?\d+", text)]

@@ -1,7 +1,6 @@
-"""A training step on fake tensors: the model, the optimizer and the loop of a run, whatever its size.
+"""A training step on fake tensors: the model, the optimizer and the loop of a run, without memory or computation.
 
-Nothing is allocated or computed, so what a step would do can be watched in seconds, before it runs or where it could
-never run.
+So a step of any size can be analyzed in seconds, also on a machine that could not run it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Watcher = TypeVar("Watcher", bound=AbstractContextManager)
 
 
 class FakeRunError(UserError):
-    """The model does something that fake tensors cannot, such as branching on a value: nothing can be predicted."""
+    """The model does something that fake tensors do not support, such as branching on a value."""
 
 
 @contextlib.contextmanager
@@ -31,15 +30,15 @@ def explained_fake_run(what: str) -> Iterator[None]:
     """Turn whatever a model raises on fake tensors into a FakeRunError."""
     try:
         yield
-    except Exception as error:  # a model that was changed may do what only data can answer
+    except Exception as error:  # any code of the model may raise here
         raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}") from error
 
 
 def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -> Watcher:
-    """Run one step on fake tensors under watch(model, optimizer); returns what watched.
+    """Run one step on fake tensors inside the context manager watch(model, optimizer), and return that.
 
-    It is the second step of a run: the optimizer has its state.  on_gpu: an optimizer that is not told otherwise works
-    on lists of tensors there, and on one tensor after another on a CPU.  Raises FakeRunError.
+    It is the second step of a run: the optimizer has its state.  on_gpu: optimizers default to foreach there, as in
+    PyTorch.  Raises FakeRunError.
     """
     with FakeTensorMode(), explained_fake_run("the step"):
         state = workload.build(torch.device("cpu"))
@@ -54,14 +53,14 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -
         watcher = watch(model, optimizer)
         stream = workload.fake_batches()
         called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled else model
-        # A gradient scaler looks at data.
+        # An enabled gradient scaler would read values.
         state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
         workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(watcher))
     return watcher
 
 
 def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:
-    """Run one forward pass without gradients or optimizer, as inference does, under watch(model, optimizer)."""
+    """Run one forward pass on fake tensors without gradients inside watch(model, optimizer), and return that."""
     with FakeTensorMode(), torch.no_grad(), explained_fake_run("the forward pass"):
         state = workload.build(torch.device("cpu"))
         watcher, batch = watch(state.model, state.optimizer), next(workload.fake_batches())
@@ -73,16 +72,16 @@ def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:
 
 
 class CompiledCall:
-    """Stands in for a compiled model or function: the graphs that torch.compile would hand to its code generator, run
-    operator by operator, so that the mode which watches the step sees the tensors they make.
+    """Runs the graphs that torch.compile passes to its code generator operator by operator, so that a dispatch mode
+    sees their tensors.
 
-    What they keep for the backward pass is what the compiled code keeps.  What its fused kernels never write counts
-    here as if they did: the peak is an upper bound.
+    They keep the same tensors for the backward pass as compiled code.  Intermediate results that fused kernels never
+    write to memory are allocated here, so that the peak is an upper bound.
     """
 
     def __init__(self, compiled: Callable, warm_up: Callable, watching: TorchDispatchMode):
-        """compiled(backend) gives what is called; warm_up(it) calls it, and its backward pass, once: compiled before
-        anything watches, because dynamo leaves alone what runs under a mode of others."""
+        """compiled(backend) returns the callable; warm_up(callable) runs it once, with its backward pass, because
+        dynamo does not compile under another dispatch mode."""
         from functorch.compile import min_cut_rematerialization_partition
         from torch._dynamo.backends.common import aot_autograd
         from torch._inductor.decomposition import select_decomp_table
@@ -101,7 +100,7 @@ class CompiledCall:
 
     def graph_runner(self, graph: torch.fx.GraphModule, inputs):
         def run(arguments: list):
-            """Frees each tensor after its last use, as generated code does."""
+            """Runs the graph, and frees each tensor after its last use, as generated code does."""
             with pushed(self.watching) if self.inside else contextlib.nullcontext():
                 return torch.fx.Interpreter(graph).boxed_run(arguments)
 
@@ -134,7 +133,7 @@ def compiled_model(workload: Workload, state: TrainingState, watching: TorchDisp
 
 @contextlib.contextmanager
 def pushed(mode: TorchDispatchMode) -> Iterator[None]:
-    """A mode that is entered already, put on top again; what its class does on entering is not repeated."""
+    """Pushes an active mode on top again, without what its class does on entering."""
     TorchDispatchMode.__enter__(mode)
     try:
         yield

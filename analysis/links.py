@@ -1,4 +1,4 @@
-"""What caused what?  Each host event with its caller, each GPU event with its launch call, operator and step."""
+"""Causes in a trace: each host event with its caller, each GPU event with its launch call, operator and step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from analysis.trace import STEP, Trace, where_name
 OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
 LAUNCHES = re.compile("LaunchKernel|LaunchCooperativeKernel")  # CUDA and HIP calls that start one kernel
 GRAPH_LAUNCHES = re.compile("GraphLaunch")  # those that start all kernels of a graph
-# Calls that return when the GPU has done what they wait for: waits, and copies that are not asynchronous.
+# Calls that block until the GPU has finished: synchronization, and copies that are not asynchronous.
 WAITS = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(WithStream|2D|3D|DtoH|HtoD|DtoD)?$")
 
 
 @dataclass
 class Links:
-    """A trace with its causes.  Rows of `host` start with those of trace.operators, so that row numbers agree."""
+    """A trace with its causes.  `host` begins with the rows of trace.operators, so that row numbers agree."""
 
     trace: Trace
     host: pd.DataFrame  # name, start, end, thread, kind, sequence, forward_thread, parent, own_us, operator_parent
     gpu: pd.DataFrame  # trace.gpu with call (row of launches), operator (row of host), launched, step; -1 unknown
     calls: pd.DataFrame  # trace.launches with step, starts_kernel, starts_graph, waits
-    steps: pd.DataFrame  # trace.steps; the entire trace as one step where none are marked
+    steps: pd.DataFrame  # trace.steps; the entire trace as one step if none are marked
     steps_are_marked: bool
     thread: int  # the host thread that ran the steps
 
@@ -35,10 +35,10 @@ class Links:
 
     @property
     def window(self) -> tuple[float, float]:
-        """What the step's table accounts for, in us.
+        """The time that the step tables account for, in us.
 
-        The steps on the host, as far as the GPU goes along: it may still be busy with work from before them when they
-        begin, and with theirs when they end, and may trail the host by far.
+        That of the steps on the host, moved to their work on the GPU, which runs behind the host: it may be busy with
+        earlier work when they begin, and with theirs when they have ended.
         """
         first, last = float(self.steps["start"].min()), float(self.steps["end"].max())
         launched = self.gpu[self.gpu["step"] >= 0]
@@ -52,7 +52,7 @@ class Links:
 
 @dataclass
 class AttributedLinks(Links):
-    """Links whose events know where in the program they belong: components.attribute() adds columns to both tables.
+    """Links with the columns that components.attribute() adds to both tables.
 
     host: component and phase (None if unknown), category (of costs.CATEGORIES), node (row of the autograd node that
     the event runs in, or -1).  gpu: component, phase and category of the operator that launched the event.
@@ -62,10 +62,10 @@ class AttributedLinks(Links):
 
 
 def parents(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> np.ndarray:
-    """For each interval the position of the innermost one open on its thread when it starts, or -1."""
+    """For each interval the row of the innermost one that is open on its thread when it starts, or -1."""
     parent = np.full(len(start), -1)
     order = np.lexsort((-end, start, thread))
-    # Plain lists: indexing NumPy arrays one by one is what would take the time.
+    # Plain lists, because indexing NumPy arrays one by one is slow.
     starts, ends, threads = start.tolist(), end.tolist(), thread.tolist()
     found, order = parent.tolist(), order.tolist()
     open_intervals: list[int] = []
@@ -83,7 +83,7 @@ def parents(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> np.ndarra
 
 
 def host_events(trace: Trace) -> pd.DataFrame:
-    """Operators, annotations and module calls in one frame, each with its caller and the time that is its own."""
+    """Operators, annotations and module calls in one frame, each with its caller and its self time."""
     columns = ["name", "start", "end", "thread", "kind", "sequence", "forward_thread"]
     kinds = {OPERATOR: trace.operators, ANNOTATION: trace.annotations, MODULE: trace.modules}
     parts = [part.assign(kind=kind) for kind, part in kinds.items()]
@@ -94,7 +94,7 @@ def host_events(trace: Trace) -> pd.DataFrame:
     start, end = host["start"].to_numpy(), host["end"].to_numpy()
     parent = parents(start, end, host["thread"].to_numpy())
     nested = parent >= 0
-    # One that outlives its caller counts for what lies within: parts never add up to more than their caller.
+    # Of an event that ends after its caller, only the part within counts, so that parts never exceed the whole.
     within = np.where(nested, np.minimum(end, end[parent]), end) - start
     children = np.bincount(parent[nested], weights=within[nested], minlength=len(host))
     is_operator = (host["kind"] == OPERATOR).to_numpy()
@@ -123,7 +123,7 @@ def link(trace: Trace) -> Links:
 
 
 def captured(calls: pd.DataFrame) -> np.ndarray:
-    """Calls made while a graph was being captured: they are recorded into it, and launch nothing."""
+    """Calls made while a graph was being captured: they are recorded in it and launch nothing."""
     times = calls["start"].to_numpy()
     begins = np.sort(times[where_name(calls, lambda name: "StreamBeginCapture" in name)])
     ends = np.sort(times[where_name(calls, lambda name: "StreamEndCapture" in name)])
@@ -131,7 +131,7 @@ def captured(calls: pd.DataFrame) -> np.ndarray:
 
 
 def step_at(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
-    """The row of the step that was running on the host at each time; what lies between two belongs to the earlier."""
+    """The row of the step that was running on the host at each time, or -1; gaps belong to the step before."""
     at = np.searchsorted(steps["start"].to_numpy(), times, side="right") - 1
     return np.where(times < steps["end"].max(), at, -1)
 
@@ -147,13 +147,13 @@ def step_thread(trace: Trace, host: pd.DataFrame) -> int:
 
 
 def first_row_of(keys: pd.Series) -> pd.Series:
-    """Row numbers by key, the first of each; keys below 1 mean that there is none."""
+    """The first row number for each key; keys below 1 mean that there is none."""
     rows = pd.Series(keys.index, index=keys.to_numpy())
     return rows[(rows.index > 0) & ~rows.index.duplicated()]
 
 
 def link_gpu(trace: Trace, calls: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Each GPU event with its call, by correlation, and its operator: by an id of either, or around the call."""
+    """Each GPU event with its launch call, by correlation, and its operator: by external id, or around the call."""
     operators, gpu = trace.operators, trace.gpu
     row_of_id = first_row_of(operators["external_id"])
     call = gpu["correlation"].map(first_row_of(calls["correlation"]))
@@ -172,6 +172,6 @@ def link_gpu(trace: Trace, calls: pd.DataFrame, steps: pd.DataFrame) -> pd.DataF
     launched = np.where(call >= 0, calls["start"].to_numpy()[call] if len(calls) else np.nan, np.nan)
     if len(calls):
         step = np.where(call >= 0, calls["step"].to_numpy()[call], -1)
-    else:  # a trace of the GPU alone: its ranges lie on the GPU's own time
+    else:  # a trace of the GPU alone: its steps are in GPU time
         step = step_at(gpu["start"].to_numpy(), steps)
     return gpu.assign(call=call, operator=row.fillna(-1).astype(np.int64).to_numpy(), launched=launched, step=step)

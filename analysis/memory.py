@@ -36,7 +36,7 @@ def memory_tables(memory: dict) -> dict[str, Table]:
         column("kept for the backward pass, all layers", "component", left=True),
         column("measured MB", "bytes", ",.2f", MB),
         column("formula MB", "formula_bytes", ",.2f", MB),
-        column("of these quadratic in S, MB", "quadratic_bytes", ",.2f", MB),
+        column("quadratic in sequence length, MB", "quadratic_bytes", ",.2f", MB),
     ]
     allocator = [column("GPU memory in use", "what", left=True), column("MB", "bytes", ",.1f", MB)]
     return {

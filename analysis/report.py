@@ -1,4 +1,4 @@
-"""report.html: all that is known of a run or of some traces, for a person, in one file that needs no network."""
+"""report.html: everything about a run or its traces in one file that needs no network; the same for TensorBoard."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ FILES = {
 
 
 def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, run: Path | None = None) -> list[Path]:
-    """report.html in the folder, and the same figures and tables as TensorBoard's images and text; the files written.
+    """Write report.html, and the same figures and tables as TensorBoard's images and text; returns the files.
 
-    analyses are (name, operator_analysis.json) of traces, the folder's own without them; run is the folder whose
-    other files are reported too, this one without it.
+    analyses: (name, operator_analysis.json) of traces; default: that in the folder.  run: the folder whose other files
+    are included; default: this one.
     """
-    documents = read_documents(run or folder)
+    documents = {name: read_document((run or folder) / file) for name, file in FILES.items()}
     if analyses is None:
         own = read_document(folder / "operator_analysis.json")
         analyses = [(own["trace"], own)] if own else []
     if not analyses and not documents["summary"]:
-        raise UserError(f"{folder}: nothing to report: it contains neither an operator_analysis.json nor a run")
+        raise UserError(f"{folder}: nothing to report: it has neither an operator_analysis.json nor a run")
     analysis = analyses[0][1] if analyses else None
     with plain_text():
         figures = profile_figures(analysis) if analysis else {}
@@ -69,19 +69,19 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
     return [target, *to_tensorboard(folder, analysis, drawn)]
 
 
-def read_documents(folder: Path) -> dict[str, dict | None]:
-    return {name: read_document(folder / file) for name, file in FILES.items()}
-
-
 def render(analysis: dict | None, analyses: list, documents: dict, images: dict[str, str]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # names come from files that others wrote
+        autoescape=True,  # names come from traces of any program
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     summary, memory, flops, intensity = (documents[name] for name in ("summary", "memory", "flops", "intensity"))
+    memory_facts = {}
+    if memory:
+        peak = f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}"
+        memory_facts = {"Peak": peak, "Prediction": prediction_text(memory)}
     return environment.get_template("report_template.html").render(
         title=analysis["trace"] if analysis else run_title(summary),
         analysis=analysis,
@@ -94,13 +94,13 @@ def render(analysis: dict | None, analyses: list, documents: dict, images: dict[
         trust=trust_facts(analysis["integrity"]) if analysis else {},
         flops=(flops_facts(flops) if flops else {}) | (intensity_facts(intensity) if intensity else {}),
         counted=conventions(documents),
-        memory=memory_facts(memory) if memory else {},
+        memory=memory_facts,
         straggler=straggler_text(analysis["ranks"]) if analysis and "ranks" in analysis else None,
     )
 
 
 def trace_tables(analysis: dict, analyses: list[tuple[str, dict]]) -> dict[str, Table]:
-    """The tables of a trace, by name.  The page and TensorBoard show those that have rows."""
+    """The tables of a trace, by name.  report.html and TensorBoard show those that have rows."""
     on_gpu = bool(analysis["kernels"])
     traces = [{"name": name} | one for name, one in analyses] if len(analyses) > 1 else []
     columns = [*OPPORTUNITY_COLUMNS, *(column(title, title, left=True) for title in ("basis", "how"))]
@@ -130,12 +130,12 @@ TRACE_COLUMNS = [
 
 def run_tables(documents: dict) -> dict[str, Table]:
     """The tables of a run, by name."""
-    tables: dict[str, Table] = {}
+    tables = memory_tables(documents["memory"]) if documents["memory"] else {}
     if flops := documents["flops"]:
         tables["peaks"] = (PEAK_COLUMNS, flops["efficiency_metrics"]["peaks"])
     if intensity := documents["intensity"]:
         tables["classes"] = (class_columns(intensity["step_bytes"]), intensity["classes"])
-    return tables | (memory_tables(documents["memory"]) if documents["memory"] else {})
+    return tables
 
 
 def run_title(summary: dict) -> str:
@@ -145,16 +145,16 @@ def run_title(summary: dict) -> str:
 
 
 def run_facts(summary: dict) -> dict[str, str]:
-    """What ran, on what, how fast."""
+    """Status, environment, settings and results of a run."""
     environment, config, training = summary["environment"], summary["config"], summary["training"]
     performance, memory, packages = summary["performance"], summary["memory"], environment["packages"]
     facts = {
         "Status": summary["status"] + (f": {summary['error']}" if summary["error"] else ""),
-        "When, where": f"{environment['timestamp']}, {environment['host']}",
+        "Started": f"{environment['timestamp']} on {environment['host']}",
         "Command": environment["command_line"],
         "Device": f"{environment['device']['name']} ({environment['device']['type']})",
         "Versions": f"torch {packages['torch']}, Python {environment['python']}",
-        "Commit": (environment["commit"] or "unknown")[:12] + " and changes" * bool(environment["uncommitted_changes"]),
+        "Commit": (environment["commit"] or "unknown")[:12] + ", modified" * bool(environment["uncommitted_changes"]),
         "Model": settings_text(config["model"]),
         "Training": settings_text(config["training"]),
         "Steps": f"{training['completed_steps']} of {training['num_steps']}",
@@ -162,7 +162,7 @@ def run_facts(summary: dict) -> dict[str, str]:
     }
     if performance["avg_step_time_ms"]:
         facts["Step time"] = (
-            f"{performance['avg_step_time_ms']:.2f} ms mean, {performance['median_step_time_ms']:.2f} ms median of "
+            f"mean {performance['avg_step_time_ms']:.2f} ms, median {performance['median_step_time_ms']:.2f} ms of "
             f"{count_of(performance['steps_averaged'], 'step')} ({performance['steps_averaged_note']})"
         )
         facts["Throughput"] = (
@@ -176,28 +176,23 @@ def run_facts(summary: dict) -> dict[str, str]:
 
 
 def settings_text(settings: dict) -> str:
-    """'hidden_dim 256, n_layers 4': what was set, numbers grouped by thousands."""
+    """'hidden_dim 256, n_layers 4': settings that have a value, with thousands separators."""
     shown = {name: value for name, value in settings.items() if value is not None and not name.endswith("_reason")}
     return ", ".join(f"{name} {value:,}" if type(value) is int else f"{name} {value}" for name, value in shown.items())
 
 
 def conventions(documents: dict) -> dict[str, str]:
-    """What was counted, for a reader of the numbers."""
+    """What was counted, and how."""
     flops, intensity, roofline = (documents[name] for name in ("flops", "intensity", "roofline"))
     texts = {"FLOPs": flops["convention"]} if flops else {}
     if intensity:
         names = {"Bytes": "bytes", "Minimum bytes": "minimum", "Other operations": "elements"}
         texts |= {name: intensity["convention"][key] for name, key in names.items()}
     if roofline:
-        texts["Times of classes"] = f"{roofline['time_source']['classes']}; a class above its roof was served by caches"
+        texts["Times of classes"] = (
+            f"{roofline['time_source']['classes']}; classes above their roofline used caches"
+        )
     return texts
-
-
-def memory_facts(memory: dict) -> dict[str, str]:
-    return {
-        "Peak": f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}",
-        "Prediction": prediction_text(memory),
-    }
 
 
 def trust_facts(trust: dict) -> dict[str, str]:
@@ -208,25 +203,25 @@ def trust_facts(trust: dict) -> dict[str, str]:
         "Events": f"{trust['events']:,}, of these {trust['operators']:,} operators and {trust['gpu_events']:,} on the "
         f"GPU; {trust['malformed_events']:,} skipped",
         "Steps": f"{trust['steps']} marked" + (f"; {without} without GPU events" if without is not None else ""),
-        "Kernel launches": f"{trust['kernel_launches']:,}, {trust['launches_without_kernel']:,} of the steps' without "
-        "a kernel",
+        "Kernel launches": f"{trust['kernel_launches']:,}; {trust['launches_without_kernel']:,} of the steps' have no "
+        "kernel in the trace",
         "GPU events linked": "no GPU events" if linked is None else f"{linked:.1%} of those launched in the trace",
         "Graph launches": f"{trust['graph_launches']:,}",
-        "Ranks": "the trace does not name them" if trust["world_size"] is None else rank,
+        "Ranks": "not in the trace" if trust["world_size"] is None else rank,
         "Recorded": ", ".join(recorded),
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
     }
 
 
 def to_tensorboard(folder: Path, analysis: dict | None, drawn: dict[str, bytes]) -> list[Path]:
-    """Figures (PNG) into Images, tables into Text: an event file of its own, in the place of an earlier report's."""
+    """Write figures (PNG) and tables to a separate event file, which replaces that of an earlier report."""
     from torch.utils.tensorboard import SummaryWriter
 
     for earlier in folder.glob("events.out.tfevents.*.report"):
         earlier.unlink()
     try:
         with SummaryWriter(str(folder), filename_suffix=".report") as writer:
-            for name, data in drawn.items():  # drawing one again would take as long as the rest of the report
+            for name, data in drawn.items():  # drawing them again would take as long as the rest of the report
                 pixels = (255 * imread(io.BytesIO(data))).round().astype(np.uint8)  # [height, width, RGBA]
                 writer.add_image(f"profile/{name}", pixels, dataformats="HWC")
             for name, text in (text_tables(analysis) if analysis else {}).items():
@@ -237,20 +232,17 @@ def to_tensorboard(folder: Path, analysis: dict | None, drawn: dict[str, bytes])
 
 
 def text_tables(analysis: dict) -> dict[str, str]:
-    """Markdown for TensorBoard."""
+    """The verdict and the tables of a trace as markdown."""
     trust = analysis["integrity"]
     notes = [f"- {escaped(note)}" for note in (*trust["problems"], *trust["notes"])]
     texts = {"verdict": "\n".join([f"**{escaped(analysis['verdict']['line'])}**", "", *notes])}
     for name, (columns, rows) in trace_tables(analysis, []).items():
         if rows:
-            texts[name.replace(" ", "_")] = "\n".join(markdown_table([safe(one) for one in columns], rows[:TOP]))
+            safe = [replace(one, value=lambda row, text=one.text: escaped(text(row)), form="") for one in columns]
+            texts[name.replace(" ", "_")] = "\n".join(markdown_table(safe, rows[:TOP]))
     return texts
 
 
 def escaped(text: str) -> str:
-    """Names come from elsewhere: none of their characters is markup."""
+    """Markdown that shows the text as it is: names come from traces of any program."""
     return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>()#+!~" else letter for letter in text)
-
-
-def safe(one: Column) -> Column:
-    return replace(one, value=lambda row: escaped(one.text(row)), form="")

@@ -1,4 +1,4 @@
-"""What do the instruments of a run show?  A document, lines and perhaps a figure for each, when the run is over."""
+"""Results of a run's instruments: for each its document, lines to print, and perhaps a figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.workload import Workload
 
 
 def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
-    """Of the memory tracker, the trace and the FLOP count, as far as the run got."""
+    """The results of the memory tracker, the profiler and the FLOP count, as far as the run got."""
     instruments = report.instruments
     if instruments is None:
         return
@@ -35,7 +35,7 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
 
 
 def explain_trace(report: RunReport, summary: dict) -> Explanation:
-    """Of the traces of all ranks, which lie beside that of rank 0: it has waited for them."""
+    """The analysis of the traces of all ranks, in the folder of rank 0's trace."""
     name = "operator_analysis.json"
     try:
         from analysis.profile import analyze_all, profile_lines
@@ -52,10 +52,10 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
 
 
 def with_prediction(error: BaseException, workload: Workload, device: torch.device) -> BaseException:
-    """Out of memory: the same error with the prediction beside it; others as they are."""
+    """The error itself; if memory ran out, one that adds the prediction to its message."""
     if not out_of_memory(error):
         return error
-    with contextlib.suppress(FakeRunError, RuntimeError, MemoryError):  # the error at hand is the one that counts
+    with contextlib.suppress(FakeRunError, RuntimeError, MemoryError):  # the original error takes precedence
         predicted = what_fits(memory_prediction(workload, device, after_failure=True))
         return UserError(f"{explain_error(error)[0]}; by prediction {predicted}")
     return error

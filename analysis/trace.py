@@ -1,4 +1,4 @@
-"""What does a torch.profiler trace contain?  A Chrome trace as columns, from any build of torch, of any program."""
+"""Reads a torch.profiler trace (a Chrome trace) into tables, from any program and any version of PyTorch."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ MODULE = "nn.Module: "
 
 @dataclass
 class Trace:
-    """One trace file.  Times are microseconds after its first event; a thread is a number; -1 stands for unknown.
+    """One trace file.  Times are us after its first event, threads are numbered, and -1 means unknown.
 
-    All names are categories of one common list.
+    Names are categorical, with the same categories in all tables.
     """
 
     path: Path
-    metadata: dict  # all of the file but its events
+    metadata: dict  # everything in the file but its events
     operators: pd.DataFrame  # name, start, end, thread, external_id, sequence, forward_thread, signature
     annotations: pd.DataFrame  # name, start, end, thread: record_function ranges and ProfilerStep#N
     modules: pd.DataFrame  # name, start, end, thread: calls of nn.Modules, where stacks were recorded
     launches: pd.DataFrame  # name, start, end, thread, external_id, correlation: runtime calls on the host
     gpu: pd.DataFrame  # name, kind, start, end, device, stream, external_id, correlation
-    gpu_annotations: pd.DataFrame  # name, start, end: host ranges, as far as their GPU events reach
+    gpu_annotations: pd.DataFrame  # name, start, end: host ranges over the time of their GPU events
     memory: pd.DataFrame  # start, bytes, total, on_gpu: a row for each allocation or free that was recorded
     signatures: list[tuple]  # (shapes, types, values) of an operator's inputs, to which `signature` points
-    n_events: int  # complete events that were read
-    n_malformed: int  # those left out: no name, or no valid duration
-    n_python: int  # Python frames, which are counted only
-    first_us: float  # what times count from, on the trace's own clock
+    n_events: int  # complete events in the file, malformed ones too
+    n_malformed: int  # skipped: no name, or no valid duration
+    n_python: int  # Python frames
+    first_us: float  # the first event on the trace's own clock
 
     @property
     def steps(self) -> pd.DataFrame:
-        """The profiled steps, in order: number, start, end.  From the GPU's ranges where the host's are missing."""
+        """The profiled steps, in order: number, start, end.  From GPU annotations if there are none on the host."""
         for table in (self.annotations, self.gpu_annotations):
             steps = table[where_name(table, lambda name: name.startswith(STEP))]
             if len(steps):
                 break
         numbers = pd.to_numeric(steps["name"].astype(object).str.slice(len(STEP)), errors="coerce")
         steps = steps.assign(number=numbers.fillna(-1).astype(int)).sort_values("start")
-        if table is self.gpu_annotations:  # one a stream
+        if table is self.gpu_annotations:  # one per stream
             steps = steps.drop_duplicates("number")
         return steps[["number", "start", "end"]].reset_index(drop=True)
 
@@ -84,7 +84,7 @@ class Trace:
 
     @property
     def device(self) -> dict:
-        """What the trace tells of its first GPU, as far as hardware.datasheet needs it."""
+        """Name and compute units of the first GPU, as hardware.datasheet() takes them."""
         found = self.metadata.get("deviceProperties")
         first = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
         units = first.get("numSms")
@@ -92,18 +92,18 @@ class Trace:
 
     @property
     def base_us(self) -> float:
-        """When the first event was, on the clock of the machine that wrote the trace."""
+        """Time of the first event on the clock of the machine that wrote the trace."""
         base = self.metadata.get("baseTimeNanoseconds")
         return (base / 1e3 if isinstance(base, (int, float)) else 0.0) + self.first_us
 
 
 def where_name(table: pd.DataFrame, test: Callable[[str], object]) -> np.ndarray:
-    """Rows for whose name the test gives something true; it is asked once for each different name."""
+    """The rows whose name passes the test, which is called once per name."""
     return by_name(table["name"], test).astype(bool)
 
 
 def by_name(names: pd.Series, function: Callable[[str], object]) -> np.ndarray:
-    """function(name) of each row, called once for each different name that occurs."""
+    """function(name) of each row; the function is called once per name."""
     codes = names.cat.codes.to_numpy()
     values = np.full(len(names.cat.categories), None, dtype=object)
     for code in np.unique(codes):
@@ -114,7 +114,7 @@ def by_name(names: pd.Series, function: Callable[[str], object]) -> np.ndarray:
 def read_trace(path: Path) -> Trace:
     """The trace in a .json or .json.gz file.  Raises UserError, naming the file, for any other file."""
     collecting = gc.isenabled()
-    gc.disable()  # hundreds of thousands of small objects are made, and all of them are used until the end
+    gc.disable()  # collecting would traverse hundreds of thousands of objects, all of them in use
     try:
         return trace_of(path, parse(path))
     finally:
@@ -132,7 +132,7 @@ def trace_of(path: Path, document: dict) -> Trace:
             elif event.get("name") == "[memory]" and isinstance(event.get("args"), dict):
                 memory.append(event)
     if not any(by_kind.get(kind) for kind in ("cpu_op", *GPU_KINDS)):
-        raise UserError(f"{path}: a trace without events of an operator or a GPU")
+        raise UserError(f"{path}: a trace without events of operators or of a GPU")
     python = by_kind.get("python_function", [])
     by_kind["python_function"] = [event for event in python if str(event.get("name")).startswith(MODULE)]
     kinds = [kind for kinds, _ in TABLES.values() for kind in kinds]
@@ -192,7 +192,7 @@ def factorize(keys: Iterable) -> tuple[np.ndarray, pd.Index]:
 
 
 def one_thread(modules: pd.DataFrame, operators: pd.DataFrame) -> None:
-    """Some builds record Python frames under a thread 0 that runs no operator: it is the thread of the steps."""
+    """Some versions record Python frames under a thread 0 without operators: it is the thread of the steps."""
     if len(modules) and len(operators) and not modules["thread"].isin(operators["thread"]).any():
         modules["thread"] = operators["thread"].mode()[0]
 
@@ -210,7 +210,7 @@ def memory_table(events: list[dict], first: float) -> pd.DataFrame:
 
 
 def parse(path: Path) -> dict:
-    """The JSON document of a trace file, its events a list under traceEvents."""
+    """The JSON document of a trace file, with a list of events under traceEvents."""
     try:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
@@ -230,7 +230,7 @@ def parse(path: Path) -> dict:
 
 
 def numbers_in(rows: list[dict], key: str, missing: float) -> np.ndarray:
-    """One value of each row, `missing` where it is not a number; as floats, which hold integers to 2^53 exactly."""
+    """One value of each row as a float, exact for integers up to 2^53; `missing` where it is not a number."""
     values = [row.get(key, missing) for row in rows]
     if set(map(type, values)) <= {int, float}:
         return np.array(values, dtype=np.float64)

@@ -1,8 +1,9 @@
-"""How many bytes does a step move, doing how much arithmetic, operator class by operator class?"""
+"""Bytes that a step moves and operations that it does, by class of operators: computational_intensity.json."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -24,16 +25,16 @@ from harness.workload import Workload
 
 FLOP_CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation counted"
 TRAFFIC = (
-    "every operator of model and optimizer reads its inputs and writes its outputs once, as if no cache kept anything "
-    "from one to the next; views are free; fetching data, communication and fp16's gradient scaler are left out"
+    "every operator of model and optimizer reads its inputs and writes its outputs once, without caches between "
+    "operators; views are free; data loading, communication and fp16's gradient scaler are not counted"
 )
 MINIMUM = (
-    "each tensor that a step finds or leaves behind (weights, optimizer state, tokens) moves once, what it makes and "
-    "drops stays on the chip; of a phase, each tensor that it finds or leaves to a later one"
+    "every tensor that exists before or after the step (weights, optimizer state, tokens) moves once, and all others "
+    "stay in on-chip memory; for a phase, every tensor that exists before it or is used after it"
 )
-ELEMENTS = "one operation for each element that an operator other than a matmul calculates with"
+ELEMENTS = "one operation per element for operators other than matmuls"
 
-# Operators that write an argument without reading it, by name; and those that allocate and write nothing.
+# Operators that write an argument without reading it, and those that allocate without writing.
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
 _ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 # Operators that read only some elements of an argument: which argument, and how many elements that are.
@@ -42,8 +43,6 @@ _READS_SOME = {
     "nll_loss_forward": (0, lambda arguments, out: arguments[1].numel()),
     "nll_loss_backward": (1, lambda arguments, out: 0),
 }
-
-
 Accesses = list[tuple[torch.Tensor, int]]  # tensors, and how many of their bytes
 
 
@@ -51,25 +50,25 @@ def tensors_in(value) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def touched(x: torch.Tensor) -> int:
-    """Bytes of the elements behind a tensor: those that an expanded dimension repeats count once."""
+def accessed_bytes(x: torch.Tensor) -> int:
+    """Bytes of a tensor's elements in memory: those that an expanded dimension repeats count once."""
     return math.prod(n for n, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.element_size()
 
 
 @dataclass
 class StorageUse:
-    """In which stretches of the step a storage was used: what one stretch leaves to another must be moved."""
+    """In which segments of the step a storage was used: what one segment leaves to another must be moved."""
 
-    storage: torch.UntypedStorage  # kept, so that its identity is not given to another
+    storage: torch.UntypedStorage  # a reference, so that no other storage gets its address
     made_in: int | None  # None: it was there before
-    read: dict[int, int] = field(default_factory=dict)  # bytes read by stretch, those read again too
-    written: dict[int, int] = field(default_factory=dict)
+    read: Counter = field(default_factory=Counter)  # bytes by segment; repeated reads count again
+    written: Counter = field(default_factory=Counter)
 
-    def minimum_bytes_moved(self, stretch: int) -> int:
-        """By a stretch that keeps all else on the chip."""
-        fetched = self.read.get(stretch, 0) if self.made_in != stretch else 0
-        wanted_later = self.made_in is None or max(self.read, default=-1) > stretch
-        stored = self.written.get(stretch, 0) if wanted_later else 0
+    def minimum_bytes_moved(self, segment: int) -> int:
+        """By a segment that keeps everything else in on-chip memory."""
+        fetched = self.read[segment] if self.made_in != segment else 0
+        used_later = self.made_in is None or max(self.read, default=-1) > segment
+        stored = self.written[segment] if used_later else 0
         return min(fetched, self.storage.nbytes()) + min(stored, self.storage.nbytes())
 
     def minimum_bytes_moved_by_step(self) -> int:
@@ -81,21 +80,21 @@ class StorageUse:
 class WorkCounter(TorchDispatchMode):
     """Bytes moved and operations done by every operator that is dispatched, by the phase in which it ran.
 
-    While it is entered it is one of the `range_observers`, through which it learns of phases.  Of the micro-batches of
-    a step all but the first do the same: the second stands for `alike` of them.
+    While it is active it is one of the `range_observers`, through which it learns of phases.  All micro-batches of a
+    step but the first do the same: the second counts `repeats` times.
     """
 
-    def __init__(self, alike: int = 1):
+    def __init__(self, repeats: int = 1):
         super().__init__()
         register_cpu_attention()
-        self.alike = alike
-        self.rows: list[tuple] = []  # stretch, operator, FLOPs of matmuls, elements, bytes
-        self.stretches: list[str] = ["between phases"]  # phases in the order in which they ran
+        self.repeats = repeats
+        self.rows: list[tuple] = []  # segment, operator, FLOPs of matmuls, elements, bytes
+        self.segments: list[str] = ["between phases"]  # phases in the order in which they ran
         self.uses: dict[int, StorageUse] = {}
 
     def range_push(self, name: str) -> None:
         if name in PHASES:
-            self.stretches.append(name)
+            self.segments.append(name)
 
     def range_pop(self) -> None:
         pass
@@ -108,18 +107,18 @@ class WorkCounter(TorchDispatchMode):
         super().__exit__(*exception)
         range_observers.remove(self)
 
-    def weight(self, stretch: int) -> int:
-        """How many stretches of a step this one stands for."""
-        name = self.stretches[stretch]
-        again = name in ("forward", "backward") and name in self.stretches[:stretch]
-        return self.alike if again else 1
+    def weight(self, segment: int) -> int:
+        """How often this segment counts."""
+        name = self.segments[segment]
+        again = name in ("forward", "backward") and name in self.segments[:segment]
+        return self.repeats if again else 1
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if self.stretches[-1] != "data":
+        if self.segments[-1] != "data":
             read, written = accesses(func, args, kwargs, out)
-            if written:  # else it made a view, or allocated
+            if written:  # otherwise it made a view, or allocated
                 self.count(func, args, kwargs, out, read, written)
         return out
 
@@ -128,41 +127,37 @@ class WorkCounter(TorchDispatchMode):
         flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
         elements = max(sum(x.numel() for x, _ in written), max((x.numel() for x, _ in read), default=0))
         size = sum(size for _, size in read + written)
-        now = len(self.stretches) - 1
+        now = len(self.segments) - 1
         self.rows.append((now, f"aten::{func.overloadpacket.__name__}", flops, elements, size))
         for x, size in read:
-            uses = self.use(x, None).read
-            uses[now] = uses.get(now, 0) + size
+            self.use_of(x, None).read[now] += size
         for x, size in written:
-            uses = self.use(x, now).written
-            uses[now] = uses.get(now, 0) + size
+            self.use_of(x, now).written[now] += size
 
-    def use(self, x: torch.Tensor, made_in: int | None) -> StorageUse:
+    def use_of(self, x: torch.Tensor, made_in: int | None) -> StorageUse:
         storage = x.untyped_storage()
         return self.uses.setdefault(storage._cdata, StorageUse(storage, made_in))
 
     def table(self) -> pd.DataFrame:
-        """A row for each operator and phase: calls, FLOPs of matmuls, elements calculated with, bytes."""
-        columns = ["stretch", "operator", "flops", "elements", "bytes"]
+        """A row for each operator and phase: calls, FLOPs of matmuls, elements of other operators, bytes."""
+        columns = ["segment", "operator", "flops", "elements", "bytes"]
         table = pd.DataFrame(self.rows, columns=columns, dtype=object).assign(calls=1)
-        table["phase"] = [self.stretches[stretch] for stretch in table["stretch"]]
+        table["phase"] = [self.segments[segment] for segment in table["segment"]]
         pairs = zip(table["phase"], table["operator"], strict=True)
         table["class"] = [operator_class(phase, category(name)) for phase, name in pairs]
         calculates = table["class"].isin(VECTOR_CLASSES) & (table["flops"] == 0)
         table["elements"] = table["elements"].where(calculates, 0)
-        sums, weights = ["calls", "flops", "elements", "bytes"], table["stretch"].map(self.weight)
-        for name in sums:
-            table[name] = table[name] * weights
+        sums, weights = ["calls", "flops", "elements", "bytes"], table["segment"].map(self.weight)
+        table[sums] = table[sums].mul(weights, axis=0)
         return table.groupby(["phase", "class", "operator"], sort=False)[sums].sum().reset_index()
 
     def minimum_by_phase(self) -> dict[str, int]:
         """The minimum bytes that each phase moves."""
-        minimum: dict[str, int] = {}
-        for stretch in sorted({stretch for stretch, *_ in self.rows}):
-            moved = sum(use.minimum_bytes_moved(stretch) for use in self.uses.values())
-            phase = self.stretches[stretch]
-            minimum[phase] = minimum.get(phase, 0) + self.weight(stretch) * moved
-        return minimum
+        minimum: Counter = Counter()
+        for segment in {segment for segment, *_ in self.rows}:
+            moved = sum(use.minimum_bytes_moved(segment) for use in self.uses.values())
+            minimum[self.segments[segment]] += self.weight(segment) * moved
+        return dict(minimum)
 
     def minimum(self) -> int:
         """The minimum bytes that the step moves."""
@@ -179,12 +174,12 @@ def accesses(func, args, kwargs, out) -> tuple[Accesses, Accesses]:
     made = [x for x in tensors_in(out) if x.untyped_storage()._cdata not in storages]
     if name in _ALLOCATES or not (made or mutated):
         return [], []
-    # An out= argument, of which the schema says that it is given by keyword alone, is written without being read.
+    # An out= argument, which is keyword-only in the schema, is written without being read.
     only_written = {a.name for a in arguments if a.name in mutated and a.kwarg_only}
     if name in _OVERWRITES:
         only_written |= mutated
-    written = [(x, touched(x)) for x in [*made, *(x for key in mutated for x in inputs[key])]]
-    read = [(x, touched(x)) for key, found in inputs.items() if key not in only_written for x in found]
+    written = [(x, accessed_bytes(x)) for x in [*made, *(x for key in mutated for x in inputs[key])]]
+    read = [(x, accessed_bytes(x)) for key, found in inputs.items() if key not in only_written for x in found]
     if name in _READS_SOME:
         position, elements = _READS_SOME[name]
         some = args[position]
@@ -193,7 +188,7 @@ def accesses(func, args, kwargs, out) -> tuple[Accesses, Accesses]:
 
 
 def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
-    """What one training step does, by a fake-tensor run."""
+    """Bytes and operations of one training step, by a fake-tensor run."""
     micro_steps = workload.micro_steps
     counted = min(micro_steps, 2)
     part = workload.with_settings(
@@ -201,12 +196,11 @@ def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
         gradient_accumulation_steps=counted,
         compile=False,  # operators as they are before any are fused
     )
-    return fake_step(part, on_gpu, lambda *model: WorkCounter(alike=micro_steps - 1))
+    return fake_step(part, on_gpu, lambda *model: WorkCounter(repeats=micro_steps - 1))
 
 
 def computational_intensity(profile: dict, workload: Workload) -> dict:
-    """computational_intensity.json from the flops_profile.json of a workload: bytes and operations of a step, bandwidth
-    used, and which limit is nearer.  What is recomputed counts here, as its bytes do."""
+    """computational_intensity.json of a workload, from its flops_profile.json.  Recomputation is included."""
     work = step_work(workload, on_gpu=profile["environment"]["device"]["type"] == "cuda")
     table = work.table()
     moved, least = int(table["bytes"].sum()), work.minimum()
@@ -241,7 +235,7 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
 
 
 def bound_by_thresholds(intensity: float) -> str:
-    """By FLOPs per byte alone, whatever the device."""
+    """By FLOPs per byte alone, regardless of the device."""
     return "memory_bound" if intensity < 10 else "mixed" if intensity <= 100 else "compute_bound"
 
 
@@ -250,7 +244,7 @@ def side_of(ridge: float | None, intensity: float) -> str | None:
 
 
 def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
-    """What each class of operators does in a step, the most bytes first."""
+    """Calls, operations and bytes per step of each class of operators, most bytes first."""
     sums = table.groupby("class")[["calls", "flops", "elements", "bytes"]].sum().sort_values("bytes", ascending=False)
     rows = []
     for name, row in sums.iterrows():
@@ -272,10 +266,7 @@ def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
 
 def phase_rows(table: pd.DataFrame, minimum: dict[str, int]) -> list[dict]:
     sums = table.groupby("phase", sort=False)[["flops", "bytes"]].sum()
-    return [
-        {"phase": phase, "flops": int(row["flops"]), "bytes": int(row["bytes"]), "minimum_bytes": minimum[phase]}
-        for phase, row in sums.iterrows()
-    ]
+    return sums.assign(minimum_bytes=pd.Series(minimum)).reset_index().to_dict("records")
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
@@ -286,11 +277,11 @@ def class_columns(step_bytes: int) -> list[Column]:
         column("class of operators", "class", left=True),
         column("calls", "calls", ","),
         column("MFLOP", "flops", ",.1f", 1e6),
-        column("other million ops", "element_operations", ",.1f", 1e6),
+        column("million other operations", "element_operations", ",.1f", 1e6),
         column("MB moved", "bytes", ",.1f", MB),
         column("share", "bytes", ".1%", step_bytes),
-        column("ops/byte", "operations_per_byte", ".2f"),
-        Column("side of the ridge", lambda row: row["side_of_ridge_point"] or "unknown", left=True),
+        column("operations/byte", "operations_per_byte", ".2f"),
+        Column("side of ridge point", lambda row: row["side_of_ridge_point"] or "unknown", left=True),
     ]
 
 
@@ -310,7 +301,7 @@ def intensity_facts(document: dict) -> dict[str, str]:
         "Bytes moved by a step": f"{megabytes(document['step_bytes'])}; minimum "
         f"{megabytes(document['minimum_step_bytes'])}",
         "Arithmetic intensity": f"{document['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte; "
-        f"{document['intensity_at_minimum_flops_per_byte']:.2f} at the minimum of bytes moved",
+        f"{document['intensity_at_minimum_flops_per_byte']:.2f} with the minimum of bytes",
         "Bandwidth used": f"{used:,.2f} GB/s{share}",
         "By the 10/100 thresholds": document["memory_bound_vs_compute_bound"],
         "By this device's ridge": f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte"
@@ -320,7 +311,7 @@ def intensity_facts(document: dict) -> dict[str, str]:
 
 
 def intensity_lines(document: dict) -> list[str]:
-    """Where the bytes of a step go, and what that says about its limit."""
+    """Bytes and operations by class and phase, intensity and bandwidth, as the commands print them."""
     step = {"phase": "step", "flops": document["step_flops"], "bytes": document["step_bytes"]}
     step["minimum_bytes"] = document["minimum_step_bytes"]
     tables = (
@@ -330,5 +321,5 @@ def intensity_lines(document: dict) -> list[str]:
     lines = ["Computational Intensity:", *text_of(tables)[1:], "", *labeled(intensity_facts(document))]
     used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
     if peak and used > peak:
-        lines.append("More than the peak: caches served part of what is counted as moved.")
+        lines.append("More than the peak bandwidth: caches served part of the bytes counted.")
     return [*lines, *(f"Counted: {document['convention'][name]}." for name in ("bytes", "minimum", "elements"))]
