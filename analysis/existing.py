@@ -10,8 +10,6 @@ from harness.console import say
 from harness.errors import UserError
 from harness.files import make_folder, write_json
 
-Analyses = list[tuple[Path, dict]]  # each trace with its operator_analysis.json
-
 
 def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int, sort: str | None) -> None:
     """Print the analysis of a trace, or of each in a folder, and name the files that cannot be read as traces.
@@ -41,7 +39,7 @@ def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int
     say("", "Files:", *(f"  {file}" for file in files))
 
 
-def write_analyses(target: Path, analyses: Analyses, refused: list[UserError]) -> list[Path]:
+def write_analyses(target: Path, analyses: list[tuple[Path, dict]], refused: list[UserError]) -> list[Path]:
     make_folder(target)
     # 'worker.17' of worker.17.pt.trace.json.gz
     names = [re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", file.name) for file, _ in analyses]

@@ -189,9 +189,7 @@ def conventions(documents: dict) -> dict[str, str]:
         names = {"Bytes": "bytes", "Minimum bytes": "minimum", "Other operations": "elements"}
         texts |= {name: intensity["convention"][key] for name, key in names.items()}
     if roofline:
-        texts["Times of classes"] = (
-            f"{roofline['time_source']['classes']}; classes above their roofline used caches"
-        )
+        texts["Times of classes"] = f"{roofline['time_source']['classes']}; classes above their roofline used caches"
     return texts
 
 

@@ -25,14 +25,9 @@ TABLES = {
     "gpu": ([*GPU_KINDS], "kind device stream external_id correlation"),
     "gpu_annotations": (["gpu_user_annotation"], ""),
 }
-ARGUMENTS = {  # columns by their key in an event's `args`
-    "external_id": "External id",
-    "sequence": "Sequence number",
-    "forward_thread": "Fwd thread id",
-    "correlation": "correlation",
-    "device": "device",
-    "stream": "stream",
-}
+# Columns with numbers from an event's `args`, and their keys there.
+ARGUMENTS = {"external_id": "External id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
+ARGUMENTS |= {key: key for key in ("correlation", "device", "stream")}
 STEP = "ProfilerStep#"
 MODULE = "nn.Module: "
 
