@@ -230,9 +230,9 @@ def head_lines(analysis: dict) -> list[str]:
 
 
 def steps_text(steps: dict) -> str:
-    spread = f", std {steps['std_ms']:.3f}" if steps["std_ms"] is not None else ""
-    middle = f"mean {steps['mean_ms']:.3f} ms, median {steps['median_ms']:.3f}{spread}"
-    return f"{steps['count']}, {middle}, {steps['min_ms']:.3f} to {steps['max_ms']:.3f}"
+    std = f", std {steps['std_ms']:.3f}" if steps["std_ms"] is not None else ""
+    means = f"mean {steps['mean_ms']:.3f}, median {steps['median_ms']:.3f}{std}"
+    return f"{steps['count']}, {means}, range {steps['min_ms']:.3f} to {steps['max_ms']:.3f} ms"
 
 
 def trust_text(trust: dict) -> str:
