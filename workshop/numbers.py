@@ -18,8 +18,8 @@ from harness.documents import read_document
 from harness.tables import Column, markdown_table
 from harness.units import MB
 from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser, resolve
+from workshop.pages import PROJECT, exercises, fields, worksheet
 from workshop.results import Answer, machine
-from workshop.texts import PROJECT, exercises, fields, worksheet
 
 MACHINE = "cpu-intel-xeon-2-threads"
 RESULTS = PROJECT / "benchmarks" / "results" / MACHINE
@@ -265,7 +265,7 @@ def measured(number: int) -> str:
         if isinstance(answer.value, bool):
             value = "yes" if answer.value else "no"
         unit = field.unit if field.is_number and answer.value is not None else ""
-        rows.append([field.id, field.what, f"{value} {unit}".strip(), answer.evidence])
+        rows.append([field.id, field.label, f"{value} {unit}".strip(), answer.evidence])
     about = f"{machine(document['environment'])}, `python3 run_exercise.py {number}`."
     link = Path("..") / path.relative_to(PROJECT)
     return f"{about} [The file]({link}).\n\n" + table(["#", "quantity", "value", "source"], rows, left=4)

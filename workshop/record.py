@@ -21,7 +21,7 @@ def main() -> None:
     from harness.command_line import OneLineParser
     from harness.console import say
     from harness.errors import UserError
-    from workshop.texts import PROJECT, exercises
+    from workshop.pages import PROJECT, exercises
 
     parser = OneLineParser(prog="python3 -m workshop.record", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="of `run_exercise.py all`, where ./run_baseline.sh was run too")

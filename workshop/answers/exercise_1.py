@@ -2,7 +2,7 @@
 
 from harness.units import MB
 from workshop.answers import shared
-from workshop.results import Answer, Results, Source, check_rule, derived, numbered, percent, ratio
+from workshop.results import Answer, Results, Source, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "exercise1_baseline", "trace": "exercise1_profiles"}
 SETTINGS = {"batch_size": 8, "seq_len": 128, "num_steps": 20}
@@ -30,8 +30,8 @@ def answers(results: Results) -> dict[str, Answer]:
         "1.9": backward_ratio,
         "1.10": derived(lambda a, b: 100 * abs(a - b) / min(a, b), *medians),
         **trace_answers(results, results.read(PROFILED, shared.ANALYSIS)),
-        "1.26": check_rule(lambda first, median: first > 1.5 * median, first, median),
-        "1.27": check_rule(lambda value: 1.5 <= value <= 2.5, backward_ratio),
+        "1.26": derived(lambda first, median: first > 1.5 * median, first, median),
+        "1.27": derived(lambda value: 1.5 <= value <= 2.5, backward_ratio),
         "1.31": profiled.computed(loss_difference == 0, f"steps.loss, compared with {run.name}: {loss_difference:.1e}"),
     }
 
@@ -57,9 +57,9 @@ def trace_answers(results: Results, trace: Source) -> dict[str, Answer]:
         "1.22": shared.kernel_launches(trace),
         "1.23": shared.verdict(trace),
         "1.24": shared.opportunity(trace, 0),
-        "1.25": check_rule(lambda share: share > 50, matmuls),
-        "1.28": check_rule(lambda attention, mlp: attention > mlp, attention, mlp),
-        "1.29": check_rule(
+        "1.25": derived(lambda share: share > 50, matmuls),
+        "1.28": derived(lambda attention, mlp: attention > mlp, attention, mlp),
+        "1.29": derived(
             lambda matmuls, all_calls: matmuls < 0.25 * all_calls,
             shared.calls(trace, shared.MATMULS),
             shared.calls(trace),

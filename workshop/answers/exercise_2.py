@@ -1,7 +1,7 @@
 """Memory: predicted, measured, how it grows, what would reduce it; and the bytes that a step moves."""
 
 from harness.units import MB
-from workshop.results import Answer, Results, Source, check_rule, percent, ratio
+from workshop.results import Answer, Results, Source, derived, percent, ratio
 
 TEMPLATE = {"run": "memory_hotspots", "trace": "memory_hotspots"}
 SHAPE = {"batch_size": 8, "seq_len": 128}
@@ -40,12 +40,12 @@ def measured(memory: Source) -> dict[str, Answer]:
         "2.9": memory.answer("largest_tensor.bytes", MB),
         "2.10": memory.computed(kept / MB, "kept_for_backward, sum"),
         "2.11": memory.computed(quadratic / MB, "predicted.kept_for_backward, quadratic"),
-        "2.36": check_rule(lambda error: abs(error) <= 1, memory.answer("predicted.error_percent")),
-        "2.37": check_rule(lambda phase: phase == "backward", phase),
+        "2.36": derived(lambda error: abs(error) <= 1, memory.answer("predicted.error_percent")),
+        "2.37": derived(lambda phase: phase == "backward", phase),
         "2.40": memory.computed(
             abs(total[-1] / total[0] - 1) < 1e-3, f"timeline.total_bytes: {total[0]:,} before, {total[-1]:,} after"
         ),
-        "2.41": check_rule(lambda two: abs(two - 2) < 0.01, ratio(optimizer, parameters)),
+        "2.41": derived(lambda two: abs(two - 2) < 0.01, ratio(optimizer, parameters)),
     }
 
 

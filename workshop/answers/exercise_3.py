@@ -1,7 +1,7 @@
 """Bottlenecks: two sizes measured, two predicted, one size in depth; and the plan that follows."""
 
 from workshop.answers import shared
-from workshop.results import PERCENT, Answer, Results, Source, check_rule, derived, numbered, percent, ratio
+from workshop.results import PERCENT, Answer, Results, Source, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "exercise3_flops", "trace": "exercise3_flops", "flops": "exercise3_flops"}
 
@@ -26,7 +26,7 @@ def sizes(results: Results) -> dict[str, Answer]:
         "3.7": ratio(small.answer(parameters), tiny.answer(parameters)),
         "3.8": ratio(small.answer(flops), tiny.answer(flops)),
         "3.9": ratio(small_step, tiny_step),
-        "3.36": check_rule(lambda small, tiny: small > tiny, small_rate, tiny_rate),
+        "3.36": derived(lambda small, tiny: small > tiny, small_rate, tiny_rate),
     }
 
 
@@ -49,7 +49,7 @@ def predicted(results: Results) -> dict[str, Answer]:
 
 def fits(prediction: Source) -> Answer:
     needed, available = (prediction.answer(name) for name in ("peak_memory_mb", "device_memory_mb"))
-    return check_rule(lambda needed, available: needed <= available, needed, available)
+    return derived(lambda needed, available: needed <= available, needed, available)
 
 
 def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
@@ -82,8 +82,8 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
             "flops_analysis.reconciliation: "
             + ", ".join(f"{row['counter']} {row['forward_flops']:,}" for row in counts),
         ),
-        "3.38": check_rule(lambda mlp, attention: mlp > attention, mlp_flops, attention_flops),
-        "3.39": check_rule(lambda mlp, attention: mlp > attention, mlp_time, attention_time),
+        "3.38": derived(lambda mlp, attention: mlp > attention, mlp_flops, attention_flops),
+        "3.39": derived(lambda mlp, attention: mlp > attention, mlp_time, attention_time),
     }
 
 

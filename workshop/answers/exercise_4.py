@@ -1,7 +1,7 @@
 """The optimizations, one at a time and together, against the baseline and against what was predicted."""
 
 from workshop.answers.shared import ANALYSIS, compile_time
-from workshop.results import Answer, Results, Source, check_rule, derived, numbered
+from workshop.results import Answer, Results, Source, derived, numbered
 
 TEMPLATE = {"run": "exercise4_baseline", "trace": "exercise4_profile"}
 VARIANTS = {  # run, its name in the worksheet, and the settings that make it
@@ -117,12 +117,12 @@ def checks(runs: dict[str, Source], starts: dict[str, Source], turns: dict[str, 
         ends = interval(turns[flags]), interval(starts[name])
         widths.append([high - low for low, high in ends])
     return {
-        "4.24": check_rule(lambda *differences: max(differences) <= 1e-5, *(losses[name] for name in unchanged)),
-        "4.25": check_rule(lambda difference: difference == 0, losses["exercise4_checkpointing"]),
-        "4.26": check_rule(lambda difference: difference < 5e-3, losses["exercise4_bf16"]),
-        "4.27": check_rule(lambda ratio: abs(ratio - 1) <= 0.05, ratio_of(starts, "exercise4_repeat")),
-        "4.28": check_rule(lambda text: text == "faster", figure(starts, "exercise4_together", "difference")),
-        "4.30": check_rule(lambda before, after, low: after < before and low > 1, before, after, lower_end),
+        "4.24": derived(lambda *differences: max(differences) <= 1e-5, *(losses[name] for name in unchanged)),
+        "4.25": derived(lambda difference: difference == 0, losses["exercise4_checkpointing"]),
+        "4.26": derived(lambda difference: difference < 5e-3, losses["exercise4_bf16"]),
+        "4.27": derived(lambda ratio: abs(ratio - 1) <= 0.05, ratio_of(starts, "exercise4_repeat")),
+        "4.28": derived(lambda text: text == "faster", figure(starts, "exercise4_together", "difference")),
+        "4.30": derived(lambda before, after, low: after < before and low > 1, before, after, lower_end),
         "4.31": Answer(
             all(interleaved < separate for interleaved, separate in widths),
             "widths, interleaved and separate: " + ", ".join("{:.3f} {:.3f}".format(*pair) for pair in widths),

@@ -2,7 +2,7 @@
 
 from harness.units import MB
 from studies.sweep import exponent
-from workshop.results import Answer, Results, Source, check_rule, derived, numbered, ratio
+from workshop.results import Answer, Results, Source, derived, numbered, ratio
 
 FILE = "attention_benchmark.json"
 SETTINGS = {"dtypes": ["fp32"], "d_heads": [64], "batch_size": 8, "causal": False}
@@ -24,7 +24,7 @@ def answers(results: Results) -> dict[str, Answer]:
         "6.18": backends(results),
         **smallest_that_does_not_fit(predicted),
         "6.24": long_exponent,
-        "6.29": check_rule(lambda long, short: long > short, long_exponent, short_exponent),
+        "6.29": derived(lambda long, short: long > short, long_exponent, short_exponent),
     }
 
 
@@ -57,12 +57,12 @@ def costs(attention: Source) -> dict[str, Answer]:
         "6.11": Answer(matrix_bytes(eager) / MB, one_matrix),
         "6.12": matrices_kept(manual),
         "6.13": matrices_kept(eager),
-        "6.25": check_rule(lambda manual, eager, fused: fused < min(manual, eager), *forward),
-        "6.26": check_rule(
+        "6.25": derived(lambda manual, eager, fused: fused < min(manual, eager), *forward),
+        "6.26": derived(
             lambda fused, eager: fused > eager, ratio(backward[2], forward[2]), ratio(backward[1], forward[1])
         ),
         "6.27": as_predicted(attention),
-        "6.28": check_rule(lambda math, eager: math >= eager, math.answer("memory_bytes", MB), memory[1]),
+        "6.28": derived(lambda math, eager: math >= eager, math.answer("memory_bytes", MB), memory[1]),
     }
 
 
@@ -124,6 +124,6 @@ def smallest_that_does_not_fit(predicted: Source) -> dict[str, Answer]:
         "6.22": row.answer("predicted_peak_bytes", MB),
         "6.23": fused_row(predicted, seq_len).answer("predicted_peak_bytes", MB),
         "6.30": row.computed(2 * matrix_bytes(row) >= available, two),
-        "6.31": check_rule(lambda compiled, eager: compiled >= 0.99 * eager, compiled, eager),
-        "6.32": check_rule(lambda peak: peak * MB <= available, longest),
+        "6.31": derived(lambda compiled, eager: compiled >= 0.99 * eager, compiled, eager),
+        "6.32": derived(lambda peak: peak * MB <= available, longest),
     }

@@ -1,6 +1,6 @@
 """Measuring well: one question answered by six methods, and one command started three times."""
 
-from workshop.results import Answer, Results, Source, check_rule, derived, numbered, percent
+from workshop.results import Answer, Results, Source, derived, numbered, percent
 
 WRONG_MEANS = ("no synchronization", "no warm-up", "profiler left on", "mean with an outlier")
 STARTS = ("exercise9_first", "exercise9_second", "exercise9_third")
@@ -35,7 +35,7 @@ def six_ways(study: Source) -> dict[str, Answer]:
 
 def misleads(row: Source) -> Answer:
     """Whether this timing method leads to another conclusion than the right one."""
-    return check_rule(lambda conclusion: conclusion != "the same", row.answer("conclusion"))
+    return derived(lambda conclusion: conclusion != "the same", row.answer("conclusion"))
 
 
 def three_starts(comparison: Source) -> dict[str, Answer]:
@@ -49,5 +49,5 @@ def three_starts(comparison: Source) -> dict[str, Answer]:
         "9.17": slowest,
         "9.18": difference,
         "9.19": max(spreads, key=lambda answer: answer.value),
-        "9.25": check_rule(lambda percent: percent > 2, difference),
+        "9.25": derived(lambda percent: percent > 2, difference),
     }
