@@ -26,8 +26,8 @@ class FileKind:
     """A file, or a folder of files, that a command may write to its folder."""
 
     pattern: str  # for glob
-    writer: str  # command or flag that writes it
-    holds: str  # its contents, for docs/files.md
+    writer: str  # command or flag
+    contents: str  # for docs/files.md
     document: str | None = None  # its type in harness/documents.py, for JSON documents
     is_folder: bool = False
 

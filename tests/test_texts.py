@@ -1,4 +1,4 @@
-"""The documentation: every block runs, numbers come from the code, links lead somewhere, worksheets can be filled in."""
+"""The documentation: blocks run, numbers come from the code, links lead somewhere, worksheets can be filled in."""
 
 import ast
 import importlib
