@@ -1,4 +1,4 @@
-"""Memory: predicted, measured, how it grows, what would reduce it; and the bytes that a step moves."""
+"""Memory: predicted, measured, its growth, what would reduce it; bytes moved by a step."""
 
 from harness.units import MB
 from workshop.results import Answer, Results, Source, derived, percent, ratio
@@ -28,7 +28,7 @@ def measured(memory: Source) -> dict[str, Answer]:
     )
     kept = sum(row["bytes"] for row in memory["kept_for_backward"])
     quadratic = sum(row["quadratic_bytes"] for row in memory["predicted.kept_for_backward"])
-    total = memory["timeline.total_bytes"]
+    before, *_, after = memory["timeline.total_bytes"]
     return {
         "2.2": peak,
         "2.3": percent(activations, peak),
@@ -43,7 +43,7 @@ def measured(memory: Source) -> dict[str, Answer]:
         "2.36": derived(lambda error: abs(error) <= 1, memory.answer("predicted.error_percent")),
         "2.37": derived(lambda phase: phase == "backward", phase),
         "2.40": memory.computed(
-            abs(total[-1] / total[0] - 1) < 1e-3, f"timeline.total_bytes: {total[0]:,} before, {total[-1]:,} after"
+            abs(after / before - 1) < 1e-3, f"timeline.total_bytes: {before:,} before, {after:,} after"
         ),
         "2.41": derived(lambda two: abs(two - 2) < 0.01, ratio(optimizer, parameters)),
     }
@@ -62,7 +62,7 @@ def growth(study: Source) -> dict[str, Answer]:
         {tuple(row["from"].values()): row["memory_factor"] for row in study["factors"] if row["grows"] == grows}
         for grows in ("batch", "sequence")
     )
-    both = {shape: (by_sequence[shape], by_batch[shape]) for shape in sorted(by_batch.keys() & by_sequence.keys())}
+    both = [(by_sequence[shape], by_batch[shape]) for shape in sorted(by_batch.keys() & by_sequence.keys())]
     return {
         "2.13": peak(2, 128),
         "2.14": peak(4, 128),
@@ -76,9 +76,9 @@ def growth(study: Source) -> dict[str, Answer]:
         "2.22": study.answer("fit.largest_error_percent"),
         "2.38": study.computed(max(by_batch.values()) < 2, f"factors: at most {max(by_batch.values()):.2f}x"),
         "2.39": study.computed(
-            all(sequence >= batch for sequence, batch in both.values()),
+            all(sequence >= batch for sequence, batch in both),
             f"factors, by sequence and by batch, from {len(both)} shapes: "
-            + ", ".join(f"{sequence:.2f}x {batch:.2f}x" for sequence, batch in both.values()),
+            + ", ".join(f"{sequence:.2f}x {batch:.2f}x" for sequence, batch in both),
         ),
     }
 

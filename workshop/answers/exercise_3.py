@@ -1,4 +1,4 @@
-"""Bottlenecks: two sizes measured, two predicted, one size in depth; and the plan that follows."""
+"""Bottlenecks: two sizes measured, two predicted, one size in depth; the plan."""
 
 from workshop.answers import shared
 from workshop.results import PERCENT, Answer, Results, Source, derived, numbered, percent, ratio
@@ -61,7 +61,8 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
     attention_flops, mlp_flops = (
         shared.component_share(flops, part, "flops_analysis.by_component") for part in ("attention", "mlp")
     )
-    counts = flops["flops_analysis.reconciliation.rows"]
+    counters = flops["flops_analysis.reconciliation.rows"]
+    counts = ", ".join(f"{row['counter']} {row['forward_flops']:,}" for row in counters)
     return {
         "3.15": flops.answer("flops_analysis.step_flops"),
         "3.16": flops.answer("performance_metrics.flops_per_sec", 1e12),
@@ -78,9 +79,7 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
         "3.27": mlp_flops,
         "3.28": shared.verdict(trace),
         "3.37": flops.computed(
-            flops["flops_analysis.reconciliation.agree"],
-            "flops_analysis.reconciliation: "
-            + ", ".join(f"{row['counter']} {row['forward_flops']:,}" for row in counts),
+            flops["flops_analysis.reconciliation.agree"], f"flops_analysis.reconciliation: {counts}"
         ),
         "3.38": derived(lambda mlp, attention: mlp > attention, mlp_flops, attention_flops),
         "3.39": derived(lambda mlp, attention: mlp > attention, mlp_time, attention_time),
@@ -89,9 +88,8 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
 
 def plan(trace: Source) -> dict[str, Answer]:
     return {
-        **numbered("3.29 3.31 3.33", (shared.opportunity(trace, i) for i in range(3))),
-        **numbered("3.30 3.32 3.34", (shared.opportunity_bound(trace, i) for i in range(3))),
-        "3.35": derived(
-            lambda percent: 1 / (1 - percent / 200), shared.class_share(trace, shared.MATMUL)
-        ),  # 1 / (1 - p + p / 2)
+        **numbered("3.29 3.31 3.33", shared.opportunities(trace)),
+        **numbered("3.30 3.32 3.34", shared.opportunities(trace, "speedup_bound")),
+        # 1 / (1 - p + p / 2)
+        "3.35": derived(lambda percent: 1 / (1 - percent / 200), shared.class_share(trace, shared.MATMUL)),
     }

@@ -1,4 +1,4 @@
-"""Training benchmark: phases over sizes, what warm-up does, peaks by length, whether a large model fits."""
+"""Training benchmark: phases by size, the effect of warm-up, peaks by sequence length, whether a large model fits."""
 
 from harness.units import MB
 from tiny_llama_v1 import SIZES
@@ -60,7 +60,7 @@ def warm_up(training: Source) -> dict[str, Answer]:
 
 
 def peaks(lengths: Source) -> dict[str, Answer]:
-    """Predicted, so that every row has one, whether it would fit or not."""
+    """Predicted peaks: every row has one, whether it would fit or not."""
 
     def peak(mode: str, seq_len: int) -> Answer:
         return lengths.row(mode=mode, seq_len=seq_len).answer("predicted_peak_bytes", MB)

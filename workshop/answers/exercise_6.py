@@ -1,4 +1,4 @@
-"""Attention alone: time, memory and their growth by implementation, and the row that does not fit."""
+"""Attention: time, memory and their growth by implementation, and the configuration that does not fit."""
 
 from harness.units import MB
 from studies.sweep import exponent
@@ -29,15 +29,14 @@ def answers(results: Results) -> dict[str, Answer]:
 
 
 def fused_row(source: Source, seq_len: int) -> Source:
-    """That of the first fused kernel that takes these inputs on this device; the first one, with its reason, if none
-    does."""
+    """The row of the first fused kernel that accepts these inputs; if none does, the first, which has the reason."""
     tried = {row["implementation"] for row in source["rows"]}
     rows = [source.row(implementation=name, seq_len=seq_len) for name in FUSED if name in tried]
     return next((row for row in rows if row["predicted_memory_bytes"] is not None), rows[0])
 
 
 def matrix_bytes(row: Source) -> int:
-    """One S x S matrix for each head and sample, in fp32."""
+    """An S x S matrix for each head and sample, in fp32."""
     return 4 * row["batch_size"] * row["n_heads"] * row["seq_len"] ** 2
 
 
@@ -82,7 +81,7 @@ def as_predicted(attention: Source) -> Answer:
 
 
 def growth(attention: Source, implementation: str, name: str) -> Answer:
-    """An exponent of the last table, which has no row for what was measured at fewer than two lengths."""
+    """An exponent of the growth table, which has no row for what was measured at fewer than two lengths."""
     if implementation not in {row["implementation"] for row in attention["growth"]}:
         return attention.computed(None, f"growth: {implementation} was measured at fewer than two lengths")
     return attention.row("growth", implementation=implementation).answer(name)

@@ -1,4 +1,4 @@
-"""Mixed precision: data types under autocast, range, sums, what a step costs and saves."""
+"""Mixed precision: data types under autocast, range, sums, time and memory of a step."""
 
 from harness.units import MB
 from tiny_llama_v1 import TinyLlamaConfig

@@ -1,4 +1,4 @@
-"""Compilation: attention and the training step compiled, the break-even step, what is left in the trace."""
+"""Compilation: attention and a training step, the break-even step, the compiled trace."""
 
 import math
 import operator
@@ -74,25 +74,25 @@ def training_step(before: Source, after: Source) -> dict[str, Answer]:
 
 
 def break_even(before: Answer, after: Answer, compile_s: Answer) -> Answer:
-    """The step from which on compiling has saved more time than it took."""
+    """The step at which compiling has saved as much time as it took."""
     saved = before.value - after.value
     if saved <= 0:
         return Answer(None, f"8.9 is {before.shown} ms, 8.10 is {after.shown} ms: not faster, so there is none")
-    # Of readings that are rounded to a tenth of a millisecond, the difference is known only as well as this.
+    # The readings are rounded to a tenth of a millisecond, which limits the accuracy of their difference.
     tolerance = max(0.05, 0.1 / saved)
     text = f"{1e3 * compile_s.value:,.0f} ms / ({before.shown} - {after.shown} ms)"
     return Answer(math.ceil(1e3 * compile_s.value / saved), text, tolerance=tolerance)
 
 
 def traces(before: Source, after: Source) -> dict[str, Answer]:
-    matmuls = [calls(trace, MATMULS) for trace in (before, after)]
+    matmuls = [calls(trace, *MATMULS) for trace in (before, after)]
     parts = [row["component"] for row in after["components"]]
     named = [name for name in parts if name.startswith(("attention", "mlp"))]
     functions = {row["name"] for row in after["operators"] + after["kernels"] if GENERATED.match(row["name"])}
     return {
         **numbered("8.16 8.17", (calls(before), calls(after))),
         **numbered("8.18 8.19", matmuls),
-        "8.20": after.computed(len(functions), "operators and kernels, names of generated code"),
+        "8.20": after.computed(len(functions), "operators and kernels, with names of generated code"),
         "8.29": derived(operator.eq, *matmuls),
         "8.30": after.computed(not named, f"components: {', '.join(parts)}"),
     }
