@@ -1,7 +1,7 @@
-"""Files: the one registry of what a command may write, atomic writes, and run folders.
+"""Files: the registry of what commands may write, atomic writes, and run folders.
 
-Everything that must know the files of a run follows from FILES: an earlier run is moved aside by it, trace readers skip
-these files, and docs/files.md is generated from it.  FOLDERS is the list for .gitignore.
+Everything that must know the files of a run uses FILES: moving an earlier run aside, finding traces in a folder, and
+docs/files.md.  FOLDERS is the list for .gitignore.
 """
 
 from __future__ import annotations
@@ -129,8 +129,7 @@ def may_be_trace(name: str) -> bool:
 
 def files_of_run(*folders: Path) -> list[Path]:
     """The files that a run has written to its folders, by name."""
-    found = {file for folder in folders for kind in FILES if not kind.is_folder for file in folder.glob(kind.pattern)}
-    return sorted(found)
+    return sorted({f for folder in folders for kind in FILES if not kind.is_folder for f in folder.glob(kind.pattern)})
 
 
 # ---- Writing -------------------------------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ def unused_folder(wanted: Path) -> Path:
 
 
 def explain_nulls(values: dict, reason: str, **reasons: str) -> dict:
-    """A copy in which each unknown value, None, has its <name>_reason next to it."""
+    """A copy in which each None has its <name>_reason next to it."""
     out = {}
     for name, value in values.items():
         out[name] = value
@@ -239,12 +238,12 @@ def explain_nulls_recursively(value, reasons: dict[str, str]):
     reasons are by name.  Raises KeyError for a name without a reason: an unexplained null is a bug.
     """
     if isinstance(value, list):
-        return [explain_nulls_recursively(one, reasons) for one in value]
+        return [explain_nulls_recursively(item, reasons) for item in value]
     if not isinstance(value, dict):
         return value
     out = {}
-    for name, one in value.items():
-        out[name] = explain_nulls_recursively(one, reasons)
-        if one is None and f"{name}_reason" not in value:
+    for name, item in value.items():
+        out[name] = explain_nulls_recursively(item, reasons)
+        if item is None and f"{name}_reason" not in value:
             out[f"{name}_reason"] = reasons[name]
     return out
