@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: flags, two variants timed alternately, and the file with every single time."""
+"""Shared by the benchmarks: flags, two variants timed alternately, and the results file with all times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workshop.results import machine
 def benchmark_parser(documentation: str, repetitions: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=repetitions, help="of each comparison (%(default)s)")
-    parser.add_argument("--output", type=Path, help="JSON file for the results and every single time")
+    parser.add_argument("--output", type=Path, help="JSON file for the results, with all times")
     return parser
 
 
@@ -66,7 +66,7 @@ def comparison_columns(a: str, b: str) -> tuple[Column, ...]:
 
 
 def report(columns, rows: list[dict], output: Path | None, **document) -> None:
-    """Print the table; write it with every single time as JSON if a file is given."""
+    """Print the table; write it as JSON, with all times, if a file is given."""
     say(*text_table(columns, rows))
     if output:
         make_folder(output.parent)

@@ -66,7 +66,7 @@ def main() -> None:
         rows.append({"flags": variant} | compare_variant(variant.split(), settings, args.repetitions, device))
     columns = (
         *text_columns("flags"),
-        *comparison_columns("flags", "baseline"),
+        *comparison_columns("with flags", "baseline"),
         column("compile (s)", "compile_s", ".1f"),
         column("loss difference", "largest_loss_difference", ".1e"),
     )

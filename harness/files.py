@@ -42,14 +42,14 @@ def _sweep(name: str, row: str) -> tuple[FileKind, ...]:
 
 
 FILES = (
-    FileKind("config.json", "every run, before step 1", "model, training, profiling and environment", "RunConfig"),
+    FileKind("config.json", "every run, before step 1", "model, training, profiling, environment", "RunConfig"),
     FileKind(
         "performance_summary.json",
-        "every run, also a failed one",
-        "times, memory, losses, all steps",
+        "every run, also one that failed or was interrupted",
+        "times with their spread, throughput, memory, losses, every step",
         "PerformanceSummary",
     ),
-    FileKind("events.out.tfevents.*", "every run", "for TensorBoard: scalars, figures, configuration, hyperparameters"),
+    FileKind("events.out.tfevents.*", "every run", "TensorBoard: scalars per step, figures, text, hyperparameters"),
     FileKind("training_output.log", "the shell launchers", "everything that was printed"),
     FileKind("training_output.*.log", "the shell launchers", "log of the previous run in this folder"),
     FileKind(
@@ -64,7 +64,10 @@ FILES = (
         "OperatorAnalysis",
     ),
     FileKind(
-        "operator_analysis_*.json", "--analyze-existing", "the same for the second and later traces", "OperatorAnalysis"
+        "operator_analysis_*.json",
+        "run_pytorch_profiler.py --analyze-existing",
+        "the same for the second and later traces",
+        "OperatorAnalysis",
     ),
     FileKind(
         "memory_timeline.json",
@@ -73,23 +76,25 @@ FILES = (
         "MemoryTimeline",
     ),
     FileKind("memory_timeline.png", "--profile-memory", "plot of memory_timeline.json"),
-    FileKind("memory_snapshot_*.pickle", "--memory-snapshot", "the allocator's history, for pytorch.org/memory_viz"),
+    FileKind(
+        "memory_snapshot_*.pickle", "--memory-snapshot on a GPU", "the allocator's history, for pytorch.org/memory_viz"
+    ),
     FileKind("prediction.json", "--dry-run", "memory by category, what fits, a lower bound on step time", "Prediction"),
     FileKind("flops_profile.json", "--enable-deepspeed-flops", "FLOPs counted three ways, rate, MFU", "FlopsProfile"),
     FileKind("flops_profile.txt", "--enable-deepspeed-flops", "DeepSpeed's own report"),
     FileKind(
         "computational_intensity.json",
-        "--computational-intensity",
+        "run_deepspeed_flops.py --computational-intensity",
         "bytes moved by class of operators and phase, FLOPs per byte, bandwidth used",
         "ComputationalIntensity",
     ),
     FileKind(
         "roofline_data.json",
-        "--generate-roofline",
+        "run_deepspeed_flops.py --generate-roofline",
         "the limits of the device, rate and time of each class of operators",
         "RooflineData",
     ),
-    FileKind("roofline.png", "--generate-roofline", "plot of roofline_data.json"),
+    FileKind("roofline.png", "run_deepspeed_flops.py --generate-roofline", "plot of roofline_data.json"),
     FileKind("report.html", "the run scripts", "self-contained HTML report"),
     FileKind("comparison.json", "compare_runs.py", "what differs between runs or sweeps", "Comparison"),
     FileKind("comparison.png", "compare_runs.py", "plot of comparison.json"),

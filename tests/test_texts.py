@@ -46,8 +46,8 @@ def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
     assert all(document["answers"][name]["value_reason"] for name in unknown)
     check_worksheet(folder / "worksheet.md", None)
     assert not any(path.is_symlink() for path in folder.iterdir())
-    strangers = {Path(name).relative_to(folder) for name in unregistered(folder)}
-    assert {path for path in strangers if path.parts[0] != "exercise8_cache"} <= set(WRITTEN_BY_BLOCKS)
+    extra = {Path(name).relative_to(folder) for name in unregistered(folder)}
+    assert {path for path in extra if path.parts[0] != "exercise8_cache"} <= set(WRITTEN_BY_BLOCKS)
 
 
 WRITTEN_BY_BLOCKS = (Path("exercise4_interleaved/optimizations.json"), Path("exercise7_matmuls/matmuls.json"))

@@ -1,4 +1,4 @@
-"""A worksheet that somebody filled in: what is right, what is wrong, and every way to get it wrong."""
+"""Worksheets: filled in from results, and completed ones checked, with every kind of mistake."""
 
 import json
 import re

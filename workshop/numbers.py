@@ -71,7 +71,7 @@ SYMBOLS = (
 
 def symbols() -> str:
     """The letters used in shapes and formulas, with the values of the default model."""
-    return table(["letter", "meaning", "from", "default"], [[*row[:3], f"{row[3]:,}"] for row in SYMBOLS], left=3)
+    return table(["letter", "meaning", "set by", "default"], [[*row[:3], f"{row[3]:,}"] for row in SYMBOLS], left=3)
 
 
 def shapes() -> str:
@@ -126,7 +126,7 @@ def parameters() -> str:
     totals = [sum(count(c) for name, _, count in PARAMETERS if not name.startswith("one layer")) for c in configs]
     if totals != [config.parameter_count() for config in configs]:
         raise ValueError(f"the table adds up to {totals}, which is not what the models have")
-    rows.append(["**all**", "", *(f"**{total:,}**" for total in totals)])
+    rows.append(["**total**", "", *(f"**{total:,}**" for total in totals)])
     rows.append(["in float32", "4 bytes each", *(f"{4 * total / MB:,.2f} MB" for total in totals)])
     return table(["tensor", "shape", *(f"{config.n_kv_heads} kv heads" for config in configs)], rows, left=2)
 
@@ -180,7 +180,7 @@ def kept_for_backward() -> str:
     ours, full = (workload.kept_for_backward() for workload in BOTH)
     kept = {name: [*ours[name], sum(full[name])] for name in sorted(ours, key=lambda name: -sum(ours[name]))}
     rows = [[name, *(f"{size / MB:.2f}" for size in row)] for name, row in kept.items()]
-    rows.append(["**all**", *(f"**{sum(column) / MB:.2f}**" for column in zip(*kept.values(), strict=True))])
+    rows.append(["**total**", *(f"**{sum(column) / MB:.2f}**" for column in zip(*kept.values(), strict=True))])
     return table(["part", "linear in S, MB", "quadratic, MB", f"{MULTI_HEAD_TITLE}, MB"], rows)
 
 
@@ -214,7 +214,7 @@ def layer_operators() -> str:
     more["step"] = more.sum(axis=1)
     more = more[more["step"] > 0].sort_values("step", ascending=False, kind="stable")
     rows = [[name, *map(str, counts)] for name, *counts in more.itertuples()]
-    rows.append(["**all**", *(f"**{count}**" for count in more.sum())])
+    rows.append(["**total**", *(f"**{count}**" for count in more.sum())])
     return table(["class of operators", *phases, "step"], rows)
 
 

@@ -1,7 +1,7 @@
 """Memory: predicted, measured, its growth, what would reduce it; bytes moved by a step."""
 
 from harness.units import MB
-from workshop.results import Answer, Results, Source, derived, percent, ratio
+from workshop.results import Answer, Results, Source, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "memory_hotspots", "trace": "memory_hotspots"}
 SHAPE = {"batch_size": 8, "seq_len": 128}
@@ -64,10 +64,7 @@ def growth(study: Source) -> dict[str, Answer]:
     )
     both = [(by_sequence[shape], by_batch[shape]) for shape in sorted(by_batch.keys() & by_sequence.keys())]
     return {
-        "2.13": peak(2, 128),
-        "2.14": peak(4, 128),
-        "2.15": peak(8, 64),
-        "2.16": peak(8, 256),
+        **numbered("2.13 2.14 2.15 2.16", map(peak, (2, 4, 8, 8), (128, 128, 64, 256))),
         "2.17": factor("memory_factor", (4, 128), (8, 128)),
         "2.18": factor("memory_factor", (8, 128), (8, 256)),
         "2.19": factor("throughput_factor", (4, 128), (8, 128)),
@@ -96,9 +93,7 @@ def savings(results: Results) -> dict[str, Answer]:
     shown = ", ".join(f"{name} {answer.value:.1f}" for name, answer in saving.items())
     return {
         "2.23": default,
-        "2.24": saving["fused attention"],
-        "2.25": saving["checkpointing"],
-        "2.26": saving["bf16"],
+        **numbered("2.24 2.25 2.26", saving.values()),
         "2.27": Answer(min(saving, key=lambda name: saving[name].value), f"2.24 to 2.26: {shown} MB"),
     }
 

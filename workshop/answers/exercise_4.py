@@ -15,6 +15,7 @@ VARIANTS = {  # run: its name in the worksheet, and its settings
 }
 COMPILED = ("exercise4_compile", "exercise4_together")  # a machine without a compiler cannot run these
 NOT_COMPILED = Answer(None, "no completed run; is there a compiler?")
+PEAKS = ("exercise4_baseline", "exercise4_sdpa", "exercise4_checkpointing", "exercise4_bf16")
 INTERLEAVED = {  # the flags of benchmarks/optimizations.py, and the run with the same flags
     "--attention sdpa": "exercise4_sdpa",
     "--optimizer-impl fused": "exercise4_fused",
@@ -67,10 +68,7 @@ def separate_runs(runs: dict[str, Source], separate: dict[str, Source]) -> dict[
         "4.1": runs["exercise4_baseline"].answer("performance.median_step_time_ms"),
         **numbered("4.2 4.3 4.4 4.5 4.6 4.7 4.8", (ratio_of(separate, name) for name in VARIANTS)),
         "4.9": compile_time(runs["exercise4_compile"]) if "exercise4_compile" in runs else NOT_COMPILED,
-        "4.13": runs["exercise4_baseline"].answer("memory.peak_mb"),
-        "4.14": runs["exercise4_sdpa"].answer("memory.peak_mb"),
-        "4.15": runs["exercise4_checkpointing"].answer("memory.peak_mb"),
-        "4.16": runs["exercise4_bf16"].answer("memory.peak_mb"),
+        **numbered("4.13 4.14 4.15 4.16", (runs[name].answer("memory.peak_mb") for name in PEAKS)),
         "4.23": separate[fastest].computed(titles[fastest], f"ratio {separate[fastest]['ratio']:.3f}"),
     }
 
@@ -107,7 +105,7 @@ def speedups(profile: Source, separate: dict[str, Source], interleaved: dict[str
 
 
 def checks(runs: dict[str, Source], separate: dict[str, Source], interleaved: dict[str, Source]) -> dict[str, Answer]:
-    before, after = (runs[f"exercise4_{name}"].answer("memory.peak_mb") for name in ("baseline", "checkpointing"))
+    before, _, after, _ = (runs[name].answer("memory.peak_mb") for name in PEAKS)
     losses = {name: row.answer("largest_loss_difference") for name, row in separate.items()}
     unchanged = [name for name in ("exercise4_sdpa", "exercise4_fused", "exercise4_compile") if name in separate]
     lower_end = interleaved["--activation-checkpointing"].answer("ratio_95.0")
