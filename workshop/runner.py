@@ -67,7 +67,8 @@ def fill_from(exercise: Exercise, folder: Path, skipped: str = "") -> None:
     document = {"exercise": exercise.number, "text": exercise.name, "environment": environment, "answers": rows}
     write_json(folder / "answers.json", document)
     known = sum(answer.value is not None for answer in found.values())
-    say("", f"Filled in: {known} of {len(found)} fields; the others have a reason", "Files:")
+    others = "; the others have a reason" if known < len(found) else ""
+    say("", f"Filled in: {known} of {len(found)} fields{others}", "Files:")
     say(*(f"  {folder / name}" for name in ("worksheet.md", "answers.json")))
 
 
