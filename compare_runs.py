@@ -23,7 +23,7 @@ def main() -> None:
     add("--top-n", type=number_of(int, 1), metavar="N", default=12, help="components and operators (12)")
     args = parser.parse_args()
     if len(args.folders) < 2:
-        parser.error(f"one folder, {args.folders[0]}: give the folders of two runs or more")
+        parser.error(f"only one folder, {args.folders[0]}; give two runs or more")
     require("comparing", ["matplotlib", "jinja2"])
     from analysis.compare import compare, comparison_figure, comparison_lines
     from analysis.figures import plain_text

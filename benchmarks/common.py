@@ -1,4 +1,4 @@
-"""What the benchmarks share: flags, two sides timed in turn, and the file with every single time."""
+"""Shared by the benchmarks: flags, two variants timed alternately, and the results file with all times."""
 
 from __future__ import annotations
 
@@ -19,39 +19,33 @@ from harness.files import make_folder, write_json
 from harness.tables import Column, column, text_table
 from studies.sweep import interval_column
 from studies.timing import alternating
+from workshop.results import machine
 
 
 def benchmark_parser(documentation: str, repetitions: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=repetitions, help="of each comparison (%(default)s)")
-    parser.add_argument("--output", type=Path, help="JSON file for the results and every single time")
+    parser.add_argument("--output", type=Path, help="JSON file for the results, with all times")
     return parser
 
 
-def add_device_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-
-
 def environment_of(device: torch.device) -> dict:
-    """The environment, announced; the command line without the folders of this machine."""
+    """The environment, also printed; absolute paths in its command line are reduced to file names."""
     environment = describe_environment(device)
     words = [Path(word).name if word.startswith("/") else word for word in sys.argv]
     environment["command_line"] = shlex.join(["python", *words])
-    threads = torch.get_num_threads()
-    say(f"{environment['device']['name']}, torch {torch.__version__}, {threads} thread{'s' * (threads > 1)}")
+    say(machine(environment))
     return environment
 
 
 def compare(a: Callable, b: Callable, repetitions: int, device: torch.device) -> dict:
-    """Milliseconds of a() and b(), a step each, in turn, after two repetitions that do not count."""
+    """Milliseconds of a() and b(), called alternately, after two repetitions of warm-up."""
     alternating(a, b, device, range(2))
     a_ms, b_ms = alternating(a, b, device, progress_bar("repetitions", range(repetitions)))
-    found = ratio(np.array(a_ms), np.array(b_ms))
     return {
         "a_median_ms": statistics.median(a_ms),
         "b_median_ms": statistics.median(b_ms),
-        "ratio": found["ratio"],
-        "ratio_95": found["ratio_95"],
+        **ratio(np.array(a_ms), np.array(b_ms)),
         "ratio_of_minima": min(a_ms) / min(b_ms),
         "repetitions": repetitions,
         "a_ms": a_ms,
@@ -60,19 +54,19 @@ def compare(a: Callable, b: Callable, repetitions: int, device: torch.device) ->
 
 
 def comparison_columns(a: str, b: str) -> tuple[Column, ...]:
-    """Of the rows of compare(), its sides called a and b."""
+    """Columns for the rows of compare(), with names for a and b."""
     return (
         column(f"{a} (ms)", "a_median_ms", ".2f"),
         column(f"{b} (ms)", "b_median_ms", ".2f"),
         column("ratio", "ratio", ".3f"),
         interval_column("95% interval", "ratio_95"),
-        column("of minima", "ratio_of_minima", ".3f"),
+        column("ratio of minima", "ratio_of_minima", ".3f"),
         column("repetitions", "repetitions"),
     )
 
 
 def report(columns, rows: list[dict], output: Path | None, **document) -> None:
-    """The table, and every single figure as JSON if a file was asked for."""
+    """Print the table; write it as JSON, with all times, if a file is given."""
     say(*text_table(columns, rows))
     if output:
         make_folder(output.parent)

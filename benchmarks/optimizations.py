@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What does each optimization bring to a training step, alone and together?
+"""How much does each optimization gain per training step, alone and combined?
 
     python3 benchmarks/optimizations.py [--size small] [--variant=FLAGS] [--repetitions N] [--output FILE]
 
-Each set of flags of tiny_llama_v1.py is run against the baseline, interleaved in this one process (A B, B A, ...), with
-the same weights, data and seed.  Compilation happens before the first round and is given apart.  The figure is the
-ratio of the medians, below 1 where the optimization is faster, with its 95% bootstrap interval over repetitions; losses
-are compared step by step, because a step that computes something else is not a faster step.
+Each set of flags of tiny_llama_v1.py is compared with the baseline, alternating in one process (A B, B A, ...), with
+the same weights, data and seed.  Compilation happens before the first repetition and is reported separately.  The
+result is the ratio of the medians, below 1 if the optimization is faster, with its 95% bootstrap interval over
+repetitions.  The losses are compared step by step, because a step that computes something else is not a faster step.
 """
 
 import sys
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.common import add_device_flag, benchmark_parser, compare, comparison_columns, environment_of, report
+from benchmarks.common import benchmark_parser, compare, comparison_columns, environment_of, report
 from harness.devices import choose_device
 from harness.startup import run_command
 from harness.tables import column
@@ -35,15 +35,15 @@ VARIANTS = (
 
 
 def compile_step(step: Step, device: torch.device) -> float:
-    """Compile its model; the seconds that this takes."""
+    """Compile the step's model; returns the compile time in seconds."""
     step.state.model.compile(dynamic=False)
     first_ms = time_synced(step, device)
     return max(0.0, first_ms - time_synced(step, device)) / 1e3
 
 
 def compare_variant(flags: list[str], settings: dict, repetitions: int, device: torch.device) -> dict:
-    """A step with the flags, against one without."""
-    step, baseline = (Step(workload_of(some, **settings), device) for some in (flags, []))
+    """A step with the flags, compared with one without."""
+    step, baseline = (Step(workload_of(more, **settings), device) for more in (flags, []))
     compile_s = compile_step(step, device) if step.workload.compiled else None
     row = compare(step, baseline, repetitions, device) | {"compile_s": compile_s}
     pairs = zip(step.losses, baseline.losses, strict=False)
@@ -52,11 +52,11 @@ def compare_variant(flags: list[str], settings: dict, repetitions: int, device: 
 
 def main() -> None:
     parser = benchmark_parser(__doc__, repetitions=10)
-    add_device_flag(parser)
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--size", choices=list(SIZES), default="small")
-    text = "a set of flags, given as --variant='--compile'; repeat it for more (every one above)"
+    text = "a set of flags, such as --variant='--compile'; may be repeated (seven sets)"
     parser.add_argument("--variant", action="append", metavar="FLAGS", help=text)
-    parser.add_argument("--batch-size", type=int, help="samples (that of the size)")
+    parser.add_argument("--batch-size", type=int, help="samples per step (that of the size)")
     args = parser.parse_args()
     device = choose_device(args.device)
     environment = environment_of(device)
@@ -66,7 +66,7 @@ def main() -> None:
         rows.append({"flags": variant} | compare_variant(variant.split(), settings, args.repetitions, device))
     columns = (
         *text_columns("flags"),
-        *comparison_columns("flags", "baseline"),
+        *comparison_columns("with flags", "baseline"),
         column("compile (s)", "compile_s", ".1f"),
         column("loss difference", "largest_loss_difference", ".1e"),
     )

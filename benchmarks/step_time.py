@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""How long does our training step take beside the reference LLaMA's, and the script's loop beside a bare one?
+"""How long is our training step compared with the reference LLaMA's, and the script's loop with a minimal one?
 
     python3 benchmarks/step_time.py [--sizes tiny small] [--repetitions N] [--device cpu] [--output FILE]
 
-Two comparisons, each interleaved in this one process (A B, B A, A B, ...), so that a machine that changes its speed
-changes it for both:
+Two comparisons, alternating in one process (A B, B A, A B, ...), so that a change of the machine's speed affects both:
 
-    reference   a training step of TinyLlamaModel against transformers' LlamaForCausalLM with eager attention: the
+    reference   a training step of TinyLlamaModel and one of transformers' LlamaForCausalLM with eager attention: the
                 same shape, weights, data, loss and optimizer
-    loop        the script's training loop with everything a plain run does (timing, printing, scalars kept for
-                TensorBoard) against the same step written as a bare loop
+    loop        the script's training loop with everything that a run without profiling does (timing, printing, scalars
+                for TensorBoard) and the same step as a minimal loop
 
-The figure is the ratio of the medians; the interval is its 95% bootstrap interval over repetitions.  The ratio of the
-fastest repetitions stands beside it: on a machine that others use too, it is the least disturbed figure.
+The result is the ratio of the medians with its 95% bootstrap interval over repetitions, and the ratio of the fastest
+repetitions, which is the least disturbed one on a shared machine.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.common import add_device_flag, benchmark_parser, compare, comparison_columns, environment_of, report
+from benchmarks.common import benchmark_parser, compare, comparison_columns, environment_of, report
 from harness.command_line import version_of
 from harness.devices import choose_device
 from harness.errors import UserError
@@ -34,7 +33,7 @@ from harness.startup import run_command
 from studies.sweep import text_columns, workload_of
 from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaModel, TinyLlamaWorkload
 
-NAMES = {  # transformers' names of the parts, and ours
+NAMES = {  # part of a name in transformers: ours
     "model.": "",
     "embed_tokens": "embedding",
     "self_attn": "attention",
@@ -73,8 +72,8 @@ def reference_model(config: TinyLlamaConfig, model: TinyLlamaModel):
     return reference
 
 
-def bare_step(forward, parameters, stream):
-    """A training step as a call: no timing, no ranges, no reports."""
+def minimal_step(forward, parameters, stream):
+    """A function that trains one step: no timing, no ranges, no reports."""
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
 
     def step() -> float:
@@ -95,18 +94,18 @@ def against_reference(workload: TinyLlamaWorkload, device: torch.device, repetit
         logits = reference(input_ids=input_ids).logits
         return F.cross_entropy(logits.float().view(-1, vocab_size), labels.view(-1))
 
-    ours = bare_step(lambda *batch: model(*batch)[1], model.parameters(), workload.batches(device))
-    theirs = bare_step(reference_loss, reference.parameters(), workload.batches(device))
+    ours = minimal_step(lambda *batch: model(*batch)[1], model.parameters(), workload.batches(device))
+    theirs = minimal_step(reference_loss, reference.parameters(), workload.batches(device))
     difference = abs(ours() - theirs())
     if difference > 1e-4:
         raise UserError(f"the models differ: first losses are {difference:.2e} apart")
     return compare(ours, theirs, repetitions, device) | {"first_loss_difference": difference}
 
 
-def against_bare_loop(workload: TinyLlamaWorkload, device: torch.device, repetitions: int) -> dict:
-    """One step a call, so that the two alternate as closely as they can."""
+def against_minimal_loop(workload: TinyLlamaWorkload, device: torch.device, repetitions: int) -> dict:
+    """One step per call, so that the two alternate after every step."""
     model = workload.build(device).model
-    bare = bare_step(lambda *batch: model(*batch)[1], model.parameters(), workload.batches(device))
+    minimal = minimal_step(lambda *batch: model(*batch)[1], model.parameters(), workload.batches(device))
     profiling = ProfilerConfig()
     schedule = InstrumentSchedule(1, profiling)
     state, stream = workload.build(device), workload.batches(device)
@@ -118,13 +117,13 @@ def against_bare_loop(workload: TinyLlamaWorkload, device: torch.device, repetit
             workload.train(state, stream, 1, run.meter, instruments)
 
     with run.sampler:
-        return compare(script_loop, bare, repetitions, device)
+        return compare(script_loop, minimal, repetitions, device)
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__, repetitions=100)
-    add_device_flag(parser)
-    text = "larger ones than the first get a quarter of its repetitions (tiny small)"
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    text = "all but the first get a quarter of the repetitions (tiny small)"
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["tiny", "small"], help=text)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -134,7 +133,7 @@ def main() -> None:
     rows = []
     for i, size in enumerate(args.sizes):
         workload, repetitions = workload_of(size=size), args.repetitions if i == 0 else max(4, args.repetitions // 4)
-        for name, comparison in (("reference", against_reference), ("loop", against_bare_loop)):
+        for name, comparison in (("reference", against_reference), ("loop", against_minimal_loop)):
             rows.append({"size": size, "comparison": name} | comparison(workload, device, repetitions))
     columns = (*text_columns("size", "comparison"), *comparison_columns("ours", "other"))
     report(columns, rows, args.output, environment=environment)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How far can the MFU be trusted?  The spread of the measured peak, and MFU by the number of steps.
+"""How reproducible is MFU?  The spread of the measured peak, and of MFU by the number of steps.
 
     python3 benchmarks/utilization.py [--repetitions N] [--num-steps 10 100] [--output FILE] [flags of tiny_llama_v1.py]
 
-peak        a measurement of this machine in a process of its own, with no earlier one to fall back on
-mfu N       run_deepspeed_flops.py over N steps; its MFU is a share of the best of the peaks measured here
+peak        the peak rates of this machine, measured in a fresh process without cached results
+mfu N       run_deepspeed_flops.py over N steps; its MFU refers to the best of the peaks measured here
 
-In turn, so that a slow period of a shared machine affects all of them.  The spread of a figure is (largest - smallest)
-/ largest; that of the steps is the standard deviation of a run's own steps over their mean.
+They alternate, so that a slow period of a shared machine affects all of them.  The spread of a figure is (largest -
+smallest) / largest; that of a run's steps is their standard deviation / mean.
 """
 
 import os
@@ -33,7 +33,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def peak_rates(precision: str, empty: str) -> tuple[float, float]:
-    """FLOP/s and bytes/s, in a process of its own, with no earlier measurement to fall back on."""
+    """FLOP/s and bytes/s, measured in this process; `empty` is a folder without cached results."""
     os.environ["XDG_CACHE_HOME"] = empty
     device = describe_environment(choose_device("auto"))["device"]
     found = compute_ceilings(device, precision, "measured"), bandwidth_ceilings(device, "measured")

@@ -1,7 +1,7 @@
-"""Files: the one registry of what a command may write, atomic writes, and run folders.
+"""Files: the registry of what commands may write, atomic writes, and run folders.
 
-Everything that must know the files of a run follows from FILES: an earlier run is moved aside by it, trace readers skip
-these files, and docs/files.md is generated from it.  FOLDERS is the list for .gitignore.
+Everything that must know the files of a run uses FILES: moving an earlier run aside, finding traces in a folder, and
+docs/files.md.  FOLDERS is the list for .gitignore.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class FileKind:
     """A file, or a folder of files, that a command may write to its folder."""
 
     pattern: str  # for glob
-    writer: str  # command or flag that writes it
-    holds: str  # its contents, for docs/files.md
+    writer: str  # command or flag
+    contents: str  # for docs/files.md
     document: str | None = None  # its type in harness/documents.py, for JSON documents
     is_folder: bool = False
 
@@ -42,21 +42,14 @@ def _sweep(name: str, row: str) -> tuple[FileKind, ...]:
 
 
 FILES = (
-    FileKind(
-        "config.json",
-        "every run, before step 1",
-        "model, training, profiling, and the environment: versions, device, host, commit, command line",
-        "RunConfig",
-    ),
+    FileKind("config.json", "every run, before step 1", "model, training, profiling, environment", "RunConfig"),
     FileKind(
         "performance_summary.json",
         "every run, also one that failed or was interrupted",
         "times with their spread, throughput, memory, losses, every step",
         "PerformanceSummary",
     ),
-    FileKind(
-        "events.out.tfevents.*", "every run", "TensorBoard: scalars per step, figures, configuration, hyperparameters"
-    ),
+    FileKind("events.out.tfevents.*", "every run", "TensorBoard: scalars per step, figures, text, hyperparameters"),
     FileKind("training_output.log", "the shell launchers", "everything that was printed"),
     FileKind("training_output.*.log", "the shell launchers", "log of the previous run in this folder"),
     FileKind(
@@ -86,9 +79,7 @@ FILES = (
     FileKind(
         "memory_snapshot_*.pickle", "--memory-snapshot on a GPU", "the allocator's history, for pytorch.org/memory_viz"
     ),
-    FileKind(
-        "prediction.json", "--dry-run", "memory by category, what would fit, a lower bound on step time", "Prediction"
-    ),
+    FileKind("prediction.json", "--dry-run", "memory by category, what fits, a lower bound on step time", "Prediction"),
     FileKind("flops_profile.json", "--enable-deepspeed-flops", "FLOPs counted three ways, rate, MFU", "FlopsProfile"),
     FileKind("flops_profile.txt", "--enable-deepspeed-flops", "DeepSpeed's own report"),
     FileKind(
@@ -143,8 +134,7 @@ def may_be_trace(name: str) -> bool:
 
 def files_of_run(*folders: Path) -> list[Path]:
     """The files that a run has written to its folders, by name."""
-    found = {file for folder in folders for kind in FILES if not kind.is_folder for file in folder.glob(kind.pattern)}
-    return sorted(found)
+    return sorted({f for folder in folders for kind in FILES if not kind.is_folder for f in folder.glob(kind.pattern)})
 
 
 # ---- Writing -------------------------------------------------------------------------------------------------------
@@ -238,7 +228,7 @@ def unused_folder(wanted: Path) -> Path:
 
 
 def explain_nulls(values: dict, reason: str, **reasons: str) -> dict:
-    """A copy in which each unknown value, None, has its <name>_reason next to it."""
+    """A copy in which each None has its <name>_reason next to it."""
     out = {}
     for name, value in values.items():
         out[name] = value
@@ -253,12 +243,12 @@ def explain_nulls_recursively(value, reasons: dict[str, str]):
     reasons are by name.  Raises KeyError for a name without a reason: an unexplained null is a bug.
     """
     if isinstance(value, list):
-        return [explain_nulls_recursively(one, reasons) for one in value]
+        return [explain_nulls_recursively(item, reasons) for item in value]
     if not isinstance(value, dict):
         return value
     out = {}
-    for name, one in value.items():
-        out[name] = explain_nulls_recursively(one, reasons)
-        if one is None and f"{name}_reason" not in value:
+    for name, item in value.items():
+        out[name] = explain_nulls_recursively(item, reasons)
+        if item is None and f"{name}_reason" not in value:
             out[f"{name}_reason"] = reasons[name]
     return out

@@ -1,4 +1,4 @@
-"""Memory of one step: every tensor allocated and freed, on a CPU or a GPU, and the history of a GPU's allocator."""
+"""Memory of one step: every tensor allocated and freed, on a CPU or a GPU, and the allocation history of a GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import bisect
 import re
 import time
 import weakref
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -191,7 +192,12 @@ class MemoryTracker(TorchDispatchMode):
         peak = int(total.argmax())
         made = self.allocations[self._found :]
         at_peak = [a for a in self.allocations if a.born <= peak and (a.died is None or a.died > peak)]
-        phases = [p for p in self.phases if p[2] is not None]  # an interrupted step leaves its last phase open
+        finished = [phase for phase in self.phases if phase[2] is not None]  # an interrupted step has an open phase
+        phases = [
+            {"name": name, "start_us": self.times_us[first], "end_us": self.times_us[last]}
+            | {"peak_bytes": int(total[first : last + 1].max())}
+            for name, first, last in finished
+        ]
         return {
             "step": self.step,
             "source": f"bytes of live tensors, recorded at every operator of step {self.step}",
@@ -201,18 +207,10 @@ class MemoryTracker(TorchDispatchMode):
             "kept_for_backward": kept_rows(self.kept),
             **explain_nulls({"allocator": self.allocator_rows(int(total[peak]))}, "no GPU in use"),
             "largest_tensor": asdict(max(made, key=lambda a: a.bytes)) if made else None,
-            "phases": [
-                {
-                    "name": name,
-                    "start_us": self.times_us[first],
-                    "end_us": self.times_us[last],
-                    "peak_bytes": int(total[first : last + 1].max()),
-                }
-                for name, first, last in phases
-            ],
+            "phases": phases,
             "peak": {
                 "time_us": self.times_us[peak],
-                "phase": next((name for name, first, last in phases if first <= peak <= last), None),
+                "phase": next((name for name, first, last in finished if first <= peak <= last), None),
                 "where": self.places[peak],
                 "bytes_by_category": dict(zip(CATEGORIES, live[:, peak].tolist(), strict=True)),
                 "largest_tensors": [asdict(a) for a in sorted(at_peak, key=lambda a: -a.bytes)[:10]],
@@ -223,12 +221,10 @@ class MemoryTracker(TorchDispatchMode):
         }
 
     def allocator_rows(self, tensors: int) -> list[dict] | None:
-        """From live tensors to what the driver reports, at peak live bytes; None on a CPU."""
+        """From live tensors to the memory that the driver reports, at the peak of live bytes; None on a CPU."""
         if self._device.type != "cuda":
             return None
-        allocated, reserved, used = (
-            self.allocator[name] for name in ("allocated_bytes", "reserved_bytes", "device_used_bytes")
-        )
+        allocated, reserved, used = map(self.allocator.get, ("allocated_bytes", "reserved_bytes", "device_used_bytes"))
         return [
             {"what": "live tensors", "bytes": tensors},
             {"what": "rounding, library and operator workspaces", "bytes": allocated - tensors},
@@ -277,16 +273,15 @@ def layer_and_part(where: str) -> tuple[int | None, str]:
 
 def kept_rows(kept: list[Allocation]) -> list[dict]:
     """Bytes that a forward pass keeps for its backward pass, by component and layer."""
-    sums: dict[tuple, int] = {}
+    sums: Counter[tuple] = Counter()
     for entry in kept:
-        layer, component = layer_and_part(entry.where)
-        sums[component, layer] = sums.get((component, layer), 0) + entry.bytes
-    return [{"component": part, "layer": layer, "bytes": size} for (part, layer), size in sums.items()]
+        sums[layer_and_part(entry.where)] += entry.bytes
+    return [{"component": part, "layer": layer, "bytes": size} for (layer, part), size in sums.items()]
 
 
 def kept_by_component(memory: dict) -> dict[str, int]:
-    """The same over all layers."""
-    sums: dict[str, int] = {}
+    """The same over all layers, from memory_timeline.json."""
+    sums: Counter[str] = Counter()
     for row in memory["kept_for_backward"]:
-        sums[row["component"]] = sums.get(row["component"], 0) + row["bytes"]
+        sums[row["component"]] += row["bytes"]
     return sums

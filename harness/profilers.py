@@ -11,6 +11,7 @@ import importlib.util
 import math
 import os
 import shutil
+import statistics
 import time
 import warnings
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from harness.devices import synchronize
 from harness.errors import UserError, first_line, innermost_cause
 from harness.files import explain_nulls
 from harness.memory_tracker import MemorySnapshot, MemoryTracker
-from harness.timing import range_observers, summary_stats
+from harness.timing import range_observers
 from harness.workload import TrainingState, Workload
 
 
@@ -89,24 +90,22 @@ class InstrumentSchedule:
 
     def _schedule_window(self, warmup_steps: int, length: int, others: int) -> None:
         """The requested window, moved and shortened so that the other instruments also fit."""
-        asked = (warmup_steps, warmup_steps + length)
-        last = min(asked[1], self.num_steps)
+        requested = (warmup_steps, warmup_steps + length)
+        last = min(requested[1], self.num_steps)
         if others:
             # Reserved: the first step, one step per other instrument, the profiler's warm-up, two for the averages.
             length = max(1, min(length, self.num_steps - others - 4))
         self.window = first, last = max(0, last - length), last
-        if self.window != asked:
-            others_too = " with the other instruments" if others else ""
-            reason = f"{asked[0]}-{asked[1]} does not fit in {self.num_steps} steps{others_too}"
+        if self.window != requested:
+            reason = f"{requested[0]}-{requested[1]} does not fit in {self.num_steps} steps"
+            reason += " with the other instruments" if others else ""
             self.notes.append(f"Profiling window moved to steps {first}-{last}: {reason}")
 
-    def _schedule_flops(self, asked: int) -> None:
-        self.flops_step = self._free_step(min(asked, self.num_steps))
-        if asked > self.num_steps:
-            self.notes.append(f"FLOPs profile moved from step {asked} to {self.flops_step}: the run is shorter")
-        elif self.flops_step != asked:
-            reason = "that step is used by another instrument"
-            self.notes.append(f"FLOPs profile moved from step {asked} to {self.flops_step}: {reason}")
+    def _schedule_flops(self, requested: int) -> None:
+        self.flops_step = self._free_step(min(requested, self.num_steps))
+        if self.flops_step != requested:
+            reason = "the run is shorter" if requested > self.num_steps else "that step is used by another instrument"
+            self.notes.append(f"FLOPs profile moved from step {requested} to {self.flops_step}: {reason}")
 
     def _free_step(self, wanted: int) -> int:
         """The nearest step without an instrument; else the nearer of first and warm-up step; else the last."""
@@ -119,18 +118,16 @@ class InstrumentSchedule:
 
     def exclusion_reason(self, step: int) -> str | None:
         """Why this step is excluded from averages, or None."""
-        if self.window and self.window[0] < step <= self.window[1]:
+        first, last = self.window or (None, None)
+        if first is not None and first < step <= last:
             return "profiled"
-        counted = {
+        reasons = {first: "profiler warm-up", 1: "first"}  # of equal keys the last one applies
+        reasons |= {
             self.flops_step: "FLOPs counted",
             self.memory_step: "memory recorded",
             self.snapshot_step: "snapshot",
         }
-        if step in counted:
-            return counted[step]
-        if step == 1:
-            return "first"
-        return "profiler warm-up" if self.window and step == self.window[0] else None
+        return reasons.get(step)
 
 
 # ---- Instruments ---------------------------------------------------------------------------------------------------
@@ -258,14 +255,12 @@ class DeepSpeedCounter:
             return
         self.profiler.stop_profile()
         if error is None:
-            modules = dict(self.model.named_modules())
+            modules = self.model.named_modules()
             self.counts = {
                 "flops": int(self.profiler.get_total_flops()),
                 "macs": int(self.profiler.get_total_macs()),
                 "parameters": int(self.profiler.get_total_params()),
-                "macs_by_module": {
-                    n: int(sum(m.__macs__ for m in module.modules())) for n, module in modules.items() if n
-                },
+                "macs_by_module": {name: int(sum(m.__macs__ for m in one.modules())) for name, one in modules if name},
             }
             if self.folder:
                 report = str(self.folder / "flops_profile.txt")
@@ -335,14 +330,14 @@ class Compilation:
     Measured with forward and backward passes whose gradients are discarded, so that training is not affected.
     """
 
-    PASSES = 3  # timed passes before and after compiling, each preceded by one untimed pass
+    PASSES = 3  # timed passes before and after compiling, each time after an untimed one
 
     def __init__(self, workload: Workload, state: TrainingState, stream: Iterator, device: torch.device, traced: bool):
         from torch._dynamo import exc, utils  # takes seconds
 
         self.workload, self.state, self.stream, self.device = workload, state, stream, device
         self._pass_ms()
-        self.uncompiled_ms = [self._pass_ms() for _ in range(self.PASSES)]
+        self.uncompiled_ms = self._median_pass_ms()
         utils.counters.clear()
         # A trace always shows GPU kernels, but generated CPU kernels only if the generated code records them.
         state.model.compile(dynamic=False, options={"cpp.enable_kernel_profile": traced and device.type == "cpu"})
@@ -350,8 +345,8 @@ class Compilation:
             first_ms = self._pass_ms()
         except exc.TorchDynamoException as error:
             raise UserError(f"--compile: this model cannot be compiled here: {innermost_cause(error)}") from error
-        self.compiled_ms = [self._pass_ms() for _ in range(self.PASSES)]
-        self.compile_s = max(0.0, first_ms - summary_stats(self.compiled_ms)["median"]) / 1e3
+        self.compiled_ms = self._median_pass_ms()
+        self.compile_s = max(0.0, first_ms - self.compiled_ms) / 1e3
         found = utils.counters["inductor"]
         self.from_cache = bool(found["fxgraph_cache_hit"]) and not found["fxgraph_cache_miss"]
 
@@ -368,16 +363,17 @@ class Compilation:
         self.state.model.zero_grad(set_to_none=True)
         return elapsed_ms
 
+    def _median_pass_ms(self) -> float:
+        return statistics.median(self._pass_ms() for _ in range(self.PASSES))
+
     def document(self, micro_steps: int) -> dict:
         """Median pass times, the time saved per step of `micro_steps` passes, and the break-even step."""
-        uncompiled_ms = summary_stats(self.uncompiled_ms)["median"]
-        compiled_ms = summary_stats(self.compiled_ms)["median"]
-        saved_ms = micro_steps * (uncompiled_ms - compiled_ms)
+        saved_ms = micro_steps * (self.uncompiled_ms - self.compiled_ms)
         document = {
             "compile_s": self.compile_s,
             "from_cache": self.from_cache,
-            "uncompiled_pass_ms": uncompiled_ms,
-            "compiled_pass_ms": compiled_ms,
+            "uncompiled_pass_ms": self.uncompiled_ms,
+            "compiled_pass_ms": self.compiled_ms,
             "passes": self.PASSES,
             "saved_ms_per_step": saved_ms,
             "break_even_step": math.ceil(1e3 * self.compile_s / saved_ms) if saved_ms > 0 else None,
@@ -387,12 +383,10 @@ class Compilation:
 
 def check_profiling(profiling: ProfilerConfig, device: torch.device, output_dir: str | None) -> None:
     """Raise UserError before training starts if what the profiling flags need is missing."""
-    needs = (
-        ("a run folder", bool(output_dir) or profiling.enabled, ["tensorboard"]),
-        ("--profile-operators", profiling.profile_operators, ["orjson", "pandas"]),
-    )
-    for what, wanted, modules in needs:
-        require(what, modules if wanted else [])
+    if output_dir or profiling.enabled:
+        require("a run folder", ["tensorboard"])
+    if profiling.profile_operators:
+        require("--profile-operators", ["orjson", "pandas"])
     if device.type == "cpu" and profiling.memory_snapshot:
         raise UserError(
             "--memory-snapshot: the allocation history exists only for GPU memory; on a CPU --profile-memory records "

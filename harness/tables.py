@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: a title, and the value that it shows of a row, or - for None."""
+    """One column of a table: its title and the value that it shows for a row; None is shown as `-`."""
 
     title: str
     value: Callable[[dict], object]
-    form: str = ""  # as format() takes it
-    left: bool = False  # text to the left, numbers to the right
+    form: str = ""  # format specification
+    left: bool = False  # aligned left, for text
 
     def text(self, row: dict) -> str:
         value = self.value(row)
@@ -21,20 +21,17 @@ class Column:
 
 
 def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool = False) -> Column:
-    """A column of row[key], divided by the scale if it is a number."""
-
-    def value(row: dict):
-        found = row.get(key)
-        return found / scale if scale != 1.0 and found is not None else found
-
-    return Column(title, value, form, left)
+    """A column of row[key], a number divided by the scale if there is one."""
+    if scale == 1.0:
+        return Column(title, lambda row: row.get(key), form, left)
+    return Column(title, lambda row: None if row.get(key) is None else row[key] / scale, form, left)
 
 
 def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
     """Lines for a terminal: titles, then one line per row."""
     from tabulate import tabulate
 
-    # The titles as a row: as headers, tabulate would make their columns two characters wider.
+    # The titles are a row, because tabulate makes columns with headers two characters wider.
     cells = [[one.title for one in columns], *([one.text(row) for one in columns] for row in rows)]
     align = ["left" if one.left else "right" for one in columns]
     text = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True)

@@ -78,7 +78,7 @@ class Workload(ABC):
     def parameter_count(self) -> int:
         """Trainable parameters."""
 
-    # ---- What a workload may know in closed form -------------------------------------------------------------------
+    # ---- Closed forms, where a workload has them -------------------------------------------------------------------
 
     def forward_flops_by_component(self) -> dict[str, int] | None:
         """Matmul FLOPs of the forward passes of a step (two per multiply-add), or None if there is no formula."""
@@ -97,7 +97,7 @@ class Workload(ABC):
         part linear in the tokens, and the part quadratic in the sequence length.  None if there is no formula."""
         return None
 
-    # ---- What follows ----------------------------------------------------------------------------------------------
+    # ---- Derived from the above ------------------------------------------------------------------------------------
 
     def forward_flops(self) -> int | None:
         parts = self.forward_flops_by_component()

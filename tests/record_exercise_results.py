@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import workshop.results
 from harness.documents import read_document
+from workshop.pages import exercises
 from workshop.results import Results, machine
-from workshop.texts import exercises
 from workshop.worksheets import answers
 
 RECORDED = Path(__file__).parent / "exercise_results"

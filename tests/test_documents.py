@@ -132,7 +132,7 @@ def test_rows_of_sweeps_are_as_declared(scratch, module, flags, kind):
 def test_every_null_is_explained():
     for title, fields, _ in document_types():
         for field in fields:
-            assert field.null or "None" not in field.type, f"{title}.{field.name}: when is it null?"
+            assert field["null where"] or "None" not in field["type"], f"{title}.{field['name']}: when is it null?"
 
 
 def test_another_schema_version_is_refused_in_one_line(tmp_path):

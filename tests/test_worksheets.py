@@ -1,4 +1,4 @@
-"""A worksheet that somebody filled in: what is right, what is wrong, and every way to get it wrong."""
+"""Worksheets: filled in from results, and completed ones checked, with every kind of mistake."""
 
 import json
 import re
@@ -10,9 +10,9 @@ import pytest
 from helpers import PROJECT, finish, run_command, start
 
 import run_exercise
-import workshop.texts
+import workshop.pages
 from workshop import record
-from workshop.texts import exercises, fields, worksheet
+from workshop.pages import exercises, fields, worksheet
 from workshop.worksheets import choice, close, number_in, plain
 
 SHEET = worksheet(exercises()[9].text)
@@ -242,9 +242,9 @@ def test_the_line_is_that_of_the_field(filled, command):
         ("all --results .", 2, "--results: needs the number of one exercise"),
         ("9 --results nowhere", 1, "--results nowhere: is not a folder"),
         ("--check nowhere.md", 1, "nowhere.md: cannot be read"),
-        ("--check empty.md", 1, "empty.md: has no field of a worksheet"),
+        ("--check empty.md", 1, "empty.md: has no worksheet fields"),
         ("--check two.md", 1, "two.md: has fields of exercises 1 and 2"),
-        ("--check twice.md", 1, "twice.md: line 2: 9.1 is on line 1 already"),
+        ("--check twice.md", 1, "twice.md: line 2: 9.1 is already on line 1"),
         ("--check unknown.md", 2, "there is no exercise 77"),
         ("9 --output-dir full", 1, "--output-dir full: is not empty"),
         ("9 --output-dir empty.md", 1, "cannot write to folder empty.md: File exists"),
@@ -330,7 +330,7 @@ def test_a_run_that_is_interrupted_leaves_no_links_and_nothing_running(tmp_path)
 def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
     from harness.errors import UserError
     from workshop.commands import run_blocks
-    from workshop.texts import shell_blocks
+    from workshop.pages import shell_blocks
 
     blocks = shell_blocks("a\n```bash\necho fine\n```\n\n```bash\necho broken >&2; exit 3\n```\n")
     with pytest.raises(UserError, match=r"text\.md:7: exit code 3: broken"):
@@ -414,7 +414,7 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
         (made / f"exercise_{number}" / "answers.json").write_text(str(number))
     project = scratch / "project"
     (project / "exercises" / "pictures").mkdir(parents=True)
-    monkeypatch.setattr(workshop.texts, "PROJECT", project)
+    monkeypatch.setattr(workshop.pages, "PROJECT", project)
     assert run_command(record, str(made), "laptop") == 1
     assert not (project / "benchmarks").exists()
     for name in (

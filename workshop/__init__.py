@@ -1,1 +1,1 @@
-"""What stands behind the texts: their commands run, their worksheets filled and checked, their numbers computed."""
+"""Runs and checks the documentation: its commands, its worksheets, its numbers."""

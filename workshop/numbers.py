@@ -1,6 +1,6 @@
-"""Numbers and tables of the texts: derived from the code, or read from the stored results of a named machine.
+"""Numbers and tables of the documentation: derived from the code, or read from the stored results of a named machine.
 
-The texts call these functions in their cog blocks; CONTRIBUTING.md says how they are generated again.
+The pages call these functions in cog comments; CONTRIBUTING.md says how to generate the tables again.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from analysis.traffic import step_work
 from harness.documents import read_document
 from harness.tables import Column, markdown_table
 from harness.units import MB
-from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser, resolve
+from studies.sweep import workload_of
+from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
+from workshop.pages import PROJECT, exercises, fields, worksheet
 from workshop.results import Answer, machine
-from workshop.texts import PROJECT, exercises, fields, worksheet
 
 MACHINE = "cpu-intel-xeon-2-threads"
 RESULTS = PROJECT / "benchmarks" / "results" / MACHINE
 DEFAULT = TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig())
-FULL_HEADS = replace(DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads))  # no grouped queries
-BOTH = (DEFAULT, FULL_HEADS)
-FULL_HEADS_TITLE = f"with {FULL_HEADS.config.n_kv_heads} kv heads"
+MULTI_HEAD = replace(DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads))  # not grouped-query
+BOTH = (DEFAULT, MULTI_HEAD)
+MULTI_HEAD_TITLE = f"with {MULTI_HEAD.config.n_kv_heads} kv heads"
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Markdown; the first columns to the left, the others to the right."""
+    """In markdown; the first `left` columns are left-aligned, the others right-aligned."""
     columns = [Column(title, operator.itemgetter(i), left=i < left) for i, title in enumerate(titles)]
     return "\n".join(markdown_table(columns, rows))
 
@@ -39,21 +40,17 @@ def text_block(lines: Sequence[str]) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
-def of_size(name: str) -> TinyLlamaWorkload:
-    return resolve(build_parser().parse_args(["--size", name]))[0]
-
-
-# ---- What follows from the configuration ------------------------------------------------------------------------
+# ---- Derived from the configuration ---------------------------------------------------------------------------------
 
 SHAPE = "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps".split()
 
 
 def sizes(*names: str) -> str:
-    """These problem sizes, or all, with their parameters and FLOPs."""
+    """The named problem sizes, or all, with their parameters and FLOPs."""
     titles = "size,hidden,layers,heads,kv heads,intermediate,seq,batch,steps,parameters,forward FLOPs/step"
     rows = []
     for name in names or SIZES:
-        workload = of_size(name)
+        workload = workload_of(size=name)
         values = [SIZES[name][key] for key in SHAPE] + [workload.parameter_count(), workload.forward_flops()]
         rows.append([name, *(f"{value:,}" for value in values)])
     return table(titles.split(","), rows)
@@ -73,8 +70,8 @@ SYMBOLS = (
 
 
 def symbols() -> str:
-    """The letters of the texts, with the values of the default model."""
-    return table(["letter", "meaning", "from", "default"], [[*row[:3], f"{row[3]:,}"] for row in SYMBOLS], left=3)
+    """The letters used in shapes and formulas, with the values of the default model."""
+    return table(["letter", "meaning", "set by", "default"], [[*row[:3], f"{row[3]:,}"] for row in SYMBOLS], left=3)
 
 
 def shapes() -> str:
@@ -110,38 +107,29 @@ def shapes() -> str:
     return text_block(text)
 
 
-def parameters() -> str:
-    """Tensor by tensor, with grouped-query heads and with full ones."""
-    configs = [workload.config for workload in BOTH]
-    rows, sums = [], [0, 0]
-    for name, shape, count in PARAMETERS:
-        counts = [count(config) for config in configs]
-        if not name.startswith("one layer"):
-            sums = [a + b for a, b in zip(sums, counts, strict=True)]
-        rows.append([name, shape, *(f"{value:,}" for value in counts)])
-    if sums != [config.parameter_count() for config in configs]:
-        raise ValueError(f"the table adds up to {sums}, which is not what the models have")
-    rows.append(["**all**", "", *(f"**{total:,}**" for total in sums)])
-    rows.append(["in float32", "4 bytes each", *(f"{4 * total / MB:,.2f} MB" for total in sums)])
-    heads = [f"{config.n_kv_heads} kv heads" for config in configs]
-    return table(["tensor", "shape", *heads], rows, left=2)
-
-
-def _layer(config: TinyLlamaConfig) -> int:
-    d, f = config.hidden_dim, config.intermediate_dim
-    return 2 * d + 2 * d * d + 2 * d * config.kv_dim + 3 * d * f
-
-
 PARAMETERS = (
     ("embedding", "V x D", lambda c: c.vocab_size * c.hidden_dim),
     ("one layer: two norms", "2 D", lambda c: 2 * c.hidden_dim),
     ("one layer: q_proj, o_proj", "2 of D x D", lambda c: 2 * c.hidden_dim**2),
     ("one layer: k_proj, v_proj", "2 of D x K E", lambda c: 2 * c.hidden_dim * c.kv_dim),
     ("one layer: gate, up, down", "3 of D x D_ff", lambda c: 3 * c.hidden_dim * c.intermediate_dim),
-    ("L layers", "", lambda c: c.n_layers * _layer(c)),
+    ("L layers", "", lambda c: c.n_layers * sum(count(c) for _, _, count in PARAMETERS[1:5])),
     ("norm", "D", lambda c: c.hidden_dim),
     ("lm_head", "D x V, not tied to the embedding", lambda c: c.hidden_dim * c.vocab_size),
 )
+
+
+def parameters() -> str:
+    """By tensor, with grouped-query and with multi-head attention."""
+    configs = [workload.config for workload in BOTH]
+    rows = [[tensor, shape, *(f"{count(config):,}" for config in configs)] for tensor, shape, count in PARAMETERS]
+    totals = [sum(count(c) for name, _, count in PARAMETERS if not name.startswith("one layer")) for c in configs]
+    if totals != [config.parameter_count() for config in configs]:
+        raise ValueError(f"the table adds up to {totals}, which is not what the models have")
+    rows.append(["**total**", "", *(f"**{total:,}**" for total in totals)])
+    rows.append(["in float32", "4 bytes each", *(f"{4 * total / MB:,.2f} MB" for total in totals)])
+    return table(["tensor", "shape", *(f"{config.n_kv_heads} kv heads" for config in configs)], rows, left=2)
+
 
 FLOPS = {  # of one layer, or of the head
     "attention.q_proj": "2 B S D D",
@@ -158,29 +146,27 @@ FLOPS = {  # of one layer, or of the head
 
 
 def flops() -> str:
-    """Of a forward pass, by matrix multiplication, with grouped-query heads and with full ones."""
+    """Of a forward pass, by matrix multiplication, with grouped-query and with multi-head attention."""
     ours, full = (workload.forward_flops_by_component() for workload in BOTH)
     total, full_total = sum(ours.values()), sum(full.values())
-    rows = []
-
-    def add(title: str, formula: str, names: list[str], layers: int) -> None:
-        count, full_count = (sum(some[name] for name in names) for some in (ours, full))
-        cells = [f"{count // layers:,}", f"{count:,}", f"{count / total:.1%}", f"{full_count:,}"]
-        rows.append([title, formula, *cells])
-
-    for name, formula in FLOPS.items():
-        add(name, formula, [name], 1 if name == "lm_head" else DEFAULT.config.n_layers)
+    layers = DEFAULT.config.n_layers
+    parts = [(name, formula, [name], 1 if name == "lm_head" else layers) for name, formula in FLOPS.items()]
     for part in ("attention", "mlp"):
-        add(f"*sum of {part}*", "", [name for name in FLOPS if name.startswith(part)], DEFAULT.config.n_layers)
+        parts.append((f"*sum of {part}*", "", [name for name in FLOPS if name.startswith(part)], layers))
+    rows = []
+    for title, formula, names, repeats in parts:
+        count, full_count = (sum(some[name] for name in names) for some in (ours, full))
+        cells = [f"{count // repeats:,}", f"{count:,}", f"{count / total:.1%}", f"{full_count:,}"]
+        rows.append([title, formula, *cells])
     rows.append(["**forward pass**", "", "", f"**{total:,}**", "100.0%", f"**{full_total:,}**"])
     step = f"**{3 * total:,}**", "", f"**{3 * full_total:,}**"
     rows.append(["**step**, forward and backward", "3 x forward", "", *step])
-    titles = ["matrix multiplication", "FLOPs", "one layer", "all layers", "share", FULL_HEADS_TITLE]
+    titles = ["matrix multiplication", "FLOPs", "one layer", "all layers", "share", MULTI_HEAD_TITLE]
     return table(titles, rows, left=2)
 
 
 def elementwise_flops() -> str:
-    """How little SiLU and its multiplication add."""
+    """SiLU and its multiplication, relative to the matrix multiplications of a layer."""
     elements = DEFAULT.batch_size * DEFAULT.seq_len * DEFAULT.config.intermediate_dim
     layer = sum(DEFAULT.forward_flops_per_layer().values())
     return (
@@ -190,23 +176,22 @@ def elementwise_flops() -> str:
 
 
 def kept_for_backward() -> str:
-    """What the forward pass keeps for the backward pass, with grouped-query heads and with full ones."""
+    """What the forward pass keeps for the backward pass, with grouped-query and with multi-head attention."""
     ours, full = (workload.kept_for_backward() for workload in BOTH)
-    found = {name: (*parts, sum(full[name])) for name, parts in sorted(ours.items(), key=lambda row: -sum(row[1]))}
-    rows = [[name, *(f"{size / MB:.2f}" for size in sizes_of)] for name, sizes_of in found.items()]
-    sums = map(sum, zip(*found.values(), strict=True))
-    rows.append(["**all**", *(f"**{size / MB:.2f}**" for size in sums)])
-    return table(["part", "linear in S, MB", "quadratic, MB", f"{FULL_HEADS_TITLE}, MB"], rows)
+    kept = {name: [*ours[name], sum(full[name])] for name in sorted(ours, key=lambda name: -sum(ours[name]))}
+    rows = [[name, *(f"{size / MB:.2f}" for size in row)] for name, row in kept.items()]
+    rows.append(["**total**", *(f"**{sum(column) / MB:.2f}**" for column in zip(*kept.values(), strict=True))])
+    return table(["part", "linear in S, MB", "quadratic, MB", f"{MULTI_HEAD_TITLE}, MB"], rows)
 
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")
 
 
 def memory_peak() -> str:
-    """The predicted peak of a step by category, for three sizes, on a CPU."""
+    """The predicted peak of a step on a CPU, by category."""
     rows = []
     for name in ("tiny", "small", "medium"):
-        workload = of_size(name)
+        workload = workload_of(size=name)
         memory = predicted_memory(workload, on_gpu=False).document()
         peak, parts = memory["peak_bytes"], memory["peak"]["bytes_by_category"]
         cells = [f"{size / MB:,.1f}" for size in (*(parts[category] for category in CATEGORIES), peak)]
@@ -223,25 +208,25 @@ def _one_more_layer(*columns: str):
 
 
 def layer_operators() -> str:
-    """The same by class and phase."""
+    """The operators of one more layer, by class and phase."""
     phases = ["forward", "backward", "optimizer"]
     more = _one_more_layer("class", "phase").unstack(fill_value=0)[phases]
     more["step"] = more.sum(axis=1)
     more = more[more["step"] > 0].sort_values("step", ascending=False, kind="stable")
-    rows = [[name, *(f"{value}" for value in values)] for name, values in zip(more.index, more.to_numpy(), strict=True)]
-    rows.append(["**all**", *(f"**{value}**" for value in more.sum())])
+    rows = [[name, *map(str, counts)] for name, *counts in more.itertuples()]
+    rows.append(["**total**", *(f"**{count}**" for count in more.sum())])
     return table(["class of operators", *phases, "step"], rows)
 
 
 def layer_forward_operators() -> str:
-    """The names behind the forward column."""
+    """The names of the operators in the forward column."""
     more = _one_more_layer("phase", "operator")["forward"]
     more = more[more > 0].sort_values(ascending=False, kind="stable")
     return ", ".join(f"{count} `{name}`" for name, count in more.items())
 
 
 def flags() -> str:
-    """Every flag of the script, as its parser has it."""
+    """Every flag of the script, from its parser."""
     rows = []
     for action in build_parser()._actions[1:]:  # without --help
         title = ", ".join(f"`{name}`" for name in action.option_strings)
@@ -251,34 +236,31 @@ def flags() -> str:
     return table(["flag", "meaning", "default"], rows, left=3)
 
 
-# ---- Measured on a named machine --------------------------------------------------------------------------------
+# ---- Measured on a named machine -------------------------------------------------------------------------------------
 
 
 def measured(number: int) -> str:
-    """Every field of an exercise's worksheet as the machine of the stored results filled it, with the evidence."""
+    """Every field of an exercise's worksheet as filled in on the machine of the stored results, with the evidence."""
     path = RESULTS / f"exercise_{number}.json"
     document = read_document(path)
     rows = []
     for field in fields(worksheet(exercises()[number].text)):
         answer = Answer(*(document["answers"][field.id][name] for name in ("value", "evidence")))
-        value = answer.shown
-        if isinstance(answer.value, bool):
-            value = "yes" if answer.value else "no"
+        value = {True: "yes", False: "no"}[answer.value] if isinstance(answer.value, bool) else answer.shown
         unit = field.unit if field.is_number and answer.value is not None else ""
-        rows.append([field.id, field.what, f"{value} {unit}".strip(), answer.evidence])
+        rows.append([field.id, field.label, f"{value} {unit}".strip(), answer.evidence])
     about = f"{machine(document['environment'])}, `python3 run_exercise.py {number}`."
     link = Path("..") / path.relative_to(PROJECT)
     return f"{about} [The file]({link}).\n\n" + table(["#", "quantity", "value", "source"], rows, left=4)
 
 
 def run_provenance() -> str:
-    """Where run_output() comes from."""
+    """Machine, versions, date and command of run_output()."""
     return f"{machine(read_document(RESULTS / 'run_baseline.json')['environment'])}, `./run_baseline.sh`."
 
 
 def run_output(beginning: str | None = None, lines: int | None = None) -> str:
-    """What run_baseline.sh printed there, the steps in the middle left out: from the line after `beginning` on, so many
-    lines."""
+    """What run_baseline.sh printed, without most steps: `lines` lines (None: all) after the line `beginning`."""
     printed = (RESULTS / "run_baseline.log").read_text().splitlines()
     steps = [i for i, line in enumerate(printed) if line.startswith("Step ")]
     start = printed.index(beginning) + 1 if beginning else 0

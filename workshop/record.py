@@ -1,4 +1,4 @@
-"""Store what the texts quote of a machine: results in benchmarks/results/NAME, figures in exercises/pictures.
+"""Store the results of a machine that the documentation quotes: benchmarks/results/NAME, and exercises/pictures.
 
 python3 run_exercise.py all --output-dir FOLDER
 (cd FOLDER && ../run_baseline.sh)
@@ -21,11 +21,11 @@ def main() -> None:
     from harness.command_line import OneLineParser
     from harness.console import say
     from harness.errors import UserError
-    from workshop.texts import PROJECT, exercises
+    from workshop.pages import PROJECT, exercises
 
     parser = OneLineParser(prog="python3 -m workshop.record", description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of `run_exercise.py all`, where ./run_baseline.sh was run too")
-    parser.add_argument("name", help="of the machine, as cpu-intel-xeon-2-threads")
+    parser.add_argument("folder", type=Path, help="where `run_exercise.py all` and ./run_baseline.sh wrote")
+    parser.add_argument("name", help="of the machine, such as cpu-intel-xeon-2-threads")
     args = parser.parse_args()
     results, pictures = PROJECT / "benchmarks" / "results" / args.name, PROJECT / "exercises" / "pictures"
     targets = {f"exercise_{number}/answers.json": results / f"exercise_{number}.json" for number in exercises()}

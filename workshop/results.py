@@ -1,4 +1,4 @@
-"""What the commands of an exercise have left in a folder, and answers with their evidence."""
+"""The result folders of an exercise, and answers with the evidence for them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.units import MB
-from workshop.texts import Exercise, exercises
+from workshop.pages import Exercise, exercises
 
-TOLERANCE = 0.02  # of a number that was read from a screen
-PERCENT = 0.01  # as a scale: of a share
+TOLERANCE = 0.02  # relative, of a number that was read from a screen
+PERCENT = 0.01  # the scale of a share
 UNITS = {MB: " in MB", 2**10: " in KB"}  # by scale
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What belongs in a field, and where it was read or how it was computed.  None where this machine cannot tell."""
+    """What belongs in a field, and where it was read or how it was computed.  None: unknown on this machine."""
 
     value: float | int | str | bool | None
-    text: str  # name of the figure, or the computation; the reason where there is no value
-    file: str = ""  # below the results folder
+    text: str  # the path in the document, or the computation; the reason if there is no value
+    file: str = ""  # relative to the results folder
     place: str = ""  # in the file, such as the row of a sweep
-    is_read: bool = False  # as it is in the file
-    tolerance: float = TOLERANCE  # relative; what is computed from rounded readings can be further off
+    is_read: bool = False  # taken from the file, not computed
+    tolerance: float = TOLERANCE  # relative; larger for what is computed from rounded readings
 
     @property
     def evidence(self) -> str:
@@ -35,16 +35,16 @@ class Answer:
 
     @property
     def shown(self) -> str:
-        """As it stands in the field."""
+        """As written into the field."""
         if self.value is None:
-            return "not given here"
+            return "unknown"
         if isinstance(self.value, bool):
             return "x" if self.value else " "
         return significant(self.value) if isinstance(self.value, int | float) else self.value
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """A number for a person: thousands separated, four significant digits, integers in full."""
+    """A number with thousands separators and four significant digits; integers in full."""
     if isinstance(value, int) or value == 0:
         return f"{value:,}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -54,32 +54,24 @@ def significant(value: float, digits: int = 4) -> str:
 # ---- Answers from answers -----------------------------------------------------------------------------------------
 
 
-def derived(work: Callable, *parts: Answer, sign: str = "; ") -> Answer:
-    """work(*values) of other answers, with their evidence; the first unknown one where one is unknown."""
+def derived(compute: Callable, *parts: Answer, sign: str = "; ") -> Answer:
+    """compute(*values) of other answers, with their evidence.  If one of them is unknown, so is the result."""
     for part in parts:
         if part.value is None:
             return part
-    # What they have in common is said once.
-    file, place = parts[0].file, parts[0].place
-    if any(part.file != file for part in parts):
-        file = place = ""
-    elif any(part.place != place for part in parts):
-        place = ""
+    # A file or place that all of them share is named once.
+    file = parts[0].file if len({part.file for part in parts}) == 1 else ""
+    place = parts[0].place if file and len({part.place for part in parts}) == 1 else ""
     texts = []
     for part in parts:
         named = replace(part, file="" if file else part.file, place="" if place else part.place).evidence
         texts.append(f"{named}{' ' if part.is_read else ' = '}{part.shown}")
-    return Answer(work(*(part.value for part in parts)), sign.join(texts), file, place)
+    return Answer(compute(*(part.value for part in parts)), sign.join(texts), file, place)
 
 
-def numbered(ids: str, found: Iterable[Answer]) -> dict[str, Answer]:
-    """Answers that are made alike, in the order of these ids."""
-    return dict(zip(ids.split(), found, strict=True))
-
-
-def check_rule(rule: Callable[..., bool], *parts: Answer) -> Answer:
-    """Whether the rule is met by the values of other answers."""
-    return derived(rule, *parts)
+def numbered(ids: str, answers: Iterable[Answer]) -> dict[str, Answer]:
+    """Answers by id, in order."""
+    return dict(zip(ids.split(), answers, strict=True))
 
 
 def ratio(over: Answer, under: Answer) -> Answer:
@@ -115,14 +107,13 @@ class Source:
         return Answer(value, text, self.name, self.place)
 
     def answer(self, path: str, scale: float = 1.0) -> Answer:
-        """The value at a dotted path, divided by the scale; the reason where it is null."""
+        """The value at a dotted path, divided by the scale; if it is null, the reason."""
         value = self[path]
         if value is None:
             parent, _, name = path.rpartition(".")
             reasons = self[parent] if parent else self.document
             return self.computed(None, f"{path}: {reasons.get(f'{name}_reason', 'not recorded')}")
-        if scale != 1.0:
-            value = value / scale
+        value = value if scale == 1.0 else value / scale
         return replace(self.computed(value, path + UNITS.get(scale, "")), is_read=True)
 
     def row(self, where: str = "rows", **key) -> Source:
@@ -135,16 +126,16 @@ class Source:
 
 
 class Results:
-    """The result folders of one exercise, below a folder."""
+    """The result folders of an exercise, all in one folder."""
 
     def __init__(self, folder: Path, exercise: Exercise):
         self.folder, self.exercise = folder, exercise
         self.environment: dict | None = None  # of the first document that has one
 
     def read(self, pattern: str, file: str, **expected) -> Source:
-        """The newest folder of the pattern with such a file, which must have the settings that are expected.
+        """The newest file of this name in a folder that matches the pattern; it must have the expected settings.
 
-        Raises UserError that says which command writes what is missing, or what was found instead.
+        Raises UserError, which names the command that writes a missing file, or the settings found instead.
         """
         found = [path for path in self.folder.glob(f"{pattern}/{file}") if path.is_file()]
         if not found:
@@ -171,14 +162,14 @@ class Results:
         return source
 
     def has(self, folder: str, file: str = "performance_summary.json") -> bool:
-        """Whether there is such a file, of a run that was completed; for what not every machine can run."""
+        """Whether there is such a file, of a completed run; for commands that not every machine can run."""
         document = read_document(self.folder / folder / file)
         return document is not None and document.get("status", "completed") == "completed"
 
     def writer_of(self, pattern: str) -> str:
-        """Which command writes it, and whose results are in the folder instead."""
-        launcher = next((command for prefix, command in LAUNCHERS.items() if pattern.startswith(prefix)), pattern)
-        line = self.exercise.line_of(launcher)
+        """Which command writes such folders, and which exercise the folder has results of instead."""
+        chosen_by_launcher = pattern.startswith("performance_results")
+        line = self.exercise.line_of("launch_performance_study.sh" if chosen_by_launcher else pattern)
         present = [number for number in exercises() if any(self.folder.glob(f"exercise{number}_*/"))]
         foreign = [] if self.exercise.number in present else present
         hint = f"; {self.folder} has results of exercise {foreign[0]}" if foreign else ""
@@ -187,7 +178,7 @@ class Results:
 
 
 def machine(environment: dict) -> str:
-    """What a figure was measured on, and when."""
+    """The device, the versions and the date of a measurement."""
     threads = environment["cpu"]["torch_threads"]
     parts = [
         environment["device"]["name"],
@@ -199,11 +190,8 @@ def machine(environment: dict) -> str:
     return ", ".join(parts)
 
 
-LAUNCHERS = {"performance_results": "launch_performance_study.sh"}  # by the result folders that they name themselves
-
-
 def settings_of(document: dict) -> dict:
-    """The settings that a document was measured or predicted with: of a run, of a sweep or of a benchmark."""
+    """The settings of a run, a prediction, a sweep or a benchmark."""
     sections = document.get("config", document)
     settings = {name: document[name] for name in ("size", "batch_size", "device_memory_mb") if name in document}
     for name in ("settings", "training", "profiling", "model"):

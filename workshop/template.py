@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from workshop.answers.shared import ANALYSIS, component, opportunity
+from workshop.answers.shared import ANALYSIS, components, opportunities
 from workshop.results import Answer, Results, numbered
 
 
 def template_answers(results: Results, run: str, trace: str, flops: str | None = None) -> dict[str, Answer]:
-    """R.1 to R.19.  run, trace, flops: folders of the exercise with the run, its trace's analysis, its FLOPs."""
+    """R.1 to R.19.  run, trace, flops: the exercise's folders with the run, the analysis of its trace, its FLOPs."""
     summary, analysis = results.run(run), results.read(trace, ANALYSIS)
     mfu = Answer(None, "not measured in this exercise")
     if flops:
@@ -26,6 +26,6 @@ def template_answers(results: Results, run: str, trace: str, flops: str | None =
         "R.11": summary.answer("memory.peak_mb"),
         "R.12": summary.answer("performance.achieved_tflops"),
         "R.13": mfu,
-        **numbered("R.14 R.15 R.16", (component(analysis, i) for i in range(3))),
-        **numbered("R.17 R.18 R.19", (opportunity(analysis, i) for i in range(3))),
+        **numbered("R.14 R.15 R.16", components(analysis)),
+        **numbered("R.17 R.18 R.19", opportunities(analysis)),
     }

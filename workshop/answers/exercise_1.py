@@ -1,10 +1,11 @@
-"""Baseline analysis: a clean run, a profiled one, what differs."""
+"""Baseline analysis: a run without a profiler, one with it, and the difference."""
 
 from harness.units import MB
 from workshop.answers import shared
-from workshop.results import Answer, Results, Source, check_rule, derived, numbered, percent, ratio
+from workshop.results import Answer, Results, Source, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "exercise1_baseline", "trace": "exercise1_profiles"}
+PROFILED = TEMPLATE["trace"]
 SETTINGS = {"batch_size": 8, "seq_len": 128, "num_steps": 20}
 
 
@@ -30,39 +31,33 @@ def answers(results: Results) -> dict[str, Answer]:
         "1.9": backward_ratio,
         "1.10": derived(lambda a, b: 100 * abs(a - b) / min(a, b), *medians),
         **trace_answers(results, results.read(PROFILED, shared.ANALYSIS)),
-        "1.26": check_rule(lambda first, median: first > 1.5 * median, first, median),
-        "1.27": check_rule(lambda value: 1.5 <= value <= 2.5, backward_ratio),
+        "1.26": derived(lambda first, median: first > 1.5 * median, first, median),
+        "1.27": derived(lambda value: 1.5 <= value <= 2.5, backward_ratio),
         "1.31": profiled.computed(loss_difference == 0, f"steps.loss, compared with {run.name}: {loss_difference:.1e}"),
     }
-
-
-PROFILED = "exercise1_profiles"
 
 
 def trace_answers(results: Results, trace: Source) -> dict[str, Answer]:
     file = min((results.folder / PROFILED).glob("trace_step_*.pt.trace.json*"))
     matmuls = shared.class_share(trace, shared.MATMUL)
     attention, mlp = (shared.component_share(trace, prefix) for prefix in ("attention.", "mlp."))
+    matmul_calls, calls = shared.calls(trace, *shared.MATMULS), shared.calls(trace)
     problems = trace["integrity.problems"]
     return {
         "1.11": Answer(file.stat().st_size / MB, file.name, PROFILED),
         "1.12": trace.answer("integrity.profiler_overhead.profiled_median_ms"),
         "1.13": trace.answer("integrity.profiler_overhead.unprofiled_median_ms"),
         "1.14": trace.answer("integrity.profiler_overhead.ratio"),
-        **numbered("1.15 1.16 1.17", (shared.operator(trace, i) for i in range(3))),
+        **numbered("1.15 1.16 1.17", shared.operators(trace)),
         "1.18": matmuls,
         "1.19": attention,
         "1.20": mlp,
-        "1.21": shared.calls(trace),
+        "1.21": calls,
         "1.22": shared.kernel_launches(trace),
         "1.23": shared.verdict(trace),
-        "1.24": shared.opportunity(trace, 0),
-        "1.25": check_rule(lambda share: share > 50, matmuls),
-        "1.28": check_rule(lambda attention, mlp: attention > mlp, attention, mlp),
-        "1.29": check_rule(
-            lambda matmuls, all_calls: matmuls < 0.25 * all_calls,
-            shared.calls(trace, shared.MATMULS),
-            shared.calls(trace),
-        ),
+        "1.24": shared.opportunities(trace)[0],
+        "1.25": derived(lambda share: share > 50, matmuls),
+        "1.28": derived(lambda attention, mlp: attention > mlp, attention, mlp),
+        "1.29": derived(lambda matmuls, calls: matmuls < 0.25 * calls, matmul_calls, calls),
         "1.30": trace.computed(not problems, f"integrity.problems: {'; '.join(problems) or 'none'}"),
     }

@@ -1,7 +1,7 @@
-"""Memory: predicted, measured, how it grows, what would reduce it; and the bytes that a step moves."""
+"""Memory: predicted, measured, its growth, what would reduce it; bytes moved by a step."""
 
 from harness.units import MB
-from workshop.results import Answer, Results, Source, check_rule, percent, ratio
+from workshop.results import Answer, Results, Source, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "memory_hotspots", "trace": "memory_hotspots"}
 SHAPE = {"batch_size": 8, "seq_len": 128}
@@ -28,7 +28,7 @@ def measured(memory: Source) -> dict[str, Answer]:
     )
     kept = sum(row["bytes"] for row in memory["kept_for_backward"])
     quadratic = sum(row["quadratic_bytes"] for row in memory["predicted.kept_for_backward"])
-    total = memory["timeline.total_bytes"]
+    before, *_, after = memory["timeline.total_bytes"]
     return {
         "2.2": peak,
         "2.3": percent(activations, peak),
@@ -40,12 +40,12 @@ def measured(memory: Source) -> dict[str, Answer]:
         "2.9": memory.answer("largest_tensor.bytes", MB),
         "2.10": memory.computed(kept / MB, "kept_for_backward, sum"),
         "2.11": memory.computed(quadratic / MB, "predicted.kept_for_backward, quadratic"),
-        "2.36": check_rule(lambda error: abs(error) <= 1, memory.answer("predicted.error_percent")),
-        "2.37": check_rule(lambda phase: phase == "backward", phase),
+        "2.36": derived(lambda error: abs(error) <= 1, memory.answer("predicted.error_percent")),
+        "2.37": derived(lambda phase: phase == "backward", phase),
         "2.40": memory.computed(
-            abs(total[-1] / total[0] - 1) < 1e-3, f"timeline.total_bytes: {total[0]:,} before, {total[-1]:,} after"
+            abs(after / before - 1) < 1e-3, f"timeline.total_bytes: {before:,} before, {after:,} after"
         ),
-        "2.41": check_rule(lambda two: abs(two - 2) < 0.01, ratio(optimizer, parameters)),
+        "2.41": derived(lambda two: abs(two - 2) < 0.01, ratio(optimizer, parameters)),
     }
 
 
@@ -62,12 +62,9 @@ def growth(study: Source) -> dict[str, Answer]:
         {tuple(row["from"].values()): row["memory_factor"] for row in study["factors"] if row["grows"] == grows}
         for grows in ("batch", "sequence")
     )
-    both = {shape: (by_sequence[shape], by_batch[shape]) for shape in sorted(by_batch.keys() & by_sequence.keys())}
+    both = [(by_sequence[shape], by_batch[shape]) for shape in sorted(by_batch.keys() & by_sequence.keys())]
     return {
-        "2.13": peak(2, 128),
-        "2.14": peak(4, 128),
-        "2.15": peak(8, 64),
-        "2.16": peak(8, 256),
+        **numbered("2.13 2.14 2.15 2.16", map(peak, (2, 4, 8, 8), (128, 128, 64, 256))),
         "2.17": factor("memory_factor", (4, 128), (8, 128)),
         "2.18": factor("memory_factor", (8, 128), (8, 256)),
         "2.19": factor("throughput_factor", (4, 128), (8, 128)),
@@ -76,9 +73,9 @@ def growth(study: Source) -> dict[str, Answer]:
         "2.22": study.answer("fit.largest_error_percent"),
         "2.38": study.computed(max(by_batch.values()) < 2, f"factors: at most {max(by_batch.values()):.2f}x"),
         "2.39": study.computed(
-            all(sequence >= batch for sequence, batch in both.values()),
+            all(sequence >= batch for sequence, batch in both),
             f"factors, by sequence and by batch, from {len(both)} shapes: "
-            + ", ".join(f"{sequence:.2f}x {batch:.2f}x" for sequence, batch in both.values()),
+            + ", ".join(f"{sequence:.2f}x {batch:.2f}x" for sequence, batch in both),
         ),
     }
 
@@ -96,9 +93,7 @@ def savings(results: Results) -> dict[str, Answer]:
     shown = ", ".join(f"{name} {answer.value:.1f}" for name, answer in saving.items())
     return {
         "2.23": default,
-        "2.24": saving["fused attention"],
-        "2.25": saving["checkpointing"],
-        "2.26": saving["bf16"],
+        **numbered("2.24 2.25 2.26", saving.values()),
         "2.27": Answer(min(saving, key=lambda name: saving[name].value), f"2.24 to 2.26: {shown} MB"),
     }
 

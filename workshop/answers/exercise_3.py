@@ -1,7 +1,7 @@
-"""Bottlenecks: two sizes measured, two predicted, one size in depth; and the plan that follows."""
+"""Bottlenecks: two sizes measured, two predicted, one size in depth; the plan."""
 
 from workshop.answers import shared
-from workshop.results import PERCENT, Answer, Results, Source, check_rule, derived, numbered, percent, ratio
+from workshop.results import PERCENT, Answer, Results, Source, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "exercise3_flops", "trace": "exercise3_flops", "flops": "exercise3_flops"}
 
@@ -26,7 +26,7 @@ def sizes(results: Results) -> dict[str, Answer]:
         "3.7": ratio(small.answer(parameters), tiny.answer(parameters)),
         "3.8": ratio(small.answer(flops), tiny.answer(flops)),
         "3.9": ratio(small_step, tiny_step),
-        "3.36": check_rule(lambda small, tiny: small > tiny, small_rate, tiny_rate),
+        "3.36": derived(lambda small, tiny: small > tiny, small_rate, tiny_rate),
     }
 
 
@@ -49,7 +49,7 @@ def predicted(results: Results) -> dict[str, Answer]:
 
 def fits(prediction: Source) -> Answer:
     needed, available = (prediction.answer(name) for name in ("peak_memory_mb", "device_memory_mb"))
-    return check_rule(lambda needed, available: needed <= available, needed, available)
+    return derived(lambda needed, available: needed <= available, needed, available)
 
 
 def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
@@ -61,7 +61,8 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
     attention_flops, mlp_flops = (
         shared.component_share(flops, part, "flops_analysis.by_component") for part in ("attention", "mlp")
     )
-    counts = flops["flops_analysis.reconciliation.rows"]
+    counters = flops["flops_analysis.reconciliation.rows"]
+    counts = ", ".join(f"{row['counter']} {row['forward_flops']:,}" for row in counters)
     return {
         "3.15": flops.answer("flops_analysis.step_flops"),
         "3.16": flops.answer("performance_metrics.flops_per_sec", 1e12),
@@ -78,20 +79,17 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
         "3.27": mlp_flops,
         "3.28": shared.verdict(trace),
         "3.37": flops.computed(
-            flops["flops_analysis.reconciliation.agree"],
-            "flops_analysis.reconciliation: "
-            + ", ".join(f"{row['counter']} {row['forward_flops']:,}" for row in counts),
+            flops["flops_analysis.reconciliation.agree"], f"flops_analysis.reconciliation: {counts}"
         ),
-        "3.38": check_rule(lambda mlp, attention: mlp > attention, mlp_flops, attention_flops),
-        "3.39": check_rule(lambda mlp, attention: mlp > attention, mlp_time, attention_time),
+        "3.38": derived(lambda mlp, attention: mlp > attention, mlp_flops, attention_flops),
+        "3.39": derived(lambda mlp, attention: mlp > attention, mlp_time, attention_time),
     }
 
 
 def plan(trace: Source) -> dict[str, Answer]:
     return {
-        **numbered("3.29 3.31 3.33", (shared.opportunity(trace, i) for i in range(3))),
-        **numbered("3.30 3.32 3.34", (shared.opportunity_bound(trace, i) for i in range(3))),
-        "3.35": derived(
-            lambda percent: 1 / (1 - percent / 200), shared.class_share(trace, shared.MATMUL)
-        ),  # 1 / (1 - p + p / 2)
+        **numbered("3.29 3.31 3.33", shared.opportunities(trace)),
+        **numbered("3.30 3.32 3.34", shared.opportunities(trace, "speedup_bound")),
+        # 1 / (1 - p + p / 2)
+        "3.35": derived(lambda percent: 1 / (1 - percent / 200), shared.class_share(trace, shared.MATMUL)),
     }

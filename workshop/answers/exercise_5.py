@@ -1,8 +1,8 @@
-"""Training benchmark: phases over sizes, what warm-up does, peaks by length, whether a large model fits."""
+"""Training benchmark: phases by size, the effect of warm-up, peaks by sequence length, whether a large model fits."""
 
 from harness.units import MB
 from tiny_llama_v1 import SIZES
-from workshop.results import Answer, Results, Source, check_rule, numbered, ratio
+from workshop.results import Answer, Results, Source, derived, numbered, ratio
 
 FILE = "training_benchmark.json"
 WARMUPS = [0, 1, 2, 5]
@@ -38,9 +38,9 @@ def phases(training: Source) -> dict[str, Answer]:
         "5.6": backward_ratio,
         "5.7": parameters,
         "5.8": step_growth,
-        "5.25": check_rule(lambda value: 1.5 <= value <= 2.5, backward_ratio),
-        "5.26": check_rule(lambda train, forward: train > forward, forward, alone),
-        "5.27": check_rule(lambda step, parameters: step < parameters, step_growth, parameters),
+        "5.25": derived(lambda value: 1.5 <= value <= 2.5, backward_ratio),
+        "5.26": derived(lambda train, forward: train > forward, forward, alone),
+        "5.27": derived(lambda step, parameters: step < parameters, step_growth, parameters),
     }
 
 
@@ -54,13 +54,13 @@ def warm_up(training: Source) -> dict[str, Answer]:
         **numbered("5.10 5.11 5.12 5.13", spreads),
         "5.14": means,
         "5.15": medians,
-        "5.28": check_rule(lambda cold, *warm: cold >= max(warm), *spreads),
-        "5.29": check_rule(lambda median, mean: abs(median - 1) < abs(mean - 1), medians, means),
+        "5.28": derived(lambda cold, *warm: cold >= max(warm), *spreads),
+        "5.29": derived(lambda median, mean: abs(median - 1) < abs(mean - 1), medians, means),
     }
 
 
 def peaks(lengths: Source) -> dict[str, Answer]:
-    """Predicted, so that every row has one, whether it would fit or not."""
+    """Predicted peaks: every row has one, whether it would fit or not."""
 
     def peak(mode: str, seq_len: int) -> Answer:
         return lengths.row(mode=mode, seq_len=seq_len).answer("predicted_peak_bytes", MB)
@@ -71,7 +71,7 @@ def peaks(lengths: Source) -> dict[str, Answer]:
         "5.17": peak("forward", 512),
         "5.18": steps[0],
         "5.19": steps[2],
-        "5.30": check_rule(lambda short, middle, long: long - middle > 2 * (middle - short), *steps),
+        "5.30": derived(lambda short, middle, long: long - middle > 2 * (middle - short), *steps),
     }
 
 
@@ -86,6 +86,6 @@ def fitting(large: Source, fused: Source) -> dict[str, Answer]:
         "5.21": on_paper,
         "5.22": peak,
         "5.23": fused.row(size="large").answer("predicted_peak_bytes", MB),
-        "5.31": check_rule(lambda needed, available: needed <= available, on_paper, available),
-        "5.32": check_rule(lambda needed, available: needed <= available, peak, available),
+        "5.31": derived(lambda needed, available: needed <= available, on_paper, available),
+        "5.32": derived(lambda needed, available: needed <= available, peak, available),
     }

@@ -1,8 +1,8 @@
-"""Attention alone: time, memory and their growth by implementation, and the row that does not fit."""
+"""Attention: time, memory and their growth by implementation, and the configuration that does not fit."""
 
 from harness.units import MB
 from studies.sweep import exponent
-from workshop.results import Answer, Results, Source, check_rule, derived, numbered, ratio
+from workshop.results import Answer, Results, Source, derived, numbered, ratio
 
 FILE = "attention_benchmark.json"
 SETTINGS = {"dtypes": ["fp32"], "d_heads": [64], "batch_size": 8, "causal": False}
@@ -24,20 +24,19 @@ def answers(results: Results) -> dict[str, Answer]:
         "6.18": backends(results),
         **smallest_that_does_not_fit(predicted),
         "6.24": long_exponent,
-        "6.29": check_rule(lambda long, short: long > short, long_exponent, short_exponent),
+        "6.29": derived(lambda long, short: long > short, long_exponent, short_exponent),
     }
 
 
 def fused_row(source: Source, seq_len: int) -> Source:
-    """That of the first fused kernel that takes these inputs on this device; the first one, with its reason, if none
-    does."""
+    """The row of the first fused kernel that accepts these inputs; if none does, the first, which has the reason."""
     tried = {row["implementation"] for row in source["rows"]}
     rows = [source.row(implementation=name, seq_len=seq_len) for name in FUSED if name in tried]
     return next((row for row in rows if row["predicted_memory_bytes"] is not None), rows[0])
 
 
 def matrix_bytes(row: Source) -> int:
-    """One S x S matrix for each head and sample, in fp32."""
+    """An S x S matrix for each head and sample, in fp32."""
     return 4 * row["batch_size"] * row["n_heads"] * row["seq_len"] ** 2
 
 
@@ -57,12 +56,12 @@ def costs(attention: Source) -> dict[str, Answer]:
         "6.11": Answer(matrix_bytes(eager) / MB, one_matrix),
         "6.12": matrices_kept(manual),
         "6.13": matrices_kept(eager),
-        "6.25": check_rule(lambda manual, eager, fused: fused < min(manual, eager), *forward),
-        "6.26": check_rule(
+        "6.25": derived(lambda manual, eager, fused: fused < min(manual, eager), *forward),
+        "6.26": derived(
             lambda fused, eager: fused > eager, ratio(backward[2], forward[2]), ratio(backward[1], forward[1])
         ),
         "6.27": as_predicted(attention),
-        "6.28": check_rule(lambda math, eager: math >= eager, math.answer("memory_bytes", MB), memory[1]),
+        "6.28": derived(lambda math, eager: math >= eager, math.answer("memory_bytes", MB), memory[1]),
     }
 
 
@@ -82,7 +81,7 @@ def as_predicted(attention: Source) -> Answer:
 
 
 def growth(attention: Source, implementation: str, name: str) -> Answer:
-    """An exponent of the last table, which has no row for what was measured at fewer than two lengths."""
+    """An exponent of the growth table, which has no row for what was measured at fewer than two lengths."""
     if implementation not in {row["implementation"] for row in attention["growth"]}:
         return attention.computed(None, f"growth: {implementation} was measured at fewer than two lengths")
     return attention.row("growth", implementation=implementation).answer(name)
@@ -124,6 +123,6 @@ def smallest_that_does_not_fit(predicted: Source) -> dict[str, Answer]:
         "6.22": row.answer("predicted_peak_bytes", MB),
         "6.23": fused_row(predicted, seq_len).answer("predicted_peak_bytes", MB),
         "6.30": row.computed(2 * matrix_bytes(row) >= available, two),
-        "6.31": check_rule(lambda compiled, eager: compiled >= 0.99 * eager, compiled, eager),
-        "6.32": check_rule(lambda peak: peak * MB <= available, longest),
+        "6.31": derived(lambda compiled, eager: compiled >= 0.99 * eager, compiled, eager),
+        "6.32": derived(lambda peak: peak * MB <= available, longest),
     }

@@ -1,8 +1,8 @@
-"""Mixed precision: data types under autocast, range, sums, what a step costs and saves."""
+"""Mixed precision: data types under autocast, range, sums, time and memory of a step."""
 
 from harness.units import MB
 from tiny_llama_v1 import TinyLlamaConfig
-from workshop.results import PERCENT, Answer, Results, Source, check_rule, ratio
+from workshop.results import PERCENT, Answer, Results, Source, derived, ratio
 
 FILE = "precision_study.json"
 SETTINGS = {"size": "tiny", "seq_len": 64, "batch_size": 2, "repetitions": 3}
@@ -29,9 +29,9 @@ def answers(results: Results) -> dict[str, Answer]:
         "7.22": large_peak_ratio,
         "7.23": on_gpu(results, study, "gpt2-small"),
         "7.24": on_gpu(results, study, "gpt2-medium"),
-        "7.29": check_rule(lambda ratio: ratio > 1, step_ratio),
-        "7.30": check_rule(lambda ratio: ratio > 1, peak_ratio),
-        "7.31": check_rule(lambda ratio: 0.5 < ratio < 1, large_peak_ratio),
+        "7.29": derived(lambda ratio: ratio > 1, step_ratio),
+        "7.30": derived(lambda ratio: ratio > 1, peak_ratio),
+        "7.31": derived(lambda ratio: 0.5 < ratio < 1, large_peak_ratio),
         "7.32": losses_agree(study),
     }
 
@@ -48,7 +48,7 @@ def types(study: Source) -> dict[str, Answer]:
         "7.6": type_of(study, "fp16", MODEL, "loss", "model"),
         "7.7": type_of(study, "fp16", MODEL, "gradient", "lm_head.weight"),
         "7.25": persistent_types(study),
-        "7.26": check_rule(lambda theirs, ours: theirs != ours, layer_norm, our_norm),
+        "7.26": derived(lambda theirs, ours: theirs != ours, layer_norm, our_norm),
     }
 
 
@@ -78,8 +78,8 @@ def formats(study: Source) -> dict[str, Answer]:
         "7.9": bfloat16.answer("exponent_bits"),
         "7.10": bfloat16.answer("mantissa_bits"),
         "7.11": squares["float16"].answer("sum_infinite_from"),
-        "7.27": check_rule(lambda written_out, ours: written_out == 0 and abs(ours - 1) < 0.01, *norms),
-        "7.28": check_rule(lambda bfloat16, float32: bfloat16 >= float32, *ends),
+        "7.27": derived(lambda written_out, ours: written_out == 0 and abs(ours - 1) < 0.01, *norms),
+        "7.28": derived(lambda bfloat16, float32: bfloat16 >= float32, *ends),
     }
 
 

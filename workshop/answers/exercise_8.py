@@ -1,4 +1,4 @@
-"""Compilation: attention and the training step compiled, the break-even step, what is left in the trace."""
+"""Compilation: attention and a training step, the break-even step, the compiled trace."""
 
 import math
 import operator
@@ -6,7 +6,7 @@ import re
 
 from harness.units import MB
 from workshop.answers.shared import ANALYSIS, MATMULS, calls, compile_time
-from workshop.results import Answer, Results, Source, check_rule, derived, numbered, ratio
+from workshop.results import Answer, Results, Source, derived, numbered, ratio
 
 ATTENTION = {"dtypes": ["fp32"], "batch_size": 8, "d_heads": [64], "seq_lens": [256, 1024], "causal": False}
 STEP = {"n_layers": 2, "batch_size": 2, "num_steps": 20}
@@ -42,9 +42,9 @@ def attention(benchmark: Source) -> dict[str, Answer]:
         "8.4": ratio(both_passes(eager), both_passes(fused)),
         "8.5": compiled.answer("compile_s"),
         **numbered("8.6 8.7 8.8", memory),
-        "8.25": check_rule(lambda speedup: speedup > 1, speedup),
-        "8.26": check_rule(lambda ratio: abs(ratio - 1) <= 0.01, ratio(memory[1], memory[0])),
-        "8.27": check_rule(lambda ratio: ratio < 0.5, ratio(memory[2], memory[1])),
+        "8.25": derived(lambda speedup: speedup > 1, speedup),
+        "8.26": derived(lambda ratio: abs(ratio - 1) <= 0.01, ratio(memory[1], memory[0])),
+        "8.27": derived(lambda ratio: ratio < 0.5, ratio(memory[2], memory[1])),
     }
 
 
@@ -67,33 +67,35 @@ def training_step(before: Source, after: Source) -> dict[str, Answer]:
         "8.14": compile_s,
         "8.15": pays,
         "8.21": loss_difference,
-        "8.28": check_rule(lambda before, after: after < before, *steps),
-        "8.31": check_rule(lambda difference: difference <= 1e-5, loss_difference),
+        "8.28": derived(lambda before, after: after < before, *steps),
+        "8.31": derived(lambda difference: difference <= 1e-5, loss_difference),
         "8.32": Answer(pays.value is not None and pays.value <= 1000, pays.text),
     }
 
 
 def break_even(before: Answer, after: Answer, compile_s: Answer) -> Answer:
-    """The step from which on compiling has saved more time than it took."""
+    """The step at which compiling has saved as much time as it took."""
     saved = before.value - after.value
     if saved <= 0:
-        return Answer(None, f"8.9 is {before.shown} ms, 8.10 is {after.shown} ms: not faster, so there is none")
-    # Of readings that are rounded to a tenth of a millisecond, the difference is known only as well as this.
+        return Answer(
+            None, f"8.9 is {before.shown} ms, 8.10 is {after.shown} ms: not faster, so there is no break-even step"
+        )
+    # The readings are rounded to a tenth of a millisecond, which limits the accuracy of their difference.
     tolerance = max(0.05, 0.1 / saved)
     text = f"{1e3 * compile_s.value:,.0f} ms / ({before.shown} - {after.shown} ms)"
     return Answer(math.ceil(1e3 * compile_s.value / saved), text, tolerance=tolerance)
 
 
 def traces(before: Source, after: Source) -> dict[str, Answer]:
-    matmuls = [calls(trace, MATMULS) for trace in (before, after)]
+    matmuls = [calls(trace, *MATMULS) for trace in (before, after)]
     parts = [row["component"] for row in after["components"]]
     named = [name for name in parts if name.startswith(("attention", "mlp"))]
     functions = {row["name"] for row in after["operators"] + after["kernels"] if GENERATED.match(row["name"])}
     return {
         **numbered("8.16 8.17", (calls(before), calls(after))),
         **numbered("8.18 8.19", matmuls),
-        "8.20": after.computed(len(functions), "operators and kernels, names of generated code"),
-        "8.29": check_rule(operator.eq, *matmuls),
+        "8.20": after.computed(len(functions), "operators and kernels, with names of generated code"),
+        "8.29": derived(operator.eq, *matmuls),
         "8.30": after.computed(not named, f"components: {', '.join(parts)}"),
     }
 

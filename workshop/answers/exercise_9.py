@@ -1,20 +1,20 @@
-"""Measuring well: one question answered by six methods, and one command started three times."""
+"""Measuring well: one question answered by six methods, and one command run three times."""
 
-from workshop.results import Answer, Results, Source, check_rule, derived, numbered, percent
+from workshop.results import Answer, Results, Source, derived, numbered, percent
 
-WRONG_MEANS = ("no synchronization", "no warm-up", "profiler left on", "mean with an outlier")
-STARTS = ("exercise9_first", "exercise9_second", "exercise9_third")
+WRONG = ("no synchronization", "no warm-up", "profiler left on", "mean with an outlier")
+RUNS = ("exercise9_first", "exercise9_second", "exercise9_third")
 
 
 def answers(results: Results) -> dict[str, Answer]:
     study = results.read("exercise9_timing", "timing_study.json", change=["--activation-checkpointing"])
     comparison = results.read("exercise9_comparison", "comparison.json")
-    for name in STARTS:
+    for name in RUNS:
         results.run(name, num_steps=20)
-    return six_ways(study) | three_starts(comparison)
+    return six_methods(study) | three_runs(comparison)
 
 
-def six_ways(study: Source) -> dict[str, Answer]:
+def six_methods(study: Source) -> dict[str, Answer]:
     right, single = (study.row(method=name) for name in ("right", "one run"))
     pairs = right["ratios_of_pairs"]
     low, high = right["ratio_95"] or (right["ratio"], right["ratio"])
@@ -23,23 +23,23 @@ def six_ways(study: Source) -> dict[str, Answer]:
         "9.2": right.answer("ratio"),
         "9.3": right.computed(low, "ratio_95"),
         "9.4": right.computed(high, "ratio_95"),
-        **numbered("9.5 9.7 9.9 9.14", (study.row(method=name).answer("baseline_ms") for name in WRONG_MEANS)),
-        **numbered("9.6 9.8 9.10 9.15", (study.row(method=name).answer("ratio") for name in WRONG_MEANS)),
+        **numbered("9.5 9.7 9.9 9.14", (study.row(method=name).answer("baseline_ms") for name in WRONG)),
+        **numbered("9.6 9.8 9.10 9.15", (study.row(method=name).answer("ratio") for name in WRONG)),
         "9.11": single.answer("ratio"),
         "9.12": right.computed(min(pairs), f"ratios_of_pairs, the smallest of {len(pairs)}"),
         "9.13": right.computed(max(pairs), f"ratios_of_pairs, the largest of {len(pairs)}"),
-        **numbered("9.20 9.21 9.22 9.24", (misleads(study.row(method=name)) for name in WRONG_MEANS)),
+        **numbered("9.20 9.21 9.22 9.24", (misleads(study.row(method=name)) for name in WRONG)),
         "9.23": misleads(single),
     }
 
 
 def misleads(row: Source) -> Answer:
-    """Whether this timing method leads to another conclusion than the right one."""
-    return check_rule(lambda conclusion: conclusion != "the same", row.answer("conclusion"))
+    """Whether this method leads to another conclusion than the right one."""
+    return derived(lambda conclusion: conclusion != "the same", row.answer("conclusion"))
 
 
-def three_starts(comparison: Source) -> dict[str, Answer]:
-    rows = [comparison.row("runs", name=name) for name in STARTS]
+def three_runs(comparison: Source) -> dict[str, Answer]:
+    rows = [comparison.row("runs", name=name) for name in RUNS]
     medians = sorted((row.answer("median_ms") for row in rows), key=lambda answer: answer.value)
     fastest, slowest = medians[0], medians[-1]
     spreads = [percent(row.answer("std_ms"), row.answer("mean_ms")) for row in rows]
@@ -49,5 +49,5 @@ def three_starts(comparison: Source) -> dict[str, Answer]:
         "9.17": slowest,
         "9.18": difference,
         "9.19": max(spreads, key=lambda answer: answer.value),
-        "9.25": check_rule(lambda percent: percent > 2, difference),
+        "9.25": derived(lambda percent: percent > 2, difference),
     }
