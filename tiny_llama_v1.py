@@ -31,9 +31,8 @@ if __name__ == "__main__":
 import argparse
 import math
 import os
-import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -43,13 +42,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.command_line import OneLineParser, flag, memory_size, version_of
-from harness.console import RULE, is_first_rank, say
+from harness import doctor
+from harness.command_line import OneLineParser, flag, memory_size
+from harness.console import is_first_rank, say
 from harness.devices import PRECISIONS, check_precision, choose_device, set_numerics, total_memory
 from harness.distributed import data_parallel, gradient_sync, process_group, suffix_of_rank
-from harness.environment import PACKAGES
 from harness.errors import UserError, exit_code_of, raise_if_interrupted
 from harness.files import explain_nulls, prepare_folder, write_json
+from harness.hardware_seen import unseen_hardware
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig, check_profiling
 from harness.run_report import RunReport
 from harness.timing import StepMeter, trace_range
@@ -587,8 +587,11 @@ class TinyLlamaWorkload(Workload):
 # ---- One run -------------------------------------------------------------------------------------------------------
 
 
-def run(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> None:
-    """One run: check, announce, train, report.  Errors are raised, and become one line in main()."""
+def run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, examine: Callable | None = None) -> None:
+    """One run: check, announce, train, report.  Errors are raised, and become one line in main().
+
+    examine(device, rank, world_size) is called once the ranks have met.
+    """
     config, training = workload.config, workload.training
     device = choose_device(training.device)
     check_precision(training.precision, device)
@@ -598,6 +601,8 @@ def run(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> None:
     set_numerics(training.seed, training.precision, training.deterministic)
     schedule = InstrumentSchedule(training.num_steps, profiling)  # which steps are profiled
     with process_group(device) as (rank, world_size):
+        if examine:
+            examine(device, rank, world_size)
         report = RunReport(
             workload,
             profiling,
@@ -697,6 +702,8 @@ def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, device_memor
 
     document = predict(workload, device, profiling.peak, device_memory)
     lines = prediction_lines(document)
+    if device.type == "cpu" and (unseen := unseen_hardware()):
+        lines.append(f"Warning: {unseen}")
     if folder := training.output_dir or profiling.profile_dir:
         prepare_folder(Path(folder))
         write_json(Path(folder) / "prediction.json", document)
@@ -705,14 +712,9 @@ def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, device_memor
 
 
 def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> None:
-    """Which packages are installed, which are missing and what needs them, which device; then three steps."""
-    hip, cuda = torch.version.hip, torch.version.cuda
-    say(RULE, "Setup", RULE, f"{'Python':<20}{platform.python_version()}")
-    for package, purpose in PACKAGES.items():
-        say(f"{package:<20}{version_of(package) or f'missing, needed for {purpose}: pip install {package}'}")
-    say(f"{'PyTorch build':<20}{f'ROCm {hip}' if hip else f'CUDA {cuda}' if cuda else 'CPU only'}")
-    say(f"{'GPUs visible':<20}{torch.cuda.device_count()}", "")
-    run(replace(workload, training=replace(workload.training, num_steps=3)), profiling)
+    """What the doctor finds on this machine, then three steps."""
+    doctor.examine(workload.training.device)
+    run(replace(workload, training=replace(workload.training, num_steps=3)), profiling, doctor.examine_ranks)
     say("", "Setup is valid: three steps were trained.")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -15,6 +17,8 @@ from analysis.prediction import beside_measured, memory_prediction, what_fits
 from harness.errors import UserError, explain_error, out_of_memory
 from harness.run_report import Explanation, RunReport
 from harness.workload import Workload
+
+SHARED_FOLDER_WAIT_S = 60.0  # NFS shows a new file of another node at latest after acdirmax, 60 s; nfs(5)
 
 
 def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
@@ -42,13 +46,35 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
     path = report.instruments.trace.path
-    paths = sorted(path.parent.glob(path.name.replace("_rank0.", "_rank*.")))
+    wait_s = SHARED_FOLDER_WAIT_S if summary["status"] == "completed" else 0.0  # else a rank may have none
+    paths, missing = traces_of_ranks(path, report.world_size, wait_s)
     analyses, refused = analyze_all(paths, summary)
     if not analyses:
         raise refused[0]
     document = next((d for file, d in analyses if file == path), analyses[0][1])
     lines = profile_lines(document) if report.profiling.profile_operators else []
-    return Explanation(name, document, lines + [f"Not read: {error}" for error in refused])
+    lines += [f"Not read: {error}" for error in refused]
+    if missing:
+        ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        lines.append(
+            f"Not in {path.parent} after {wait_s:.0f} s: the trace of {ranks}; do all nodes share this folder?"
+        )
+    return Explanation(name, document, lines)
+
+
+def traces_of_ranks(path: Path, world_size: int, wait_s: float) -> tuple[list[Path], list[int]]:
+    """The traces beside that of rank 0, and the ranks whose trace has not appeared after wait_s seconds.
+
+    All have been written, but a network file system shows those of other nodes later.
+    """
+    paths = [path.with_name(path.name.replace("_rank0.", f"_rank{rank}.")) for rank in range(world_size)]
+    give_up = time.monotonic() + wait_s
+    while True:
+        here = {*path.parent.iterdir()}  # reading the folder again makes NFS look, which asking for a name may not
+        missing = [rank for rank, file in enumerate(paths) if file not in here]
+        if not missing or time.monotonic() >= give_up:
+            return [file for file in paths if file in here], missing
+        time.sleep(0.2)
 
 
 def with_prediction(error: BaseException, workload: Workload, device: torch.device) -> BaseException:

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from harness.errors import UserError, first_line, host_memory_bytes
+from harness.hardware_seen import unseen_hardware
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(asked: str) -> torch.device:
+    """The device for --device; of several GPUs, that of the local rank.  Raises UserError if there is no GPU."""
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        build = "ROCm" if torch.version.hip else "CUDA" if torch.version.cuda else "CPU-only"
-        cure = "install a ROCm or CUDA build" if build == "CPU-only" else "check rocm-smi or nvidia-smi"
-        raise UserError(
-            f"--device cuda: PyTorch {torch.__version__} ({build}) sees no GPU; {cure}, or use --device cpu"
-        )
-    local_rank, visible = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
-    if local_rank >= visible:
-        raise UserError(f"LOCAL_RANK is {local_rank}, but {visible} GPUs are visible; start fewer processes per node")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+        why = unseen_hardware() or f"PyTorch {torch.__version__} sees no GPU, and none was found"
+        raise UserError(f"--device cuda: {why}; or use --device cpu")
+    torch.cuda.init()  # until then device_count() may ask amdsmi, which can answer 0 (pytorch issue 186516)
+    # Modulo: a batch system may give each rank a GPU of its own, which is then the only visible one.
+    index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def check_precision(precision: str, device: torch.device, option: str = "--precision") -> None:
@@ -118,6 +119,53 @@ def host_memory() -> tuple[int, int]:
         return peak, peak
 
 
+# ---- Utilization ---------------------------------------------------------------------------------------------------
+
+# GPUs are found by PCI address or UUID: torch.cuda.utilization() takes an index, which in the drivers' libraries is
+# another one under ROCR_VISIBLE_DEVICES or CUDA_DEVICE_ORDER, and requires packages that are rarely installed.
+
+
+def utilization_reader(device: torch.device, sysfs: Path = Path("/sys")) -> Callable[[], int]:
+    """A function that returns for how much of the time, in percent, a GPU was busy.  Raises OSError if unknown."""
+    if not torch.version.hip:
+        return _nvml_reader(str(torch.cuda.get_device_properties(device).uuid))
+    file = pci_folder(device, sysfs) / "gpu_busy_percent"
+    return lambda: int(file.read_text())
+
+
+def pci_folder(device: torch.device, sysfs: Path = Path("/sys")) -> Path:
+    """The folder that Linux has for a GPU.  Raises FileNotFoundError."""
+    gpu, devices = torch.cuda.get_device_properties(device), sysfs / "bus/pci/devices"
+    if hasattr(gpu, "pci_bus_id"):  # PyTorch 2.8 and later
+        return devices / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    serial = bytes.fromhex(str(gpu.uuid).replace("-", "")).decode("ascii", "replace")  # what HIP's UUID spells
+    for file in devices.glob("*/unique_id"):
+        if file.read_text().strip() == serial:
+            return file.parent
+    raise FileNotFoundError(f"PyTorch {torch.__version__} does not tell the PCI address of {gpu.name}")
+
+
+class _NvmlUtilization(ctypes.Structure):  # nvmlUtilization_t, percent
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+def _nvml_reader(uuid: str) -> Callable[[], int]:
+    """From the library that comes with NVIDIA's driver."""
+    nvml, handle, utilization = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), _NvmlUtilization()
+
+    def call(function: str, *arguments) -> None:
+        if code := getattr(nvml, function)(*arguments):
+            raise OSError(f"{function} returned {code}")
+
+    def read() -> int:
+        call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(utilization))
+        return utilization.gpu
+
+    call("nvmlInit_v2")
+    call("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}".encode(), ctypes.byref(handle))
+    return read
+
+
 class DeviceSampler(threading.Thread):
     """Reads memory and GPU utilization ten times a second, in a thread next to the training thread."""
 
@@ -133,15 +181,17 @@ class DeviceSampler(threading.Thread):
         )
         self.utilization_percent: list[int] = []
         self.utilization_reason = None if self.on_gpu else "no GPU in use"
+        self._read_utilization: Callable[[], int] | None = None
         self._stop_requested = threading.Event()
 
     def sample(self) -> None:
         self.memory_bytes.append(torch.cuda.memory_allocated(self.device) if self.on_gpu else host_memory()[0])
         if self.utilization_reason is None:
             try:
-                self.utilization_percent.append(int(torch.cuda.utilization(self.device)))
-            except Exception as error:  # noqa: BLE001 - the drivers' libraries raise exceptions of their own
-                self.utilization_reason = f"torch.cuda.utilization: {first_line(error)}"
+                self._read_utilization = self._read_utilization or utilization_reader(self.device)
+                self.utilization_percent.append(self._read_utilization())
+            except (OSError, ValueError) as error:
+                self.utilization_reason = f"the driver does not tell: {first_line(error)}"
 
     def run(self) -> None:
         while not self._stop_requested.wait(0.1):

@@ -62,6 +62,7 @@ class Environment(TypedDict):
     device: Device
     cpu: dict[str, Any]  # name, logical_cores, torch_threads
     variables: dict[str, str]  # environment variables that affect PyTorch
+    warnings: list[str]  # such as a GPU that PyTorch does not see; empty: none
 
 
 class RunConfig(TypedDict):

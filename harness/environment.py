@@ -16,6 +16,7 @@ import torch
 
 from harness.command_line import version_of
 from harness.files import explain_nulls
+from harness.hardware_seen import VISIBLE, unseen_hardware
 
 PACKAGES = {  # package: what needs it
     "torch": "every run",
@@ -37,13 +38,15 @@ def describe_environment(device: torch.device) -> dict:
             return subprocess.run(arguments, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
         return None
 
-    relevant = ("OMP_", "MKL_", "PYTORCH_", "CUDA_VISIBLE", "HIP_", "ROCR_", "HSA_", "NCCL_", "SLURM_JOB")
+    relevant = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTORCH_", "TORCH_BLAS", *VISIBLE, "HIP_", "HSA_", "NCCL_", "RCCL_")
+    relevant += ("MIOPEN_", "FI_", "SLURM_JOB", "SLURM_STEP", "SLURM_CPU_BIND")
     commit, about = git("rev-parse", "HEAD"), {"type": device.type, "name": cpu_name()}
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
         arch = gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
         about |= {"name": gpu.name, "arch": arch, "compute_units": gpu.multi_processor_count}
         about["memory_bytes"] = gpu.total_memory
+    unseen = unseen_hardware() if device.type == "cpu" else None
     environment = {
         "timestamp": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command_line": shlex.join([Path(sys.executable).name, *sys.argv]),
@@ -58,6 +61,7 @@ def describe_environment(device: torch.device) -> dict:
         "device": about,
         "cpu": {"name": cpu_name(), "logical_cores": os.cpu_count(), "torch_threads": torch.get_num_threads()},
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(relevant)},
+        "warnings": [unseen] if unseen else [],
     }
     reasons = {"hip": "not a ROCm build", "cuda": "not a CUDA build"}
     return explain_nulls(environment, "the project is not in a git checkout, or git is missing", **reasons)

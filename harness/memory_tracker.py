@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import re
+import threading
 import time
 import weakref
 from collections import Counter
@@ -62,6 +63,7 @@ class MemoryTracker(TorchDispatchMode):
         self._live_bytes = self._most_bytes = 0
         self._stack = ["before the step"]
         self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._thread = threading.get_ident()  # of the forward pass
         self._sequence: list[int] = []  # autograd's next number at each change of range, and that range
         self._ranges: list[str] = []
 
@@ -88,6 +90,10 @@ class MemoryTracker(TorchDispatchMode):
         return self._ranges[at] if at >= 0 else "backward"
 
     def _note_range(self) -> None:
+        """Only of the forward pass: every thread has its own numbers, and on a GPU the backward pass, which also
+        recomputes checkpointed blocks, runs in a thread of autograd's."""
+        if threading.get_ident() != self._thread:
+            return
         self._sequence.append(torch.autograd._get_sequence_nr())
         self._ranges.append(self._stack[-1])
 

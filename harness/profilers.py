@@ -24,7 +24,7 @@ from torch import nn
 from harness.command_line import flag, peak_choice, require
 from harness.devices import synchronize
 from harness.errors import UserError, first_line, innermost_cause
-from harness.files import explain_nulls
+from harness.files import explain_nulls, make_folder
 from harness.memory_tracker import MemorySnapshot, MemoryTracker
 from harness.timing import range_observers
 from harness.workload import TrainingState, Workload
@@ -137,6 +137,7 @@ class TraceRecorder:
     """torch.profiler over the scheduled window.  The trace is renamed to its final name when it is complete."""
 
     def __init__(self, profiling: ProfilerConfig, window: tuple[int, int], on_gpu: bool, folder: Path, suffix: str):
+        make_folder(folder)  # every rank: nodes need not share it
         self.folder, self.suffix = folder, suffix + ".pt.trace.json" + (".gz" if profiling.gzip else "")
         self.first, self.last = window
         self.steps_seen = 0
@@ -165,13 +166,16 @@ class TraceRecorder:
         last = min(self.last, self.steps_seen)
         path = self.folder / f"trace_step_{self.first}_{last}{self.suffix}"
         partial = path.with_name(f".{path.name.removesuffix('.gz')}.partial")
-        profile.export_chrome_trace(str(partial))
-        tail = b""
-        with contextlib.suppress(FileNotFoundError), partial.open("rb") as file:
+        profile.export_chrome_trace(str(partial))  # does not report a file that it could not open, or a full disk
+        if not partial.exists():
+            raise UserError(
+                f"cannot write {path}: torch.profiler wrote no file; is the folder still there and writable?"
+            )
+        with partial.open("rb") as file:
             file.seek(max(0, partial.stat().st_size - 64))
             tail = file.read().rstrip()
-        if not tail.endswith(b"}"):  # the exporter does not report a full disk
-            partial.unlink(missing_ok=True)
+        if not tail.endswith(b"}"):
+            partial.unlink()
             raise UserError(f"cannot write {path}: the trace is incomplete; is the disk full?")
         if path.suffix == ".gz":
             partial = compressed(partial)

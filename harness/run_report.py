@@ -106,6 +106,7 @@ class RunReport:
             say(f"GPU: {device['name']} ({device['arch']}, {device['memory_bytes'] / MB:,.0f} MB)")
         else:
             say(f"CPU: {cpu['name']} ({threads}, {cpu['logical_cores']} logical cores)")
+        say(*(f"Warning: {warning}" for warning in self.environment["warnings"]))
         if self.world_size > 1:
             say(f"Ranks: {self.world_size}, each with {workload.batch_size} samples per step")
         if self.schedule.window:

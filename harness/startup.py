@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from harness.slurm import slurm_ranks
+
 
 def begin_command() -> None:
     """Set process-wide state before the slow imports.
@@ -16,6 +18,7 @@ def begin_command() -> None:
     """
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda received, frame: os._exit(128 + received))
+    os.environ.update(slurm_ranks(os.environ))
     # Otherwise the profiler warns about tensors created before its window, and prints when it starts and stops.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -124,7 +124,8 @@ class Sweep:
         self.predicts_gpu = device.on_gpu or bool(args.device_memory)
         self.available_bytes = args.device_memory or device.available_bytes
         self.rows: list[dict] = []
-        self.notes: list[str] = args.notes  # for the reader of the tables, such as what was left out
+        # For the reader of the tables, such as what was left out.
+        self.notes: list[str] = args.notes + self.environment["warnings"]
 
     def identity(self, row: dict) -> tuple:
         return tuple(row[name] for name in self.key)

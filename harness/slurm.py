@@ -1,0 +1,45 @@
+"""Ranks from Slurm's variables: `srun` starts one process per GPU, as torchrun does, but names the ranks otherwise.
+
+Sources: the output environment variables of srun(1); torch.distributed's env:// initialization.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+
+def slurm_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as far as they are not set.
+
+    Empty under torchrun, and where this process is not one of several tasks of a job step: in a batch script or an
+    allocation without srun, SLURM_NTASKS counts tasks that nobody has started.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
+    if "RANK" in environ or "SLURM_STEP_ID" not in environ or tasks == "1":
+        return {}
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    # Steps of a job may run at the same time.  The range is outside of the one for outgoing connections.
+    port = 15000 + (16 * int(environ.get("SLURM_JOB_ID", 0)) + int(environ["SLURM_STEP_ID"])) % 15000
+    ranks = {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": tasks,
+        "LOCAL_RANK": environ["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": str(tasks_of_node(environ, int(tasks))),
+        "MASTER_ADDR": first_node(nodes) or "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    return {name: value for name, value in ranks.items() if name not in environ}
+
+
+def first_node(nodes: str) -> str:
+    """node01 of node[01-03,07],login1; rank 0 runs on the first node."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)[0]
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
+
+
+def tasks_of_node(environ: Mapping[str, str], tasks: int) -> int:
+    """On this node: the fourth of 4(x3),2 is 2."""
+    listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE") or str(tasks)
+    counts = [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed) for _ in range(int(times or 1))]
+    return counts[min(int(environ.get("SLURM_NODEID", 0)), len(counts) - 1)]

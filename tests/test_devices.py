@@ -1,0 +1,454 @@
+"""Devices, ranks and hardware that PyTorch does not see, on machines that are not there."""
+
+import ctypes
+import os
+import sys
+import threading
+import types
+import warnings
+
+import pytest
+import torch
+from helpers import PROJECT, SMALL_MODEL, finish, start
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from analysis import run_explanations
+from harness import devices, distributed, hardware_seen, profilers
+from harness.devices import DeviceSampler, choose_device, utilization_reader
+from harness.environment import describe_environment
+from harness.errors import UserError
+from harness.hardware_seen import unseen_hardware
+from harness.slurm import first_node, slurm_ranks, tasks_of_node
+
+MI250X = {"name": "AMD Instinct MI250X", "gcnArchName": "gfx90a:sramecc+:xnack-", "total_memory": 2**36}
+
+
+def write(path, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """gpus(n): PyTorch sees n GPUs, but counts none until it is initialized; returns the index that is chosen."""
+
+    def pretend(visible: int, **properties):
+        chosen, ready = [], []
+        gpu = types.SimpleNamespace(**{**MI250X, "uuid": "66383837-6633-3139-6366-313263636339", **properties})
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "init", lambda: ready.append(True))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: visible if ready else 0)
+        monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+        return chosen
+
+    return pretend
+
+
+# ---- Choice --------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_counted_after_initialization(gpus, monkeypatch):
+    chosen = gpus(4)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert choose_device("auto") == torch.device("cuda", 2)
+    assert chosen == [2]
+
+
+def test_a_rank_that_is_given_one_gpu_takes_it(gpus, monkeypatch):
+    gpus(1)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert choose_device("cuda") == torch.device("cuda", 0)
+
+
+def test_two_ranks_on_one_gpu_are_named(gpus):
+    gpus(1)
+    store, device = torch.distributed.HashStore(), torch.device("cuda", 0)
+    distributed.check_gpu_is_not_shared(device, store, 3)
+    with pytest.raises(UserError, match=r"ranks 3 and 5 would share a GPU, AMD Instinct MI250X .*one process per GPU"):
+        distributed.check_gpu_is_not_shared(device, store, 5)
+
+
+# ---- Hardware that PyTorch does not see ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """A made-up machine: its root folder, and PyTorch's build: node(hip=..., cuda=...)."""
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for name in (*hardware_seen.VISIBLE, "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(bare))
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "opt"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def build(hip: str | None = None, cuda: str | None = None):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        return tmp_path
+
+    return build
+
+
+def put_amd_gpu(root, version: int = 90010, devices: bool = True) -> None:
+    nodes = root / "sys/class/kfd/kfd/topology/nodes"
+    write(nodes / "0/properties", "cpu_cores_count 64\ngfx_target_version 0\n")
+    write(nodes / "1/properties", f"simd_count 440\ngfx_target_version {version}\n")
+    if devices:
+        write(root / "dev/kfd")
+        write(root / "dev/dri/renderD128")
+
+
+def put_nvidia_gpu(root, driver: str = "580.65.06", devices: bool = True) -> None:
+    text = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\nGCC version: gcc 13.2.0"
+    write(root / "proc/driver/nvidia/version", text)
+    write(root / "proc/driver/nvidia/gpus/0000:c1:00.0/information")
+    if devices:
+        write(root / "dev/nvidiactl")
+
+
+def test_a_machine_without_a_gpu_lacks_nothing(node):
+    assert unseen_hardware(node()) is None
+
+
+def test_a_gpu_that_pytorch_sees_is_not_reported(node, monkeypatch):
+    root = node(hip="7.1.0")
+    put_amd_gpu(root)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert unseen_hardware(root) is None
+
+
+def test_a_cpu_build_on_a_gpu_node(node):
+    root = node()
+    put_amd_gpu(root, version=90402)
+    found = unseen_hardware(root)
+    assert found.startswith("this machine has an AMD GPU (gfx942), but PyTorch")
+    assert f"the build in {sys.prefix} is for CPUs only; install one for ROCm" in found
+
+
+def test_rocminfo_outside_of_path(node):
+    root = node()
+    tool = root / "opt/bin/rocminfo"
+    write(tool, "#!/bin/sh\necho '  Name:                    gfx90a'\n")
+    tool.chmod(0o755)
+    assert "AMD GPU (gfx90a)" in unseen_hardware(root)
+
+
+def test_graphics_in_a_processor_are_no_gpu_for_pytorch(node):
+    root = node()
+    put_amd_gpu(root, version=100306)  # gfx1036
+    assert unseen_hardware(root) is None
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_hidden_by_a_variable(node, monkeypatch, value):
+    root = node(hip="7.1.0")
+    put_amd_gpu(root)
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", value)
+    assert f"ROCR_VISIBLE_DEVICES='{value}' hides every GPU" in unseen_hardware(root)
+
+
+def test_a_container_without_the_devices(node):
+    root = node(hip="7.1.0")
+    put_amd_gpu(root, devices=False)
+    assert "/dev/kfd is missing; start a container with --device=/dev/kfd" in unseen_hardware(root)
+    root = node(cuda="13.0")
+    (root / "sys/class/kfd/kfd/topology/nodes/1/properties").unlink()
+    put_nvidia_gpu(root, devices=False)
+    assert "--gpus all, or apptainer with --nv" in unseen_hardware(root)
+
+
+@pytest.mark.parametrize("refused", ["kfd", "renderD128"])
+def test_no_membership_of_the_render_group(node, monkeypatch, refused):
+    root = node(hip="7.1.0")
+    put_amd_gpu(root)
+    monkeypatch.setattr(os, "access", lambda file, mode: not str(file).endswith(refused))
+    group = hardware_seen.grp.getgrgid((root / "dev/kfd").stat().st_gid).gr_name
+    found = unseen_hardware(root)
+    assert f"{refused}; join the group {group} (usermod -aG {group} $USER" in found
+
+
+def test_a_driver_too_old_for_this_build(node):
+    root = node(cuda="13.0")
+    put_nvidia_gpu(root, driver="535.183.01")
+    found = unseen_hardware(root)
+    assert "its CUDA 13.0 needs driver 580 or newer, and this is 535.183.01; install a build for CUDA 12" in found
+
+
+def test_a_job_without_gpus(node, monkeypatch):
+    root = node(cuda="12.8")
+    put_nvidia_gpu(root)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert "no GPU was given to this Slurm job; add --gpus=1" in unseen_hardware(root)
+
+
+def test_what_pytorch_says_itself_is_the_last_resort(node, monkeypatch):
+    root = node(hip="7.1.0")
+    put_amd_gpu(root)
+    monkeypatch.setattr(torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("No HIP GPUs are available")))
+    monkeypatch.setitem(sys.modules, "amdsmi", types.ModuleType("amdsmi"))
+    assert unseen_hardware(root).endswith(
+        "No HIP GPUs are available; the package amdsmi can hide GPUs (pytorch issue 186516): pip uninstall amdsmi"
+    )
+
+
+@pytest.fixture
+def unseen(monkeypatch):
+    """Hardware that PyTorch does not see, in every module that asks."""
+    import harness.doctor
+    import harness.environment
+    import tiny_llama_v1
+
+    for module in (devices, harness.environment, harness.doctor, tiny_llama_v1):
+        monkeypatch.setattr(module, "unseen_hardware", lambda: "this machine has a GPU, but: the cause")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_auto_trains_on_the_cpu_with_a_warning(train, unseen, tmp_path):
+    code, out, _ = train("--output-dir", "run")
+    assert code == 0
+    assert "Using device: cpu" in out
+    assert "Warning: this machine has a GPU, but: the cause\n" in out
+    assert '"this machine has a GPU, but: the cause"' in (tmp_path / "run" / "config.json").read_text()
+    assert "Warning: this machine has a GPU, but: the cause" in train("--dry-run")[1]
+    assert describe_environment(torch.device("cuda" if torch.version.cuda else "cpu"))["warnings"] is not None
+
+
+def test_cuda_and_validate_setup_end_with_the_cause(train, unseen):
+    code, _, err = train("--device", "cuda")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "--device cuda: this machine has a GPU, but: the cause; or use --device cpu" in err
+    code, out, err = train("--validate-setup")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "this machine has a GPU, but: the cause" in err
+    assert "Step 1/3" not in out
+    code, out, _ = train("--validate-setup", "--device", "cpu")
+    assert code == 0
+    assert "CPU only; this machine has a GPU, but: the cause" in out
+
+
+def test_as_a_command(node, monkeypatch):
+    code, out = finish(start(sys.executable, "-m", "harness.hardware_seen", cwd=PROJECT, env={"PATH": "/nonexistent"}))
+    assert (code, out) == (0, "") or (code == 1 and out.startswith("error: this machine has a"))
+
+
+# ---- Utilization -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pci", [{"pci_domain_id": 0, "pci_bus_id": 0xC1, "pci_device_id": 0}, {}])
+def test_utilization_on_rocm_is_that_of_the_gpu_in_use(gpus, monkeypatch, tmp_path, pci):
+    gpus(1, **pci)
+    monkeypatch.setattr(torch.version, "hip", "7.1.0")
+    for address, serial, busy in (("0000:41:00.0", "0123", "3"), ("0000:c1:00.0", "f887f319cf12ccc9", "87")):
+        write(tmp_path / f"bus/pci/devices/{address}/gpu_busy_percent", f"{busy}\n")
+        write(tmp_path / f"bus/pci/devices/{address}/unique_id", f"{serial}\n")
+    assert utilization_reader(torch.device("cuda", 0), tmp_path)() == 87
+
+
+class Nvml:
+    """The driver's library with two GPUs."""
+
+    def __init__(self, *_):
+        self.by_uuid = {b"GPU-first": 11, b"GPU-66383837-6633-3139-6366-313263636339": 87}
+
+    def nvmlInit_v2(self):
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid, handle):
+        handle._obj.value = self.by_uuid.get(uuid)
+        return 0 if uuid in self.by_uuid else 6
+
+    def nvmlDeviceGetUtilizationRates(self, handle, rates):
+        rates._obj.gpu = handle.value
+        return 0
+
+
+def test_utilization_on_cuda_is_that_of_the_gpu_in_use(gpus, monkeypatch):
+    gpus(1)
+    monkeypatch.setattr(ctypes, "CDLL", Nvml)
+    assert utilization_reader(torch.device("cuda", 0))() == 87
+    gpus(1, uuid="unknown")
+    with pytest.raises(OSError, match="nvmlDeviceGetHandleByUUID returned 6"):
+        utilization_reader(torch.device("cuda", 0))
+
+
+def test_missing_utilization_has_a_reason(gpus, monkeypatch):
+    gpus(1)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 7)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found")))
+    sampler = DeviceSampler(torch.device("cuda", 0))
+    sampler.sample()
+    assert sampler.utilization_reason == "the driver does not tell: libnvidia-ml.so.1: not found"
+    assert (sampler.utilization_percent, sampler.memory_bytes) == ([], [7])
+
+
+# ---- Ranks -----------------------------------------------------------------------------------------------------------
+
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_TASKS": "11",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+    "SLURM_STEP_NODELIST": "node[01-02,07]",
+    "SLURM_PROCID": "9",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+}
+
+
+def test_ranks_of_a_job_step():
+    ranks = slurm_ranks(STEP)
+    port = int(ranks.pop("MASTER_PORT"))
+    assert ranks == {
+        "RANK": "9",
+        "WORLD_SIZE": "11",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "3",
+        "MASTER_ADDR": "node01",
+    }
+    assert 15000 <= port < 30000
+    assert slurm_ranks(STEP | {"SLURM_STEP_ID": "3"})["MASTER_PORT"] != str(port)
+    assert "MASTER_ADDR" not in slurm_ranks(STEP | {"MASTER_ADDR": "mine"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_STEP_ID": None},  # a batch script, or an allocation without srun
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"RANK": "0"},  # torchrun
+    ],
+)
+def test_no_ranks_of_slurm(changes):
+    assert slurm_ranks({name: value for name, value in {**STEP, **changes}.items() if value is not None}) == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node07", "node07"),
+        ("a,b", "a"),
+        ("node[01-03,07]", "node01"),
+        ("rack[3-4]n[008,9].site,login1", "rack3n008.site"),
+        ("", ""),
+    ],
+)
+def test_first_node(nodes, first):
+    assert first_node(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("variables", "count"),
+    [({"SLURM_NTASKS_PER_NODE": "8"}, 8), ({}, 11), ({"SLURM_STEP_TASKS_PER_NODE": "6,5", "SLURM_NODEID": "1"}, 5)],
+)
+def test_tasks_of_node(variables, count):
+    assert tasks_of_node(variables, 11) == count
+
+
+@pytest.mark.slow
+def test_two_processes_with_slurm_variables_train_together(tmp_path):
+    """Rank 1 has another working directory, as on a node that does not share the folder."""
+    flags = [*SMALL_MODEL, "--num-steps", "6", "--device", "cpu", "--enable-pytorch-profiler", "--profile-dir", "p"]
+    command = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), *flags, "--validate-setup"]
+    step = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
+    step |= {"SLURM_NODEID": "0", "SLURM_JOB_ID": str(os.getpid()), "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in (0, 1):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(
+            "import analysis.run_explanations as e; e.SHARED_FOLDER_WAIT_S = 0.5\n"
+        )
+        variables = step | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+        path = f"{folder}:{PROJECT}" if rank == 0 else str(PROJECT)
+        processes.append(start(*command, cwd=folder, env=variables | {"PYTHONPATH": path}))
+    results = [finish(process) for process in processes]
+    assert [code for code, _ in results] == [0, 0], results
+    out = results[0][1]
+    assert "Ranks: 2, each with 4 samples" in out
+    assert "rank 1" in out and "gloo, TCP" in out
+    assert "Not in p after 0 s: the trace of rank 1; do all nodes share this folder?" in out
+    assert results[1][1] == ""  # no FutureWarning either
+    assert [file.name for file in (tmp_path / "1" / "p").iterdir()] == ["trace_step_0_3_rank1.pt.trace.json"]
+
+
+def test_wrapping_a_model_warns_of_nothing():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model = distributed.data_parallel(torch.nn.BatchNorm1d(3), torch.device("cpu"), world_size=2)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not model.broadcast_buffers
+
+
+def test_rank_0_waits_for_the_traces_of_other_nodes(tmp_path):
+    path = tmp_path / "trace_step_5_10_rank0.pt.trace.json"
+    write(path)
+    late = tmp_path / "trace_step_5_10_rank1.pt.trace.json"
+    timer = threading.Timer(0.3, late.touch)
+    timer.start()
+    assert run_explanations.traces_of_ranks(path, 2, wait_s=20) == ([path, late], [])
+    timer.join()
+    assert run_explanations.traces_of_ranks(path, 4, wait_s=0) == ([path, late], [2, 3])
+
+
+def recorder(folder) -> profilers.TraceRecorder:
+    profiling = profilers.ProfilerConfig(enable_pytorch_profiler=True)
+    return profilers.TraceRecorder(profiling, (0, 1), False, folder, "_rank1")
+
+
+def test_every_rank_makes_its_folder(tmp_path):
+    recorder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize(("wrote", "says"), [(None, "wrote no file; is the folder still"), ("[1,", "the disk full?")])
+def test_a_missing_folder_is_no_full_disk(tmp_path, wrote, says):
+    profile = types.SimpleNamespace(export_chrome_trace=lambda name: wrote and write(tmp_path / name, wrote))
+    with pytest.raises(UserError, match=says):
+        recorder(tmp_path).export(profile)
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+
+
+def labels(tracker) -> list[str]:
+    return [entry.where for entry in tracker.allocations]
+
+
+def test_labels_of_a_backward_pass_in_a_thread_of_its_own():
+    """As on a GPU, where that thread has sequence numbers of its own, and recomputes checkpointed blocks."""
+    import tiny_llama_v1 as tiny_llama
+    from harness.memory_tracker import MemoryTracker
+    from harness.timing import trace_range
+
+    def tracked(in_thread: bool) -> list[str]:
+        torch.manual_seed(0)
+        args = tiny_llama.build_parser().parse_args([*SMALL_MODEL, "--activation-checkpointing"])
+        workload = tiny_llama.resolve(args)[0]
+        state = workload.build(torch.device("cpu"))
+        batch = next(workload.batches(torch.device("cpu")))
+        tracker = MemoryTracker(state.model, state.optimizer)
+
+        def backward(loss):
+            mode = TorchDispatchMode.__enter__(tracker) if in_thread else None
+            loss.backward()
+            if mode:
+                TorchDispatchMode.__exit__(tracker, None, None, None)
+
+        with tracker:
+            with trace_range("forward"):
+                loss = workload.loss(state.model, batch)
+            with trace_range("backward"):
+                if in_thread:
+                    thread = threading.Thread(target=backward, args=(loss,))
+                    thread.start()
+                    thread.join()
+                else:
+                    backward(loss)
+        return labels(tracker)
+
+    assert tracked(in_thread=True) == tracked(in_thread=False)
