@@ -13,6 +13,7 @@ scores written to memory, no fused kernels.  It is the baseline that every optim
     torchrun --nproc-per-node 2 tiny_llama_v1.py                     data parallel, one process per GPU
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 tiny_llama_v1.py
                                                                      the same on two nodes
+    srun -n 16 --gpus-per-task=1 python3 tiny_llama_v1.py            the same in a Slurm job
 
 In order of execution: configuration, model, data, training loop, one run, flags.  The measurement code (clocks,
 profilers, files, reports) is in harness/, the analysis of what was measured in analysis/.

@@ -149,12 +149,11 @@ def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) ->
     limits = []
     for line in own.splitlines():
         _, controllers, path = line.split(":", 2)
-        folder = root / ("cpu" if controllers else "") / path.strip("/")
         if controllers and "cpu" not in controllers.split(","):
             continue
-        base = root / ("cpu" if controllers else "")
-        for place in (folder, *(parent for parent in folder.parents if parent.is_relative_to(base))):
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        folder = root / ("cpu" if controllers else "") / path.strip("/")
+        for place in (folder, *folder.parents):
             try:
                 quota, period = " ".join((place / name).read_text() for name in names).split()
             except OSError:
