@@ -208,4 +208,5 @@ class DeviceSampler(threading.Thread):
         self._stop_requested.set()
         self.join()
         self.sample()
-        self.peak_bytes = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else host_memory()[1]
+        peak = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else host_memory()[1]
+        self.peak_bytes = max(peak, *self.memory_bytes)  # Linux updates VmHWM later than VmRSS
