@@ -91,7 +91,9 @@ def build_check(unseen: str | None, asked_device: str) -> Check:
     build = f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "CPU only"
     if unseen is None:
         return Check("PyTorch build", build)
-    return Check("PyTorch build", f"{build}; {unseen}", "or train with --device cpu", fatal=asked_device != "cpu")
+    return Check(
+        "PyTorch build", f"{build}; {unseen}", "mend this, or train with --device cpu", fatal=asked_device != "cpu"
+    )
 
 
 def gpu_checks(device: torch.device) -> list[Check]:
@@ -272,7 +274,8 @@ def transport_check(device: str, nodes: int, network: Network, environ: Mapping[
         used = environ.get("GLOO_SOCKET_IFNAME", "the interface of this host's name")
         return Check("Transport", f"gloo, TCP over {used}")
     library = "RCCL" if torch.version.hip else "NCCL"
-    library += " " + ".".join(map(str, torch.cuda.nccl.version()))
+    if torch.distributed.is_nccl_available():  # not in a build for another library
+        library += " " + ".".join(map(str, torch.cuda.nccl.version()))
     if nodes == 1:
         return Check("Transport", f"{library} within the node")
     wanted = [name for name in (environ.get("NCCL_NET"), environ.get("NCCL_NET_PLUGIN")) if name]

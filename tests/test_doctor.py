@@ -163,6 +163,7 @@ def test_a_rank_far_from_its_gpu():
 @pytest.fixture
 def rccl(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.1.0")
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 26, 6))
 
 
