@@ -6,6 +6,7 @@ Every check is a function of facts that are passed in, so that it can be tested 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -21,7 +22,7 @@ from harness.command_line import version_of
 from harness.console import RULE, say
 from harness.devices import choose_device, pci_folder
 from harness.environment import PACKAGES
-from harness.errors import UserError, first_line
+from harness.errors import UserError
 from harness.hardware_seen import unseen_hardware
 from harness.tables import Column, column, text_table
 from harness.units import megabytes
@@ -197,11 +198,10 @@ class RankFacts:
         }
         if device.type == "cuda":
             gpu = f"{device} {torch.cuda.get_device_properties(device).name}"
-            try:
+            with contextlib.suppress(OSError):
                 folder = pci_folder(device, sysfs)
-                gpu, gpu_numa_node = f"{gpu} at {folder.name}", int((folder / "numa_node").read_text())
-            except OSError as error:
-                gpu += f" ({first_line(error)})"
+                gpu = f"{gpu} at {folder.name}"
+                gpu_numa_node = int((folder / "numa_node").read_text())
         threads = torch.get_num_threads()
         known = None if gpu_numa_node in (None, -1) else gpu_numa_node  # -1: the firmware does not tell
         return cls(rank, socket.gethostname(), threads, frozenset(cores), frozenset(numa_nodes), gpu, known)
