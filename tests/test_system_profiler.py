@@ -12,7 +12,7 @@ import pytest
 from helpers import PROJECT, finish, start
 
 # What the launcher may find beside the stand-ins.  A whole /usr/bin might hold a real profiler.
-UTILITIES = "bash cat date dirname env grep head mkdir mv readlink rm rmdir sed sh sleep tee uname".split()
+UTILITIES = "bash cat date dirname env grep head mkdir mv readlink rm rmdir sed sh sleep tee timeout tr uname mktemp id".split()
 
 # Writes the call, and behaves like its namesake as far as the launcher can see.
 STAND_IN = r"""#!{python} -S
@@ -20,6 +20,13 @@ import json, os, sys
 
 tool, arguments = os.path.basename(sys.argv[0]), sys.argv[1:]
 settings = json.load(open({settings!r}))
+if "-c" in arguments:
+    import time
+
+    assert {interpreter!r} in arguments and "cuda" in arguments[-1]
+    print(settings.get("probe_says", ""))
+    time.sleep(settings.get("probe_takes", 0))
+    sys.exit(settings.get("probe_code", 0))
 with open({log!r}, "a") as log:
     print(json.dumps([tool, *arguments]), file=log)
 
