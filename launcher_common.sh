@@ -20,7 +20,7 @@ STEP=${SLURM_JOB_ID:-}_${SLURM_STEP_ID:-}
 # use_python FILE...: sets PYTHON to an interpreter that has the packages of the requirement files.  That is the
 # python3 on PATH (an active venv or conda environment, a container, a loaded module) if it has all of them, else
 # VENV (.venv in the project), created and filled here.  If the python3 on PATH has torch, VENV is layered on its
-# packages: setup never replaces an installed torch.  VENV/made tells what it was made for; it is empty until it is full.
+# packages: setup never replaces an installed torch.  VENV/made tells which build of torch it has.
 
 VENV=${VENV:-$HERE/.venv}
 case $VENV in /*) ;; *) VENV=$PWD/$VENV ;; esac
@@ -227,21 +227,31 @@ install_torch() { # PYTHON: the build of torch for this machine
     fi
 }
 
+# VENV/making, later VENV/made, marks what setup made and may remove.  Anything else may be somebody's own environment,
+# and a link may lead to one that others use.
 make_venv() { # VENV BASE: an environment, layered on BASE's packages if BASE has torch
     local venv=$1 base=$2 python=$1/bin/python
+    if [ -n "$(ls -A -- "$venv/" 2>/dev/null)" ]; then
+        if [ -L "$venv" ] || ! { [ -e "$venv/made" ] || [ -e "$venv/making" ]; }; then
+            die "$venv does not have what is needed, and is not setup's to replace; install requirements.txt there," \
+                "rename it, or set VENV to another folder"
+        fi
+        rm -rf -- "$venv"
+    fi
     echo "Setup: creating $venv"
-    "$base" -m venv --clear "$venv" || die "$base cannot create environments (on Debian: apt install python3-venv)"
+    { mkdir -p -- "$venv" && touch "$venv/making"; } || exit 1
+    "$base" -m venv "$venv" || die "$base cannot create environments (on Debian: apt install python3-venv)"
     if version_in "$base" torch >/dev/null; then
         "$base" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
             >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base_environment.pth"
     fi
-    touch "$venv/made" # without this file, an earlier setup was interrupted
+    mv -- "$venv/making" "$venv/made"
 }
 
 fill_venv() { # VENV FILE...: install what is missing
     local venv=$1 python=$1/bin/python names
     shift
-    : >"$venv/made"
+    : >"$venv/made" # empty until everything is installed
     version_in "$python" torch >/dev/null || install_torch "$python"
     if missing "$python" "$@" | grep -q '^torch>='; then
         die "torch $(version_in "$python" torch) is too old: the workshop needs 2.6; setup never replaces torch"

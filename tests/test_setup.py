@@ -23,7 +23,7 @@ add() {
 }
 if [ "$1 $2" = "-m venv" ]; then
     echo "venv $0" >>"$STUB_LOG"
-    rm -rf "${@: -1}" && mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
+    mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
     exit
 elif [ "$1 $2" != "-m pip" ]; then
     case "$*" in *get_path*) echo "$site"; exit ;; esac
@@ -104,13 +104,15 @@ class Machine:
         self.site = folder / "base" / "site-packages"
         self.site.mkdir()
         for name, version in base_packages.items():
-            info = self.site / f"{name}-{version}.dist-info"
-            info.mkdir()
-            name = name.replace("_", "-")
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-            if name == "torch":
-                self.file(self.site / "torch" / "__init__.py", "")
-                self.file(self.site / "torch" / "version.py", "hip, cuda = '6.4.43482-0f2d60242', None")
+            self.package(name, version)
+
+    def package(self, name: str, version: str) -> None:
+        """Of the python3 on PATH."""
+        text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        self.file(self.site / f"{name}-{version}.dist-info" / "METADATA", text)
+        if name == "torch":
+            self.file(self.site / "torch" / "__init__.py", "")
+            self.file(self.site / "torch" / "version.py", "hip, cuda = '6.4.43482-0f2d60242', None")
 
     def file(self, path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -522,9 +524,7 @@ def test_deepspeed_that_does_not_build_stops_nothing(tmp_path):
 def test_a_torch_on_path_beats_the_one_in_a_venv(tmp_path):
     machine = Machine(tmp_path)
     machine.set_up()
-    info = machine.site / "torch-2.7.1+rocm6.4.4.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.7.1+rocm6.4.4\n")
+    machine.package("torch", "2.7.1+rocm6.4.4")
     code, out = machine.set_up()
     assert code == 0, out
     assert "Setup: creating" in out
@@ -533,11 +533,39 @@ def test_a_torch_on_path_beats_the_one_in_a_venv(tmp_path):
 
 def test_an_environment_whose_making_was_interrupted_is_created_again(tmp_path):
     machine = Machine(tmp_path)
+    venv = machine.project / ".venv"
     machine.set_up()
-    (machine.project / ".venv" / "made").unlink()
+    (venv / "made").rename(venv / "making")
+    (venv / "half").touch()
     code, out = machine.set_up()
     assert code == 0, out
     assert "Setup: creating" in out
+    assert (venv / "made").exists() and not (venv / "half").exists()
+
+
+def test_an_environment_that_setup_did_not_make_is_left_as_it_is(tmp_path):
+    machine = Machine(tmp_path)
+    own = machine.project / ".venv" / "lib" / "somebody's own package"
+    machine.file(own, "")
+    code, out = machine.set_up()
+    assert (code, out.count("\n"), out.count("error: ")) == (1, 1, 1)
+    assert f"{machine.project}/.venv does not have what is needed, and is not setup's to replace; " in out
+    assert own.exists()
+
+
+def test_an_environment_behind_a_link_is_used_but_never_replaced(tmp_path):
+    machine = Machine(tmp_path)
+    shared, venv = tmp_path / "shared", machine.project / ".venv"
+    shared.mkdir()
+    venv.symlink_to(shared)
+    assert machine.set_up()[0] == 0
+    assert machine.set_up() == (0, f"{venv_line(machine)}\n")
+    before = sorted(shared.rglob("*"))
+    machine.package("torch", "2.7.1+rocm6.4.4")  # on PATH: one in .venv itself would be replaced
+    code, out = machine.set_up()
+    assert code == 1
+    assert "is not setup's to replace" in out
+    assert sorted(shared.rglob("*")) == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
