@@ -191,24 +191,27 @@ def test_without_a_cpu_build_at_hand_its_wheel_source_is_asked(tmp_path):
 # ---- The build of torch --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("driver", "index"),
-    [
-        ("580.65.06", "cu130"),
-        ("590.10", "cu130"),
-        ("575.51.03", "cu126"),
-        ("525.60.13", "cu126"),
-        ("470.82.01", "cu118"),
-    ],
-)
-def test_without_uv_the_driver_decides(tmp_path, driver, index):
+NEAREST = {  # the newest published index at or below a driver or a ROCm
+    "cu": {"590.10": "cu130", "580.65.06": "cu130", "575.51.03": "cu126", "525.60.13": "cu126", "470.82": "cu118"},
+    "rocm": {"7.14.0": "rocm7.2", "6.4.4": "rocm6.4", "6.3.0": "rocm6.3", "6.2.4": "rocm6.2.4", "6.2.0": "rocm6.1"},
+}
+
+
+def test_the_nearest_published_index(tmp_path):
+    asked = [(kind, version) for kind in NEAREST for version in NEAREST[kind]]
+    calls = "; ".join(f"nearest_index {kind} {version}" for kind, version in asked)
+    code, out = Machine(tmp_path).run("bash", "-c", f". {PROJECT}/launcher_common.sh; {calls}")
+    assert (code, out.split()) == (0, [NEAREST[kind][version] for kind, version in asked])
+
+
+def test_without_uv_the_driver_decides(tmp_path):
     machine = Machine(tmp_path)
-    machine.nvidia(driver)
+    machine.nvidia("550.144.03")
     code, out = machine.set_up()
     assert code == 0, out
-    assert f"--index-url https://download.pytorch.org/whl/{index} torch==2.13.0" in machine.torch_call()
-    assert f"Setup: torch from https://download.pytorch.org/whl/{index}, " in out
-    assert driver in out
+    assert "--index-url https://download.pytorch.org/whl/cu126 torch==2.13.0" in machine.torch_call()
+    told = "Setup: torch from https://download.pytorch.org/whl/cu126, the newest index for NVIDIA driver 550.144.03 ("
+    assert told in out
 
 
 def test_a_driver_that_is_too_old_for_any_build(tmp_path):
@@ -276,21 +279,11 @@ def rocm_path(machine: Machine) -> dict:
     return {"ROCM_PATH": str(machine.project / "rocm")}
 
 
-@pytest.mark.parametrize(
-    ("version", "index"),
-    [
-        ("6.4.4-129", "rocm6.4"),
-        ("6.2.0", "rocm6.1"),
-        ("6.2.4", "rocm6.2.4"),
-        ("6.3.0", "rocm6.3"),
-        ("7.14.0", "rocm7.2"),
-    ],
-)
-def test_rocm_without_uv_gets_the_nearest_published_index(tmp_path, version, index):
+def test_without_uv_the_installed_rocm_decides(tmp_path):
     machine = Machine(tmp_path)
-    code, out = machine.set_up(**rocm(machine, version))
+    code, out = machine.set_up(**rocm(machine, "6.2.4-129"))
     assert code == 0, out
-    assert f"--index-url https://download.pytorch.org/whl/{index} torch==2.13.0" in machine.torch_call()
+    assert "--index-url https://download.pytorch.org/whl/rocm6.2.4 torch==2.13.0" in machine.torch_call()
 
 
 def test_an_index_without_the_pinned_version(tmp_path):
