@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by every launcher: setup, result folders, logging.  Sourcing it only sets HERE, the folder of the project.
 
 set -u
@@ -5,12 +6,43 @@ HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" &
 
 die() { echo "error: $*" >&2; exit 1; }
 
+# --- Slurm ------------------------------------------------------------------------------------------
+#
+# Under srun with several tasks, each of them starts the launcher.  All share one folder, named after the job; rank 0
+# alone sets up and writes the log, and the output of the others is prefixed.
+
+RANK_HERE=0
+[ "${SLURM_STEP_NUM_TASKS:-1}" = 1 ] || RANK_HERE=${SLURM_PROCID:-0}
+STEP=${SLURM_JOB_ID:-}_${SLURM_STEP_ID:-}
+
 # --- setup ------------------------------------------------------------------------------------------
 #
 # use_python FILE...: sets PYTHON to an interpreter that has the packages of the requirement files.  That is the
 # python3 on PATH (an active venv or conda environment, a container, a loaded module) if it has all of them, else
-# .venv in the project, created and filled here.  If the python3 on PATH has torch, .venv is layered on its packages:
-# setup never replaces an installed torch.
+# VENV (.venv in the project), created and filled here.  If the python3 on PATH has torch, VENV is layered on its
+# packages: setup never replaces an installed torch.  VENV/made tells which build of torch it has.
+
+VENV=${VENV:-$HERE/.venv}
+case $VENV in /*) ;; *) VENV=$PWD/$VENV ;; esac
+WHEELS=https://download.pytorch.org/whl
+
+# The indexes there that have torch 2.6 or newer, newest first, and from which version of NVIDIA's driver or of ROCm on
+# each is taken.  Indexes and drivers as in uv 0.13 (crates/uv-torch/src/backend.rs), which has the drivers from table 2
+# of CUDA's release notes; rocm6.2 is left out, as its newest torch is 2.5.
+INDEXES="cu130 580.65.06
+cu126 525.60.13
+cu118 450.80.02
+rocm7.2 7.2
+rocm7.1 7.1
+rocm7.0 7.0
+rocm6.4 6.4
+rocm6.3 6.3
+rocm6.2.4 6.2.4
+rocm6.1 6.1"
+
+# AMD GPUs that published wheels are built for, as the driver names them: 90010 is gfx90a.  Others, such as the graphics
+# of a processor, count only where ROCm is installed.
+BUILT_FOR='90000|90006|90008|90010|90402|90500|100300|110000|110001|110002|110500|110501|120000|120001'
 
 MISSING_SCRIPT='
 import re, sys
@@ -40,6 +72,16 @@ for line in open(sys.argv[1]):
         print(line.strip())
 '
 
+# torch/version.py tells the build within milliseconds; importing torch takes seconds.
+BUILD_SCRIPT='
+import importlib.util, os, runpy, sys
+folder = os.path.dirname(importlib.util.find_spec("torch").origin)
+build = runpy.run_path(os.path.join(folder, "version.py"))
+hip, cuda = build.get("hip"), build.get("cuda")
+kind = "rocm" + ".".join(hip.split(".")[:2]) if hip else f"cuda{cuda}" if cuda else "cpu"
+print(kind, "Python", "%d.%d" % sys.version_info[:2], "on", os.uname().machine)
+'
+
 missing() { "$1" -c "$MISSING_SCRIPT" "${@:2}"; } # PYTHON FILE...: what is missing or too old, one name per line
 
 version_in() { # PYTHON PACKAGE
@@ -57,77 +99,176 @@ base_python() { # the python3 on PATH if it is new enough, else a newer one besi
     die "no Python 3.10 or newer on PATH"
 }
 
-accelerator() { # what this machine computes on: rocm, cuda or cpu
-    if rocminfo 2>/dev/null | grep -q 'Name: *gfx'; then
-        echo rocm
-    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
-        echo cuda
+# Hardware is looked for where the driver shows it, as its tools are often not on PATH.  TINY_LLAMA_ROOT is for tests.
+
+nvidia_driver() { # its version
+    grep -m 1 -oE ' [0-9]+\.[0-9.]+ ' "${TINY_LLAMA_ROOT:-}/proc/driver/nvidia/version" 2>/dev/null | tr -d ' ' |
+        grep . || nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | grep -m 1 -xE '[0-9.]+'
+}
+
+amd_gpu() { # its architecture, such as gfx90a
+    local root=${TINY_LLAMA_ROOT:-} version rocminfo
+    if [ -e "$root/dev/kfd" ]; then
+        version=$(cat "$root"/sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null |
+            sed -n 's/^gfx_target_version //p' | grep -m 1 -xE "$BUILT_FOR") &&
+            printf 'gfx%d%x%x\n' $((version / 10000)) $((version / 100 % 100)) $((version % 100)) && return
+    fi
+    for rocminfo in rocminfo "${ROCM_PATH:-}/bin/rocminfo" "$root/opt/rocm/bin/rocminfo"; do
+        "$rocminfo" 2>/dev/null | grep -m 1 -oE '^ *Name: *gfx[0-9a-f]+' | grep -oE 'gfx.*' && return
+    done
+}
+
+accelerator() { # what this machine computes on: cuda DRIVER, rocm ARCHITECTURE, or cpu
+    local found
+    if found=$(nvidia_driver); then
+        echo "cuda $found"
+    elif found=$(amd_gpu); then
+        echo "rocm $found"
     else
         echo cpu
     fi
 }
 
-rocm_version() { # major.minor of the installed ROCm
+rocm_version() { # of the installed ROCm
     { cat "${ROCM_PATH:-/opt/rocm}/.info/version" 2>/dev/null || hipconfig --version 2>/dev/null; } |
-        grep -oE '^[0-9]+\.[0-9]+'
+        grep -oE '^[0-9]+(\.[0-9]+)+'
 }
 
-install_torch() { # PIP...: the build of torch for this machine
-    local pinned index=${TORCH_INDEX_URL:-} wheels=https://download.pytorch.org/whl device
+DEVICE='' # what the flags give --device
+
+complain() { # an error, or a warning with --device cpu
+    [ "$DEVICE" = cpu ] || die "$@"
+    echo "warning: $*" >&2
+}
+
+pip_install() { # PYTHON ARGUMENT...: from the network, or from the wheels in WHEELHOUSE alone
+    local from=()
+    [ -z "${WHEELHOUSE:-}" ] || from=(--no-index --find-links "$WHEELHOUSE")
+    "$1" -m pip install --quiet --quiet --disable-pip-version-check ${from[@]+"${from[@]}"} "${@:2}"
+}
+
+no_source() { # what to ask when an installation failed
+    if [ -n "${WHEELHOUSE:-}" ]; then
+        echo "does WHEELHOUSE have wheels for this Python and these versions? make_wheelhouse.sh makes it"
+    else
+        echo "is there a network?"
+    fi
+}
+
+uv_choice() { # PYTHON PINNED: the build that uv takes for the driver or the GPU; the pinned version if there is one
+    local uv want found
+    uv=$(command -v uv) || { "$1" -m pip install --quiet --quiet --disable-pip-version-check uv && uv=${1%/*}/uv; } ||
+        return
+    for want in "$2" 'torch>=2.6'; do
+        found=$(UV_HTTP_RETRIES=1 "$uv" pip install --dry-run --python "$1" --torch-backend=auto "$want" 2>&1 |
+            sed -n 's/^ *+ \(torch==[^ ]*\).*/\1/p')
+        # Without a build for the GPU, uv takes the one for CPUs.
+        case $found in '' | *+cpu) ;; *) echo "$found" && return ;; esac
+    done
+    return 1
+}
+
+nearest_index() { # cu | rocm, VERSION: the newest published index at or below the version
+    local index from
+    while read -r index from; do
+        case $index in "$1"*)
+            [ "$(printf '%s\n' "$from" "$2" | sort -V | head -n 1)" != "$from" ] || { echo "$index" && return; }
+            ;;
+        esac
+    done <<<"$INDEXES"
+    return 1
+}
+
+install_gpu_torch() { # PYTHON PINNED cuda DRIVER | rocm ARCHITECTURE
+    local python=$1 pinned=$2 device=$3 gpu version prefix build index
+    if [ "$device" = cuda ]; then
+        gpu="NVIDIA driver $4" version=$4 prefix=cu
+        export UV_CUDA_DRIVER_VERSION=$4
+    else
+        gpu="AMD $4" version=$(rocm_version) prefix=rocm
+        export UV_AMD_GPU_ARCHITECTURE=$4
+    fi
+    if build=$(uv_choice "$python" "$pinned"); then
+        echo "Setup: $build, chosen by uv for $gpu"
+        pip_install "$python" --index-url "$WHEELS/${build#*+}" "$build" && return
+        die "could not install $build from $WHEELS/${build#*+}; is there a network?"
+    fi
+    if [ "$device" = rocm ]; then gpu="ROCm ${version:-of an unknown version}"; fi
+    index=$WHEELS/$(nearest_index "$prefix" "$version") ||
+        die "found no build of torch for $gpu; set TORCH_INDEX_URL to an index of torch wheels"
+    echo "Setup: torch from $index, the newest index for $gpu (uv gave no answer)"
+    pip_install "$python" --index-url "$index" "$pinned" 2>/dev/null ||
+        pip_install "$python" --index-url "$index" 'torch>=2.6' ||
+        die "could not install torch from $index; set TORCH_INDEX_URL to another index of torch wheels"
+}
+
+install_torch() { # PYTHON: the build of torch for this machine
+    local python=$1 pinned device
     pinned=$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' "$HERE/constraints.txt")
     device=$(accelerator)
-    if [ -z "$index" ] && [ "$device" = rocm ]; then
-        index=$wheels/rocm$(rocm_version) ||
-            die "cannot find out the version of ROCm; set TORCH_INDEX_URL to an index of torch wheels"
+    if [ -n "${WHEELHOUSE:-}" ]; then
+        echo "Setup: torch from $WHEELHOUSE"
+        pip_install "$python" 'torch>=2.6' || die "could not install torch; $(no_source)"
+    elif [ -n "${TORCH_INDEX_URL:-}" ]; then
+        echo "Setup: torch from $TORCH_INDEX_URL"
+        pip_install "$python" --index-url "$TORCH_INDEX_URL" 'torch>=2.6' ||
+            die "could not install torch from $TORCH_INDEX_URL; set TORCH_INDEX_URL to another index of torch wheels"
+    elif [ "$device" != cpu ]; then
+        # shellcheck disable=SC2086 # two words
+        install_gpu_torch "$python" "$pinned" $device
+    else
+        echo "Setup: $pinned for cpu: no GPU was found"
+        if [ "$(uname -s)" = Linux ]; then
+            pip_install "$python" "$pinned+cpu" 2>/dev/null && return
+            pip_install "$python" --retries 1 --index-url "$WHEELS/cpu" "$pinned" 2>/dev/null && return
+            echo "Setup: no CPU build of torch can be reached, installing the default build (gigabytes)"
+        fi
+        pip_install "$python" "$pinned" || die "could not install $pinned; is there a network?"
     fi
-    if [ -n "$index" ]; then
-        echo "Setup: torch from $index"
-        "$@" --index-url "$index" 'torch>=2.6' ||
-            die "could not install torch from $index; set TORCH_INDEX_URL to another index of torch wheels"
-        return
-    fi
-    echo "Setup: $pinned for $device"
-    if [ "$device" = cpu ] && [ "$(uname -s)" = Linux ]; then
-        "$@" "$pinned+cpu" 2>/dev/null && return
-        "$@" --retries 1 --index-url "$wheels/cpu" "$pinned" 2>/dev/null && return
-        echo "Setup: no CPU build of torch can be reached, installing the default build (gigabytes)"
-    fi
-    "$@" "$pinned" || die "could not install $pinned; is there a network?"
 }
 
+# VENV/making, later VENV/made, marks what setup made and may remove.  Anything else may be somebody's own environment,
+# and a link may lead to one that others use.
 make_venv() { # VENV BASE: an environment, layered on BASE's packages if BASE has torch
     local venv=$1 base=$2 python=$1/bin/python
-    [ -w "$HERE" ] || die "$HERE is not writable: cannot create .venv; activate an environment that has the packages"
+    if [ -n "$(ls -A -- "$venv/" 2>/dev/null)" ]; then
+        if [ -L "$venv" ] || ! { [ -e "$venv/made" ] || [ -e "$venv/making" ]; }; then
+            die "$venv does not have what is needed, and is not setup's to replace; install requirements.txt there," \
+                "rename it, or set VENV to another folder"
+        fi
+        rm -rf -- "$venv"
+    fi
     echo "Setup: creating $venv"
-    "$base" -m venv --clear "$venv" || die "$base cannot create environments (on Debian: apt install python3-venv)"
+    { mkdir -p -- "$venv" && touch "$venv/making"; } || exit 1
+    "$base" -m venv "$venv" || die "$base cannot create environments (on Debian: apt install python3-venv)"
     if version_in "$base" torch >/dev/null; then
         "$base" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
             >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base_environment.pth"
     fi
-    touch "$venv/made" # without this file, an earlier setup was interrupted
+    mv -- "$venv/making" "$venv/made"
 }
 
 fill_venv() { # VENV FILE...: install what is missing
     local venv=$1 python=$1/bin/python names
     shift
-    local pip=("$python" -m pip install --quiet --quiet --disable-pip-version-check)
-    version_in "$python" torch >/dev/null || install_torch "${pip[@]}"
+    : >"$venv/made" # empty until everything is installed
+    version_in "$python" torch >/dev/null || install_torch "$python"
     if missing "$python" "$@" | grep -q '^torch>='; then
         die "torch $(version_in "$python" torch) is too old: the workshop needs 2.6; setup never replaces torch"
     fi
     # The pins apply to what is installed here, not to what is installed already; torch stays as it is.
     "$python" -c "$PINS_SCRIPT" "$HERE/constraints.txt" >"$venv/constraints.txt"
-    pip+=(-c "$venv/constraints.txt")
     names=$(missing "$python" "$@" | grep -v '^deepspeed')
     if [ -n "$names" ]; then
         # shellcheck disable=SC2086 # a list of names
         echo "Setup: installing" $names
         # shellcheck disable=SC2086
-        "${pip[@]}" $names || die "could not install the packages above; is there a network?"
+        pip_install "$python" -c "$venv/constraints.txt" $names ||
+            die "could not install the packages above; $(no_source)"
     fi
     if missing "$python" "$@" | grep -q '^deepspeed'; then
         echo "Setup: installing deepspeed"
-        if ! "${pip[@]}" deepspeed; then
+        if ! pip_install "$python" -c "$venv/constraints.txt" deepspeed; then
             echo "Setup: DeepSpeed could not be installed. Everything except --enable-deepspeed-flops works" \
                 "without it; remove $venv/without_deepspeed to try again." >&2
             touch "$venv/without_deepspeed"
@@ -139,28 +280,86 @@ fill_venv() { # VENV FILE...: install what is missing
 has_everything() { # PYTHON FILE...
     local names
     names=$(missing "$@" 2>/dev/null) || return 1
-    [ ! -e "$HERE/.venv/without_deepspeed" ] || names=$(grep -v '^deepspeed' <<<"$names")
+    [ ! -e "$VENV/without_deepspeed" ] || names=$(grep -v '^deepspeed' <<<"$names")
     [ -z "$names" ]
 }
 
+check_kind() { # that VENV was not made on another kind of node; nothing is deleted
+    local build='' python='' here cure="rename or remove it, or set VENV to another folder"
+    [ -e "$VENV/made" ] || return 0
+    read -r build python <"$VENV/made"
+    "$PYTHON" -c '' 2>/dev/null || die "$VENV was made with ${python:-a Python} and does not run on this node; $cure"
+    here=$(accelerator)
+    here=${here%% *}
+    case $build in '' | "$here"*) return ;; esac
+    [ "$here" = cpu ] || # which any build can use
+        complain "$VENV has torch for $build, of another kind of node: this one has a GPU for $here; $cure"
+}
+
+check_gpu() { # that torch sees the GPU that is here
+    local told
+    [ "$(accelerator)" != cpu ] || return 0
+    told=$(cd -- "$HERE" && "$PYTHON" -m harness.hardware_seen 2>&1) || complain "${told#error: }"
+}
+
+use_caches() { # a home that cannot be written: caches of this user's elsewhere
+    local cache
+    [ -z "${XDG_CACHE_HOME:-}" ] || return 0
+    if [ -n "${HOME:-}" ] && mkdir -p -- "$HOME/.cache" 2>/dev/null && [ -w "$HOME/.cache" ]; then return; fi
+    cache=${TMPDIR:-/tmp}/tiny_llama_cache_$(id -u)
+    (umask 077 && mkdir -p -- "$cache") 2>/dev/null
+    [ -O "$cache" ] || die "cannot write to the home folder, and $cache is not yours; set XDG_CACHE_HOME"
+    [ "$RANK_HERE" != 0 ] || echo "The home folder cannot be written; caches are in $cache"
+    export XDG_CACHE_HOME=$cache MPLCONFIGDIR=${MPLCONFIGDIR:-$cache/matplotlib}
+    export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton} CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$cache/nv}
+    export MIOPEN_USER_DB_PATH=${MIOPEN_USER_DB_PATH:-$cache/miopen}
+    export MIOPEN_CUSTOM_CACHE_DIR=${MIOPEN_CUSTOM_CACHE_DIR:-$cache/miopen}
+}
+
+same_torch() { # BASE_VERSION: the torch on PATH, if there is one, is the one in VENV
+    [ -z "$1" ] || [ "$(version_in "$PYTHON" torch)" = "$1" ]
+}
+
+is_full() { # BASE_VERSION FILE...: VENV is complete, or somebody else's
+    { [ -s "$VENV/made" ] || { [ -e "$VENV/made" ] && [ ! -w "$VENV/made" ]; }; } &&
+        same_torch "$1" && has_everything "$PYTHON" "${@:2}"
+}
+
+wait_for_rank_0() { # BASE_VERSION FILE...
+    local seconds=0
+    until is_full "$@"; do
+        ! grep -qsx "$STEP failed" "$VENV.lock" || exit 1 # rank 0 has said why
+        [ $((seconds += 2)) -lt 3600 ] || die "rank $RANK_HERE waited an hour for rank 0 to set up $VENV"
+        sleep 2
+    done
+}
+
 use_python() { # FILE...
-    local base venv=$HERE/.venv torch
+    local base torch
     base=$(base_python) || exit 1
+    [ -d "${WHEELHOUSE:-/}" ] || die "WHEELHOUSE=$WHEELHOUSE is not a folder"
+    use_caches
     export PYTHON=$base # for the launcher
-    torch=$(version_in "$base" torch)
-    # If python3 has torch, that one is used: a .venv that contains another is replaced.
-    if [ -e "$venv/made" ] && [ -n "$torch" ] && [ "$(version_in "$venv/bin/python" torch)" != "$torch" ]; then
-        rm -f "$venv/made"
-    fi
     has_everything "$PYTHON" "$@" && return
-    PYTHON=$venv/bin/python
-    [ -e "$venv/made" ] && has_everything "$PYTHON" "$@" && return
-    if [ -w "$HERE" ] && command -v flock >/dev/null; then # one setup at a time
-        exec 9>"$HERE/.setup.lock"
-        flock 9
+    torch=$(version_in "$base" torch)
+    PYTHON=$VENV/bin/python
+    check_kind
+    is_full "$torch" "$@" && return
+    { mkdir -p -- "${VENV%/*}" && : >>"$VENV.lock"; } 2>/dev/null ||
+        die "cannot create $VENV: set VENV to a folder elsewhere, or activate an environment that has the packages"
+    if [ "$RANK_HERE" != 0 ]; then
+        wait_for_rank_0 "$torch" "$@"
+        return
     fi
-    { [ -e "$venv/made" ] && "$PYTHON" -c '' 2>/dev/null; } || make_venv "$venv" "$base"
-    has_everything "$PYTHON" "$@" || fill_venv "$venv" "$@"
+    exec 9>"$VENV.lock"
+    ! command -v flock >/dev/null || flock 9 # one setup at a time
+    trap 'echo "$STEP failed" >&9' EXIT
+    # If python3 has torch, that one is used: a VENV that contains another is replaced.
+    { [ -e "$VENV/made" ] && same_torch "$torch"; } || make_venv "$VENV" "$base"
+    has_everything "$PYTHON" "$@" || fill_venv "$VENV" "$@"
+    check_gpu
+    "$PYTHON" -c "$BUILD_SCRIPT" >"$VENV/made"
+    trap - EXIT
     exec 9>&-
 }
 
@@ -168,6 +367,10 @@ use_python() { # FILE...
 
 new_folder() { # PREFIX: creates PREFIX_<timestamp> in the working directory; two in one second get two names
     local stamp folder n=1
+    if [ "${SLURM_STEP_NUM_TASKS:-1}" != 1 ]; then # one folder for all ranks
+        echo "$1_$STEP"
+        return
+    fi
     stamp=$(date +%Y%m%d_%H%M%S)
     folder=$1_$stamp
     until mkdir "$folder" 2>/dev/null; do
@@ -199,16 +402,22 @@ wants_help() { # ARGUMENT...
 # run_logged FOLDER COMMAND...: run with output to the terminal and to FOLDER/training_output.log; exits with the
 # command's code.  Signals go to the command, which then reports; tee ignores them, so that the report is logged.
 run_logged() {
-    local folder=$1 log=$1/training_output.log earlier='' child logger code
+    local folder=$1 log=$1/training_output.log earlier='' child logger code copy
     shift
     mkdir -p -- "$folder" 2>/dev/null
     if ! [ -d "$folder" ] || ! [ -w "$folder" ]; then die "cannot write to folder $folder"; fi
-    if [ -s "$log" ]; then # of an earlier run: the command moves that run aside, and this file with it
-        earlier=$folder/training_output.$(date -r "$log" +%Y%m%d_%H%M%S).log
-        mv -- "$log" "$earlier"
+    if [ "$RANK_HERE" != 0 ]; then
+        copy=(sed -u "s/^/[rank $RANK_HERE] /")
+    else
+        if [ -s "$log" ]; then # of an earlier run: the command moves that run aside, and this file with it
+            earlier=$folder/training_output.$(date -r "$log" +%Y%m%d_%H%M%S).log
+            mv -- "$log" "$earlier"
+        fi
+        export TINY_LLAMA_LOG=$log
+        copy=(tee -- "$log")
     fi
-    export TINY_LLAMA_LOG=$log PYTHONUNBUFFERED=1
-    exec 3> >(trap '' INT TERM HUP PIPE; exec tee -- "$log" 2>/dev/null)
+    export PYTHONUNBUFFERED=1
+    exec 3> >(trap '' INT TERM HUP PIPE; exec "${copy[@]}" 2>/dev/null)
     logger=$!
     set -m # a job of its own receives Ctrl-C, which the command of a plain `&` would ignore
     "$@" </dev/null >&3 2>&1 3>&- &
@@ -224,12 +433,27 @@ run_logged() {
         code=$?
     done
     wait "$logger" 2>/dev/null
-    if [ "$code" = 2 ]; then # wrong arguments: nothing was run, so nothing is left or changed
+    if [ "$code" = 2 ] && [ "$RANK_HERE" = 0 ]; then # wrong arguments: nothing was run, so nothing is left or changed
         rm -f -- "$log"
         [ -z "$earlier" ] || mv -- "$earlier" "$log"
         rmdir -- "$folder" 2>/dev/null
     fi
     exit "$code"
+}
+
+check_tasks() { # SCRIPT: that it runs as ranks, if srun starts several tasks
+    local tasks=${SLURM_NTASKS:-1}
+    case ${WRAPPER:-}$1 in
+    tiny_llama_v1.py | run_pytorch_profiler.py | run_deepspeed_flops.py | launch_performance_study.py)
+        [ "$tasks" = 1 ] || [ "${SLURM_STEP_NUM_TASKS:-1}" != 1 ] ||
+            echo "Note: this Slurm job has $tasks tasks, and this is one process; 'srun ${0##*/}' starts one in each"
+        ;;
+    *)
+        [ "${SLURM_STEP_NUM_TASKS:-1}" != 1 ] || return 0
+        [ "$RANK_HERE" = 0 ] || exit 1
+        die "${0##*/} is one process, and srun started $SLURM_STEP_NUM_TASKS: use srun --ntasks=1"
+        ;;
+    esac
 }
 
 # launch SCRIPT PREFIX FLAG [FLAGS...] -- ARGUMENT...: run SCRIPT with FLAGS and the arguments, in the folder that the
@@ -242,6 +466,8 @@ launch() {
         shift
     done
     shift
+    check_tasks "${script##*/}"
+    DEVICE=$(value_of --device "" "$@")
     use_python "$HERE/requirements.txt"
     if wants_help "$@"; then exec "$PYTHON" "$script" --help; fi
     folder=$(value_of --resume "" "$@")

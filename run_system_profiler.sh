@@ -3,7 +3,7 @@
 # parts and phases, and print the tool's summaries by range and by kernel, into system_profile_<timestamp>/.
 #   ./run_system_profiler.sh [flags of tiny_llama_v1.py]
 #   ./run_system_profiler.sh --warmup-steps 10 --profile-steps 2     capture steps 11 and 12
-# shellcheck disable=SC2034,SC2317 # WRAPPER is read by launch, which calls under_profiler
+# shellcheck disable=SC2034,SC2317,SC2329 # WRAPPER is read by launch, which calls under_profiler
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
 
 GET_ROCPROFV3="rocprofv3, of ROCm 7.0 or newer (apt install rocprofiler-sdk)"
@@ -19,11 +19,11 @@ find_tool() { # rocprofv3 | nsys: its path, also where ROCm and CUDA leave it of
 }
 
 choose_tool() { # sets GPU, TOOL and TOOL_HELP; a tool sees the GPUs of its own vendor alone
-    GPU=$(accelerator)
+    read -r GPU _ <<<"$(accelerator)"
     case $GPU in
     rocm) TOOL=$(find_tool rocprofv3) || die "this AMD GPU needs $GET_ROCPROFV3, on PATH" ;;
     cuda) TOOL=$(find_tool nsys) || die "this NVIDIA GPU needs $GET_NSYS, on PATH" ;;
-    cpu) # also a container in which rocminfo or nvidia-smi is missing: torch may see more
+    cpu) # also a container in which the driver does not show itself: torch may see more
         TOOL=$(find_tool nsys || find_tool rocprofv3) ||
             die "no system profiler on PATH: an AMD GPU needs $GET_ROCPROFV3; an NVIDIA GPU needs $GET_NSYS"
         ;;
@@ -59,10 +59,52 @@ under_profiler() { # FOLDER COMMAND...
     trap 'interrupted=143' TERM
     began=$(date +%s)
     echo "System profiler: $TOOL"
-    [ "$GPU" != cpu ] || echo "No GPU seen by rocminfo or nvidia-smi: without one there are no ranges and no kernels"
+    if [ "$GPU" = cpu ]; then
+        echo "No GPU found: without one there are no ranges and no kernels"
+    else
+        probe || return
+        [ "$interrupted" = 0 ] || return "$interrupted"
+    fi
     case $TOOL in *rocprofv3) under_rocprofv3 "$@" ;; *) under_nsys "$@" ;; esac
     [ "$code" != 0 ] || code=$interrupted # nsys ends with 0 when it is interrupted after the steps to capture
     return "$code"
+}
+
+# A wheel's torch that brings a ROCm of its own meets the system's ROCm, which the tool loads first: torch then finds no
+# GPU (ROCm/rocprofiler-sdk#66, #93), ends with CONFIGURATION_LOCKED (ROCm/TheRock#6695) or waits forever.
+PROBE_SECONDS=${PROBE_SECONDS:-180}
+PROBE_SCRIPT='import torch; torch.ones(1, device="cuda").sum().item()'
+OWN_ROCM_SCRIPT='
+import glob, importlib.util, os
+folder = os.path.dirname(importlib.util.find_spec("torch").origin)
+own = importlib.util.find_spec("_rocm_sdk_core")
+print(*(glob.glob(folder + "/lib/libamdhip64.so*") or (own.submodule_search_locations if own else []))[:1])
+'
+
+probe() { # run one kernel under the tool, within PROBE_SECONDS; says what is wrong
+    local scratch out cause own options=(profile --trace=cuda --sample=none --cpuctxsw=none)
+    scratch=$(mktemp -d) || return
+    case $TOOL in
+    *rocprofv3) options=(--kernel-trace --output-directory "$scratch" --) ;;
+    *) options+=(--output="$scratch/probe") ;;
+    esac
+    timeout --foreground --kill-after=10 "$PROBE_SECONDS" "$TOOL" "${options[@]}" "$PYTHON" -c "$PROBE_SCRIPT" \
+        >"$scratch/out" 2>&1
+    code=$?
+    out=$(grep -m 1 -E 'CONFIGURATION_LOCKED|No HIP GPUs|^[A-Za-z.]*Error' "$scratch/out")
+    rm -rf -- "$scratch"
+    [ "$code" != 0 ] && [ "$interrupted" = 0 ] || return 0
+    if ! cause=$(cd -- "$HERE" && "$PYTHON" -m harness.hardware_seen 2>&1); then
+        echo "$cause" >&2 # with or without the tool
+        return 1
+    fi
+    case $code in 124 | 137) out="no answer within $PROBE_SECONDS s (PROBE_SECONDS sets the limit)" ;; esac
+    own=$(case $GPU in rocm) "$PYTHON" -c "$OWN_ROCM_SCRIPT" ;; esac)
+    cause="one operation on the GPU fails under ${TOOL##*/}: ${out:-exit code $code}"
+    [ -z "$own" ] || cause+="; torch brings its own ROCm ($own), which clashes with that of $TOOL: run this in a \
+container whose torch uses the system's ROCm, such as rocm/pytorch (docs/gpu_nodes.md)"
+    echo "error: $cause" >&2
+    return 1
 }
 
 written() { # FILE: in this run; the folder may hold the profile of an earlier one

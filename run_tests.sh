@@ -4,6 +4,8 @@
 #   ./run_tests.sh --fast [flags of pytest]     without the slow ones: every module, in under 90 seconds on two cores
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
 
+# shellcheck disable=SC2034 # read by use_python: without the GPU, its tests are skipped
+DEVICE=cpu
 use_python "$HERE/requirements.txt" "$HERE/requirements-dev.txt"
 cd "$HERE" || exit 1
 "$PYTHON" -m ruff check . && "$PYTHON" -m ruff format --check . || exit 1

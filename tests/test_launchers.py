@@ -90,7 +90,7 @@ STARTED = {  # launcher: the command that it starts, in which folder, with which
 
 def test_every_launcher_is_tried():
     tried = {line.split()[0] for line in STARTED}
-    elsewhere = {"launcher_common.sh", "run_tests.sh", "run_system_profiler.sh"}
+    elsewhere = {"launcher_common.sh", "run_tests.sh", "run_system_profiler.sh", "make_wheelhouse.sh"}
     assert tried | elsewhere == {path.name for path in PROJECT.glob("*.sh")}
 
 
@@ -195,6 +195,59 @@ def test_performance_study_needs_a_size(project, work, arguments):
     assert code == 2
     assert re.fullmatch(r"launch_performance_study.sh: error: the first argument is the size: tiny, .*\n", out)
     assert not list(work.iterdir())
+
+
+# ---- Slurm ---------------------------------------------------------------------------------------------------------
+
+
+def step(rank: int, tasks: int = 2) -> dict:
+    """What srun sets for one of several tasks."""
+    shared = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(tasks)}
+    return shared | {"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_PROCID": str(rank)}
+
+
+def test_all_ranks_share_the_folder_of_their_job(project, work):
+    ranks = [start(str(project / "run_baseline.sh"), cwd=work, env=step(rank)) for rank in (1, 0)]
+    (code_1, out_1), (code_0, out_0) = map(finish, ranks)
+    assert (code_0, code_1) == (0, 0)
+    folder = only_folder(work, "*")
+    assert folder.name == "baseline_results_4711_0"
+    assert [path.name for path in folder.iterdir()] == ["training_output.log"]
+    assert (folder / "training_output.log").read_text() == out_0
+    assert all(line.startswith("[rank 1] ") for line in out_1.splitlines())
+    assert "[rank 1] tiny_llama_v1.py --output-dir baseline_results_4711_0\n" in out_1
+    assert "logged to None" in out_1
+
+
+def test_only_rank_0_moves_an_earlier_log(project, work):
+    launch(project / "run_baseline.sh", "--output-dir", "here", cwd=work)
+    for rank in (1, 0):
+        code, out = launch(project / "run_baseline.sh", "--output-dir", "here", cwd=work, env=step(rank))
+        assert code == 0, out
+        assert len(list(work.glob("here/*"))) == 2 - rank
+
+
+def test_the_exit_code_of_a_rank(project, work):
+    assert launch(project / "run_baseline.sh", "--code", "7", cwd=work, env=step(1))[0] == 7
+    assert launch(project / "run_baseline.sh", "--code", "2", cwd=work, env=step(1))[0] == 2
+    assert only_folder(work, "*").name == "baseline_results_4711_0"  # which is rank 0's to remove
+
+
+def test_several_tasks_of_a_command_that_is_one_process(project, work):
+    (code_0, out_0), (code_1, out_1) = (
+        launch(project / "run_memory_study.sh", cwd=work, env=step(rank)) for rank in (0, 1)
+    )
+    assert (code_0, code_1, out_1) == (1, 1, "")
+    assert out_0 == "error: run_memory_study.sh is one process, and srun started 2: use srun --ntasks=1\n"
+    assert not list(work.iterdir())
+
+
+def test_tasks_that_are_not_used_are_told(project, work):
+    code, out = launch(project / "run_baseline.sh", cwd=work, env={"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8"})
+    assert code == 0, out
+    note = "Note: this Slurm job has 8 tasks, and this is one process; 'srun run_baseline.sh' starts one in each\n"
+    assert out.startswith(note)
+    assert re.fullmatch(r"baseline_results_\d{8}_\d{6}", only_folder(work, "*").name)
 
 
 # ---- With the commands themselves ----------------------------------------------------------------------------------

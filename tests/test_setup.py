@@ -1,15 +1,18 @@
 """Setup, on machines that are not there: stubs for the interpreters and for the drivers' tools."""
 
 import os
+import re
 import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers import PROJECT
 
-# A python3 with packages of its own: what it has are metadata folders, and pip makes more of them.
+# A python3 with packages of its own: what it has are metadata folders, and pip makes more of them.  Of torch there is
+# also version.py, which names the build: that of the index, or STUB_BUILD.
 STUB_PYTHON = r"""#!/usr/bin/env bash
 site=$(cd "$(dirname "$0")/.." && pwd)/site-packages
 mkdir -p "$site"
@@ -20,31 +23,67 @@ add() {
 }
 if [ "$1 $2" = "-m venv" ]; then
     echo "venv $0" >>"$STUB_LOG"
-    rm -rf "${@: -1}" && mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
-elif [ "$1 $2" = "-m pip" ]; then
-    shift 2
-    echo "pip $*" >>"$STUB_LOG"
-    [ -z "${STUB_NO_NETWORK:-}" ] || exit 1
-    for word in "$@"; do
-        case $word in "${STUB_FAILS:-nothing}") exit 1 ;; esac
-    done
-    skip=
-    for word in "$@"; do
-        if [ -n "$skip" ]; then skip=; continue; fi
-        case $word in
-        install | -q | --quiet | --disable-pip-version-check) ;;
-        -*) skip=1 ;;
-        torch*) [ "${word#torch-tb}" = "$word" ] && add torch 2.13.0 || add "$word" 1.0 ;;
-        *) add "$word" 1.0 ;;
-        esac
-    done
-else
+    mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
+    exit
+elif [ "$1 $2" != "-m pip" ]; then
     case "$*" in *get_path*) echo "$site"; exit ;; esac
     paths=$site
     [ ! -f "$site/base_environment.pth" ] || paths=$paths:$(paste -sd : "$site/base_environment.pth")
     PYTHONPATH=$paths exec "$REAL_PYTHON" -S "$@"
 fi
+shift 2
+echo "pip $*" >>"$STUB_LOG"
+index='' local_only='' report='' wheels='' names=()
+while [ $# -gt 0 ]; do
+    case $1 in "${STUB_FAILS:-nothing}") exit 1 ;; esac
+    case $1 in
+    --index-url) index=${2##*/} && shift ;;
+    --no-index) local_only=yes ;;
+    --report) report=$2 && shift ;;
+    --wheel-dir) wheels=$2 && shift ;;
+    -c | -r | --retries) shift ;;
+    --find-links) folder=$2 && shift ;;
+    -* | install | wheel) ;;
+    *) names+=("$1") ;;
+    esac
+    shift
+done
+[ -n "${STUB_NO_NETWORK:-}" ] && [ -z "$local_only" ] && exit 1
+[ -z "$wheels" ] || : >"$wheels/some.whl"
+if [ -n "$report" ]; then
+    echo '{"install": [{"metadata": {"name": "some"}, "download_info": {"url": "file:///some.whl"}}]}' >"$report"
+    exit
+fi
+if [ -n "$local_only" ] && ! [ -e "$folder/some.whl" ]; then exit 1; fi
+for word in "${names[@]}"; do
+    case $word in
+    torch-tb*) add "$word" 1.0 ;;
+    torch*)
+        add torch 2.13.0
+        build=${STUB_BUILD:-${index:-cpu}}
+        mkdir -p "$site/torch" && : >"$site/torch/__init__.py"
+        case $build in
+        rocm*) echo "hip, cuda = '${build#rocm}.1', None" ;;
+        cu*) echo "hip, cuda = None, '${build#cu}'" ;;
+        *) echo "hip = cuda = None" ;;
+        esac >"$site/torch/version.py"
+        ;;
+    uv) add uv 1.0 && [ -z "${STUB_UV:-}" ] || cp "$STUB_UV" "${0%/*}/uv" ;;
+    *) add "$word" 1.0 ;;
+    esac
+done
 """
+
+# Answers as uv does: the builds in STUB_BUILDS, or the one for CPUs.
+STUB_UV = r"""#!/usr/bin/env bash
+echo "uv $UV_CUDA_DRIVER_VERSION$UV_AMD_GPU_ARCHITECTURE $*" >>"$STUB_LOG"
+for build in $STUB_BUILDS 2.13.0+cpu; do
+    case "${@: -1}" in "torch==${build%+*}" | "torch>=2.6") echo " + torch==$build" >&2; exit ;; esac
+done
+"""
+
+
+HARDWARE_SEEN = "import os, sys; sys.exit(os.environ.get('STUB_UNSEEN'))"
 
 
 class Machine:
@@ -56,38 +95,68 @@ class Machine:
         self.log.touch()
         for name in ("launcher_common.sh", "requirements.txt", "requirements-dev.txt", "constraints.txt"):
             (self.project / name).write_bytes((PROJECT / name).read_bytes())
+        (self.project / "harness").mkdir()
+        (self.project / "harness" / "hardware_seen.py").write_text(HARDWARE_SEEN)
+        self.root = folder / "root"  # where drivers show themselves
         self.bin = folder / "base" / "bin"
         self.bin.mkdir(parents=True)
         self.command("python3", STUB_PYTHON)
         self.site = folder / "base" / "site-packages"
         self.site.mkdir()
         for name, version in base_packages.items():
-            info = self.site / f"{name}-{version}.dist-info"
-            info.mkdir()
-            name = name.replace("_", "-")
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            self.package(name, version)
+
+    def package(self, name: str, version: str) -> None:
+        """Of the python3 on PATH."""
+        text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        self.file(self.site / f"{name}-{version}.dist-info" / "METADATA", text)
+        if name == "torch":
+            self.file(self.site / "torch" / "__init__.py", "")
+            self.file(self.site / "torch" / "version.py", "hip, cuda = '6.4.43482-0f2d60242', None")
+
+    def file(self, path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def nvidia(self, driver: str) -> None:
+        line = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build  (dvs)\n"
+        self.file(self.root / "proc" / "driver" / "nvidia" / "version", line)
+
+    def amd(self, *architectures: int) -> None:
+        """As the kernel names them: a processor is 0, gfx90a is 90010."""
+        self.file(self.root / "dev" / "kfd", "")
+        for number, architecture in enumerate(architectures):
+            node = self.root / "sys" / "class" / "kfd" / "kfd" / "topology" / "nodes" / str(number)
+            self.file(node / "properties", f"simd_count 304\ngfx_target_version {architecture}\nvendor_id 4098\n")
 
     def command(self, name: str, text: str) -> None:
         path = self.bin / name
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
-    def set_up(self, *files: str, **variables: str):
+    def set_up(self, *files: str, device: str = "", **variables: str):
         needed = " ".join(f'"$HERE/{file}"' for file in files or ("requirements.txt",))
-        script = f"CDPATH=/:/tmp; . {self.project}/launcher_common.sh; use_python {needed}"
+        script = f"CDPATH=/:/tmp; . {self.project}/launcher_common.sh; DEVICE={device}; use_python {needed}"
+        return self.run("bash", "-c", f"{script}; echo PYTHON=$PYTHON", **variables)
+
+    def run(self, *command: str, **variables: str):
         environment = {
             "PATH": f"{self.bin}:/usr/bin:/bin",
             "REAL_PYTHON": sys.executable,
             "STUB_LOG": str(self.log),
             "ROCM_PATH": str(self.project / "no-rocm"),
+            "TINY_LLAMA_ROOT": str(self.root),
+            "HOME": str(self.root / "home"),
             **variables,
         }
-        command = ["bash", "-c", f"{script}; echo PYTHON=$PYTHON"]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=self.project)
         return done.returncode, done.stdout + done.stderr
 
     def pip_calls(self) -> list[str]:
         return [line for line in self.log.read_text().splitlines() if line.startswith("pip")]
+
+    def torch_call(self) -> str:
+        return next(line for line in reversed(self.pip_calls()) if " torch" in line and "torch-tb" not in line)
 
 
 HAS_ALL = dict.fromkeys(
@@ -119,14 +188,77 @@ def test_without_a_cpu_build_at_hand_its_wheel_source_is_asked(tmp_path):
     assert "--index-url https://download.pytorch.org/whl/cpu torch==2.13.0" in machine.pip_calls()[1]
 
 
-@pytest.mark.parametrize("script", ["echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'"])
-def test_nvidia(tmp_path, script):
+# ---- The build of torch --------------------------------------------------------------------------------------------
+
+
+NEAREST = {  # the newest published index at or below a driver or a ROCm
+    "cu": {"590.10": "cu130", "580.65.06": "cu130", "575.51.03": "cu126", "525.60.13": "cu126", "470.82": "cu118"},
+    "rocm": {"7.14.0": "rocm7.2", "6.4.4": "rocm6.4", "6.3.0": "rocm6.3", "6.2.4": "rocm6.2.4", "6.2.0": "rocm6.1"},
+}
+
+
+def test_the_nearest_published_index(tmp_path):
+    asked = [(kind, version) for kind in NEAREST for version in NEAREST[kind]]
+    calls = "; ".join(f"nearest_index {kind} {version}" for kind, version in asked)
+    code, out = Machine(tmp_path).run("bash", "-c", f". {PROJECT}/launcher_common.sh; {calls}")
+    assert (code, out.split()) == (0, [NEAREST[kind][version] for kind, version in asked])
+
+
+def test_without_uv_the_driver_decides(tmp_path):
     machine = Machine(tmp_path)
-    machine.command("nvidia-smi", f"#!/bin/sh\n{script}\n")
+    machine.nvidia("550.144.03")
     code, out = machine.set_up()
     assert code == 0, out
-    assert machine.pip_calls()[0].endswith("torch==2.13.0")
-    assert "index-url" not in machine.pip_calls()[0]
+    assert "--index-url https://download.pytorch.org/whl/cu126 torch==2.13.0" in machine.torch_call()
+    told = "Setup: torch from https://download.pytorch.org/whl/cu126, the newest index for NVIDIA driver 550.144.03 ("
+    assert told in out
+
+
+def test_a_driver_that_is_too_old_for_any_build(tmp_path):
+    machine = Machine(tmp_path)
+    machine.nvidia("390.157")
+    code, out = machine.set_up()
+    assert code == 1
+    assert (
+        out.strip().splitlines()[-1].startswith("error: found no build of torch for NVIDIA driver 390.157; set TORCH")
+    )
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_uv_is_asked_first(tmp_path, on_path):
+    machine = Machine(tmp_path)
+    machine.nvidia("550.144.03")
+    machine.command("uv" if on_path else "uv-for-pip", STUB_UV)
+    uv_from_pip = {} if on_path else {"STUB_UV": str(machine.bin / "uv-for-pip")}
+    code, out = machine.set_up(STUB_BUILDS="2.9.1+cu128 2.13.0+cu126", **uv_from_pip)
+    assert code == 0, out
+    (question,) = [line for line in machine.log.read_text().splitlines() if line.startswith("uv ")]
+    assert question.startswith("uv 550.144.03 pip install --dry-run --python ")
+    assert question.endswith("--torch-backend=auto torch==2.13.0")
+    assert "--index-url https://download.pytorch.org/whl/cu126 torch==2.13.0+cu126" in machine.torch_call()
+    assert "Setup: torch==2.13.0+cu126, chosen by uv for NVIDIA driver 550.144.03\n" in out
+
+
+@pytest.mark.parametrize(
+    ("builds", "requirement"), [("2.9.1+rocm6.4", "torch==2.9.1+rocm6.4"), ("", "torch==2.13.0")], ids=["older", "none"]
+)
+def test_uv_that_has_the_pinned_version_for_cpus_only(tmp_path, builds, requirement):
+    machine = Machine(tmp_path)
+    machine.command("uv", STUB_UV)
+    machine.amd(0, 0, 90402)
+    machine.file(machine.project / "rocm" / ".info" / "version", "6.4.1-83")
+    code, out = machine.set_up(STUB_BUILDS=builds, **rocm_path(machine))
+    assert code == 0, out
+    assert "uv gfx942 pip install" in machine.log.read_text()
+    assert machine.torch_call().endswith(f"--index-url https://download.pytorch.org/whl/rocm6.4 {requirement}")
+
+
+def test_nvidia_where_only_its_tool_answers(tmp_path):
+    machine = Machine(tmp_path)
+    machine.command("nvidia-smi", "#!/bin/sh\necho 550.54.15\necho 550.54.15\n")
+    code, out = machine.set_up()
+    assert code == 0, out
+    assert "whl/cu126 torch==2.13.0" in machine.torch_call()
 
 
 def test_a_driver_tool_that_fails_is_no_gpu(tmp_path):
@@ -138,18 +270,44 @@ def test_a_driver_tool_that_fails_is_no_gpu(tmp_path):
 
 def rocm(machine: Machine, version: str | None) -> dict:
     machine.command("rocminfo", "#!/bin/sh\necho '  Name:                    gfx90a'\n")
-    info = machine.project / "rocm" / ".info"
-    info.mkdir(parents=True)
     if version:
-        (info / "version").write_text(version)
+        machine.file(machine.project / "rocm" / ".info" / "version", version)
+    return rocm_path(machine)
+
+
+def rocm_path(machine: Machine) -> dict:
     return {"ROCM_PATH": str(machine.project / "rocm")}
 
 
-def test_rocm(tmp_path):
+def test_without_uv_the_installed_rocm_decides(tmp_path):
     machine = Machine(tmp_path)
-    code, out = machine.set_up(**rocm(machine, "6.4.4-129"))
+    code, out = machine.set_up(**rocm(machine, "6.2.4-129"))
     assert code == 0, out
-    assert "--index-url https://download.pytorch.org/whl/rocm6.4 torch>=2.6" in machine.pip_calls()[0]
+    assert "--index-url https://download.pytorch.org/whl/rocm6.2.4 torch==2.13.0" in machine.torch_call()
+
+
+def test_an_index_without_the_pinned_version(tmp_path):
+    machine = Machine(tmp_path)
+    code, out = machine.set_up(**rocm(machine, "6.4.4"), STUB_FAILS="torch==2.13.0")
+    assert code == 0, out
+    assert machine.torch_call().endswith("whl/rocm6.4 torch>=2.6")
+
+
+def test_rocminfo_that_is_not_on_path(tmp_path):
+    machine = Machine(tmp_path)
+    variables = rocm(machine, "7.0.2")
+    (machine.project / "rocm" / "bin").mkdir()
+    (machine.bin / "rocminfo").rename(machine.project / "rocm" / "bin" / "rocminfo")
+    code, out = machine.set_up(**variables)
+    assert code == 0, out
+    assert "whl/rocm7.0" in machine.torch_call()
+
+
+def test_graphics_of_a_processor_are_no_gpu(tmp_path):
+    machine = Machine(tmp_path)
+    machine.amd(0, 100306)  # which no wheel is built for
+    machine.set_up()
+    assert "torch==2.13.0+cpu" in machine.pip_calls()[0]
 
 
 def test_rocm_of_an_unknown_version_asks(tmp_path):
@@ -157,13 +315,149 @@ def test_rocm_of_an_unknown_version_asks(tmp_path):
     code, out = machine.set_up(**rocm(machine, None))
     assert code == 1
     assert "TORCH_INDEX_URL" in out
-    assert machine.pip_calls() == []
-    assert machine.set_up(**{**rocm_path(machine), "TORCH_INDEX_URL": "https://wheels.example/rocm"})[0] == 0
-    assert "--index-url https://wheels.example/rocm torch>=2.6" in machine.pip_calls()[0]
+    assert not any(" torch" in call for call in machine.pip_calls())
+    index = "https://wheels.example/rocm6.4"
+    assert machine.set_up(**rocm_path(machine), TORCH_INDEX_URL=index)[0] == 0
+    assert f"--index-url {index} torch>=2.6" in machine.torch_call()
 
 
-def rocm_path(machine: Machine) -> dict:
-    return {"ROCM_PATH": str(machine.project / "rocm")}
+# ---- The right environment for this node ---------------------------------------------------------------------------
+
+
+def test_a_gpu_that_torch_does_not_see_ends_setup(tmp_path):
+    machine = Machine(tmp_path)
+    machine.nvidia("550.144.03")
+    cause = "error: the driver 550.144.03 is too old for this build"
+    for _ in range(2):  # until it is seen
+        code, out = machine.set_up(STUB_UNSEEN=cause)
+        assert code == 1
+        assert out.strip().splitlines()[-1] == cause
+    code, out = machine.set_up(STUB_UNSEEN=cause, device="cpu")
+    assert (code, out.splitlines()[-2:]) == (0, [venv_line(machine), cause.replace("error", "warning")])
+    assert machine.set_up()[0] == 0
+
+
+def venv_line(machine: Machine) -> str:
+    return f"PYTHON={machine.project}/.venv/bin/python"
+
+
+def test_an_environment_from_a_login_node_is_noticed_and_kept(tmp_path):
+    machine = Machine(tmp_path)
+    machine.set_up()
+    made = (machine.project / ".venv" / "made").read_text()
+    assert made.startswith("cpu Python 3.")
+    machine.amd(0, 90010)
+    code, out = machine.set_up()
+    assert (code, out.count("\n")) == (1, 1)
+    assert out.startswith(f"error: {machine.project}/.venv has torch for cpu, of another kind of node: ")
+    assert "rename or remove it, or set VENV" in out
+    assert (machine.project / ".venv" / "made").read_text() == made
+    code, out = machine.set_up(device="cpu")
+    assert (code, out.splitlines()[-1].split(":")[0]) == (0, "warning")
+    code, out = machine.set_up(VENV="of-this-node", STUB_BUILD="rocm6.4", TORCH_INDEX_URL="https://wheels.example")
+    assert code == 0, out
+    assert out.endswith(f"PYTHON={machine.project}/of-this-node/bin/python\n")
+    assert (machine.project / "of-this-node" / "made").read_text().startswith("rocm6.4 Python 3.")
+
+
+def test_a_build_for_a_gpu_may_be_used_without_one(tmp_path):
+    machine = Machine(tmp_path)
+    assert machine.set_up(TORCH_INDEX_URL="https://wheels.example/rocm7.0")[0] == 0
+    assert (machine.project / ".venv" / "made").read_text().startswith("rocm7.0 ")
+    assert machine.set_up() == (0, f"{venv_line(machine)}\n")
+
+
+def test_an_environment_whose_python_does_not_run_here(tmp_path):
+    machine = Machine(tmp_path)
+    machine.set_up()
+    (machine.project / ".venv" / "bin" / "python").unlink()
+    code, out = machine.set_up()
+    assert (code, out.count("\n")) == (1, 1)
+    assert re.search(
+        r"/\.venv was made with Python 3\.\d+ on \w+ and does not run on this node; rename or remove it", out
+    )
+    assert (machine.project / ".venv" / "site-packages").exists()
+
+
+def test_an_environment_elsewhere_leaves_the_project_alone(tmp_path):
+    machine = Machine(tmp_path)
+    before = sorted(machine.project.rglob("*"))
+    venv = tmp_path / "scratch" / "venv"
+    code, out = machine.set_up(VENV=str(venv))
+    assert code == 0, out
+    assert out.endswith(f"PYTHON={venv}/bin/python\n")
+    assert [path for path in sorted(machine.project.rglob("*")) if path not in before] == []
+
+
+def test_a_home_that_cannot_be_written(tmp_path):
+    machine = Machine(tmp_path, torch="2.13.0", **HAS_ALL)
+    scratch = tmp_path / "scratch"
+    script = f". {machine.project}/launcher_common.sh; use_python; env"
+    code, out = machine.run("bash", "-c", script, HOME="/proc/nobody", TMPDIR=str(scratch), TRITON_CACHE_DIR="/mine")
+    assert code == 0, out
+    caches = scratch / f"tiny_llama_cache_{os.geteuid()}"
+    assert out.startswith(f"The home folder cannot be written; caches are in {caches}\n")
+    assert caches.stat().st_mode & 0o777 == 0o700
+    assert {f"XDG_CACHE_HOME={caches}", "TRITON_CACHE_DIR=/mine", f"MIOPEN_USER_DB_PATH={caches}/miopen"} <= set(
+        out.splitlines()
+    )
+
+
+# ---- Without a network ---------------------------------------------------------------------------------------------
+
+
+def test_a_wheelhouse_is_made_and_used(tmp_path):
+    machine = Machine(tmp_path)
+    maker = machine.project / "make_wheelhouse.sh"
+    maker.write_bytes((PROJECT / "make_wheelhouse.sh").read_bytes())
+    wheels = tmp_path / "the wheels"
+    code, out = machine.run("bash", str(maker), str(wheels), TORCH_INDEX_URL="https://wheels.example/rocm6.4")
+    assert code == 0, out
+    assert f"Wheelhouse: 1 wheels in {wheels}, for rocm6.4 Python 3." in out
+    assert f"WHEELHOUSE={wheels}" in out
+    assert "--index-url https://wheels.example/rocm6.4 torch>=2.6" in machine.torch_call()
+    assert any("wheel --no-deps --wheel-dir" in call for call in machine.pip_calls())
+    assert not (machine.project / ".venv").exists()
+    code, out = machine.set_up(STUB_NO_NETWORK="1")
+    assert code == 1
+    code, out = machine.set_up(STUB_NO_NETWORK="1", WHEELHOUSE=str(wheels))
+    assert code == 0, out
+    assert all("uv" not in call.split() for call in machine.pip_calls())
+
+
+@pytest.mark.parametrize(("folder", "message"), [("none", "is not a folder"), (".", "does WHEELHOUSE have wheels for")])
+def test_a_wheelhouse_that_lacks_what_is_needed(tmp_path, folder, message):
+    code, out = Machine(tmp_path).set_up(WHEELHOUSE=folder)
+    assert (code, out.count("error: ")) == (1, 1)
+    assert message in out
+
+
+# ---- Ranks ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_rank_0_sets_up(tmp_path):
+    machine = Machine(tmp_path)
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda rank: machine.set_up(**step(rank)), (2, 1, 0)))
+    assert [code for code, _ in done] == [0, 0, 0], done
+    assert [out.count("Setup: ") > 0 for _, out in done] == [False, False, True]
+    assert sum(line.startswith("venv ") for line in machine.log.read_text().splitlines()) == 1
+
+
+def test_the_other_ranks_do_not_wait_for_a_setup_that_failed(tmp_path):
+    machine = Machine(tmp_path)
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda rank: machine.set_up(**step(rank), STUB_NO_NETWORK="1"), (1, 0)))
+    assert [code for code, _ in done] == [1, 1]
+    assert [out.count("error: ") for _, out in done] == [0, 1]
+
+
+def step(rank: int) -> dict:
+    """What srun sets, of three tasks."""
+    return {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(rank)}
+
+
+# ---- What is there stays -------------------------------------------------------------------------------------------
 
 
 def test_a_torch_that_is_there_is_never_replaced(tmp_path):
@@ -223,9 +517,7 @@ def test_deepspeed_that_does_not_build_stops_nothing(tmp_path):
 def test_a_torch_on_path_beats_the_one_in_a_venv(tmp_path):
     machine = Machine(tmp_path)
     machine.set_up()
-    info = machine.site / "torch-2.7.1+rocm6.4.4.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.7.1+rocm6.4.4\n")
+    machine.package("torch", "2.7.1+rocm6.4.4")
     code, out = machine.set_up()
     assert code == 0, out
     assert "Setup: creating" in out
@@ -234,11 +526,39 @@ def test_a_torch_on_path_beats_the_one_in_a_venv(tmp_path):
 
 def test_an_environment_whose_making_was_interrupted_is_created_again(tmp_path):
     machine = Machine(tmp_path)
+    venv = machine.project / ".venv"
     machine.set_up()
-    (machine.project / ".venv" / "made").unlink()
+    (venv / "made").rename(venv / "making")
+    (venv / "half").touch()
     code, out = machine.set_up()
     assert code == 0, out
     assert "Setup: creating" in out
+    assert (venv / "made").exists() and not (venv / "half").exists()
+
+
+def test_an_environment_that_setup_did_not_make_is_left_as_it_is(tmp_path):
+    machine = Machine(tmp_path)
+    own = machine.project / ".venv" / "lib" / "somebody's own package"
+    machine.file(own, "")
+    code, out = machine.set_up()
+    assert (code, out.count("\n"), out.count("error: ")) == (1, 1, 1)
+    assert f"{machine.project}/.venv does not have what is needed, and is not setup's to replace; " in out
+    assert own.exists()
+
+
+def test_an_environment_behind_a_link_is_used_but_never_replaced(tmp_path):
+    machine = Machine(tmp_path)
+    shared, venv = tmp_path / "shared", machine.project / ".venv"
+    shared.mkdir()
+    venv.symlink_to(shared)
+    assert machine.set_up()[0] == 0
+    assert machine.set_up() == (0, f"{venv_line(machine)}\n")
+    before = sorted(shared.rglob("*"))
+    machine.package("torch", "2.7.1+rocm6.4.4")  # on PATH: one in .venv itself would be replaced
+    code, out = machine.set_up()
+    assert code == 1
+    assert "is not setup's to replace" in out
+    assert sorted(shared.rglob("*")) == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -246,5 +566,14 @@ def test_a_checkout_that_cannot_be_written(tmp_path):
     machine = Machine(tmp_path)
     machine.project.chmod(0o555)
     code, out = machine.set_up()
-    assert code == 1
-    assert "is not writable" in out
+    assert (code, out.count("\n")) == (1, 1)
+    assert "set VENV to a folder elsewhere" in out
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    code, out = Machine(tmp_path).set_up(VENV="/proc/venv")
+    assert (code, out) == (
+        1,
+        "error: cannot create /proc/venv: set VENV to a folder elsewhere, or activate an environment that has the "
+        "packages\n",
+    )

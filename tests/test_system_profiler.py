@@ -12,7 +12,9 @@ import pytest
 from helpers import PROJECT, finish, start
 
 # What the launcher may find beside the stand-ins.  A whole /usr/bin might hold a real profiler.
-UTILITIES = "bash cat date dirname env grep head mkdir mv readlink rm rmdir sed sh sleep tee uname".split()
+UTILITIES = (
+    "bash cat date dirname env grep head mkdir mv readlink rm rmdir sed sh sleep tee timeout tr uname mktemp id".split()
+)
 
 # Writes the call, and behaves like its namesake as far as the launcher can see.
 STAND_IN = r"""#!{python} -S
@@ -20,6 +22,13 @@ import json, os, sys
 
 tool, arguments = os.path.basename(sys.argv[0]), sys.argv[1:]
 settings = json.load(open({settings!r}))
+if "-c" in arguments:
+    import time
+
+    assert {interpreter!r} in arguments and "cuda" in arguments[-1]
+    print(settings.get("probe_says", ""))
+    time.sleep(settings.get("probe_takes", 0))
+    sys.exit(settings.get("probe_code", 0))
 with open({log!r}, "a") as log:
     print(json.dumps([tool, *arguments]), file=log)
 
@@ -85,13 +94,18 @@ class Machine:
         for name in UTILITIES:
             if path := shutil.which(name):
                 (self.bin / name).symlink_to(path)
-        self.python = self.command("python3", f'exec {sys.executable} -S "$@"')
+        self.torch = folder / "site-packages" / "torch"
+        self.seen = self.project / "harness" / "hardware_seen.py"
+        for empty in (self.torch / "__init__.py", self.torch / "lib" / "libtorch.so", self.seen):
+            empty.parent.mkdir(parents=True, exist_ok=True)
+            empty.touch()
+        self.python = self.command("python3", f'PYTHONPATH={self.torch.parent} exec {sys.executable} -S "$@"')
         self.settings = folder / "settings"
         self.settings.write_text(json.dumps({"captures": captures, **settings}))
         for tool in tools:
             self.stand_in(self.bin / tool)
         self.command("rocminfo", f"echo '  Name:    {'gfx942' if gpu == 'rocm' else 'a processor'}'")
-        self.command("nvidia-smi", "echo 'GPU 0: NVIDIA H200'" if gpu == "cuda" else "echo 'it has failed'; exit 9")
+        self.command("nvidia-smi", "echo 580.65.06" if gpu == "cuda" else "echo 'it has failed'; exit 9")
         self.log.touch()
 
     def command(self, name: str, text: str) -> Path:
@@ -108,6 +122,7 @@ class Machine:
 
     def start(self, *flags: str):
         environment = {"PATH": str(self.bin), "ROCM_PATH": f"{self.bin}/rocm", "CUDA_HOME": f"{self.bin}/cuda"}
+        environment |= {"TINY_LLAMA_ROOT": f"{self.bin}/no-root", "PROBE_SECONDS": "2", "HOME": f"{self.bin}/home"}
         launcher = str(self.project / "run_system_profiler.sh")
         return start("env", *(f"{k}={v}" for k, v in environment.items()), launcher, *flags, cwd=self.cwd)
 
@@ -200,7 +215,7 @@ def test_the_gpu_decides_between_two_tools(tmp_path, gpu, used):
     code, out = machine.launch()
     assert code == 0, out
     assert {call[0] for call in machine.calls()} == {used, "training"}
-    assert ("No GPU seen" in out) == (gpu == "")
+    assert ("No GPU found" in out) == (gpu == "")
 
 
 @pytest.mark.parametrize("tool", ["rocprofv3", "nsys"])
@@ -209,7 +224,7 @@ def test_without_a_gpu_the_tool_that_is_there_is_used(tmp_path, tool):
     code, out = machine.launch()
     assert code == 0, out
     assert f"training under {tool}" in out
-    assert "No GPU seen" in out
+    assert "No GPU found" in out
 
 
 @pytest.mark.parametrize(
@@ -241,6 +256,51 @@ def test_a_tool_that_is_not_on_path(tmp_path, gpu, path):
     code, out = machine.launch()
     assert code == 0, out
     assert f"System profiler: {machine.bin / path}\n" in out
+
+
+CLASHES = {
+    "finds no GPU": (
+        {"probe_code": 1, "probe_says": "RuntimeError: No HIP GPUs are available"},
+        "RuntimeError: No HIP GPUs are available",
+    ),
+    "is locked": (
+        {"probe_code": 134, "probe_says": "E0 ROCPROFILER_STATUS_ERROR_CONFIGURATION_LOCKED"},
+        "E0 ROCPROFILER_STATUS_ERROR_CONFIGURATION_LOCKED",
+    ),
+    "waits forever": ({"probe_takes": 60}, "no answer within 2 s"),
+    "says nothing": ({"probe_code": 3}, "exit code 3"),
+}
+
+
+@pytest.mark.parametrize("clash", CLASHES)
+def test_a_wheel_with_a_rocm_of_its_own_clashes_with_the_tool(tmp_path, clash):
+    settings, told = CLASHES[clash]
+    machine = Machine(tmp_path, "rocprofv3", gpu="rocm", help=ROCPROFV3_HELP, **settings)
+    own = machine.torch / "lib" / "libamdhip64.so"
+    own.touch()
+    code, out = machine.launch()
+    assert code == 1
+    (line,) = re.findall("^error: .*", out, re.M)
+    assert line.startswith(f"error: one operation on the GPU fails under rocprofv3: {told}")
+    assert line.endswith(
+        f"; torch brings its own ROCm ({own}), which clashes with that of {machine.bin}/rocprofv3: run this in a "
+        "container whose torch uses the system's ROCm, such as rocm/pytorch (docs/gpu_nodes.md)"
+    )
+    assert machine.calls("training") == []
+
+
+def test_a_tool_that_fails_with_a_torch_of_the_system(tmp_path):
+    machine = Machine(tmp_path, "nsys", gpu="cuda", probe_code=1, probe_says="RuntimeError: out of luck")
+    code, out = machine.launch()
+    assert code == 1
+    assert out.endswith("error: one operation on the GPU fails under nsys: RuntimeError: out of luck\n")
+
+
+def test_a_gpu_that_torch_does_not_see_without_the_tool_either(tmp_path):
+    machine = Machine(tmp_path, "rocprofv3", gpu="rocm", help=ROCPROFV3_HELP, probe_code=1)
+    machine.seen.write_text("import sys; sys.exit('error: no membership of the group render')")
+    code, out = machine.launch()
+    assert (code, out.splitlines()[-1]) == (1, "error: no membership of the group render")
 
 
 @pytest.mark.parametrize(("tool", "gpu"), [("rocprofv3", "rocm"), ("nsys", "cuda")])

@@ -184,6 +184,9 @@ def test_pictures_are_small():
 # ---- Flags and files --------------------------------------------------------------------------------------------
 
 OTHERS = {"--logdir", "--port", "--nproc-per-node", "--version"}  # of programs that are not ours
+OTHERS |= set("--torch-backend --group-add --ipc --security-opt --gpus --rocm --nv --bind".split())
+OTHERS |= set("--job-name --nodes --ntasks --ntasks-per-node --gpus-per-node --cpus-per-task --time".split())
+OTHERS |= set("--gpus-per-task --gpu-bind".split())
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
