@@ -10,10 +10,15 @@ import torch
 from torch import nn
 
 
+def world_size_of_run() -> int:
+    """Processes of this run, as torchrun tells each of them."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
     """Under torchrun, join the other processes; yields (rank, world size)."""
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    world_size = world_size_of_run()
     if world_size == 1:
         yield 0, 1
         return
@@ -34,7 +39,8 @@ def data_parallel(model: nn.Module, device: torch.device, world_size: int) -> nn
     if world_size == 1:
         return model
     devices = [device] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, devices, broadcast_buffers=False)
+    # Without views each gradient would exist twice: as the parameter's, and as a copy in its bucket.
+    return nn.parallel.DistributedDataParallel(model, devices, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def gradient_sync(model: nn.Module, last_micro_step: bool):
