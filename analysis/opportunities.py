@@ -113,7 +113,7 @@ class Evidence:
         """The matmuls in these rows, at the best rate that any matmul of the trace reached."""
         flops, us = rows["flops"].sum(), float(rows["us"].sum())
         if self.best_flops_per_us is None or not flops:
-            yield NotHere(name, "the trace has no such matmuls with their shapes")
+            yield NotHere(name, "the trace shows no such matmuls")
         else:
             rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the best rate of a matmul in this trace"
             best_us = min(us, flops / self.best_flops_per_us)
@@ -130,8 +130,8 @@ def opportunities(links: AttributedLinks, summary: dict | None) -> dict[str, lis
         if isinstance(one, NotHere):
             not_here.append(asdict(one))
         elif one.us - one.best_us < WORTH_LISTING * evidence.total_us:
-            saves = f"{evidence.share(one.us - one.best_us)} of the step at most: {one.evidence}"
-            not_here.append({"name": one.name, "reason": f"it could save {saves}"})
+            saved = f"{one.evidence}; {evidence.share(one.us - one.best_us)} could be saved at most"
+            not_here.append({"name": one.name, "reason": saved})
         else:
             rows.append(row_of(one, evidence))
     rows.sort(key=lambda row: -(row["speedup_bound"] or math.inf))
@@ -165,8 +165,11 @@ def fused_attention(evidence: Evidence) -> Found:
     if not evidence.is_ours:  # elsewhere: softmax between batched matmuls
         softmax = events["name"].isin(["aten::_softmax", "aten::_softmax_backward_data"])
         mask = softmax | events["name"].isin(["aten::bmm", "aten::baddbmm"]) if softmax.any() else softmax
-    how = "F.scaled_dot_product_attention: the scores never reach memory"
-    yield from evidence.at_best_rate("fused attention", how, evidence.part(mask)[0], "--attention sdpa")
+    name, how = "fused attention", "F.scaled_dot_product_attention: the scores never reach memory"
+    if not mask.any() and events["name"].str.contains("scaled_dot_product", na=False).any():
+        yield NotHere(name, "it is fused already")
+    else:
+        yield from evidence.at_best_rate(name, how, evidence.part(mask)[0], "--attention sdpa")
 
 
 def fused_norms(evidence: Evidence) -> Found:

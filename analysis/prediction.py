@@ -321,7 +321,7 @@ def fit_facts(document: dict) -> dict[str, str]:
     facts = {"Fits": f"{verdict}: {has}", "Reserve": f"{document['reserve_mb']:,.0f} MB: {document['reserve_source']}"}
     if share := document["fragmentation_share"]:
         facts["Fragmentation"] = (
-            f"up to {share[1]:.0%} of the peak on top, {document['peak_memory_mb'] * share[1]:,.0f} MB"
+            f"up to {share[1]:.0%} of the peak on top, {document['peak_memory_mb'] * share[1]:,.0f} MB, by simulation"
         )
         if document["fits"] and document["peak_memory_mb"] * share[1] > margin:
             facts["Fragmentation"] += ": MAY NOT FIT"

@@ -20,6 +20,7 @@ from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import write_json
 
+RATES = ("flops", "bandwidth")  # of several visits the best holds; of the others the latest
 FAR = 1.5  # factor between two visits from which on the user is told
 MEASURES = {
     "flops": lambda device, precision: measuring.measured_flops(device, precision),
@@ -47,7 +48,7 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
         if found is None:
             return None
         now = {"when": datetime.now().strftime("%Y-%m-%d %H:%M"), "threads": threads, **found._asdict()}
-        entry = better(entry, now, f"{what} in {precision}")
+        entry = now if what not in RATES else better(entry, now, f"{what} in {precision}")
         with contextlib.suppress(UserError, OSError):  # a figure that cannot be kept is measured again, no more
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file, kept | {key: entry})
