@@ -43,7 +43,8 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
     kept = read_cache(file)
     entry = kept.get(key)
     if entry is None or (measure and (entry["rate"] < reached or entry["disturbed"])):
-        watched = measuring.watched if device["type"] == "cpu" else lambda work: work()  # a GPU is timed by its events
+        # A GPU is timed by its events, and a gain on one thread, whose best moments other processes leave as they are.
+        watched = measuring.watched if device["type"] == "cpu" and what in RATES else lambda work: work()
         found = watched(lambda: MEASURES[what](device["type"], precision)) if measure else None
         if found is None:
             return None
