@@ -570,7 +570,8 @@ class StepTimesRow(SweepRow):
     achieved_tflops: float | None  # 10^12 FLOP/s at the median; null: not measured
     compile_s: float | None  # seconds; null: not compiled
     peak_bytes: int | None  # of the allocator; null: not measured, or no GPU
-    predicted_peak_bytes: int | None  # null: the model cannot run on fake tensors
+    predicted_peak_bytes: int | None  # with workspace_bytes where measured; null: it cannot run on fake tensors
+    workspace_bytes: int | None  # of the matmul libraries, part of both peaks; null: not measured
     first_loss: float | None  # null: not measured
     final_loss: float | None  # null: not measured
 
