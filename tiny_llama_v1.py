@@ -692,16 +692,22 @@ def check_memory(workload: TinyLlamaWorkload, device: torch.device) -> None:
         raise UserError(f"out of memory: {why}; --force trains anyway")
 
 
-def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, device_memory: int | None) -> None:
+def dry_run(
+    workload: TinyLlamaWorkload, profiling: ProfilerConfig, device_memory: int | None, target_device: str | None
+) -> None:
     """prediction.json and its lines, instead of a run."""
+    from analysis.hardware import rows_named
+
     training = workload.training
-    device = choose_device(training.device)
-    check_precision(training.precision, device)
+    targets = [] if target_device is None else rows_named(target_device)
+    device = choose_device("cpu" if targets else training.device)
+    if not targets:  # a datasheet tells whether it has the precision
+        check_precision(training.precision, device)
     if not is_first_rank():  # every rank would predict the same
         return
     from analysis.prediction import predict, prediction_lines
 
-    document = predict(workload, device, profiling.peak, device_memory)
+    document = predict(workload, device, profiling.peak, device_memory, targets)
     lines = prediction_lines(document)
     if device.type == "cpu" and (unseen := unseen_hardware()):
         lines.append(f"Warning: {unseen}")
@@ -743,6 +749,10 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
         group.add_argument(name, action="store_true", default=None, help=text)
     text = "with --dry-run: memory of the GPU to predict for, in GB of 2^30 bytes (this device)"
     group.add_argument("--device-memory", type=memory_size, metavar="GB", help=text)
+    text = (
+        "with --dry-run: a device to predict for by its datasheet, such as MI300X; --device-memory overrides its memory"
+    )
+    group.add_argument("--target-device", metavar="NAME", help=text)
     parser.add_dataclass_flags("model", TinyLlamaConfig)
     parser.add_dataclass_flags("training", TrainingConfig)
     parser.add_dataclass_flags("profiling", ProfilerConfig)
@@ -779,8 +789,9 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     )
     check_model(config)
     check_training(training, profiling)
-    if args.device_memory and not args.dry_run:
-        raise UserError("--device-memory: requires --dry-run", 2)
+    for name in ("device_memory", "target_device"):
+        if given.get(name) is not None and not args.dry_run:
+            raise UserError(f"--{name.replace('_', '-')}: requires --dry-run", 2)
     if args.use_amp and training.precision != "bf16":
         raise UserError(f"--use-amp: means bf16, but --precision is {training.precision}; use only one of the two", 2)
     return TinyLlamaWorkload(replace(config, max_seq_len=training.seq_len), training, size), profiling
@@ -825,7 +836,7 @@ def run_from_arguments(args: argparse.Namespace) -> None:
     """What the flags ask for: a prediction, a setup check, or a run."""
     workload, profiling = resolve(args)
     if args.dry_run:
-        dry_run(workload, profiling, args.device_memory)
+        dry_run(workload, profiling, args.device_memory, args.target_device)
     elif args.validate_setup:
         validate_setup(workload, profiling)
     else:

@@ -6,6 +6,7 @@ So a step of any size can be analyzed in seconds, also on a machine that could n
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -34,11 +35,11 @@ def explained_fake_run(what: str) -> Iterator[None]:
         raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}") from error
 
 
-def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -> Watcher:
+def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], world_size: int = 1) -> Watcher:
     """Run one step on fake tensors inside the context manager watch(model, optimizer), and return that.
 
     It is the second step of a run: the optimizer has its state.  on_gpu: optimizers default to foreach there, as in
-    PyTorch.  Raises FakeRunError.
+    PyTorch.  world_size: each of several ranks has buckets for its gradients.  Raises FakeRunError.
     """
     with FakeTensorMode(), explained_fake_run("the step"):
         state = workload.build(torch.device("cpu"))
@@ -53,10 +54,36 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher]) -
         watcher = watch(model, optimizer)
         stream = workload.fake_batches()
         called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled else model
+        called = FakeDataParallel(called, model) if world_size > 1 else called
         # An enabled gradient scaler would read values.
         state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
         workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(watcher))
     return watcher
+
+
+class FakeDataParallel:
+    """Stands in for DistributedDataParallel with its gradients as views of buckets, which live as long as the model: a
+    gradient is computed elsewhere, copied to its bucket, and freed."""
+
+    def __init__(self, called: Callable, model: torch.nn.Module):
+        self.called, self.syncs = called, True
+        for parameter in model.parameters():
+            bucket = torch.zeros_like(parameter, requires_grad=False)
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._to_bucket, bucket))
+
+    def _to_bucket(self, bucket: torch.Tensor, parameter: torch.Tensor) -> None:
+        if self.syncs:
+            bucket.copy_(parameter.grad)
+            parameter.grad = bucket
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.syncs = False
+        yield
+        self.syncs = True
+
+    def __call__(self, *arguments):
+        return self.called(*arguments)
 
 
 def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:

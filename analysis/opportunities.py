@@ -2,7 +2,7 @@
 
 Each proposal names the share p of the step that it affects, and the factor s by which that part could at best become
 faster, from what the trace itself shows; Amdahl's law, 1 / (1 - p + p / s), gives the bound.  It is a bound, not a
-promise: the gain has to be measured.
+promise: the gain has to be measured.  What cannot win here is listed apart, with the reason.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
 
 from analysis.components import LAYER, UNATTRIBUTED, step_events
 from analysis.costs import MATMUL_CLASSES, Cost, cost, is_view_or_metadata_op
-from analysis.hardware import datasheet
+from analysis.hardware import cache, datasheet
 from analysis.links import ANNOTATION, AttributedLinks
 from analysis.timeline import idle_by_cause
 from analysis.trace import where_name
+from analysis.verdict import device_of, precision_of, ran_here
+from analysis.wording import text_of
 from harness.tables import Column, column, text_table
 from harness.units import MB
 
@@ -45,11 +47,22 @@ class Proposal:
     best_us: float = 0.0  # what would be left of us at best
 
 
+@dataclass
+class NotHere:
+    """What cannot win on this device, or in this trace."""
+
+    name: str
+    reason: str
+
+
+Found = Iterator[Proposal | NotHere]
+
+
 class Evidence:
     """The events of the steps with what is known of the work behind each."""
 
     def __init__(self, links: AttributedLinks, summary: dict | None):
-        self.links, self.steps = links, len(links.steps)
+        self.links, self.steps, self.summary = links, len(links.steps), summary
         self.config = (summary or {}).get("config", {})
         events, self.total_us = step_events(links)
         operators, signatures = links.trace.operators, links.trace.signatures
@@ -96,25 +109,33 @@ class Evidence:
         moved = rows["bytes"].sum() / self.steps
         return text + (f" that move {moved / MB:,.0f} MB" if moved else "")
 
-    def at_best_rate(self, name: str, how: str, rows: pd.DataFrame, flag: str | None = None) -> Iterator[Proposal]:
+    def at_best_rate(self, name: str, how: str, rows: pd.DataFrame, flag: str | None = None) -> Found:
         """The matmuls in these rows, at the best rate that any matmul of the trace reached."""
         flops, us = rows["flops"].sum(), float(rows["us"].sum())
-        if self.best_flops_per_us is not None and flops:
+        if self.best_flops_per_us is None or not flops:
+            yield NotHere(name, "the trace shows no such matmuls")
+        else:
             rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the best rate of a matmul in this trace"
             best_us = min(us, flops / self.best_flops_per_us)
             yield Proposal(name, how, us, self.described(rows), f"its FLOPs at {rate}", flag, best_us)
 
 
-def opportunities(links: AttributedLinks, summary: dict | None) -> list[dict]:
-    """Proposals that the trace supports, the largest bound first."""
+def opportunities(links: AttributedLinks, summary: dict | None) -> dict[str, list[dict]]:
+    """`opportunities`: what the trace supports, the largest bound first; `not_here`: what cannot win, and why."""
     evidence = Evidence(links, summary)
     if not evidence.total_us:
-        return []
-    proposals = (proposal for make in MAKERS for proposal in make(evidence))
-    least_us = WORTH_LISTING * evidence.total_us
-    rows = [row_of(one, evidence) for one in proposals if min(one.us, one.us - one.best_us) >= least_us]
+        return {"opportunities": [], "not_here": []}
+    rows, not_here = [], []
+    for one in (found for make in MAKERS for found in make(evidence)):
+        if isinstance(one, NotHere):
+            not_here.append(asdict(one))
+        elif one.us - one.best_us < WORTH_LISTING * evidence.total_us:
+            saved = f"{one.evidence}; {evidence.share(one.us - one.best_us)} could be saved at most"
+            not_here.append({"name": one.name, "reason": saved})
+        else:
+            rows.append(row_of(one, evidence))
     rows.sort(key=lambda row: -(row["speedup_bound"] or math.inf))
-    return rows + checkpointing(evidence)
+    return {"opportunities": rows + checkpointing(evidence), "not_here": not_here}
 
 
 def row_of(proposal: Proposal, evidence: Evidence) -> dict:
@@ -132,29 +153,31 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
     }
 
 
-def fused_projections(evidence: Evidence) -> Iterator[Proposal]:
+def fused_projections(evidence: Evidence) -> Found:
     for name, (components, weights) in FUSED_PROJECTIONS.items():
         rows, _ = evidence.part(evidence.events["component"].isin(components))
         yield from evidence.at_best_rate(name, f"one matmul with {weights} side by side, then split", rows)
 
 
-def fused_attention(evidence: Evidence) -> Iterator[Proposal]:
+def fused_attention(evidence: Evidence) -> Found:
     events = evidence.events
     mask = events["component"].isin(ATTENTION)
     if not evidence.is_ours:  # elsewhere: softmax between batched matmuls
         softmax = events["name"].isin(["aten::_softmax", "aten::_softmax_backward_data"])
         mask = softmax | events["name"].isin(["aten::bmm", "aten::baddbmm"]) if softmax.any() else softmax
-    how = "F.scaled_dot_product_attention: the scores never reach memory"
-    yield from evidence.at_best_rate("fused attention", how, evidence.part(mask)[0], "--attention sdpa")
+    name, how = "fused attention", "F.scaled_dot_product_attention: the scores never reach memory"
+    if not mask.any() and events["name"].str.contains("scaled_dot_product", na=False).any():
+        yield NotHere(name, "it is fused already")
+    else:
+        yield from evidence.at_best_rate(name, how, evidence.part(mask)[0], "--attention sdpa")
 
 
-def fused_norms(evidence: Evidence) -> Iterator[Proposal]:
+def fused_norms(evidence: Evidence) -> Found:
     """A fused norm still passes once over its tensor, as the most expensive of its operators does."""
-    if not evidence.is_ours:
-        return
     host = evidence.links.host
     rows, us = evidence.part(evidence.events["component"].str.contains(r"(?:^|_)norm$"))
-    if rows.empty:
+    if rows.empty or not evidence.is_ours:
+        yield NotHere("fused norm", "no part of the model is named as a norm")
         return
     is_norm = where_name(host, lambda name: LAYER.sub("", name).endswith("norm"))
     calls = int((is_norm & (host["kind"] == ANNOTATION).to_numpy()).sum())
@@ -168,11 +191,14 @@ def fused_norms(evidence: Evidence) -> Iterator[Proposal]:
             "forward and backward"
         )
         yield Proposal("fused norm", how, us, evidence.described(rows), basis, best_us=min(us, best))
+    else:
+        yield NotHere("fused norm", f"the norms run in {rows['launches'].sum() / max(1, calls):.1f} kernels each")
 
 
-def fused_optimizer(evidence: Evidence) -> Iterator[Proposal]:
+def fused_optimizer(evidence: Evidence) -> Found:
     rows, us = evidence.part(evidence.events["phase"] == "optimizer")
     if rows["name"].str.contains("_fused_", na=False).any():
+        yield NotHere("fused optimizer", "it is fused already")
         return
     marks = (re.match(r"Optimizer\.step#(\w+)\.", name) for name in evidence.links.host["name"].cat.categories)
     optimizer = next((mark[1] for mark in marks if mark), "optimizer")
@@ -192,22 +218,43 @@ def fused_optimizer(evidence: Evidence) -> Iterator[Proposal]:
     yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best)
 
 
-def mixed_precision(evidence: Evidence) -> Iterator[Proposal]:
-    events, trace = evidence.events, evidence.links.trace
+def mixed_precision(evidence: Evidence) -> Found:
+    """Where it can win: on a GPU by its datasheet; on a CPU by a small matmul, timed if the run was on this machine."""
+    name, events, trace = "mixed precision", evidence.events, evidence.links.trace
     full = [bool(kinds) and "float" in kinds for _, kinds, _ in trace.signatures]
     in_fp32 = np.append(np.array(full, dtype=bool), False)[events["signature"].to_numpy()]
     rows, us = evidence.part(events["category"].isin(MATMUL_CLASSES) & in_fp32)
-    found = datasheet(trace.device) if trace.device["name"] else None
-    best, basis = 0.0, "matmuls could vanish: no datasheet tells what bf16 gains here, and a CPU may be slower in it"
-    if found and found[0].bf16 and found[0].fp32:
-        ratio = found[0].bf16 / found[0].fp32
-        best, basis = us / ratio, f"bf16 is {ratio:.1f} times as fast as fp32 by the datasheet of {found[0].name}"
-    how, text = "torch.autocast in bfloat16 around the forward pass", evidence.described(rows) + ", matmuls in fp32"
-    yield Proposal("mixed precision", how, us, text, basis, "--precision bf16", best)
+    if rows.empty:
+        yield NotHere(name, "no matmul of the trace is known to be in fp32")
+        return
+    narrow, gain, basis = gain_of_narrow_type(evidence)
+    if gain is not None and gain < 1 + WORTH_LISTING:
+        yield NotHere(name, basis)
+        return
+    how = f"torch.autocast in {narrow} around the forward pass"
+    text = evidence.described(rows) + ", matmuls in fp32"
+    yield Proposal(name, how, us, text, basis, f"--precision {narrow}", us / gain if gain else 0.0)
 
 
-def compilation(evidence: Evidence) -> Iterator[Proposal]:
+def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, str]:
+    """bf16, or fp16 where there is no bf16; how many times as fast its matmuls are, None if unknown; the source."""
+    device, summary = device_of(evidence.links, evidence.summary), evidence.summary
+    if found := datasheet(device):
+        row, now = found[0], precision_of(evidence.links, summary)
+        narrow = "bf16" if row.bf16 else "fp16"
+        rates = getattr(row, now), getattr(row, narrow)
+        if not all(rates):
+            return narrow, None, f"matmuls could vanish: the datasheet of {row.name} has no {now}"
+        gain = rates[1] / rates[0]
+        return narrow, gain, f"{narrow} is {gain:.1f} times as fast as {now} by the datasheet of {row.name}"
+    if ran_here(summary) and device["type"] == "cpu" and (timed := cache.measured(device, "bf16", "gain")):
+        return "bf16", timed.rate, f"bf16 is {timed.rate:.2g} times as fast as fp32 on this CPU: {timed.source}"
+    return "bf16", None, "matmuls could vanish: no datasheet tells what bf16 gains here, and a CPU may be slower in it"
+
+
+def compilation(evidence: Evidence) -> Found:
     if any(COMPILED.search(name) for name in evidence.links.host["name"].cat.categories):
+        yield NotHere("compile", "it is compiled already")
         return
     kinds = ("element-wise", "normalization", "reduction", "copy")
     elsewhere = evidence.events["phase"].isin(("data", "optimizer"))
@@ -223,7 +270,7 @@ def compilation(evidence: Evidence) -> Iterator[Proposal]:
     yield Proposal("compile", how, us, text, "work between matmuls could vanish into them", "--compile")
 
 
-def larger_batch(evidence: Evidence) -> Iterator[Proposal]:
+def larger_batch(evidence: Evidence) -> Found:
     events = evidence.events
     if evidence.idle:
         us = evidence.idle["launch"] + evidence.idle["latency"]
@@ -240,8 +287,9 @@ def larger_batch(evidence: Evidence) -> Iterator[Proposal]:
     yield Proposal("larger batch", how, us, text, "per sample, the overhead could vanish", flag)
 
 
-def fewer_synchronizations(evidence: Evidence) -> Iterator[Proposal]:
+def fewer_synchronizations(evidence: Evidence) -> Found:
     if not evidence.idle:
+        yield NotHere("fewer synchronizations", "without a GPU there is none to wait for")
         return
     calls, us = evidence.links.calls, evidence.idle["synchronization"]
     n = (calls["waits"].to_numpy(bool) & (calls["step"] >= 0).to_numpy()).sum() / evidence.steps
@@ -250,7 +298,7 @@ def fewer_synchronizations(evidence: Evidence) -> Iterator[Proposal]:
     yield Proposal("fewer synchronizations", how, us, text, "the GPU would not idle there")
 
 
-def faster_data(evidence: Evidence) -> Iterator[Proposal]:
+def faster_data(evidence: Evidence) -> Found:
     if evidence.idle:
         us = evidence.idle["data"]
         text = f"the GPU idles {evidence.share(us)} of the step while the host fetches data"
@@ -260,7 +308,7 @@ def faster_data(evidence: Evidence) -> Iterator[Proposal]:
     yield Proposal("prefetch data", "workers and pinned memory in the DataLoader", us, text, "data could be there")
 
 
-def hidden_communication(evidence: Evidence) -> Iterator[Proposal]:
+def hidden_communication(evidence: Evidence) -> Found:
     _, us = evidence.part(evidence.events["category"] == "communication")
     us += evidence.idle.get("communication", 0.0)
     text = f"{evidence.share(us)} of the step is communication that no computation hides"
@@ -304,6 +352,7 @@ def checkpointing(evidence: Evidence) -> list[dict]:
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
 
+NOT_HERE_COLUMNS = [column("not here", "name", left=True), column("because", "reason", left=True)]
 OPPORTUNITY_COLUMNS = [
     column("try", "name", left=True),
     Column("at most", lambda row: row["speedup_bound"] and f"{row['speedup_bound']:.2f}x"),
@@ -312,9 +361,10 @@ OPPORTUNITY_COLUMNS = [
 ]
 
 
-def opportunity_lines(rows: list[dict]) -> list[str]:
+def opportunity_lines(rows: list[dict], not_here: list[dict]) -> list[str]:
+    apart = text_of([(NOT_HERE_COLUMNS, not_here)])
     if not rows:
-        return ["Opportunities: none that this trace supports with a number"]
+        return ["Opportunities: none that this trace supports with a number", *apart]
     lines = [
         "Opportunities, by the most that each can bring (Amdahl's law; alone, not added up):",
         *text_table(OPPORTUNITY_COLUMNS, rows),
@@ -324,4 +374,4 @@ def opportunity_lines(rows: list[dict]) -> list[str]:
     for row in rows:
         flag = f" (here: {row['flag']})" if row["flag"] else ""
         lines += [f"  {row['name']}: {row['how']}{flag}", f"    bound: {row['basis']}"]
-    return lines
+    return lines + apart

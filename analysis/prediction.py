@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from analysis.fake_run import FakeRunError, fake_step
 from analysis.flop_counts import flops_of_step
-from analysis.hardware import NO_PEAK, bandwidth_ceilings, compute_ceilings
+from analysis.hardware import (
+    NO_PEAK,
+    NOT_MEASURED,
+    Datasheet,
+    bandwidth_ceilings,
+    cache,
+    compute_ceilings,
+    datasheet,
+    described,
+)
 from analysis.memory import TENSOR_COLUMNS, place_of_peak
 from analysis.traffic import step_work
 from analysis.wording import text_of
 from harness.console import progress_bar
-from harness.devices import library_workspaces, memory_of_a_rank
+from harness.devices import host_memory, memory_of_a_rank
+from harness.distributed import world_size_of_run
 from harness.environment import describe_environment
 from harness.files import explain_nulls
 from harness.memory_tracker import MemoryTracker, kept_by_component
@@ -24,13 +35,19 @@ from harness.units import MB, megabytes
 from harness.workload import Workload
 
 PERSISTENT_BYTES_PER_PARAM = 12  # bytes a parameter: itself and two moments of the optimizer, float32 at any precision
+RESERVES = {  # bytes of the device that no prediction counts, and what they are for, by kind of device
+    "cpu": (2**29, "libraries, threads and freed memory that is not returned: 200 to 262 MB where measured"),
+    "cuda": (2**30, "context (300 to 612 MB: pytorch#107667, unsloth#8669), kernels, libraries' workspaces"),
+}
+FRAGMENTATION = (0.03, 0.16)  # of the peak: reserved over live bytes, by simulating the caching allocator
+NO_WORKSPACES = "measured before the first run that may not fit; until then part of the reserve"
 LONGEST = 2**31  # samples or tokens: no search goes further
 
 
 @functools.lru_cache(maxsize=8)
-def predicted_memory(workload: Workload, on_gpu: bool) -> MemoryTracker:
-    """The tensors of a step, as --profile-memory would count them, by a fake-tensor run."""
-    return fake_step(workload, on_gpu, MemoryTracker)
+def predicted_memory(workload: Workload, on_gpu: bool, world_size: int = 1) -> MemoryTracker:
+    """The tensors of a step of one rank, as --profile-memory would count them, by a fake-tensor run."""
+    return fake_step(workload, on_gpu, MemoryTracker, world_size)
 
 
 def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:
@@ -78,50 +95,98 @@ def _largest(workload: Workload, on_gpu: bool, capacity: int, setting: str, star
         return 0
 
     def live(n: int) -> np.ndarray:
-        return predicted_memory(workload.with_settings(**{setting: n * unit}), on_gpu).live_bytes_at_allocations()
+        changed = workload.with_settings(**{setting: n * unit})
+        return predicted_memory(changed, on_gpu, world_size_of_run()).live_bytes_at_allocations()
 
     return largest_that_fits(live, start, degree, capacity)
 
 
+@dataclass(frozen=True)
+class Capacity:
+    """Memory that a step can have: bytes of the device, those in use, and a reserve for what no prediction counts."""
+
+    total: int
+    in_use: int
+    kind: str  # of device: cpu, cuda
+    source: str
+
+    @property
+    def bytes(self) -> int:
+        return max(0, self.total - self.in_use - RESERVES[self.kind][0])
+
+
+def capacity_of(device: torch.device, after_failure: bool = False) -> Capacity:
+    """Of this device, by what is free now.  after_failure: it is full of what has just failed, which will be freed."""
+    total, in_use = memory_of_a_rank(device)
+    if after_failure and device.type == "cpu":
+        in_use = max(0, in_use - host_memory()[0])
+    return Capacity(total, in_use, device.type, describe_environment(device)["device"]["name"])
+
+
+def capacity_elsewhere(device_memory: int | None, target: Datasheet | None) -> Capacity:
+    """Of another GPU, of which nothing is in use: --device-memory, else the datasheet's figure."""
+    if device_memory:
+        return Capacity(device_memory, 0, "cuda", "--device-memory")
+    return Capacity(target.memory * 10**9, 0, "cuda", f"as sold, by the datasheet of {target.name}")
+
+
 def memory_prediction(
-    workload: Workload, device: torch.device, device_memory: int | None = None, after_failure: bool = False
+    workload: Workload,
+    device: torch.device,
+    device_memory: int | None = None,
+    after_failure: bool = False,
+    target: Datasheet | None = None,
+    measure: bool = True,
 ) -> dict:
     """What fills the memory of a step, and what would fit.
 
-    device_memory is that of another device, a GPU, in bytes; without it, this one's, less what the process uses
-    without a model.  after_failure: memory is full now, so neither that nor the libraries' workspaces can be measured.
+    device_memory, in bytes, and target are of another device, a GPU.  after_failure: memory is full now.  measure:
+    whether to measure what the libraries of this GPU allocate for themselves, if that is not known yet.
     """
-    on_gpu = device.type == "cuda" or bool(device_memory)
-    memory = predicted_memory(workload, on_gpu).document()
-    workspaces = 0 if after_failure or device_memory else library_workspaces(device)
+    elsewhere = bool(device_memory or target)
+    capacity = capacity_elsewhere(device_memory, target) if elsewhere else capacity_of(device, after_failure)
+    on_gpu = capacity.kind == "cuda"
+    memory = predicted_memory(workload, on_gpu, world_size_of_run()).document()
+    workspaces = None if elsewhere else workspaces_of(device, workload.precision, measure and not after_failure)
     categories = memory["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if workspaces else {})
-    peak = memory["peak_bytes"] + workspaces
-    total, used = (device_memory, 0) if device_memory else memory_of_a_rank(device)
-    used = 0 if after_failure else used
-    capacity = max(0, total - used)
-    about = describe_environment(device)["device"]
+    peak = memory["peak_bytes"] + (workspaces or 0)
     uncompiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
     searches = {"max_batch_size": largest_batch, "max_seq_len": longest_sequence}
     fitting = {
-        name: search(uncompiled, on_gpu, capacity - workspaces)
+        name: search(uncompiled, on_gpu, capacity.bytes - (workspaces or 0))
         for name, search in progress_bar("Searching for what fits", searches.items())
     }
+    fragmentation = {"fragmentation_share": list(FRAGMENTATION) if on_gpu else None}
     return {
-        "device": about,
+        "device": describe_environment(device)["device"],
+        **explain_nulls({"target_device": target and described(target)}, "no --target-device was given"),
         **workload.settings(),
+        "world_size": world_size_of_run(),
         "peak_memory_mb": peak / MB,
         "memory_by_category_mb": {name: size / MB for name, size in categories.items()},
+        **explain_nulls({"library_workspaces_mb": None if workspaces is None else workspaces / MB}, NO_WORKSPACES),
         "peak_where": place_of_peak(memory),
         "largest_tensors": memory["peak"]["largest_tensors"],
         "kept_for_backward": kept_rows(workload, memory),
-        "device_memory_mb": total / MB,
-        "device_memory_source": "--device-memory, a GPU; its libraries need some more"
-        if device_memory
-        else about["name"],
-        "used_by_process_mb": used / MB,
-        "fits": peak <= capacity,
+        "device_memory_mb": capacity.total / MB,
+        "device_memory_source": capacity.source,
+        "in_use_mb": capacity.in_use / MB,
+        "reserve_mb": RESERVES[capacity.kind][0] / MB,
+        "reserve_source": RESERVES[capacity.kind][1],
+        **explain_nulls(fragmentation, "a CPU has no caching allocator"),
+        "fits": peak <= capacity.bytes,
+        "margin_mb": (capacity.bytes - peak) / MB,
         **fitting,
     }
+
+
+def workspaces_of(device: torch.device, precision: str, measure: bool) -> int | None:
+    """Bytes that the matmul libraries allocate for themselves; None if that is unknown and not to be measured."""
+    if device.type == "cpu":
+        return 0
+    about = describe_environment(device)["device"]
+    kept = cache.measured(about, precision, "workspaces", measure=measure)
+    return None if kept is None else int(kept.rate)
 
 
 def kept_rows(workload: Workload, memory: dict) -> list[dict]:
@@ -140,11 +205,12 @@ def kept_rows(workload: Workload, memory: dict) -> list[dict]:
     return rows
 
 
-def time_bounds(workload: Workload, device: dict, peak: str | float) -> dict:
-    """The least time that a step can take, by arithmetic and by bandwidth, in ms."""
+def time_bounds(workload: Workload, device: dict, peak: str | float, measure: str = "kept") -> dict:
+    """The least time that a step can take, by arithmetic and by bandwidth, in ms.  measure: as for the ceilings."""
     flops = flops_of_step(workload)[1] + workload.recomputed_flops()
     least = step_work(workload).minimum()
-    compute, bandwidth = compute_ceilings(device, workload.precision, peak), bandwidth_ceilings(device, peak)
+    compute = compute_ceilings(device, workload.precision, peak, measure=measure)
+    bandwidth = bandwidth_ceilings(device, peak, measure)
     bounds = {
         "compute_ms": 1e3 * flops / compute[0].rate if compute else None,
         "compute_peak": compute[0].label if compute else None,
@@ -152,20 +218,37 @@ def time_bounds(workload: Workload, device: dict, peak: str | float) -> dict:
         "bandwidth_peak": bandwidth[0].label if bandwidth else None,
         "least_bytes": least,
     }
-    return explain_nulls(bounds, NO_PEAK)
+    if row := datasheet(device):
+        return explain_nulls(bounds, f"the datasheet of {row[0].name} has no {workload.precision}")
+    return explain_nulls(
+        bounds, NOT_MEASURED if measure == "kept" else "--device-memory names no device: --target-device does"
+    )
 
 
 def predict(
-    workload: Workload, device: torch.device, peak: str | float = "auto", device_memory: int | None = None
+    workload: Workload,
+    device: torch.device,
+    peak: str | float = "auto",
+    device_memory: int | None = None,
+    targets: Sequence[Datasheet] = (),
 ) -> dict:
-    """prediction.json"""
-    memory = memory_prediction(workload, device, device_memory)
-    bounds = time_bounds(workload, memory["device"], peak)
+    """prediction.json, for the first of the targets if there are any.  Nothing is measured: peaks are those of
+    datasheets, or of earlier measurements of this machine."""
+    target = targets[0] if targets else None
+    memory = memory_prediction(workload, device, device_memory, target=target, measure=False)
+    if target:
+        others = [row.name for row in targets[1:]]
+        memory["target_device"] |= {"source": target.source, "other_rows": others}
+    if target or device_memory:
+        bounds = time_bounds(workload, described(target) if target else {"name": ""}, peak, "never")
+    else:
+        bounds = time_bounds(workload, memory["device"], peak)
     known = [bounds[name] for name in ("compute_ms", "bandwidth_ms") if bounds[name] is not None]
     forward_flops, step_flops = flops_of_step(workload)
     counts = {"parameters": workload.parameter_count(), "forward_flops": forward_flops, "step_flops": step_flops}
-    times = {"step_time_lower_bound_ms": max(known, default=None), "step_time_bounds": bounds}
-    return memory | counts | explain_nulls(times, NO_PEAK)
+    least = {"step_time_lower_bound_ms": max(known, default=None)}
+    why = bounds.get("bandwidth_ms_reason", NO_PEAK)
+    return memory | counts | explain_nulls(least, why) | {"step_time_bounds": bounds}
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
@@ -199,16 +282,18 @@ def prediction_lines(document: dict) -> list[str]:
     shape = f"batch {training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
     shape += "".join(f", {name}" for name in optimization_flags(training))
     categories = [{"name": name, "mb": mb} for name, mb in document["memory_by_category_mb"].items()]
-    has = f"{document['device_memory_mb']:,.0f} MB, {document['device_memory_source']}"
-    if document["used_by_process_mb"]:
-        has += f", of which the process uses {document['used_by_process_mb']:,.0f} MB without a model"
+    if document["world_size"] > 1:
+        shape += f", each of {document['world_size']} ranks"
+    target = document["target_device"]
+    also = f"; also so named: {', '.join(target['other_rows'])}" if target and target["other_rows"] else ""
     facts = {
+        **({"Target device": target["name"] + also} if target else {}),
         "Parameters": f"{document['parameters']:,}",
         "FLOPs per step": f"{document['step_flops']:,} ({shape})",
         "Peak memory": f"{peak_mb:,.1f} MB, in {document['peak_where']}",
-        "Fits": f"{'yes' if document['fits'] else 'NO'}: {has}",
-        "Largest batch": f"{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens",
-        "Longest sequence": f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples",
+        **fit_facts(document),
+        "Largest batch": f"at most {limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens",
+        "Longest sequence": f"at most {limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples",
         **time_facts(document),
     }
     category_columns = [
@@ -227,13 +312,31 @@ def prediction_lines(document: dict) -> list[str]:
     return lines + text_of(tables)
 
 
+def fit_facts(document: dict) -> dict[str, str]:
+    """Whether a step fits, with how much to spare, of what, and what may come on top."""
+    margin, has = document["margin_mb"], f"{document['device_memory_mb']:,.0f} MB, {document['device_memory_source']}"
+    if document["in_use_mb"]:
+        has += f", {document['in_use_mb']:,.0f} MB of it in use"
+    verdict = f"yes, {margin:,.0f} MB to spare" if document["fits"] else f"NO, {-margin:,.0f} MB short"
+    facts = {"Fits": f"{verdict}: {has}", "Reserve": f"{document['reserve_mb']:,.0f} MB: {document['reserve_source']}"}
+    if share := document["fragmentation_share"]:
+        facts["Fragmentation"] = (
+            f"up to {share[1]:.0%} of the peak on top, {document['peak_memory_mb'] * share[1]:,.0f} MB, by simulation"
+        )
+        if document["fits"] and document["peak_memory_mb"] * share[1] > margin:
+            facts["Fragmentation"] += ": MAY NOT FIT"
+    return facts
+
+
 def time_facts(document: dict) -> dict[str, str]:
     """The least time of a step, and the bounds that it is the larger of."""
     if document["step_time_lower_bound_ms"] is None:
-        return {"Least time of a step": f"unknown: {document['step_time_lower_bound_ms_reason']}"}
+        return {"Least time of a step": f"not known here: {document['step_time_lower_bound_ms_reason']}"}
     bounds = document["step_time_bounds"]
     facts = {"Least time of a step": f"{document['step_time_lower_bound_ms']:,.2f} ms"}
-    if bounds["compute_ms"] is not None:
+    if bounds["compute_ms"] is None:
+        facts["  for the matmuls"] = f"not known here: {bounds['compute_ms_reason']}"
+    else:
         facts["  for the matmuls"] = f"{bounds['compute_ms']:,.2f} ms at the peak, {bounds['compute_peak']}"
     if bounds["bandwidth_ms"] is not None:
         moved = f"the minimum bytes moved, {megabytes(bounds['least_bytes'])}"
@@ -242,14 +345,13 @@ def time_facts(document: dict) -> dict[str, str]:
 
 
 def peak_bytes(workload: Workload, on_gpu: bool) -> int:
-    """The most bytes that are live at once in a step, by prediction."""
-    return int(predicted_memory(workload, on_gpu).live_bytes_at_allocations().max())
+    """The most bytes that are live at once in a step of one rank of this run, by prediction."""
+    return int(predicted_memory(workload, on_gpu, world_size_of_run()).live_bytes_at_allocations().max())
 
 
 def refusal(workload: Workload, device: torch.device) -> str | None:
     """Why a run cannot fit, None if it can; what would fit is searched for only where it does not."""
-    total, used = memory_of_a_rank(device)
-    available = total - used - library_workspaces(device)
+    available = capacity_of(device).bytes - (workspaces_of(device, workload.precision, measure=True) or 0)
     on_gpu = device.type == "cuda"
     if peak_bytes(workload.with_settings(compile=False), on_gpu) <= available:  # which is predicted sooner
         return None
@@ -268,15 +370,18 @@ def what_fits(document: dict) -> str:
         *([f"--seq-len {seq}"] if 0 < seq < now["seq_len"] else []),
     ]
     cure = f"lower to {' or '.join(fitting)}" if fitting else "lower --size"
-    available = max(0, document["device_memory_mb"] - document["used_by_process_mb"])
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
-    return f"{needs}, {document['device']['type']} has {available:,.0f} MB for it; {cure}"
+    if document["fits"]:
+        cure = "fragmentation or other processes took the rest: end those, or lower --batch-size"
+    available = document["peak_memory_mb"] + document["margin_mb"]
+    in_use = f" ({document['in_use_mb']:,.0f} MB are in use)" if document["in_use_mb"] else ""
+    return f"{needs}, {document['device']['name']} has {available:,.0f} MB for it{in_use}; {cure}"
 
 
 def beside_measured(memory: dict, workload: Workload, device: torch.device) -> dict:
     """`predicted`: the peak of a step by prediction, for memory_timeline.json, and how far off it is."""
     try:
-        predicted = predicted_memory(workload, device.type == "cuda").document()
+        predicted = predicted_memory(workload, device.type == "cuda", world_size_of_run()).document()
     except FakeRunError as error:
         return explain_nulls({"predicted": None}, str(error))
     kept, formula = kept_by_component(memory), workload.kept_for_backward()

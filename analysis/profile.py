@@ -93,11 +93,11 @@ def operator_analysis(links: Links, summary: dict | None = None) -> dict:
     document = {
         "trace": links.trace.path.name,
         "integrity": trust,
-        "verdict": verdict(links, trust),
+        "verdict": verdict(links, trust, summary),
         "steps": steps_document(links),
         **step_breakdown(links),
         "classes": class_times(links),
-        "opportunities": opportunities(links, summary) if trust["trustworthy"] else [],
+        **(opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}),
         "gpu_timeline": gpu_timelines(links),
         **operator_tables(links),
         "kernels": kernel_table(links),
@@ -272,7 +272,7 @@ def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> lis
     """All that a terminal shows: the result, components, opportunities, operators, kernels, ranks."""
     sections = {
         "components": breakdown_lines(analysis),
-        "opportunities": opportunity_lines(analysis["opportunities"]),
+        "opportunities": opportunity_lines(analysis["opportunities"], analysis["not_here"]),
         "operators": operator_lines(analysis, top, sort),
     }
     lines = head_lines(analysis)

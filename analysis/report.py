@@ -17,7 +17,7 @@ from analysis.flops import PEAK_COLUMNS, flops_facts
 from analysis.integrity import overhead_text
 from analysis.memory import draw_memory_timeline, memory_tables, place_of_peak, prediction_text
 from analysis.operators import KERNEL_COLUMNS, operator_columns
-from analysis.opportunities import OPPORTUNITY_COLUMNS
+from analysis.opportunities import NOT_HERE_COLUMNS, OPPORTUNITY_COLUMNS
 from analysis.profile import gpu_facts, steps_text
 from analysis.ranks import rank_columns, straggler_text
 from analysis.roofline import draw_roofline
@@ -107,6 +107,7 @@ def trace_tables(analysis: dict, analyses: list[tuple[str, dict]]) -> dict[str, 
     tables = {
         "components": (component_columns(analysis["phases"]), breakdown_rows(analysis)),
         "opportunities": ([*columns, column("flag", "flag", left=True)], analysis["opportunities"]),
+        "not here": (NOT_HERE_COLUMNS, analysis["not_here"]),
         "streams": (STREAM_COLUMNS, stream_rows(analysis["gpu_timeline"])),
         "idle": (IDLE_COLUMNS, analysis["gpu_timeline"]["idle_by_cause"] or []),
         "operators": (operator_columns(on_gpu), analysis["operators"]),

@@ -31,10 +31,13 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
         memory |= beside_measured(memory, report.workload, report.device)
         figure = draw_memory_timeline(memory) if importlib.util.find_spec("matplotlib") else None
         yield Explanation("memory_timeline.json", memory, memory_lines(memory, summary), figure)
+    profile = None
+    if instruments.flops and instruments.flops.counts and summary["performance"]["avg_step_time_ms"]:
+        # Before the trace, whose verdict goes by the same ridge point: this measures the peaks if they are unknown.
+        profile = flops_profile(report.workload, summary, instruments.flops.counts)
     if instruments.trace and instruments.trace.path:
         yield explain_trace(report, summary)
-    if instruments.flops and instruments.flops.counts and summary["performance"]["avg_step_time_ms"]:
-        profile = flops_profile(report.workload, summary, instruments.flops.counts)
+    if profile:
         yield Explanation("flops_profile.json", profile, flops_lines(profile))
 
 

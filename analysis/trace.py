@@ -82,8 +82,9 @@ class Trace:
         """Name and compute units of the first GPU, as hardware.datasheet() takes them."""
         found = self.metadata.get("deviceProperties")
         first = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
-        units = first.get("numSms")
-        return {"name": str(first.get("name", "")), "compute_units": units if isinstance(units, int) else None}
+        numbers = {"compute_units": first.get("numSms"), "memory_bytes": first.get("totalGlobalMem")}
+        known = {name: value if isinstance(value, int) else None for name, value in numbers.items()}
+        return {"name": str(first.get("name", "")), **known}
 
     @property
     def base_us(self) -> float:

@@ -304,7 +304,8 @@ def intensity_facts(document: dict) -> dict[str, str]:
         f"{document['intensity_at_minimum_flops_per_byte']:.2f} with the minimum of bytes",
         "Bandwidth used": f"{used:,.2f} GB/s{share}",
         "By the 10/100 thresholds": document["memory_bound_vs_compute_bound"],
-        "By this device's ridge": f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte"
+        "By this device's ridge": f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte: "
+        f"{document['peak_source']} over {document['memory_bandwidth_peak_source']}"
         if ridge
         else document["ridge_point_flops_per_byte_reason"],
     }

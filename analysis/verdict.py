@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+
 import numpy as np
+import torch
 
 from analysis.components import step_events, views_and_metadata
 from analysis.costs import MATMUL_CLASSES, cost
-from analysis.hardware import datasheet
+from analysis.hardware import bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
 from analysis.links import AttributedLinks, Links
 from analysis.timeline import by_class, by_priority, idle_by_cause
 
 BOUND_FROM = 0.40  # share of the step that makes a bound
 LEAD = 0.10  # by which it must be ahead of the next
-DEFAULT_RIDGE = 10.0  # FLOPs/byte, where the device is in no datasheet
+DEFAULT_RIDGE = 10.0  # FLOPs/byte, where no peak of the device is known
+INPUT_TYPES = {"fp32": "float", "bf16": "c10::BFloat16", "fp16": "c10::Half"}  # of operators, as traces name them
 BOUNDS = {
     "compute-bound": "matmuls at or above the ridge",
     "memory-bound": "other work on tensors",
@@ -23,19 +27,45 @@ BOUNDS = {
 }
 
 
-def ridge_point(links: Links) -> tuple[float, str]:
-    """FLOPs per byte from which on arithmetic limits a matmul: of the traced device, in the precision it used."""
-    device = links.trace.device
-    found = datasheet(device) if device["name"] else None
-    if found is None:
-        name = device["name"] or ("this device" if len(links.gpu) else "this CPU")
-        return DEFAULT_RIDGE, f"{DEFAULT_RIDGE:.0f} FLOPs/byte; {name} is in no datasheet"
+def device_of(links: Links, summary: dict | None) -> dict:
+    """The device of the run, by its summary, else by what the trace tells of it."""
+    return summary["environment"]["device"] if summary else links.trace.device
+
+
+def precision_of(links: Links, summary: dict | None) -> str:
+    """The precision of the run's matmuls, by its summary, else by the types of most operators' inputs: a trace does not
+    tell tf32 from fp32."""
+    if precision := (summary or {}).get("config", {}).get("training", {}).get("precision"):
+        return precision
     types = [kinds for _, kinds, _ in links.trace.signatures if kinds]
-    half = sum("c10::BFloat16" in kinds or "c10::Half" in kinds for kinds in types)
-    full = sum("float" in kinds for kinds in types)
-    precision = "bf16" if half > full and found[0].bf16 else "fp32"
-    ridge = getattr(found[0], precision) * 1e12 / (found[0].bandwidth * 1e9)
-    return ridge, f"{ridge:.1f} FLOPs/byte, {found[0].name} in {precision}"
+    counts = {name: sum(kind in kinds for kinds in types) for name, kind in INPUT_TYPES.items()}
+    return max(counts, key=counts.get)
+
+
+def ran_here(summary: dict | None) -> bool:
+    """Whether a run was on this machine with the threads and the PyTorch of this process: what was measured here holds
+    for it."""
+    if summary is None:
+        return False
+    run = summary["environment"]
+    now = (socket.gethostname(), torch.__version__, torch.get_num_threads())
+    return now == (run["host"], run["packages"]["torch"], run["cpu"]["torch_threads"])
+
+
+def ridge_of(links: Links, summary: dict | None) -> tuple[float, str]:
+    """FLOPs per byte from which on arithmetic limits a matmul, of the device and in the precision of the run, by what
+    its FLOPs profile goes by too: --peak, the datasheet, or what was measured of this machine before."""
+    device, precision = device_of(links, summary), precision_of(links, summary)
+    measure, choice, reached = "never", "auto", 0.0
+    if ran_here(summary):
+        measure, choice = "kept", summary["config"]["profiling"]["peak"]
+        reached = 1e12 * (summary["performance"]["achieved_tflops"] or 0)
+    compute = compute_ceilings(device, precision, choice, reached, measure)
+    if found := ridge_point(compute, bandwidth_ceilings(device, choice, measure)):
+        return found[0], f"{found[0]:.1f} FLOPs/byte, {found[1]}"
+    name = device["name"] or ("this device" if len(links.gpu) else "this CPU")
+    why = f"the datasheet of {name} has no {precision}" if datasheet(device) else f"{name} is in no datasheet"
+    return DEFAULT_RIDGE, f"{DEFAULT_RIDGE:.0f} FLOPs/byte; {why}"
 
 
 def compute_limited(links: AttributedLinks, ridge: float) -> np.ndarray:
@@ -56,9 +86,9 @@ def compute_limited(links: AttributedLinks, ridge: float) -> np.ndarray:
     return out
 
 
-def time_split(links: AttributedLinks) -> dict[str, float]:
+def time_split(links: AttributedLinks, ridge: float) -> dict[str, float]:
     """The time of the steps by what limits it, in us; together all of it."""
-    computing = compute_limited(links, ridge_point(links)[0])
+    computing = compute_limited(links, ridge)
     return gpu_split(links, computing) if links.on_gpu else host_split(links, computing)
 
 
@@ -100,16 +130,16 @@ def host_split(links: AttributedLinks, computing: np.ndarray) -> dict[str, float
     return {name: float(split.get(name, 0.0)) for name in BOUNDS}
 
 
-def verdict(links: AttributedLinks, trust: dict) -> dict:
+def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) -> dict:
     """The largest part of the step names the bound if it is large enough and far enough ahead; else undecided."""
-    split = time_split(links)
+    ridge, source = ridge_of(links, summary)
+    split = time_split(links, ridge)
     total = sum(split.values())
     shares = {name: us / total if total else 0.0 for name, us in split.items()}
     ranked = sorted((name for name in shares if name != "other"), key=lambda name: -shares[name])
     first, second = ranked[:2]
     decided = shares[first] >= BOUND_FROM and shares[first] - shares[second] >= LEAD
     found = first if decided else "undecided"
-    ridge, source = ridge_point(links)
     numbers = ", ".join(f"{name.removesuffix('-bound')} {shares[name]:.1%}" for name in ranked)
     if shares["other"] >= 0.001:
         numbers += f", unknown {shares['other']:.1%}"

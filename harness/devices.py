@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from harness.errors import UserError, first_line, host_memory_bytes
+from harness.errors import UserError, first_line
 from harness.hardware_seen import unseen_hardware
+from harness.host_memory import available_host_memory, host_memory_bytes
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -91,22 +92,14 @@ def total_memory(device: torch.device) -> int:
 
 
 def memory_of_a_rank(device: torch.device) -> tuple[int, int]:
-    """Bytes of the device (on a CPU, host memory / local ranks), and bytes that the process already uses."""
+    """Bytes of the device (on a CPU, host memory / local ranks), and those of them that are in use: by other processes,
+    by the driver and, on a CPU, by this process; what its allocator has reserved on a GPU is not in use."""
     if device.type == "cuda":
-        return total_memory(device), 0
-    return total_memory(device) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), host_memory()[0]
-
-
-def library_workspaces(device: torch.device) -> int:
-    """Bytes that the matmul libraries allocate on a GPU, measured by running one matmul forward and backward."""
-    if device.type == "cpu":
-        return 0
-    before = torch.cuda.memory_allocated(device)
-    x = torch.ones(16, 16, device=device, requires_grad=True)
-    (x @ x).sum().backward()
-    del x
-    torch.cuda.synchronize(device)
-    return torch.cuda.memory_allocated(device) - before
+        free, total = torch.cuda.mem_get_info(device)
+        return total, max(0, total - free - torch.cuda.memory_reserved(device))
+    total, available = total_memory(device), available_host_memory()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return total // ranks, host_memory()[0] if available is None else (total - available) // ranks
 
 
 def host_memory() -> tuple[int, int]:

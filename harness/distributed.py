@@ -15,10 +15,15 @@ from harness.errors import UserError
 from harness.hardware_seen import VISIBLE
 
 
+def world_size_of_run() -> int:
+    """Processes of this run, as torchrun or srun tells each of them."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
     """Under torchrun or srun, join the other processes; yields (rank, world size)."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if world_size_of_run() == 1:
         yield 0, 1
         return
     store, rank, world_size = next(torch.distributed.rendezvous("env://"))
@@ -57,10 +62,11 @@ def data_parallel(model: nn.Module, device: torch.device, world_size: int) -> nn
     if world_size == 1:
         return model
     devices = [device] if device.type == "cuda" else None
-    ddp = nn.parallel.DistributedDataParallel
     # Buffers are the same on all ranks, so no forward pass has to send them.  PyTorch 2.13 renamed the flag.
-    renamed = "forward_sync_buffers" in inspect.signature(ddp).parameters
-    return ddp(model, devices, **{"forward_sync_buffers" if renamed else "broadcast_buffers": False})
+    renamed = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    no_buffers = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    # Without views each gradient would exist twice: as the parameter's, and as a copy in its bucket.
+    return nn.parallel.DistributedDataParallel(model, devices, gradient_as_bucket_view=True, **no_buffers)
 
 
 def gradient_sync(model: nn.Module, last_micro_step: bool):

@@ -203,25 +203,37 @@ class TimeBounds(TypedDict):
     least_bytes: int  # that a step must move if all temporaries stay in on-chip memory
 
 
+class TargetDevice(Device):
+    source: str  # of its figures
+    other_rows: list[str]  # names of other devices that --target-device could stand for
+
+
 class Prediction(TypedDict):
-    device: Device
+    device: Device  # of this machine
+    target_device: TargetDevice | None  # null: no --target-device was given
     model: dict[str, Any]  # as in config.json
     training: dict[str, Any]  # as in config.json
+    world_size: int  # ranks; memory is that of each
     peak_memory_mb: float  # MB
     memory_by_category_mb: dict[str, float]  # MB at the peak
+    library_workspaces_mb: float | None  # MB, part of the peak; null: not measured, or for another device
     peak_where: str  # phase and part of the model
     largest_tensors: list[TensorRow]  # at the peak
     kept_for_backward: list[dict[str, Any]]  # component, mb, quadratic_mb: the part quadratic in the sequence length
     device_memory_mb: float  # MB that the device has
     device_memory_source: str
-    used_by_process_mb: float  # MB in use before the model is built
-    fits: bool
+    in_use_mb: float  # MB of it that other processes, the driver and, on a CPU, this process use
+    reserve_mb: float  # MB of it kept free for what is not counted
+    reserve_source: str
+    fragmentation_share: list[float] | None  # least and most, of the peak, not part of it; null: no caching allocator
+    fits: bool  # an upper bound: fragmentation may come on top
+    margin_mb: float  # MB left; negative: missing
     max_batch_size: int  # samples; 0: not even one fits
     max_seq_len: int  # tokens; 0: not even one fits
     parameters: int
     forward_flops: int  # matmul FLOPs of a step
     step_flops: int  # forward and backward
-    step_time_lower_bound_ms: float | None  # null: no peak of this device is known
+    step_time_lower_bound_ms: float | None  # null: no peak of this device is known, as a prediction measures none
     step_time_bounds: TimeBounds
 
 
@@ -359,6 +371,7 @@ class OperatorAnalysis(TypedDict):
     components: list[ComponentRow]
     classes: list[dict[str, Any]]  # class of operator, ms_per_step, share
     opportunities: list[Opportunity]
+    not_here: list[dict[str, str]]  # name, reason: what cannot make this step faster on this device
     gpu_timeline: GpuTimeline
     operators: list[OperatorRow]
     operators_by_shape: list[OperatorRow]
@@ -558,7 +571,8 @@ class StepTimesRow(SweepRow):
     achieved_tflops: float | None  # 10^12 FLOP/s at the median; null: not measured
     compile_s: float | None  # seconds; null: not compiled
     peak_bytes: int | None  # of the allocator; null: not measured, or no GPU
-    predicted_peak_bytes: int | None  # null: the model cannot run on fake tensors
+    predicted_peak_bytes: int | None  # with workspace_bytes where measured; null: it cannot run on fake tensors
+    workspace_bytes: int | None  # of the matmul libraries, part of both peaks; null: not measured
     first_loss: float | None  # null: not measured
     final_loss: float | None  # null: not measured
 

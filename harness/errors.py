@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from harness.host_memory import host_memory_bytes
 from harness.units import MB
 
 
@@ -96,8 +97,7 @@ def explain_error(error: BaseException) -> tuple[str, int]:
         return f"{text}; lower --learning-rate, or use another --precision", 1
     if out_of_memory(error):
         asked = text.split("allocate memory: ")[-1]
-        has = "" if "GPU" in text else f"; the machine has {host_memory_bytes() / MB:,.0f} MB"
-        return f"out of memory: {asked}{has}; lower --batch-size, --seq-len or --size", 1
+        return f"out of memory: {asked}{memory_at_hand(error)}; lower --batch-size, --seq-len or --size", 1
     if isinstance(error, BrokenPipeError):
         return "standard output was closed before the run ended", 1
     if isinstance(error, OSError):
@@ -105,9 +105,15 @@ def explain_error(error: BaseException) -> tuple[str, int]:
     return f"{type(error).__name__}: {text} (TINY_LLAMA_DEBUG=1 shows the traceback)", 1
 
 
-def host_memory_bytes() -> int:
-    """Physical memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory_at_hand(error: BaseException) -> str:
+    """What the device has that ran out of memory, unless its error says so: a GPU's libraries do not."""
+    text = str(error)
+    if "GPU" in text:
+        return ""
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or not torch.cuda.is_available():
+        return f"; the machine has {host_memory_bytes() / MB:,.0f} MB"
+    free, total = torch.cuda.mem_get_info()
+    return f"; the GPU has {total / MB:,.0f} MB, {free / MB:,.0f} MB of them free"
 
 
 def exit_code_of(work: Callable[[], object]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 import threading
 import time
@@ -97,14 +98,16 @@ class MemoryTracker(TorchDispatchMode):
         self._sequence.append(torch.autograd._get_sequence_nr())
         self._ranges.append(self._stack[-1])
 
-    def _record(self, tensor: Tensor, category: str | None = None) -> Allocation:
-        """The entry of a tensor's storage, created if it is new; a category passed here is final."""
+    def _record(self, tensor: Tensor, category: str | None = None, existed: bool = False) -> Allocation:
+        """The entry of a tensor's storage, created if it is new; a category passed here is final.  existed: it was
+        there before the step, such as a bucket of DistributedDataParallel, which allocates outside of operators."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._live:
             dtype, size = str(tensor.dtype).removeprefix("torch."), storage.nbytes()
             self._live_bytes += size
-            born, phase = self._event(), next((name for name in reversed(self._stack) if name in PHASES), None)
+            phase = next((name for name in reversed(self._stack) if name in PHASES), None)
+            born, phase = (0, None) if existed else (self._event(), phase)
             entry = Allocation(size, list(tensor.shape), dtype, self.places[born], phase, "temporaries", born)
             self.allocations.append(entry)
             self._live[key] = (weakref.ref(storage, lambda _: self._forget(key)), entry)
@@ -128,7 +131,7 @@ class MemoryTracker(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
-                entry = self._record(tensor)
+                entry = self._record(tensor, existed=writes_in_place(func))
                 if func is torch.ops.aten._unsafe_view.default:  # restores the shape of a flattened matmul
                     entry.shape = list(tensor.shape)
         return out
@@ -210,7 +213,8 @@ class MemoryTracker(TorchDispatchMode):
             "peak_bytes": int(total[peak]),
             "average_bytes": float(total[:-1] @ durations / durations.sum()),
             "allocations": len(made),
-            "kept_for_backward": kept_rows(self.kept),
+            # A bucket that was allocated in the forward pass is a gradient's.
+            "kept_for_backward": kept_rows([entry for entry in self.kept if entry.category == "activations"]),
             **explain_nulls({"allocator": self.allocator_rows(int(total[peak]))}, "no GPU in use"),
             "largest_tensor": asdict(max(made, key=lambda a: a.bytes)) if made else None,
             "phases": phases,
@@ -269,6 +273,12 @@ class MemorySnapshot:
             path = self.folder / f"memory_snapshot_{what}.pickle"
             torch.cuda.memory._dump_snapshot(str(path))
             self.written.append(path)
+
+
+@functools.cache
+def writes_in_place(func) -> bool:
+    """Whether all that an operator returns are arguments that it has written to: it has allocated none of them."""
+    return func._schema.is_mutable and all(returned.alias_info for returned in func._schema.returns)
 
 
 def layer_and_part(where: str) -> tuple[int | None, str]:

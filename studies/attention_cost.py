@@ -15,10 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from analysis.fake_run import CompiledCall
-from harness.devices import PRECISIONS, choose_device, library_workspaces, synchronize
+from harness.devices import PRECISIONS, choose_device, synchronize
 from harness.errors import first_line
 from harness.memory_tracker import MemoryTracker
 from harness.timing import trace_range
+from harness.workspaces import workspace_bytes
 from studies.sweep import cold_compiler, time_statistics, unique
 from tiny_llama_v1 import eager_attention, fused_attention, repeat_kv
 
@@ -187,7 +188,7 @@ def measure(spec: dict, device_name: str, repetitions: int, warmup_steps: int) -
     device = choose_device(device_name)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
-    workspace = library_workspaces(device)
+    workspace = workspace_bytes(device, spec["dtype"])
     function = function_of(spec)
     row: dict = {"workspace_bytes": workspace, "compile_s": None, "repetitions": repetitions}
     with selected_kernel(spec):

@@ -21,6 +21,7 @@ def measured_peaks(tmp_path_factory):
     from analysis.hardware import measuring
 
     measuring.SECONDS = 0.02
+    measuring.DISTURBED_FROM = 2.0  # never: tests run beside each other
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     os.environ["XDG_CACHE_HOME"] = str(shared / "cache")

@@ -22,7 +22,8 @@ FLAGS = {  # every flag that users rely on; a change here is a change of what wa
     "--profile-memory --enable-memory-profiling --profile-stacks "
     "--profile-operators --gzip --memory-snapshot --system-profiler "
     "--enable-deepspeed-flops --flops-profile-step --peak "
-    "--enable-all-profiling --output-dir --log-interval --validate-setup --dry-run --device-memory --force"
+    "--enable-all-profiling --output-dir --log-interval --validate-setup --dry-run --device-memory --force "
+    "--target-device"
 }
 
 
@@ -98,6 +99,7 @@ WRONG = {
     "--seed -1": "--seed",
     "--use-amp --precision fp16": "--use-amp",
     "--device-memory 80": "--device-memory: requires --dry-run",
+    "--target-device MI300X": "--target-device: requires --dry-run",
     "--data missing.txt": "--data missing.txt",
     "--data .": "--data",
     "--data empty.txt": "--data empty.txt",

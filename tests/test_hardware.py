@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from analysis.hardware import bandwidth_ceilings, compute_ceilings, datasheet, measuring
+from analysis.hardware import bandwidth_ceilings, cache, compute_ceilings, datasheet, measuring, rows_named
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.hardware.measuring import Measurement
+from harness.errors import UserError
 
 CPU = {"type": "cpu", "name": "a CPU"}
 H200 = {"type": "cuda", "name": "NVIDIA H200", "arch": "sm_90", "compute_units": 132}
@@ -134,8 +135,112 @@ def test_a_measurement_below_what_a_model_reached_is_repeated(machine):
     assert compute_ceilings(CPU, "fp32", reached=2e11)[0].rate == 3e11
     assert compute_ceilings(CPU, "fp32", reached=2e11)[0].rate == 3e11
     assert compute_ceilings(CPU, "fp32", reached=4e11) == []  # what a model surpasses is no ceiling
-    assert compute_ceilings(CPU, "fp32")[0].rate == 3e11
+    assert compute_ceilings(CPU, "fp32")[0].rate == 3.5e11  # the best of all visits
     assert machine == [3.6e11]
+
+
+def disturb(monkeypatch, *shares):
+    """The next measurements are made while threads wait for a core for these shares of their time."""
+    times = [reading for share in shares for reading in ((0, 0), (1000 * (1 - share), 1000 * share))]
+    monkeypatch.setattr(measuring, "thread_times", lambda: times.pop(0))
+    monkeypatch.setattr(measuring, "DISTURBED_FROM", 0.1)
+
+
+def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(machine, tmp_path, monkeypatch, capsys):
+    machine += [4.0e9, 13.9e9]
+    disturb(monkeypatch, 0.31, 0.0)
+    first = bandwidth_ceilings(CPU)[0]
+    assert "DISTURBED: 31% of thread time waited for a core; measured again next time" in first.source
+    second = bandwidth_ceilings(CPU)[0]
+    assert (second.rate, "DISTURBED" in second.source) == (13.9e9, False)
+    assert bandwidth_ceilings(CPU)[0] == second  # from the cache: no third measurement
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Measured again, bandwidth in fp32: a factor of 3.5 above the figure of ")
+    (entry,) = (
+        entry
+        for entry in json.loads((tmp_path / "cache" / "tiny_llama" / "measured_peaks.json").read_text()).values()
+        if isinstance(entry, dict)
+    )
+    assert entry["when"]
+    assert (entry["threads"], entry["disturbed"]) == (torch.get_num_threads(), False)
+
+
+def test_a_worse_visit_lowers_no_peak(machine, monkeypatch, capsys):
+    machine += [13.9e9, 4.0e9]
+    disturb(monkeypatch, 0.31, 0.05)
+    assert bandwidth_ceilings(CPU)[0].rate == 13.9e9
+    again = bandwidth_ceilings(CPU)[0]
+    assert (again.rate, "DISTURBED" in again.source) == (13.9e9, False)
+    assert "a factor of 3.5 below" in capsys.readouterr().out
+
+
+def test_waiting_for_a_core_is_read_from_schedstat():
+    times = measuring.thread_times()
+    if times is None:
+        pytest.skip("no /proc here")
+    assert times[0] > 1e8  # this process has run for a while
+    assert measuring.watched(lambda: Measurement(1.0, "x")).waited_share is not None
+
+
+def test_without_proc_the_share_is_not_known(monkeypatch):
+    monkeypatch.setattr(measuring, "thread_times", lambda: None)
+    assert measuring.watched(lambda: Measurement(1.0, "x")) == Measurement(1.0, "x", False, None)
+
+
+def test_what_is_unknown_is_not_measured_where_nothing_may_be(machine):
+    machine += [1e11, 1e10]
+    assert compute_ceilings(CPU, "fp32", measure="kept") == bandwidth_ceilings(CPU, measure="kept") == []
+    known = compute_ceilings(CPU, "fp32")
+    assert compute_ceilings(CPU, "fp32", measure="kept") == known
+    assert compute_ceilings(CPU, "fp32", measure="never") == []
+    assert machine == [1e10]
+
+
+def test_what_a_narrow_type_gains_is_timed():
+    gain = measuring.measured_gain("cpu", "bf16")
+    assert 0.001 < gain.rate < 1000  # other processes may disturb one of the two
+    assert "512 x 512" in gain.source
+    assert cache.measured({"type": "cpu", "name": "a CPU"}, "bf16", "gain").rate > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("MI250X", ["AMD Instinct MI250X"]),
+        ("mi300x", ["AMD Instinct MI300X"]),
+        ("AMD Instinct MI355X", ["AMD Instinct MI355X"]),
+        ("h100", ["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"]),
+        ("H100 pcie", ["NVIDIA H100 PCIe"]),
+        ("h200", ["NVIDIA H200"]),
+        ("b200", ["NVIDIA B200"]),
+        ("rtx 4090", ["NVIDIA GeForce RTX 4090"]),
+    ],
+)
+def test_rows_are_found_by_parts_of_their_name(text, names):
+    assert [row.name for row in rows_named(text)] == names
+
+
+@pytest.mark.parametrize(("text", "nearest"), [("MI300", "MI300X"), ("H20", "H200"), ("", ""), ("NVIDIA", "")])
+def test_an_unknown_name_is_answered_with_the_nearest_rows(text, nearest):
+    with pytest.raises(UserError, match=f"nearest: .*{nearest}") as refused:
+        rows_named(text)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "row"),
+    [
+        ("AMD Instinct MI250X/MI250", 110, "AMD Instinct MI250X"),
+        ("AMD Instinct MI250X / MI250", 104, "AMD Instinct MI250"),
+        ("AMD Radeon Graphics", 104, "AMD Instinct MI210"),  # or MI250: the same figures
+        ("AMD Radeon Graphics", 228, None),  # of 64 GB there is none
+        ("NVIDIA Graphics Device", 104, None),
+    ],
+)
+def test_a_device_is_found_by_what_a_trace_tells(name, units, row):
+    """A trace gives no architecture."""
+    found = datasheet({"name": name, "compute_units": units, "memory_bytes": 68702699520})
+    assert (found and found[0].name) == row
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"schema_version": 1}', '{"schema_version": 2}', "entries", "a folder"])

@@ -66,6 +66,10 @@ def test_one_run_tells_all(flops, documents, tmp_path):
     assert sum(row["flops"] for row in intensity["classes"]) == profile["flops_analysis"]["step_flops"]
     ridge = efficiency["device_peak_flops"] / (1e9 * intensity["memory_bandwidth_peak_gb_per_sec"])
     assert intensity["ridge_point_flops_per_byte"] == pytest.approx(ridge)
+    thresholds = trace["verdict"]["thresholds"]
+    assert thresholds["ridge_flops_per_byte"] == pytest.approx(ridge)  # one ridge point on a page
+    assert efficiency["peak_source"] in thresholds["ridge_source"]
+    assert f"of {ridge:.1f} FLOPs/byte: {efficiency['peak_source']} over" in out
     assert roof["step"]["operations_per_sec"] == pytest.approx(rate)
     times = [row["time_ms"] for row in roof["points"]] + [row["ms_per_step"] for row in roof["time_elsewhere"]]
     assert sum(filter(None, times)) == pytest.approx(trace["attribution"]["ms_per_step"])

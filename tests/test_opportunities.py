@@ -5,6 +5,9 @@ import json
 import pytest
 from traces import ADD, H100_PROPERTIES, LARGE, analysis_of, event, gpu_step, on_gpu, shaped, step, trace_of
 
+from analysis.hardware import measuring
+from analysis.hardware.measuring import Measurement
+
 
 def opportunities(train, tmp_path, *flags):
     code, _, err = train("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "8", *flags, small=False)
@@ -64,3 +67,58 @@ def test_synchronizations_are_proposed_with_their_number(tmp_path):
     rows = {row["name"]: row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"]}
     assert "1.0 waits a step" in rows["fewer synchronizations"]["evidence"]
     assert rows["fewer synchronizations"]["share"] == pytest.approx(700 / 1000)
+
+
+def mixed_precision_on(tmp_path, device, summary=None):
+    """(row or None, reason or None) of mixed precision for a step of fp32 matmuls."""
+    trace = trace_of(tmp_path, *gpu_step((LARGE, 5, 994)), deviceProperties=[{"numSms": None, **device}])
+    analysis = analysis_of(trace, summary)
+    rows = {row["name"]: row for row in analysis["opportunities"]}
+    return rows.get("mixed precision"), {row["name"]: row["reason"] for row in analysis["not_here"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "gain"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4 / 67.0),
+        ("AMD Instinct MI100", "bf16", 92.3 / 46.1),
+        ("Tesla T4", "fp16", 65.0 / 8.1),
+        ("NVIDIA B200", "bf16", None),
+    ],
+)
+def test_on_a_gpu_the_datasheet_decides_on_mixed_precision(tmp_path, name, precision, gain):
+    row, not_here = mixed_precision_on(tmp_path, {"name": name})
+    assert row["part_speedup"] == (pytest.approx(gain) if gain else None)
+    assert row["how"] == f"torch.autocast in {precision} around the forward pass"
+    assert ("has no fp32" if gain is None else f"times as fast as fp32 by the datasheet of {name}") in row["basis"]
+    assert not_here["fewer synchronizations"]
+
+
+@pytest.mark.parametrize("gain", [0.12, 1.9])
+def test_on_a_cpu_a_timed_matmul_decides_on_mixed_precision(train, tmp_path, monkeypatch, gain):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    timed = []
+    monkeypatch.setattr(measuring, "measured_gain", lambda *a: timed.append(a) or Measurement(gain, "timed"))
+    monkeypatch.setattr("analysis.opportunities.WORTH_LISTING", 0.001)
+    for _ in range(2):  # the second one knows it from the cache
+        code, out, err = train("--profile-operators", "--profile-dir", "p", "--num-steps", "4")
+        assert code == 0, err
+        analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
+        proposed = {row["name"]: row for row in analysis["opportunities"]}
+        refused = {row["name"]: row["reason"] for row in analysis["not_here"]}
+        assert timed == [("cpu", "bf16")]
+        if gain > 1:
+            assert proposed["mixed precision"]["part_speedup"] == pytest.approx(gain)
+        else:
+            assert "mixed precision" not in proposed
+            assert refused["mixed precision"].startswith("bf16 is 0.12 times as fast as fp32 on this CPU: timed; of 20")
+            assert "not here" in out
+    names = [row["name"] for row in (*analysis["opportunities"], *analysis["not_here"])]
+    assert len(names) == len(set(names)) == 11
+    assert all(row["reason"] for row in analysis["not_here"])
+
+
+def test_a_dry_run_times_no_matmul(train, monkeypatch):
+    for name in ("measured_gain", "measured_flops", "measured_bandwidth"):
+        monkeypatch.setattr(measuring, name, None)
+    assert train("--dry-run")[0] == 0

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import re
+import subprocess
 import sys
+import types
 from dataclasses import replace
 
 import pytest
@@ -11,17 +13,27 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, start
 
 import tiny_llama_v1 as tiny_llama
+from analysis.hardware import measuring
+from analysis.hardware.datasheets import DATASHEETS
 from analysis.prediction import (
+    FRAGMENTATION,
+    RESERVES,
+    capacity_of,
     largest_batch,
     longest_sequence,
     memory_prediction,
     peak_bytes,
     predicted_memory,
+    prediction_lines,
     what_fits,
 )
 from analysis.trace import read_trace
+from harness import host_memory
+from harness.devices import memory_of_a_rank
+from harness.errors import explain_error
 from harness.memory_tracker import MemorySnapshot, MemoryTracker, kept_by_component
 from harness.timing import trace_range
+from harness.workspaces import library_workspaces
 
 TINY = tiny_llama.TinyLlamaConfig()
 SMALL = tiny_llama.TinyLlamaConfig(50, 32, 3, 4, 2, 48, 16)
@@ -127,9 +139,13 @@ def test_a_dry_run_predicts_and_trains_nothing(train, tmp_path, monkeypatch):
     assert document["fits"] is True
     assert document["max_batch_size"] > 8
     assert document["max_seq_len"] > 128
+    capacity = document["device_memory_mb"] - document["in_use_mb"] - document["reserve_mb"]
+    assert document["margin_mb"] == pytest.approx(capacity - document["peak_memory_mb"])
+    assert document["library_workspaces_mb"] == 0
+    assert document["target_device"] is document["fragmentation_share"] is None
     bounds = document["step_time_bounds"]
     assert bounds["compute_ms"] == pytest.approx(1e3 * document["step_flops"] / 0.2e12)
-    assert document["step_time_lower_bound_ms"] == max(bounds["compute_ms"], bounds["bandwidth_ms"])
+    assert document["step_time_lower_bound_ms"] == max(bounds["compute_ms"], bounds["bandwidth_ms"] or 0)
     assert bounds["compute_peak"] == "given: --peak 0.2"
 
 
@@ -138,11 +154,81 @@ def test_a_dry_run_without_a_folder_writes_nothing(train, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_another_device(train, tmp_path):
-    flags = ("--dry-run", "--peak", "1", "--device-memory", "0.1", "--output-dir", "run")
+def test_a_dry_run_measures_nothing(train, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("measured_flops", "measured_bandwidth", "measured_workspaces"):
+        monkeypatch.setattr(measuring, name, None)
+    code, out, _ = train("--dry-run", "--output-dir", "run")
+    assert code == 0
+    assert re.search(r"^Least time of a step: not known here: .*a dry run measures nothing", out, re.M)
+    document = read(tmp_path / "run" / "prediction.json")
+    assert document["step_time_lower_bound_ms"] is document["step_time_bounds"]["compute_ms"] is None
+    assert "measures nothing" in document["step_time_bounds"]["bandwidth_ms_reason"]
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(("row", "precision"), [("AMD Instinct MI250X", "bf16"), ("NVIDIA H100 80GB HBM3", "tf32")])
+def test_a_target_device_is_predicted_by_its_datasheet(train, tmp_path, monkeypatch, row, precision):
+    monkeypatch.setattr("analysis.hardware.cache.measured", None)  # nothing of this machine
+    sheet = next(one for one in DATASHEETS if one.name == row)
+    name = row.split()[-1 if "AMD" in row else 1].lower()
+    flags = ("--dry-run", "--target-device", name, "--precision", precision, "--output-dir", "run")
     code, out, _ = train(*flags, small=False)
     assert code == 0
-    assert re.search(r"^Fits: +NO: 102 MB, --device-memory, a GPU", out, re.M)
+    assert re.search(rf"^Target device: +{row}", out, re.M)
+    assert ("also so named: NVIDIA H100 PCIe" in out) == ("H100" in row)
+    document = read(tmp_path / "run" / "prediction.json")
+    assert document["device"]["type"] == "cpu"
+    target = document["target_device"]
+    assert (target["name"], target["source"]) == (row, sheet.source)
+    assert document["device_memory_mb"] * 2**20 == target["memory_bytes"] == sheet.memory * 10**9
+    bounds = document["step_time_bounds"]
+    assert bounds["compute_ms"] == pytest.approx(1e-9 * document["step_flops"] / getattr(sheet, precision))
+    assert bounds["bandwidth_ms"] == pytest.approx(1e-6 * bounds["least_bytes"] / sheet.bandwidth)
+    assert f"datasheet: {row} {precision}" in bounds["compute_peak"]
+    assert document["max_batch_size"] > 4000
+    assert "Fragmentation:" in out
+
+
+def test_a_target_device_without_the_precision_is_told(train, tmp_path):
+    code, out, _ = train("--dry-run", "--target-device", "B200", "--output-dir", "run")
+    assert code == 0
+    assert re.search(r"for the matmuls: +not known here: the datasheet of NVIDIA B200 has no fp32", out)
+    bounds = read(tmp_path / "run" / "prediction.json")["step_time_bounds"]
+    assert (bounds["compute_ms"], bool(bounds["bandwidth_ms"])) == (None, True)
+
+
+def test_memory_given_for_a_target_device_overrides_its_own(train, tmp_path):
+    flags = ("--dry-run", "--target-device", "MI300X", "--device-memory", "24", "--output-dir", "run")
+    assert train(*flags)[0] == 0
+    document = read(tmp_path / "run" / "prediction.json")
+    assert document["device_memory_mb"] == 24 * 1024
+    assert document["target_device"]["name"] == "AMD Instinct MI300X"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--dry-run --target-device MI300", "the nearest: MI300"),
+        ("--dry-run --target-device=", "in no row of the datasheets"),
+        ("--target-device MI300X", "--target-device: requires --dry-run"),
+    ],
+)
+def test_a_target_device_that_is_none(train, tmp_path, flags, words):
+    code, out, err = train(*flags.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_device(train, tmp_path):
+    flags = ("--dry-run", "--device-memory", "1.1", "--output-dir", "run")
+    code, out, _ = train(*flags, small=False)
+    assert code == 0
+    assert re.search(r"^Fits: +NO, 33 MB short: 1,126 MB, --device-memory$", out, re.M)
+    assert re.search(r"^Reserve: +1,024 MB: context", out, re.M)
+    assert re.search(r"^Largest batch: +at most \d samples", out, re.M)
+    assert "--device-memory names no device: --target-device does" in out
     document = read(tmp_path / "run" / "prediction.json")
     assert document["fits"] is False
     assert 0 < document["max_batch_size"] < 8
@@ -190,13 +276,179 @@ def test_the_other_commands_predict_too(tmp_path, script):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["prediction.json"]
 
 
+# --- several ranks ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", ["", "--gradient-accumulation-steps 2", "--precision bf16 --activation-checkpointing"]
+)
+def test_the_predicted_peak_of_a_rank_is_the_measured_one(tmp_path, flags):
+    """Buckets of DistributedDataParallel included, to the byte."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = [str(PROJECT / "tiny_llama_v1.py"), "--device", "cpu", "--batch-size", "2", "--seq-len", "64", *flags.split()]
+    code, out = finish(
+        start(*launcher, *run, "--num-steps", "3", "--profile-memory", "--output-dir", "run", cwd=tmp_path)
+    )
+    assert code == 0, out
+    memory = read(tmp_path / "run" / "memory_timeline.json")
+    assert memory["predicted"]["peak_bytes"] == memory["peak_bytes"]
+    assert memory["predicted"]["bytes_by_category"]["gradients"] == memory["peak"]["bytes_by_category"]["gradients"]
+    for row in memory["predicted"]["kept_for_backward"]:
+        assert row["bytes"] == row["formula_bytes"], row["component"]
+
+
+def test_gradients_of_several_ranks_live_all_step():
+    def gradients(world_size: int) -> int:
+        document = predicted_memory(workload_of(SMALL), False, world_size).document()
+        return document["peak"]["bytes_by_category"]["gradients"]
+
+    assert gradients(1) < gradients(2) == 4 * SMALL.parameter_count()
+
+
+# --- what libraries allocate ---
+
+
+def test_workspaces_are_measured_in_a_fresh_process(monkeypatch):
+    """In this one they are 0 as soon as it has trained; and fp32 tells nothing of bf16."""
+    commands = []
+
+    def run(command, **options):
+        commands.append(command[1:])
+        return types.SimpleNamespace(stdout="a warning\n67108864\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert library_workspaces(torch.device("cuda", 3), "bf16") == 64 * 2**20
+    assert commands == [["-m", "harness.workspaces", "cuda:3", "bf16"]]
+    assert library_workspaces(torch.device("cpu"), "bf16") == 0
+    assert len(commands) == 1
+
+
+@pytest.mark.slow
+def test_workspaces_that_cannot_be_measured_are_not_known():
+    if torch.cuda.is_available():
+        pytest.skip("here they can")
+    assert library_workspaces(torch.device("cuda"), "fp32") is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_workspaces_of_a_gpu_do_not_depend_on_what_ran_before(precision):
+    device = torch.device("cuda", torch.cuda.current_device())
+    first = library_workspaces(device, precision)
+    torch.ones(512, 512, device=device) @ torch.ones(512, 512, device=device)
+    assert library_workspaces(device, precision) == first > 0
+
+
+# --- what there is ---
+
+
+class Gpu:
+    """Another process has 20 of 64 GB, and the allocator of this one has reserved 4."""
+
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (40 * 2**30, 64 * 2**30))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *device: 4 * 2**30)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+def test_what_others_use_on_a_gpu_is_no_capacity(monkeypatch):
+    Gpu(monkeypatch)
+    assert memory_of_a_rank(torch.device("cuda")) == (64 * 2**30, 20 * 2**30)
+    monkeypatch.setattr("analysis.prediction.describe_environment", lambda device: {"device": {"name": "a GPU"}})
+    assert capacity_of(torch.device("cuda")).bytes == 44 * 2**30 - RESERVES["cuda"][0]
+
+
+def host(tmp_path, monkeypatch, available_kb: int, limit: str = "max", current: int = 0, file: int = 0):
+    """A machine's /proc and the cgroup of a Slurm job."""
+    job = tmp_path / "sys/fs/cgroup/slurm/job_7"
+    job.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {available_kb} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/slurm/job_7/step_0\n")
+    (job / "memory.max").write_text(limit)
+    (job / "memory.current").write_text(str(current))
+    (job / "memory.stat").write_text(f"anon 1\nfile {file}\n")
+    monkeypatch.setattr(host_memory, "ROOT", tmp_path)
+
+
+def test_what_is_available_on_a_host(tmp_path, monkeypatch):
+    host(tmp_path, monkeypatch, available_kb=4096)
+    assert host_memory.available_host_memory() == 4 * 2**20
+    assert host_memory.host_memory_bytes() > 2**30
+    total, in_use = memory_of_a_rank(torch.device("cpu"))
+    assert total - in_use == 4 * 2**20
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    total, in_use = memory_of_a_rank(torch.device("cpu"))
+    assert total - in_use == 2**20
+
+
+def test_a_job_has_what_its_cgroup_allows(tmp_path, monkeypatch):
+    host(tmp_path, monkeypatch, 2**22, limit=str(3 * 2**20), current=2 * 2**20, file=2**20)
+    assert host_memory.host_memory_bytes() == 3 * 2**20
+    assert host_memory.available_host_memory() == 2 * 2**20  # what is cached from files can be reclaimed
+
+
+def test_without_proc_only_this_process_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_memory, "ROOT", tmp_path)
+    assert host_memory.available_host_memory() is None
+    total, in_use = memory_of_a_rank(torch.device("cpu"))
+    assert 2**20 < in_use < total
+
+
+def test_a_fit_that_fragmentation_may_spoil_is_told():
+    document = memory_prediction(workload_of(TINY), torch.device("cpu"), RESERVES["cuda"][0] + 140 * 2**20)
+    assert document["fits"]
+    assert document["fragmentation_share"] == list(FRAGMENTATION)
+    document |= {
+        "parameters": 1,
+        "step_flops": 1,
+        "step_time_lower_bound_ms": None,
+        "step_time_lower_bound_ms_reason": "",
+    }
+    (line,) = (line for line in prediction_lines(document) if line.startswith("Fragmentation:"))
+    assert line.endswith("up to 16% of the peak on top, 22 MB, by simulation: MAY NOT FIT")
+
+
 # --- what does not fit ---
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "the GPU has 65,536",
+        ),
+        (RuntimeError("hipErrorOutOfMemory: out of memory"), "the GPU has 65,536 MB, 40,960 MB of them free"),
+        (
+            torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2 GiB. GPU 0 has 64 GiB"),
+            "GPU 0 has 64 GiB; lower",
+        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), "the machine has"),
+        (MemoryError(), "the machine has"),
+    ],
+)
+def test_out_of_memory_names_the_memory_of_the_device_that_ran_out(monkeypatch, error, words):
+    Gpu(monkeypatch)
+    line, code = explain_error(error)
+    assert code == 1
+    assert words in line
+    assert ("the machine has" in line) == ("the machine has" in words)
+
+
+def test_what_fits_by_prediction_is_not_told_to_be_too_large():
+    """'a step needs 56,445 MB, cuda has 65,536 MB; lower --size' helps nobody."""
+    document = memory_prediction(workload_of(TINY), torch.device("cpu"), 64 * 2**30)
+    assert "fragmentation or other processes took the rest" in what_fits(document)
+    assert "--size" not in what_fits(document)
 
 
 @pytest.mark.slow
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_llama, "total_memory", lambda device: 80 * 2**20)
-    monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (80 * 2**20, 0))
+    memory = 80 * 2**20 + RESERVES["cpu"][0]
+    monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (memory, 0))
     code, out, err = train("--output-dir", "run", small=False)
     assert (code, err.count("\n")) == (1, 1)
     assert "Step 1/" not in out
@@ -217,6 +469,7 @@ def test_running_out_of_memory_is_told_with_the_prediction(train, tmp_path, monk
     assert (code, err.count("\n")) == (1, 1)
     assert "Tried to allocate 2.00 GiB" in err
     assert "by prediction a step needs 136 MB" in err
+    assert "fragmentation or other processes took the rest" in err
     summary = read(tmp_path / "run" / "performance_summary.json")
     assert summary["status"] == "failed"
     assert "by prediction" in summary["error"]

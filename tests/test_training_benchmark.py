@@ -19,7 +19,7 @@ from studies import sweep
 from studies import training as benchmark
 from studies.compare import differences
 from studies.sweep import workload_of
-from studies.training import figures, measure, sections
+from studies.training import figures, measure, measured_rows, sections
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 CPU = torch.device("cpu")
@@ -83,6 +83,7 @@ def test_warm_up_steps_are_excluded():
         "compile_s": None,
         "losses": [7.0, 6.0, 5.0, 4.0],
         "peak_bytes": 7,
+        "workspace_bytes": 0,
     }
     for warmup, expected in ((0, [10, 6, 5]), (1, [6, 5, 4])):
         found = figures(answer, warmup, 3, flops=3)
@@ -228,11 +229,31 @@ def test_errors_that_mean_out_of_memory(error, expected):
     assert out_of_memory(wrapped) is expected
 
 
+def test_workspaces_of_libraries_are_part_of_both_peaks(monkeypatch):
+    """The allocator's peak includes them, so the prediction beside it must."""
+    monkeypatch.setattr("studies.training.workspace_bytes", lambda device, precision: 64 * 2**20)
+    answer = measure(WORKLOAD, "train", 2)
+    assert answer["workspace_bytes"] == 64 * 2**20
+
+    class FakeSweep:
+        predicts_gpu = False
+
+        def predict(self, *arguments):
+            return {"predicted_peak_bytes": 1000}
+
+        def measure_row(self, *arguments):
+            return {"status": "ok"}, answer
+
+    spec = {"workload": WORKLOAD, "mode": "train", "rows": [{"warmup_steps": 1}]}
+    (row,) = measured_rows(FakeSweep(), spec, repetitions=1)
+    assert (row["predicted_peak_bytes"], row["workspace_bytes"]) == (1000 + 64 * 2**20, 64 * 2**20)
+
+
 @pytest.mark.gpu
 def test_gpu_rows_and_their_snapshots(scratch):
     assert bench(*TINY, "--compile", "--precisions", "bf16", "--memory-snapshot", "--output-dir", "run") == 0
     for row in rows_in(scratch / "run"):
-        assert row["peak_bytes"] > 0
+        assert row["peak_bytes"] > row["workspace_bytes"] > 0
     assert list((scratch / "run" / "snapshots").rglob("memory_snapshot_step.pickle"))
 
 

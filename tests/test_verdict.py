@@ -1,7 +1,13 @@
 """The verdict of a trace in one word, on steps made so that the word is known."""
 
+from dataclasses import replace
+
 import pytest
 from traces import ADD, H100_PROPERTIES, LARGE, REDUCE, analysis_of, event, gpu_step, on_gpu, shaped, step, trace_of
+
+from analysis.hardware.datasheets import DATASHEETS
+from analysis.links import link
+from analysis.verdict import DEFAULT_RIDGE, ridge_of
 
 NARROW = shaped("aten::mm", 0, 4, [[4096, 1], [1, 4096]])
 VERDICTS = {
@@ -48,3 +54,40 @@ def test_verdicts_on_a_cpu(tmp_path):
     assert verdict(event("data", 10, 900, kind="user_annotation")) == "data-bound"
     waiting = event("gloo:all_reduce", 20, 900, kind="user_annotation", thread=2)
     assert verdict(event("aten::add", 2, 10), waiting) == "communication-bound"
+
+
+def run_of(precision, device):
+    """What a summary tells of a run on another machine."""
+    environment = {"device": device, "host": "elsewhere", "packages": {"torch": "0"}, "cpu": {"torch_threads": 0}}
+    return {"environment": environment, "config": {"training": {"precision": precision}, "profiling": {"peak": "auto"}}}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_the_ridge_of_every_row_in_every_precision(tmp_path, precision):
+    links = link(trace_of(tmp_path, *VERDICTS["compute-bound"]))
+    for row in DATASHEETS:
+        device = {"type": "cuda", "name": row.name, "compute_units": row.compute_units}
+        ridge, source = ridge_of(links, run_of(precision, device))
+        rate = getattr(row, precision)
+        if rate is None:
+            assert (ridge, source) == (DEFAULT_RIDGE, f"10 FLOPs/byte; the datasheet of {row.name} has no {precision}")
+        else:
+            assert ridge == pytest.approx(1e3 * rate / row.bandwidth)
+            assert f"{row.name} {precision}" in source
+
+
+def test_a_trace_alone_of_every_row_is_explained(tmp_path):
+    """A B200's datasheet has no fp32."""
+    trace = trace_of(tmp_path, *VERDICTS["compute-bound"])
+    for row in DATASHEETS:
+        properties = [{"name": row.name, "numSms": row.compute_units, "totalGlobalMem": row.memory * 10**9}]
+        analysis = analysis_of(replace(trace, metadata={"deviceProperties": properties}))
+        assert analysis["verdict"]["thresholds"]["ridge_flops_per_byte"] > 0
+
+
+@pytest.mark.parametrize(("kind", "ridge"), [("float", 29.9), ("c10::BFloat16", 119.7), ("c10::Half", 119.7)])
+def test_the_ridge_of_an_mi250x_by_its_trace(tmp_path, kind, ridge):
+    product = shaped("aten::mm", 0, 4, [[64, 64], [64, 64]], [kind, kind])
+    properties = {"name": "AMD Instinct MI250X/MI250", "numSms": 110, "totalGlobalMem": 68702699520}
+    trace = trace_of(tmp_path, *gpu_step((product, 20, 800)), deviceProperties=[properties])
+    assert ridge_of(link(trace), None)[0] == pytest.approx(ridge, abs=0.05)

@@ -8,6 +8,8 @@ from analysis.hardware import cache
 from analysis.hardware.matching import datasheet
 
 NO_PEAK = "no peak of this device is known"
+NOT_MEASURED = f"{NO_PEAK}, and a dry run measures nothing: run_deepspeed_flops.py does, once"
+MEASURE = ("now", "kept", "never")  # what is unknown of this machine; only what was measured before; not even that
 
 
 @dataclass(frozen=True)
@@ -23,34 +25,48 @@ class Ceiling:
         return f"{'measured here' if self.kind == 'measured' else self.kind}: {self.source}"
 
 
-def compute_ceilings(device: dict, precision: str, choice: str | float = "auto", reached: float = 0.0) -> list[Ceiling]:
+def compute_ceilings(
+    device: dict, precision: str, choice: str | float = "auto", reached: float = 0.0, measure: str = "now"
+) -> list[Ceiling]:
     """FLOP/s that the device could reach at a precision, by all that is known; the first is what MFU is a share of.
 
     choice is --peak: `auto` (the datasheet first), `measured`, or TFLOP/s.  reached, in FLOP/s, is what a model did
-    here: a measurement that stays below it is no ceiling.
+    here: a measurement that stays below it is no ceiling.  measure is one of MEASURE.
     """
     known = []
     if (found := datasheet(device)) and getattr(found[0], precision):
         row, share = found
         source = f"{row.name} {precision} ({row.source}{_part(share)})"
         known.append(Ceiling(1e12 * share * getattr(row, precision), "datasheet", source))
-    if measured := cache.measured(device, precision, "flops", reached):
+    if measured := _measured(device, precision, "flops", measure, reached):
         known.append(Ceiling(measured.rate, "measured", measured.source))
     if isinstance(choice, float):
         return [Ceiling(1e12 * choice, "given", f"--peak {choice:g}"), *known]
     return _chosen_first(known, choice)
 
 
-def bandwidth_ceilings(device: dict, choice: str | float = "auto") -> list[Ceiling]:
+def bandwidth_ceilings(device: dict, choice: str | float = "auto", measure: str = "now") -> list[Ceiling]:
     """Bytes per second between the device and its memory, by all that is known: the datasheet's figure first, unless
     --peak is `measured`."""
     known = []
     if found := datasheet(device):
         row, share = found
         known.append(Ceiling(1e9 * share * row.bandwidth, "datasheet", f"{row.name} ({row.source}{_part(share)})"))
-    if measured := cache.measured(device, "fp32", "bandwidth"):
+    if measured := _measured(device, "fp32", "bandwidth", measure):
         known.append(Ceiling(measured.rate, "measured", measured.source))
     return _chosen_first(known, choice)
+
+
+def ridge_point(compute: list[Ceiling], bandwidth: list[Ceiling]) -> tuple[float, str] | None:
+    """FLOPs/byte from which on arithmetic limits a matmul, by the first ceiling of each, and its source."""
+    if not compute or not bandwidth:
+        return None
+    labels = (compute[0].label, bandwidth[0].label)
+    return compute[0].rate / bandwidth[0].rate, " over ".join(dict.fromkeys(labels))
+
+
+def _measured(device: dict, precision: str, what: str, measure: str, reached: float = 0.0):
+    return None if measure == "never" else cache.measured(device, precision, what, reached, measure == "now")
 
 
 def _part(share: float) -> str:

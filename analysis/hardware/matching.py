@@ -1,13 +1,46 @@
-"""Which row of the datasheets is this device, and how much of it is there?"""
+"""Which row of the datasheets is this device, and how much of it is there?  Which rows does a name stand for?"""
 
 from __future__ import annotations
 
+import difflib
+import re
+
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
+from harness.errors import UserError
 
 
 def datasheet(device: dict) -> tuple[Datasheet, float] | None:
     """The row of a device (`environment.device` of a run) and the fraction of it that is there, or None."""
-    return _by_name(device) or _by_architecture(device)
+    return _by_name(device) or _by_size(device)
+
+
+def rows_named(text: str) -> list[Datasheet]:
+    """The rows whose name has all words of the text, its model among them, without regard to case: `h100` has three.
+
+    Raises UserError, exit code 2, with the nearest rows if there is none.
+    """
+    asked = set(_words(text))
+    rows = [row for row in DATASHEETS if asked <= set(_words(row.name)) and _model(row) in asked]
+    if not rows:
+        models = dict.fromkeys(_model(row).upper() for row in DATASHEETS)
+        nearest = ", ".join(difflib.get_close_matches(text.upper(), models, n=3, cutoff=0))
+        raise UserError(f"--target-device {text}: in no row of the datasheets; the nearest: {nearest}", exit_code=2)
+    return rows
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[\s-]+", name.lower().strip())
+
+
+def _model(row: Datasheet) -> str:
+    """The word that names the part: mi300x, h100, 4090."""
+    return next(word for word in _words(row.name) if any(letter.isdigit() for letter in word))
+
+
+def described(row: Datasheet) -> dict:
+    """The row as a device of a run has it, with the memory as sold, which is less than the device reports."""
+    about = {"type": "cuda", "name": row.name, "arch": row.arch, "memory_bytes": row.memory * 10**9}
+    return about | ({"compute_units": row.compute_units} if row.compute_units else {})
 
 
 def _by_name(device: dict) -> tuple[Datasheet, float] | None:
@@ -29,13 +62,14 @@ def _by_name(device: dict) -> tuple[Datasheet, float] | None:
     return None
 
 
-def _by_architecture(device: dict) -> tuple[Datasheet, float] | None:
-    """The row of an AMD part whose name stands for several parts or for none: by architecture, compute units and
-    memory, if one row alone has them."""
+def _by_size(device: dict) -> tuple[Datasheet, float] | None:
+    """The row of an AMD part whose name stands for several parts or for none: by architecture (a trace has none),
+    compute units and memory, if one row alone has them."""
     name, arch, units = device.get("name", ""), device.get("arch", "").split(":")[0], device.get("compute_units")
-    if not arch.startswith("gfx"):
+    if not (arch.startswith("gfx") or (not arch and name.startswith("AMD "))):
         return None
-    rows = [row for row in DATASHEETS if row.arch == arch and row.compute_units and row.compute_units == units]
+    rows = [row for row in DATASHEETS if row.arch.startswith(arch or "gfx")]
+    rows = [row for row in rows if row.compute_units and row.compute_units == units]
     if memory := device.get("memory_bytes"):  # as sold it is 10^9 or 2^30 bytes, and firmware keeps some of it
         rows = [row for row in rows if 0.9 < memory / (1e9 * row.memory) < 1.1]
     rows = [row for row in rows if row.name.split()[-1] in name] or rows

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,17 +15,42 @@ from analysis.wording import count_of
 from harness.console import progress_bar
 from harness.devices import PRECISIONS
 from harness.errors import out_of_memory
+from harness.workspaces import library_workspaces
 
 SQUARES = {"cpu": (256, 512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192, 16384)}  # a cache may favor a small one
 LAYOUTS = ("x w'", "g w", "g' x")  # of a layer y = x w': forward, the gradient of x, the gradient of w
 COPIED_BYTES = {"cpu": 2**28, "cuda": 2**29}  # far more than any cache holds
 ROUNDS = 8  # over all shapes, so that a slow moment does not spoil all of one
 SECONDS = 0.1  # that a shape is repeated for in each round, five times at least; a copy ten times as long
+GAIN_SQUARE = 512  # of the matmul that tells what a narrow type gains: milliseconds where it is emulated too
+DISTURBED_FROM = 0.1  # of thread time waiting for a core: two threads beside one busy process waited for 0.31 of theirs
 
 
 class Measurement(NamedTuple):
-    rate: float  # FLOPs or bytes per second
+    rate: float  # FLOPs or bytes per second; of a gain, a ratio
     source: str  # how it was measured
+    disturbed: bool = False
+    waited_share: float | None = None  # of thread time, waiting for a core; None where the system does not tell
+
+
+def thread_times() -> tuple[int, int] | None:
+    """Nanoseconds that the threads of this process have run, and have waited for a core; None without /proc."""
+    times = []
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            times.append([int(number) for number in file.read_text().split()[:2]])
+    return (sum(run for run, _ in times), sum(waited for _, waited in times)) if times else None
+
+
+def watched(measure: Callable[[], Measurement | None]) -> Measurement | None:
+    """The measurement with how far it was disturbed meanwhile."""
+    before = thread_times()
+    found, after = measure(), thread_times()
+    if found is None or before is None or after is None:
+        return found
+    run, waited = (now - then for now, then in zip(after, before, strict=True))
+    share = max(0, waited) / max(1, run + waited)
+    return found._replace(disturbed=share >= DISTURBED_FROM, waited_share=share)
 
 
 def durations(device_type: str, work: Callable[[], object], seconds: float) -> list[float]:
@@ -97,6 +123,34 @@ def measured_bandwidth(device_type: str) -> Measurement | None:
         how = f"best of {len(times)} copies of {source.nbytes // 2**20} MB"
         return Measurement(2 * source.nbytes / min(times), how)
     return None
+
+
+def measured_gain(device_type: str, precision: str) -> Measurement | None:
+    """How many times as fast as in fp32 a small matmul is in a narrow type, below 1 where it is emulated.
+
+    On one thread: beside other processes several wait for each other, and the ratio would be theirs.
+    """
+    n, dtypes = GAIN_SQUARE, (torch.float32, PRECISIONS[precision])
+    pairs = {dtype: [torch.randn(n, n, device=device_type).to(dtype) for _ in range(2)] for dtype in dtypes}
+    best = dict.fromkeys(dtypes, float("inf"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with matmul_precision("fp32"), torch.no_grad():
+            for dtype in ROUNDS * dtypes:  # in turns
+                multiply = functools.partial(torch.mm, *pairs[dtype])
+                best[dtype] = min(best[dtype], *durations(device_type, multiply, SECONDS / ROUNDS))
+    finally:
+        torch.set_num_threads(threads)
+    wide, narrow = best.values()
+    times = f"{1e3 * wide:.3g} ms in fp32, {1e3 * narrow:.3g} ms in {precision}"
+    return Measurement(wide / narrow, f"a matmul of {n} x {n} takes {times}, on one thread")
+
+
+def measured_workspaces(device_type: str, precision: str) -> Measurement | None:
+    """Bytes of the matmul libraries on this process's GPU; None where no other process can use it."""
+    found = library_workspaces(torch.device(device_type, torch.cuda.current_device()), precision)
+    return None if found is None else Measurement(found, "a matmul and a batched one, forward and backward")
 
 
 @contextlib.contextmanager
