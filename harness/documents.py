@@ -136,6 +136,35 @@ class StepColumns(TypedDict):
     loss: list[float | None]  # null: not a finite number
     time_ms: list[float]
     exclusion_reason: list[str | None]  # why a step is excluded from averages; null: it is included
+    waited_share: list[float | None]  # of thread time, waiting for a core; null: the system does not tell
+    disturbed: list[bool | None]  # whether it waited long enough to be longer; null: the system does not tell
+
+
+class GpuDisturbance(TypedDict):
+    other_processes: int | None  # on the GPU before the run; null: the driver's library does not tell
+    memory_in_use_mb: float  # MB before the run: other processes, and the context of this one
+    clock_mhz: float | None  # mean, read once a second; null: the driver's library does not tell
+    max_clock_mhz: int | None  # null: the driver's library does not tell
+    lowered_by: dict[str, float] | None  # causes other than the power limit, share of the time; null: not known
+
+
+class Disturbance(TypedDict):
+    disturbed: bool | None  # null: the system does not tell
+    waited_share: float | None  # of thread time, waiting for a core; null: the system does not tell
+    longest_wait_share: float | None  # of the steps, for the thread that waited longest in each; null: not known
+    lost_share: float | None  # of the steps, that is due to waiting at most: threads' waits / time; null: not known
+    steps_disturbed: int
+    threads: int  # that PyTorch uses for one operator
+    cores: int  # that the affinity mask allows
+    quota_cores: float | None  # least CPU quota of the control groups; null: no quota
+    load_before: float | None  # load average of the minute before the run; null: the system has none
+    throttled_share: float | None  # of the quota's periods, those in which it was used up; null: no quota
+    pressure_share: float | None  # of the time, some process of the machine waited for a core; null: not known
+    steal_share: float | None  # of the cores' busy time, taken by other virtual machines; null: not known
+    switches_per_sec: float | None  # involuntary context switches; null: nothing was measured
+    sample_us: float | None  # microseconds that a sample takes, median, two per step; null: nothing was measured
+    gpu: GpuDisturbance | None  # null: no GPU in use
+    reasons: list[str]  # what disturbed it, with figures
 
 
 class PerformanceSummary(TypedDict):
@@ -148,6 +177,7 @@ class PerformanceSummary(TypedDict):
     memory: Memory
     loss: Losses
     steps: StepColumns
+    disturbance: Disturbance
 
 
 # ---- Memory --------------------------------------------------------------------------------------------------------

@@ -37,7 +37,19 @@ def describe_environment(device: torch.device) -> dict:
             return subprocess.run(arguments, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
         return None
 
-    relevant = ("OMP_", "MKL_", "PYTORCH_", "CUDA_VISIBLE", "HIP_", "ROCR_", "HSA_", "NCCL_", "SLURM_JOB")
+    relevant = (
+        "OMP_",
+        "GOMP_",
+        "KMP_",
+        "MKL_",
+        "PYTORCH_",
+        "CUDA_VISIBLE",
+        "HIP_",
+        "ROCR_",
+        "HSA_",
+        "NCCL_",
+        "SLURM_JOB",
+    )
     commit, about = git("rev-parse", "HEAD"), {"type": device.type, "name": cpu_name()}
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)

@@ -1,0 +1,425 @@
+"""Was a measurement disturbed?  How long its threads waited for a core, and what else the machine and the GPU did.
+
+Other processes make every figure worse and leave no sign in it.  Linux counts, for each thread, how long it ran, and how
+long it was ready to run but had no core; the rest of this module is what explains such waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.errors import first_line
+from harness.files import explain_nulls
+from harness.units import MB
+
+# From these shares on, a measurement counts as disturbed.  benchmarks/waiting_policies.py measures the first one: its
+# runs without other processes stay far below, and those beside a single one that is always busy far above.
+LONGEST_WAIT = 0.05  # of a step, for the thread that waited longest: the step may be longer by as much
+STEAL = 0.03  # of the time that the machine's cores were busy, taken by other virtual machines of its host
+THROTTLED = 0.05  # of the periods of a CPU quota, those in which it was used up
+LOWERED_CLOCKS = 0.05  # of the time, clocks lowered by heat or power supply
+STEPS = 0.10  # of the steps, disturbed ones; fewer leave the median as it is
+MEMORY_OF_OTHERS = 2048 * MB  # bytes on the GPU: more than the context of this process takes
+
+
+@dataclass
+class Interval:
+    """What happened to this process from one moment to another, for example in a step; sums of several add up."""
+
+    wall_s: float = 0.0
+    run_s: float = 0.0  # over all threads; 0 if the system does not tell
+    waited_s: float = 0.0  # over all threads: ready to run, but without a core
+    longest_wait_s: float = 0.0  # of the thread that waited longest
+    throttled: int = 0  # periods of a CPU quota that was used up
+    periods: int = 0  # of the quota
+    switches: int = 0  # involuntary context switches
+
+    def __add__(self, other: Interval) -> Interval:
+        return Interval(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    @property
+    def waited_share(self) -> float | None:
+        """Of the time that threads ran or wanted to; None if the system does not tell."""
+        return self.waited_s / (self.run_s + self.waited_s) if self.run_s else None
+
+    @property
+    def longest_wait_share(self) -> float | None:
+        return min(1.0, self.longest_wait_s / self.wall_s) if self.run_s else None
+
+    @property
+    def lost_share(self) -> float | None:
+        """Upper bound of the share of the wall time that is due to waiting: if no two threads waited at once."""
+        return min(1.0, self.waited_s / self.wall_s) if self.run_s else None
+
+    @property
+    def disturbed(self) -> bool | None:
+        if self.throttled:
+            return True
+        return self.longest_wait_share >= LONGEST_WAIT if self.run_s else None
+
+
+# ---- What Linux counts -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Counters at one moment."""
+
+    at_s: float
+    threads: dict[str, tuple[int, int]]  # by thread: ns run, ns waited
+    throttled: int
+    periods: int
+    switches: int
+
+    def until(self, later: Sample) -> Interval:
+        """A thread that ended in between counts as far as it was seen: a step samples at both ends."""
+        run_ns, waits_ns = 0, [0]
+        for thread, (ran, waited) in later.threads.items():
+            ran_before, waited_before = self.threads.get(thread, (0, 0))
+            run_ns += ran - ran_before
+            waits_ns.append(waited - waited_before)
+        return Interval(
+            later.at_s - self.at_s,
+            run_ns / 1e9,
+            sum(waits_ns) / 1e9,
+            max(waits_ns) / 1e9,
+            later.throttled - self.throttled,
+            later.periods - self.periods,
+            later.switches - self.switches,
+        )
+
+
+class Counters:
+    """Reads the counters of this process.  Files stay open: reading one again takes 1 to 2 us instead of 15.
+
+    proc and cgroups are where /proc and the control groups are mounted.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
+        self.proc, self._files = proc, {}
+        self.limited = [folder for folder in cgroup_folders(proc, cgroups) if quota_cores(folder)]
+        self.missing = None  # why the threads' times are unknown
+        if not any(ran for ran, _ in self._threads().values()):  # zeros: a kernel without this accounting
+            self.missing = f"{proc}/self/task/*/schedstat is missing or empty on this system"
+
+    def _threads(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(self.proc / "self/task"):
+                with contextlib.suppress(OSError):  # it ended just now
+                    if thread not in self._files:
+                        path = self.proc / "self/task" / thread / "schedstat"
+                        self._files[thread] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    ran, waited, _ = os.pread(self._files[thread], 100, 0).split()
+                    found[thread] = int(ran), int(waited)
+        for thread in self._files.keys() - found.keys():
+            os.close(self._files.pop(thread))
+        return found
+
+    def sample(self) -> Sample:
+        threads = {} if self.missing else self._threads()
+        quotas = [fields(folder / "cpu.stat") for folder in self.limited]
+        throttled, periods = (sum(one.get(name, 0) for one in quotas) for name in ("nr_throttled", "nr_periods"))
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        return Sample(time.perf_counter(), threads, throttled, periods, switches)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+        self._files = {}
+
+    def machine(self) -> dict[str, float]:
+        """Of the entire machine: clock ticks that its cores were busy and those stolen from it; seconds in which some
+        process waited for a core.  What the system does not tell is left out."""
+        found = {"at_s": time.perf_counter()}
+        with contextlib.suppress(OSError, ValueError), (self.proc / "stat").open() as file:
+            user, nice, system, _, _, irq, softirq, stolen = map(int, file.readline().split()[1:9])
+            found |= {"busy": user + nice + system + irq + softirq + stolen, "stolen": stolen}
+        with contextlib.suppress(OSError, AttributeError):
+            pressure = (self.proc / "pressure/cpu").read_text()
+            found["pressure_s"] = int(re.search(r"^some .*total=(\d+)", pressure).group(1)) / 1e6
+        return found
+
+
+def fields(path: Path) -> dict[str, int]:
+    """The lines 'name number' of a file; none if it does not exist."""
+    try:
+        return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
+    except (OSError, ValueError):
+        return {}
+
+
+def cgroup_folders(proc: Path, cgroups: Path) -> list[Path]:
+    """Control groups of this process that may limit its cores, with their ancestors: each of them may have a quota."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = cgroups / controllers  # version 1; version 2 names no controllers
+        folder = mount / path.strip("/")
+        # In a container the path may be that of the host; its own group is then the mount itself.
+        found += [one for one in (folder, *folder.parents) if one.is_relative_to(mount) and (one / "cpu.stat").exists()]
+    return found
+
+
+def quota_cores(folder: Path) -> float | None:
+    """Cores' worth of time that a control group may use; None without a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None  # "max" is no number
+    return None
+
+
+# ---- The GPU -----------------------------------------------------------------------------------------------------
+
+# Why NVML says that clocks are low: what is no choice of the user's, and no usual state of a fully used GPU.
+NVML_CAUSES = {0x08: "hardware slowdown", 0x20: "heat (driver)", 0x40: "heat (hardware)", 0x80: "power supply"}
+AMDSMI_CAUSES = {
+    "acc_prochot_thrm": "heat (processor hot)",
+    "acc_socket_thrm": "heat (socket)",
+    "acc_vr_thrm": "heat (voltage regulator)",
+    "acc_hbm_thrm": "heat (HBM)",
+}
+
+
+class GpuWatch:
+    """Other processes and memory in use before a measurement; clocks, and what lowered them, during it.
+
+    From NVML and AMD SMI by PyTorch's own functions.  What they do not tell is None, with the reason in `reasons`.
+    """
+
+    EVERY_S = 1.0  # seconds between two readings of the clock
+
+    def __init__(self, device: torch.device):
+        self.device, self.reasons = device, {}
+        self.clocks_mhz: list[int] = []
+        self.causes: list[int] = []  # NVML's bits, at the same times
+        self._read_at = -self.EVERY_S
+        free, total = torch.cuda.mem_get_info(device)
+        self.memory_bytes = total - free - torch.cuda.memory_reserved(device)
+        self.other_processes = self._ask("other_processes", self._count_others)
+        self.max_clock_mhz = self._ask("max_clock_mhz", self._max_clock)
+        self._amd_before = self._ask("lowered_by", self._violations) if torch.version.hip else None
+
+    def _ask(self, name: str, question: Callable):
+        try:
+            return question()
+        except Exception as error:  # noqa: BLE001 - the drivers' libraries raise exceptions of their own
+            self.reasons.setdefault(name, first_line(error))
+            return None
+
+    def _count_others(self) -> int:
+        listed = torch.cuda.list_gpu_processes(self.device)
+        pids = [int(pid) for pid in re.findall(r"process +(\d+) uses", listed)]
+        if not pids:  # this process uses the GPU, so it should be in the list
+            raise LookupError(listed.splitlines()[-1])
+        return len([pid for pid in pids if pid != os.getpid()]) - (os.getpid() not in pids)  # other ids in a container
+
+    def _max_clock(self) -> int:
+        if torch.version.hip:
+            import amdsmi
+
+            handle = torch.cuda._get_amdsmi_handler(self.device)
+            return int(amdsmi.amdsmi_get_clock_info(handle, amdsmi.AmdSmiClkType.GFX)["max_clk"])
+        import pynvml
+
+        return pynvml.nvmlDeviceGetMaxClockInfo(torch.cuda._get_pynvml_handler(self.device), pynvml.NVML_CLOCK_SM)
+
+    def _violations(self) -> dict[str, int]:
+        """AMD SMI's counters.  Takes a tenth of a second, so it is asked only before and after."""
+        import amdsmi
+
+        status = amdsmi.amdsmi_get_violation_status(torch.cuda._get_amdsmi_handler(self.device))
+        return {name: int(status[name]) for name in ("acc_counter", *AMDSMI_CAUSES)}
+
+    def _nvml_causes(self) -> int:
+        import pynvml
+
+        ask = getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        ask = ask or pynvml.nvmlDeviceGetCurrentClocksThrottleReasons  # its name before driver 535
+        return ask(torch.cuda._get_pynvml_handler(self.device))
+
+    def read(self) -> None:
+        """While the GPU works, at most once a second."""
+        if time.perf_counter() - self._read_at < self.EVERY_S:
+            return
+        self._read_at = time.perf_counter()
+        if "clock_mhz" not in self.reasons and (clock := self._ask("clock_mhz", self._clock)):
+            self.clocks_mhz.append(clock)
+        if not torch.version.hip and "lowered_by" not in self.reasons:
+            causes = self._ask("lowered_by", self._nvml_causes)
+            self.causes += [] if causes is None else [causes]
+
+    def _clock(self) -> int:
+        return torch.cuda.clock_rate(self.device)  # MHz; 0: AMD SMI does not know
+
+    def _lowered_by(self) -> dict[str, float] | None:
+        """Causes of lowered clocks, each with the share of the time (AMD) or of the readings (NVIDIA)."""
+        if torch.version.hip and self._amd_before and (after := self._ask("lowered_by", self._violations)):
+            change = {name: after[name] - before for name, before in self._amd_before.items()}
+            shares = {words: change[name] / max(1, change["acc_counter"]) for name, words in AMDSMI_CAUSES.items()}
+        elif self.causes:
+            n = len(self.causes)
+            shares = {words: sum(bool(c & bit) for c in self.causes) / n for bit, words in NVML_CAUSES.items()}
+        else:
+            return None
+        return {words: share for words, share in shares.items() if share}
+
+    def document(self) -> dict:
+        lowered_by = self._lowered_by()
+        values = {
+            "other_processes": self.other_processes,
+            "memory_in_use_mb": self.memory_bytes / MB,
+            "clock_mhz": sum(self.clocks_mhz) / len(self.clocks_mhz) if self.clocks_mhz else None,
+            "max_clock_mhz": self.max_clock_mhz,
+            "lowered_by": lowered_by,
+        }
+        return explain_nulls(values, "no reading was taken", **self.reasons)
+
+
+def gpu_reasons(gpu: dict) -> list[str]:
+    found = []
+    if gpu["other_processes"]:
+        n = gpu["other_processes"]
+        found.append(f"{n} other process{'es' * (n > 1)} on the GPU")
+    elif gpu["other_processes"] is None and gpu["memory_in_use_mb"] * MB > MEMORY_OF_OTHERS:
+        found.append(f"{gpu['memory_in_use_mb']:,.0f} MB of the GPU in use before the run")
+    for cause, share in (gpu["lowered_by"] or {}).items():
+        if share >= LOWERED_CLOCKS:
+            found.append(f"GPU clocks lowered by {cause} for {share:.0%} of the time")
+    return found
+
+
+# ---- A measurement -----------------------------------------------------------------------------------------------
+
+NOT_RUN = "nothing was measured"
+
+
+class DisturbanceMeter:
+    """Measures how far something was disturbed: the steps of a run, each in an interval(), or one long interval."""
+
+    def __init__(self, device: torch.device, counters: Counters | None = None):
+        self.on_gpu, self.counters = device.type == "cuda", counters or Counters()
+        self.threads, self.cores = torch.get_num_threads(), available_cores()
+        self.quota_cores = min(filter(None, map(quota_cores, self.counters.limited)), default=None)
+        self.load_before = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        self.gpu = GpuWatch(device) if self.on_gpu else None
+        self.intervals: list[Interval] = []
+        self._before: dict[str, float] = {}
+        self._sampling_s: list[float] = []
+
+    def _sample(self) -> Sample:
+        start = time.perf_counter()
+        sample = self.counters.sample()
+        self._sampling_s.append(time.perf_counter() - start)
+        return sample
+
+    @contextlib.contextmanager
+    def interval(self) -> Iterator[Interval]:
+        """Its counts are filled in at the end, and kept if no exception ends it."""
+        self._before = self._before or self.counters.machine()
+        interval, before = Interval(), self._sample()
+        yield interval
+        vars(interval).update(vars(before.until(self._sample())))
+        self.intervals.append(interval)
+        if self.gpu:
+            self.gpu.read()
+
+    def document(self) -> dict:
+        """The section `disturbance` of a document; ends the measurement."""
+        total, machine = sum(self.intervals, Interval()), self._machine_shares()
+        unknown = (self.counters.missing or NOT_RUN) if self.intervals else NOT_RUN
+        values = {
+            "waited_share": total.waited_share,
+            "longest_wait_share": total.longest_wait_share,
+            "lost_share": total.lost_share,
+            "steps_disturbed": sum(bool(one.disturbed) for one in self.intervals),
+            "threads": self.threads,
+            "cores": self.cores,
+            "quota_cores": self.quota_cores,
+            "load_before": self.load_before,
+            "throttled_share": total.throttled / total.periods if total.periods else None,
+            "pressure_share": machine["pressure_share"],
+            "steal_share": machine["steal_share"],
+            "switches_per_sec": total.switches / total.wall_s if total.wall_s else None,
+            "sample_us": 1e6 * statistics.median(self._sampling_s) if self._sampling_s else None,
+            "gpu": self.gpu.document() if self.gpu else None,
+        }
+        self.counters.close()
+        reasons = reasons_of(values, len(self.intervals), self.on_gpu)
+        known = bool(reasons) or total.run_s > 0
+        proc = self.counters.proc
+        return explain_nulls(
+            {"disturbed": bool(reasons) if known else None, **values, "reasons": reasons},
+            unknown,
+            quota_cores="no quota",
+            throttled_share="no quota" if self.quota_cores is None else "shorter than a period of the quota",
+            load_before="this system has no load average",
+            pressure_share=f"no {proc}/pressure/cpu on this system" if self.intervals else NOT_RUN,
+            steal_share=f"no {proc}/stat on this system, or no clock tick passed" if self.intervals else NOT_RUN,
+            switches_per_sec=NOT_RUN,
+            sample_us=NOT_RUN,
+            gpu="no GPU in use",
+        )
+
+    def _machine_shares(self) -> dict[str, float | None]:
+        after, before = self.counters.machine(), self._before
+        change = {name: after[name] - before[name] for name in after.keys() & before.keys()}
+        steal = change["stolen"] / change["busy"] if change.get("busy") else None
+        pressure = change["pressure_s"] / change["at_s"] if "pressure_s" in change else None
+        return {"steal_share": steal, "pressure_share": pressure}
+
+
+def available_cores() -> int:
+    """Cores that this process may run on: those of its affinity mask, where there is one."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
+    """What disturbed a measurement, each with its figure."""
+    found = []
+    waited, longest = values["waited_share"], values["longest_wait_share"]
+    if waited is not None and longest >= LONGEST_WAIT:
+        one = f", one thread for {longest:.0%} of the steps" if longest > 2 * waited else ""
+        found.append(f"{waited:.0%} of thread time waited for a core{one}")
+    elif values["steps_disturbed"] >= max(2, STEPS * intervals):
+        found.append(f"{values['steps_disturbed']} of {intervals} steps waited for a core")
+    cores, quota = values["cores"], values["quota_cores"]
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if not on_gpu and values["threads"] * ranks > min(cores, quota or cores):
+        each = f" in each of {ranks} ranks" if ranks > 1 else ""
+        limit = f"a CPU quota of {quota:.3g} cores" if quota and quota < cores else f"{cores} core{'s' * (cores > 1)}"
+        found.append(f"{values['threads']} threads{each} on {limit}")
+    if (values["throttled_share"] or 0) >= THROTTLED:
+        found.append(f"CPU quota used up in {values['throttled_share']:.0%} of its periods")
+    if (values["steal_share"] or 0) >= STEAL:
+        found.append(f"{values['steal_share']:.0%} of core time stolen by other virtual machines")
+    return found + (gpu_reasons(values["gpu"]) if values["gpu"] else [])
+
+
+def disturbance_text(document: dict) -> str:
+    """What follows 'Disturbance: ' in a summary."""
+    if document["disturbed"] is None:
+        return f"not known here: {document['disturbed_reason']}"
+    if not document["disturbed"]:
+        return "none seen"
+    load, cores = document["load_before"], document["cores"]
+    before = [] if load is None else [f"load {load:.1f} on {cores} core{'s' * (cores > 1)}"]
+    return "; ".join([*document["reasons"], *before])
