@@ -1,7 +1,7 @@
 """Was a measurement disturbed?  How long its threads waited for a core, and what else the machine and the GPU did.
 
-Other processes make every figure worse and leave no sign in it.  Linux counts, for each thread, how long it ran, and how
-long it was ready to run but had no core; the rest of this module is what explains such waits.
+Other processes make every figure worse and leave no sign in it.  Linux counts for each thread how long it ran, and how
+long it was ready to run but had no core.  Everything else here helps to explain such waits.
 """
 
 from __future__ import annotations
@@ -349,7 +349,6 @@ class DisturbanceMeter:
         values = {
             "waited_share": total.waited_share,
             "longest_wait_share": total.longest_wait_share,
-            "lost_share": total.lost_share,
             "steps_disturbed": sum(bool(one.disturbed) for one in self.intervals),
             "threads": self.threads,
             "cores": self.cores,
@@ -363,6 +362,7 @@ class DisturbanceMeter:
             "gpu": self.gpu.document() if self.gpu else None,
         }
         self.counters.close()
+        values["lost_share"] = most_lost(values, total.lost_share)
         reasons = reasons_of(values, len(self.intervals), self.on_gpu)
         known = bool(reasons) or total.run_s > 0
         proc = self.counters.proc
@@ -385,6 +385,17 @@ class DisturbanceMeter:
         steal = change["stolen"] / change["busy"] if change.get("busy") else None
         pressure = change["pressure_s"] / change["at_s"] if "pressure_s" in change else None
         return {"steal_share": steal, "pressure_share": pressure}
+
+
+def most_lost(values: dict, waiting: float | None) -> float | None:
+    """Upper bound of the share of the time that is due to everything that disturbed the measurement."""
+    gpu = values["gpu"]
+    if waiting is None or (gpu and gpu["other_processes"]):  # what they take of the GPU is unknown
+        return None if waiting is None else 1.0
+    lost = waiting + (values["throttled_share"] or 0.0) + (values["steal_share"] or 0.0)
+    if gpu and gpu["lowered_by"] and gpu["clock_mhz"] and gpu["max_clock_mhz"]:
+        lost += max(0.0, 1 - gpu["clock_mhz"] / gpu["max_clock_mhz"])
+    return min(1.0, lost)
 
 
 def available_cores() -> int:

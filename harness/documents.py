@@ -137,6 +137,7 @@ class StepColumns(TypedDict):
     time_ms: list[float]
     exclusion_reason: list[str | None]  # why a step is excluded from averages; null: it is included
     waited_share: list[float | None]  # of thread time, waiting for a core; null: the system does not tell
+    lost_share: list[float | None]  # of the step, that is due to waiting at most; null: the system does not tell
     disturbed: list[bool | None]  # whether it waited long enough to be longer; null: the system does not tell
 
 
@@ -152,7 +153,7 @@ class Disturbance(TypedDict):
     disturbed: bool | None  # null: the system does not tell
     waited_share: float | None  # of thread time, waiting for a core; null: the system does not tell
     longest_wait_share: float | None  # of the steps, for the thread that waited longest in each; null: not known
-    lost_share: float | None  # of the steps, that is due to waiting at most: threads' waits / time; null: not known
+    lost_share: float | None  # of the steps' time, that is due to the disturbance at most; null: not known
     steps_disturbed: int
     threads: int  # that PyTorch uses for one operator
     cores: int  # that the affinity mask allows
@@ -257,6 +258,11 @@ class Prediction(TypedDict):
 # ---- Traces --------------------------------------------------------------------------------------------------------
 
 
+class ProfileDisturbance(TypedDict):
+    text: str | None  # what disturbed the profiled steps, or none seen; null: no summary, or the system does not tell
+    lost_share: float | None  # of the disturbed steps, that is due to waiting at most; null: as for text
+
+
 class Integrity(TypedDict):
     trustworthy: bool
     problems: list[str]  # why it is not trustworthy
@@ -279,6 +285,7 @@ class Integrity(TypedDict):
     stacks_recorded: bool
     modules_recorded: bool
     profiler_overhead: dict[str, Any] | None  # ratio of medians, profiled to unprofiled; null: no summary of the run
+    disturbance: ProfileDisturbance
     ranks_missing: list[int]
 
 
