@@ -383,7 +383,7 @@ class DisturbanceMeter:
         after, before = self.counters.machine(), self._before
         change = {name: after[name] - before[name] for name in after.keys() & before.keys()}
         steal = change["stolen"] / change["busy"] if change.get("busy") else None
-        pressure = change["pressure_s"] / change["at_s"] if "pressure_s" in change else None
+        pressure = change["pressure_s"] / change["at_s"] if change.get("at_s") and "pressure_s" in change else None
         return {"steal_share": steal, "pressure_share": pressure}
 
 
