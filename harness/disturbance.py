@@ -113,13 +113,12 @@ class Counters:
             self.missing = f"{proc}/self/task/*/schedstat is missing or empty on this system"
 
     def _threads(self) -> dict[str, tuple[int, int]]:
-        found = {}
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(self.proc / "self/task"):
+        found, tasks = {}, f"{self.proc}/self/task"
+        with contextlib.suppress(FileNotFoundError):
+            for thread in os.listdir(tasks):
                 with contextlib.suppress(OSError):  # it ended just now
                     if thread not in self._files:
-                        path = self.proc / "self/task" / thread / "schedstat"
-                        self._files[thread] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                        self._files[thread] = os.open(f"{tasks}/{thread}/schedstat", os.O_RDONLY)
                     ran, waited, _ = os.pread(self._files[thread], 100, 0).split()
                     found[thread] = int(ran), int(waited)
         for thread in self._files.keys() - found.keys():
@@ -134,9 +133,10 @@ class Counters:
         return Sample(time.perf_counter(), threads, throttled, periods, switches)
 
     def close(self) -> None:
-        for file in self._files.values():
-            os.close(file)
-        self._files = {}
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    __del__ = close
 
     def machine(self) -> dict[str, float]:
         """Of the entire machine: clock ticks that its cores were busy and those stolen from it; seconds in which some

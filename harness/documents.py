@@ -554,6 +554,8 @@ class SweepDocument(TypedDict, total=False):
 class SweepRow(TypedDict):
     status: str  # ok, oom, skipped, failed
     reason: str  # why it is not ok; every measured column is null then
+    disturbed: bool | None  # whether other processes may have made it slower; null: not measured, or not known
+    disturbance: str | None  # by what; null: not disturbed
 
 
 class MemoryStudyRow(SweepRow):

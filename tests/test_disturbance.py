@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from benchmarks.common import busy_processes
 from harness import disturbance
 from harness.disturbance import Counters, DisturbanceMeter, GpuWatch, disturbance_text
 from harness.startup import WAITING_POLICIES, default_variables
+from studies import sweep
 
 CPU = torch.device("cpu")
 
@@ -348,9 +350,7 @@ def test_a_busy_process_on_the_same_core_is_noticed(one_core):
     with busy_processes(1) as processes:
         os.sched_setaffinity(processes[0].pid, {one_core})
         with meter.interval() as interval:
-            end = time.perf_counter() + 0.4
-            while time.perf_counter() < end:
-                pass
+            spin(0.4)
     found = meter.document()
     assert interval.disturbed
     assert 0.2 < found["waited_share"] < 1
@@ -417,3 +417,44 @@ def test_every_command_sets_the_policy_before_torch_is_imported(script, monkeypa
     code, out = finish(start(sys.executable, "-c", BEFORE_TORCH, str(script), "--help"))
     assert code == 0, out
     assert "GOMP_SPINCOUNT 1000" in out or "usage:" in out
+
+
+# ---- Sweeps --------------------------------------------------------------------------------------------------------
+
+
+def spin(seconds: float) -> float:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+    return seconds
+
+
+@needs_linux
+def test_a_sweep_measures_the_process_of_a_row():
+    found: dict = {}
+    assert sweep.in_fresh_process(spin, 0.1, device=CPU, disturbance=found) == ("ok", 0.1)
+    assert 0 <= found["waited_share"] <= 1
+    assert found["disturbed"] in (True, False)
+    assert sweep.in_fresh_process(spin, 0.0) == ("ok", 0.0)
+
+
+def test_rows_of_a_sweep_are_marked(command, monkeypatch):
+    import run_attention_benchmark
+
+    real = sweep.in_fresh_process
+    by = {"disturbed": True, "reasons": ["31% of thread time waited for a core"]}
+
+    def disturbed(*work, disturbance=None, **options):
+        answer = real(*work, **options)
+        if disturbance is not None:
+            disturbance |= by
+        return answer
+
+    monkeypatch.setattr(sweep, "in_fresh_process", disturbed)
+    flags = "--seq-lens 16 --d-heads 8 --batch-size 1 --implementations manual --repetitions 2 --device cpu".split()
+    code, out, err = command(run_attention_benchmark, *flags)
+    assert code == 0, err
+    [row] = json.loads(Path("attention_benchmark/attention_benchmark.json").read_text())["rows"]
+    assert row["disturbed"] is True
+    assert row["disturbance"] == "31% of thread time waited for a core"
+    assert out.count("; disturbed: 31% of thread time waited for a core") == 2  # the row's line, and the table
