@@ -12,9 +12,11 @@ import pytest
 import torch
 from helpers import PROJECT, SMALL_MODEL, finish, start
 
+from benchmarks import waiting_policies
 from benchmarks.common import busy_processes
 from harness import disturbance
-from harness.disturbance import Counters, DisturbanceMeter, GpuWatch, disturbance_text
+from harness.disturbance import Counters, DisturbanceMeter, disturbance_text
+from harness.gpu_watch import AMDSMI_CAUSES, GpuWatch
 from harness.startup import WAITING_POLICIES, default_variables
 from studies import sweep
 
@@ -314,7 +316,7 @@ def test_lowered_clocks_of_an_amd_gpu(system, gpu, monkeypatch):
 
     def violations(handle) -> dict:
         n = next(counted)
-        return {"acc_counter": 1000 * n, **dict.fromkeys(disturbance.AMDSMI_CAUSES, 0), "acc_hbm_thrm": 400 * n}
+        return {"acc_counter": 1000 * n, **dict.fromkeys(AMDSMI_CAUSES, 0), "acc_hbm_thrm": 400 * n}
 
     amdsmi = SimpleNamespace(
         AmdSmiClkType=SimpleNamespace(GFX=0),
@@ -391,6 +393,33 @@ def test_idle_openmp_threads_sleep_unless_the_user_sets_a_policy(monkeypatch, tr
             assert train("--output-dir", name)[0] == 0
             config = json.loads((tmp_path / name / "config.json").read_text())
             assert config["environment"]["variables"][name] == "passive"
+
+
+def test_the_benchmark_of_waiting_policies(command, monkeypatch, tmp_path):
+    """Each setting beside each number of processes, against the first one without any."""
+
+    def run(setting: str, busy: int, flags: list[str]) -> dict:
+        assert flags == ["--num-steps", "3"]
+        spins = setting == waiting_policies.DEFAULT
+        shares = dict.fromkeys(("waited_share", "longest_wait_share"), 0.2 * busy)
+        return {"step_ms": (100 if spins else 110) * (1 + busy * (4 if spins else 1))} | shares
+
+    monkeypatch.setattr(waiting_policies, "measured_run", run)
+    monkeypatch.setattr(waiting_policies, "available_cores", lambda: torch.get_num_threads())
+    flags = ("--busy", "1", "--repetitions", "3", "--output", "found.json", "--num-steps", "3")
+    code, out, err = command(waiting_policies, *flags)
+    assert code == 0, err
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    found = {(row["setting"], row["busy_processes"]): row for row in rows}
+    assert len(found) == 2 * len(waiting_policies.SETTINGS)
+    slow, better = found[waiting_policies.DEFAULT, 1], found["GOMP_SPINCOUNT=1000", 1]
+    assert (slow["slower"], better["slower"]) == pytest.approx((5.0, 2.2))
+    assert slow["fair_share"] == pytest.approx(1 + 1 / torch.get_num_threads())
+    assert slow["longest_wait"] == [0.2, 0.2]
+    assert "20.0% to 20.0%" in out
+    code, _, err = command(waiting_policies, "--settings", "OMP_NUM_THREADS=1")
+    assert code == 2
+    assert "OMP_NUM_THREADS=1" in err
 
 
 SCRIPTS = sorted(file for place in (".", "benchmarks") for file in (PROJECT / place).glob("*.py"))
