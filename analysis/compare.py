@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from analysis.wording import clipped, count_of
+from harness.disturbance import disturbance_text
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import explain_nulls_recursively
 from harness.tables import Column, column, text_table
 from harness.timing import PHASES, summary_stats
 
-NOISE = "within noise"
+NOISE, UNDECIDED = "within noise", "undecided: disturbed"
 # Differ without making a difference; the variable is one that DeepSpeed sets itself.
 IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUDA_CHECK"}
 STANDARD_ERRORS = 2.0  # of a difference of means, below which it is noise
@@ -33,6 +34,7 @@ REASONS = {
     "noise_ms": "one of the profiles has a single step",
     "mfu_percent": "no flops_profile.json in the folder",
     "verdict": "not profiled",
+    **dict.fromkeys(("disturbed", "waited_share", "lost_share"), "not measured by the run"),
     "size": "no --size was given",
     "repeats": "no two of the runs have the same settings",
     "scaling": "the steps of all runs have the same FLOPs",
@@ -56,6 +58,18 @@ class Run:
         times = np.array(steps["time_ms"], dtype=float)
         free = np.array([reason is None for reason in steps["exclusion_reason"]], dtype=bool)
         return times[free] if free.any() else times[1:] if len(times) > 1 else times
+
+    @property
+    def disturbance(self) -> dict:
+        """What its averaged steps were disturbed by; disturbed is None if the run did not measure it.
+
+        lost_share: of the time of its steps, which the disturbance accounts for at most.
+        """
+        found = self.summary.get("disturbance")
+        if not found:
+            return {"disturbed": None, "waited_share": None, "lost_share": None, "disturbance": "not measured"}
+        values = {name: found[name] for name in ("disturbed", "waited_share", "lost_share")}
+        return values | {"disturbance": disturbance_text(found)}
 
     @property
     def clock(self) -> str:
@@ -86,6 +100,8 @@ def compare(folders: list[Path]) -> dict:
         # The repeat that is farthest away is as far away as the spread: rounding must not make it a difference.
         if repeats and row["ratio"] is not None and abs(math.log(row["ratio"])) <= math.log1p(spread) + 1e-9:
             row["difference"] = NOISE
+        if row["difference"] in ("slower", "faster") and may_be_disturbance(row, rows[0]):
+            row["difference"] = UNDECIDED
     out = {
         "baseline": runs[0].name,
         "runs": rows,
@@ -142,8 +158,15 @@ def run_row(run: Run, baseline: Run) -> dict:
         "final_loss": summary["loss"]["final"],
         "largest_loss_difference": loss_difference(run, baseline),
         "verdict": run.analysis["verdict"]["bound"] if run.analysis else None,
+        **run.disturbance,
         **ratio(run.step_ms, baseline.step_ms, same=run is baseline),
     }
+
+
+def may_be_disturbance(row: dict, baseline: dict) -> bool:
+    """Whether a ratio of step times may be 1 without what disturbed them at most."""
+    shorter, longer = (1 - (side["lost_share"] or 0.0) if side["disturbed"] else 1.0 for side in (row, baseline))
+    return row["ratio"] * shorter <= 1 <= row["ratio"] / max(longer, 1e-9)
 
 
 def loss_difference(run: Run, baseline: Run) -> float | None:
@@ -292,6 +315,7 @@ TIME_COLUMNS = [
     Column("95% interval", lambda row: row["ratio_95"] and "{:.3f} to {:.3f}".format(*row["ratio_95"])),
     column("against the baseline", "difference", left=True),
     column("bound", "verdict", left=True),
+    column("waited", "waited_share", ".0%"),
 ]
 OTHER_COLUMNS = [
     column("run", "name", left=True),
@@ -311,6 +335,8 @@ def comparison_lines(comparison: dict, top: int = 12) -> list[str]:
         f"Runs, against {comparison['baseline']}:",
         *text_table(TIME_COLUMNS, rows),
         "Steps that averages include; ratio of medians, with its 95% interval over those steps",
+        "Waited: share of thread time, waiting for a core",
+        *(f"Disturbance of {row['name']}: {row['disturbance']}" for row in rows if row["disturbed"]),
         "",
         *text_table(OTHER_COLUMNS, rows),
         f"Peak MB: {'; '.join(sources)}" + (", not to be compared" if len(sources) > 1 else ""),

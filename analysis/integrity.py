@@ -13,12 +13,17 @@ from analysis.links import Links
 from analysis.trace import Trace
 from harness.documents import read_document
 from harness.errors import UserError
+from harness.files import explain_nulls
 
 # A healthy trace has the kernel of every launch and the launch of every kernel that began in the window.
 MISSING_KERNELS = 0.02  # of a step's launches
 UNLINKED_KERNELS = 0.05  # of the GPU events whose launch is in the trace
-DISTURBED = 1.5  # times as long as without the profiler: the trace shows the profiler's step, not the program's
+SLOWED = 1.5  # times as long as without the profiler: the trace shows the profiler's step, not the program's
 CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
+
+
+TIMES = ("verdict", "components", "operators", "opportunities")  # what a change of the times makes unreliable
+UNDISTURBED = "none seen"
 
 
 @dataclass
@@ -44,6 +49,7 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
     check_steps(found, links, rows)
     check_operators(found, links, linked, int(early.sum()))
     check_clocks(found, links)
+    check_gpu(found, links, summary)
     if not links.steps_are_marked:
         found.notes.append("no ProfilerStep marks: the entire trace counts as one step")
     if trace.n_malformed:
@@ -52,9 +58,13 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
         )
     if len(trace.operators) and not has_shapes:
         found.notes.append("no input shapes (record_shapes): FLOPs, bytes and tables by shape are unknown")
-    if overhead["ratio"] is not None and overhead["ratio"] > DISTURBED:
-        why = f"the profiler made these steps {overhead['ratio']:.1f} times as long, and not evenly"
-        found.unreliable |= dict.fromkeys(("verdict", "components", "operators", "opportunities"), why)
+    disturbance, slower = profile_disturbance(trace, summary), []
+    if overhead["ratio"] is not None and overhead["ratio"] > SLOWED:
+        slower.append(f"the profiler made these steps {overhead['ratio']:.1f} times as long, and not evenly")
+    if disturbance["text"] not in (None, UNDISTURBED):
+        slower.append(f"disturbed: {disturbance_text(disturbance)}")
+    if slower:
+        found.unreliable |= dict.fromkeys(TIMES, "; ".join(slower))
 
     world_size = trace.distributed.get("world_size")
     return {
@@ -77,6 +87,7 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
         "stacks_recorded": trace.n_python > 0,
         "modules_recorded": len(trace.modules) > 0,
         "profiler_overhead": overhead,
+        "disturbance": disturbance,
     }
 
 
@@ -134,6 +145,16 @@ def check_clocks(found: Findings, links: Links) -> None:
             found.problems.append(why)
 
 
+def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
+    """No GPU events although the run used a GPU, or the trace names one and no run tells otherwise."""
+    if links.on_gpu:
+        return
+    name = links.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU
+    device = summary["environment"]["device"] if summary else {"type": "cuda" if name else "cpu", "name": name}
+    if device["type"] == "cuda":
+        found.problems.append(f"the run used a GPU ({device['name']}), but the trace has no GPU events")
+
+
 def launches_without_kernel(rows: list[dict]) -> int:
     return sum(row["kernel_launches"] - row["kernels_of_launches"] for row in rows)
 
@@ -171,15 +192,51 @@ def step_rows(links: Links) -> list[dict]:
     return rows
 
 
-def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
-    """Profiled steps against the unprofiled ones of the same run, by the run's own timers."""
+NO_SUMMARY = "no performance_summary.json of the run beside the trace"
+
+
+def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd.Series] | None:
+    """The columns of the run's steps, and which of them are in the trace; None without the run's summary."""
     window = re.search(r"trace_step_(\d+)_(\d+)", trace.path.name)
     if summary is None or window is None:
-        return {"ratio": None, "ratio_reason": "no performance_summary.json of the run beside the trace"}
-    steps, (first, last) = summary["steps"], map(int, window.groups())
-    table = pd.DataFrame({"step": steps["step"], "ms": steps["time_ms"], "exclusion_reason": steps["exclusion_reason"]})
-    profiled = table[(table["step"] > first) & (table["step"] <= last)]["ms"]
-    free = table[table["exclusion_reason"].isna()]["ms"]
+        return None
+    table, (first, last) = pd.DataFrame(summary["steps"]), map(int, window.groups())
+    return table, (table["step"] > first) & (table["step"] <= last)
+
+
+def profile_disturbance(trace: Trace, summary: dict | None) -> dict:
+    """How far the profiled steps were disturbed, by the run's own measurement."""
+    found = profiled_steps(trace, summary)
+    unknown = {"text": None, "lost_share": None}
+    if found is None or "disturbed" not in found[0]:
+        return explain_nulls(unknown, NO_SUMMARY if found is None else "the run did not measure it")
+    run, steps = summary["disturbance"], found[0][found[1]]
+    waited = steps[steps["disturbed"].eq(True)].dropna(subset="waited_share")
+    if len(waited):
+        what = f"{waited['waited_share'].mean():.0%} of thread time waited for a core"
+        text = f"{what} in {len(waited)} of {len(steps)} steps"
+        return {"text": text, "lost_share": float(waited["lost_share"].sum() / len(steps))}
+    if run["disturbed"] is None:
+        return explain_nulls(unknown, run["disturbed_reason"])
+    # Waiting in other steps does not concern the trace.
+    others = [reason for reason in run["reasons"] if "waited for a core" not in reason]
+    return {"text": "; ".join(others) or UNDISTURBED, "lost_share": 0.0}
+
+
+def disturbance_text(disturbance: dict) -> str:
+    if disturbance["text"] is None:
+        return f"unknown: {disturbance['text_reason']}"
+    lost = f", up to {disturbance['lost_share']:.0%} of their time" if disturbance["lost_share"] else ""
+    return disturbance["text"] + lost
+
+
+def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
+    """Profiled steps against the unprofiled ones of the same run, by the run's own timers."""
+    found = profiled_steps(trace, summary)
+    if found is None:
+        return {"ratio": None, "ratio_reason": NO_SUMMARY}
+    table, in_trace = found
+    profiled, free = table[in_trace]["time_ms"], table[table["exclusion_reason"].isna()]["time_ms"]
     if profiled.empty or free.empty:
         return {"ratio": None, "ratio_reason": "every step of the run but its first carried an instrument"}
     return {

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.components import UNATTRIBUTED, attribute, breakdown_lines, class_times, step_breakdown
-from analysis.integrity import integrity, overhead_text, step_rows, summary_beside
+from analysis.integrity import UNDISTURBED, disturbance_text, integrity, overhead_text, step_rows, summary_beside
 from analysis.links import OPERATOR, AttributedLinks, Links, link
 from analysis.operators import kernel_table, operator_lines, operator_tables
 from analysis.opportunities import opportunities, opportunity_lines
@@ -213,6 +213,7 @@ def head_lines(analysis: dict) -> list[str]:
         "Trace": f"{analysis['trace']}: {trust['events']:,} events",
         "Verdict": analysis["verdict"]["line"],
         "Trust": trust_text(trust),
+        "Disturbance": disturbance_text(trust["disturbance"]),
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
     }
     if steps["count"]:
@@ -238,6 +239,8 @@ def steps_text(steps: dict) -> str:
 def trust_text(trust: dict) -> str:
     recorded = [name for name in ("shapes", "stacks", "modules") if trust[f"{name}_recorded"]]
     text = "complete" if trust["trustworthy"] else "NOT trustworthy"
+    if trust["trustworthy"] and trust["disturbance"]["text"] not in (None, UNDISTURBED):
+        text = "events complete, times NOT trustworthy: the steps were disturbed"
     text += f"; recorded: {', '.join(recorded) or 'no shapes, no stacks'}"
     if trust["kernels_linked_to_an_operator"] is not None:
         text += f"; {trust['kernels_linked_to_an_operator']:.1%} of the steps' GPU events linked to operators"

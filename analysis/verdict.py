@@ -138,7 +138,8 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
     shares = {name: us / total if total else 0.0 for name, us in split.items()}
     ranked = sorted((name for name in shares if name != "other"), key=lambda name: -shares[name])
     first, second = ranked[:2]
-    decided = shares[first] >= BOUND_FROM and shares[first] - shares[second] >= LEAD
+    lost = trust["disturbance"]["lost_share"] or 0.0  # waiting for a core, which may be in any of the shares
+    decided = shares[first] - lost >= BOUND_FROM and shares[first] - shares[second] - lost >= LEAD
     found = first if decided else "undecided"
     numbers = ", ".join(f"{name.removesuffix('-bound')} {shares[name]:.1%}" for name in ranked)
     if shares["other"] >= 0.001:

@@ -12,12 +12,16 @@ repetitions.  The losses are compared step by step, because a step that computes
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from harness.startup import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()  # before PyTorch is imported
+
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.common import benchmark_parser, compare, comparison_columns, environment_of, report
 from harness.devices import choose_device
-from harness.startup import run_command
 from harness.tables import column
 from studies.sweep import text_columns, workload_of
 from studies.timing import Step, time_synced

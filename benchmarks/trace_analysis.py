@@ -27,12 +27,16 @@ from pathlib import Path
 import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from harness.startup import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()  # before PyTorch is imported
+
 from benchmarks.common import benchmark_parser, environment_of, report
 from harness.command_line import version_of
 from harness.console import progress_bar
 from harness.devices import choose_device
 from harness.errors import UserError
-from harness.startup import run_command
 from harness.tables import column
 from harness.units import MB
 

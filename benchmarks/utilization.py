@@ -18,6 +18,11 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from harness.startup import begin_command, run_command
+
+if __name__ == "__main__":
+    begin_command()  # before PyTorch is imported
+
 from analysis.hardware import bandwidth_ceilings, compute_ceilings
 from benchmarks.common import benchmark_parser, environment_of, report
 from harness.console import progress_bar
@@ -25,7 +30,6 @@ from harness.devices import choose_device
 from harness.documents import read_document
 from harness.environment import describe_environment
 from harness.errors import UserError
-from harness.startup import run_command
 from harness.tables import column
 from studies.sweep import in_fresh_process, text_columns, workload_of
 

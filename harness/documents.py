@@ -137,6 +137,36 @@ class StepColumns(TypedDict):
     loss: list[float | None]  # null: not a finite number
     time_ms: list[float]
     exclusion_reason: list[str | None]  # why a step is excluded from averages; null: it is included
+    waited_share: list[float | None]  # of thread time, waiting for a core; null: the system does not tell
+    lost_share: list[float | None]  # of the step, that is due to waiting at most; null: the system does not tell
+    disturbed: list[bool | None]  # whether it waited long enough to be longer; null: the system does not tell
+
+
+class GpuDisturbance(TypedDict):
+    other_processes: int | None  # on the GPU before the run; null: the driver's library does not tell
+    memory_in_use_mb: float  # MB before the run: other processes, and the context of this one
+    clock_mhz: float | None  # mean, read once a second; null: the driver's library does not tell
+    max_clock_mhz: int | None  # null: the driver's library does not tell
+    lowered_by: dict[str, float] | None  # causes other than the power limit, share of the time; null: not known
+
+
+class Disturbance(TypedDict):
+    disturbed: bool | None  # null: the system does not tell
+    waited_share: float | None  # of thread time, waiting for a core; null: the system does not tell
+    longest_wait_share: float | None  # of the steps, for the thread that waited longest in each; null: not known
+    lost_share: float | None  # of the steps' time, that is due to the disturbance at most; null: not known
+    steps_disturbed: int
+    threads: int  # that PyTorch uses for one operator
+    cores: int  # that the affinity mask allows
+    quota_cores: float | None  # least CPU quota of the control groups; null: no quota
+    load_before: float | None  # load average of the minute before the run; null: the system has none
+    throttled_share: float | None  # of the quota's periods, those in which it was used up; null: no quota
+    pressure_share: float | None  # of the time, some process of the machine waited for a core; null: not known
+    steal_share: float | None  # of the cores' busy time, taken by other virtual machines; null: not known
+    switches_per_sec: float | None  # involuntary context switches; null: nothing was measured
+    sample_us: float | None  # microseconds that a sample takes, median, two per step; null: nothing was measured
+    gpu: GpuDisturbance | None  # null: no GPU in use
+    reasons: list[str]  # what disturbed it, with figures
 
 
 class PerformanceSummary(TypedDict):
@@ -149,6 +179,7 @@ class PerformanceSummary(TypedDict):
     memory: Memory
     loss: Losses
     steps: StepColumns
+    disturbance: Disturbance
 
 
 # ---- Memory --------------------------------------------------------------------------------------------------------
@@ -240,6 +271,11 @@ class Prediction(TypedDict):
 # ---- Traces --------------------------------------------------------------------------------------------------------
 
 
+class ProfileDisturbance(TypedDict):
+    text: str | None  # what disturbed the profiled steps, or none seen; null: no summary, or the system does not tell
+    lost_share: float | None  # of the disturbed steps, that is due to waiting at most; null: as for text
+
+
 class Integrity(TypedDict):
     trustworthy: bool
     problems: list[str]  # why it is not trustworthy
@@ -262,6 +298,7 @@ class Integrity(TypedDict):
     stacks_recorded: bool
     modules_recorded: bool
     profiler_overhead: dict[str, Any] | None  # ratio of medians, profiled to unprofiled; null: no summary of the run
+    disturbance: ProfileDisturbance
     ranks_missing: list[int]
 
 
@@ -531,6 +568,8 @@ class SweepDocument(TypedDict, total=False):
 class SweepRow(TypedDict):
     status: str  # ok, oom, skipped, failed
     reason: str  # why it is not ok; every measured column is null then
+    disturbed: bool | None  # whether other processes may have made it slower; null: not measured, or not known
+    disturbance: str | None  # by what; null: not disturbed
 
 
 class MemoryStudyRow(SweepRow):

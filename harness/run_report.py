@@ -148,6 +148,8 @@ class RunReport:
                     "memory_mb": record.memory_bytes / MB,
                     **{f"phase_ms/{phase}": ms for phase, ms in record.phase_ms.items()},
                 }
+                if record.interval.run_s:
+                    scalars["waited_share"] = record.interval.waited_share
                 for tag, value in scalars.items():
                     self.writer.add_scalar(tag, value, record.step, walltime=record.ended_at)
             self._unwritten.clear()
@@ -217,6 +219,7 @@ class RunReport:
             utilization_reason=sampler.utilization_reason,
             memory_timeline=tracker.document() if tracker and tracker.finished else None,
             compilation=self.compilation and self.compilation.document(workload.micro_steps),
+            disturbance=self.meter.disturbance.document(),
             compilation_reason="the run ended before compilation" if workload.compiled else "--compile is off",
             status=status,
             error=explain_error(error)[0] if error else None,

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from harness.console import RULE
+from harness.disturbance import disturbance_text
 from harness.files import explain_nulls
 from harness.tables import column, text_table
 from harness.timing import PHASES, StepRecord, summary_stats
@@ -35,6 +36,7 @@ class MeasuredRun:
     memory_timeline: dict | None = None
     compilation: dict | None = None
     compilation_reason: str = "--compile is off"
+    disturbance: dict = field(default_factory=dict)  # DisturbanceMeter.document()
     status: str = "completed"
     error: str | None = None
 
@@ -65,7 +67,11 @@ def summarize(run: MeasuredRun) -> dict:
             "loss": [_finite(r.loss) for r in run.records],
             "time_ms": [r.total_ms for r in run.records],
             "exclusion_reason": run.exclusion_reasons,
+            "waited_share": [r.interval.waited_share for r in run.records],
+            "lost_share": [r.interval.lost_share for r in run.records],
+            "disturbed": [r.interval.disturbed for r in run.records],
         },
+        "disturbance": run.disturbance,
     }
 
 
@@ -172,6 +178,7 @@ def summary_lines(summary: dict) -> list[str]:
         f"Average memory usage: {memory['average_mb']:.0f} MB",
         f"Memory figures: {memory['source']}",
         f"GPU utilization: {p['gpu_utilization_percent_reason'] if utilization is None else f'{utilization:.0f}%'}",
+        f"Disturbance: {disturbance_text(summary['disturbance'])}",
         RULE,
     ]
 

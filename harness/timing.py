@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.disturbance import DisturbanceMeter, Interval
+
 PHASES = ("data", "forward", "backward", "optimizer")
 
 # ---- Named ranges --------------------------------------------------------------------------------------------------
@@ -68,6 +70,7 @@ class StepRecord:
     loss: float = math.nan
     ended_at: float = math.nan  # wall clock, seconds since the epoch
     memory_bytes: int = 0  # the last sample before the step was read
+    interval: Interval = field(default_factory=Interval)  # how long its threads waited for a core
 
 
 class StepMeter:
@@ -75,6 +78,7 @@ class StepMeter:
 
     On a GPU the marks are events in the stream, read when the device has passed them; the host waits only for steps
     that are printed.  On a CPU they are perf_counter readings.  Phases are contiguous, so they add up to the step.
+    What disturbed a step is sampled before and after its marks, so it adds nothing to the step's time.
     """
 
     def __init__(self, device: torch.device, world_size: int, wait_for, on_record):
@@ -84,6 +88,7 @@ class StepMeter:
         self.on_record = on_record  # called with each finished StepRecord, in order
         self.records: list[StepRecord] = []
         self._pending: list[StepRecord] = []
+        self.disturbance = DisturbanceMeter(device)
 
     def _mark(self, name: str) -> None:
         mark = torch.cuda.Event(enable_timing=True) if self.on_gpu else time.perf_counter()
@@ -94,8 +99,9 @@ class StepMeter:
     @contextlib.contextmanager
     def step(self, step: int):
         self._current = StepRecord(step)
-        self._mark("start")
-        yield
+        with self.disturbance.interval() as self._current.interval:
+            self._mark("start")
+            yield
         self._current.ended_at = time.time()
         self._pending.append(self._current)
         self.read_finished(wait=self.wait_for(step))

@@ -26,6 +26,7 @@ from analysis.fake_run import FakeRunError
 from harness.command_line import OneLineParser, memory_size, number_of, require
 from harness.console import progress_bar, say
 from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank
+from harness.disturbance import DisturbanceMeter
 from harness.documents import read_document
 from harness.environment import describe_environment
 from harness.errors import UserError, explain_error, innermost_cause, out_of_memory
@@ -120,7 +121,7 @@ class Sweep:
         self.folder = Path(args.resume or args.output_dir or f"./{name}")
         self.resumes, self.dry_run, self.force = args.resume is not None, args.dry_run, args.force
         self.settings = {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
-        self.environment, self.on_gpu = device.environment, device.on_gpu
+        self.environment, self.on_gpu, self.device = device.environment, device.on_gpu, device.device
         self.predicts_gpu = device.on_gpu or bool(args.device_memory)
         self.available_bytes = args.device_memory or device.available_bytes
         self.rows: list[dict] = []
@@ -193,6 +194,7 @@ class Sweep:
                 about = f", about {left_s / 60:.0f} min left" if left_s > 90 else ""
                 row = rows[-1]
                 found = result(row) if row["status"] == "ok" else f"{row['status']}, {row['reason']}"
+                found += f"; disturbed: {row['disturbance']}" if row.get("disturbed") else ""
                 with self.bar.external_write_mode():
                     say(f"[{i}/{len(todo)}] {label(row)}: {found}{about}")
 
@@ -212,9 +214,13 @@ class Sweep:
             return {"status": "skipped", "reason": f"would not fit: {need}; --force runs it"}, None
         if self.dry_run:
             return {"status": "skipped", "reason": "--dry-run predicts only"}, None
-        status, answer = in_fresh_process(work, *arguments, while_waiting=self.bar.refresh)
+        found: dict = {}
+        options = {"while_waiting": self.bar.refresh, "device": self.device, "disturbance": found}
+        status, answer = in_fresh_process(work, *arguments, **options)
         if status == "ok":
-            return {"status": status, "reason": ""}, answer
+            by = {"disturbed": found.get("disturbed"), "disturbance": "; ".join(found.get("reasons", [])) or None}
+            by = explain_nulls(by, "not disturbed", disturbed=found.get("disturbed_reason", "not measured"))
+            return {"status": status, "reason": ""} | by, answer
         need = f"; {megabytes(peak)} predicted" if status == "oom" and peak is not None else ""
         return {"status": status, "reason": f"{answer}{need}"}, None
 
@@ -360,23 +366,31 @@ PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matpl
 
 
 def in_fresh_process(
-    work: Callable, *arguments, while_waiting: Callable[[], object] = lambda: None
+    work: Callable,
+    *arguments,
+    while_waiting: Callable[[], object] = lambda: None,
+    device: torch.device | None = None,
+    disturbance: dict | None = None,
 ) -> tuple[str, object]:
     """Call work(*arguments) in a new process.  Returns ("ok", result), or ("oom" or "failed", reason).
 
+    disturbance: receives how far work on the device was disturbed, the document of DisturbanceMeter.
     It is forked from a server that has imported PyTorch but used no device, so that it starts fast and clean.
     """
     context = multiprocessing.get_context("forkserver")
     ours = [name for name in sys.modules if name.startswith("studies.")]
     context.set_forkserver_preload([*PRELOADED, *ours, work.__module__])
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, work, arguments), daemon=True)
+    process = context.Process(target=_answer, args=(sender, work, arguments, device), daemon=True)
     process.start()
     sender.close()
     try:
         while not receiver.poll(1.0):
             while_waiting()
-        return receiver.recv()
+        status, answer, measured = receiver.recv()
+        if disturbance is not None:
+            disturbance |= measured
+        return status, answer
     except EOFError:
         process.join()
         return cause_of_death(process.exitcode)
@@ -396,19 +410,29 @@ def cause_of_death(code: int) -> tuple[str, str]:
     return "failed", f"the process ended with {how}"
 
 
-def _answer(connection, work: Callable, arguments: tuple) -> None:
+def _answer(connection, work: Callable, arguments: tuple, device: torch.device | None) -> None:
     """In the new process: send the result, or the error as one line, the reason of the row."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep terminates it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     warnings.simplefilter("ignore")
     try:
-        answer = "ok", work(*arguments)
+        answer = "ok", *_with_disturbance(work, arguments, device)
     except Exception as error:  # noqa: BLE001
         if os.environ.get("TINY_LLAMA_DEBUG") == "1":
             traceback.print_exc()
-        answer = "oom" if out_of_memory(error) else "failed", explain_error(error)[0]
+        answer = "oom" if out_of_memory(error) else "failed", explain_error(error)[0], {}
     connection.send(answer)
     connection.close()
+
+
+def _with_disturbance(work: Callable, arguments: tuple, device: torch.device | None) -> tuple[object, dict]:
+    """The result, and how far work on the device was disturbed; nothing of it if there is no device."""
+    if device is None:
+        return work(*arguments), {}
+    meter = DisturbanceMeter(device)
+    with meter.interval():
+        result = work(*arguments)
+    return result, meter.document()
 
 
 @contextlib.contextmanager
@@ -477,6 +501,8 @@ def status_column() -> Column:
 
     def text(row: dict) -> str:
         status = "OOM" if row["status"] == "oom" else row["status"]
+        if row.get("disturbed"):
+            status += f"; disturbed: {row['disturbance']}"
         return f"{status}: {row['reason']}" if row["reason"] else status
 
     return Column("status", text, left=True)

@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 
-os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}  # as begin_command() sets them, before torch
+from harness.startup import default_variables
+
+os.environ |= default_variables()  # as every command does, before it imports torch
 
 import pytest
 import torch

@@ -8,7 +8,7 @@ from helpers import SMALL_MODEL
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
-from analysis.compare import NOISE, compare, comparison_lines, ratio
+from analysis.compare import NOISE, UNDECIDED, compare, comparison_lines, ratio
 from harness.errors import UserError
 
 
@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
 
 
 def copy_of(folder, target, times=None, **changes):
-    """The run as another, with step times of its own."""
+    """The run as another, undisturbed, with step times of its own."""
     target.mkdir()
     for file in folder.glob("*.json"):
         (target / file.name).write_bytes(file.read_bytes())
@@ -39,7 +39,8 @@ def copy_of(folder, target, times=None, **changes):
             "time_ms": times,
             "exclusion_reason": [None] * len(times),
         }
-    (target / "performance_summary.json").write_text(json.dumps(summary | changes))
+    quiet = {"disturbance": summary["disturbance"] | {"disturbed": False, "reasons": []}}
+    (target / "performance_summary.json").write_text(json.dumps(summary | quiet | changes))
     return target
 
 
@@ -89,6 +90,29 @@ def test_noise_is_called_noise(runs, tmp_path):
             for name, ms in zip("ab", pair, strict=True)
         ]
         assert [row["difference"] for row in compare(both)["runs"]] == [NOISE, NOISE]
+
+
+def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
+    def disturbed(lost_share: float) -> dict:
+        waited = {"disturbed": True, "waited_share": 0.3, "lost_share": lost_share, "load_before": 2.0, "cores": 2}
+        return {"disturbance": waited | {"reasons": ["30% of thread time waited for a core"]}}
+
+    times, slow_times = [100.0, 101, 99, 100, 102, 98], [200.0, 201, 199, 200, 202, 198]
+    base = copy_of(runs / "small_batch", tmp_path / "base", times)
+    slow = copy_of(runs / "large_batch", tmp_path / "slow", slow_times, **disturbed(0.6))
+    less = copy_of(runs / "large_batch", tmp_path / "less", slow_times, **disturbed(0.4))
+    older = copy_of(runs / "large_batch", tmp_path / "older", slow_times, disturbance=None)
+    comparison = compare([base, slow, less, older])
+    words = {row["name"]: row["difference"] for row in comparison["runs"]}
+    # 200 ms of which at most 60% were waiting may have been 80; at most 40%, not less than 120.
+    assert words == {"base": NOISE, "slow": UNDECIDED, "less": "slower", "older": "slower"}
+    text = "\n".join(comparison_lines(comparison))
+    assert "Disturbance of slow: 30% of thread time waited for a core; load 2.0 on 2 cores" in text
+    assert comparison["runs"][3]["disturbed"] is None
+    assert comparison["runs"][3]["disturbed_reason"]
+    # The other way round: the baseline was disturbed, and may have been as fast.
+    words = {row["name"]: row["difference"] for row in compare([slow, base])["runs"]}
+    assert words == {"slow": NOISE, "base": UNDECIDED}
 
 
 def test_intervals():

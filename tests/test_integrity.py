@@ -4,10 +4,22 @@ import json
 
 import numpy as np
 import pytest
-from traces import H100, MI300X, analysis_of, event, on_gpu, real_path, step, trace_of
+from traces import (
+    H100,
+    H100_PROPERTIES,
+    MI300X,
+    analysis_of,
+    event,
+    on_gpu,
+    real_path,
+    shaped,
+    step,
+    trace_of,
+    write_trace,
+)
 
 from analysis.integrity import profiler_overhead
-from analysis.profile import analyze_all, profile_lines
+from analysis.profile import analyze_all, head_lines, profile_lines
 from analysis.trace import read_trace
 
 
@@ -61,6 +73,71 @@ def test_launched_kernels_that_never_ran(tmp_path):
     trace = trace_of(tmp_path, step(1, 0, 50), event("aten::mm", 5, 9), event("cudaLaunchKernel", 8, 2, "cuda_runtime"))
     analysis = analysis_of(trace)
     assert "kernels were launched (1), but the trace has no GPU events" in analysis["integrity"]["problems"][-1]
+
+
+def run_on(device: dict, disturbance: str = "none seen", waited=(0.0, 0.0)) -> dict:
+    """What is read of the performance_summary.json of a run of four steps; steps 2 and 3 are in the trace."""
+    shares = [0.0, *waited, 0.0]
+    steps = {
+        "step": [1, 2, 3, 4],
+        "time_ms": [9.0, 2.0, 2.0, 2.0],
+        "exclusion_reason": ["first", "profiled", "profiled", None],
+        "waited_share": shares,
+        "lost_share": [2 * share for share in shares],
+        "disturbed": [share > 0.1 for share in shares],
+    }
+    reasons = [] if disturbance == "none seen" else [disturbance]
+    return {
+        "environment": {"device": device},
+        "steps": steps,
+        "disturbance": {"disturbed": bool(reasons), "reasons": reasons},
+    }
+
+
+CPU, H100_GPU = {"type": "cpu", "name": "Xeon"}, {"type": "cuda", "name": "NVIDIA H100"}
+
+
+def test_a_gpu_run_without_gpu_events_is_not_trusted(tmp_path):
+    """A profiler that lost all of them, or was not allowed to record any."""
+    events = step(1, 0, 50), event("aten::mm", 5, 9)
+    plain, named = trace_of(tmp_path, *events), trace_of(tmp_path, *events, **H100_PROPERTIES)
+    for trace, summary, problem in (
+        (plain, None, None),
+        (plain, run_on(CPU), None),
+        (plain, run_on(H100_GPU), "the run used a GPU (NVIDIA H100), but the trace has no GPU events"),
+        (named, None, "the run used a GPU (NVIDIA H100 80GB HBM3), but the trace has no GPU events"),
+        (named, run_on(CPU), None),  # --device cpu on a machine with a GPU
+    ):
+        analysis = analysis_of(trace, summary)
+        assert analysis["integrity"]["problems"] == ([problem] if problem else [])
+        assert analysis["verdict"]["line"].startswith("untrustworthy: ") == bool(problem)
+
+
+def test_a_disturbed_profile_is_not_complete(tmp_path):
+    path = write_trace(
+        tmp_path / "trace_step_1_3.pt.trace.json",
+        *(step(2, 0, 100), shaped("aten::mm", 0, 70, [[512, 512], [512, 512]]), event("aten::add", 70, 30)),
+    )
+    quiet, waiting, other = (
+        analysis_of(read_trace(path), run_on(CPU, *found))
+        for found in ((), ("waited for a core", (0.3, 0.3)), ("2 threads on 1 core",))
+    )
+    assert quiet["integrity"]["disturbance"] == {"text": "none seen", "lost_share": 0.0}
+    assert quiet["verdict"]["bound"] == "compute-bound"
+    assert "unreliable" not in quiet["verdict"]["line"]
+    # 70% compute and 30% other work, but up to 60% is waiting, which may be in either.
+    assert waiting["verdict"]["bound"] == "undecided"
+    text = "30% of thread time waited for a core in 2 of 2 steps, up to 60% of their time"
+    assert waiting["verdict"]["line"].endswith(f"; unreliable: disturbed: {text}")
+    lines = dict(line.split(":", 1) for line in head_lines(waiting))
+    assert lines["Disturbance"].strip() == text
+    assert lines["Trust"].strip().startswith("events complete, times NOT trustworthy: the steps were disturbed")
+    assert dict(line.split(":", 1) for line in head_lines(quiet))["Trust"].strip().startswith("complete")
+    assert any(line == f"UNRELIABLE: disturbed: {text}" for line in profile_lines(waiting))
+    assert other["integrity"]["disturbance"]["text"] == "2 threads on 1 core"
+    unknown = analysis_of(read_trace(path))["integrity"]["disturbance"]
+    assert unknown["text"] is None
+    assert "performance_summary.json" in unknown["text_reason"]
 
 
 def test_graph_replays_are_named(tmp_path):

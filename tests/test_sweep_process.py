@@ -44,6 +44,7 @@ def gpu_for_children(monkeypatch):
     in_child = sweep.in_fresh_process
 
     def with_cpu(work, *arguments, **options):
+        options |= {"device": CPU} if options.get("device") == GPU else {}
         status, answer = in_child(work, *(CPU if one == GPU else one for one in arguments), **options)
         return status, answer._replace(device=GPU) if work is sweep.properties_of else answer
 

@@ -1,0 +1,489 @@
+"""Disturbed measurements are named, with figures; quiet ones are not accused; what is not known is not zero."""
+
+import itertools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import PROJECT, SMALL_MODEL, finish, start
+
+from benchmarks import waiting_policies
+from benchmarks.common import busy_processes
+from harness import disturbance
+from harness.disturbance import Counters, DisturbanceMeter, disturbance_text
+from harness.gpu_watch import AMDSMI_CAUSES, GpuWatch
+from harness.startup import WAITING_POLICIES, default_variables
+from studies import sweep
+
+CPU = torch.device("cpu")
+
+
+class MadeUpSystem:
+    """/proc and /sys/fs/cgroup with counters that a test sets."""
+
+    def __init__(self, folder):
+        self.proc, self.cgroups = folder / "proc", folder / "cgroup"
+        (self.proc / "self/task").mkdir(parents=True)
+        (self.proc / "pressure").mkdir()
+        self.cgroups.mkdir()
+
+    def thread(self, name: str, run_ms: float, waited_ms: float):
+        folder = self.proc / "self/task" / name
+        folder.mkdir(exist_ok=True)
+        (folder / "schedstat").write_text(f"{int(run_ms * 1e6)} {int(waited_ms * 1e6)} 7\n")
+
+    def end_thread(self, name: str):
+        (self.proc / "self/task" / name / "schedstat").unlink()
+        (self.proc / "self/task" / name).rmdir()
+
+    def machine(self, busy: int, stolen: int, pressure_us: int):
+        (self.proc / "stat").write_text(f"cpu  {busy} 0 0 900 0 0 0 {stolen} 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+        (self.proc / "pressure/cpu").write_text(f"some avg10=0.00 total={pressure_us}\nfull avg10=0.00 total=0\n")
+
+    def meter(self) -> DisturbanceMeter:
+        return DisturbanceMeter(CPU, Counters(self.proc, self.cgroups))
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """Two threads on two cores, and a clock that only moves with clock.advance()."""
+    clock = SimpleNamespace(now=100.0)
+    clock.advance = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(disturbance.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(disturbance, "available_cores", lambda: 2)
+    monkeypatch.setattr(disturbance.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(disturbance.os, "getloadavg", lambda: (3.8, 1.0, 1.0))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    made_up = MadeUpSystem(tmp_path)
+    made_up.clock = clock
+    made_up.thread("1", 1000, 10)
+    made_up.thread("2", 1000, 10)
+    made_up.machine(1000, 0, 0)
+    return made_up
+
+
+def steps(system, *waits_ms: tuple[float, float]) -> DisturbanceMeter:
+    """A step of 100 ms for each pair of waits; both threads run whenever they do not wait."""
+    ran, waited = [1000.0, 1000.0], [10.0, 10.0]
+    for i in (0, 1):
+        system.thread(str(i + 1), ran[i], waited[i])
+    meter = system.meter()
+    for waits in waits_ms:
+        with meter.interval():
+            system.clock.advance(0.1)
+            for i, wait in enumerate(waits):
+                ran[i], waited[i] = ran[i] + 100 - wait, waited[i] + wait
+                system.thread(str(i + 1), ran[i], waited[i])
+    return meter
+
+
+# ---- Threads that wait ---------------------------------------------------------------------------------------------
+
+
+def test_a_quiet_run_is_not_accused(system):
+    meter = steps(system, (0.4, 0.1), (0.0, 0.9), (2.0, 2.0), (0.1, 0.1))
+    found = meter.document()
+    assert found["disturbed"] is False
+    assert found["reasons"] == []
+    assert found["steps_disturbed"] == 0
+    assert found["waited_share"] == pytest.approx(5.6 / 800)
+    assert disturbance_text(found) == "none seen"  # a load of 3.8 may be that of an earlier run of the same user
+
+
+def test_waiting_is_named_with_its_figures(system):
+    meter = steps(system, (60, 2), (2, 60), (60, 2), (60, 2))
+    found = meter.document()
+    assert found["waited_share"] == pytest.approx(0.31)
+    assert found["longest_wait_share"] == pytest.approx(0.6)
+    assert found["lost_share"] == pytest.approx(0.62)
+    assert found["steps_disturbed"] == 4
+    assert disturbance_text(found) == "31% of thread time waited for a core; load 3.8 on 2 cores"
+
+
+def test_steps_are_marked_one_by_one(system):
+    meter = steps(system, *[(0.1, 0.1)] * 30, (30, 1), (0.1, 0.1))
+    assert [one.disturbed for one in meter.intervals].index(True) == 30
+    found = meter.document()
+    assert (found["steps_disturbed"], found["disturbed"]) == (1, False)  # one in 32 changes no median
+    meter = steps(system, *[(0.1, 0.1)] * 16, (9, 1), (8, 8))
+    assert disturbance_text(meter.document()).startswith("2 of 18 steps waited for a core")
+
+
+def test_one_thread_of_many_holds_up_the_step(system, monkeypatch):
+    """Beside one busy process, 64 threads wait for less than 1% of their time, but every step for one of them."""
+    monkeypatch.setattr(disturbance.torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(disturbance, "available_cores", lambda: 64)
+    for i in range(64):
+        system.thread(str(i), 1000, 0)
+    meter = system.meter()
+    with meter.interval():
+        system.clock.advance(0.1)
+        for i in range(64):
+            system.thread(str(i), 1100 - 50 * (i == 5), 50 * (i == 5))
+    found = meter.document()
+    assert found["waited_share"] < 0.01
+    assert "1% of thread time waited for a core, one thread for 50% of the steps" in disturbance_text(found)
+
+
+def test_threads_that_begin_or_end_in_a_step(system):
+    meter = system.meter()
+    with meter.interval() as interval:
+        system.clock.advance(1)
+        system.thread("3", 300, 40)
+        system.thread("1", 1500, 10)
+        system.end_thread("2")
+    assert (interval.run_s, interval.waited_s) == pytest.approx((0.8, 0.04))
+    with meter.interval() as interval:
+        system.end_thread("3")
+        system.clock.advance(1)
+    assert (interval.run_s, interval.waited_s) == (0, 0)
+
+
+def test_an_interrupted_step_does_not_count(system):
+    meter = system.meter()
+    with pytest.raises(KeyboardInterrupt), meter.interval():
+        raise KeyboardInterrupt
+    assert meter.intervals == []
+    found = meter.document()
+    assert found["disturbed"] is None
+    assert found["waited_share_reason"] == found["disturbed_reason"] == "nothing was measured"
+
+
+@pytest.mark.parametrize("kernel", ["without /proc", "that counts nothing"])
+def test_what_the_system_does_not_tell_is_unknown(system, tmp_path, kernel):
+    proc = system.proc
+    if kernel == "without /proc":
+        proc = tmp_path / "nowhere"
+    else:
+        system.thread("1", 0, 0)
+        system.thread("2", 0, 0)
+    meter = DisturbanceMeter(CPU, Counters(proc, tmp_path / "nowhere"))
+    with meter.interval() as interval:
+        system.clock.advance(1)
+    assert interval.disturbed is interval.waited_share is interval.lost_share is None
+    found = meter.document()
+    assert found["disturbed"] is found["waited_share"] is None
+    assert disturbance_text(found).startswith("not known here: ")
+    assert "schedstat is missing or empty" in disturbance_text(found)
+    for name, value in found.items():
+        assert value is not None or found[f"{name}_reason"], name
+
+
+# ---- Quotas, steal, pressure, affinity -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_quota_that_is_used_up(system, version):
+    """The quota of the group of the job; the process is in a group below it, which has none."""
+    mount = system.cgroups / ("cpu" if version == 1 else "")
+    job, step = mount / "job", mount / "job" / "step"
+    step.mkdir(parents=True)
+    (system.proc / "self/cgroup").write_text("3:cpu:/job/step\n2:memory:/x\n" if version == 1 else "0::/job/step\n")
+    for folder, quota in ((job, "150000"), (step, "-1" if version == 1 else "max")):
+        if version == 1:
+            (folder / "cpu.cfs_quota_us").write_text(quota)
+            (folder / "cpu.cfs_period_us").write_text("100000")
+        else:
+            (folder / "cpu.max").write_text(f"{quota} 100000\n")
+        (folder / "cpu.stat").write_text("nr_periods 100\nnr_throttled 5\nthrottled_time 9\n")
+    meter = system.meter()
+    with meter.interval() as interval:
+        system.clock.advance(1)
+        (job / "cpu.stat").write_text("nr_periods 110\nnr_throttled 8\nthrottled_time 20\n")
+    assert interval.disturbed
+    found = meter.document()
+    assert found["quota_cores"] == 1.5
+    assert found["throttled_share"] == pytest.approx(0.3)
+    assert found["reasons"] == ["2 threads on a CPU quota of 1.5 cores", "CPU quota used up in 30% of its periods"]
+
+
+def test_a_container_sees_its_group_at_the_mount(system):
+    (system.proc / "self/cgroup").write_text("0::/kubepods/pod1/container\n")
+    (system.cgroups / "cpu.max").write_text("400000 100000\n")
+    (system.cgroups / "cpu.stat").write_text("nr_periods 1\nnr_throttled 0\n")
+    found = system.meter().document()
+    assert (found["quota_cores"], found["reasons"]) == (4.0, [])
+
+
+def test_steal_and_pressure(system):
+    meter = system.meter()
+    with meter.interval():
+        system.clock.advance(2)
+        system.thread("1", 3000, 10)
+    system.machine(1080, 20, 500_000)
+    found = meter.document()
+    assert found["steal_share"] == pytest.approx(0.2)
+    assert found["pressure_share"] == pytest.approx(0.25)
+    assert found["reasons"] == ["20% of core time stolen by other virtual machines"]
+
+
+def test_more_threads_than_cores(system, monkeypatch):
+    monkeypatch.setattr(disturbance, "available_cores", lambda: 1)
+    assert steps(system, (0.1, 0.1)).document()["reasons"] == ["2 threads on 1 core"]
+    monkeypatch.setattr(disturbance, "available_cores", lambda: 3)
+    assert steps(system, (0.1, 0.1)).document()["reasons"] == []
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert steps(system, (0.1, 0.1)).document()["reasons"] == ["2 threads in each of 2 ranks on 3 cores"]
+
+
+# ---- The GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """PyTorch's functions of an NVIDIA GPU, and a part of NVML, with values that a test sets."""
+    values = SimpleNamespace(
+        processes=f"GPU:0\nprocess {os.getpid():>10d} uses      512.000 MB GPU memory", clock=1980, causes=[0]
+    )
+
+    def causes(handle) -> int:
+        return values.causes.pop() if len(values.causes) > 1 else values.causes[0]
+
+    nvml = SimpleNamespace(
+        NVML_CLOCK_SM=1,
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: 1980,
+        nvmlDeviceGetCurrentClocksEventReasons=causes,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.version, "hip", None)
+    for name, function in {
+        "mem_get_info": lambda device: (79 * 2**30, 80 * 2**30),
+        "memory_reserved": lambda device: 2**29,
+        "list_gpu_processes": lambda device: values.processes,
+        "clock_rate": lambda device: values.clock,
+        "_get_pynvml_handler": lambda device: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(GpuWatch, "EVERY_S", 0.0)
+    return values
+
+
+def measured_on_gpu(system) -> dict:
+    meter = DisturbanceMeter(torch.device("cuda", 0), Counters(system.proc, system.cgroups))
+    for _ in range(4):
+        with meter.interval():
+            system.clock.advance(0.1)
+            system.thread("1", 1000 + 1000 * (system.clock.now - 100), 10)
+    return meter.document()
+
+
+def test_a_gpu_of_ones_own(system, gpu):
+    found = measured_on_gpu(system)
+    assert found["reasons"] == []
+    assert found["gpu"] == {
+        "other_processes": 0,
+        "memory_in_use_mb": 512.0,
+        "clock_mhz": 1980.0,
+        "max_clock_mhz": 1980,
+        "lowered_by": {},
+    }
+
+
+def test_what_disturbs_a_gpu_is_named(system, gpu):
+    gpu.processes += "\nprocess          1 uses     7000.000 MB GPU memory"
+    gpu.clock, gpu.causes = 990, [0x20, 0x20, 0x04, 0x20]  # 4: the power limit, as whenever a GPU is used fully
+    found = measured_on_gpu(system)
+    assert found["reasons"] == [
+        "1 other process on the GPU",
+        "GPU clocks lowered by heat (driver) for 75% of the time",
+    ]
+    assert found["lost_share"] == 1.0  # what another process takes of a GPU is unknown
+
+
+def test_a_gpu_whose_libraries_tell_nothing(system, gpu, monkeypatch):
+    def refuse(*arguments):
+        raise RuntimeError("driver can't be loaded\nsecond line")
+
+    gpu.processes = "pynvml module not found, please install nvidia-ml-py"
+    monkeypatch.setattr(torch.cuda, "_get_pynvml_handler", refuse)
+    monkeypatch.setattr(torch.cuda, "clock_rate", refuse)
+    found = measured_on_gpu(system)
+    for name, why in {"other_processes": "not found", "clock_mhz": "can't be", "lowered_by": "can't be"}.items():
+        assert found["gpu"][name] is None
+        assert why in found["gpu"][f"{name}_reason"]
+    assert found["reasons"] == []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * 2**30, 80 * 2**30))
+    assert measured_on_gpu(system)["reasons"] == ["60,928 MB of the GPU in use before the run"]
+
+
+def test_lowered_clocks_of_an_amd_gpu(system, gpu, monkeypatch):
+    counted = itertools.count()
+
+    def violations(handle) -> dict:
+        n = next(counted)
+        return {"acc_counter": 1000 * n, **dict.fromkeys(AMDSMI_CAUSES, 0), "acc_hbm_thrm": 400 * n}
+
+    amdsmi = SimpleNamespace(
+        AmdSmiClkType=SimpleNamespace(GFX=0),
+        amdsmi_get_clock_info=lambda handle, kind: {"max_clk": 2100},
+        amdsmi_get_violation_status=violations,
+    )
+    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "_get_amdsmi_handler", lambda device: None)
+    found = measured_on_gpu(system)
+    assert found["reasons"] == ["GPU clocks lowered by heat (HBM) for 40% of the time"]
+    assert found["gpu"]["max_clock_mhz"] == 2100
+
+
+# ---- This machine --------------------------------------------------------------------------------------------------
+
+needs_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+
+
+@pytest.fixture
+def one_core():
+    """This thread on one core only."""
+    allowed = os.sched_getaffinity(0)
+    core = min(allowed)
+    os.sched_setaffinity(0, {core})
+    yield core
+    os.sched_setaffinity(0, allowed)
+
+
+@needs_linux
+def test_a_busy_process_on_the_same_core_is_noticed(one_core):
+    meter = DisturbanceMeter(CPU)
+    with busy_processes(1) as processes:
+        os.sched_setaffinity(processes[0].pid, {one_core})
+        with meter.interval() as interval:
+            spin(0.4)
+    found = meter.document()
+    assert interval.disturbed
+    assert 0.2 < found["waited_share"] < 1
+    assert any("of thread time waited for a core" in reason for reason in found["reasons"])
+    assert found["cores"] == 1
+    assert found["sample_us"] < 1000
+
+
+@needs_linux
+@pytest.mark.slow
+def test_a_disturbed_run_says_so(tmp_path, one_core):
+    """A run of two threads that may use one core, beside a process that is busy there."""
+    command = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, "--num-steps", "10"]
+    with busy_processes(1) as processes:
+        os.sched_setaffinity(processes[0].pid, {one_core})
+        code, out = finish(start(*command, "--output-dir", str(tmp_path), env={"OMP_NUM_THREADS": "2"}))
+    assert code == 0, out
+    summary = json.loads((tmp_path / "performance_summary.json").read_text())
+    found = summary["disturbance"]
+    assert found["disturbed"]
+    assert "2 threads on 1 core" in found["reasons"]
+    assert f"\nDisturbance: {disturbance_text(found)}\n" in out
+    assert sum(summary["steps"]["disturbed"]) == found["steps_disturbed"] > 0
+    assert all(0 <= share <= 1 for share in summary["steps"]["waited_share"])
+
+
+# ---- Waiting policies ----------------------------------------------------------------------------------------------
+
+
+def test_idle_openmp_threads_sleep_unless_the_user_sets_a_policy(monkeypatch, train, tmp_path):
+    for name in WAITING_POLICIES:
+        monkeypatch.delenv(name, raising=False)
+    assert default_variables()["GOMP_SPINCOUNT"] == "1000"
+    for name in WAITING_POLICIES:
+        with monkeypatch.context() as user:
+            user.setenv(name, "passive")
+            assert "GOMP_SPINCOUNT" not in default_variables()
+            assert train("--output-dir", name)[0] == 0
+            config = json.loads((tmp_path / name / "config.json").read_text())
+            assert config["environment"]["variables"][name] == "passive"
+
+
+def test_the_benchmark_of_waiting_policies(command, monkeypatch, tmp_path):
+    """Each setting beside each number of processes, against the first one without any."""
+
+    def run(setting: str, busy: int, flags: list[str]) -> dict:
+        assert flags == ["--num-steps", "3"]
+        spins = setting == waiting_policies.DEFAULT
+        shares = dict.fromkeys(("waited_share", "longest_wait_share"), 0.2 * busy)
+        return {"step_ms": (100 if spins else 110) * (1 + busy * (4 if spins else 1))} | shares
+
+    monkeypatch.setattr(waiting_policies, "measured_run", run)
+    monkeypatch.setattr(waiting_policies, "available_cores", lambda: torch.get_num_threads())
+    flags = ("--busy", "1", "--repetitions", "3", "--output", "found.json", "--num-steps", "3")
+    code, out, err = command(waiting_policies, *flags)
+    assert code == 0, err
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    found = {(row["setting"], row["busy_processes"]): row for row in rows}
+    assert len(found) == 2 * len(waiting_policies.SETTINGS)
+    slow, better = found[waiting_policies.DEFAULT, 1], found["GOMP_SPINCOUNT=1000", 1]
+    assert (slow["slower"], better["slower"]) == pytest.approx((5.0, 2.2))
+    assert slow["fair_share"] == pytest.approx(1 + 1 / torch.get_num_threads())
+    assert slow["longest_wait"] == [0.2, 0.2]
+    assert "20.0% to 20.0%" in out
+    code, _, err = command(waiting_policies, "--settings", "OMP_NUM_THREADS=1")
+    assert code == 2
+    assert "OMP_NUM_THREADS=1" in err
+
+
+SCRIPTS = sorted(file for place in (".", "benchmarks") for file in (PROJECT / place).glob("*.py"))
+BEFORE_TORCH = """
+import os, runpy, sys
+class Torch:
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            print("GOMP_SPINCOUNT", os.environ.get("GOMP_SPINCOUNT"))
+            os._exit(0)
+sys.meta_path.insert(0, Torch())
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_every_command_sets_the_policy_before_torch_is_imported(script, monkeypatch):
+    if "__main__" not in script.read_text():
+        return
+    for name in WAITING_POLICIES:
+        monkeypatch.delenv(name, raising=False)
+    code, out = finish(start(sys.executable, "-c", BEFORE_TORCH, str(script), "--help"))
+    assert code == 0, out
+    assert "GOMP_SPINCOUNT 1000" in out or "usage:" in out
+
+
+# ---- Sweeps --------------------------------------------------------------------------------------------------------
+
+
+def spin(seconds: float) -> float:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+    return seconds
+
+
+@needs_linux
+def test_a_sweep_measures_the_process_of_a_row():
+    found: dict = {}
+    assert sweep.in_fresh_process(spin, 0.1, device=CPU, disturbance=found) == ("ok", 0.1)
+    assert 0 <= found["waited_share"] <= 1
+    assert found["disturbed"] in (True, False)
+    assert sweep.in_fresh_process(spin, 0.0) == ("ok", 0.0)
+
+
+def test_rows_of_a_sweep_are_marked(command, monkeypatch):
+    import run_attention_benchmark
+
+    real = sweep.in_fresh_process
+    by = {"disturbed": True, "reasons": ["31% of thread time waited for a core"]}
+
+    def disturbed(*work, disturbance=None, **options):
+        answer = real(*work, **options)
+        if disturbance is not None:
+            disturbance |= by
+        return answer
+
+    monkeypatch.setattr(sweep, "in_fresh_process", disturbed)
+    flags = "--seq-lens 16 --d-heads 8 --batch-size 1 --implementations manual --repetitions 2 --device cpu".split()
+    code, out, err = command(run_attention_benchmark, *flags)
+    assert code == 0, err
+    [row] = json.loads(Path("attention_benchmark/attention_benchmark.json").read_text())["rows"]
+    assert row["disturbed"] is True
+    assert row["disturbance"] == "31% of thread time waited for a core"
+    assert out.count("; disturbed: 31% of thread time waited for a core") == 2  # the row's line, and the table
