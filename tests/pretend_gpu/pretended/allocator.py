@@ -95,10 +95,10 @@ class Allocator:
     def message(self, requested: int) -> str:
         allocated, reserved = self["allocated_bytes"], self["reserved_bytes"]
         return (
-            f"{'HIP' if self.card.is_rocm else 'CUDA'} out of memory. Tried to allocate {shown(requested)}. GPU 0 has a "
-            f"total capacity of {shown(self.card.memory)} of which {shown(self.free)} is free. Of the allocated memory "
-            f"{shown(allocated)} is allocated by PyTorch, and {shown(reserved - allocated)} is reserved by PyTorch but "
-            f"unallocated."
+            f"{'HIP' if self.card.is_rocm else 'CUDA'} out of memory. Tried to allocate {shown(requested)}. GPU 0 has "
+            f"a total capacity of {shown(self.card.memory)} of which {shown(self.free)} is free. Of the allocated "
+            f"memory {shown(allocated)} is allocated by PyTorch, and {shown(reserved - allocated)} is reserved by "
+            f"PyTorch but unallocated."
         )
 
     def release(self, block: Block) -> None:
