@@ -180,6 +180,7 @@ def install(gpu) -> None:
     Tensor.pin_memory = lambda tensor, *device: tensor
     for name in ("tensor", "as_tensor"):  # these copy where the mode does not see it
         setattr(torch, name, _made_on_the_host(getattr(torch, name)))
+    _fake_tensors_on_the_cpu()
     _autocast_on_the_cpu()
     _collectives_on_the_cpu(mode)
 
@@ -194,6 +195,22 @@ def _made_on_the_host(make):
         return made.requires_grad_() if requires_grad else made
 
     return pretended
+
+
+def _fake_tensors_on_the_cpu() -> None:
+    """Fake tensors of the GPU as those of the CPU: a backward pass over the others needs a build for GPUs."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    dispatch = FakeTensorMode.__torch_dispatch__
+
+    @functools.wraps(dispatch)
+    def pretended(self, func, types, args=(), kwargs=None):
+        asked = (kwargs or {}).get("device")
+        if asked is not None and asked.type == "cuda":
+            kwargs = kwargs | {"device": CPU}
+        return dispatch(self, func, types, args, kwargs)
+
+    FakeTensorMode.__torch_dispatch__ = pretended
 
 
 def _autocast_on_the_cpu() -> None:

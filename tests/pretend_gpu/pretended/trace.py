@@ -26,7 +26,9 @@ def with_gpu_events(document: dict, card: Card) -> dict:
     spans = [event for event in document["traceEvents"] if event.get("ph") == "X"]
     others = [event for event in document["traceEvents"] if event.get("ph") != "X"]
     host, calls = _sorted_out(spans)
-    gpu = [] if fault("no_gpu_events") else _executed(calls, card)
+    gpu = _executed(calls, card)
+    if fault("no_gpu_events") or fault("no_kernels"):  # without CUPTI or rocprofiler not even the calls are seen
+        calls, gpu = [] if fault("no_gpu_events") else calls, []
     if fault("graph_replay"):
         calls = _as_graphs(calls, gpu, host)
     if fault("lost_kernels"):
@@ -93,18 +95,16 @@ def _executed(calls: list[dict], card: Card) -> list[dict]:
 
 def _as_graphs(calls: list[dict], gpu: list[dict], host: list[dict]) -> list[dict]:
     """The launches of each step as one launch of a graph, whose number all its kernels have."""
-    kept, numbers = [], {}
+    kept, first_of_step, numbers = [], {}, {}
     steps = sorted(event["ts"] for event in host if event["name"].startswith("ProfilerStep#"))
-    seen = set()
     for call in calls:
-        step = bisect.bisect(steps, call["ts"])
-        if call["name"] != CALL + "LaunchKernel" or step not in seen:
-            seen |= {step} if call["name"] == CALL + "LaunchKernel" else set()
-            kept.append(call | ({"name": CALL + "GraphLaunch"} if call["name"] == CALL + "LaunchKernel" else {}))
-            if kept[-1]["name"] == CALL + "GraphLaunch":
-                first = call["correlation"]
-        if call["name"] == CALL + "LaunchKernel":
-            numbers[call["correlation"]] = first
+        if call["name"] != CALL + "LaunchKernel":
+            kept.append(call)
+            continue
+        first = first_of_step.setdefault(bisect.bisect(steps, call["ts"]), call["correlation"])
+        numbers[call["correlation"]] = first
+        if first == call["correlation"]:
+            kept.append(call | {"name": CALL + "GraphLaunch", "around": None})
     for event in gpu:
         number = event["args"]["correlation"]
         event["args"]["correlation"] = numbers.get(number, number)
