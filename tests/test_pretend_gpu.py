@@ -50,7 +50,7 @@ COMMANDS = {
         "--seq-lens", "16", "32", "--output-dir", "run",
     ),
     "timing study": lambda precision: [
-        ("run_timing_study", *BRIEF, *TINY, "--repetitions", "4", "--wrong-way-repetitions", "4",
+        ("run_timing_study", *BRIEF, *TINY, "--repetitions", "4", "--wrong-method-repetitions", "4",
          f"--change=--precision {precision}" if precision != "fp32" else "--change=--attention sdpa")
     ],
     "precision study": with_precision("--precisions", "run_precision_study", "--size", "tiny", *BRIEF, *TINY),
@@ -274,8 +274,9 @@ def devices_in(folder) -> list[dict]:
 # ---- The matrix ----------------------------------------------------------------------------------------------------
 
 KNOWN = {
-    ("b200", "profile", "fp32"): "no fp32 in the datasheet: opportunities ends in a TypeError",
-    ("b200", "performance study", "fp32"): "the same",
+    ("b200", command, precision): "no fp32 in the datasheet: the opportunities end in a TypeError"
+    for command in ("profile", "performance study")
+    for precision in ("fp32", "tf32")
 }
 
 

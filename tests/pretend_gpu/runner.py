@@ -10,9 +10,11 @@ import os
 import signal
 import sys
 
-COMMANDS = (
+MODULES = (
     "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study run_precision_study "
-    "run_attention_benchmark run_training_benchmark launch_performance_study compare_runs"
+    "run_attention_benchmark run_training_benchmark launch_performance_study compare_runs "
+    "studies.memory studies.timing studies.precision studies.attention studies.training studies.compare "
+    "analysis.profile analysis.report analysis.prediction analysis.run_explanations"
 ).split()
 TIME_LIMIT_S = 240  # of a command, on a machine with much else to do
 
@@ -47,9 +49,8 @@ def main() -> None:
 
     # What is measured of a card here is a figure of this CPU: briefly, only to have one.
     measuring.SECONDS, measuring.SQUARES["cuda"], measuring.COPIED_BYTES["cuda"] = 0.01, (128, 256), 2**22
-    for name in COMMANDS:
+    for name in MODULES:
         importlib.import_module(name)
-    importlib.import_module("studies.sweep")
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
