@@ -11,6 +11,7 @@ from harness.startup import default_variables
 os.environ |= default_variables()  # as every command does, before it imports torch
 
 import pytest
+import tabulate
 import torch
 from helpers import SMALL_MODEL, exit_code, run_command
 
@@ -40,6 +41,22 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA or ROCm GPU"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The matrix of commands and pretended cards, where tests of it ran."""
+    cells: dict[str, dict[str, list[str]]] = {}
+    for outcome in ("passed", "failed", "xfailed", "xpassed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            if found := dict(report.user_properties).get("pretended"):
+                command, card, precision = found
+                mark = "" if outcome in ("passed", "xpassed") else f" {outcome.upper()}"
+                cells.setdefault(command, {}).setdefault(card, []).append(precision + mark)
+    if cells:
+        names = list(dict.fromkeys(card for row in cells.values() for card in row))
+        rows = [[command, *(" ".join(row.get(card, ["-"])) for card in names)] for command, row in cells.items()]
+        terminalreporter.section("commands on pretended cards")
+        terminalreporter.write_line(tabulate.tabulate(rows, ["", *names]))
 
 
 @pytest.fixture

@@ -1,0 +1,118 @@
+"""torch.cuda, as a machine with the card would answer."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import types
+from pathlib import Path
+
+import torch
+
+from pretended import clock
+from pretended.allocator import Allocator
+from pretended.cards import Card, fault, visible_count
+
+
+class Gpu:
+    """The devices of this process, and which is the current one."""
+
+    def __init__(self, card: Card):
+        self.card, self.current, self.initialized = card, 0, False
+        self.count = visible_count(card)
+        self.allocators = [Allocator(card) for _ in range(self.count)]
+
+    def index(self, device=None) -> int:
+        index = device if isinstance(device, int) else None if device is None else torch.device(device).index
+        index = self.current if index is None else index
+        if not 0 <= index < self.count:
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        return index
+
+    def allocator(self, device=None) -> Allocator:
+        return self.allocators[self.index(device)]
+
+    def properties(self, device=None) -> types.SimpleNamespace:
+        index, card = self.index(device), self.card
+        return types.SimpleNamespace(
+            name=card.name,
+            major=card.capability[0],
+            minor=card.capability[1],
+            total_memory=card.memory,
+            multi_processor_count=card.units,
+            gcnArchName=card.arch if card.is_rocm else card.name,
+            warp_size=64 if card.is_rocm else 32,
+            max_threads_per_multi_processor=2048,
+            L2_cache_size=4 * 2**20,
+            is_integrated=0,
+            is_multi_gpu_board=0,
+            pci_domain_id=0,
+            pci_bus_id=0x10 + index,
+            pci_device_id=0,
+            uuid=f"00000000-0000-0000-0000-{index:012d}",
+        )
+
+
+def install(card: Card) -> Gpu:
+    gpu, cuda = Gpu(card), torch.cuda
+
+    def initialize() -> None:
+        gpu.initialized = True
+
+    def device_count() -> int:
+        counted_early = fault("count_before_init") and not gpu.initialized  # pytorch#186516
+        return 0 if counted_early else gpu.count
+
+    def set_device(device) -> None:
+        gpu.current = gpu.index(device)
+
+    def synchronize(device=None) -> None:
+        clock.CLOCK.wait(clock.CLOCK.done_at, "DeviceSynchronize")
+
+    def stat(kind: str, which: str):
+        return lambda device=None: gpu.allocator(device).counts[kind][which]
+
+    replaced = {
+        "_lazy_init": initialize,
+        "init": initialize,
+        "is_initialized": lambda: gpu.initialized,
+        "is_available": lambda: gpu.count > 0,
+        "device_count": device_count,
+        "current_device": lambda: gpu.current,
+        "set_device": set_device,
+        "get_device_properties": gpu.properties,
+        "get_device_name": lambda device=None: gpu.properties(device).name,
+        "get_device_capability": lambda device=None: card.capability,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "synchronize": synchronize,
+        "Event": clock.Event,
+        "Stream": clock.Stream,
+        "current_stream": clock.Stream,
+        "default_stream": clock.Stream,
+        "stream": contextlib.nullcontext,
+        "utilization": lambda device=None: 50,
+    }
+    memory = {
+        "memory_allocated": stat("allocated_bytes", "current"),
+        "max_memory_allocated": stat("allocated_bytes", "peak"),
+        "memory_reserved": stat("reserved_bytes", "current"),
+        "max_memory_reserved": stat("reserved_bytes", "peak"),
+        "memory_stats": lambda device=None: gpu.allocator(device).stats(),
+        "mem_get_info": lambda device=None: (gpu.allocator(device).free, card.memory),
+        "reset_peak_memory_stats": lambda device=None: gpu.allocator(device).reset_peaks(),
+        "empty_cache": lambda: [allocator.empty_cache() for allocator in gpu.allocators],
+        "_record_memory_history": lambda *args, **kwargs: None,
+        "_snapshot": lambda device=None: {"segments": [], "device_traces": [[] for _ in gpu.allocators]},
+        "_dump_snapshot": lambda path: Path(path).write_bytes(pickle.dumps(cuda.memory._snapshot())),
+    }
+    for module, functions in ((cuda, replaced | memory), (cuda.memory, memory)):
+        for name, function in functions.items():
+            setattr(module, name, function)
+    for name in ("range_push", "mark"):
+        setattr(cuda.nvtx, name, lambda text: 0)
+    cuda.nvtx.range_pop = lambda: 0
+    cuda.profiler.start = cuda.profiler.stop = lambda: None
+    torch.version.hip = "7.0.51831" if card.is_rocm else None
+    torch.version.cuda = None if card.is_rocm else "12.8"
+    return gpu

@@ -1,0 +1,63 @@
+"""Runs commands of the project on pretended cards.  Reads a request a line, as JSON: card, module, flags, folder,
+variables; runs it in the folder, its output in output.log there; answers with the exit code.
+
+torch and the project are imported once: each command is a fork, which puts its card into torch.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+
+MODULES = (
+    "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study run_precision_study "
+    "run_attention_benchmark run_training_benchmark launch_performance_study compare_runs "
+    "studies.memory studies.timing studies.precision studies.attention studies.training studies.compare "
+    "analysis.profile analysis.report analysis.prediction analysis.run_explanations"
+).split()
+TIME_LIMIT_S = 240  # of a command, on a machine with much else to do
+
+
+def run(card: str, module: str, flags: list[str], folder: str, variables: dict[str, str]) -> int:
+    """In the fork."""
+    signal.alarm(TIME_LIMIT_S)
+    os.chdir(folder)
+    log = os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(variables | {"PRETEND_GPU": card})
+    import pretended
+    from helpers import exit_code
+
+    from harness.errors import exit_code_of
+
+    pretended.install()
+    sys.argv = [f"{module}.py", *flags]
+    main = sys.modules[module].main
+    code = exit_code(main if module == "tiny_llama_v1" else lambda: exit_code_of(main))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def main() -> None:
+    from harness.startup import begin_command
+
+    begin_command()
+    from analysis.hardware import measuring
+
+    # What is measured of a card here is a figure of this CPU: briefly, only to have one.
+    measuring.SECONDS, measuring.SQUARES["cuda"], measuring.COPIED_BYTES["cuda"] = 0.01, (128, 256), 2**22
+    for name in MODULES:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os._exit(run(**request))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,372 @@
+"""The pretend GPU: that it behaves as a card would, and every command of the project on every card.
+
+What this shows and what it cannot is in CONTRIBUTING.md.  The matrix is printed at the end of a run.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from helpers import PROJECT, SMALL_MODEL
+from pretended import cards, clock
+from pretended.allocator import CONTEXT, Allocator
+from pretended.cards import MIB
+
+from analysis.hardware import datasheet
+
+FOLDER = PROJECT / "tests" / "pretend_gpu"
+CARDS = cards.cards()
+LACKS = {"mi250x": ("tf32",), "small": ("tf32", "bf16")}  # by the makers' datasheets
+STEPS = ["--num-steps", "3"]
+RUN = [*SMALL_MODEL, "--output-dir", "run"]
+BRIEF = "--batch-size 1 --repetitions 2 --output-dir run".split()
+TINY = ["--seq-len", "8", "--warmup-steps", "1"]
+
+
+def with_precision(name: str, module: str, *flags: str):
+    return lambda precision: [(module, *flags, name, precision)]
+
+
+# What each command is called with, at a precision: one call, or several in the same folder.
+COMMANDS = {
+    "train": with_precision("--precision", "tiny_llama_v1", *RUN, *STEPS),
+    "dry run": with_precision("--precision", "tiny_llama_v1", *RUN, "--dry-run"),
+    "validate setup": with_precision("--precision", "tiny_llama_v1", *RUN, "--validate-setup"),
+    "memory snapshot": with_precision("--precision", "tiny_llama_v1", *RUN, *STEPS, "--memory-snapshot"),
+    "profile": with_precision(
+        "--precision", "run_pytorch_profiler", *SMALL_MODEL, "--num-steps", "8", "--profile-dir", "run",
+        "--include-memory",
+    ),
+    "FLOPs": with_precision("--precision", "run_deepspeed_flops", *RUN, "--num-steps", "4"),
+    "performance study": with_precision(
+        "--precision", "launch_performance_study", "tiny", *RUN, "--num-steps", "9", "--enable-profilers"
+    ),
+    "memory study": with_precision(
+        "--precision", "run_memory_study", *SMALL_MODEL[:8], *STEPS, "--batch-sizes", "2", "4",
+        "--seq-lens", "16", "32", "--output-dir", "run",
+    ),
+    "timing study": lambda precision: [
+        ("run_timing_study", *BRIEF, *TINY, "--repetitions", "4", "--wrong-method-repetitions", "4",
+         f"--change=--precision {precision}" if precision != "fp32" else "--change=--attention sdpa")
+    ],
+    "precision study": with_precision("--precisions", "run_precision_study", "--size", "tiny", *BRIEF, *TINY),
+    "attention benchmark": with_precision(
+        "--dtypes", "run_attention_benchmark", *BRIEF, "--implementations", "eager", "sdpa", "--d-heads", "16",
+        "--seq-lens", "32", "64",
+    ),
+    "training benchmark": with_precision(
+        "--precisions", "run_training_benchmark", *BRIEF, "--sizes", "tiny", "--seq-lens", "8"
+    ),
+    "compare runs": lambda precision: [
+        *(("tiny_llama_v1", *SMALL_MODEL, *STEPS, "--output-dir", name, "--precision", precision) for name in "ab"),
+        ("compare_runs", "a", "b", "--output-dir", "c"),
+    ],
+}  # fmt: skip
+IN_FAST_SET = {
+    ("mi300x", "train", "fp32"), ("b200", "train", "fp16"), ("h100", "dry run", "tf32"),
+    ("small", "validate setup", "fp16"), ("mi250x", "profile", "bf16"), ("h100", "FLOPs", "bf16"),
+    ("mi300x", "attention benchmark", "fp32"), ("mi250x", "compare runs", "fp32"),
+}  # fmt: skip
+
+
+# ---- The stand-in itself -------------------------------------------------------------------------------------------
+
+
+def test_a_card_has_the_properties_of_its_datasheet():
+    for card in CARDS.values():
+        row, share = datasheet({"name": card.name, "arch": card.arch, "compute_units": card.units})
+        assert (row.name, share) == (card.name, 1.0)
+        assert row.arch == card.arch.split(":")[0] and row.compute_units == card.units
+        assert 0.9 < card.memory / (1e9 * row.memory) < 1.1
+        assert {name for name in ("tf32", "bf16", "fp16") if not getattr(row, name)} == set(LACKS.get(card.key, ()))
+
+
+def test_the_allocator_rounds_splits_and_joins():
+    allocator = Allocator(CARDS["h100"])
+    small = [allocator.allocate(size) for size in (1, 513)]
+    assert (allocator["allocated_bytes"], allocator["requested_bytes"]) == (512 + 1024, 514)
+    assert allocator["reserved_bytes"] == 2 * MIB
+    large = allocator.allocate(3 * MIB)
+    assert allocator["reserved_bytes"] == 22 * MIB
+    own = allocator.allocate(17 * MIB + 1)  # more than is left of the block of 20 MiB
+    assert allocator["reserved_bytes"] == 40 * MIB
+    for block in (*small, large, own):
+        allocator.release(block)
+    assert allocator["allocated_bytes"] == 0 and len(allocator.free_blocks) == 3
+    assert allocator.stats()["allocated_bytes.all.peak"] == 512 + 1024 + 3 * MIB + 18 * MIB
+    allocator.empty_cache()
+    assert allocator["reserved_bytes"] == 0
+
+
+def test_the_allocator_gives_its_cache_back_before_it_fails(monkeypatch):
+    monkeypatch.setenv("PRETEND_OTHER_MB", "80579")
+    allocator = Allocator(CARDS["h100"])
+    assert allocator.free == 500 * MIB - CONTEXT == 100 * MIB
+    allocator.release(allocator.allocate(60 * MIB))
+    kept = allocator.allocate(90 * MIB)
+    assert (allocator.retries, allocator["reserved_bytes"]) == (1, 90 * MIB)
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 20\.00 MiB.*10\.00 MiB is"
+    ):
+        allocator.allocate(20 * MIB)
+    assert kept.size == 90 * MIB
+
+
+def test_events_and_copies_lag_behind_the_host():
+    first, last = (clock.Event(enable_timing=True) for _ in range(2))
+    with pytest.raises(RuntimeError, match="must be recorded"):
+        first.elapsed_time(last)
+    first.record()
+    last.record()
+    assert not last.query()
+    with pytest.raises(RuntimeError, match="not ready"):
+        first.elapsed_time(last)
+    copied = clock.CLOCK.copy_late(torch.ones(1))
+    assert copied.isnan()
+    last.synchronize()
+    assert 0 <= first.elapsed_time(last) < 1e3 * clock.LAG
+    time.sleep(clock.LAG)
+    assert last.query() and copied.item() == 1
+
+
+TENSORS = """
+import torch
+x = torch.ones(4, 4, device="cuda", requires_grad=True)
+(x @ x).sum().backward()
+assert x.grad.device == torch.tensor([1.0], device="cuda").device == torch.device("cuda", 0)
+assert torch.ones(2).device.type == x.detach().cpu().device.type == "cpu"
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    assert (x @ x).dtype is torch.bfloat16
+for wrong, message in ((lambda: x @ torch.ones(4, 4), "same device"), (lambda: x.detach().numpy(), "numpy")):
+    try:
+        wrong()
+    except (RuntimeError, TypeError) as error:
+        assert message in str(error)
+    else:
+        raise AssertionError(message)
+late = x.sum().detach().to("cpu", non_blocking=True)
+assert late.isnan()
+torch.cuda.synchronize()
+assert late.item() == 16
+del x
+print(torch.cuda.get_device_name(), torch.version.hip, torch.cuda.memory_allocated() >> 10)
+"""
+CHILDREN = f"""
+import multiprocessing, subprocess, sys
+def work():
+    exec({TENSORS!r}, {{}})
+if __name__ == "__main__":
+    for kind in ("forkserver", "spawn"):
+        process = multiprocessing.get_context(kind).Process(target=work)
+        process.start()
+        process.join()
+    subprocess.run([sys.executable, "-c", {TENSORS!r}], check=True)
+"""
+
+
+def pretended(card: str, *command: str, **variables: str) -> subprocess.CompletedProcess:
+    """A process with a pretended card."""
+    path = os.pathsep.join((str(PROJECT), str(FOLDER.parent), str(FOLDER)))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PRETEND_GPU": card} | variables
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_tensors_are_on_the_card(tmp_path):
+    done = pretended("mi300x", sys.executable, "-c", TENSORS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "AMD Instinct MI300X 7.0.51831 77824\n"
+
+
+@pytest.mark.slow
+def test_children_have_the_card_too(tmp_path):
+    script = tmp_path / "children.py"
+    script.write_text(CHILDREN)
+    done = pretended("h100", sys.executable, str(script))
+    assert done.stdout == "NVIDIA H100 80GB HBM3 None 32768\n" * 3, done.stderr
+
+
+@pytest.mark.slow
+def test_the_ranks_of_torchrun_have_a_card_each(tmp_path):
+    flags = [*SMALL_MODEL, *STEPS, "--profile-memory", "--output-dir", str(tmp_path / "run")]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PROJECT / "tiny_llama_v1.py")]
+    done = pretended("mi250x", *launch, *flags, PRETEND_COUNT="2")
+    assert done.returncode == 0 and "Using device: cuda" in done.stdout, done.stdout + done.stderr
+    assert not impossible_figures(tmp_path / "run")
+
+
+# ---- The runner, and what a run must not say ------------------------------------------------------------------------
+
+
+class Runner:
+    """Commands in forks of one process that has imported everything."""
+
+    def __init__(self, cache):
+        path = os.pathsep.join((str(PROJECT), str(FOLDER.parent), str(FOLDER)))
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cache)}
+        command = [sys.executable, str(FOLDER / "runner.py")]
+        self.process = subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1
+        )
+
+    def run(self, card: str, folder, module: str, *flags: str, **variables: str) -> tuple[int, str]:
+        request = {"card": card, "module": module, "flags": flags, "folder": str(folder), "variables": variables}
+        print(json.dumps(request), file=self.process.stdin)
+        return int(self.process.stdout.readline()), (folder / "output.log").read_text()
+
+
+@pytest.fixture(scope="session")
+def runner(tmp_path_factory):
+    started = Runner(tmp_path_factory.mktemp("cache"))
+    yield started
+    started.process.stdin.close()
+    started.process.wait(10)
+
+
+def refuse(constant: str):
+    raise ValueError(f"{constant} in a JSON document")
+
+
+def figures(value, path: str):
+    """(path, number) of every number of a document."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from figures(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from figures(inner, path)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield path, value
+
+
+MAY_BE_NEGATIVE = ("error", "growth", "difference", "saved", "loss", "change", "accumulation")
+
+
+def impossible_figures(folder) -> list[tuple[str, float]]:
+    """What no run can measure: times, bytes and counts below zero, shares and MFU outside of 0 to 1, NaN."""
+    found = []
+    for path in sorted(folder.rglob("*.json")):
+        if not path.name.endswith(".pt.trace.json"):
+            for name, value in figures(json.loads(path.read_text(), parse_constant=refuse), path.name):
+                key = name.rsplit(".")[-1]
+                is_part = key.endswith(("share", "mfu_percent", "hfu_percent", "utilization_percent"))
+                limit = (100 if key.endswith("percent") else 1) + 1e-9 if is_part else float("inf")
+                if (value < 0 and not any(word in name for word in MAY_BE_NEGATIVE)) or value > limit:
+                    found.append((name, value))
+    return found
+
+
+def devices_in(folder) -> list[dict]:
+    """The devices that the documents of a run name."""
+    found = []
+    for path in sorted(folder.rglob("*.json")):
+        if not path.name.endswith(".pt.trace.json"):
+            document = json.loads(path.read_text())
+            found += [
+                device for device in (document.get("device"), document.get("environment", {}).get("device")) if device
+            ]
+    return found
+
+
+# ---- The matrix ----------------------------------------------------------------------------------------------------
+
+KNOWN = {
+    ("b200", command, precision): "no fp32 in the datasheet: the opportunities end in a TypeError"
+    for command in ("profile", "performance study")
+    for precision in ("fp32", "tf32")
+}
+
+
+def combinations() -> list:
+    found = []
+    for command in COMMANDS:
+        for card in CARDS:
+            for precision in ("fp32", "tf32", "bf16", "fp16"):
+                if precision in LACKS.get(card, ()) or (command, precision) == ("attention benchmark", "tf32"):
+                    continue
+                marks = [] if (card, command, precision) in IN_FAST_SET else [pytest.mark.slow]
+                if reason := KNOWN.get((card, command, precision)):
+                    marks.append(pytest.mark.xfail(strict=False, reason=reason))
+                found.append(pytest.param(command, card, precision, id=f"{command}-{card}-{precision}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("command", "card", "precision"), combinations())
+def test_command_on_card(runner, tmp_path, record_property, command, card, precision):
+    record_property("pretended", (command, card, precision))
+    for module, *flags in COMMANDS[command](precision):
+        code, out = runner.run(card, tmp_path, module, *flags)
+        assert code == 0, out
+        assert "Using device: cpu" not in out
+    assert "Using device: cuda" in out or devices_in(tmp_path), out
+    assert not impossible_figures(tmp_path)
+    for device in devices_in(tmp_path):
+        assert device["type"] == "cuda"
+        assert datasheet(device)[0].name == CARDS[card].name
+
+
+@pytest.mark.parametrize(("card", "precision"), [(card, one) for card, lacking in LACKS.items() for one in lacking])
+def test_a_precision_that_the_card_lacks(runner, tmp_path, card, precision):
+    code, out = runner.run(card, tmp_path, "tiny_llama_v1", *RUN, "--precision", precision)
+    assert (code, out.count("\n")) == (2, 1)
+    assert f"{CARDS[card].name} has no " in out
+
+
+def test_a_card_that_runs_out_of_memory(runner, tmp_path):
+    flags = [*SMALL_MODEL[:8], "--batch-size", "32", "--seq-len", "256", "--output-dir", "run"]
+    code, out = runner.run("small", tmp_path, "tiny_llama_v1", *flags, PRETEND_OTHER_MB="14640")
+    assert code == 1 and "out of memory" in out.splitlines()[-1]
+    assert "--batch-size" in out.splitlines()[-1]
+    assert json.loads((tmp_path / "run" / "performance_summary.json").read_text())["status"] == "failed"
+
+
+PROFILE = [*SMALL_MODEL, "--num-steps", "6", "--profile-dir", "run"]
+FAULTS = {
+    "no_gpu_events": "Verdict:           untrustworthy",
+    "no_kernels": "the trace has no GPU events",
+    "lost_kernels": "launches have no kernel",
+    "skewed_clock": "the clocks of GPU and host differ",
+    "graph_replay": "5 graph launches",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_trace_is_told(runner, tmp_path, request, fault):
+    if fault == "no_gpu_events":
+        request.applymarker(pytest.mark.xfail(strict=False, reason="an empty GPU trace passes as a run on a CPU"))
+    code, out = runner.run("h100", tmp_path, "run_pytorch_profiler", *PROFILE, PRETEND_FAULT=fault)
+    assert code == 0 and FAULTS[fault] in out, out
+
+
+# ---- The stubs of the drivers' tools --------------------------------------------------------------------------------
+
+
+def tool(name: str, *arguments: str, **variables: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [FOLDER / "bin" / name, *arguments], env=os.environ | variables, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout
+
+
+def test_the_tools_of_a_maker_know_its_cards():
+    for key, card in CARDS.items():
+        amd, nvidia = tool("rocminfo", PRETEND_GPU=key), tool("nvidia-smi", "-L", PRETEND_GPU=key)
+        assert (amd[0] == 0, nvidia[0] == 0) == (card.is_rocm, not card.is_rocm)
+        assert (card.name in amd[1], card.name in nvidia[1]) == (card.is_rocm, not card.is_rocm)
+    assert "Name:                    gfx90a\n" in tool("rocminfo", PRETEND_GPU="mi250x")[1]
+    assert tool("nvidia-smi", "-L", PRETEND_GPU="h100", PRETEND_FAULT="driver")[0] == 9
+
+
+def test_pip_finds_what_was_published():
+    from_index = ("install", "--index-url", "https://download.pytorch.org/whl/rocm6.2", "torch>=2.6")
+    assert tool("pip", *from_index)[0] == 1
+    for card, variables, build in (
+        ("mi300x", {"PRETEND_ROCM": "6.2.4"}, "2.7.1+rocm6.2.4"),
+        ("h100", {"PRETEND_DRIVER": "550.90"}, "2.6.0+cu124"),
+    ):
+        chosen = tool("uv", "pip", "install", "--torch-backend=auto", "torch", PRETEND_GPU=card, **variables)
+        assert chosen == (0, f"Would install torch-{build}\n")
