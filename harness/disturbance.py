@@ -260,7 +260,9 @@ class DisturbanceMeter:
         after, before = self.counters.machine(), self._before
         change = {name: after[name] - before[name] for name in after.keys() & before.keys()}
         steal = change["stolen"] / change["busy"] if change.get("busy") else None
-        pressure = change["pressure_s"] / change["at_s"] if change.get("at_s") and "pressure_s" in change else None
+        pressure = None
+        if change.get("at_s") and "pressure_s" in change:  # the kernel brings its sum up to date now and then
+            pressure = min(1.0, change["pressure_s"] / change["at_s"])
         return {"steal_share": steal, "pressure_share": pressure}
 
 

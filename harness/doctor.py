@@ -21,6 +21,7 @@ import torch
 from harness.command_line import version_of
 from harness.console import RULE, say
 from harness.devices import choose_device, pci_folder
+from harness.disturbance import cgroup_folders, quota_cores
 from harness.environment import PACKAGES
 from harness.errors import UserError
 from harness.hardware_seen import unseen_hardware
@@ -59,7 +60,7 @@ def examine(asked_device: str) -> None:
     device = choose_device("cpu" if asked_device == "cpu" else "auto")
     checks = [*package_checks({name: version_of(name) for name in PACKAGES})]
     checks += [build_check(unseen_hardware(), asked_device), *gpu_checks(device)]
-    checks += [thread_check(torch.get_num_threads(), usable_cores(), cgroup_cores(), os.environ)]
+    checks += [thread_check(torch.get_num_threads(), usable_cores(), granted_cores(), os.environ)]
     checks += [*cache_checks(os.environ, Path.home()), *trap_checks(Versions.here(device), os.environ)]
     report("Setup", checks)
 
@@ -143,27 +144,9 @@ def usable_cores() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> float | None:
-    """Cores' worth of time that the cgroup grants, in version 1 or 2; None without a limit, or outside of Linux."""
-    try:
-        own = Path("/proc/self/cgroup").read_text() if own is None else own
-    except OSError:
-        return None
-    limits = []
-    for line in own.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-        folder = root / ("cpu" if controllers else "") / path.strip("/")
-        for place in (folder, *folder.parents):
-            try:
-                quota, period = " ".join((place / name).read_text() for name in names).split()
-            except OSError:
-                continue
-            if quota not in ("max", "-1"):
-                limits.append(int(quota) / int(period))
-    return min(limits, default=None)
+def granted_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores' worth of time that the cgroups of this process grant; None without a limit, or outside of Linux."""
+    return min(filter(None, map(quota_cores, cgroup_folders(proc, cgroups))), default=None)
 
 
 def thread_check(threads: int, cores: set[int], granted: float | None, environ: Mapping[str, str]) -> Check:

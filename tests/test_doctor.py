@@ -15,9 +15,9 @@ from harness.doctor import (
     architecture_check,
     binding_checks,
     cache_checks,
-    cgroup_cores,
     cores_of,
     free_memory_check,
+    granted_cores,
     numbers,
     package_checks,
     thread_check,
@@ -108,13 +108,27 @@ def test_threads_against_cores(threads, cores, granted, environ, cure):
 
 
 def test_limits_of_cgroups(tmp_path):
-    write(tmp_path / "slurm/job_7/cpu.max", "400000 100000\n")
-    write(tmp_path / "slurm/job_7/step_0/cpu.max", "max 100000\n")
-    assert cgroup_cores(tmp_path, "0::/slurm/job_7/step_0\n") == 4
-    assert cgroup_cores(tmp_path, "0::/other\n") is None
-    write(tmp_path / "cpu/docker/cpu.cfs_quota_us", "150000\n")
-    write(tmp_path / "cpu/docker/cpu.cfs_period_us", "100000\n")
-    assert cgroup_cores(tmp_path, "3:cpuset:/x\n2:cpu,cpuacct:/docker\n") == 1.5
+    """Version 2, with a limit on the job and none on its step; and version 1."""
+    for number, (own, files, cores) in enumerate(
+        [
+            ("0::/job_7/step_0\n", {"job_7/cpu.max": "400000 100000\n", "job_7/step_0/cpu.max": "max 100000\n"}, 4),
+            ("0::/other\n", {"job_7/cpu.max": "400000 100000\n"}, None),
+            (
+                "3:cpuset:/x\n2:cpu,cpuacct:/docker\n",
+                {
+                    "cpu,cpuacct/docker/cpu.cfs_quota_us": "150000\n",
+                    "cpu,cpuacct/docker/cpu.cfs_period_us": "100000\n",
+                },
+                1.5,
+            ),
+        ]
+    ):
+        proc, cgroups = tmp_path / f"proc{number}", tmp_path / f"cgroup{number}"
+        write(proc / "self/cgroup", own)
+        for name, text in files.items():
+            write(cgroups / name, text)
+            write((cgroups / name).parent / "cpu.stat", "nr_periods 0\n")
+        assert granted_cores(proc, cgroups) == cores
 
 
 def test_lists_of_cores():

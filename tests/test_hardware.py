@@ -8,6 +8,7 @@ import torch
 from analysis.hardware import bandwidth_ceilings, cache, compute_ceilings, datasheet, measuring, rows_named
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.hardware.measuring import Measurement
+from harness.disturbance import Interval
 from harness.errors import UserError
 
 CPU = {"type": "cpu", "name": "a CPU"}
@@ -140,10 +141,9 @@ def test_a_measurement_below_what_a_model_reached_is_repeated(machine):
 
 
 def disturb(monkeypatch, *shares):
-    """The next measurements are made while threads wait for a core for these shares of their time."""
-    times = [reading for share in shares for reading in ((0, 0), (1000 * (1 - share), 1000 * share))]
-    monkeypatch.setattr(measuring, "thread_times", lambda: times.pop(0))
-    monkeypatch.setattr(measuring, "DISTURBED_FROM", 0.1)
+    """The next measurements are made while their one thread waits for a core for these shares of the time."""
+    intervals = [Interval(1.0, 1.0 - share, share, share) for share in shares]
+    monkeypatch.setattr(measuring, "watch", lambda measure: (measure(), intervals.pop(0)))
 
 
 def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(machine, tmp_path, monkeypatch, capsys):
@@ -167,23 +167,15 @@ def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(machine
 
 def test_a_worse_visit_lowers_no_peak(machine, monkeypatch, capsys):
     machine += [13.9e9, 4.0e9]
-    disturb(monkeypatch, 0.31, 0.05)
+    disturb(monkeypatch, 0.31, 0.04)
     assert bandwidth_ceilings(CPU)[0].rate == 13.9e9
     again = bandwidth_ceilings(CPU)[0]
     assert (again.rate, "DISTURBED" in again.source) == (13.9e9, False)
     assert "a factor of 3.5 below" in capsys.readouterr().out
 
 
-def test_waiting_for_a_core_is_read_from_schedstat():
-    times = measuring.thread_times()
-    if times is None:
-        pytest.skip("no /proc here")
-    assert times[0] > 1e8  # this process has run for a while
-    assert measuring.watched(lambda: Measurement(1.0, "x")).waited_share is not None
-
-
 def test_without_proc_the_share_is_not_known(monkeypatch):
-    monkeypatch.setattr(measuring, "thread_times", lambda: None)
+    monkeypatch.setattr(measuring, "watch", lambda measure: (measure(), Interval(wall_s=1.0)))
     assert measuring.watched(lambda: Measurement(1.0, "x")) == Measurement(1.0, "x", False, None)
 
 

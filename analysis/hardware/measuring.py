@@ -6,7 +6,6 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from analysis.wording import count_of
 from harness.console import progress_bar
 from harness.devices import PRECISIONS
+from harness.disturbance import Counters, Interval
 from harness.errors import out_of_memory
 from harness.workspaces import library_workspaces
 
@@ -23,7 +23,6 @@ COPIED_BYTES = {"cpu": 2**28, "cuda": 2**29}  # far more than any cache holds
 ROUNDS = 8  # over all shapes, so that a slow moment does not spoil all of one
 SECONDS = 0.1  # that a shape is repeated for in each round, five times at least; a copy ten times as long
 GAIN_SQUARE = 512  # of the matmul that tells what a narrow type gains: milliseconds where it is emulated too
-DISTURBED_FROM = 0.1  # of thread time waiting for a core: two threads beside one busy process waited for 0.31 of theirs
 
 
 class Measurement(NamedTuple):
@@ -33,24 +32,21 @@ class Measurement(NamedTuple):
     waited_share: float | None = None  # of thread time, waiting for a core; None where the system does not tell
 
 
-def thread_times() -> tuple[int, int] | None:
-    """Nanoseconds that the threads of this process have run, and have waited for a core; None without /proc."""
-    times = []
-    for file in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            times.append([int(number) for number in file.read_text().split()[:2]])
-    return (sum(run for run, _ in times), sum(waited for _, waited in times)) if times else None
+def watch(measure: Callable[[], Measurement | None]) -> tuple[Measurement | None, Interval]:
+    """The measurement, and what happened to this process meanwhile."""
+    counters = Counters()
+    before = counters.sample()
+    found, after = measure(), counters.sample()
+    counters.close()
+    return found, before.until(after)
 
 
 def watched(measure: Callable[[], Measurement | None]) -> Measurement | None:
     """The measurement with how far it was disturbed meanwhile."""
-    before = thread_times()
-    found, after = measure(), thread_times()
-    if found is None or before is None or after is None:
+    found, during = watch(measure)
+    if found is None or during.waited_share is None:
         return found
-    run, waited = (now - then for now, then in zip(after, before, strict=True))
-    share = max(0, waited) / max(1, run + waited)
-    return found._replace(disturbed=share >= DISTURBED_FROM, waited_share=share)
+    return found._replace(disturbed=bool(during.disturbed), waited_share=during.waited_share)
 
 
 def durations(device_type: str, work: Callable[[], object], seconds: float) -> list[float]:
