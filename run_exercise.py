@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Run the commands of an exercise and fill in its worksheet, or check a worksheet that you filled in.
 
-python3 run_exercise.py N|all [--long] [--output-dir DIR]    run it; worksheet.md in exercise_N_results_<timestamp>/
+python3 run_exercise.py N|all [--long] [--output-dir DIR]    run it; answers_N.md in exercise_N_results_<timestamp>/
 python3 run_exercise.py N --results FOLDER                   fill in the worksheet from results that exist already
 python3 run_exercise.py --check FILE [--results FOLDER]      compare a worksheet with results (in this folder)
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from harness.startup import run_command
@@ -31,7 +32,7 @@ def main() -> None:
     from workshop.worksheets import exercise_of
 
     if args.check:
-        runner.check_worksheet(args.check, args.results)
+        sys.exit(not runner.check_worksheet(args.check, args.results))
     elif args.exercise == "all":
         runner.run_all(args.output_dir, args.long)
     else:

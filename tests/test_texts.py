@@ -35,16 +35,16 @@ name_of = lambda path: str(path.relative_to(PROJECT))  # noqa: E731
 def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
     """All blocks that this machine can run, in order; then each field has its answer, and the check agrees."""
     folder = run_one(exercises()[number], tmp_path / "results", long=False)
-    text = (folder / "worksheet.md").read_text()
+    text = (folder / f"answers_{number}.md").read_text()
     assert BLANK not in text
-    document = json.loads((folder / "answers.json").read_text())
+    document = json.loads((folder / f"answers_{number}.json").read_text())
     assert document["environment"]["device"]["name"]
     asked = {field.id for field in fields(worksheet(exercises()[number].text))}
     assert asked <= document["answers"].keys()
     unknown = [name for name, answer in document["answers"].items() if answer["value"] is None]
     assert len(unknown) <= 0.4 * len(asked)
     assert all(document["answers"][name]["value_reason"] for name in unknown)
-    check_worksheet(folder / "worksheet.md", None)
+    assert check_worksheet(folder / f"answers_{number}.md", None)
     assert not any(path.is_symlink() for path in folder.iterdir())
     extra = {Path(name).relative_to(folder) for name in unregistered(folder)}
     assert {path for path in extra if path.parts[0] != "exercise8_cache"} <= set(WRITTEN_BY_BLOCKS)

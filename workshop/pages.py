@@ -106,6 +106,15 @@ class Field:
         return self.value.lower() == "x"
 
     @property
+    def is_blank(self) -> bool:
+        return self.unit != YES_NO and not self.value.strip("_ ")
+
+    @property
+    def shown(self) -> str:
+        """What is filled in, in words."""
+        return ("yes" if self.is_checked else "no") if self.unit == YES_NO else "-" if self.is_blank else self.value
+
+    @property
     def expected(self) -> str:
         """What belongs there, in words."""
         if self.unit == YES_NO:
