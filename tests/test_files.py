@@ -154,7 +154,7 @@ def folders_of_launchers() -> list[str]:
 
 def folders_of_texts() -> list[str]:
     """Every folder that a documented command is told to write into."""
-    texts = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md"), *PROJECT.glob("exercises/*.md")]
+    texts = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md"), *PROJECT.glob("exercises/**/*.md")]
     flags = re.compile(r"--(?:output-dir|profile-dir)[ =](?:\./)?([\w./]*[a-z][\w./]*)")
     return sorted({name for text in texts for name in flags.findall(text.read_text())})
 

@@ -22,7 +22,8 @@ from workshop.worksheets import TEMPLATE_HEADING
 
 DOCS = sorted((PROJECT / "docs").glob("*.md"))
 EXERCISES = [exercise.path for exercise in exercises().values()]
-PROSE = [README, PROJECT / "CONTRIBUTING.md", *DOCS, GUIDE, *EXERCISES]
+ANSWERS = [PROJECT / "exercises" / "answers" / f"exercise_{number}.md" for number in exercises()]
+PROSE = [README, PROJECT / "CONTRIBUTING.md", *DOCS, GUIDE, *EXERCISES, *ANSWERS]
 TEXTS = [*PROSE, PROJECT / "benchmarks" / "README.md"]
 name_of = lambda path: str(path.relative_to(PROJECT))  # noqa: E731
 

@@ -250,7 +250,7 @@ def measured(number: int) -> str:
         unit = field.unit if field.is_number and answer.value is not None else ""
         rows.append([field.id, field.label, f"{value} {unit}".strip(), answer.evidence])
     about = f"{machine(document['environment'])}, `python3 run_exercise.py {number}`."
-    link = Path("..") / path.relative_to(PROJECT)
+    link = Path("../..") / path.relative_to(PROJECT)
     return f"{about} [The file]({link}).\n\n" + table(["#", "quantity", "value", "source"], rows, left=4)
 
 

@@ -127,11 +127,10 @@ class Field:
 def fields(text: str) -> list[Field]:
     """Every field of a worksheet, in order.  Raises UserError if one appears twice."""
     found: dict[str, Field] = {}
-    fenced = generated = False
+    fenced = False
     for number, line in enumerate(text.splitlines(), 1):
         fenced ^= line.lstrip().startswith("```")
-        generated = (generated or "[[[cog" in line) and "[[[end]]]" not in line  # the answers of another machine
-        match = None if fenced or generated else ROW.match(line) or CHECKBOX.match(line)
+        match = None if fenced else ROW.match(line) or CHECKBOX.match(line)
         if match:
             field = Field(**{"unit": YES_NO} | {k: v.strip() for k, v in match.groupdict().items()}, line=number)
             if field.id in found:
