@@ -110,6 +110,8 @@ FILES = (
     FileKind("answers_*.json", "run_exercise.py", "every answer with its evidence", "ExerciseAnswers"),
     FileKind("answers_*.md", "run_exercise.py", "the worksheet, filled in"),
     FileKind("worksheet_*.md", "run_exercise.py --blank", "the worksheet, to be filled in by hand"),
+    FileKind("class_*.md", "run_exercise.py --class", "each field of many worksheets: who differs, by how much"),
+    FileKind("class_*.html", "run_exercise.py --class", "the same as a page, with everybody's values"),
     FileKind("commands.log", "run_exercise.py", "what the commands printed"),
 )
 

@@ -12,10 +12,19 @@ from harness.errors import UserError, explain_error
 from harness.files import explain_nulls, make_folder, unused_folder, write_bytes, write_json
 from harness.tables import Column, column, text_table
 from studies.sweep import text_columns
+from workshop.class_summary import (
+    as_markdown,
+    as_page,
+    chosen_exercise,
+    comparable,
+    field_rows,
+    find_sheets,
+    screen_columns,
+)
 from workshop.commands import run_blocks
 from workshop.pages import Exercise, exercises, shell_blocks
-from workshop.results import Results, machine
-from workshop.worksheets import answers, check, fields_of, filled, read_completed
+from workshop.results import TOLERANCE, Results, machine
+from workshop.worksheets import answers, blank, check, fields_of, filled, read_completed
 
 
 def sheet_file(exercise: Exercise) -> str:
@@ -103,6 +112,42 @@ def check_worksheet(path: Path, folder: Path | None) -> bool:
     unknown = len(rows) - len(counted)
     say("", f"{right} of {len(counted)} right" + (f"; {unknown} cannot be known on that machine" if unknown else ""))
     return right == len(counted)
+
+
+def write_blank(chosen: list[Exercise], folder: Path) -> None:
+    """Write worksheet_N.md of each exercise.  Raises UserError, before anything is written, if one exists."""
+    make_folder(folder)
+    targets = {folder / f"worksheet_{exercise.number}.md": exercise for exercise in chosen}
+    for path in targets:
+        if path.exists():
+            raise UserError(f"--blank {folder}: {path} exists, and somebody may have filled it in; use another folder")
+    for path, exercise in targets.items():
+        write_bytes(path, blank(exercise).encode())
+    say("Files:", *(f"  {path}" for path in targets))
+
+
+def sum_up_class(places: list[Path], number: int | None, folder: Path | None) -> None:
+    """Print how the sheets in these folders differ, and write class_N.md and class_N.html."""
+    for place in places:
+        if not place.exists():
+            raise UserError(f"--class {place}: does not exist")
+    sheets, refused = find_sheets(places)
+    exercise = chosen_exercise(sheets, number)
+    sheets, lines = comparable(sheets, exercise)
+    lines = refused + lines
+    say(*lines)
+    if not sheets:
+        raise UserError(f"--class: none of the sheets of exercise {exercise.number} can be summed up; see above")
+    rows = field_rows(sheets, exercise)
+    folder = new_folder(folder, f"class_{exercise.number}_results")
+    paths = [folder / f"class_{exercise.number}.{suffix}" for suffix in ("md", "html")]
+    for path, write in zip(paths, (as_markdown, as_page), strict=True):
+        write_bytes(path, write(exercise, sheets, rows, lines).encode())
+    say("", f"{exercise.title}: {len(sheets)} worksheets", *text_table(screen_columns(), rows))
+    furthest = sorted((row for row in rows if row["by"] > TOLERANCE), key=lambda row: -row["by"])[:3]
+    say(*(["", "Furthest apart:"] if furthest else []))
+    say(*(f"  {row['id']} {row['label']}: {row['lowest']}, {row['highest']} ({row['apart']})" for row in furthest))
+    say("", "Files:", *(f"  {path}" for path in paths))
 
 
 def short_column(title: str, key: str, width: int, left: bool = False) -> Column:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from harness.errors import UserError
-from workshop.pages import CHECKBOX, GUIDE, ROW, YES_NO, Exercise, Field, exercises, fields, worksheet
+from workshop.pages import BLANK, CHECKBOX, GUIDE, ROW, YES_NO, Exercise, Field, exercises, fields, worksheet
 from workshop.results import Answer, Results
 from workshop.template import template_answers
 from workshop.values import choice, number_in
@@ -27,6 +27,21 @@ def fields_of(exercise: Exercise) -> dict[str, Field]:
     """The fields of an exercise's worksheet and of the template, by id."""
     both = [*fields(worksheet(GUIDE.read_text(), TEMPLATE_HEADING)), *fields(worksheet(exercise.text))]
     return {field.id: field for field in both}
+
+
+def blank(exercise: Exercise) -> str:
+    """worksheet_N.md, a handout: the results template if the exercise fills it in, the worksheet, the questions."""
+    lines = [f"# {exercise.title}: worksheet", "", f"Name: {BLANK}", "", f"Machine: {BLANK}", ""]
+    lines += [
+        "A number may have a unit. `python3 run_exercise.py --check FILE --results FOLDER` checks this file, FILE,",
+        "against the results of the commands, in FOLDER.",
+        "",
+    ]
+    if hasattr(importlib.import_module(f"workshop.answers.exercise_{exercise.number}"), "TEMPLATE"):
+        lines += ["## Results", "", worksheet(GUIDE.read_text(), TEMPLATE_HEADING)]
+    questions = re.sub(r"\n\[The answers\]\(.*", "", worksheet(exercise.text, "## Questions"), flags=re.S)
+    text = "\n".join([*lines, "## Worksheet", "", worksheet(exercise.text), "## Questions", "", questions])
+    return re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", text)  # links are of use beside the exercise only
 
 
 # ---- Filling in ---------------------------------------------------------------------------------------------------
