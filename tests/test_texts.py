@@ -45,6 +45,7 @@ def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
     unknown = [name for name, answer in document["answers"].items() if answer["value"] is None]
     assert len(unknown) <= 0.4 * len(asked)
     assert all(document["answers"][name]["value_reason"] for name in unknown)
+    assert all(row["seconds"] or row["seconds_reason"] for row in document["commands"])
     assert check_worksheet(folder / f"answers_{number}.md", None)
     assert not any(path.is_symlink() for path in folder.iterdir())
     extra = {Path(name).relative_to(folder) for name in unregistered(folder)}

@@ -356,6 +356,39 @@ def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
     assert "fine" in (tmp_path / "log").read_text()
 
 
+def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
+    """The time left is what the blocks took on the machine of the stored results, at the pace seen here."""
+    from workshop import commands
+    from workshop.pages import shell_blocks
+
+    monkeypatch.setattr(commands, "PROGRESS_S", 0.1)
+    blocks = shell_blocks("```bash\necho one; sleep 0.4\n```\n```bash\n# needs a GPU\nx\n```\n```bash\necho two\n```\n")
+    monkeypatch.setattr(commands, "gpu_kind", lambda: None)
+    known = {"echo one; sleep 0.4": 40.0, "echo two": 160.0}
+    rows = commands.run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", known=known)
+    said = capsys.readouterr().out
+    assert said.startswith("[1/3] echo one; sleep 0.4 (about 3 min 20 s left)\n      0 s: one\n")
+    assert "[2/3] x: skipped, needs a GPU\n" in said
+    assert re.search(r"^\[3/3\] echo two \(about [12] s left\)$", said, re.M)
+    assert [row["skipped"] for row in rows] == [None, "needs a GPU", None]
+    assert 0.4 <= rows[0]["seconds"] < 5
+    assert rows[1]["seconds"] is None
+
+
+def test_what_commands_took_is_in_the_text(monkeypatch):
+    from workshop import numbers
+
+    document = numbers.stored_answers(1) | {
+        "commands": [{"command": "a", "seconds": 65.2}, {"command": "b", "seconds": 2}]
+    }
+    monkeypatch.setattr("workshop.results.stored_answers", lambda number: document)
+    assert re.match(
+        r"The commands take 1 min 7 s on .+; the longest is `a` with 1 min 5 s\.$", numbers.commands_take(1)
+    )
+    monkeypatch.setattr("workshop.results.stored_answers", lambda number: {})
+    assert numbers.commands_take(1) == "How long the commands take has not been recorded yet."
+
+
 def test_every_blank_of_the_text_itself_is_named(results, command):
     code, out, _ = command(run_exercise, "--check", str(exercises()[9].path))
     assert code == 1

@@ -23,7 +23,7 @@ from workshop.class_summary import (
 )
 from workshop.commands import run_blocks
 from workshop.pages import Exercise, exercises, shell_blocks
-from workshop.results import TOLERANCE, Results, machine
+from workshop.results import TOLERANCE, Results, machine, stored_commands
 from workshop.worksheets import answers, blank, check, fields_of, filled, read_completed
 
 
@@ -40,8 +40,9 @@ def run_one(exercise: Exercise, folder: Path | None, long: bool) -> Path:
     """Run every block that can be run here, then fill in the worksheet.  Returns the folder."""
     folder = new_folder(folder, f"exercise_{exercise.number}_results")
     say(exercise.title, f"Folder: {folder}")
-    skipped = run_blocks(shell_blocks(exercise.text), exercise.name, folder, folder / "commands.log", long)
-    fill_from(exercise, folder, f" Skipped: {', '.join(skipped)}." if skipped else "")
+    known = {row["command"]: row["seconds"] for row in stored_commands(exercise.number)}
+    rows = run_blocks(shell_blocks(exercise.text), exercise.name, folder, folder / "commands.log", long, known)
+    fill_from(exercise, folder, rows)
     return folder
 
 
@@ -66,12 +67,17 @@ def run_all(folder: Path | None, long: bool) -> None:
         raise UserError(f"{failed} of {len(rows)} exercises failed; see the table")
 
 
-def fill_from(exercise: Exercise, folder: Path, skipped: str = "") -> None:
-    """Write answers_N.md and answers_N.json.  Raises UserError if results are missing or of another exercise."""
+def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = None) -> None:
+    """Write answers_N.md and answers_N.json.  commands: the rows of run_blocks(), or None if they were run by hand.
+
+    Raises UserError if results are missing or of another exercise.
+    """
     results = results_in(folder, exercise)
     found = answers(results)
     if results.environment is None:
         raise UserError(f"--results {folder}: none of its documents names a device")
+    left_out = [f"line {row['line']} ({row['skipped']})" for row in commands or [] if row["skipped"]]
+    skipped = f" Skipped: {', '.join(left_out)}." if left_out else ""
     # The command line is that of only one of the commands.
     environment = {name: value for name, value in results.environment.items() if name != "command_line"}
     about = [
@@ -84,11 +90,18 @@ def fill_from(exercise: Exercise, folder: Path, skipped: str = "") -> None:
         for name, answer in found.items()
     }
     document = {"exercise": exercise.number, "text": exercise.name, "environment": environment, "answers": rows}
+    times = None if commands is None else [command_row(row) for row in commands]
+    document |= explain_nulls({"commands": times}, "the commands were run by hand")
     write_json(folder / answers_file(exercise), document)
     known = sum(answer.value is not None for answer in found.values())
     others = "; the others have a reason" if known < len(found) else ""
     say("", f"Filled in: {known} of {len(found)} fields{others}", "Files:")
     say(*(f"  {folder / name}" for name in (sheet_file(exercise), answers_file(exercise))))
+
+
+def command_row(row: dict) -> dict:
+    """An ExerciseCommand, of a row of run_blocks()."""
+    return {"command": row["command"]} | explain_nulls({"seconds": row["seconds"]}, row["skipped"])
 
 
 def check_worksheet(path: Path, folder: Path | None) -> bool:
