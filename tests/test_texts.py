@@ -230,6 +230,34 @@ def test_fields_are_numbered_in_order_and_blank():
     assert [field.id for field in template] == [f"R.{i}" for i in range(1, len(template) + 1)]
 
 
+WHERE = re.compile(r"^\| (\d+\.\d+) \|[^|]*\|[^|]*\| ____ \| (.+) \|$", re.M)
+
+
+@pytest.mark.parametrize("number", exercises())
+def test_each_field_names_its_line_or_key(number):
+    """A file that the exercise writes, and a key of one of its documents, or words that are on the page."""
+    text = exercises()[number].text
+    recorded = json.loads((Path(__file__).parent / "exercise_results" / f"exercise_{number}.json").read_text())
+    files = {Path(name).name for name in recorded}
+    keys = {key for document in recorded.values() if isinstance(document, dict) for key in keys_of(document)}
+    found = dict(WHERE.findall(worksheet(text)))
+    assert list(found) == [field.id for field in fields(worksheet(text)) if field.unit != YES_NO]
+    for name, where in found.items():
+        for quoted in re.findall(r"`([^`]+)`", where):
+            if quoted.endswith(".json"):
+                assert Path(quoted).name in files or kind_of(Path(quoted).name), f"{name}: {quoted}"
+            elif re.fullmatch(r"[a-z_0-9.]+(, .+)?(: \w+)?", quoted):
+                for key in re.split(r"\.|, .*: |: ", re.sub(r", [^:]+$", "", quoted)):
+                    assert key in keys or quoted in text, f"{name}: {quoted}"
+
+
+def keys_of(document) -> set[str]:
+    """Every key in a document, at any depth."""
+    if isinstance(document, list):
+        return set().union(*map(keys_of, document))
+    return set().union(document, *map(keys_of, document.values())) if isinstance(document, dict) else set()
+
+
 @pytest.mark.parametrize("name", ["template", *(f"answers.exercise_{number}" for number in exercises())])
 def test_the_answer_to_a_field_is_found_by_its_number(name):
     """Each is written out once, where the answer is made."""

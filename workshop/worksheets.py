@@ -13,6 +13,7 @@ from workshop.results import Answer, Results
 from workshop.template import template_answers
 from workshop.values import choice, number_in
 
+WHERE_SAYS = "`where` names a line on the screen, or a key of a JSON file in the folder above the table."
 TEMPLATE_HEADING = "## Results template"
 
 
@@ -33,6 +34,8 @@ def blank(exercise: Exercise) -> str:
     """worksheet_N.md, a handout: the results template if the exercise fills it in, the worksheet, the questions."""
     lines = [f"# {exercise.title}: worksheet", "", f"Name: {BLANK}", "", f"Machine: {BLANK}", ""]
     lines += [
+        WHERE_SAYS,
+        "",
         "A number may have a unit. `python3 run_exercise.py --check FILE --results FOLDER` checks this file, FILE,",
         "against the results of the commands, in FOLDER.",
         "",
