@@ -7,6 +7,8 @@ import sys
 import pytest
 from helpers import PROJECT, finish, start
 
+from workshop.pages import GUIDE, shell_blocks
+
 COMMANDS = sorted(path.name for path in PROJECT.glob("*.py"))
 BARE = (sys.executable, "-S")  # without site-packages
 
@@ -66,3 +68,18 @@ def test_a_module_is_handed_over_as_a_module(project):
     make_venv(project, 'echo "$@"')
     code, out = finish(start(*BARE, "-m", "workshop.record", "a", cwd=project, env={"PYTHONPATH": os.fspath(project)}))
     assert (code, out.splitlines()[1]) == (0, "-S -m workshop.record a")
+
+
+def test_the_check_of_the_guide(project):
+    """As typed, with an interpreter that has no PyTorch."""
+    (block,) = (
+        block.commands for block in shell_blocks(GUIDE.read_text()) if "get_device_properties" in block.commands
+    )
+    typed = ("bash", "-c", block.replace("python3", " ".join(BARE)))
+    code, out = finish(start(*typed, cwd=project))
+    assert (code, out.count("\n")) == (1, 1), out
+    make_venv(project, f'shift; exec {sys.executable} "$@"')
+    code, out = finish(start(*typed, cwd=project))
+    assert code == 0, out
+    assert "continuing with" in out.splitlines()[0]
+    assert out.splitlines()[1].startswith("PyTorch 2")
