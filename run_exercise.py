@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Run the commands of an exercise and fill in its worksheet, or check a worksheet that you filled in.
 
-python3 run_exercise.py N|all [--long] [--output-dir DIR]    run it; worksheet.md in exercise_N_results_<timestamp>/
+python3 run_exercise.py N|all [--long] [--output-dir DIR]    run it; answers_N.md in exercise_N_results_<timestamp>/
 python3 run_exercise.py N --results FOLDER                   fill in the worksheet from results that exist already
 python3 run_exercise.py --check FILE [--results FOLDER]      compare a worksheet with results (in this folder)
+python3 run_exercise.py N|all --blank DIR                    write the worksheet to be filled in, worksheet_N.md
+python3 run_exercise.py [N] --class DIR...                   many worksheets side by side: who differs, by how much
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from harness.startup import run_command
@@ -22,37 +25,48 @@ def main() -> None:
     add("exercise", nargs="?", metavar="N", help="a number, or all")
     add("--check", metavar="FILE", type=Path, help="a worksheet that you filled in, or the exercise's text itself")
     add("--results", metavar="FOLDER", type=Path, help="where the exercise's commands were run")
+    add("--blank", metavar="DIR", type=Path, help="write worksheets without answers, to hand out")
+    add("--class", metavar="DIR", type=Path, nargs="+", help="folders with completed worksheets")
     add("--long", action="store_true", help="also run blocks marked `takes minutes`")
-    add("--output-dir", metavar="DIR", type=Path, help="(exercise_N_results_<timestamp>)")
+    add("--output-dir", metavar="DIR", type=Path, help="(exercise_N_results_<timestamp>, class_N_results_<timestamp>)")
     args = parser.parse_args()
     check_flags(parser, args)
     require("an exercise", ["matplotlib", "jinja2", "orjson", "tensorboard"])
     from workshop import runner
+    from workshop.pages import exercises
     from workshop.worksheets import exercise_of
 
+    chosen = None
+    if args.exercise:
+        number = args.exercise
+        chosen = list(exercises().values()) if number == "all" else [exercise_of(int(number), f"exercise {number}")]
     if args.check:
-        runner.check_worksheet(args.check, args.results)
+        sys.exit(not runner.check_worksheet(args.check, args.results))
+    elif sheets := vars(args)["class"]:  # a keyword
+        runner.sum_up_class(sheets, chosen and chosen[0].number, args.output_dir)
+    elif args.blank:
+        runner.write_blank(chosen, args.blank)
     elif args.exercise == "all":
         runner.run_all(args.output_dir, args.long)
+    elif args.results:
+        runner.fill_from(chosen[0], args.results)
     else:
-        exercise = exercise_of(int(args.exercise), f"exercise {args.exercise}")
-        if args.results:
-            runner.fill_from(exercise, args.results)
-        else:
-            runner.run_one(exercise, args.output_dir, args.long)
+        runner.run_one(chosen[0], args.output_dir, args.long)
 
 
 def check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse flags that do not go together."""
-    if (args.exercise is None) == (args.check is None):
+    values, goes_with = vars(args), {"check": "results", "class": "output_dir", "long": "output_dir"}
+    given = [name for name in ("check", "class", "blank", "results", "long", "output_dir") if values[name]]
+    for other in given[1:]:
+        if goes_with.get(given[0]) != other:
+            parser.error(f"--{other.replace('_', '-')}: does not go with --{given[0]}")
+    if "class" not in given and (args.exercise is None) == (args.check is None):
         parser.error("give the number of an exercise, `all`, or --check FILE")
-    if not args.check and args.exercise != "all" and not args.exercise.isdecimal():
+    if args.exercise and args.exercise != "all" and not args.exercise.isdecimal():
         parser.error(f"{args.exercise}: is not the number of an exercise; give 1, or all")
-    if args.exercise == "all" and args.results:
-        parser.error("--results: needs the number of one exercise instead of `all`")
-    for name in ("long", "output_dir"):
-        if getattr(args, name) and (args.check or args.results):
-            parser.error(f"--{name.replace('_', '-')}: is for running an exercise; --check and --results run nothing")
+    for name in {"results", "class"} & set(given if args.exercise == "all" else []):
+        parser.error(f"--{name}: needs the number of one exercise instead of `all`")
 
 
 if __name__ == "__main__":

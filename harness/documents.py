@@ -666,8 +666,14 @@ class TimingStudyRow(SweepRow):
 # ---- Exercises -----------------------------------------------------------------------------------------------------
 
 
+class ExerciseCommand(TypedDict):
+    command: str  # the first command of a shell block
+    seconds: float | None  # of the block; null: skipped here
+
+
 class ExerciseAnswers(TypedDict):
     exercise: int
     text: str  # file name of the exercise
     environment: dict[str, Any]  # as in config.json, without the command line
     answers: dict[str, dict[str, Any]]  # by field: value (null if this machine cannot determine it) and evidence
+    commands: list[ExerciseCommand] | None  # how long each took; null: they were run by hand

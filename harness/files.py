@@ -107,8 +107,11 @@ FILES = (
     FileKind("bs*_seq*", "run_memory_study.py", "the folder of a run, one per row", is_folder=True),
     FileKind("rows", "the sweeps", "event files for TensorBoard's HPARAMS tab, one per row", is_folder=True),
     FileKind("snapshots", "run_training_benchmark.py", "allocator histories, one folder per row", is_folder=True),
-    FileKind("answers.json", "run_exercise.py", "every answer with its evidence", "ExerciseAnswers"),
-    FileKind("worksheet.md", "run_exercise.py", "the worksheet, filled in"),
+    FileKind("answers_*.json", "run_exercise.py", "every answer with its evidence", "ExerciseAnswers"),
+    FileKind("answers_*.md", "run_exercise.py", "the worksheet, filled in"),
+    FileKind("worksheet_*.md", "run_exercise.py --blank", "the worksheet, to be filled in by hand"),
+    FileKind("class_*.md", "run_exercise.py --class", "each field of many worksheets: who differs, by how much"),
+    FileKind("class_*.html", "run_exercise.py --class", "the same as a page, with everybody's values"),
     FileKind("commands.log", "run_exercise.py", "what the commands printed"),
 )
 

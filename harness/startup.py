@@ -1,23 +1,32 @@
-"""How a command starts: what must be set up before PyTorch is imported, and its exit code.  Imports nothing slow."""
+"""How a command starts: its interpreter, what must be set up before PyTorch is imported, and its exit code.
+
+Imports nothing slow, and runs on any Python 3.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from harness.slurm import slurm_ranks
 
+VENV = Path(__file__).resolve().parent.parent / ".venv"  # made by the launchers
+HANDED_OVER = "TINY_LLAMA_HANDED_OVER"  # set by the interpreter that handed over: it happens once
+IMPORTED_BY_ALL = ("torch", "numpy", "pandas", "tabulate", "tqdm")  # packages without which no command works
 WAITING_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # if the user sets one, none is set here
 
 
 def begin_command() -> None:
-    """Set process-wide state before the slow imports.
+    """Make sure that the packages are there, and set process-wide state before the slow imports.
 
     Imports take seconds before the command itself runs: Ctrl-C and SIGTERM end them without a traceback.
     """
+    hand_over()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda received, frame: os._exit(128 + received))
     os.environ.update(slurm_ranks(os.environ))
@@ -33,6 +42,22 @@ def default_variables() -> dict[str, str]:
     if not any(name in os.environ for name in WAITING_POLICIES):
         defaults["GOMP_SPINCOUNT"] = "1000"
     return {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+def hand_over() -> None:
+    """Continue with the interpreter of .venv if this one lacks a package; exit with code 1 if there is no .venv."""
+    missing = [name for name in IMPORTED_BY_ALL if importlib.util.find_spec(name) is None]
+    if not missing and sys.version_info >= (3, 10):
+        return
+    problem = f"no {missing[0]}" if missing else "Python 3.10 or newer is needed"
+    name, python = Path(sys.argv[0]).name, VENV / "bin" / "python"
+    if python.exists() and Path(sys.prefix).resolve() != VENV.resolve() and HANDED_OVER not in os.environ:
+        print(f"{name}: {sys.executable}: {problem}; continuing with {python}", file=sys.stderr, flush=True)
+        os.environ[HANDED_OVER] = "1"
+        os.execv(str(python), [str(python), *getattr(sys, "orig_argv", [None, *sys.argv])[1:]])
+    advice = "./run_baseline.sh sets up .venv, then activate it: source .venv/bin/activate"
+    print(f"{name}: error: {sys.executable}: {problem}; {advice}", file=sys.stderr)
+    sys.exit(1)
 
 
 def run_command(main: Callable[[], object]) -> NoReturn:

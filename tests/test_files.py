@@ -118,7 +118,7 @@ def test_an_empty_folder_and_one_without_a_run_stay_as_they_are(tmp_path):
 def test_a_folder_is_read_for_traces_alone(profiler, tmp_path):
     """Whatever else our commands write as JSON is passed over; a trace of another program has any name."""
     documents = [name for name in names_of_kinds().values() if name.endswith(".json") and "trace" not in name]
-    assert {"memory_study.json", "training_benchmark.json", "answers.json", "config.json"} <= set(documents)
+    assert {"memory_study.json", "training_benchmark.json", "answers_1.json", "config.json"} <= set(documents)
     for name in documents:
         (tmp_path / name).write_text(json.dumps({"schema_version": SCHEMA_VERSION}))
     for name in ("worker.json", "trace_step_5_10.pt.trace.json"):
@@ -154,7 +154,7 @@ def folders_of_launchers() -> list[str]:
 
 def folders_of_texts() -> list[str]:
     """Every folder that a documented command is told to write into."""
-    texts = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md"), *PROJECT.glob("exercises/*.md")]
+    texts = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md"), *PROJECT.glob("exercises/**/*.md")]
     flags = re.compile(r"--(?:output-dir|profile-dir)[ =](?:\./)?([\w./]*[a-z][\w./]*)")
     return sorted({name for text in texts for name in flags.findall(text.read_text())})
 

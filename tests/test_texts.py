@@ -22,7 +22,8 @@ from workshop.worksheets import TEMPLATE_HEADING
 
 DOCS = sorted((PROJECT / "docs").glob("*.md"))
 EXERCISES = [exercise.path for exercise in exercises().values()]
-PROSE = [README, PROJECT / "CONTRIBUTING.md", *DOCS, GUIDE, *EXERCISES]
+ANSWERS = [PROJECT / "exercises" / "answers" / f"exercise_{number}.md" for number in exercises()]
+PROSE = [README, PROJECT / "CONTRIBUTING.md", *DOCS, GUIDE, *EXERCISES, *ANSWERS]
 TEXTS = [*PROSE, PROJECT / "benchmarks" / "README.md"]
 name_of = lambda path: str(path.relative_to(PROJECT))  # noqa: E731
 
@@ -35,16 +36,17 @@ name_of = lambda path: str(path.relative_to(PROJECT))  # noqa: E731
 def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
     """All blocks that this machine can run, in order; then each field has its answer, and the check agrees."""
     folder = run_one(exercises()[number], tmp_path / "results", long=False)
-    text = (folder / "worksheet.md").read_text()
+    text = (folder / f"answers_{number}.md").read_text()
     assert BLANK not in text
-    document = json.loads((folder / "answers.json").read_text())
+    document = json.loads((folder / f"answers_{number}.json").read_text())
     assert document["environment"]["device"]["name"]
     asked = {field.id for field in fields(worksheet(exercises()[number].text))}
     assert asked <= document["answers"].keys()
     unknown = [name for name, answer in document["answers"].items() if answer["value"] is None]
     assert len(unknown) <= 0.4 * len(asked)
     assert all(document["answers"][name]["value_reason"] for name in unknown)
-    check_worksheet(folder / "worksheet.md", None)
+    assert all(row["seconds"] or row["seconds_reason"] for row in document["commands"])
+    assert check_worksheet(folder / f"answers_{number}.md", None)
     assert not any(path.is_symlink() for path in folder.iterdir())
     extra = {Path(name).relative_to(folder) for name in unregistered(folder)}
     assert {path for path in extra if path.parts[0] != "exercise8_cache"} <= set(WRITTEN_BY_BLOCKS)
@@ -226,6 +228,34 @@ def test_fields_are_numbered_in_order_and_blank():
         assert all(field.value == ("" if field.unit == YES_NO else BLANK) for field in found)
     template = fields(worksheet(GUIDE.read_text(), TEMPLATE_HEADING))
     assert [field.id for field in template] == [f"R.{i}" for i in range(1, len(template) + 1)]
+
+
+WHERE = re.compile(r"^\| (\d+\.\d+) \|[^|]*\|[^|]*\| ____ \| (.+) \|$", re.M)
+
+
+@pytest.mark.parametrize("number", exercises())
+def test_each_field_names_its_line_or_key(number):
+    """A file that the exercise writes, and a key of one of its documents, or words that are on the page."""
+    text = exercises()[number].text
+    recorded = json.loads((Path(__file__).parent / "exercise_results" / f"exercise_{number}.json").read_text())
+    files = {Path(name).name for name in recorded}
+    keys = {key for document in recorded.values() if isinstance(document, dict) for key in keys_of(document)}
+    found = dict(WHERE.findall(worksheet(text)))
+    assert list(found) == [field.id for field in fields(worksheet(text)) if field.unit != YES_NO]
+    for name, where in found.items():
+        for quoted in re.findall(r"`([^`]+)`", where):
+            if quoted.endswith(".json"):
+                assert Path(quoted).name in files or kind_of(Path(quoted).name), f"{name}: {quoted}"
+            elif re.fullmatch(r"[a-z_0-9.]+(, .+)?(: \w+)?", quoted):
+                for key in re.split(r"\.|, .*: |: ", re.sub(r", [^:]+$", "", quoted)):
+                    assert key in keys or quoted in text, f"{name}: {quoted}"
+
+
+def keys_of(document) -> set[str]:
+    """Every key in a document, at any depth."""
+    if isinstance(document, list):
+        return set().union(*map(keys_of, document))
+    return set().union(document, *map(keys_of, document.values())) if isinstance(document, dict) else set()
 
 
 @pytest.mark.parametrize("name", ["template", *(f"answers.exercise_{number}" for number in exercises())])

@@ -13,7 +13,8 @@ import run_exercise
 import workshop.pages
 from workshop import record
 from workshop.pages import exercises, fields, worksheet
-from workshop.worksheets import choice, close, number_in, plain
+from workshop.values import choice, number_in, plain
+from workshop.worksheets import blank
 
 SHEET = worksheet(exercises()[9].text)
 METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
@@ -83,7 +84,7 @@ def known_ids(number: int) -> list[str]:
 
 def answered(number: int, command) -> dict:
     assert command(run_exercise, str(number), "--results", ".")[::2] == (0, "")
-    return json.loads(Path("answers.json").read_text())["answers"]
+    return json.loads(Path(f"answers_{number}.json").read_text())["answers"]
 
 
 @pytest.mark.parametrize("number", exercises())
@@ -93,9 +94,10 @@ def test_recorded_results_give_the_recorded_answers(number, command):
     assert {name: answer["value"] for name, answer in found.items()} == known
     assert all(answer["evidence"] for answer in found.values())
     assert found.keys() >= set(known_ids(number))
-    code, out, _ = command(run_exercise, "--check", "worksheet.md")
-    assert code == 0
-    assert re.search(r"^(\d+) of \1 right$", out, re.M)
+    code, out, err = command(run_exercise, "--check", f"answers_{number}.md")
+    assert (code, err) == (0, "")
+    assert re.search(r"^(\d+) of \1 right", out, re.M)
+    assert max(map(len, out.splitlines())) <= 120
 
 
 def on_gpu(documents: dict, name: str) -> None:
@@ -183,12 +185,12 @@ def filled(results, command):
     """The worksheet as the command fills it from those results."""
     code, _, err = command(run_exercise, "9", "--results", ".")
     assert (code, err) == (0, "")
-    return results / "worksheet.md"
+    return results / "answers_9.md"
 
 
 def test_a_filled_worksheet_is_right(filled, command):
     assert "a device" in filled.read_text()
-    code, out, _ = command(run_exercise, "--check", "worksheet.md")
+    code, out, _ = command(run_exercise, "--check", "answers_9.md")
     assert code == 0
     assert "25 of 25 right" in out
 
@@ -196,19 +198,33 @@ def test_a_filled_worksheet_is_right(filled, command):
 def test_readings_are_right_within_what_a_screen_shows(filled, command):
     text = filled.read_text().replace("| ms | 100.0 |", "| ms | ~101 ms |")
     filled.write_text(text)
-    assert command(run_exercise, "--check", "worksheet.md")[0] == 0
+    assert command(run_exercise, "--check", "answers_9.md")[0] == 0
 
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 ____", r"worksheet\.md:\d+: 9\.1 .*is blank; expected a number \(ms\)"),
-        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 ", r"worksheet\.md:\d+: 9\.1 .*is blank; expected a number \(ms\)"),
-        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 fast", r"worksheet\.md:\d+: 9\.1 .*a number \(ms\), found 'fast'"),
-        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 0.1 s", r"worksheet\.md:\d+: 9\.1 .*a number \(ms\), found '0.1 s'"),
+        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 ____", r"answers_9\.md:\d+: 9\.1 .*is blank; expected a number \(ms\)"),
+        (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 ", r"answers_9\.md:\d+: 9\.1 .*is blank; expected a number \(ms\)"),
+        (
+            r"(\| 9\.1 .*\| ms \|) [\d.]+",
+            r"\1 fast",
+            r"answers_9\.md:\d+: 9\.1 .*a number \(ms\); is no number: 'fast'; see ex",
+        ),
+        (
+            r"(\| 9\.1 .*\| ms \|) [\d.]+",
+            r"\1 0.1 MB",
+            r"9\.1 .*MB is an amount of memory, and the field is in ms, a time",
+        ),
         (r"(\| 9\.1 .*\| ms \|) [\d.]+", r"\1 130", r"9\.1 .*130 +100\.0 +wrong"),
+        (
+            r"(\| 9\.1 .*\| ms \|) [\d.]+",
+            r"\1 0.13 s",
+            r"answers_9\.md:\d+: 9\.1 .*: expected 100\.0 ms, given 0\.13 s; see exercise9_timing/timing_study\.json: ",
+        ),
         (r"\| 9\.1 .*\n", "", r"9\.1 right: baseline step: is missing; expected a number \(ms\)"),
         (r"- \[ \] \*\*9\.20", "- [x] **9.20", r"9\.20 .*yes +no +wrong"),
+        (r"- \[ \] \*\*9\.20", "- [x] **9.20", r"9\.20 .*: expected no, given yes; see "),
         (r"\| 9\.1 ", "| 9.77 ", r"9\.77 is not a field of the exercise"),
     ],
 )
@@ -216,10 +232,12 @@ def test_what_is_wrong_is_named_with_its_line(filled, command, old, new, expecte
     text, count = re.subn(old, new, filled.read_text())
     assert count == 1
     filled.write_text(text)
-    code, out, err = command(run_exercise, "--check", "worksheet.md")
+    code, out, err = command(run_exercise, "--check", "answers_9.md")
     assert code == 1
     assert re.search(expected, out), out
-    assert err.count("\n") == 1
+    assert err == ""
+    assert "error" not in out
+    assert out.rstrip().endswith(("24 of 25 right", "24 of 26 right"))
 
 
 def test_the_line_is_that_of_the_field(filled, command):
@@ -227,7 +245,7 @@ def test_the_line_is_that_of_the_field(filled, command):
     at = next(i for i, line in enumerate(lines) if line.startswith("| 9.4 |"))
     lines[at] = re.sub(r"\| x \| [\d.]+", "| x | ____", lines[at])
     filled.write_text("\n".join(lines))
-    assert f"worksheet.md:{at + 1}: 9.4" in command(run_exercise, "--check", "worksheet.md")[1]
+    assert f"answers_9.md:{at + 1}: 9.4" in command(run_exercise, "--check", "answers_9.md")[1]
 
 
 @pytest.mark.parametrize(
@@ -237,8 +255,8 @@ def test_the_line_is_that_of_the_field(filled, command):
         ("0", 2, "there is no exercise 0"),
         ("one", 2, "one: is not the number of an exercise"),
         ("", 2, "give the number of an exercise, `all`, or --check FILE"),
-        ("1 --check worksheet.md", 2, "give the number of an exercise, `all`, or --check FILE"),
-        ("9 --results . --long", 2, "--long: is for running an exercise"),
+        ("1 --check answers_9.md", 2, "give the number of an exercise, `all`, or --check FILE"),
+        ("9 --results . --long", 2, "--long: does not go with --results"),
         ("all --results .", 2, "--results: needs the number of one exercise"),
         ("9 --results nowhere", 1, "--results nowhere: is not a folder"),
         ("--check nowhere.md", 1, "nowhere.md: cannot be read"),
@@ -338,6 +356,39 @@ def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
     assert "fine" in (tmp_path / "log").read_text()
 
 
+def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
+    """The time left is what the blocks took on the machine of the stored results, at the pace seen here."""
+    from workshop import commands
+    from workshop.pages import shell_blocks
+
+    monkeypatch.setattr(commands, "PROGRESS_S", 0.1)
+    blocks = shell_blocks("```bash\necho one; sleep 0.4\n```\n```bash\n# needs a GPU\nx\n```\n```bash\necho two\n```\n")
+    monkeypatch.setattr(commands, "gpu_kind", lambda: None)
+    known = {"echo one; sleep 0.4": 40.0, "echo two": 160.0}
+    rows = commands.run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", known=known)
+    said = capsys.readouterr().out
+    assert said.startswith("[1/3] echo one; sleep 0.4 (about 3 min 20 s left)\n      0 s: one\n")
+    assert "[2/3] x: skipped, needs a GPU\n" in said
+    assert re.search(r"^\[3/3\] echo two \(about [12] s left\)$", said, re.M)
+    assert [row["skipped"] for row in rows] == [None, "needs a GPU", None]
+    assert 0.4 <= rows[0]["seconds"] < 5
+    assert rows[1]["seconds"] is None
+
+
+def test_what_commands_took_is_in_the_text(monkeypatch):
+    from workshop import numbers
+
+    document = numbers.stored_answers(1) | {
+        "commands": [{"command": "a", "seconds": 65.2}, {"command": "b", "seconds": 2}]
+    }
+    monkeypatch.setattr("workshop.results.stored_answers", lambda number: document)
+    assert re.match(
+        r"The commands take 1 min 7 s on .+; the longest is `a` with 1 min 5 s\.$", numbers.commands_take(1)
+    )
+    monkeypatch.setattr("workshop.results.stored_answers", lambda number: {})
+    assert numbers.commands_take(1) == "How long the commands take has not been recorded yet."
+
+
 def test_every_blank_of_the_text_itself_is_named(results, command):
     code, out, _ = command(run_exercise, "--check", str(exercises()[9].path))
     assert code == 1
@@ -365,18 +416,48 @@ def test_a_verdict_may_be_written_as_it_is_printed():
         ("1.2e3", "ms", 1200),
         ("45%", "%", 45),
         ("~3 MB", "MB", 3),
-        ("3 GB", "MB", None),
-        ("32,35", "MB", None),
+        ("3 GB", "MB", 3072),
+        ("0.76 s", "ms", 760),
+        ("760 ms", "s", 0.76),
+        ("310 us", "ms", 0.31),
+        ("2,048 KiB", "MB", 2),
+        ("0.05 TFLOPS", "TFLOP/s", 0.05),
+        ("50 GFLOP/s", "TFLOP/s", 0.05),
+        ("17.7 GFLOPs", "FLOPs", 17.7e9),
+        ("900 MB/s", "GB/s", 0.9),
+        ("1 call", "calls", 1),
+        ("1.7x", "x", 1.7),
         ("1,234.5", "MB", 1234.5),
         ("-4.69e-01 %", "%", -0.469),
         (".5", "MB", 0.5),
-        ("-", "MB", None),
-        ("about 3", "MB", None),
-        ("", "MB", None),
     ],
 )
 def test_numbers_as_people_write_them(text, unit, number):
-    assert number_in(text, unit) == number
+    assert number_in(text, unit).value == pytest.approx(number, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "problem"),
+    [
+        ("32,35", "MB", "',35' is no unit of MB"),
+        ("-", "MB", "is no number: '-'"),
+        ("about 3", "MB", "is no number: 'about 3'"),
+        ("", "MB", "is no number: ''"),
+        ("12 MB", "ms", "MB is an amount of memory, and the field is in ms, a time"),
+        ("3 m", "ms", "'m' is no unit of ms"),
+        (
+            "76 samples/s",
+            "tokens/s",
+            "samples/s is samples per second, and the field is in tokens/s, tokens per second",
+        ),
+        ("5 GFLOPs", "TFLOP/s", "GFLOPs is a number of operations, and the field is in TFLOP/s, a rate of computation"),
+        ("1.4 x", "%", "x is a ratio, and the field is in %, a percentage"),
+        ("12 ms", "calls", "ms is a time, and the field is in calls"),
+    ],
+)
+def test_numbers_that_cannot_be_read_say_why(text, unit, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        number_in(text, unit)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +479,12 @@ def test_numbers_as_people_write_them(text, unit, number):
     ],
 )
 def test_how_close_is_right(written, right, agrees):
-    assert close(number_in(written, ""), written, right) == agrees
+    assert number_in(written, "").agrees_with(right) == agrees
+
+
+def test_rounding_is_converted_with_the_number():
+    assert number_in("0.76 s", "ms").agrees_with(764.0, 0)
+    assert not number_in("0.76 s", "ms").agrees_with(766.0, 0)
 
 
 def test_names_are_compared_without_their_dress():
@@ -411,7 +497,7 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
     made = scratch / "made"
     for number in exercises():
         (made / f"exercise_{number}").mkdir(parents=True)
-        (made / f"exercise_{number}" / "answers.json").write_text(str(number))
+        (made / f"exercise_{number}" / f"answers_{number}.json").write_text(str(number))
     project = scratch / "project"
     (project / "exercises" / "pictures").mkdir(parents=True)
     monkeypatch.setattr(workshop.pages, "PROJECT", project)
@@ -427,3 +513,132 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
     assert run_command(record, str(made), "laptop") == 0
     assert (project / "benchmarks" / "results" / "laptop" / "exercise_9.json").read_text() == "9"
     assert (project / "exercises" / "pictures" / "roofline.png").is_file()
+
+
+# ---- Handouts, and a class of them --------------------------------------------------------------------------------
+
+
+def test_handouts_have_every_field_and_no_answer(scratch, command):
+    assert command(run_exercise, "all", "--blank", "handouts")[::2] == (0, "")
+    for number, exercise in exercises().items():
+        text = Path(f"handouts/worksheet_{number}.md").read_text()
+        found = [field for field in fields(text) if not field.id.startswith("R.")]
+        assert [(f.id, f.unit) for f in found] == [(f.id, f.unit) for f in fields(worksheet(exercise.text))]
+        assert all(field.is_blank or not field.is_checked for field in fields(text))
+        assert "## Questions" in text
+        assert not re.search(r"answers/|\]\(|\[\[\[cog", text)
+
+
+def test_a_handout_is_never_written_over(scratch, command):
+    assert command(run_exercise, "3", "--blank", ".")[0] == 0
+    Path("worksheet_3.md").write_text("mine")
+    code, _, err = command(run_exercise, "all", "--blank", ".")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "worksheet_3.md exists" in err
+    assert [path.name for path in scratch.glob("*.md")] == ["worksheet_3.md"]
+    assert Path("worksheet_3.md").read_text() == "mine"
+
+
+def test_results_of_two_exercises_in_one_folder(results, command):
+    """Neither the sheets of the other nor what a learner wrote are touched."""
+    recorded(1)
+    Path("worksheet_9.md").write_text("mine")
+    for number in ("1", "9"):
+        assert command(run_exercise, number, "--results", ".")[0] == 0
+    assert {path.name for path in results.glob("*.md")} == {"answers_1.md", "answers_9.md", "worksheet_9.md"}
+    assert Path("worksheet_9.md").read_text() == "mine"
+
+
+def put(path: str, **values: str) -> None:
+    """The handout of exercise 9 with values in the fields 9.N: f1="12 ms"; x20="x" ticks 9.20."""
+    text = blank(exercises()[9])
+    for name, value in values.items():
+        if name[0] == "f":
+            text = re.sub(rf"^(\| 9\.{name[1:]} \|[^|]*\|[^|]*\|) ____", rf"\1 {value}", text, flags=re.M)
+        elif name[0] == "x":
+            text = text.replace(f"- [ ] **9.{name[1:]}**", f"- [{value}] **9.{name[1:]}**")
+        else:
+            text = text.replace(f"{name.title()}: ____", f"{name.title()}: {value}")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+
+
+ALL = {f"f{i}": "1.5" for i in range(2, 20)}
+
+
+@pytest.fixture
+def sheets(scratch):
+    put("class/anna/worksheet_9.md", f1="100 ms", x20="x", **ALL)
+    put("class/bob.md", name="Bob B.", f1="0.2 s", x20="x", **ALL)
+    put("class/carl.md", f1="50", **ALL)
+    return scratch / "class"
+
+
+def test_a_class_is_summed_up_by_field(sheets, command):
+    code, out, err = command(run_exercise, "--class", "class", "--output-dir", "out")
+    assert (code, err) == (0, "")
+    assert "Exercise 9: measuring well: 3 worksheets" in out
+    assert re.search(r"^ *9\.1 .* ms +3 +100 +50 carl +200 Bob B\. +4\.00x$", out, re.M), out
+    assert re.search(r"^ *9\.20 .* 3 +yes +no: carl +- +1 differ$", out, re.M), out
+    assert "  9.1 right: baseline step: 50 carl, 200 Bob B. (4.00x)" in out
+    assert max(map(len, out.splitlines())) <= 120
+    page = Path("out/class_9.html").read_text()
+    assert re.search(r"<td class=\"apart\">200<small>2\.00x</small></td>", page)
+    assert all(f"<th>{who}</th>" in page for who in ("anna", "Bob B.", "carl"))
+    assert (
+        "| 9.1 | right: baseline step | ms | 3 | 100 | 50 carl | 200 Bob B. | 4.00x |"
+        in Path("out/class_9.md").read_text()
+    )
+
+
+def test_sheets_that_do_not_fit_are_a_line_each(sheets, command):
+    put("class/half.md", f1="90", f2="fast", x21="x")
+    put("class/empty.md")
+    put("class/units.md", f1="12 MB", **ALL)
+    (sheets / "other.md").write_text(blank(exercises()[2]))
+    (sheets / "old.md").write_text((sheets / "carl.md").read_text().replace("| 9.1 |", "| 9.77 |"))
+    (sheets / "notes.md").write_text("nothing\n")
+    code, out, err = command(run_exercise, "--class", "class", "--output-dir", "out")
+    assert (code, err) == (0, "")
+    said = out[: out.index("\n\nExercise 9")].splitlines()
+    assert said == [
+        "class/notes.md: has no worksheet fields; they are rows such as `| 1.1 | ... | unit | ... |`",
+        "empty: left out: nothing is filled in",
+        "half: 17 of 19 fields are blank; only the others count",
+        "half: not read: 9.2 'fast'",
+        "old: left out: of another version of the worksheet: lacks 9.1, has 9.77",
+        "other: left out: exercise 2; run_exercise.py 2 --class sums that one up",
+        "units: not read: 9.1 '12 MB'",
+    ]
+    assert re.search(r"^ *9\.1 .* ms +4 +95 +50 carl", out, re.M)
+    assert re.search(r"^ *9\.20 .* 4 +yes +no: carl, units", out, re.M)  # a box that half.md has not ticked is not a no
+    assert all(line.split(":")[0] in Path("out/class_9.html").read_text() for line in said)
+
+
+@pytest.mark.parametrize(
+    ("flags", "exit_code", "expected"),
+    [
+        ("--class nowhere", 1, "--class nowhere: does not exist"),
+        ("--class empty", 1, "--class: no worksheet was found"),
+        ("3 --class class", 1, "none of the sheets of exercise 3 can be summed up"),
+        ("12 --class class", 2, "there is no exercise 12"),
+        ("all --class class", 2, "--class: needs the number of one exercise"),
+        ("9 --blank a --class class", 2, "--blank: does not go with --class"),
+        ("9 --blank a --results .", 2, "--results: does not go with --blank"),
+        ("9 --blank a --long", 2, "--long: does not go with --blank"),
+        ("--blank a", 2, "give the number of an exercise"),
+    ],
+)
+def test_wrong_flags_of_handouts_and_classes(sheets, command, flags, exit_code, expected):
+    Path("empty").mkdir()
+    code, _, err = command(run_exercise, *flags.split())
+    assert (code, err.count("\n")) == (exit_code, 1)
+    assert expected in err
+
+
+def test_two_sheets_of_one_name(scratch, command):
+    put("a/worksheet_9.md", name="Kim", f1="10", **ALL)
+    put("b/worksheet_9.md", name="Kim", f1="20", **ALL)
+    _, out, _ = command(run_exercise, "--class", "a", "b", "--output-dir", "out")
+    assert "10 Kim (1)" in out
+    assert "20 Kim (2)" in out

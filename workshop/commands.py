@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.console import say
@@ -20,6 +20,7 @@ from harness.errors import UserError
 from harness.files import FOLDERS, kind_of
 from workshop.pages import PROJECT, Block
 
+PROGRESS_S = 15.0  # between two lines about a command that is running
 SERVER_START_S = 180.0  # how long a block that stays open may take to print its address
 
 
@@ -69,28 +70,63 @@ def gpu_kind() -> str | None:
     return "rocm" if torch.version.hip else "cuda"
 
 
-def run_blocks(blocks: list[Block], name: str, folder: Path, log: Path, long: bool = False) -> list[str]:
-    """Run each block that can be run here, its output into the log.  Returns what was skipped: 'line 7 (needs a GPU)'.
+def run_blocks(
+    blocks: list[Block],
+    name: str,
+    folder: Path,
+    log: Path,
+    long: bool = False,
+    known: Mapping[str, float] | None = None,
+) -> list[dict]:
+    """Run each block that can be run here, its output into the log.
 
-    Raises UserError if one fails, with its line on the page and the last line that it printed.
+    known: seconds that blocks took elsewhere, by title, for a guess of the time left.  Returns a row for each block:
+    line, command, seconds, and why it was skipped if it was.  Raises UserError if one fails, with its line on the page
+    and the last line that it printed.
     """
     gpu = gpu_kind()
-    skipped = []
+    reasons = [reason_to_skip(block, gpu, long) for block in blocks]
+    rows: list[dict] = []
     with log.open("a", errors="replace") as output, linked_project(folder):
-        for i, block in enumerate(blocks, 1):
-            reason = reason_to_skip(block, gpu, long)
-            say(f"[{i}/{len(blocks)}] {block.title}" + (f": skipped, {reason}" if reason else ""))
+        for i, (block, reason) in enumerate(zip(blocks, reasons, strict=True)):
+            ahead = [one.title for one, skipped in zip(blocks[i:], reasons[i:], strict=True) if not skipped]
+            note = f": skipped, {reason}" if reason else time_left(rows, ahead, known or {})
+            say(f"[{i + 1}/{len(blocks)}] {block.title}{note}")
+            rows.append({"line": block.line, "command": block.title, "seconds": None, "skipped": reason})
             if reason:
-                skipped.append(f"line {block.line} ({reason})")
                 continue
             print(f"\n$ {block.commands.rstrip()}", file=output, flush=True)
             started = time.monotonic()
             code = run_block(block, folder, output, log)
             if code:
-                last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-1]
-                raise UserError(f"{name}:{block.line}: exit code {code}: {last.strip()[:200]} (output in {log})")
-            say(f"      {time.monotonic() - started:.1f} s")
-    return skipped
+                where = f"{name}:{block.line}: exit code {code}"
+                raise UserError(f"{where}: {last_line(log)[:200]} (output in {log})")
+            rows[-1]["seconds"] = time.monotonic() - started
+            say(f"      {rows[-1]['seconds']:.1f} s")
+    return rows
+
+
+def time_left(done: list[dict], ahead: list[str], known: Mapping[str, float]) -> str:
+    """' (about 2 min left)': the seconds known of the blocks ahead, at the pace of those done; empty if unknown."""
+    if not all(title in known for title in ahead):
+        return ""
+    measured = [(row["seconds"], known[row["command"]]) for row in done if row["seconds"] and row["command"] in known]
+    pace = sum(here for here, _ in measured) / sum(there for _, there in measured) if measured else 1.0
+    return f" (about {duration(pace * sum(known[title] for title in ahead))} left)"
+
+
+def duration(seconds: float) -> str:
+    """45 s, 3 min 20 s"""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def last_line(log: Path) -> str:
+    """The last line that a command printed."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
 
 
 @contextlib.contextmanager
@@ -124,8 +160,12 @@ def shell(commands: str, folder: Path, output) -> Iterator[subprocess.Popen]:
 def run_block(block: Block, folder: Path, output, log: Path) -> int:
     """The exit code of a block.  One that stays open gets a free port; it is 0 once it has printed its address."""
     if block.mark != "stays open":
+        started = time.monotonic()
         with shell(block.commands, folder, output) as process:
-            return process.wait()
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(PROGRESS_S)
+                say(f"      {time.monotonic() - started:.0f} s: {last_line(log)[:100]}")
     offset = log.stat().st_size
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -19,11 +19,10 @@ from harness.tables import Column, markdown_table
 from harness.units import MB
 from studies.sweep import workload_of
 from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
+from workshop.commands import duration
 from workshop.pages import PROJECT, exercises, fields, worksheet
-from workshop.results import Answer, machine
+from workshop.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
 
-MACHINE = "cpu-intel-xeon-2-threads"
-RESULTS = PROJECT / "benchmarks" / "results" / MACHINE
 DEFAULT = TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig())
 MULTI_HEAD = replace(DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads))  # not grouped-query
 BOTH = (DEFAULT, MULTI_HEAD)
@@ -241,17 +240,27 @@ def flags() -> str:
 
 def measured(number: int) -> str:
     """Every field of an exercise's worksheet as filled in on the machine of the stored results, with the evidence."""
-    path = RESULTS / f"exercise_{number}.json"
-    document = read_document(path)
-    rows = []
+    path, document, rows = stored_path(number), stored_answers(number), []
     for field in fields(worksheet(exercises()[number].text)):
         answer = Answer(*(document["answers"][field.id][name] for name in ("value", "evidence")))
         value = {True: "yes", False: "no"}[answer.value] if isinstance(answer.value, bool) else answer.shown
         unit = field.unit if field.is_number and answer.value is not None else ""
         rows.append([field.id, field.label, f"{value} {unit}".strip(), answer.evidence])
     about = f"{machine(document['environment'])}, `python3 run_exercise.py {number}`."
-    link = Path("..") / path.relative_to(PROJECT)
+    link = Path("../..") / path.relative_to(PROJECT)
     return f"{about} [The file]({link}).\n\n" + table(["#", "quantity", "value", "source"], rows, left=4)
+
+
+def commands_take(number: int) -> str:
+    """How long the commands of an exercise took on the machine of the stored results, and which of them longest."""
+    rows = stored_commands(number)
+    if not rows:
+        return "How long the commands take has not been recorded yet."
+    longest, total = max(rows, key=operator.itemgetter("seconds")), sum(row["seconds"] for row in rows)
+    return (
+        f"The commands take {duration(total)} on {machine(stored_answers(number)['environment'])}; "
+        f"the longest is `{longest['command']}` with {duration(longest['seconds'])}."
+    )
 
 
 def run_provenance() -> str:

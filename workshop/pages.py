@@ -106,6 +106,15 @@ class Field:
         return self.value.lower() == "x"
 
     @property
+    def is_blank(self) -> bool:
+        return self.unit != YES_NO and not self.value.strip("_ ")
+
+    @property
+    def shown(self) -> str:
+        """What is filled in, in words."""
+        return ("yes" if self.is_checked else "no") if self.unit == YES_NO else "-" if self.is_blank else self.value
+
+    @property
     def expected(self) -> str:
         """What belongs there, in words."""
         if self.unit == YES_NO:
@@ -118,11 +127,10 @@ class Field:
 def fields(text: str) -> list[Field]:
     """Every field of a worksheet, in order.  Raises UserError if one appears twice."""
     found: dict[str, Field] = {}
-    fenced = generated = False
+    fenced = False
     for number, line in enumerate(text.splitlines(), 1):
         fenced ^= line.lstrip().startswith("```")
-        generated = (generated or "[[[cog" in line) and "[[[end]]]" not in line  # the answers of another machine
-        match = None if fenced or generated else ROW.match(line) or CHECKBOX.match(line)
+        match = None if fenced else ROW.match(line) or CHECKBOX.match(line)
         if match:
             field = Field(**{"unit": YES_NO} | {k: v.strip() for k, v in match.groupdict().items()}, line=number)
             if field.id in found:

@@ -28,7 +28,9 @@ def main() -> None:
     parser.add_argument("name", help="of the machine, such as cpu-intel-xeon-2-threads")
     args = parser.parse_args()
     results, pictures = PROJECT / "benchmarks" / "results" / args.name, PROJECT / "exercises" / "pictures"
-    targets = {f"exercise_{number}/answers.json": results / f"exercise_{number}.json" for number in exercises()}
+    targets = {
+        f"exercise_{number}/answers_{number}.json": results / f"exercise_{number}.json" for number in exercises()
+    }
     targets["baseline_results_*/performance_summary.json"] = results / "run_baseline.json"
     targets["baseline_results_*/training_output.log"] = results / "run_baseline.log"
     targets |= {name: pictures / Path(name).name for name in PICTURES}

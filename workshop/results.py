@@ -11,8 +11,10 @@ from pathlib import Path
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.units import MB
-from workshop.pages import Exercise, exercises
+from workshop.pages import PROJECT, Exercise, exercises
 
+MACHINE = "cpu-intel-xeon-2-threads"  # the one that the documentation quotes
+RESULTS = PROJECT / "benchmarks" / "results" / MACHINE
 TOLERANCE = 0.02  # relative, of a number that was read from a screen
 PERCENT = 0.01  # the scale of a share
 UNITS = {MB: " in MB", 2**10: " in KB"}  # by scale
@@ -80,6 +82,23 @@ def ratio(over: Answer, under: Answer) -> Answer:
 
 def percent(part: Answer, whole: Answer) -> Answer:
     return derived(lambda a, b: 100.0 * a / b, part, whole, sign=" / ")
+
+
+# ---- Stored results -------------------------------------------------------------------------------------------------
+
+
+def stored_answers(number: int) -> dict:
+    """answers_N.json of the machine whose results the documentation quotes."""
+    return read_document(stored_path(number)) or {}
+
+
+def stored_path(number: int) -> Path:
+    return RESULTS / f"exercise_{number}.json"
+
+
+def stored_commands(number: int) -> list[dict]:
+    """The shell blocks of the exercise that ran there, each an ExerciseCommand; empty if that was not recorded."""
+    return [row for row in stored_answers(number).get("commands") or [] if row["seconds"] is not None]
 
 
 # ---- Documents ----------------------------------------------------------------------------------------------------

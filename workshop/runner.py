@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from datetime import datetime
 from pathlib import Path
@@ -9,20 +10,39 @@ from pathlib import Path
 from harness.console import say
 from harness.errors import UserError, explain_error
 from harness.files import explain_nulls, make_folder, unused_folder, write_bytes, write_json
-from harness.tables import column, text_table
+from harness.tables import Column, column, text_table
 from studies.sweep import text_columns
+from workshop.class_summary import (
+    as_markdown,
+    as_page,
+    chosen_exercise,
+    comparable,
+    field_rows,
+    find_sheets,
+    screen_columns,
+)
 from workshop.commands import run_blocks
 from workshop.pages import Exercise, exercises, shell_blocks
-from workshop.results import Results, machine
-from workshop.worksheets import answers, check, fields_of, filled, read_completed
+from workshop.results import TOLERANCE, Results, machine, stored_commands
+from workshop.worksheets import answers, blank, check, fields_of, filled, read_completed
+
+
+def sheet_file(exercise: Exercise) -> str:
+    """The worksheet as filled in here; a learner's own is worksheet_N.md, and is never written to."""
+    return f"answers_{exercise.number}.md"
+
+
+def answers_file(exercise: Exercise) -> str:
+    return f"answers_{exercise.number}.json"
 
 
 def run_one(exercise: Exercise, folder: Path | None, long: bool) -> Path:
     """Run every block that can be run here, then fill in the worksheet.  Returns the folder."""
     folder = new_folder(folder, f"exercise_{exercise.number}_results")
     say(exercise.title, f"Folder: {folder}")
-    skipped = run_blocks(shell_blocks(exercise.text), exercise.name, folder, folder / "commands.log", long)
-    fill_from(exercise, folder, f" Skipped: {', '.join(skipped)}." if skipped else "")
+    known = {row["command"]: row["seconds"] for row in stored_commands(exercise.number)}
+    rows = run_blocks(shell_blocks(exercise.text), exercise.name, folder, folder / "commands.log", long, known)
+    fill_from(exercise, folder, rows)
     return folder
 
 
@@ -34,7 +54,7 @@ def run_all(folder: Path | None, long: bool) -> None:
         started = time.monotonic()
         row = {"exercise": exercise.name, "status": "ok", "worksheet": None}
         try:
-            row["worksheet"] = run_one(exercise, folder / f"exercise_{exercise.number}", long) / "worksheet.md"
+            row["worksheet"] = run_one(exercise, folder / f"exercise_{exercise.number}", long) / sheet_file(exercise)
         except UserError as error:
             row["status"] = f"failed: {explain_error(error)[0]}"
             say(row["status"])
@@ -47,52 +67,105 @@ def run_all(folder: Path | None, long: bool) -> None:
         raise UserError(f"{failed} of {len(rows)} exercises failed; see the table")
 
 
-def fill_from(exercise: Exercise, folder: Path, skipped: str = "") -> None:
-    """Write worksheet.md and answers.json.  Raises UserError if results are missing or of another exercise."""
+def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = None) -> None:
+    """Write answers_N.md and answers_N.json.  commands: the rows of run_blocks(), or None if they were run by hand.
+
+    Raises UserError if results are missing or of another exercise.
+    """
     results = results_in(folder, exercise)
     found = answers(results)
     if results.environment is None:
         raise UserError(f"--results {folder}: none of its documents names a device")
+    left_out = [f"line {row['line']} ({row['skipped']})" for row in commands or [] if row["skipped"]]
+    skipped = f" Skipped: {', '.join(left_out)}." if left_out else ""
     # The command line is that of only one of the commands.
     environment = {name: value for name, value in results.environment.items() if name != "command_line"}
     about = [
         f"Measured on: {machine(environment)}.  ",
         f"Commands: the shell blocks of {exercise.name}, in order.{skipped} The column `source` gives file and field.",
     ]
-    write_bytes(folder / "worksheet.md", filled(exercise, found, about).encode())
+    write_bytes(folder / sheet_file(exercise), filled(exercise, found, about).encode())
     rows = {
         name: explain_nulls({"value": answer.value}, answer.evidence) | {"evidence": answer.evidence}
         for name, answer in found.items()
     }
     document = {"exercise": exercise.number, "text": exercise.name, "environment": environment, "answers": rows}
-    write_json(folder / "answers.json", document)
+    times = None if commands is None else [command_row(row) for row in commands]
+    document |= explain_nulls({"commands": times}, "the commands were run by hand")
+    write_json(folder / answers_file(exercise), document)
     known = sum(answer.value is not None for answer in found.values())
     others = "; the others have a reason" if known < len(found) else ""
     say("", f"Filled in: {known} of {len(found)} fields{others}", "Files:")
-    say(*(f"  {folder / name}" for name in ("worksheet.md", "answers.json")))
+    say(*(f"  {folder / name}" for name in (sheet_file(exercise), answers_file(exercise))))
 
 
-def check_worksheet(path: Path, folder: Path | None) -> None:
-    """Print a row for each field.  Raises UserError if one is blank, of the wrong kind, or differs from the results."""
+def command_row(row: dict) -> dict:
+    """An ExerciseCommand, of a row of run_blocks()."""
+    return {"command": row["command"]} | explain_nulls({"seconds": row["seconds"]}, row["skipped"])
+
+
+def check_worksheet(path: Path, folder: Path | None) -> bool:
+    """Print a row for each field, then what is wrong, in a line each.  Returns whether all are right."""
     exercise, found = read_completed(path)
-    where = folder or (path.parent if (path.parent / "answers.json").is_file() else Path("."))
-    rows, problems = check(found, fields_of(exercise), answers(results_in(where, exercise)), str(path))
+    beside = path.parent / answers_file(exercise)
+    where = folder or (path.parent if beside.is_file() else Path("."))
+    rows = check(found, fields_of(exercise), answers(results_in(where, exercise)), str(path))
     columns = (
         column("#", "id"),
-        column("quantity", "label", left=True),
-        column("your value", "yours"),
-        column("results", "results"),
+        short_column("quantity", "label", 52, left=True),
+        short_column("your value", "yours", 20),
+        short_column("results", "results", 20),
         column("", "verdict", left=True),
     )
     say(f"Exercise {exercise.number}, results in {where}", "", *text_table(columns, rows))
-    if problems:
-        say("", *problems)
-    counted = [row for row in rows if not row["verdict"].startswith("not checked")]
+    problems = [row["problem"] for row in rows if row["problem"]]
+    say(*(["", *problems] if problems else []))
+    counted = [row for row in rows if row["verdict"] != "not checked"]
     right = sum(row["verdict"] == "right" for row in counted)
-    say("", f"{right} of {len(counted)} right")
-    if right < len(counted):
-        wrong = f"{len(counted) - right} of {len(counted)}"
-        raise UserError(f"{path}: {wrong} fields are blank, missing or differ from the results")
+    unknown = len(rows) - len(counted)
+    say("", f"{right} of {len(counted)} right" + (f"; {unknown} cannot be known on that machine" if unknown else ""))
+    return right == len(counted)
+
+
+def write_blank(chosen: list[Exercise], folder: Path) -> None:
+    """Write worksheet_N.md of each exercise.  Raises UserError, before anything is written, if one exists."""
+    make_folder(folder)
+    targets = {folder / f"worksheet_{exercise.number}.md": exercise for exercise in chosen}
+    for path in targets:
+        if path.exists():
+            raise UserError(f"--blank {folder}: {path} exists, and somebody may have filled it in; use another folder")
+    for path, exercise in targets.items():
+        write_bytes(path, blank(exercise).encode())
+    say("Files:", *(f"  {path}" for path in targets))
+
+
+def sum_up_class(places: list[Path], number: int | None, folder: Path | None) -> None:
+    """Print how the sheets in these folders differ, and write class_N.md and class_N.html."""
+    for place in places:
+        if not place.exists():
+            raise UserError(f"--class {place}: does not exist")
+    sheets, refused = find_sheets(places)
+    exercise = chosen_exercise(sheets, number)
+    sheets, lines = comparable(sheets, exercise)
+    lines = refused + lines
+    say(*lines)
+    if not sheets:
+        raise UserError(f"--class: none of the sheets of exercise {exercise.number} can be summed up; see above")
+    rows = field_rows(sheets, exercise)
+    folder = new_folder(folder, f"class_{exercise.number}_results")
+    paths = [folder / f"class_{exercise.number}.{suffix}" for suffix in ("md", "html")]
+    for path, write in zip(paths, (as_markdown, as_page), strict=True):
+        write_bytes(path, write(exercise, sheets, rows, lines).encode())
+    say("", f"{exercise.title}: {len(sheets)} worksheets", *text_table(screen_columns(), rows))
+    furthest = sorted((row for row in rows if row["by"] > TOLERANCE), key=lambda row: -row["by"])[:3]
+    say(*(["", "Furthest apart:"] if furthest else []))
+    say(*(f"  {row['id']} {row['label']}: {row['lowest']}, {row['highest']} ({row['apart']})" for row in furthest))
+    say("", "Files:", *(f"  {path}" for path in paths))
+
+
+def short_column(title: str, key: str, width: int, left: bool = False) -> Column:
+    """Text of at most this width."""
+    return Column(title, lambda row: textwrap.shorten(row.get(key, "-"), width, placeholder=" ..."), left=left)
 
 
 def results_in(folder: Path, exercise: Exercise) -> Results:

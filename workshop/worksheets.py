@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from harness.errors import UserError
-from workshop.pages import CHECKBOX, GUIDE, ROW, YES_NO, Exercise, Field, exercises, fields, worksheet
-from workshop.results import TOLERANCE, Answer, Results
+from workshop.pages import BLANK, CHECKBOX, GUIDE, ROW, YES_NO, Exercise, Field, exercises, fields, worksheet
+from workshop.results import Answer, Results
 from workshop.template import template_answers
+from workshop.values import choice, number_in
 
+WHERE_SAYS = "`where` names a line on the screen, or a key of a JSON file in the folder above the table."
 TEMPLATE_HEADING = "## Results template"
 
 
@@ -28,11 +30,28 @@ def fields_of(exercise: Exercise) -> dict[str, Field]:
     return {field.id: field for field in both}
 
 
+def blank(exercise: Exercise) -> str:
+    """worksheet_N.md, a handout: the results template if the exercise fills it in, the worksheet, the questions."""
+    lines = [f"# {exercise.title}: worksheet", "", f"Name: {BLANK}", "", f"Machine: {BLANK}", ""]
+    lines += [
+        WHERE_SAYS,
+        "",
+        "A number may have a unit. `python3 run_exercise.py --check FILE --results FOLDER` checks this file, FILE,",
+        "against the results of the commands, in FOLDER.",
+        "",
+    ]
+    if hasattr(importlib.import_module(f"workshop.answers.exercise_{exercise.number}"), "TEMPLATE"):
+        lines += ["## Results", "", worksheet(GUIDE.read_text(), TEMPLATE_HEADING)]
+    questions = re.sub(r"\n\[The answers\]\(.*", "", worksheet(exercise.text, "## Questions"), flags=re.S)
+    text = "\n".join([*lines, "## Worksheet", "", worksheet(exercise.text), "## Questions", "", questions])
+    return re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", text)  # links are of use beside the exercise only
+
+
 # ---- Filling in ---------------------------------------------------------------------------------------------------
 
 
 def filled(exercise: Exercise, found: dict[str, Answer], about: list[str]) -> str:
-    """worksheet.md: title, device and commands, the results template if it has answers, the worksheet."""
+    """answers_N.md: title, device and commands, the results template if it has answers, the worksheet."""
     lines = [f"# {exercise.title}: worksheet", "", *about, ""]
     if any(name.startswith("R.") for name in found):
         lines += ["## Results", "", *fill(worksheet(GUIDE.read_text(), TEMPLATE_HEADING), found), ""]
@@ -54,11 +73,16 @@ def fill(text: str, found: dict[str, Answer]) -> Iterable[str]:
             yield f"{line[: checkbox.start('value')]}{mark}{line[checkbox.end('value') :]}"
             yield f"  - {prefix}{answer.evidence}"
         elif re.match(r"^\| # \|", line):
-            yield f"{line} source |"
+            yield f"{first_cells(line)} source |"
         elif re.match(r"^\|[ :|-]+\|$", line):
-            yield f"{line} --- |"
+            yield f"{first_cells(line)} --- |"
         elif not line.startswith("<!--"):
             yield line
+
+
+def first_cells(line: str) -> str:
+    """The cells of a field; the one that says where to look gives way to the source."""
+    return "|".join(line.split("|")[:5]) + "|"
 
 
 # ---- Checking -----------------------------------------------------------------------------------------------------
@@ -88,84 +112,52 @@ def exercise_of(number: int, name: str) -> Exercise:
     return known[number]
 
 
-def check(
-    found: list[Field], known: dict[str, Field], answers: dict[str, Answer], name: str
-) -> tuple[list[dict], list[str]]:
-    """Compare the fields found in the file `name` with the answers.
+def check(found: list[Field], known: dict[str, Field], answers: dict[str, Answer], name: str) -> list[dict]:
+    """A row for each field found in the file `name`, and for each that is missing.
 
-    Returns a row for each field that is checked or missing, and a line for each that cannot be compared.
+    `problem` says what is wrong: expected, given, and where to look; None for a field that is right or unknown here.
     """
-    rows, problems = [], []
+    rows = []
     for field in found:
         place = f"{name}:{field.line}: {field.id}"
         if field.id not in known:
-            rows.append({"id": field.id, "yours": field.value, "verdict": "not a field"})
-            problems.append(f"{place} is not a field of the exercise")
+            problem = f"{place} is not a field of the exercise"
+            rows.append({"id": field.id, "yours": field.value, "verdict": "not a field", "problem": problem})
         elif field.id in answers:
             answer, label = answers[field.id], known[field.id].label
-            yours, results = field.value or "-", answer.shown
-            if field.unit == YES_NO:
-                yours, results = ({True: "yes", False: "no", None: "-"}[v] for v in (field.is_checked, answer.value))
             verdict, problem = judge(field, known[field.id], answer)
-            rows.append({"id": field.id, "label": label, "yours": yours, "results": results, "verdict": verdict})
-            if problem:
-                problems.append(f"{place} {label}: {problem}")
+            row = {"id": field.id, "label": label, "yours": field.shown, "results": shown(answer), "verdict": verdict}
+            rows.append(row | {"problem": problem and f"{place} {label}: {problem}; see {answer.evidence}"})
     present = {field.id for field in found}
     for field in known.values():
         if field.id in answers and field.id not in present and not field.id.startswith("R."):
-            rows.append({"id": field.id, "label": field.label, "verdict": "missing"})
-            problems.append(f"{name}: {field.id} {field.label}: is missing; expected {field.expected}")
-    return rows, problems
+            problem = f"{name}: {field.id} {field.label}: is missing; expected {field.expected}"
+            rows.append({"id": field.id, "label": field.label, "verdict": "missing", "problem": problem})
+    return rows
+
+
+def shown(answer: Answer) -> str:
+    """The answer as a person would write it."""
+    return {True: "yes", False: "no"}[answer.value] if isinstance(answer.value, bool) else answer.shown
 
 
 def judge(field: Field, known: Field, answer: Answer) -> tuple[str, str | None]:
-    """The verdict, and a message if the value is blank or not of the expected kind."""
+    """The verdict, and what is wrong with the value: blank, of the wrong kind, or different."""
+    right = shown(answer)
     if answer.value is None:
-        return f"not checked: {answer.evidence}", None
+        return "not checked", None
     if known.unit == YES_NO:
         agrees = field.is_checked == answer.value
-    elif not field.value.strip("_ "):
+    elif field.is_blank:
         return "blank", f"is blank; expected {known.expected}"
     elif known.is_number:
-        number = number_in(field.value, known.unit)
-        if number is None:
-            return "not a number", f"expected {known.expected}, found {field.value!r}"
-        agrees = close(number, field.value, float(answer.value), answer.tolerance)
+        right += f" {known.unit}"
+        try:
+            agrees = number_in(field.value, known.unit).agrees_with(float(answer.value), answer.tolerance)
+        except ValueError as error:
+            return "not read", f"expected {known.expected}; {error}"
+    elif known.choices and choice(field.value) not in map(choice, known.choices):
+        return "not read", f"expected {known.expected}; given {field.value!r}"
     else:
-        if known.choices and choice(field.value) not in map(choice, known.choices):
-            return "not one of the choices", f"expected {known.expected}, found {field.value!r}"
         agrees = choice(field.value) == choice(str(answer.value))
-    return "right" if agrees else f"wrong: {answer.evidence}", None
-
-
-NUMBER = re.compile(
-    r"^[~≈]?\s*(?P<number>[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:(?<=\d)[eE][-+]?\d+)?)\s*(?P<unit>.*)$"
-)
-
-
-def number_in(text: str, unit: str) -> float | None:
-    """The number in a field, which its unit may follow; None for anything else."""
-    match = NUMBER.match(text.strip())
-    if not match or not re.search(r"\d", match["number"]):
-        return None
-    if match["unit"].strip().casefold() not in ("", unit.casefold()):
-        return None
-    return float(match["number"].replace(",", ""))
-
-
-def close(number: float, written: str, right: float, tolerance: float = TOLERANCE) -> bool:
-    """Equal within the precision of a displayed number: 2%, or half a unit of the last digit if there are several."""
-    match = re.search(r"[\d,]*(?:\.(\d+))?", written.lstrip("~≈ +-"))
-    significant = match[0].replace(",", "").replace(".", "").strip("0") if match else ""
-    last = 0.5 * 10.0 ** -len(match[1] or "") if len(significant) > 1 and "e" not in written.lower() else 0.0
-    return abs(number - right) <= max(tolerance * abs(right), last * 1.0001)
-
-
-def choice(text: str) -> str:
-    """A choice in a form that can be compared: `Compute-bound` is `compute`."""
-    return plain(text).removesuffix("bound")
-
-
-def plain(text: str) -> str:
-    """A name without case, punctuation and the prefix aten::."""
-    return re.sub(r"[\s`*_-]+", "", text.casefold()).removeprefix("aten::")
+    return ("right", None) if agrees else ("wrong", f"expected {right}, given {field.shown}")

@@ -1,0 +1,85 @@
+"""The first command that somebody types, with an interpreter that lacks the packages."""
+
+import os
+import shutil
+import sys
+
+import pytest
+from helpers import PROJECT, finish, start
+
+from workshop.pages import GUIDE, shell_blocks
+
+COMMANDS = sorted(path.name for path in PROJECT.glob("*.py"))
+BARE = (sys.executable, "-S")  # without site-packages
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of the project, without .venv."""
+    for name in ("harness", "analysis", "studies", "workshop"):
+        shutil.copytree(PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in COMMANDS:
+        shutil.copy(PROJECT / name, tmp_path)
+    return tmp_path
+
+
+def make_venv(project, script: str):
+    python = project / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_without_venv_one_line_says_what_to_do(project, name):
+    code, out = finish(start(*BARE, name, "--help", cwd=project))
+    assert (code, out.count("\n")) == (1, 1), out
+    assert out.startswith(f"{name}: error: {sys.executable}: no torch; ./run_baseline.sh")
+    assert "source .venv/bin/activate" in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_venv_beside_the_script_takes_over(project, name):
+    """With the same arguments, from any folder; one line says so."""
+    python = make_venv(project, 'echo "$@"; exit 3')
+    (project / "elsewhere").mkdir()
+    code, out = finish(start(*BARE, f"../{name}", "--seed", "a b", cwd=project / "elsewhere"))
+    said, given = out.splitlines()
+    assert (code, given) == (3, f"-S ../{name} --seed a b")
+    assert said == f"{name}: {sys.executable}: no torch; continuing with {python}"
+
+
+def test_help_answers_from_the_venv(project):
+    make_venv(project, f'shift; exec {sys.executable} "$@"')
+    code, out = finish(start(*BARE, "run_exercise.py", "--help", cwd=project))
+    assert code == 0, out
+    assert "usage: run_exercise.py" in out
+
+
+def test_a_venv_that_lacks_them_too_does_not_start_a_loop(project):
+    make_venv(project, f'exec {sys.executable} "$@"')
+    code, out = finish(start(*BARE, "compare_runs.py", cwd=project))
+    assert (code, out.count("\n")) == (1, 2), out
+    assert "error" in out.splitlines()[1]
+
+
+def test_a_module_is_handed_over_as_a_module(project):
+    make_venv(project, 'echo "$@"')
+    code, out = finish(start(*BARE, "-m", "workshop.record", "a", cwd=project, env={"PYTHONPATH": os.fspath(project)}))
+    assert (code, out.splitlines()[1]) == (0, "-S -m workshop.record a")
+
+
+def test_the_check_of_the_guide(project):
+    """As typed, with an interpreter that has no PyTorch."""
+    (block,) = (
+        block.commands for block in shell_blocks(GUIDE.read_text()) if "get_device_properties" in block.commands
+    )
+    typed = ("bash", "-c", block.replace("python3", " ".join(BARE)))
+    code, out = finish(start(*typed, cwd=project))
+    assert (code, out.count("\n")) == (1, 1), out
+    make_venv(project, f'shift; exec {sys.executable} "$@"')
+    code, out = finish(start(*typed, cwd=project))
+    assert code == 0, out
+    assert "continuing with" in out.splitlines()[0]
+    assert out.splitlines()[1].startswith("PyTorch 2")
