@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from analysis.fake_run import fake_forward, fake_step
-from analysis.hardware.datasheets import DATASHEETS
+from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.prediction import PERSISTENT_BYTES_PER_PARAM, predicted_memory
 from analysis.traffic import WorkCounter
-from harness.documents import read_document
 from harness.memory_tracker import MemoryTracker
 from harness.units import MB
 from studies.sweep import workload_of
-from workshop.numbers import DEFAULT, RESULTS, table
-from workshop.pages import exercises, fields, worksheet
-from workshop.results import Answer, significant
+from workshop.numbers import DEFAULT, table
+from workshop.results import significant
 
 SIZES = ("tiny", "small", "medium", "large", "very_large")
 FASTEST = ("AMD Instinct MI300X", "NVIDIA H100 80GB HBM3")
@@ -61,21 +59,32 @@ def _work_of_layer(size: str):
 
 
 def layer_parts() -> str:
-    """Operators, bytes and operations per byte of each part of a layer."""
+    """Operators, bytes, operations per byte and limit of each part of a layer."""
+    device = next(row for row in DEVICES if "MI300X" in row.name)
     tiny, large = _work_of_layer("tiny"), _work_of_layer("large")
     rows = []
     for part in [*tiny.index, None]:
-        ours, theirs = (work.sum() if part is None else work.loc[part] for work in (tiny, large))
-        cells = [f"{ours['calls']}", f"{ours['flops']:,}", f"{ours['bytes'] / MB:.1f}"]
-        cells += [f"{work['operations'] / work['bytes']:.1f}" for work in (ours, theirs)]
-        rows.append([part, *cells] if part else ["**one layer**", *(f"**{cell}**" for cell in cells)])
+        both = [work.loc[part] if part else work.sum() for work in (tiny, large)]
+        intensities = [work["operations"] / work["bytes"] for work in both]
+        limits = ["compute" if intensity > ridge_point(device, "fp32") else "memory" for intensity in intensities]
+        cells = [f"{both[0]['calls']}", f"{both[0]['flops']:,}", f"{both[0]['bytes'] / MB:.1f}"]
+        cells += [f"{intensity:.1f}" for intensity in intensities]
+        rows.append([part, *cells, " / ".join(limits)] if part else ["**one layer**", *cells, ""])
     titles = ["part", "operators", "FLOPs of matmuls", "bytes moved, MB", "FLOPs/byte", "FLOPs/byte in `large`"]
-    return table(titles, rows)
+    return table([*titles, "limit on an MI300X in fp32"], rows)
+
+
+def ridge_point(device: Datasheet, precision: str) -> float:
+    """FLOPs per byte."""
+    return 1e3 * getattr(device, precision) / device.bandwidth
 
 
 def ridge_points() -> str:
     """The intensity from which on a device is limited by compute, by precision, from its datasheet."""
-    rows = [[row.name, *(f"{1e3 * rate / row.bandwidth:.0f}" for rate in (row.fp32, row.bf16))] for row in DEVICES]
+    rows = []
+    for device in DEVICES:
+        name = device.name + (", one of its two GCDs" if "MI250" in device.name else "")
+        rows.append([name, *(f"{ridge_point(device, precision):.0f}" for precision in ("fp32", "bf16"))])
     return table(["device", "ridge point in fp32, FLOPs/byte", "in bf16"], rows)
 
 
@@ -167,16 +176,3 @@ def batch_bounds(gigabytes: Sequence[int] = (16, 24, 80, 192)) -> str:
             cells.append(f"{int(room / per_sample) if fits else 0:,}")
         rows.append([name, f"{workload.seq_len:,}", f"{workload.batch_size}", *cells])
     return table(["size", "tokens", "its batch", *(f"at most in {size} GB" for size in gigabytes)], rows)
-
-
-def in_figures(number: int, ids: str) -> str:
-    """Fields of an exercise's worksheet in a sentence, as recorded on the machine of the stored results."""
-    answers = read_document(RESULTS / f"exercise_{number}.json")["answers"]
-    shown = []
-    for field in fields(worksheet(exercises()[number].text)):
-        if field.id in ids.split():
-            answer = Answer(answers[field.id]["value"], "")
-            unit = f" {field.unit}" if field.is_number and answer.value is not None else ""
-            shown.append(f"{field.label} {answer.shown}{unit} ({field.id})")
-    text = "In figures, on the machine of the results above: " + "; ".join(shown) + "."
-    return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
