@@ -106,13 +106,18 @@ def shapes() -> str:
     return text_block(text)
 
 
+def layer_parameters(config: TinyLlamaConfig) -> int:
+    return sum(count(config) for _, _, count in PARAMETERS[1:5])
+
+
 PARAMETERS = (
     ("embedding", "V x D", lambda c: c.vocab_size * c.hidden_dim),
     ("one layer: two norms", "2 D", lambda c: 2 * c.hidden_dim),
     ("one layer: q_proj, o_proj", "2 of D x D", lambda c: 2 * c.hidden_dim**2),
     ("one layer: k_proj, v_proj", "2 of D x K E", lambda c: 2 * c.hidden_dim * c.kv_dim),
     ("one layer: gate, up, down", "3 of D x D_ff", lambda c: 3 * c.hidden_dim * c.intermediate_dim),
-    ("L layers", "", lambda c: c.n_layers * sum(count(c) for _, _, count in PARAMETERS[1:5])),
+    ("one layer: total", "", lambda c: layer_parameters(c)),
+    ("L layers", "", lambda c: c.n_layers * layer_parameters(c)),
     ("norm", "D", lambda c: c.hidden_dim),
     ("lm_head", "D x V, not tied to the embedding", lambda c: c.hidden_dim * c.vocab_size),
 )
