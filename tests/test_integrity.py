@@ -88,7 +88,13 @@ def run_on(device: dict, disturbance: str = "none seen", waited=(0.0, 0.0)) -> d
     }
     reasons = [] if disturbance == "none seen" else [disturbance]
     return {
-        "environment": {"device": device},
+        "environment": {
+            "device": device,
+            "host": "elsewhere",
+            "packages": {"torch": "2.13"},
+            "cpu": {"torch_threads": 2},
+        },
+        "config": {"model": {}, "training": {"precision": "fp32"}, "profiling": {}},
         "steps": steps,
         "disturbance": {"disturbed": bool(reasons), "reasons": reasons},
     }
