@@ -1,8 +1,9 @@
-"""Figures of a profile, from its JSON documents alone."""
+"""Figures of a profile, from its JSON documents alone, and what all figures share: titles, axes, labels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import matplotlib
@@ -10,32 +11,29 @@ import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
+from analysis.palette import GREY, MEMORY, color_of, hatch_of, in_order, text_color
 from analysis.wording import shortened
 
 WIDTH = 10.5  # inches
-PALETTE = (
-    "#4e79a7 #f28e2b #59a14f #e15759 #b07aa1 #76b7b2 #edc948 #ff9da7 #9c755f #a0cbe8 #ffbe7d #8cd17d #d4a6c8 #86bcb6 "
-    "#f1ce63 #fabfd2 #d7b5a6 #499894 #d37295 #79706e"
-).split()
-GREY = {"idle": "#e6e6e6", "framework overhead": "#9a9a9a", "unattributed": "#404040", "other": "#c8c8c8"}
-IDLE_GREYS = ["#d9d9d9", "#bfbfbf", "#a6a6a6", "#8c8c8c", "#737373", "#595959", "#404040"]
-PHASE_COLORS = {"data": "#edc948", "forward": "#4e79a7", "backward": "#f28e2b", "optimizer": "#59a14f"}
+SEAM = (1, 1, 1, 0.6)  # between segments, and of their hatching
+IDLE_GREYS = ["#e6e6e6", "#cccccc", "#b3b3b3", "#999999", "#808080", "#666666", "#4d4d4d"]
+
+# ---- Titles, axes and labels ---------------------------------------------------------------------------------------
 
 
-def colors_of(analysis: dict) -> dict[str, str]:
-    """A color for each component, the same in every figure; the smallest get none if there are too many."""
-    named = [row["component"] for row in analysis["components"] if row["component"] not in GREY]
-    return GREY | dict(zip(named, PALETTE, strict=False))
+def entitle(figure: Figure, title: str, about: str) -> None:
+    """A title of what is shown, and below it what was run."""
+    figure.suptitle(f"{title}\n{shortened(about, 150)}" if about else title, x=0.01, ha="left", fontsize=10)
 
 
-def new_axes(title: str, height: float):
+def new_axes(title: str, height: float, about: str):
     """A figure with one pair of axes, without frame; height in inches."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots()
     bare(axes)
-    axes.set_title(title, loc="left", fontsize=11)
+    entitle(figure, title, about)
     return figure, axes
 
 
@@ -44,158 +42,251 @@ def bare(axes) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def log_axes(axes) -> None:
-    """Both axes logarithmic, labeled with plain numbers: under plain_text() powers would appear as source text."""
-    axes.set(xscale="log", yscale="log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter(NullFormatter())
+class PlainLogLocator(Locator):
+    """Three to eight ticks of a logarithmic axis at round numbers, however short or long it is."""
+
+    def __call__(self):
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin, vmax):
+        low, high = sorted((vmin, vmax))
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        for mantissas in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+            ticks = [m * 10.0**k for k in range(first, last + 1) for m in mantissas if low <= m * 10.0**k <= high]
+            if len(ticks) >= 3:
+                return ticks[:: math.ceil(len(ticks) / 8)]
+        return [tick for tick in MaxNLocator(5, min_n_ticks=3).tick_values(low, high) if low <= tick <= high]
 
 
-def breakdown_figure(analysis: dict) -> Figure:
+def log_axis(axis, ticks: Sequence[float] = ()) -> None:
+    """A logarithmic axis, labeled with plain numbers; ticks: where they are, by default at round numbers."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(FixedLocator(ticks) if len(ticks) else PlainLogLocator())
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda x, _: f"{x:,.6g}" if 1e-3 <= x < 1e6 else f"{x:.3g}")
+
+
+def step_axis(axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("step")
+
+
+def beside(axes, texts: list[str]) -> None:
+    """A text at the right of each bar: outside of the axes, where no bar or error bar runs into it."""
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(len(texts)), texts, fontsize=8.5)
+    right.tick_params(length=0)
+    right.spines["right"].set_visible(False)
+
+
+def label_segments(axes, segments: Iterable[tuple[float, float, float, str, str]]) -> None:
+    """Names in those segments that have room for them: start, length and height in data units, name, color.
+
+    Without room for 'attention.rope' there may be some for 'rope'.  For when all else is drawn: what fits depends on
+    the layout.
+    """
+    axes.figure.draw_without_rendering()
+    for start, length, y, name, color in segments:
+        room = abs(np.diff(axes.transData.transform([(start, y), (start + length, y)])[:, 0])[0]) - 6  # pixels
+        for text in dict.fromkeys((name, name.rsplit(".", 1)[-1])):
+            background = {"facecolor": color, "linewidth": 0, "pad": 0.8}  # over the hatching
+            style = {"ha": "center", "va": "center", "fontsize": 7.5, "color": text_color(color), "bbox": background}
+            label = axes.text(start + length / 2, y, text, **style)
+            label.set_in_layout(False)
+            if label.get_window_extent().width <= room:
+                break
+            label.remove()
+
+
+def legend(axes, title: str = "", **options) -> None:
+    """Above the axes, with their title, so that it covers no data."""
+    options = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, **options}
+    axes.legend(title=title, title_fontsize=10, alignment="left", frameon=False, fontsize=8, **options)
+
+
+# ---- The figures ---------------------------------------------------------------------------------------------------
+
+
+def breakdown_figure(analysis: dict, about: str) -> Figure:
     """One bar per phase, its components stacked, in ms per step."""
-    about, phases = analysis["attribution"], [row for row in analysis["phases"] if row["share"] >= 0.002]
-    names, colors = [row["phase"] for row in phases], colors_of(analysis)
-    shown = [row for row in analysis["components"] if row["component"] in colors and row["share"] >= 0.002][:20]
-    rest = [row for row in analysis["components"] if row not in shown]
-    height = max(1.6 + 0.55 * len(names), 0.6 + 0.16 * len(shown))
-    figure, axes = new_axes(f"Step time breakdown: {about['ms_per_step']:.2f} ms", height)
-    left = np.zeros(len(names))
-    stacks = [(shortened(row["component"], 30), colors[row["component"]], [row]) for row in shown]
-    for label, color, rows in [*stacks, (f"{len(rest)} smaller", GREY["other"], rest)]:
+    attribution, phases = analysis["attribution"], [row for row in analysis["phases"] if row["share"] >= 0.002]
+    names = [row["phase"] for row in phases]
+    shown = {row["component"]: row for row in analysis["components"][:20] if row["share"] >= 0.002}
+    rest = [row for row in analysis["components"] if row["component"] not in shown]
+    figure, axes = new_axes(
+        f"Step time breakdown: {attribution['ms_per_step']:.2f} ms per step, by phase and component",
+        max(1.6 + 0.55 * len(names), 0.9 + 0.165 * len(shown)),
+        about,
+    )
+    left, segments = np.zeros(len(names)), []
+    stacks = [(part, color_of(part), hatch_of(part), [shown[part]]) for part in in_order(shown)]
+    for part, color, hatch, rows in [*stacks, (f"{len(rest)} smaller", GREY, "", rest)]:
         widths = np.array([sum(row["phases_ms"].get(phase, 0.0) for row in rows) for phase in names])
         if widths.any():
-            label += f" {sum(row['share'] for row in rows):.1%}"
-            axes.barh(names, widths, left=left, color=color, edgecolor="white", linewidth=0.5, label=label)
+            label = f"{sum(row['share'] for row in rows):6.1%}  {shortened(part, 30)}"
+            style = {"color": color, "hatch": hatch, "edgecolor": SEAM, "linewidth": 0.5}
+            axes.barh(names, widths, left=left, label=label, **style)
+            segments += [(start, width, y, part, color) for y, (start, width) in enumerate(zip(left, widths, strict=True))]
             left = left + widths
-    for at, (phase, end) in enumerate(zip(phases, left, strict=True)):
-        axes.text(end, at, f" {end:.2f} ms, {phase['share']:.1%}", va="center", fontsize=9)
-    axes.set(xlabel=f"{about['clock']} time per step (ms)", xlim=(0, 1.22 * max(left.max(), 1e-9)))
+    axes.set(xlabel=f"{attribution['clock']} time per step (ms)", xlim=(0, 1.01 * max(left.max(), 1e-9)))
     axes.invert_yaxis()
-    figure.legend(loc="outside right center", fontsize=7.5, frameon=False, handlelength=1)
+    beside(axes, [f"{end:.2f} ms, {phase['share']:.1%}" for phase, end in zip(phases, left, strict=True)])
+    figure.legend(loc="outside right center", fontsize=7.5, frameon=False, handlelength=2)
+    label_segments(axes, segments)
     return figure
 
 
-def bars_figure(title: str, names: list[str], values: list[float], texts: list[str], axis: str, colors) -> Figure:
-    """Horizontal bars with a text at the end of each."""
-    figure, axes = new_axes(title, 1.0 + 0.32 * len(names))
-    at = np.arange(len(names))
-    axes.barh(at, values, color=colors, height=0.72)
-    axes.set_yticks(at, [shortened(name, 60) for name in names], fontsize=8.5)
-    for y, value, text in zip(at, values, texts, strict=True):
-        axes.text(value, y, f" {text}", va="center", fontsize=8.5)
-    axes.set(xlabel=axis, xlim=(0, 1.25 * max([*values, 1e-9])))
+def bars_figure(title: str, about: str, names: list[str], values: list[float], texts: list[str], axis: str, **style):
+    """Horizontal bars with a text beside each."""
+    figure, axes = new_axes(title, 1.2 + 0.3 * len(names), about)
+    axes.barh(range(len(names)), values, height=0.72, edgecolor=SEAM, linewidth=0, **style)
+    axes.set_yticks(range(len(names)), [shortened(name, 60) for name in names], fontsize=8.5)
+    axes.set_xlabel(axis)
     axes.invert_yaxis()
+    beside(axes, texts)
     return figure
 
 
-def operators_figure(analysis: dict, top: int = 12) -> Figure:
+def operators_figure(analysis: dict, about: str, top: int = 12) -> Figure | None:
     key, clock = ("self_device_us", "GPU") if analysis["kernels"] else ("self_cpu_us", "CPU")
     rows = [row for row in analysis["operators"][:top] if row["share"] > 0]
+    if not rows:
+        return None
     names, values = [row["name"] for row in rows], [row[key] / 1e3 for row in rows]
     texts = [f"{row['share']:.1%}, {row['calls']} calls" for row in rows]
-    return bars_figure("Operators", names, values, texts, f"self {clock} time, all steps (ms)", PALETTE[0])
+    axis = f"self {clock} time, all profiled steps (ms)"
+    return bars_figure("Operators with the most self time", about, names, values, texts, axis, color="#546e7a")
 
 
-def kernels_figure(analysis: dict, top: int = 12) -> Figure | None:
+def kernels_figure(analysis: dict, about: str, top: int = 12) -> Figure | None:
     rows = analysis["kernels"][:top]
     if not rows:
         return None
     names, values = [row["name"] for row in rows], [row["total_us"] / 1e3 for row in rows]
     texts = [f"{row['share']:.1%}, {row['count_per_step']:.0f} per step, {row['mean_us']:.1f} us" for row in rows]
-    by_component = colors_of(analysis)
-    colors = [by_component.get(row["component"], GREY["other"]) for row in rows]
-    return bars_figure("GPU kernels", names, values, texts, "time, all steps (ms)", colors)
+    parts = [row["component"] or "other" for row in rows]
+    style = {"color": [color_of(part) for part in parts], "hatch": [hatch_of(part) for part in parts]}
+    title = "GPU kernels with the most time, in the color of the component that launched them most"
+    axis = "GPU time, all profiled steps (ms)"
+    figure = bars_figure(title, about, names, values, texts, axis, **style)
+    component_legend(figure, parts)
+    return figure
 
 
-def gpu_figure(analysis: dict) -> Figure | None:
+def component_legend(figure: Figure, parts: Iterable[str]) -> None:
+    """Below the axes, in the order of the palette."""
+    style = {"edgecolor": SEAM, "linewidth": 0}
+    handles = [
+        Patch(facecolor=color_of(part), hatch=hatch_of(part), label=shortened(part, 30), **style)
+        for part in in_order({*parts})
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=5, fontsize=7.5, frameon=False)
+
+
+def gpu_figure(analysis: dict, about: str) -> Figure | None:
     """The GPU's time from first to last event as one bar: computation, communication, copies, idle by cause."""
     timeline = analysis["gpu_timeline"]
     total = timeline["total_ms"]
     if total is None:
         return None
     parts = [
-        ("computation", timeline["computation_ms"], PALETTE[2]),
-        ("exposed communication", timeline["exposed_comm_ms"], PALETTE[3]),
-        ("exposed copies", timeline["exposed_memcpy_ms"], PALETTE[6]),
+        ("computation", timeline["computation_ms"], color_of("matmul"), ""),
+        ("exposed communication", timeline["exposed_comm_ms"], color_of("communication"), hatch_of("communication")),
+        ("exposed copies", timeline["exposed_memcpy_ms"], color_of("copy"), hatch_of("copy")),
     ]
     causes = [row for row in timeline["idle_by_cause"] if row["ms"] > 0]
-    parts += [(f"idle: {row['cause']}", row["ms"], grey) for row, grey in zip(causes, IDLE_GREYS, strict=False)]
-    figure, axes = new_axes(f"GPU timeline, first to last event: {total:.2f} ms", 2.0)
-    left = 0.0
-    for name, ms, color in parts:
-        axes.barh([0], [ms], left=left, color=color, label=f"{name} {ms / total:.1%}")
+    parts += [(f"idle: {row['cause']}", row["ms"], grey, "") for row, grey in zip(causes, IDLE_GREYS, strict=False)]
+    figure, axes = new_axes(f"GPU timeline, first to last event: {total:.2f} ms", 2.2, about)
+    left, segments = 0.0, []
+    for name, ms, color, hatch in parts:
+        label = f"{name} {ms / total:.1%}"
+        axes.barh([0], [ms], left=left, color=color, hatch=hatch, edgecolor=SEAM, linewidth=0.5, label=label)
+        segments.append((left, ms, 0, name, color))
         left += ms
-    axes.set(yticks=[], xlabel="ms", xlim=(0, total))
+    axes.set(yticks=[], xlabel="GPU time (ms)", xlim=(0, total))
     figure.legend(loc="outside lower left", ncols=4, fontsize=8, frameon=False)
+    label_segments(axes, segments)
     return figure
 
 
-def timeline_figure(analysis: dict) -> Figure | None:
+def timeline_figure(analysis: dict, about: str) -> Figure | None:
     """One step as lanes, one per host thread and GPU stream: which component ran when."""
     timeline = analysis["step_timeline"]
     lanes = timeline["lanes"]
     if not lanes:
         return None
-    colors = colors_of(analysis)
-    figure, axes = new_axes(f"Step {timeline['step']} (of median length)", 2.1 + 0.5 * len(lanes))
+    title = f"Timeline of step {timeline['step']}, which has the median length"
+    figure, axes = new_axes(title, 2.3 + 0.5 * len(lanes), about)
     seen: dict[str, float] = {}
+    segments = []
     for at, lane in enumerate(lanes):
         corners, faces = [], []
         for start, end, key in lane["pieces"]:
             name = timeline["components"][key]
-            faces.append(colors.get(name, GREY["other"]))
+            faces.append(color_of(name))
             corners.append([(start, at - 0.4), (end, at - 0.4), (end, at + 0.4), (start, at + 0.4)])
-            if name in colors:
-                seen[name] = seen.get(name, 0.0) + end - start
+            segments.append((start, end - start, at, name, faces[-1]))
+            seen[name] = seen.get(name, 0.0) + end - start
         # Outlines keep pieces visible that are narrower than a pixel.
         axes.add_collection(PolyCollection(corners, facecolors=faces, edgecolors=faces, linewidths=0.3))
-    axes.set(xlim=(0, timeline["length_ms"]), ylim=(len(lanes) - 0.5, -0.5), xlabel="ms")
+    axes.set(xlim=(0, timeline["length_ms"]), ylim=(len(lanes) - 0.5, -0.5), xlabel="time since the step began (ms)")
     axes.set_yticks(range(len(lanes)), [lane["name"] for lane in lanes])
-    largest = sorted(seen, key=lambda name: -seen[name])[:16]
-    handles = [Patch(color=colors[name], label=shortened(name, 30)) for name in largest]
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=7.5, frameon=False)
+    component_legend(figure, sorted(seen, key=lambda name: -seen[name])[:20])
+    label_segments(axes, (one for one in segments if one[1] > timeline["length_ms"] / 50))
     return figure
 
 
-def opportunities_figure(analysis: dict) -> Figure | None:
+def opportunities_figure(analysis: dict, about: str) -> Figure | None:
     rows = [row for row in analysis["opportunities"] if (row["speedup_bound"] or 0) > 1]
     if not rows:
         return None
     names, values = [row["name"] for row in rows], [row["speedup_bound"] - 1 for row in rows]
     texts = [f"at most {row['speedup_bound']:.2f}x, affects {row['share']:.1%} of the step" for row in rows]
-    return bars_figure("Upper bounds of speedups", names, values, texts, "speedup bound minus 1", PALETTE[2])
+    title, axis = "Upper bounds of speedups", "speedup of the step, at most (1: none)"
+    return bars_figure(title, about, names, values, texts, axis, left=1, color="#546e7a")
 
 
-def memory_figure(analysis: dict) -> Figure | None:
+def memory_figure(analysis: dict, about: str) -> Figure | None:
     memory = analysis["memory"]
     if memory["peak_mb"] is None:
         return None
-    figure, axes = new_axes(f"Memory of {memory['of']}: peak {memory['peak_mb']:.1f} MB", 2.6)
-    axes.fill_between(memory["time_ms"], memory["allocated_mb"], step="post", color=PALETTE[0], alpha=0.7, linewidth=0)
-    axes.set(xlabel="ms since the first event", ylabel="MB", ylim=(0, None), xlim=(0, None))
+    figure, axes = new_axes(f"Memory of {memory['of']}: peak {memory['peak_mb']:.1f} MB", 2.6, about)
+    color = MEMORY["activations"]
+    axes.fill_between(memory["time_ms"], memory["allocated_mb"], step="post", color=color, alpha=0.8, linewidth=0)
+    axes.set(xlabel="time since the first event (ms)", ylabel="allocated (MB)", ylim=(0, None), xlim=(0, None))
     return figure
 
 
-def steps_figure(summary: dict) -> Figure | None:
+def steps_figure(summary: dict, about: str) -> Figure | None:
     """Every step of the run, in colors by the reason why it is excluded from averages."""
     steps, mean = summary["steps"], summary["performance"]["avg_step_time_ms"]
     if not steps["step"]:
         return None
-    figure, axes = new_axes("Time of every step", 2.6)
+    figure, axes = new_axes("Time of every step", 2.6, about)
     axes.spines["left"].set_visible(True)
     kinds = np.array([reason or "averaged" for reason in steps["exclusion_reason"]])
-    colors = {"averaged": PALETTE[0]} | dict(zip(sorted({*kinds} - {"averaged"}), PALETTE[1:], strict=False))
     numbers, times = np.array(steps["step"]), np.array(steps["time_ms"])
-    for kind, color in colors.items():
+    for kind in ["averaged", *sorted({*kinds} - {"averaged"})]:
         if (kinds == kind).any():
-            axes.bar(numbers[kinds == kind], times[kinds == kind], color=color, label=kind)
+            color, hatch = EXCLUDED.get(kind, (GREY, ""))
+            label = kind if kind == "averaged" else f"not averaged: {kind}"
+            axes.bar(numbers[kinds == kind], times[kinds == kind], color=color, hatch=hatch, edgecolor=SEAM, label=label)
     if mean:
         axes.axhline(mean, color="black", linewidth=0.8, linestyle=":", label=f"average, {mean:.2f} ms")
-    axes.set(xlabel="step", ylabel="ms")
+    axes.set_ylabel("time (ms)")
+    step_axis(axes)
     figure.legend(loc="outside right center", fontsize=8, frameon=False)
     return figure
 
+
+EXCLUDED = {
+    "averaged": ("#0072b2", ""),
+    "first": ("#222222", "//"),
+    "profiled": ("#d55e00", "xx"),
+    "profiler warm-up": ("#e69f00", "\\\\"),
+    "memory recorded": ("#80cbc4", ".."),
+    "FLOPs counted": ("#cc79a7", "++"),
+}
 
 FIGURES = {
     "step_breakdown": breakdown_figure,
@@ -208,14 +299,14 @@ FIGURES = {
 }
 
 
-def profile_figures(analysis: dict) -> dict[str, Figure]:
-    """The figures for which the profile has data."""
-    drawn = {name: draw(analysis) for name, draw in FIGURES.items()}
+def profile_figures(analysis: dict, about: str) -> dict[str, Figure]:
+    """The figures for which the profile has data; about: what was run."""
+    drawn = {name: draw(analysis, about) for name, draw in FIGURES.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 @contextmanager
 def plain_text() -> Iterator[None]:
     """Draws without matplotlib's formulas: a kernel's name may contain dollar signs."""
-    with matplotlib.rc_context({"text.parse_math": False}):
+    with matplotlib.rc_context({"text.parse_math": False, "hatch.linewidth": 0.7}):
         yield
