@@ -6,76 +6,97 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.compare import NOISE
-from analysis.figures import GREY, PALETTE, PHASE_COLORS, WIDTH, bare, log_axes
+from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
+from analysis.palette import GREY, HATCHES, MEMORY, PHASES, color_of, hatch_of, series
 from analysis.wording import shortened
-from harness.timing import PHASES
+from harness.timing import PHASES as PHASE_NAMES
 
 
 def draw_comparison(comparison: dict) -> Figure:
     """Step time by phase with its spread, peak memory, and what changed or how it scales."""
     rows = comparison["runs"]
-    panels = [draw_step_times, draw_peaks]
+    panels = [draw_step_times]
+    panels += [draw_peaks] if any(row["peak_mb"] for row in rows) else []
     panels += [draw_changes] if comparison["components"] else []
     panels += [draw_scaling] if comparison["scaling"] else []
-    height = 0.9 + len(panels) * (0.9 + 0.34 * max(4, len(rows)))
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    for draw, axes in zip(panels, figure.subplots(len(panels), 1), strict=True):
+    heights = [1.1 + 0.3 * (max(4, len(changes_of(comparison))) if draw is draw_changes else len(rows)) for draw in panels]
+    heights = [max(height, 2.6) if draw is draw_scaling else height for draw, height in zip(panels, heights, strict=True)]
+    figure = Figure(figsize=(WIDTH, 0.5 + sum(heights)), layout="constrained")
+    entitle(figure, f"Comparison of {len(rows)} runs with {shortened(rows[0]['name'], 60)}, the baseline", "")
+    all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for draw, axes in zip(panels, all_axes, strict=True):
         bare(axes)
         draw(axes, comparison)
-        if draw in (draw_step_times, draw_peaks):
-            axes.set_yticks(range(len(rows)), [shortened(row["name"], 48) for row in rows], fontsize=8.5)
-            axes.invert_yaxis()
     return figure
+
+
+def name_runs(axes, rows: list[dict]) -> None:
+    axes.set_yticks(range(len(rows)), [shortened(row["name"], 48) for row in rows], fontsize=8.5)
+    axes.invert_yaxis()
 
 
 def draw_step_times(axes, comparison: dict) -> None:
     rows = comparison["runs"]
     at, left = np.arange(len(rows)), np.zeros(len(rows))
-    for phase in PHASES:
+    for phase in PHASE_NAMES:
         widths = np.array([row["phases_ms"][phase] or 0.0 for row in rows])
-        axes.barh(at, widths, left=left, color=PHASE_COLORS[phase], label=phase)
+        style = {"color": PHASES[phase], "hatch": HATCHES.get(phase), "edgecolor": SEAM, "linewidth": 0}
+        axes.barh(at, widths, left=left, label=phase, **style)
         left += widths
     spread = np.array([row["std_ms"] or 0.0 for row in rows])
     axes.errorbar(left, at, xerr=spread, fmt="none", ecolor="black", capsize=3)
-    for y, row in zip(at, rows, strict=True):
-        text = f" {row['ratio']:.2f}x {row['difference'] if y else 'baseline'}" if row["ratio"] else " no steps"
-        axes.text(left[y] + spread[y], y, text, va="center", fontsize=8.5)
-    axes.set(xlabel="ms per step, mean; whiskers: standard deviation", xlim=(0, 1.3 * max((left + spread).max(), 1e-9)))
-    axes.legend(ncols=4, fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 1))
-    axes.set_title("Step time", loc="left", fontsize=11)
+    name_runs(axes, rows)
+    baseline = ["baseline", *(row["difference"] for row in rows[1:])]
+    texts = [f"{row['ratio']:.2f}x {text}" if row["ratio"] else "no steps" for row, text in zip(rows, baseline, strict=True)]
+    beside(axes, texts)
+    axes.set(xlabel="time per step, mean (ms); error bars: standard deviation")
+    axes.set_xlim(0, 1.02 * max((left + spread).max(), 1e-9))
+    legend(axes, "Step time by phase")
 
 
 def draw_peaks(axes, comparison: dict) -> None:
-    peaks = [row["peak_mb"] or 0.0 for row in comparison["runs"]]
-    axes.barh(range(len(peaks)), peaks, color=PALETTE[4])
-    for y, peak in enumerate(peaks):
-        axes.text(peak, y, f" {peak:,.0f}", va="center", fontsize=8.5)
-    axes.set(xlabel="MB", xlim=(0, 1.2 * max(*peaks, 1e-9)))
-    axes.set_title("Peak memory", loc="left", fontsize=11)
+    rows = comparison["runs"]
+    axes.barh(range(len(rows)), [row["peak_mb"] or 0.0 for row in rows], color=MEMORY["activations"])
+    name_runs(axes, rows)
+    beside(axes, ["not known" if row["peak_mb"] is None else f"{row['peak_mb']:,.0f} MB" for row in rows])
+    axes.set(xlabel="peak memory (MB)")
+    axes.set_title("Peak memory", loc="left", fontsize=10)
+
+
+def changes_of(comparison: dict) -> list[dict]:
+    """The largest changes by component of the first run that has any."""
+    changes = comparison["components"]
+    return [row for row in changes if row["run"] == changes[0]["run"]][:10]
 
 
 def draw_changes(axes, comparison: dict) -> None:
-    run = comparison["components"][0]["run"]
-    top = [row for row in comparison["components"] if row["run"] == run][:10]
-    colors = [GREY["other"] if row["difference"] == NOISE else PALETTE[3 if row["change_ms"] > 0 else 2] for row in top]
-    axes.barh([row["component"] for row in top], [row["change_ms"] for row in top], color=colors)
+    rows = changes_of(comparison)
+    parts, noise = [row["component"] for row in rows], [row["difference"] == NOISE for row in rows]
+    colors = [GREY if still else color_of(part) for part, still in zip(parts, noise, strict=True)]
+    hatches = ["" if still else hatch_of(part) for part, still in zip(parts, noise, strict=True)]
+    style = {"color": colors, "hatch": hatches, "edgecolor": SEAM, "linewidth": 0}
+    axes.barh(range(len(rows)), [row["change_ms"] for row in rows], **style)
+    axes.set_yticks(range(len(rows)), [shortened(part, 48) for part in parts], fontsize=8.5)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_xlabel("change in ms per profiled step; gray: within noise")
     axes.invert_yaxis()
-    axes.tick_params(axis="y", labelsize=8)
-    title = f"Components: {shortened(run, 40)} against {shortened(comparison['baseline'], 40)}"
-    axes.set_title(title, loc="left", fontsize=11)
+    beside(axes, [f"{row['change_ms']:+,.2f} ms{', within noise' * still}" for row, still in zip(rows, noise, strict=True)])
+    axes.set_xlabel("change of time per profiled step (ms); gray: within noise")
+    title = f"Components: {shortened(rows[0]['run'], 40)} against {shortened(comparison['baseline'], 40)}"
+    axes.set_title(title, loc="left", fontsize=10)
 
 
 def draw_scaling(axes, comparison: dict) -> None:
     rows = [row for row in comparison["runs"] if row["median_ms"] and row["step_flops"]]
-    points = sorted((row["step_flops"], row["median_ms"], row["name"]) for row in rows)
-    log_axes(axes)
-    axes.plot([x for x, _, _ in points], [y for _, y, _ in points], "o-", color=PALETTE[0])
-    axes.margins(0.15)
-    for x, y, name in points:
-        text = f"{shortened(name, 40)}: {y:,.2f} ms, {x:.3g} FLOPs"
-        axes.annotate(text, (x, y), (4, -10), textcoords="offset points", fontsize=7.5)
-    axes.set(xlabel="FLOPs per step", ylabel="median ms")
-    axes.set_title(f"Scaling: time ~ FLOPs^{comparison['scaling']['exponent']:.2f}", loc="left", fontsize=11)
+    points = sorted((row["step_flops"] / 1e9, row["median_ms"], row["name"]) for row in rows)
+    log_axis(axes.xaxis)
+    log_axis(axes.yaxis)
+    axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=GREY, zorder=1)
+    for n, (x, y, name) in enumerate(points):
+        color, marker, _ = series(n)
+        label = f"{shortened(name, 36)}: {y:,.2f} ms, {x:,.4g} GFLOPs"
+        axes.plot([x], [y], marker, color=color, label=label)
+    axes.margins(0.1)
+    axes.set(xlabel="GFLOPs per step", ylabel="median step time (ms)")
+    axes.set_title(f"Scaling: time ~ FLOPs^{comparison['scaling']['exponent']:.2f}", loc="left", fontsize=10)
+    legend(axes, loc="center left", bbox_to_anchor=(1.01, 0.5), ncols=1)
     axes.spines["left"].set_visible(True)

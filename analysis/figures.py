@@ -51,7 +51,7 @@ class PlainLogLocator(Locator):
     def tick_values(self, vmin, vmax):
         low, high = sorted((vmin, vmax))
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        for mantissas in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        for mantissas in ((1,), (1, 3), (1, 2, 5)) if high >= 10 * low else ():
             ticks = [m * 10.0**k for k in range(first, last + 1) for m in mantissas if low <= m * 10.0**k <= high]
             if len(ticks) >= 3:
                 return ticks[:: math.ceil(len(ticks) / 8)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from analysis.roofline import draw_roofline, roofline, roofline_lines
 from analysis.traffic import computational_intensity, intensity_lines
+from analysis.wording import workload_title
 from harness.console import say
 from harness.documents import read_document
 from harness.files import prepare_folder, write_figure, write_json
@@ -32,14 +33,14 @@ def limits_lines(documents: dict[str, dict]) -> list[str]:
     return lines
 
 
-def write_limits(documents: dict[str, dict], target: Path) -> list[Path]:
+def write_limits(documents: dict[str, dict], target: Path, about: str) -> list[Path]:
     """The documents and the figure of the roofline; the files written."""
     for name, document in documents.items():
         write_json(target / name, document)
     files = [target / name for name in documents]
     if data := documents.get("roofline_data.json"):
         files.append(target / "roofline.png")
-        write_figure(files[-1], draw_roofline(data))
+        write_figure(files[-1], draw_roofline(data, about))
     return files
 
 
@@ -53,4 +54,4 @@ def explain_limits(
     say(*limits_lines(documents))  # before anything is written: a full disk costs no text
     if target.resolve() != source.resolve():
         prepare_folder(target)
-    return write_limits(documents, target)
+    return write_limits(documents, target, workload_title(workload, profile["environment"]["device"]["name"]))

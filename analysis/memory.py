@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from analysis.palette import HATCHES, MEMORY
 from analysis.wording import Table, text_of
 from harness.tables import Column, column
 from harness.timing import PHASES
 from harness.units import MB, megabytes
 
-CATEGORY_COLORS = {
-    "parameters": "#4e79a7",
-    "optimizer": "#a0cbe8",
-    "buffers": "#bab0ac",
-    "gradients": "#f28e2b",
-    "activations": "#59a14f",
-    "temporaries": "#e15759",
-}
 TENSOR_COLUMNS = [
     Column("largest tensors at the peak", lambda row: tensor_name(row), left=True),
     column("dtype", "dtype", left=True),
@@ -107,32 +100,31 @@ def tensor_name(row: dict) -> str:
     return f"{backward}{' '.join(row['where'].rsplit('.', 1))} {row['shape']}"
 
 
-def draw_memory_timeline(memory: dict):
+def draw_memory_timeline(memory: dict, about: str = ""):
     """The figure of memory_timeline.png: live bytes by category over the step, phases and the peak marked."""
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+    from analysis.figures import SEAM, label_segments, new_axes  # matplotlib takes long to import
 
-    timeline = memory["timeline"]
+    timeline, top = memory["timeline"], memory["peak_bytes"] / MB
+    title = f"Memory of a training step: peak (triangle) {top:.1f} MB in {place_of_peak(memory)}"
+    figure, axes = new_axes(title, 5, about)
+    axes.spines["left"].set_visible(True)
     events = range(len(timeline["time_us"]))  # tracking distorts time, so the axis counts allocations and frees
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    axes = figure.subplots()
-    layers = [np.asarray(timeline[f"{category}_bytes"]) / MB for category in CATEGORY_COLORS]
-    axes.stackplot(events, layers, labels=CATEGORY_COLORS, colors=CATEGORY_COLORS.values(), step="post")
+    layers = [np.asarray(timeline[f"{category}_bytes"]) / MB for category in MEMORY]
+    hatches = [HATCHES.get(category, "") for category in MEMORY]
+    style = {"edgecolor": SEAM, "linewidth": 0, "step": "post"}
+    for area, hatch in zip(axes.stackplot(events, layers, labels=MEMORY, colors=MEMORY.values(), **style), hatches):
+        area.set_hatch(hatch)
     mark_layers(axes, timeline["layer"])
-    times = np.asarray(timeline["time_us"])
-    top = memory["peak_bytes"] / MB
+    times, segments = np.asarray(timeline["time_us"]), []
     for row in memory["phases"]:
         first, last = np.searchsorted(times, (row["start_us"], row["end_us"]))
         axes.axvline(first, color="black", linewidth=0.6, linestyle=":")
-        if last - first > len(times) / 40:
-            axes.text((first + last) / 2, 1.165 * top, row["name"], ha="center", va="center")
-    peak_event = int(np.argmax(timeline["total_bytes"]))
-    text = f"peak {top:.1f} MB in {place_of_peak(memory)}"
-    axes.annotate(text, (peak_event, top), (0, 12), textcoords="offset points", ha="center")
-    axes.plot(peak_event, top, "kv", markersize=5)
+        segments.append((first, last - first, 1.165 * top, row["name"], "#ffffff"))
+    axes.plot(int(np.argmax(timeline["total_bytes"])), 1.015 * top, "kv", markersize=5)
     axes.set(xlim=(0, len(times) - 1), ylim=(0, 1.27 * top), ylabel="live tensors (MB)")
     axes.set_xlabel(f"allocations and frees of step {memory['step']}, in order")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False)
-    axes.set_title("Memory of one training step")
+    label_segments(axes, segments)
     return figure
 
 
@@ -147,4 +139,4 @@ def mark_layers(axes, layers: list[int | None]) -> None:
             if last - first > len(layers) / 60:
                 middle = ((first + last) / 2, 0.975)
                 axes.text(*middle, f"{layer}", transform=place, ha="center", va="center", fontsize=7, color="white")
-    axes.text(-0.008, 0.975, "layer", transform=axes.transAxes, ha="right", va="center", fontsize=7)
+    axes.text(1.008, 0.975, "layer", transform=axes.transAxes, ha="left", va="center", fontsize=7)

@@ -18,12 +18,13 @@ from analysis.integrity import overhead_text
 from analysis.memory import draw_memory_timeline, memory_tables, place_of_peak, prediction_text
 from analysis.operators import KERNEL_COLUMNS, operator_columns
 from analysis.opportunities import NOT_HERE_COLUMNS, OPPORTUNITY_COLUMNS
+from analysis.palette import color_of
 from analysis.profile import gpu_facts, steps_text
 from analysis.ranks import rank_columns, straggler_text
 from analysis.roofline import draw_roofline
 from analysis.timeline import IDLE_COLUMNS, STREAM_COLUMNS, stream_rows
 from analysis.traffic import class_columns, intensity_facts
-from analysis.wording import Table, count_of
+from analysis.wording import Table, count_of, run_title
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import png, write_bytes
@@ -53,23 +54,24 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
     if not analyses and not documents["summary"]:
         raise UserError(f"{folder}: nothing to report: it has neither an operator_analysis.json nor a run")
     analysis = analyses[0][1] if analyses else None
+    about = run_title(documents["summary"]) if documents["summary"] else trace_title(analysis)
     with plain_text():
-        figures = profile_figures(analysis) if analysis else {}
-        if documents["summary"] and (figure := steps_figure(documents["summary"])):
+        figures = profile_figures(analysis, about) if analysis else {}
+        if documents["summary"] and (figure := steps_figure(documents["summary"], about)):
             figures["steps"] = figure
         if documents["memory"]:
-            figures["memory_of_a_step"] = draw_memory_timeline(documents["memory"])
+            figures["memory_of_a_step"] = draw_memory_timeline(documents["memory"], about)
         if documents["roofline"]:
-            figures["roofline"] = draw_roofline(documents["roofline"])
+            figures["roofline"] = draw_roofline(documents["roofline"], about)
         drawn = {name: png(figure) for name, figure in figures.items()}
     images = {name: f"data:image/png;base64,{b64encode(data).decode()}" for name, data in drawn.items()}
-    page = render(analysis, analyses, documents, images)
+    page = render(about, analysis, analyses, documents, images)
     target = folder / "report.html"
     write_bytes(target, page.encode(errors="backslashreplace"))
     return [target, *to_tensorboard(folder, analysis, drawn)]
 
 
-def render(analysis: dict | None, analyses: list, documents: dict, images: dict[str, str]) -> str:
+def render(title: str, analysis: dict | None, analyses: list, documents: dict, images: dict[str, str]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # names come from traces of any program
@@ -83,7 +85,8 @@ def render(analysis: dict | None, analyses: list, documents: dict, images: dict[
         peak = f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}"
         memory_facts = {"Peak": peak, "Prediction": prediction_text(memory)}
     return environment.get_template("report_template.html").render(
-        title=analysis["trace"] if analysis else run_title(summary),
+        title=title,
+        swatch=swatch,
         analysis=analysis,
         steps=steps_text(analysis["steps"]) if analysis and analysis["steps"]["count"] else None,
         gpu=gpu_facts(analysis["gpu_timeline"], None) if analysis else {},
@@ -97,6 +100,19 @@ def render(analysis: dict | None, analyses: list, documents: dict, images: dict[
         memory=memory_facts,
         straggler=straggler_text(analysis["ranks"]) if analysis and "ranks" in analysis else None,
     )
+
+
+def trace_title(analysis: dict) -> str:
+    """What a trace shows, where no document says what was run."""
+    steps, device = analysis["steps"], "a GPU" if analysis["kernels"] else "a CPU"
+    times = f"{count_of(steps['count'], 'step')} of {steps['mean_ms']:.2f} ms" if steps["count"] else "A program"
+    return f"{times} on {device}, from {analysis['trace']}"
+
+
+def swatch(row: dict) -> str | None:
+    """The color of the part of the model that a row of a table is about."""
+    part = row.get("component") or row.get("class")
+    return color_of(part) if part and part != "sum" else None
 
 
 def trace_tables(analysis: dict, analyses: list[tuple[str, dict]]) -> dict[str, Table]:
@@ -137,12 +153,6 @@ def run_tables(documents: dict) -> dict[str, Table]:
     if intensity := documents["intensity"]:
         tables["classes"] = (class_columns(intensity["step_bytes"]), intensity["classes"])
     return tables
-
-
-def run_title(summary: dict) -> str:
-    training, parameters = summary["training"], summary["config"]["model"]["parameters"]
-    shape = f"{training['batch_size']} x {training['sequence_length']} tokens"
-    return f"{parameters:,} parameters, {shape}, on {summary['environment']['device']['name']}"
 
 
 def run_facts(summary: dict) -> dict[str, str]:

@@ -7,8 +7,9 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.figures import PALETTE, WIDTH, bare, log_axes
+from analysis.figures import SEAM, WIDTH, bare, beside, entitle, log_axis
 from analysis.hardware import NO_PEAK
+from analysis.palette import color_of, hatch_of, series
 from analysis.wording import count_of
 from harness.files import explain_nulls
 from harness.tables import Column, column, text_table
@@ -132,29 +133,30 @@ def by_time(points: list[dict]) -> list[dict]:
     return sorted(points, key=lambda row: -(row["time_ms"] or 0))
 
 
-def draw_roofline(data: dict) -> Figure:
+def draw_roofline(data: dict, about: str = "") -> Figure:
     """Above, the points under the roofs, their area the time; below, how near each class comes to the bandwidth."""
-    figure = Figure(figsize=(WIDTH, 8.2), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=(3.2, 1.2))
     points = by_time(data["points"])
-    colors = dict(zip((row["name"] for row in points), PALETTE, strict=False))
-    draw_points(above, data, [row for row in points if row["operations_per_sec"]], colors)
-    above.set_title(f"Roofline of a training step in {data['precision']}: {data['device']}", loc="left", fontsize=11)
-    draw_bandwidth(below, data, [row for row in points if row["bytes_per_sec"]], colors)
+    rated, moving = ([row for row in points if row[key]] for key in ("operations_per_sec", "bytes_per_sec"))
+    figure = Figure(figsize=(WIDTH, 7.6 if moving else 5.6), layout="constrained")
+    above, *below = figure.subplots(2 if moving else 1, 1, squeeze=False, height_ratios=(3, 1.3)[: 1 + bool(moving)])[:, 0]
+    draw_points(above, data, rated)
+    for axes in below:
+        draw_bandwidth(axes, data, moving)
+    entitle(figure, "Roofline of a training step", about or f"{data['precision']}, {data['device']}")
     return figure
 
 
-def draw_points(axes, data: dict, points: list[dict], colors: dict[str, str]) -> None:
+def draw_points(axes, data: dict, points: list[dict]) -> None:
     step, compute, bandwidth = data["step"], data["roofs"]["compute"], data["roofs"]["bandwidth"]
     shown = [*points, *([step] if step["operations_per_sec"] else [])]
     rates = [row["operations_per_sec"] for row in shown] + [one["rate"] for one in compute]
     unit, scale = ("TFLOP/s", 1e12) if max(rates, default=0) >= 1e12 else ("GFLOP/s", 1e9)
-    xs = [10, 100, *(row["operations_per_byte"] for row in (*shown, *data["ridges"]))]
-    floor = min(rates, default=scale) / scale / 6
-    top = 4 * max(rates, default=10 * scale) / scale
-    log_axes(axes)
+    xs = [1, 10, *(row["operations_per_byte"] for row in (*shown, *data["ridges"]))]
+    log_axis(axes.xaxis)
+    log_axis(axes.yaxis)
+    floor, top = min(rates, default=scale) / scale / 6, 4 * max(rates, default=10 * scale) / scale
     axes.set(xlim=(min(xs) / 5, 4 * max(xs)), ylim=(floor, top))
-    for row in shown:
+    for n, row in enumerate(shown):
         y, is_step = row["operations_per_sec"] / scale, row is step
         label = "step, matmuls alone" if is_step else row["name"]
         label += f": {row['time_ms']:.2f} ms ({row['share_of_time']:.1%}), {y:,.3g} {unit}"
@@ -164,21 +166,19 @@ def draw_points(axes, data: dict, points: list[dict], colors: dict[str, str]) ->
             [row["operations_per_byte"]],
             [y],
             s=200 if is_step else 60 + 1200 * row["share_of_time"],
-            color="black" if is_step else colors[row["name"]],
-            marker="*" if is_step else "o",
-            alpha=0.75,
+            color="black" if is_step else color_of(row["name"]),
+            marker="*" if is_step else series(n)[1],
+            alpha=0.8,
             edgecolor="white",
             label=label,
             zorder=3,
         )
-    for at in (10, 100):  # the thresholds that apply to any device
-        axes.axvline(at, color="#bbbbbb", linewidth=0.8, linestyle=":", zorder=0)
     draw_roofs(axes, compute, bandwidth, unit, scale)
     if not compute or not bandwidth:
         axes.annotate(NO_PEAK, (0.5, 0.95), xycoords="axes fraction", ha="center")
-    axes.set(xlabel="operations per byte moved", ylabel=unit)
+    axes.set(xlabel="operations per byte moved", ylabel=f"rate ({unit})")
     axes.spines[["top", "right"]].set_visible(False)
-    legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, fontsize=8, frameon=False)
+    legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize=8, frameon=False)
     for handle in legend.legend_handles:
         if hasattr(handle, "set_sizes"):
             handle.set_sizes([60])
@@ -199,17 +199,16 @@ def draw_roofs(axes, compute: list[dict], bandwidth: list[dict], unit: str, scal
         axes.plot(xs, [y, y], color="#aa3377", linestyle=STYLES[roof["kind"]], linewidth=1.3, zorder=1, label=label)
 
 
-def draw_bandwidth(axes, data: dict, rows: list[dict], colors: dict[str, str]) -> None:
-    used = [row["bytes_per_sec"] / 1e9 for row in rows]
+def draw_bandwidth(axes, data: dict, rows: list[dict]) -> None:
+    used, parts = [row["bytes_per_sec"] / 1e9 for row in rows], [row["name"] for row in rows]
     peaks = [(one["rate"] / 1e9, STYLES[one["kind"]]) for one in data["roofs"]["bandwidth"]]
-    axes.barh([row["name"] for row in rows], used, color=[colors[row["name"]] for row in rows], height=0.7)
-    for at, (row, value) in enumerate(zip(rows, used, strict=True)):
-        text = f" {value:,.1f} GB/s, {row['bytes'] / MB:,.1f} MB"
-        axes.text(value, at, text, va="center", fontsize=8, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5})
+    colors, hatches = [color_of(part) for part in parts], [hatch_of(part) for part in parts]
+    axes.barh(parts, used, color=colors, hatch=hatches, height=0.7, edgecolor=SEAM, linewidth=0)
     for rate, style in peaks:
         axes.axvline(rate, color="#444444", linestyle=style, linewidth=1.2, zorder=0)
     limit = max([1e-9, *used, *(rate for rate, _ in peaks)])
-    axes.set(xlim=(0, 1.3 * limit), xlabel="GB/s: bytes counted over the time of the class")
+    axes.set(xlim=(0, 1.02 * limit), xlabel="bytes counted / time of the class (GB/s)")
     axes.invert_yaxis()
     bare(axes)
-    axes.set_title("Bandwidth of each class, and the device's", loc="left", fontsize=10)
+    beside(axes, [f"{rate:,.1f} GB/s, {row['bytes'] / MB:,.1f} MB" for rate, row in zip(used, rows, strict=True)])
+    axes.set_title("Bandwidth of each class; lines: that of the device", loc="left", fontsize=10)

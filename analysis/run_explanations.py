@@ -14,6 +14,7 @@ from analysis.fake_run import FakeRunError
 from analysis.flops import flops_lines, flops_profile
 from analysis.memory import draw_memory_timeline, memory_lines
 from analysis.prediction import beside_measured, memory_prediction, what_fits
+from analysis.wording import run_title
 from harness.errors import UserError, explain_error, out_of_memory
 from harness.run_report import Explanation, RunReport
 from harness.workload import Workload
@@ -29,7 +30,7 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
     if instruments.memory and instruments.memory.finished:
         memory = instruments.memory.document()
         memory |= beside_measured(memory, report.workload, report.device)
-        figure = draw_memory_timeline(memory) if importlib.util.find_spec("matplotlib") else None
+        figure = draw_memory_timeline(memory, run_title(summary)) if importlib.util.find_spec("matplotlib") else None
         yield Explanation("memory_timeline.json", memory, memory_lines(memory, summary), figure)
     profile = None
     if instruments.flops and instruments.flops.counts and summary["performance"]["avg_step_time_ms"]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harness.tables import Column, text_table
+from harness.workload import Workload
 
 Table = tuple[Sequence[Column], list[dict]]  # columns and rows
 
@@ -36,3 +37,28 @@ def clipped(columns: Sequence[Column], length: int) -> list[Column]:
 def text_of(tables: Iterable[Table]) -> list[str]:
     """The tables that have rows, a blank line before each."""
     return [line for columns, rows in tables if rows for line in ("", *text_table(columns, rows))]
+
+
+def title_of_run(parameters: int, batch_size: int, seq_len: int, precision: str, device: str, ranks: int = 1) -> str:
+    """'2,873,600 parameters, batch 8 x 128 tokens, fp32, on NVIDIA H200': what was run, for titles."""
+    tokens = f"batch {batch_size} x {seq_len:,} tokens" + f" on each of {ranks} ranks" * (ranks > 1)
+    return f"{parameters:,} parameters, {tokens}, {precision}, on {device}"
+
+
+def workload_title(workload: Workload, device: str) -> str:
+    """The same of what is about to run on a device of this name."""
+    shape = (workload.batch_size, workload.seq_len, workload.precision)
+    return title_of_run(workload.parameter_count(), *shape, device)
+
+
+def run_title(summary: dict) -> str:
+    """The same from a performance_summary.json."""
+    training, config = summary["training"], summary["config"]
+    return title_of_run(
+        config["model"]["parameters"],
+        training["batch_size"],
+        training["sequence_length"],
+        config["training"]["precision"],
+        summary["environment"]["device"]["name"],
+        training["world_size"],
+    )

@@ -49,7 +49,7 @@ def benchmark(args, device: DeviceProperties) -> None:
 
     sweep.run(specs, row_of, label, result, table)
     growth = growth_rows(sweep.rows)
-    sweep.close(sections(sweep.rows, growth, sweep.available_bytes), figure_of(sweep.rows), growth=growth)
+    sweep.close(sections(sweep.rows, growth, sweep.available_bytes), figure_of(sweep.rows, device.name), growth=growth)
 
 
 def label(row: dict) -> str:
@@ -136,7 +136,7 @@ def breakdown(rows: list[dict], available_bytes: int) -> list[Section]:
     return [Section(title, columns, row["tensors"], text)]
 
 
-def figure_of(rows: list[dict]):
+def figure_of(rows: list[dict], device: str):
     """For the first head dimension and data type with a prediction."""
     from studies.figures import attention_figure
 
@@ -144,5 +144,5 @@ def figure_of(rows: list[dict]):
     if first is None:
         return None
     some = [row for row in rows if (row["d_head"], row["dtype"]) == (first["d_head"], first["dtype"])]
-    about = f"batch {first['batch_size']}, d_head {first['d_head']}, {first['dtype']}"
+    about = f"batch {first['batch_size']}, d_head {first['d_head']}, {first['dtype']}, on {device}"
     return attention_figure(sorted(some, key=lambda row: row["seq_len"]), about)

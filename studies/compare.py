@@ -134,10 +134,9 @@ def sweep_comparison_lines(comparison: dict) -> list[str]:
 
 def draw_sweep_comparison(comparison: dict):
     """Bars of the ratio of each time to that of the baseline, gray within noise."""
-    from analysis.figures import GREY, PALETTE
     from studies.figures import comparison_figure
 
     rows = [row for row in comparison["rows"] if row["figure"].endswith("_ms") and row["ratio"]][:60]
     names = [shortened(f"{row['row']} {row['figure'].removesuffix('_ms')} {row['run']}", 70) for row in rows]
-    colors = [GREY["other"] if row["difference"] == NOISE else PALETTE[3 if row["ratio"] > 1 else 2] for row in rows]
-    return comparison_figure(names, [row["ratio"] for row in rows], colors, shortened(comparison["baseline"], 50))
+    bars = [(name, row["ratio"], row["difference"] == NOISE) for name, row in zip(names, rows, strict=True)]
+    return comparison_figure(bars, shortened(comparison["baseline"], 50))

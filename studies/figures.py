@@ -1,4 +1,4 @@
-"""Figures of the sweeps, from their rows alone."""
+"""Figures of the sweeps, from their rows alone.  `about` says what was run, and on which device."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ import math
 import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
-from analysis.figures import PALETTE, PHASE_COLORS, WIDTH, bare, new_axes
-from analysis.memory import CATEGORY_COLORS
+from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis, new_axes
+from analysis.palette import GREY, HATCHES, MEMORY, PHASES, series
 from harness.units import MB
 
 
-def new_panels(height: float, titles: list[str]):
+def new_panels(height: float, title: str, about: str, count: int):
     """A figure with axes side by side; height in inches."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    panels = figure.subplots(1, len(titles), squeeze=False)[0]
-    for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(title, loc="left", fontsize=11)
+    panels = figure.subplots(1, count, squeeze=False)[0]
+    for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
+    entitle(figure, title, about)
     return figure, list(panels)
-
-
-def legend(axes, **options) -> None:
-    axes.legend(frameon=False, fontsize=8, **options)
 
 
 def stacked_bars(axes, names: list[str], parts: dict[str, list[float]], colors: dict[str, str]) -> np.ndarray:
     """Draw a bar for each name, from top to bottom.  Returns their lengths."""
-    left = np.zeros(len(names))
+    left, at = np.zeros(len(names)), np.arange(len(names))
     for part, widths in parts.items():
-        axes.barh(names, widths, left=left, color=colors[part], label=part)
+        style = {"color": colors[part], "hatch": HATCHES.get(part), "edgecolor": SEAM, "linewidth": 0}
+        axes.barh(at, widths, left=left, label=part, **style)
         left = left + widths
+    axes.set_yticks(at, names, fontsize=8.5)
     axes.invert_yaxis()
     return left
 
@@ -39,142 +37,176 @@ def stacked_bars(axes, names: list[str], parts: dict[str, list[float]], colors: 
 def phase_bars(axes, names: list[str], rows: list[dict]) -> None:
     """Mean of each phase in ms, and the standard deviation of the step as error bars."""
     parts = {phase: [row[f"{phase}_mean_ms"] or 0.0 for row in rows] for phase in ("forward", "backward", "optimizer")}
-    lengths = stacked_bars(axes, names, parts, PHASE_COLORS)
+    lengths = stacked_bars(axes, names, parts, PHASES)
     spreads = np.array([row["step_std_ms"] or 0.0 for row in rows])
-    axes.errorbar(lengths, names, xerr=spreads, fmt="none", ecolor="black", capsize=3)
-    axes.set_xlim(0, 1.05 * (lengths + spreads).max())
+    axes.errorbar(lengths, range(len(names)), xerr=spreads, fmt="none", ecolor="black", capsize=3)
+    axes.set_xlim(0, 1.02 * (lengths + spreads).max())
+    axes.set_xlabel("time per step, mean (ms)\nerror bars: standard deviation of the step")
     bare(axes)
 
 
-def training_figure(rows: list[dict], names: list[str]) -> Figure:
-    figure, axes = new_axes("Time of a step by phase", 1.4 + 0.32 * len(rows))
+def training_figure(rows: list[dict], names: list[str], about: str = "") -> Figure:
+    figure, axes = new_axes("Time of a step by phase", 1.9 + 0.3 * len(rows), about)
     phase_bars(axes, names, rows)
-    axes.set_xlabel("ms per step, mean; error bars: standard deviation of the step")
-    legend(axes, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+    beside(axes, [f"{row['step_mean_ms']:,.2f} ms" for row in rows])
+    legend(axes)
     return figure
 
 
 # ---- Memory --------------------------------------------------------------------------------------------------------
 
 
-def memory_figure(rows: list[dict], fitted: dict) -> Figure:
+def memory_figure(rows: list[dict], fitted: dict, about: str = "") -> Figure:
     """Measured peaks and fit over sequence length, a line for each batch size, and the peaks by category."""
-    figure, (left, right) = new_panels(4.6, ["Measured peaks (dots) and the fit (lines)", "Categories at the peak"])
-    for color, batch_size in zip(PALETTE, sorted({row["batch_size"] for row in rows}), strict=False):
+    height = max(4.6, 2 + 0.25 * len(rows))
+    figure, (left, right) = new_panels(height, "Peak memory by batch size and sequence length", about, 2)
+    for n, batch_size in enumerate(sorted({row["batch_size"] for row in rows})):
+        color, marker, dashes = series(n)
         some = [row for row in rows if row["batch_size"] == batch_size]
         seq = np.array([row["seq_len"] for row in some], float)
-        left.plot(seq, [row["peak_bytes"] / MB for row in some], "o", color=color, label=f"batch {batch_size}")
+        style = {"color": color, "label": f"batch {batch_size}"}
+        left.plot(seq, [row["peak_bytes"] / MB for row in some], marker, **style)
         if fitted["rows"]:
             dense = np.linspace(seq.min(), seq.max(), 100)
             growing = fitted["linear_bytes"] * dense + fitted["quadratic_bytes"] * dense**2
-            left.plot(dense, (fitted["constant_bytes"] + batch_size * growing) / MB, color=color, linewidth=1)
+            peaks = (fitted["constant_bytes"] + batch_size * growing) / MB
+            left.plot(dense, peaks, color=color, linewidth=1, linestyle=dashes)
     left.set(xlabel="sequence length (tokens)", ylabel="peak of live tensors (MB)", ylim=(0, None))
-    legend(left)
-    parts = {name: [row["bytes_by_category"][name] / MB for row in rows] for name in CATEGORY_COLORS}
-    stacked_bars(right, [f"{row['batch_size']} x {row['seq_len']}" for row in rows], parts, CATEGORY_COLORS)
-    right.set(xlabel="MB at the peak", ylabel="batch x sequence")
-    legend(right)
+    legend(left, "Measured (markers) and fit (lines)")
+    parts = {name: [row["bytes_by_category"][name] / MB for row in rows] for name in MEMORY}
+    stacked_bars(right, [f"{row['batch_size']} x {row['seq_len']}" for row in rows], parts, MEMORY)
+    right.set(xlabel="live tensors at the peak (MB)", ylabel="batch x sequence length")
+    legend(right, "By category", ncols=3)
     return figure
 
 
 # ---- Attention -----------------------------------------------------------------------------------------------------
 
+PANELS = {  # title: the measured column, and the predicted one
+    "forward pass (ms)": ("forward_ms", None),
+    "backward pass (ms)": ("backward_ms", None),
+    "memory before the backward pass (MB)": ("memory_bytes", "predicted_memory_bytes"),
+}
+
 
 def attention_figure(rows: list[dict], about: str) -> Figure:
-    """Forward time, backward time and memory over sequence length, a line for each implementation."""
-    figure, axes = new_panels(4.2, ["forward (ms)", "backward (ms)", "memory before backward (MB)"])
-    lines_over_sequence(axes[0], rows, "forward_ms", "o-")
-    lines_over_sequence(axes[1], rows, "backward_ms", "o-")
-    lines_over_sequence(axes[2], rows, "memory_bytes", "o", scale=MB)
-    lines_over_sequence(axes[2], rows, "predicted_memory_bytes", ":", scale=MB, labels=True)
-    legend(axes[2], loc="upper left", title="dotted: predicted", title_fontsize=8)
-    figure.suptitle(f"Attention alone, {about}", x=0.01, ha="left")
+    """Forward time, backward time and memory over sequence length, a line for each implementation; what is known."""
+    known = {title: keys for title, keys in PANELS.items() if any(row[key] for row in rows for key in keys if key)}
+    figure, panels = new_panels(4.2, "Attention alone, by sequence length", about, len(known))
+    implementations = list(dict.fromkeys(row["implementation"] for row in rows))
+    for axes, (title, (measured, predicted)) in zip(panels, known.items(), strict=True):
+        axes.set_title(title, loc="left", fontsize=10)
+        scale = MB if predicted else 1
+        for n, name in enumerate(implementations):
+            some = [row for row in rows if row["implementation"] == name]
+            lines_over_sequence(axes, some, measured, n, scale, predicted=False)
+            if predicted:
+                lines_over_sequence(axes, some, predicted, n, scale, predicted=True)
+        log_axis(axes.xaxis, ticks_among(sorted({row["seq_len"] for row in rows})))
+        log_axis(axes.yaxis)
+        axes.margins(0.1)
+        axes.set_xlabel("sequence length (tokens)")
+    handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside right center", fontsize=8, frameon=False, handlelength=4)
     return figure
 
 
-def lines_over_sequence(axes, rows: list[dict], key: str, line: str, scale: float = 1, labels: bool = False) -> None:
-    implementations = dict.fromkeys(row["implementation"] for row in rows)
-    for color, name in zip(PALETTE, implementations, strict=False):
-        points = [(row["seq_len"], row[key] / scale) for row in rows if row["implementation"] == name and row[key]]
-        if points:
-            label = name if labels else None
-            axes.plot(*zip(*points, strict=True), line, color=color, linewidth=1.4, label=label)
-    lengths = sorted({row["seq_len"] for row in rows})
-    axes.set(xscale="log", yscale="log", xlabel="sequence length (tokens)")
-    axes.set_xticks(lengths, [f"{n:,}" for n in lengths], fontsize=8)
-    axes.minorticks_off()
+def lines_over_sequence(axes, rows: list[dict], key: str, n: int, scale: float, *, predicted: bool) -> None:
+    """The n-th implementation.  Its predictions are rings, the larger the earlier, so that equal ones all show."""
+    color, marker, dashes = series(n)
+    points = [(row["seq_len"], row[key] / scale) for row in rows if row[key]]
+    style = {"markersize": 5, "label": rows[0]["implementation"]}
+    if predicted:
+        style = {"markersize": 16 - 2.5 * min(n, 4), "markerfacecolor": "none", "linewidth": 0}
+        style["label"] = f"{rows[0]['implementation']}, predicted"
+    if points:
+        axes.plot(*zip(*points, strict=True), marker=marker, linestyle=dashes, color=color, **{"linewidth": 1.4, **style})
+
+
+def ticks_among(lengths: list[int]) -> list[int]:
+    """Those lengths whose labels have room on a logarithmic axis, from the longest down."""
+    kept = lengths[-1:]
+    for length in reversed(lengths):
+        if kept[0] / length >= max(1.3, (lengths[-1] / lengths[0]) ** 0.18):
+            kept.insert(0, length)
+    return kept
 
 
 # ---- Precision -----------------------------------------------------------------------------------------------------
 
 
-def precision_figure(rows: list[dict], series: dict[str, list[float]], addend: float) -> Figure:
+def precision_figure(rows: list[dict], sums: dict[str, list[float]], addend: float, about: str = "") -> Figure:
     """Time by phase and peak memory by precision, and the relative error of the sums."""
     timed = [row for row in rows if row["status"] == "ok"]
     sized = [row for row in rows if row["predicted_peak_bytes"] is not None]
-    titles = [f"Step, {row['size']} (ms)" for row in timed[:1]]
-    titles += ["Peak memory of a step (MB)"] * bool(sized) + [f"Relative error of sums of {addend}"]
-    figure, panels = new_panels(3.8, titles)
+    figure, panels = new_panels(4, "Precision: time, memory and rounding", about, bool(timed) + bool(sized) + 1)
     if timed:
         phase_bars(panels[0], [row["precision"] for row in timed], timed)
-        legend(panels[0], loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
+        legend(panels[0], "Step time by phase", ncols=3)
     if sized:
         peak_bars(panels[-2], sized)
-    for color, (name, sums) in zip(PALETTE, series.items(), strict=False):
-        errors = [abs(total / (addend * n) - 1) or math.nan for n, total in enumerate(sums, 1)]  # 0 has no logarithm
-        panels[-1].plot(range(1, len(sums) + 1), errors, color=color, linewidth=1.2, label=name)
-    panels[-1].set(yscale="log", ylim=(1e-8, 2), xlabel="additions")
-    legend(panels[-1])
+    for n, (name, totals) in enumerate(sums.items()):
+        color, _, dashes = series(n)
+        errors = [abs(total / (addend * k) - 1) or math.nan for k, total in enumerate(totals, 1)]  # 0 has no logarithm
+        panels[-1].plot(range(1, len(totals) + 1), errors, color=color, linestyle=dashes, linewidth=1.2, label=name)
+    log_axis(panels[-1].yaxis)
+    panels[-1].set(ylim=(1e-8, 2), xlabel="additions", ylabel="relative error")
+    legend(panels[-1], f"Error of sums of {addend}", ncols=2)
     return figure
 
 
 def peak_bars(axes, rows: list[dict]) -> None:
     """Predicted and, on a GPU, measured peaks."""
-    kinds = [("predicted", "predicted_peak_bytes", PALETTE[9])]
+    kinds = [("predicted", "predicted_peak_bytes", "//")]
     if any(row["peak_bytes"] is not None for row in rows):
-        kinds.append(("measured", "peak_bytes", PALETTE[0]))
-    for i, (kind, name, color) in enumerate(kinds):
+        kinds.append(("measured", "peak_bytes", ""))
+    for i, (kind, name, hatch) in enumerate(kinds):
         values = [(row[name] or 0) / MB for row in rows]
         places = [y + 0.4 * i for y in range(len(rows))]
-        bars = axes.barh(places, values, height=0.8 / len(kinds), color=color, label=kind)
+        style = {"color": MEMORY["activations" if hatch == "" else "temporaries"], "hatch": hatch, "edgecolor": SEAM}
+        bars = axes.barh(places, values, height=0.8 / len(kinds), linewidth=0, label=kind, **style)
         axes.bar_label(bars, [f"{value:,.0f}" if value else "" for value in values], padding=3, fontsize=8)
     axes.set_yticks([y + 0.2 * (len(kinds) - 1) for y in range(len(rows))], [row["precision"] for row in rows])
-    axes.margins(x=0.15)
+    axes.margins(x=0.2)
     axes.invert_yaxis()
-    legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+    axes.set_xlabel("peak memory (MB)")
+    legend(axes, "Peak memory of a step", ncols=2)
     bare(axes)
 
 
 # ---- Timing --------------------------------------------------------------------------------------------------------
 
 
-def timing_figure(rows: list[dict], interval: tuple[float, float], change: str) -> Figure:
+def timing_figure(rows: list[dict], interval: tuple[float, float], change: str, about: str = "") -> Figure:
     """The ratio that each method reports, and the interval of the right one."""
-    figure, axes = new_axes("What each timing method would have reported", 3.4)
+    figure, axes = new_axes("What each timing method would have reported", 1.7 + 0.28 * len(rows), about)
     low, high = interval
-    axes.axvspan(low, high, color=PALETTE[2], alpha=0.25, linewidth=0, label="right, 95% interval")
+    axes.axvspan(low, high, color="#009e73", alpha=0.25, linewidth=0, label="right, 95% interval")
     axes.axvline(1, color="#404040", linewidth=1, linestyle=":", label="no difference")
-    for row in rows:
-        color = PALETTE[2 if low <= row["ratio"] <= high else 3]
-        axes.scatter([row["ratio"]], [row["method"]], c=color, s=60, zorder=3)
-        style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
-        axes.annotate(f"{row['ratio']:.3f}", (row["ratio"], row["method"]), xytext=(0, 9), **style)
-    axes.invert_yaxis()
-    axes.margins(x=0.08, y=0.14)
-    axes.set_xlabel(f"step time with {change} / without")
-    legend(axes, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
+    for y, row in enumerate(rows):
+        color, marker = ("#009e73", "o") if low <= row["ratio"] <= high else ("#d55e00", "X")
+        axes.scatter([row["ratio"]], [y], c=color, marker=marker, s=60, zorder=3)
+    axes.set_yticks(range(len(rows)), [row["method"] for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.margins(x=0.08)
+    axes.set_xlabel(f"step time with {change} / without (ratio)")
+    beside(axes, [f"{row['ratio']:.3f}" for row in rows])
+    legend(axes)
     return figure
 
 
 # ---- Comparison ----------------------------------------------------------------------------------------------------
 
 
-def comparison_figure(names: list[str], ratios: list[float], colors: list[str], baseline: str) -> Figure:
-    """Bars of the ratio of each time to that of the baseline."""
-    figure, axes = new_axes("", 1.2 + 0.24 * max(4, len(names)))
-    axes.barh(range(len(names)), ratios, color=colors)
-    axes.set_yticks(range(len(names)), names, fontsize=7.5)
+def comparison_figure(rows: list[tuple[str, float, bool]], baseline: str) -> Figure:
+    """Bars of the ratio of each time to that of the baseline: name, ratio, whether it is within noise."""
+    figure, axes = new_axes(f"Times relative to {baseline}", 1.4 + 0.24 * max(4, len(rows)), "")
+    for y, (_, ratio, noise) in enumerate(rows):
+        color, hatch = (GREY, "") if noise else ("#d55e00", "//") if ratio > 1 else ("#0072b2", "")
+        axes.barh(y, ratio - 1, left=1, color=color, hatch=hatch, edgecolor=SEAM, linewidth=0)
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=7.5)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"time relative to {baseline}; gray: within noise")
+    axes.set_ylim(max(4, len(rows)) - 0.5, -0.5)
+    beside(axes, [f"{ratio:.2f}x{', within noise' * noise}" for _, ratio, noise in rows])
+    axes.set_xlabel("time / that of the baseline (ratio)")
     return figure

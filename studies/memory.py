@@ -48,7 +48,8 @@ def study(args, device: DeviceProperties) -> None:
     fitted, factors = fit(sweep.rows), growth_factors(sweep.rows)
     sweep.rows = with_shares(sweep.rows, fitted)
     measured = [row for row in sweep.rows if row["status"] == "ok"]
-    figure = memory_figure(measured, fitted) if measured else None
+    about = f"{workload.parameter_count():,} parameters, {workload.precision}, on {device.name}"
+    figure = memory_figure(measured, fitted, about) if measured else None
     sections = [table(sweep.rows), fit_section(fitted), factor_section(factors)]
     sweep.close(sections, figure, fit=fitted, factors=factors)
 

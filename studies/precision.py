@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from analysis.wording import workload_title
 from harness.devices import PRECISIONS
 from harness.documents import PrecisionStudyRow
 from harness.tables import Column, Section, column
@@ -64,7 +65,8 @@ def study(args, device: DeviceProperties) -> None:
         squares_section(found["squares"]),
         accumulation_section(found["accumulation"]),
     ]
-    sweep.close(sections, precision_figure(sweep.rows, series, ADDEND), lacking=lacking, **found)
+    about = workload_title(specs[0]["workload"], device.name) + "; by precision"
+    sweep.close(sections, precision_figure(sweep.rows, series, ADDEND, about), lacking=lacking, **found)
 
 
 def properties_of_formats(precisions: list[str], width: int, device: torch.device) -> tuple[dict, dict]:

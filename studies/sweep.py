@@ -62,6 +62,10 @@ class DeviceProperties(NamedTuple):
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def name(self) -> str:
+        return self.environment["device"]["name"]
+
     def check_precisions(self, precisions: Sequence[str], option: str = "--precision") -> None:
         """Raise UserError for one that the device does not support."""
         for precision in precisions:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from analysis.compare import NOISE, ratio
+from analysis.wording import workload_title
 from harness.devices import choose_device, set_numerics, synchronize
 from harness.documents import TimingStudyRow
 from harness.errors import UserError
@@ -175,7 +176,8 @@ def study(args, device: DeviceProperties) -> None:
     sweep.rows = sorted(concluded(sweep.rows), key=lambda row: list(METHODS).index(row["method"]))
     change = shlex.join(args.change)
     measured = [row for row in sweep.rows if row["status"] == "ok"]
-    figure = timing_figure(measured, interval_of(measured[0]), change) if sweep.rows[0] in measured else None
+    about = workload_title(baseline, device.name)
+    figure = timing_figure(measured, interval_of(measured[0]), change, about) if sweep.rows[0] in measured else None
     sweep.close(sections(sweep.rows, change), figure, methods=METHODS)
 
 

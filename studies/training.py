@@ -154,7 +154,7 @@ def benchmark(args, device: DeviceProperties) -> None:
 
     sweep.run(specs, rows_of, label, result, table)
     measured = [row for row in most_warmed_up(sweep.rows) if row["status"] == "ok"]
-    figure = training_figure(measured, [label(row) for row in measured]) if measured else None
+    figure = training_figure(measured, [label(row) for row in measured], device.name) if measured else None
     sweep.close(sections(sweep.rows, args.memory_snapshot), figure)
 
 
