@@ -19,8 +19,12 @@ def draw_comparison(comparison: dict) -> Figure:
     panels += [draw_peaks] if any(row["peak_mb"] for row in rows) else []
     panels += [draw_changes] if comparison["components"] else []
     panels += [draw_scaling] if comparison["scaling"] else []
-    heights = [1.1 + 0.3 * (max(4, len(changes_of(comparison))) if draw is draw_changes else len(rows)) for draw in panels]
-    heights = [max(height, 2.6) if draw is draw_scaling else height for draw, height in zip(panels, heights, strict=True)]
+    heights = [
+        1.1 + 0.3 * (max(4, len(changes_of(comparison))) if draw is draw_changes else len(rows)) for draw in panels
+    ]
+    heights = [
+        max(height, 2.6) if draw is draw_scaling else height for draw, height in zip(panels, heights, strict=True)
+    ]
     figure = Figure(figsize=(WIDTH, 0.5 + sum(heights)), layout="constrained")
     entitle(figure, f"Comparison of {len(rows)} runs with {shortened(rows[0]['name'], 60)}, the baseline", "")
     all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -47,7 +51,9 @@ def draw_step_times(axes, comparison: dict) -> None:
     axes.errorbar(left, at, xerr=spread, fmt="none", ecolor="black", capsize=3)
     name_runs(axes, rows)
     baseline = ["baseline", *(row["difference"] for row in rows[1:])]
-    texts = [f"{row['ratio']:.2f}x {text}" if row["ratio"] else "no steps" for row, text in zip(rows, baseline, strict=True)]
+    texts = [
+        f"{row['ratio']:.2f}x {text}" if row["ratio"] else "no steps" for row, text in zip(rows, baseline, strict=True)
+    ]
     beside(axes, texts)
     axes.set(xlabel="time per step, mean (ms); error bars: standard deviation")
     axes.set_xlim(0, 1.02 * max((left + spread).max(), 1e-9))
@@ -79,7 +85,9 @@ def draw_changes(axes, comparison: dict) -> None:
     axes.set_yticks(range(len(rows)), [shortened(part, 48) for part in parts], fontsize=8.5)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.invert_yaxis()
-    beside(axes, [f"{row['change_ms']:+,.2f} ms{', within noise' * still}" for row, still in zip(rows, noise, strict=True)])
+    beside(
+        axes, [f"{row['change_ms']:+,.2f} ms{', within noise' * still}" for row, still in zip(rows, noise, strict=True)]
+    )
     axes.set_xlabel("change of time per profiled step (ms); gray: within noise")
     title = f"Components: {shortened(rows[0]['run'], 40)} against {shortened(comparison['baseline'], 40)}"
     axes.set_title(title, loc="left", fontsize=10)

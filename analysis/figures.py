@@ -126,7 +126,9 @@ def breakdown_figure(analysis: dict, about: str) -> Figure:
             label = f"{sum(row['share'] for row in rows):6.1%}  {shortened(part, 30)}"
             style = {"color": color, "hatch": hatch, "edgecolor": SEAM, "linewidth": 0.5}
             axes.barh(names, widths, left=left, label=label, **style)
-            segments += [(start, width, y, part, color) for y, (start, width) in enumerate(zip(left, widths, strict=True))]
+            segments += [
+                (start, width, y, part, color) for y, (start, width) in enumerate(zip(left, widths, strict=True))
+            ]
             left = left + widths
     axes.set(xlabel=f"{attribution['clock']} time per step (ms)", xlim=(0, 1.01 * max(left.max(), 1e-9)))
     axes.invert_yaxis()
@@ -270,7 +272,9 @@ def steps_figure(summary: dict, about: str) -> Figure | None:
         if (kinds == kind).any():
             color, hatch = EXCLUDED.get(kind, (GREY, ""))
             label = kind if kind == "averaged" else f"not averaged: {kind}"
-            axes.bar(numbers[kinds == kind], times[kinds == kind], color=color, hatch=hatch, edgecolor=SEAM, label=label)
+            axes.bar(
+                numbers[kinds == kind], times[kinds == kind], color=color, hatch=hatch, edgecolor=SEAM, label=label
+            )
     if mean:
         axes.axhline(mean, color="black", linewidth=0.8, linestyle=":", label=f"average, {mean:.2f} ms")
     axes.set_ylabel("time (ms)")

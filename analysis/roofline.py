@@ -138,7 +138,9 @@ def draw_roofline(data: dict, about: str = "") -> Figure:
     points = by_time(data["points"])
     rated, moving = ([row for row in points if row[key]] for key in ("operations_per_sec", "bytes_per_sec"))
     figure = Figure(figsize=(WIDTH, 7.6 if moving else 5.6), layout="constrained")
-    above, *below = figure.subplots(2 if moving else 1, 1, squeeze=False, height_ratios=(3, 1.3)[: 1 + bool(moving)])[:, 0]
+    above, *below = figure.subplots(2 if moving else 1, 1, squeeze=False, height_ratios=(3, 1.3)[: 1 + bool(moving)])[
+        :, 0
+    ]
     draw_points(above, data, rated)
     for axes in below:
         draw_bandwidth(axes, data, moving)

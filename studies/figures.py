@@ -106,7 +106,9 @@ def attention_figure(rows: list[dict], about: str) -> Figure:
         log_axis(axes.yaxis)
         axes.margins(0.1)
         axes.set_xlabel("sequence length (tokens)")
-    handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     figure.legend(handles.values(), handles, loc="outside right center", fontsize=8, frameon=False, handlelength=4)
     return figure
 
@@ -117,10 +119,12 @@ def lines_over_sequence(axes, rows: list[dict], key: str, n: int, scale: float, 
     points = [(row["seq_len"], row[key] / scale) for row in rows if row[key]]
     style = {"markersize": 5, "label": rows[0]["implementation"]}
     if predicted:
-        style = {"markersize": 16 - 2.5 * min(n, 4), "markerfacecolor": "none", "linewidth": 0}
+        style = {"markersize": 16 - 2.5 * min(n, 4), "markerfacecolor": "none", "linewidth": 0.6}
         style["label"] = f"{rows[0]['implementation']}, predicted"
     if points:
-        axes.plot(*zip(*points, strict=True), marker=marker, linestyle=dashes, color=color, **{"linewidth": 1.4, **style})
+        axes.plot(
+            *zip(*points, strict=True), marker=marker, linestyle=dashes, color=color, **{"linewidth": 1.4, **style}
+        )
 
 
 def ticks_among(lengths: list[int]) -> list[int]:

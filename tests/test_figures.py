@@ -1,0 +1,274 @@
+"""Every figure, from fixed documents: texts neither overlap nor leave the canvas, no axes are empty, numbers are plain."""
+
+import itertools
+import math
+
+import pytest
+from helpers import PROJECT
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from traces import H100, MI300X, analysis_of, real
+
+from analysis.comparison_figure import draw_comparison
+from analysis.figures import log_axis, plain_text, profile_figures, steps_figure
+from analysis.memory import draw_memory_timeline
+from analysis.palette import FAMILIES, MEMORY, PHASES, color_of, hatch_of, in_order
+from analysis.roofline import draw_roofline
+from analysis.trace import read_trace
+from harness.units import MB
+from studies.figures import (
+    attention_figure,
+    comparison_figure,
+    memory_figure,
+    precision_figure,
+    timing_figure,
+    training_figure,
+)
+
+ABOUT = "2,873,600 parameters, batch 8 x 128 tokens, fp32, on Intel(R) Xeon(R) Processor"
+
+
+def flaws(figure) -> list[str]:
+    """What a reader would complain about."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    found, boxes = [], []
+    every = [one for axes in figure.axes for one in (axes, *axes.child_axes)]
+    for text in [one for one in figure.findobj(Text) if one.get_visible() and one.get_text().strip()]:
+        box, words = text.get_window_extent(), text.get_text()
+        if "$" in words or "\\" in words:
+            found.append(f"source text: {words}")
+        axis = next((one for axes in every for one in (axes.xaxis, axes.yaxis) if text in ticks(one)), None)
+        if axis and not drawn(axis, text):
+            continue
+        if box.x0 < -1 or box.y0 < -1 or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1:
+            found.append(f"outside of the canvas: {words}")
+        boxes.append((words, box))
+    for (a, one), (b, other) in itertools.combinations(boxes, 2):
+        width, height = min(one.x1, other.x1) - max(one.x0, other.x0), min(one.y1, other.y1) - max(one.y0, other.y0)
+        if width > 1 and height > 1:
+            found.append(f"overlap: {a!r}, {b!r}")
+    return found + [flaw for axes in figure.axes for flaw in flaws_of_axes(axes)]
+
+
+def ticks(axis) -> list:
+    return [label for tick in (*axis.majorTicks, *axis.minorTicks) for label in (tick.label1, tick.label2)]
+
+
+def drawn(axis, text) -> bool:
+    """Whether a tick's label is within the limits of its axis: others keep their text, but are not drawn."""
+    low, high = sorted(axis.get_view_interval())
+    at = next(tick for tick in (*axis.majorTicks, *axis.minorTicks) if text in (tick.label1, tick.label2)).get_loc()
+    return low <= at <= high
+
+
+def flaws_of_axes(axes) -> list[str]:
+    found = []
+    name = axes.get_title(loc="left") or axes.get_xlabel()
+    if not (axes.patches or axes.lines or axes.collections):
+        found.append(f"empty axes: {name}")
+    if not axes.get_xlabel():
+        found.append(f"no label below {name}")
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = axis.get_view_interval()
+        shown = [label.get_text() for label in axis.get_ticklabels() if label.get_text() and drawn(axis, label)]
+        if axis.get_scale() == "log" and len(shown) < 3 and high / low > 3:
+            found.append(f"{len(shown)} ticks on a logarithmic axis: {name}")
+        if axes.get_xlabel() == "step" and axis is axes.xaxis and any("." in text for text in shown):
+            found.append(f"fractions of steps: {shown}")
+    if legend := axes.get_legend():
+        box = legend.get_window_extent()
+        data = [line.get_window_extent() for line in (*axes.lines, *axes.patches) if line.get_visible()]
+        if any(box.overlaps(one) for one in data if one.width and one.height):
+            found.append(f"legend over data: {name}")
+    for container in axes.containers:
+        if hasattr(container, "has_xerr") and container.has_xerr:
+            ends = [point for bars in container[2] for segment in bars.get_segments() for point in segment[:, 0]]
+            if max(ends) > axes.get_xlim()[1]:
+                found.append(f"error bars beyond the axes: {name}")
+    return found
+
+
+# ---- Documents -----------------------------------------------------------------------------------------------------
+
+
+def memory_document() -> dict:
+    events = [0, 1, 2, 3, 4, 3, 2, 1]
+    series = {f"{name}_bytes": [(k + 1) * MB * (1 + n) for n in events] for k, name in enumerate(MEMORY)}
+    total = [sum(values) for values in zip(*series.values(), strict=True)]
+    phases = [("data", 0, 0.4), ("forward", 0.4, 3), ("backward", 3, 6), ("optimizer", 6, 7)]
+    return {
+        "step": 2,
+        "peak_bytes": max(total),
+        "peak": {"phase": "backward", "where": "layers.3.attention.softmax"},
+        "phases": [{"name": name, "start_us": start, "end_us": end} for name, start, end in phases],
+        "timeline": {
+            "time_us": list(range(8)),
+            "layer": [None, 0, 0, 1, 1, 1, 0, None],
+            "total_bytes": total,
+            **series,
+        },
+    }
+
+
+def roofline_document(*, roofs: bool = True) -> dict:
+    def point(name, intensity, ms, share, rate):
+        return {
+            "name": name, "operations": 1 if intensity else 0, "bytes": 5e8, "operations_per_byte": intensity,
+            "time_ms": ms, "share_of_time": share, "operations_per_sec": rate,
+            "bytes_per_sec": ms and 5e8 / ms * 1e3, "share_of_roof": 0.4 if roofs and rate else None,
+        }  # fmt: skip
+
+    points = [point("matmul", 34.0, 20.0, 0.5, 9e10), point("element-wise", 0.1, 12.0, 0.3, 1e9)]
+    points += [point("optimizer", 0.1, 6.0, 0.15, 1.1e9), point("copy", 0.0, 2.0, 0.05, None)]
+    compute = [{"kind": "datasheet", "rate": 4e11}, {"kind": "measured", "rate": 1.8e11}] if roofs else []
+    bandwidth = [{"kind": "datasheet", "rate": 4e10}, {"kind": "measured", "rate": 9e9}] if roofs else []
+    return {
+        "device": "some CPU", "precision": "fp32", "points": points, "step": point("step", 12.0, 40.0, 1.0, 5e10),
+        "roofs": {"compute": compute, "bandwidth": bandwidth}, "ridges": [{"operations_per_byte": 20.0}] * roofs,
+    }  # fmt: skip
+
+
+def comparison_document(names, step_flops) -> dict:
+    rows = [
+        {
+            "name": name, "phases_ms": {"data": 0.2, "forward": 20.0 * k, "backward": 30.0 * k, "optimizer": 5.0},
+            "std_ms": 20.0 * k, "ratio": 1.0 / k, "difference": "slower", "peak_mb": 100.0 * k,
+            "median_ms": 55.0 * k**2, "step_flops": flops,
+        }
+        for k, (name, flops) in enumerate(zip(names, step_flops, strict=True), 1)
+    ]  # fmt: skip
+    parts = [part for family in FAMILIES for part in family.members if "." in part]
+    changes = [
+        {"run": names[1], "component": part, "change_ms": 3.0 - k, "difference": "within noise" if k == 3 else "less"}
+        for k, part in enumerate(parts)
+    ]
+    scaling = {"exponent": 0.93} if len(set(step_flops)) > 1 else None
+    return {"baseline": names[0], "runs": rows, "components": changes, "scaling": scaling}
+
+
+def steps_document() -> dict:
+    reasons = ["first", None, None, "profiler warm-up", "profiled", "profiled", *[None] * 6]
+    times = [90.0, 40.0, 42.0, 45.0, 60.0, 61.0, *[41.0] * 6]
+    steps = {"step": list(range(1, 13)), "time_ms": times, "exclusion_reason": reasons}
+    return {"steps": steps, "performance": {"avg_step_time_ms": 41.0}}
+
+
+def attention_rows(lengths, *, measured: bool) -> list[dict]:
+    return [
+        {
+            "implementation": name, "seq_len": length, "forward_ms": k * length**2 / 1e4 if measured else None,
+            "backward_ms": k * length**2 / 4e3 if measured else None, "predicted_memory_bytes": 16 * length**2,
+            "memory_bytes": 16 * length**2 if measured else None,
+        }
+        for k, name in enumerate(("manual", "eager", "compiled", "sdpa-flash", "sdpa-efficient", "sdpa-math"), 1)
+        for length in lengths
+    ]  # fmt: skip
+
+
+def phase_row(**more) -> dict:
+    times = {"forward_mean_ms": 13.0, "backward_mean_ms": 25.0, "optimizer_mean_ms": 4.0, "step_mean_ms": 42.0}
+    return {**times, "step_std_ms": 20.0, **more}
+
+
+def precision_rows(*, timed: bool, on_gpu: bool) -> list[dict]:
+    status, peak = "ok" if timed else "skipped", 120 * MB if on_gpu else None
+    names = ("fp32", "tf32", "bf16", "fp16")
+    row = phase_row(status=status, size="tiny", predicted_peak_bytes=110 * MB, peak_bytes=peak)
+    return [row | {"precision": name} for name in names]
+
+
+def memory_rows() -> list[dict]:
+    sizes = [(batch_size, seq_len) for seq_len in (64, 128, 256) for batch_size in (2, 4, 8)]
+    parts = {name: 3 * MB for name in MEMORY}
+    keys = ("batch_size", "seq_len", "peak_bytes")
+    return [
+        dict(zip(keys, (b, s, (33 + b * s / 8) * MB), strict=True)) | {"bytes_by_category": parts} for b, s in sizes
+    ]
+
+
+METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
+SUMS = {
+    name: [0.1 * n * (1 + n * e) for n in range(1, 1000)]
+    for name, e in (("fp32", 1e-9), ("bf16", 1e-5), ("fp16", 1e-6))
+}
+FIT = {"rows": 9, "constant_bytes": 33 * MB, "linear_bytes": MB / 8, "quadratic_bytes": 1.0}
+SWEEP = [(f"tiny 8 x 128 train step run_{k}", 0.7 + 0.1 * k, k == 3) for k in range(8)]
+FIGURES = {
+    "steps": lambda: steps_figure(steps_document(), ABOUT),
+    "memory_timeline": lambda: draw_memory_timeline(memory_document(), ABOUT),
+    "roofline": lambda: draw_roofline(roofline_document(), ABOUT),
+    "roofline_of_unknown_device": lambda: draw_roofline(roofline_document(roofs=False), ABOUT),
+    "comparison": lambda: draw_comparison(comparison_document(["baseline", "a_run"], [17e9] * 2)),
+    "comparison_of_sizes": lambda: draw_comparison(
+        comparison_document(["results_tiny_20261122_082620", "results_small_20261122_082625"], [1.8e10, 2.8e11])
+    ),
+    "comparison_of_near_sizes": lambda: draw_comparison(comparison_document(["a", "b", "c" * 60], [8e9, 1e10, 1.8e10])),
+    "training": lambda: training_figure([phase_row() for _ in METHODS], [f"tiny {name}" for name in METHODS], ABOUT),
+    "memory_study": lambda: memory_figure(memory_rows(), FIT, ABOUT),
+    "attention": lambda: attention_figure(attention_rows((256, 512, 1024), measured=True), ABOUT),
+    "attention_long": lambda: attention_figure(attention_rows([2**k for k in range(7, 15)], measured=True), ABOUT),
+    "attention_dry_run": lambda: attention_figure(attention_rows((8192, 16384), measured=False), ABOUT),
+    "attention_of_one_length": lambda: attention_figure(attention_rows((1024,), measured=True), ABOUT),
+    "precision": lambda: precision_figure(precision_rows(timed=True, on_gpu=True), SUMS, 0.1, ABOUT),
+    "precision_dry_run": lambda: precision_figure(precision_rows(timed=False, on_gpu=False), SUMS, 0.1, ABOUT),
+    "timing": lambda: timing_figure(
+        [{"method": name, "ratio": 0.9 + 0.02 * k} for k, name in enumerate(METHODS)], (0.88, 0.93), "--compile", ABOUT
+    ),
+    "sweeps": lambda: comparison_figure(SWEEP, "a_sweep"),
+}
+
+
+# ---- Tests ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_can_be_read(name):
+    with plain_text():
+        assert not flaws(FIGURES[name]())
+
+
+@pytest.mark.parametrize("name", ["cpu.pt", "gpu.pt"])
+def test_figures_of_a_profile_can_be_read(name):
+    analysis = analysis_of(read_trace(PROJECT / "tests" / "golden" / f"{name}.trace.json.gz"))
+    check_profile(analysis)
+
+
+@pytest.mark.parametrize("name", [H100, MI300X])
+def test_figures_of_other_programs_can_be_read(name):
+    check_profile(analysis_of(real(name)))
+
+
+def check_profile(analysis):
+    with plain_text():
+        figures = profile_figures(analysis, ABOUT)
+        assert {"step_breakdown", "step_timeline", "operators"} <= set(figures)
+        assert {name: found for name, figure in figures.items() if (found := flaws(figure))} == {}
+
+
+def test_large_segments_carry_their_names():
+    analysis = analysis_of(read_trace(PROJECT / "tests" / "golden" / "cpu.pt.trace.json.gz"))
+    figure = profile_figures(analysis, ABOUT)["step_breakdown"]
+    assert {"optimizer", "framework overhead"} <= {text.get_text() for text in figure.axes[0].texts}
+
+
+def test_colors_are_fixed_and_families_differ():
+    parts = [part for family in FAMILIES for part in family.members]
+    assert len({color_of(part) for part in parts}) == len(parts)
+    assert color_of("optimizer") == PHASES["optimizer"] == MEMORY["optimizer"]
+    assert hatch_of("attention.q_proj") == hatch_of("BertSdpaSelfAttention.Linear") != hatch_of("mlp.up_proj")
+    assert hatch_of("BertOutput.LayerNorm") == hatch_of("attention_norm")
+    assert in_order(["mlp.up_proj", "idle", "attention.o_proj", "attention.q_proj", "data"]) == [
+        "data", "attention.q_proj", "attention.o_proj", "mlp.up_proj", "idle"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("low", "high"), [(1e-8, 1), (6, 7), (8, 18), (3, 40), (0.01, 2000), (9e9, 2e10)])
+def test_logarithmic_axes_have_three_ticks_or_more(low, high):
+    axes = Figure().subplots()
+    axes.plot([low, high], [1, 2])
+    log_axis(axes.xaxis)
+    shown = [at for at in axes.get_xticks() if low <= at <= high]
+    assert 3 <= len(shown) <= 8
+    assert all(math.isfinite(float(axes.xaxis.get_major_formatter()(at, 0).replace(",", ""))) for at in shown)
