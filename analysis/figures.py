@@ -63,7 +63,9 @@ def log_axis(axis, ticks: Sequence[float] = ()) -> None:
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_locator(FixedLocator(ticks) if len(ticks) else PlainLogLocator())
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda x, _: f"{x:,.6g}" if 1e-3 <= x < 1e6 else f"{x:.3g}")
+    axis.set_major_formatter(
+        lambda x, _: f"{x:,.6g}" if 1e-3 <= x < 1e6 else f"{x:.3g}".replace("e-0", "e-").replace("e+0", "e")
+    )
 
 
 def step_axis(axes) -> None:

@@ -110,10 +110,10 @@ def draw_memory_timeline(memory: dict, about: str = ""):
     axes.spines["left"].set_visible(True)
     events = range(len(timeline["time_us"]))  # tracking distorts time, so the axis counts allocations and frees
     layers = [np.asarray(timeline[f"{category}_bytes"]) / MB for category in MEMORY]
-    hatches = [HATCHES.get(category, "") for category in MEMORY]
     style = {"edgecolor": SEAM, "linewidth": 0, "step": "post"}
-    for area, hatch in zip(axes.stackplot(events, layers, labels=MEMORY, colors=MEMORY.values(), **style), hatches):
-        area.set_hatch(hatch)
+    areas = axes.stackplot(events, layers, labels=MEMORY, colors=MEMORY.values(), **style)
+    for area, category in zip(areas, MEMORY, strict=True):
+        area.set_hatch(HATCHES.get(category))
     mark_layers(axes, timeline["layer"])
     times, segments = np.asarray(timeline["time_us"]), []
     for row in memory["phases"]:

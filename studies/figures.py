@@ -109,7 +109,9 @@ def attention_figure(rows: list[dict], about: str) -> Figure:
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(handles.values(), handles, loc="outside right center", fontsize=8, frameon=False, handlelength=4)
+    figure.legend(
+        handles.values(), handles, loc="outside right center", fontsize=8, frameon=False, handlelength=4, labelspacing=1
+    )
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Every figure, from fixed documents: texts neither overlap nor leave the canvas, no axes are empty, numbers are plain."""
+"""Every figure, from fixed documents: no text overlaps another or leaves the canvas, no axes are empty."""
 
 import itertools
 import math
