@@ -60,7 +60,7 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
         if documents["summary"] and (figure := steps_figure(documents["summary"], about)):
             figures["steps"] = figure
         if documents["memory"]:
-            figures["memory_of_a_step"] = draw_memory_timeline(documents["memory"], about)
+            figures["memory_timeline"] = draw_memory_timeline(documents["memory"], about)
         if documents["roofline"]:
             figures["roofline"] = draw_roofline(documents["roofline"], about)
         drawn = {name: png(figure) for name, figure in figures.items()}
@@ -232,7 +232,7 @@ def to_tensorboard(folder: Path, analysis: dict | None, drawn: dict[str, bytes])
         with SummaryWriter(str(folder), filename_suffix=".report") as writer:
             for name, data in drawn.items():  # drawing them again would take as long as the rest of the report
                 pixels = (255 * imread(io.BytesIO(data))).round().astype(np.uint8)  # [height, width, RGBA]
-                writer.add_image(f"profile/{name}", pixels, dataformats="HWC")
+                writer.add_image(f"whole_run/{name}", pixels, dataformats="HWC")
             for name, text in (text_tables(analysis) if analysis else {}).items():
                 writer.add_text(f"profile/{name}", text)
     except OSError as error:

@@ -24,6 +24,10 @@ from harness.units import MB
 from harness.workload import Workload
 
 
+# No columns of TensorBoard's HPARAMS tab: they affect neither speed nor memory nor the loss.
+HIDDEN_SETTINGS = {"num_steps", "output_dir", "log_interval", "force", "device", "norm_eps", "rope_theta", "init_std", "max_seq_len"}
+
+
 class Explanation(NamedTuple):
     """The result of one instrument: a JSON file, lines to print, and perhaps a figure, a PNG of the same name."""
 
@@ -140,13 +144,13 @@ class RunReport:
         with self._naming_event_file():
             for record in self._unwritten:
                 rate = samples / (record.total_ms / 1e3)
-                scalars = {
+                scalars = {  # TensorBoard sorts by name: loss and step time come first
                     "loss": record.loss,
                     "step_time_ms": record.total_ms,
-                    "samples_per_sec": rate,
-                    "tokens_per_sec": rate * self.workload.seq_len,
-                    "memory_mb": record.memory_bytes / MB,
-                    **{f"phase_ms/{phase}": ms for phase, ms in record.phase_ms.items()},
+                    **{f"step_time_ms/{phase}": ms for phase, ms in record.phase_ms.items()},
+                    "throughput/samples_per_sec": rate,
+                    "throughput/tokens_per_sec": rate * self.workload.seq_len,
+                    "used_memory_mb": record.memory_bytes / MB,
                 }
                 if record.interval.run_s:
                     scalars["waited_share"] = record.interval.waited_share
@@ -235,7 +239,7 @@ class RunReport:
             write_figure(self.folder / f"{name}.png", figure)
         with self._naming_event_file():
             for name, figure in figures.items():
-                self.writer.add_figure(name, figure, self.num_steps)
+                self.writer.add_figure(f"whole_run/{name}", figure)  # as the report calls it: one card
             self._write_scalars()
             self._write_hyperparameters(summary)
             self.writer.close()
@@ -243,13 +247,18 @@ class RunReport:
     def _write_hyperparameters(self, summary: dict) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        settings = self.config["training"] | self.config["model"]
-        for name in ("num_steps", "output_dir", "log_interval"):
-            settings.pop(name, None)
+        every = self.config["training"] | self.config["model"]
+        # TensorBoard would show booleans as numbers, and leave out None.
+        words = {None: "none", False: "no", True: "yes"}
+        settings = {
+            name: words[value] if value is None or isinstance(value, bool) else value
+            for name, value in every.items()
+            if name not in HIDDEN_SETTINGS and not name.endswith("_reason")
+        }
         performance = summary["performance"]
         metrics = {name: performance[name] for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops")}
         metrics |= {"peak_memory_mb": summary["memory"]["peak_mb"], "final_loss": summary["loss"]["final"]}
-        metrics = {f"hparam/{name}": value for name, value in metrics.items() if value is not None}
+        metrics = {f"whole_run/{name}": value for name, value in metrics.items() if value is not None}
         for part in hparams(settings, metrics):
             self.writer.file_writer.add_summary(part)
         for name, value in metrics.items():

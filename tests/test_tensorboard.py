@@ -127,8 +127,8 @@ def test_our_own_tabs_need_no_plugin(tensorboard):
     scalars = json.loads(fetch(f"{tensorboard}/data/plugin/scalars/tags"))["run"]
     assert {"loss", "step_time_ms"} <= set(scalars)
     images = json.loads(fetch(f"{tensorboard}/data/plugin/images/tags"))["run"]
-    figures = {"step_breakdown", "step_timeline", "operators", "memory", "memory_of_a_step", "steps"}
-    assert {f"profile/{name}" for name in figures} <= set(images)
+    figures = {"step_breakdown", "step_timeline", "operators", "memory", "memory_timeline", "steps"}
+    assert {f"whole_run/{name}" for name in figures} <= set(images)
     texts = json.loads(fetch(f"{tensorboard}/data/plugin/text/tags"))["run"]
     assert {f"profile/{name}/text_summary" for name in ("verdict", "components", "operators")} <= set(texts)
 
@@ -138,9 +138,9 @@ def test_in_a_browser(tensorboard, logs, tmp_path):
     assert CHARTS.encode() in fetch(f"{tensorboard}/data/plugin/pytorch_profiler/index.html")
     with Proxy(tensorboard) as proxy, Browser(tmp_path / "profile") as browser:
         browser.open(f"{proxy.url}/#scalars")
-        browser.text_with("step_time_ms", "tag: loss", "memory_mb")
-        browser.open(f"{proxy.url}/#images&tagFilter=profile")
-        browser.text_with("profile/step_breakdown", "profile/operators")
+        browser.text_with("step_time_ms", "tag: loss", "used_memory_mb")
+        browser.open(f"{proxy.url}/#images&tagFilter=whole_run")
+        browser.text_with("whole_run/step_breakdown", "whole_run/operators")
         browser.open(f"{proxy.url}/#text&tagFilter=verdict")
         browser.text_with("profile/verdict/text_summary", "a bound takes 40% of the step")
         browser.open(f"{proxy.url}/#text&tagFilter=components")
