@@ -100,7 +100,7 @@ def tensor_name(row: dict) -> str:
     return f"{backward}{' '.join(row['where'].rsplit('.', 1))} {row['shape']}"
 
 
-def draw_memory_timeline(memory: dict, about: str = ""):
+def draw_memory_timeline(memory: dict, about: str):
     """The figure of memory_timeline.png: live bytes by category over the step, phases and the peak marked."""
     from analysis.figures import SEAM, label_segments, new_axes  # matplotlib takes long to import
 

@@ -23,9 +23,18 @@ from harness.timing import StepMeter, StepRecord
 from harness.units import MB
 from harness.workload import Workload
 
-
 # No columns of TensorBoard's HPARAMS tab: they affect neither speed nor memory nor the loss.
-HIDDEN_SETTINGS = {"num_steps", "output_dir", "log_interval", "force", "device", "norm_eps", "rope_theta", "init_std", "max_seq_len"}
+HIDDEN_SETTINGS = {
+    "num_steps",
+    "output_dir",
+    "log_interval",
+    "force",
+    "device",
+    "norm_eps",
+    "rope_theta",
+    "init_std",
+    "max_seq_len",
+}
 
 
 class Explanation(NamedTuple):

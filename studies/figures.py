@@ -45,7 +45,7 @@ def phase_bars(axes, names: list[str], rows: list[dict]) -> None:
     bare(axes)
 
 
-def training_figure(rows: list[dict], names: list[str], about: str = "") -> Figure:
+def training_figure(rows: list[dict], names: list[str], about: str) -> Figure:
     figure, axes = new_axes("Time of a step by phase", 1.9 + 0.3 * len(rows), about)
     phase_bars(axes, names, rows)
     beside(axes, [f"{row['step_mean_ms']:,.2f} ms" for row in rows])
@@ -56,7 +56,7 @@ def training_figure(rows: list[dict], names: list[str], about: str = "") -> Figu
 # ---- Memory --------------------------------------------------------------------------------------------------------
 
 
-def memory_figure(rows: list[dict], fitted: dict, about: str = "") -> Figure:
+def memory_figure(rows: list[dict], fitted: dict, about: str) -> Figure:
     """Measured peaks and fit over sequence length, a line for each batch size, and the peaks by category."""
     height = max(4.6, 2 + 0.25 * len(rows))
     figure, (left, right) = new_panels(height, "Peak memory by batch size and sequence length", about, 2)
@@ -141,7 +141,7 @@ def ticks_among(lengths: list[int]) -> list[int]:
 # ---- Precision -----------------------------------------------------------------------------------------------------
 
 
-def precision_figure(rows: list[dict], sums: dict[str, list[float]], addend: float, about: str = "") -> Figure:
+def precision_figure(rows: list[dict], sums: dict[str, list[float]], addend: float, about: str) -> Figure:
     """Time by phase and peak memory by precision, and the relative error of the sums."""
     timed = [row for row in rows if row["status"] == "ok"]
     sized = [row for row in rows if row["predicted_peak_bytes"] is not None]
@@ -183,7 +183,7 @@ def peak_bars(axes, rows: list[dict]) -> None:
 # ---- Timing --------------------------------------------------------------------------------------------------------
 
 
-def timing_figure(rows: list[dict], interval: tuple[float, float], change: str, about: str = "") -> Figure:
+def timing_figure(rows: list[dict], interval: tuple[float, float], change: str, about: str) -> Figure:
     """The ratio that each method reports, and the interval of the right one."""
     figure, axes = new_axes("What each timing method would have reported", 1.7 + 0.28 * len(rows), about)
     low, high = interval
