@@ -37,6 +37,12 @@ HIDDEN_SETTINGS = {
 }
 
 
+def in_words(settings: dict) -> dict:
+    """Without booleans and None: TensorBoard would show booleans as numbers, and leave out None."""
+    words = {None: "none", False: "no", True: "yes"}
+    return {name: words[one] if one is None or isinstance(one, bool) else one for name, one in settings.items()}
+
+
 class Explanation(NamedTuple):
     """The result of one instrument: a JSON file, lines to print, and perhaps a figure, a PNG of the same name."""
 
@@ -257,13 +263,8 @@ class RunReport:
         from torch.utils.tensorboard.summary import hparams
 
         every = self.config["training"] | self.config["model"]
-        # TensorBoard would show booleans as numbers, and leave out None.
-        words = {None: "none", False: "no", True: "yes"}
-        settings = {
-            name: words[value] if value is None or isinstance(value, bool) else value
-            for name, value in every.items()
-            if name not in HIDDEN_SETTINGS and not name.endswith("_reason")
-        }
+        hidden = {name for name in every if name in HIDDEN_SETTINGS or name.endswith("_reason")}
+        settings = in_words({name: every[name] for name in every if name not in hidden})
         performance = summary["performance"]
         metrics = {name: performance[name] for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops")}
         metrics |= {"peak_memory_mb": summary["memory"]["peak_mb"], "final_loss": summary["loss"]["final"]}

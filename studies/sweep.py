@@ -38,6 +38,7 @@ from harness.files import (
     write_figure,
     write_json,
 )
+from harness.run_report import in_words
 from harness.tables import Column, Section, column
 from harness.timing import summary_stats
 from harness.units import megabytes
@@ -289,7 +290,7 @@ class Sweep:
                 for row in self.rows:
                     figures = {f"hparam/{name}": row[name] for name in self.figures if row.get(name) is not None}
                     if row["status"] == "ok" and figures:
-                        values = {name: row[name] for name in self.key}
+                        values = in_words({name: row[name] for name in self.key})
                         run = "_".join(str(value).replace("/", "-") for value in values.values())
                         writer.add_hparams(values, figures, run_name=f"rows/{run}")
         except OSError as failure:

@@ -217,6 +217,7 @@ SCALARS = f"{SCALARS} whole_run/avg_step_time_ms whole_run/final_loss".split()
 
 def test_events_hold_scalars_text_and_hyperparameters(train, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     train("--output-dir", "run", "--num-steps", "4")
     events = EventAccumulator(str(tmp_path / "run")).Reload()
@@ -225,7 +226,10 @@ def test_events_hold_scalars_text_and_hyperparameters(train, tmp_path):
     assert sorted(SCALARS)[:2] == ["loss", "step_time_ms"]  # TensorBoard sorts by name
     sections = ("model", "training", "profiling", "environment")
     assert {f"{section}/text_summary" for section in sections} <= set(events.Tags()["tensors"])
-    assert "_hparams_/session_start_info" in events.summary_metadata
+    start = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    shown = HParamsPluginData.FromString(start).session_start_info.hparams
+    assert (shown["compile"].string_value, shown["optimizer_impl"].string_value) == ("no", "none")
+    assert "num_steps" not in shown
 
 
 def test_an_earlier_run_is_moved_whole(train, tmp_path):
