@@ -96,12 +96,12 @@ POINT_COLUMNS = [
     column("ops/byte", "operations_per_byte", ".2f"),
     column("Gop/s", "operations_per_sec", ",.2f", 1e9),
     column("GB/s", "bytes_per_sec", ",.2f", 1e9),
-    Column("of its roof", lambda row: row["share_of_roof"] if row["operations"] else None, ".1%"),
+    Column("share of roof", lambda row: row["share_of_roof"] if row["operations"] else None, ".1%"),
 ]
 
 
 def roofline_lines(data: dict) -> list[str]:
-    """A class a line: how fast it ran, and how near its roof."""
+    """One line per class: how fast it ran, and how close to its roof."""
     elsewhere = {"operations": None, "operations_per_byte": None, "share_of_roof": None}
     rows = [
         *by_time(data["points"]),
@@ -124,7 +124,9 @@ def roofline_lines(data: dict) -> list[str]:
         *(f"Roof: {one['roof']}, {one['kind']}: {one['source']}" for one in roofs),
     ]
     if any((row["share_of_roof"] or 0) > 1 for row in data["points"]):
-        lines.append("More than 100% of a roof: caches served part of it, or it was updated in place, unlike a copy.")
+        lines.append(
+            "More than 100% of a roof: caches served part of it, or tensors were updated in place, unlike in a copy."
+        )
     return lines
 
 
@@ -133,7 +135,7 @@ def by_time(points: list[dict]) -> list[dict]:
 
 
 def draw_roofline(data: dict) -> Figure:
-    """Above, the points under the roofs, their area the time; below, how near each class comes to the bandwidth."""
+    """Above, the points under the roofs, with areas by time; below, how close each class comes to the bandwidth."""
     figure = Figure(figsize=(WIDTH, 8.2), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(3.2, 1.2))
     points = by_time(data["points"])
@@ -156,7 +158,7 @@ def draw_points(axes, data: dict, points: list[dict], colors: dict[str, str]) ->
     axes.set(xlim=(min(xs) / 5, 4 * max(xs)), ylim=(floor, top))
     for row in shown:
         y, is_step = row["operations_per_sec"] / scale, row is step
-        label = "step, matmuls alone" if is_step else row["name"]
+        label = "step, matmuls only" if is_step else row["name"]
         label += f": {row['time_ms']:.2f} ms ({row['share_of_time']:.1%}), {y:,.3g} {unit}"
         if row["share_of_roof"] is not None:
             label += f", {row['share_of_roof']:.0%} of its roof"
@@ -212,4 +214,4 @@ def draw_bandwidth(axes, data: dict, rows: list[dict], colors: dict[str, str]) -
     axes.set(xlim=(0, 1.3 * limit), xlabel="GB/s: bytes counted over the time of the class")
     axes.invert_yaxis()
     bare(axes)
-    axes.set_title("Bandwidth of each class, and the device's", loc="left", fontsize=10)
+    axes.set_title("Bandwidth of each class (bars) and of the device (lines)", loc="left", fontsize=10)

@@ -65,7 +65,7 @@ def test_synchronizations_are_proposed_with_their_number(tmp_path):
         *on_gpu("gemm", 900, 910, 10, 2, operator=LARGE | {"ts": 899}),
     ]
     rows = {row["name"]: row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"]}
-    assert "1.0 waits a step" in rows["fewer synchronizations"]["evidence"]
+    assert "1.0 synchronizing calls per step" in rows["fewer synchronizations"]["evidence"]
     assert rows["fewer synchronizations"]["share"] == pytest.approx(700 / 1000)
 
 
