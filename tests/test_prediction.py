@@ -407,7 +407,7 @@ def test_a_fit_that_fragmentation_may_spoil_is_told():
         "step_time_lower_bound_ms_reason": "",
     }
     (line,) = (line for line in prediction_lines(document) if line.startswith("Fragmentation:"))
-    assert line.endswith("up to 16% of the peak on top, 22 MB, by simulation: MAY NOT FIT")
+    assert line.endswith("up to 16% of the peak on top, 22 MB, in simulation: MAY NOT FIT")
 
 
 # --- what does not fit ---
