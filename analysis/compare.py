@@ -1,6 +1,6 @@
 """How do runs differ?  Their settings, times, memory and, where they were profiled, their components and operators.
 
-The first run is the baseline.  A ratio of step times has a bootstrap interval over the steps that both averaged; where
+The first run is the baseline.  A ratio of step times has a bootstrap interval over the steps that both averaged; if
 that contains 1, the difference is within noise.
 """
 
@@ -21,7 +21,7 @@ from harness.tables import Column, column, text_table
 from harness.timing import PHASES, summary_stats
 
 NOISE, UNDECIDED = "within noise", "undecided: disturbed"
-# Differ without making a difference; the variable is one that DeepSpeed sets itself.
+# Settings that do not affect the results; DeepSpeed itself sets the variable.
 IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUDA_CHECK"}
 STANDARD_ERRORS = 2.0  # of a difference of means, below which it is noise
 RESAMPLES = 2000
@@ -30,14 +30,14 @@ REASONS = {
     **dict.fromkeys(("samples_per_sec", "tokens_per_sec", "achieved_tflops", *PHASES), "no step was completed"),
     **dict.fromkeys(("peak_mb", "final_loss", "largest_loss_difference", "step_flops"), "no step was completed"),
     "std_ms": "needs at least two steps",
-    "ratio_95": "an interval takes three steps of each",
+    "ratio_95": "an interval needs three steps of each run",
     "noise_ms": "one of the profiles has a single step",
     "mfu_percent": "no flops_profile.json in the folder",
     "verdict": "not profiled",
     **dict.fromkeys(("disturbed", "waited_share", "lost_share"), "not measured by the run"),
     "size": "no --size was given",
     "repeats": "no two of the runs have the same settings",
-    "scaling": "the steps of all runs have the same FLOPs",
+    "scaling": "all runs have the same FLOPs per step",
 }
 
 
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def step_ms(self) -> np.ndarray:
-        """The steps that averages are taken over; without any, all but the first."""
+        """Times of the steps that averages include; if there are none, of all but the first."""
         steps = self.summary["steps"]
         times = np.array(steps["time_ms"], dtype=float)
         free = np.array([reason is None for reason in steps["exclusion_reason"]], dtype=bool)
@@ -61,9 +61,9 @@ class Run:
 
     @property
     def disturbance(self) -> dict:
-        """What its averaged steps were disturbed by; disturbed is None if the run did not measure it.
+        """What disturbed its averaged steps; `disturbed` is None if the run did not measure it.
 
-        lost_share: of the time of its steps, which the disturbance accounts for at most.
+        lost_share: the largest share of its step time that the disturbance can account for.
         """
         found = self.summary.get("disturbance")
         if not found:
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def clock(self) -> str:
-        """Of its profile: GPU or host."""
+        """The clock of its profile: GPU or host."""
         return self.analysis["attribution"]["clock"]
 
 
@@ -97,7 +97,7 @@ def compare(folders: list[Path]) -> dict:
     repeats = repeated(runs)
     spread = repeats["spread"] if repeats else 0.0
     for row in rows:
-        # The repeat that is farthest away is as far away as the spread: rounding must not make it a difference.
+        # The most distant repeat lies exactly at the spread: rounding must not turn it into a difference.
         if repeats and row["ratio"] is not None and abs(math.log(row["ratio"])) <= math.log1p(spread) + 1e-9:
             row["difference"] = NOISE
         if row["difference"] in ("slower", "faster") and may_be_disturbance(row, rows[0]):
@@ -130,7 +130,7 @@ def check_distinct(folders: list[Path]) -> None:
 
 
 def unique_names(folders: list[Path]) -> list[str]:
-    """Names of folders, with as much of the path as tells them apart."""
+    """Folder names; the path where two folders have the same name."""
     names = [folder.resolve().name for folder in folders]
     return [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
 
@@ -164,19 +164,19 @@ def run_row(run: Run, baseline: Run) -> dict:
 
 
 def may_be_disturbance(row: dict, baseline: dict) -> bool:
-    """Whether a ratio of step times may be 1 without what disturbed them at most."""
+    """Whether the ratio of step times could be 1 without the largest possible effect of the disturbance."""
     shorter, longer = (1 - (side["lost_share"] or 0.0) if side["disturbed"] else 1.0 for side in (row, baseline))
     return row["ratio"] * shorter <= 1 <= row["ratio"] / max(longer, 1e-9)
 
 
 def loss_difference(run: Run, baseline: Run) -> float | None:
-    """How far the losses of the steps that both did lie apart, at most: does it still compute the same?"""
+    """The largest loss difference over the steps that both completed: does the run still compute the same?"""
     pairs = zip(run.summary["steps"]["loss"], baseline.summary["steps"]["loss"], strict=False)
     return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
 
 
 def ratio(times: np.ndarray, baseline: np.ndarray, same: bool = False) -> dict:
-    """Of the medians, with the 95% interval that resampling the steps of both gives."""
+    """Ratio of the medians, with its 95% bootstrap interval over the steps of both."""
     if not len(times) or not len(baseline):
         return {"ratio": None, "ratio_95": None, "difference": "no steps to compare"}
     value = float(np.median(times) / np.median(baseline))
@@ -192,7 +192,7 @@ def ratio(times: np.ndarray, baseline: np.ndarray, same: bool = False) -> dict:
 
 
 def differences(runs: list[Run]) -> list[dict]:
-    """Settings and surroundings in which the runs are not alike."""
+    """Settings and environment in which the runs differ."""
     tables = [settings_of(run) for run in runs]
     names = dict.fromkeys(name for table in tables for name in table if name not in IGNORED)
     rows = [{"name": name, "values": [table.get(name) for table in tables]} for name in names]
@@ -200,7 +200,7 @@ def differences(runs: list[Run]) -> list[dict]:
 
 
 def settings_of(run: Run) -> dict:
-    """Settings and surroundings of a run, by name."""
+    """Settings and environment of a run, by name."""
     config, environment = run.summary["config"], run.summary["environment"]
     return (
         config["training"]
@@ -215,9 +215,9 @@ def settings_of(run: Run) -> dict:
 
 
 def repeated(runs: list[Run]) -> dict | None:
-    """Runs of the same settings on the same device: how far their medians lie apart is what a start alone does.
+    """Runs with the same settings on the same device, and the spread of their medians: what a restart alone changes.
 
-    Profiling may differ: instruments sit on steps that are not averaged.
+    Their profiling may differ: steps with an instrument are not averaged.
     """
     same: dict[str, list[Run]] = {}
     for run in runs:
@@ -235,7 +235,7 @@ def repeated(runs: list[Run]) -> dict | None:
 
 
 def scaling(rows: list[dict]) -> dict | None:
-    """How step time grows with the FLOPs of a step, where the runs have different ones: t ~ FLOPs^exponent."""
+    """How step time grows with the FLOPs per step, if the runs differ in them: t ~ FLOPs^exponent."""
     points = sorted((row["step_flops"], row["median_ms"]) for row in rows if row["median_ms"] and row["step_flops"])
     if len({flops for flops, _ in points}) < 2:
         return None
@@ -253,7 +253,7 @@ Times = dict[str, tuple[float, float | None]]  # by name: ms per profiled step a
 
 
 def component_times(run: Run) -> Times:
-    """The error by the spread over steps."""
+    """The standard error is that of the spread over steps."""
     n = run.analysis["attribution"]["steps"]
     return {
         row["component"]: (row["ms_per_step"], None if row.get("std_ms") is None else row["std_ms"] / math.sqrt(n))
@@ -262,7 +262,7 @@ def component_times(run: Run) -> Times:
 
 
 def operator_times(run: Run) -> Times:
-    """Own time; the error by the spread of the steps."""
+    """Self time; the standard error is that of the step times."""
     key, n = "self_device_us" if run.clock == "GPU" else "self_cpu_us", run.analysis["attribution"]["steps"]
     steps = run.analysis["steps"]
     relative = None if steps["std_ms"] is None else steps["std_ms"] / steps["mean_ms"] / math.sqrt(steps["count"])
@@ -273,7 +273,7 @@ def operator_times(run: Run) -> Times:
 def changes(run: str, kind: str, before: Times, after: Times, spread: float) -> list[dict]:
     """What each component or operator takes in both runs, the largest change first.
 
-    spread is the relative difference that runs of the same settings show.
+    spread is the relative difference between runs with the same settings.
     """
     rows = []
     for name in dict.fromkeys([*before, *after]):
@@ -334,18 +334,20 @@ def comparison_lines(comparison: dict, top: int = 12) -> list[str]:
     lines = [
         f"Runs, against {comparison['baseline']}:",
         *text_table(TIME_COLUMNS, rows),
-        "Steps that averages include; ratio of medians, with its 95% interval over those steps",
-        "Waited: share of thread time, waiting for a core",
+        "Only the steps that averages include; ratio of medians, with its 95% interval over these steps",
+        "Waited: share of thread time spent waiting for a core",
         *(f"Disturbance of {row['name']}: {row['disturbance']}" for row in rows if row["disturbed"]),
         "",
         *text_table(OTHER_COLUMNS, rows),
-        f"Peak MB: {'; '.join(sources)}" + (", not to be compared" if len(sources) > 1 else ""),
+        f"Peak MB: {'; '.join(sources)}" + (", not comparable" if len(sources) > 1 else ""),
     ]
     if repeats:
         groups = "; ".join(" = ".join(group) for group in repeats["groups"])
-        lines.append(f"Same settings: {groups}: medians up to {repeats['spread']:.1%} apart, which is noise for all")
+        lines.append(f"Same settings: {groups}: medians differ by up to {repeats['spread']:.1%}, which counts as noise")
     else:
-        lines.append("No settings were run twice: a second run of one command may differ by more than the interval")
+        lines.append(
+            "No two runs have the same settings: repeating a command may change its times by more than the interval"
+        )
     failed = [f"{row['name']} {row['status']}" for row in rows if row["status"] != "completed"]
     lines += [f"Not completed: {', '.join(failed)}"] if failed else []
     lines += ["", *difference_lines(comparison)]
@@ -380,7 +382,7 @@ def change_lines(rows: list[dict], kind: str, baseline: str, top: int) -> list[s
     lines = []
     for run in dict.fromkeys(row["run"] for row in rows):
         chosen = [row for row in rows if row["run"] == run]
-        lines += ["", f"{kind.capitalize()}s of {run} against {baseline}, ms a profiled step, largest change first:"]
+        lines += ["", f"{kind.capitalize()}s of {run} against {baseline}, ms per profiled step, largest change first:"]
         lines += text_table(clipped(columns, 44), chosen[:top])
         if len(chosen) > top:
             rest = sum(row["change_ms"] for row in chosen[top:])

@@ -27,7 +27,7 @@ ACCUMULATE = BACKWARD + "torch::autograd::AccumulateGrad"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
 BETWEEN = "between phases"
 LAYER = re.compile(r"layers\.\d+\.")
-# Ranges that PyTorch itself opens: they name the phase at most, never a part of the model.
+# Ranges that PyTorch itself opens: they may name the phase, but never a component of the model.
 _FRAMEWORK = re.compile(
     rf"{STEP}|Optimizer\.|enumerate\(|DistributedDataParallel|FullyShardedDataParallel|FSDP|nccl:|gloo:|c10d"
     r"|Torch-Compiled|TorchDynamo|CompiledF|## Call|AOT|PyTorch Profiler|Iteration"
@@ -57,7 +57,7 @@ def attribute(links: Links) -> AttributedLinks:
     node = nearest(parent, is_node)
     phase = phases_of(host, is_phase, is_framework, node)
     source = component_source(host, is_range, phase)
-    labels = np.full(len(host), None, dtype=object)  # of what defines a component
+    labels = np.full(len(host), None, dtype=object)  # of the rows that define a component
     if source == NAMED_RANGES:
         defines = is_range
         labels[defines] = by_name(names[defines], lambda name: LAYER.sub("", name))
@@ -107,7 +107,7 @@ def module_labels(host: pd.DataFrame, is_module: np.ndarray) -> np.ndarray:
 def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.ndarray) -> np.ndarray:
     """For each backward node the component of the forward operator that has its sequence number; None elsewhere.
 
-    Sequence numbers count per thread.  Which thread a node's `Fwd thread id` means is what most of its numbers say.
+    Sequence numbers are counted per thread.  A node's `Fwd thread id` stands for the thread that most of them match.
     """
     out = np.full(len(host), None, dtype=object)
     parent, sequence = host["parent"].to_numpy(), host["sequence"].to_numpy()
@@ -132,8 +132,8 @@ def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.n
 def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray, node: np.ndarray) -> np.ndarray:
     """The phase of each host event: that of a range that names one, ours or PyTorch's; backward within autograd nodes.
 
-    Other module calls, and operators with a sequence number, are the forward pass.  In a trace without a backward pass
-    all other operators are.
+    Other module calls, and operators with a sequence number, are the forward pass.  In a trace without a backward pass,
+    so are all other operators.
     """
     parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
     names = host["name"].astype(object).to_numpy()
@@ -204,7 +204,7 @@ def step_events(links: AttributedLinks) -> tuple[pd.DataFrame, float]:
 
 
 def views_and_metadata(links: Links) -> np.ndarray:
-    """Which operators move no element.  The True at the end, at index -1, is for events without an operator."""
+    """Which operators move no elements.  The True at the end, at index -1, is for events without an operator."""
     return np.append(where_name(links.trace.operators, is_view_or_metadata_op), True)
 
 
@@ -212,7 +212,7 @@ def own_or_waited_us(links: AttributedLinks) -> np.ndarray:
     """Self time of each host event in us: on the thread that ran the steps, and on threads that it waited for.
 
     While that thread is in no operator, another may run the backward pass or communicate for it: the time is then
-    attributed to the other, and divided if there are several.
+    attributed to the other, and divided among them if there are several.
     """
     host = links.host
     own, parent, kind = host["own_us"].to_numpy(), host["parent"].to_numpy(), host["kind"].to_numpy()

@@ -30,7 +30,7 @@ _CATEGORY = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATT
 # Kernels from torch.compile are named after all operators in them; their kind comes first.
 _GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
 _GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
-MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: arithmetic can limit them
+MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: may be compute-bound
 VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other arithmetic
 
 # Operators that make views, allocate, or only call others.
@@ -50,7 +50,7 @@ BYTES_OF = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call.  None: unknown from the shapes."""
+    """FLOPs and bytes of one call; None if the shapes do not determine them."""
 
     flops: int | None = None
     bytes: int | None = None  # inputs read and outputs written once
@@ -68,7 +68,7 @@ def operator_class(phase: str | None, kind: str) -> str:
 
 
 def is_view_or_metadata_op(name: str) -> bool:
-    """It moves no element of a tensor."""
+    """Whether it moves no elements of a tensor."""
     return bool(_MOVES_NO_ELEMENT.search(name))
 
 

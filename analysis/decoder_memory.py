@@ -1,4 +1,4 @@
-"""What a LLaMA decoder keeps for its backward pass, in closed form: the formula that fake tensors must agree with."""
+"""What a LLaMA decoder keeps for its backward pass, in closed form; fake-tensor runs must agree with the formula."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from harness.devices import PRECISIONS
 
 def kept_by_formula(config, training) -> dict[str, tuple[int, int]]:
     """Bytes that the forward pass of a micro-batch keeps for the backward one, by component over all layers: the part
-    that is linear in the tokens (and what does not grow with them), and the part that is quadratic in the sequence.
+    that is linear in the tokens (and what does not grow with them), and the part that is quadratic in its length.
 
     Under autocast the copies of weights and inputs in the narrow type are kept too.  With checkpointing the blocks keep
-    their output alone.
+    only their output.
     """
     batch_size = training.batch_size // training.gradient_accumulation_steps
     tokens, size = batch_size * training.seq_len, PRECISIONS[training.precision].itemsize
@@ -34,7 +34,7 @@ def kept_by_formula(config, training) -> dict[str, tuple[int, int]]:
         "attention.scores": (eager * size * wide * (2 - keys_stay), 0),
         "attention.softmax": (0, eager * 4 * square),
         "attention.weighted_sum": (eager * (1 - values_stay) * size * wide, eager * copies * square),
-        # What the fused kernel takes that is not kept already, its output, and the logarithm of each row's sum.
+        # Inputs of the fused kernel that are not kept already, its output, and the logsumexp of each row.
         "attention.sdpa": (
             (not eager) * (size * wide * (1 + low + (not keys_stay) + (not values_stay)) + 4 * tokens * heads),
             0,

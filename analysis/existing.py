@@ -14,7 +14,7 @@ from harness.files import make_folder, write_json
 def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int, sort: str | None) -> None:
     """Print the analysis of a trace, or of each in a folder, and name the files that cannot be read as traces.
 
-    With output_dir, writes operator_analysis.json there, that of further traces as operator_analysis_<trace>.json, and
+    With output_dir, writes operator_analysis.json there, those of further traces as operator_analysis_<trace>.json, and
     report.html if `report`.  With `report` alone, they are written beside the traces.
     """
     paths = find_traces(path) if path.is_dir() else [path]

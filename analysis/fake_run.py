@@ -1,6 +1,6 @@
 """A training step on fake tensors: the model, the optimizer and the loop of a run, without memory or computation.
 
-So a step of any size can be analyzed in seconds, also on a machine that could not run it.
+A step of any size can thus be analyzed in seconds, even on a machine that could not run it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], w
     """Run one step on fake tensors inside the context manager watch(model, optimizer), and return that.
 
     It is the second step of a run: the optimizer has its state.  on_gpu: optimizers default to foreach there, as in
-    PyTorch.  world_size: each of several ranks has buckets for its gradients.  Raises FakeRunError.
+    PyTorch.  world_size: with several ranks, each has buckets for its gradients.  Raises FakeRunError.
     """
     with FakeTensorMode(), explained_fake_run("the step"):
         state = workload.build(torch.device("cpu"))
@@ -63,7 +63,7 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], w
 
 class FakeDataParallel:
     """Stands in for DistributedDataParallel with its gradients as views of buckets, which live as long as the model: a
-    gradient is computed elsewhere, copied to its bucket, and freed."""
+    gradient is computed in a tensor of its own, copied to its bucket, and freed."""
 
     def __init__(self, called: Callable, model: torch.nn.Module):
         self.called, self.syncs = called, True
@@ -160,7 +160,7 @@ def compiled_model(workload: Workload, state: TrainingState, watching: TorchDisp
 
 @contextlib.contextmanager
 def pushed(mode: TorchDispatchMode) -> Iterator[None]:
-    """Pushes an active mode on top again, without what its class does on entering."""
+    """Pushes an active mode onto the stack again, without the __enter__ of its class."""
     TorchDispatchMode.__enter__(mode)
     try:
         yield

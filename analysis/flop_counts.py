@@ -121,7 +121,7 @@ def reconciliation_lines(document: dict) -> list[str]:
         *(column(name.replace("_flops", "").replace("_", " "), name, ",") for name in COUNTS),
     ]
     lines = text_table(columns, document["rows"])
-    lines.append("The counts of matmuls are equal." if document["agree"] else "The counts DIFFER.")
+    lines.append("The matmul counts agree." if document["agree"] else "The matmul counts DIFFER.")
     if recomputed := document["recomputed_flops"]:
         lines.append(f"{recomputed:,} FLOPs of the backward pass recompute activations that were not kept.")
     missing = [row for row in document["rows"] if row["forward_flops"] is None]

@@ -87,7 +87,7 @@ def efficiency_metrics(workload: Workload, summary: dict, counts: dict, flops_pe
         "peaks": [asdict(one) | {"mfu_percent": 100 * flops_per_sec / one.rate} for one in ceilings],
         "bandwidth_peaks": [asdict(one) for one in bandwidth_ceilings(device, choice)],
     }
-    unknown = f"{NO_DATASHEET}, and no matmul measured here was as fast as the model's own steps, or memory ran out"
+    unknown = f"{NO_DATASHEET}; measured here, no matmul was as fast as the model's own steps, or memory ran out"
     return explain_nulls(metrics, unknown, hfu_percent="nothing is recomputed: it would equal MFU")
 
 
@@ -115,12 +115,12 @@ def flops_facts(profile: dict) -> dict[str, str]:
         profile[key] for key in ("flops_analysis", "performance_metrics", "efficiency_metrics")
     )
     note, by_6n = rates["steps_averaged_note"], counts["flops_per_token_by_6n"]
-    how = "without instruments" if note.startswith("excluded") else f"({note})"
+    how = "without instrumentation" if note.startswith("excluded") else f"({note})"
     spread = f", std {rates['std_step_time_ms']:.2f} ms" if rates["std_step_time_ms"] is not None else ""
     facts = {
         "Total FLOPs per step": f"{counts['step_flops']:,} (forward and backward)",
         "FLOPs per token": f"{counts['flops_per_token']:,.0f}, {counts['flops_per_token'] / by_6n:.2f} times the "
-        f"estimate of 6 per parameter, {by_6n:,}, which ignores attention scores and includes the embedding",
+        f"6N estimate (6 per parameter), {by_6n:,}, which ignores attention scores and includes the embedding",
         "Step time": f"{rates['avg_step_time_ms']:.2f} ms, mean of {count_of(rates['steps_averaged'], 'step')} "
         f"{how}{spread}",
         "Achieved": f"{rates['flops_per_sec'] / 1e12:.4g} TFLOP/s" + " per rank" * (rates["world_size"] > 1),

@@ -18,11 +18,11 @@ from harness.files import explain_nulls
 # A healthy trace has the kernel of every launch and the launch of every kernel that began in the window.
 MISSING_KERNELS = 0.02  # of a step's launches
 UNLINKED_KERNELS = 0.05  # of the GPU events whose launch is in the trace
-SLOWED = 1.5  # times as long as without the profiler: the trace shows the profiler's step, not the program's
+SLOWED = 1.5  # times as long as without the profiler: from here on the trace shows mostly its overhead
 CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
 
 
-TIMES = ("verdict", "components", "operators", "opportunities")  # what a change of the times makes unreliable
+TIMES = ("verdict", "components", "operators", "opportunities")  # sections that distorted times make unreliable
 UNDISTURBED = "none seen"
 
 
@@ -31,7 +31,7 @@ class Findings:
     """What is wrong with a trace, and what follows from it."""
 
     problems: list[str] = field(default_factory=list)  # make the trace untrustworthy
-    notes: list[str] = field(default_factory=list)  # what cannot be answered
+    notes: list[str] = field(default_factory=list)  # questions that the trace cannot answer
     unreliable: dict[str, str] = field(default_factory=dict)  # sections of the analysis, and why
 
 
@@ -60,7 +60,9 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
         found.notes.append("no input shapes (record_shapes): FLOPs, bytes and tables by shape are unknown")
     disturbance, slower = profile_disturbance(trace, summary), []
     if overhead["ratio"] is not None and overhead["ratio"] > SLOWED:
-        slower.append(f"the profiler made these steps {overhead['ratio']:.1f} times as long, and not evenly")
+        slower.append(
+            f"the profiler made these steps {overhead['ratio']:.1f} times as long, some operators more than others"
+        )
     if disturbance["text"] not in (None, UNDISTURBED):
         slower.append(f"disturbed: {disturbance_text(disturbance)}")
     if slower:
@@ -97,17 +99,14 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
     lost = launches_without_kernel(incomplete or rows)
     if incomplete:
         n, numbers = len(incomplete), ", ".join(str(row["number"]) for row in incomplete)
-        silent = sum(row["kernels_during"] == 0 for row in incomplete)
-        what = f"{lost} launches have no kernel" if lost else f"no kernel ran during {silent} of them"
-        lack = "lack" if n > 1 else "lacks"
-        found.problems.append(f"{n} of {len(rows)} steps ({numbers}) {lack} GPU events: {what}")
+        idle = sum(row["kernels_during"] == 0 for row in incomplete)
+        what = f"{lost} launches have no kernel" if lost else f"no kernel ran during {idle} of them"
+        found.problems.append(f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}")
     elif lost:
-        found.notes.append(f"{lost} kernel launches of the steps have no kernel in the trace")
+        found.notes.append(f"{lost} kernel launches in the steps have no kernel in the trace")
     steps = links.steps
     if (steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1]).any():
-        found.problems.append(
-            "the step marks overlap: two profilers were recording, and the steps are not those of one"
-        )
+        found.problems.append("the step marks overlap: two profilers were recording, so the steps cannot be told apart")
 
 
 def check_operators(found: Findings, links: Links, linked: float | None, early: int) -> None:
@@ -120,15 +119,19 @@ def check_operators(found: Findings, links: Links, linked: float | None, early: 
         if graphs == 0:
             found.problems.append(why)
     if links.on_gpu and not n_operators:
-        found.notes.append("GPU events alone, no operators: what launched a kernel, and why the GPU idled, is unknown")
+        found.notes.append(
+            "only GPU events, no operators: what launched the kernels, and why the GPU was idle, is unknown"
+        )
         found.unreliable["components"] = "no operators in the trace: components are kinds of kernels"
     if early:
         found.notes.append(
             f"{early} of {len(gpu)} GPU events were launched before the trace began, as the GPU runs behind the host: "
-            "they count in gpu_timeline, not in the steps"
+            "they count in gpu_timeline, but not in the steps"
         )
     if graphs:
-        found.notes.append(f"{graphs} graph launches: their kernels belong to no operator and cost no launch each")
+        found.notes.append(
+            f"{graphs} graph launches: their kernels belong to no operator and need no launch of their own"
+        )
         found.unreliable["operators"] = f"{graphs} graph launches stand for many operators"
     if launches and not links.on_gpu:
         found.problems.append(f"kernels were launched ({launches}), but the trace has no GPU events")
@@ -146,7 +149,7 @@ def check_clocks(found: Findings, links: Links) -> None:
 
 
 def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
-    """No GPU events although the run used a GPU, or the trace names one and no run tells otherwise."""
+    """No GPU events although the run used a GPU or, without its summary, although the trace names one."""
     if links.on_gpu:
         return
     name = links.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU
@@ -160,7 +163,7 @@ def launches_without_kernel(rows: list[dict]) -> int:
 
 
 def step_rows(links: Links) -> list[dict]:
-    """What each step took on the host and put on the GPU; `incomplete` where events of it are missing."""
+    """Duration of each step on the host, and its GPU events; `incomplete` if some of them are missing."""
     gpu, calls, steps = links.gpu, links.calls, links.steps
     n = len(steps)
     kernels = (gpu["kind"] == "kernel").to_numpy()
@@ -174,8 +177,8 @@ def step_rows(links: Links) -> list[dict]:
     rows = []
     for i, (number, start, end) in enumerate(zip(steps["number"], steps["start"], steps["end"], strict=True)):
         during = int((kernels & (gpu["start"] < end).to_numpy() & (gpu["end"] > start).to_numpy()).sum())
-        # A GPU that runs behind the host is busy with earlier steps; one that runs nothing for an entire step is not.
-        silent = kernels.any() and n > 1 and (during == 0 or of_kernels[i] == 0)
+        # A GPU that runs behind the host still runs kernels of earlier steps; without any, events are missing.
+        idle = kernels.any() and n > 1 and (during == 0 or of_kernels[i] == 0)
         lost = launched[i] - answered[i] > MISSING_KERNELS * launched[i]
         rows.append(
             {
@@ -186,13 +189,13 @@ def step_rows(links: Links) -> list[dict]:
                 "kernels": int(of_kernels[i]),
                 "kernel_launches": int(launched[i]),
                 "kernels_of_launches": int(answered[i]),
-                "incomplete": bool(silent or lost),
+                "incomplete": bool(idle or lost),
             }
         )
     return rows
 
 
-NO_SUMMARY = "no performance_summary.json of the run beside the trace"
+NO_SUMMARY = "no performance_summary.json next to the trace"
 
 
 def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd.Series] | None:
@@ -231,14 +234,14 @@ def disturbance_text(disturbance: dict) -> str:
 
 
 def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
-    """Profiled steps against the unprofiled ones of the same run, by the run's own timers."""
+    """Profiled steps compared with the unprofiled ones of the same run, by the run's own timers."""
     found = profiled_steps(trace, summary)
     if found is None:
         return {"ratio": None, "ratio_reason": NO_SUMMARY}
     table, in_trace = found
     profiled, free = table[in_trace]["time_ms"], table[table["exclusion_reason"].isna()]["time_ms"]
     if profiled.empty or free.empty:
-        return {"ratio": None, "ratio_reason": "every step of the run but its first carried an instrument"}
+        return {"ratio": None, "ratio_reason": "every step of the run except the first had an instrument"}
     return {
         "ratio": float(profiled.median() / free.median()),
         "profiled_median_ms": float(profiled.median()),
@@ -266,6 +269,6 @@ def overhead_text(overhead: dict) -> str:
         return f"unknown: {overhead['ratio_reason']}"
     return (
         f"{overhead['ratio']:.2f}x: {overhead['profiled_median_ms']:.2f} ms profiled, "
-        f"{overhead['unprofiled_median_ms']:.2f} ms not (medians of {overhead['profiled_steps']} and "
+        f"{overhead['unprofiled_median_ms']:.2f} ms unprofiled (medians of {overhead['profiled_steps']} and "
         f"{overhead['unprofiled_steps']} steps)"
     )

@@ -51,7 +51,7 @@ def explain_limits(
     if not (intensity or roof):
         return []
     documents = limits(workload, profile, source, roof)
-    say(*limits_lines(documents))  # before anything is written: a full disk costs no text
+    say(*limits_lines(documents))  # before anything is written, so that a full disk does not lose the text
     if target.resolve() != source.resolve():
         prepare_folder(target)
     return write_limits(documents, target, workload_title(workload, profile["environment"]["device"]["name"]))

@@ -1,4 +1,4 @@
-"""Causes in a trace: each host event with its caller, each GPU event with its launch call, operator and step."""
+"""Links between the events of a trace: host events with callers, GPU events with launch call, operator and step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAITS = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(With
 
 @dataclass
 class Links:
-    """A trace with its causes.  `host` begins with the rows of trace.operators, so that row numbers agree."""
+    """A trace with the links between its events.  `host` begins with the rows of trace.operators: row numbers agree."""
 
     trace: Trace
     host: pd.DataFrame  # name, start, end, thread, kind, sequence, forward_thread, parent, own_us, operator_parent
@@ -37,8 +37,8 @@ class Links:
     def window(self) -> tuple[float, float]:
         """The time that the step tables account for, in us.
 
-        That of the steps on the host, moved to their work on the GPU, which runs behind the host: it may be busy with
-        earlier work when they begin, and with theirs when they have ended.
+        The time of the steps on the host, shifted to their work on the GPU, which runs behind the host: it may still be
+        busy with earlier work when they begin, and with their own after they end.
         """
         first, last = float(self.steps["start"].min()), float(self.steps["end"].max())
         launched = self.gpu[self.gpu["step"] >= 0]

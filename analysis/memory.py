@@ -57,7 +57,7 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
         f"Memory at Optimizer Step: {reached['optimizer']}",
         f"Number of Allocations: {memory['allocations']}",
         f"Largest Tensor: {named}",
-        f"Phases are given by their peaks; {memory['source']}",
+        f"The memory of a phase is its peak; {memory['source']}",
         f"The step's peak, {megabytes(memory['peak_bytes'])}, is in {place_of_peak(memory)}; {prediction_text(memory)}",
         *text_of(memory_tables(memory).values()),
     ]

@@ -1,8 +1,8 @@
-"""What is worth trying on this very trace, and how much can it bring at most?
+"""What does this trace suggest trying, and how large could the speedup be at most?
 
 Each proposal names the share p of the step that it affects, and the factor s by which that part could at best become
 faster, from what the trace itself shows; Amdahl's law, 1 / (1 - p + p / s), gives the bound.  It is a bound, not a
-promise: the gain has to be measured.  What cannot win here is listed apart, with the reason.
+promise: the gain has to be measured.  What cannot help here is listed separately, with the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
 COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program's trace has
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
 ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
-FUSED_PROJECTIONS = {  # proposal: components, how many weights that is
+FUSED_PROJECTIONS = {  # proposal: its components, and their weights in words
     "fuse q, k and v": (("attention.q_proj", "attention.k_proj", "attention.v_proj"), "the three weights"),
     "fuse gate and up": (("mlp.gate_proj", "mlp.up_proj"), "both weights"),
 }
@@ -40,11 +40,11 @@ FUSED_PROJECTIONS = {  # proposal: components, how many weights that is
 class Proposal:
     name: str
     how: str
-    us: float  # of the steps, that it affects
+    us: float  # time of the steps that it affects
     evidence: str
     basis: str  # of the bound: where best_us comes from
     flag: str | None = None  # of tiny_llama_v1.py, if it has one for this
-    best_us: float = 0.0  # what would be left of us at best
+    best_us: float = 0.0  # what would remain of `us` at best
 
 
 @dataclass
@@ -59,7 +59,7 @@ Found = Iterator[Proposal | NotHere]
 
 
 class Evidence:
-    """The events of the steps with what is known of the work behind each."""
+    """The events of the steps, with the FLOPs and bytes of each where they are known."""
 
     def __init__(self, links: AttributedLinks, summary: dict | None):
         self.links, self.steps, self.summary = links, len(links.steps), summary
@@ -110,12 +110,12 @@ class Evidence:
         return text + (f" that move {moved / MB:,.0f} MB" if moved else "")
 
     def at_best_rate(self, name: str, how: str, rows: pd.DataFrame, flag: str | None = None) -> Found:
-        """The matmuls in these rows, at the best rate that any matmul of the trace reached."""
+        """The matmuls in these rows, at the highest rate that any matmul of the trace reached."""
         flops, us = rows["flops"].sum(), float(rows["us"].sum())
         if self.best_flops_per_us is None or not flops:
-            yield NotHere(name, "the trace shows no such matmuls")
+            yield NotHere(name, "the trace has no such matmuls")
         else:
-            rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the best rate of a matmul in this trace"
+            rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the highest rate of any matmul in this trace"
             best_us = min(us, flops / self.best_flops_per_us)
             yield Proposal(name, how, us, self.described(rows), f"its FLOPs at {rate}", flag, best_us)
 
@@ -156,7 +156,7 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
 def fused_projections(evidence: Evidence) -> Found:
     for name, (components, weights) in FUSED_PROJECTIONS.items():
         rows, _ = evidence.part(evidence.events["component"].isin(components))
-        yield from evidence.at_best_rate(name, f"one matmul with {weights} side by side, then split", rows)
+        yield from evidence.at_best_rate(name, f"concatenate {weights} into one matmul, and split its output", rows)
 
 
 def fused_attention(evidence: Evidence) -> Found:
@@ -165,9 +165,9 @@ def fused_attention(evidence: Evidence) -> Found:
     if not evidence.is_ours:  # elsewhere: softmax between batched matmuls
         softmax = events["name"].isin(["aten::_softmax", "aten::_softmax_backward_data"])
         mask = softmax | events["name"].isin(["aten::bmm", "aten::baddbmm"]) if softmax.any() else softmax
-    name, how = "fused attention", "F.scaled_dot_product_attention: the scores never reach memory"
+    name, how = "fused attention", "F.scaled_dot_product_attention: the scores are never written to memory"
     if not mask.any() and events["name"].str.contains("scaled_dot_product", na=False).any():
-        yield NotHere(name, "it is fused already")
+        yield NotHere(name, "already fused")
     else:
         yield from evidence.at_best_rate(name, how, evidence.part(mask)[0], "--attention sdpa")
 
@@ -177,7 +177,7 @@ def fused_norms(evidence: Evidence) -> Found:
     host = evidence.links.host
     rows, us = evidence.part(evidence.events["component"].str.contains(r"(?:^|_)norm$"))
     if rows.empty or not evidence.is_ours:
-        yield NotHere("fused norm", "no part of the model is named as a norm")
+        yield NotHere("fused norm", "no component of the model has a name that ends in norm")
         return
     is_norm = where_name(host, lambda name: LAYER.sub("", name).endswith("norm"))
     calls = int((is_norm & (host["kind"] == ANNOTATION).to_numpy()).sum())
@@ -187,18 +187,18 @@ def fused_norms(evidence: Evidence) -> Found:
     if rows["launches"].sum() > 3 * calls:
         how = "F.rms_norm or a compiled norm: one pass instead of one per operator"
         basis = (
-            f"{calls / evidence.steps:.0f} norms a step, each as long as its most expensive operator, "
+            f"{calls / evidence.steps:.0f} norms per step, each as long as its most expensive operator, "
             "forward and backward"
         )
         yield Proposal("fused norm", how, us, evidence.described(rows), basis, best_us=min(us, best))
     else:
-        yield NotHere("fused norm", f"the norms run in {rows['launches'].sum() / max(1, calls):.1f} kernels each")
+        yield NotHere("fused norm", f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels")
 
 
 def fused_optimizer(evidence: Evidence) -> Found:
     rows, us = evidence.part(evidence.events["phase"] == "optimizer")
     if rows["name"].str.contains("_fused_", na=False).any():
-        yield NotHere("fused optimizer", "it is fused already")
+        yield NotHere("fused optimizer", "already fused")
         return
     marks = (re.match(r"Optimizer\.step#(\w+)\.", name) for name in evidence.links.host["name"].cat.categories)
     optimizer = next((mark[1] for mark in marks if mark), "optimizer")
@@ -208,8 +208,8 @@ def fused_optimizer(evidence: Evidence) -> Found:
         moved = 7 * 4 * parameters  # bytes
         best = min(us, moved * evidence.steps / evidence.best_bytes_per_us)
         basis = (
-            f"{optimizer} must read weight, gradient and two moments and write three of them, {moved / MB:,.0f} MB at "
-            f"{evidence.best_bytes_per_us / 1e3:.1f} GB/s, the best rate of an operator in this trace"
+            f"{optimizer} must read weights, gradients, two moments and write all but gradients: {moved / MB:,.0f} MB "
+            f"at {evidence.best_bytes_per_us / 1e3:.1f} GB/s, the highest rate of any operator in this trace"
         )
     how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
     if optimizer != "optimizer" and not rows["name"].str.contains("_foreach_", na=False).any():
@@ -219,13 +219,13 @@ def fused_optimizer(evidence: Evidence) -> Found:
 
 
 def mixed_precision(evidence: Evidence) -> Found:
-    """Where it can win: on a GPU by its datasheet; on a CPU by a small matmul, timed if the run was on this machine."""
+    """Where it can help: on a GPU by its datasheet; on a CPU by a small matmul, timed if this machine ran it."""
     name, events, trace = "mixed precision", evidence.events, evidence.links.trace
     full = [bool(kinds) and "float" in kinds for _, kinds, _ in trace.signatures]
     in_fp32 = np.append(np.array(full, dtype=bool), False)[events["signature"].to_numpy()]
     rows, us = evidence.part(events["category"].isin(MATMUL_CLASSES) & in_fp32)
     if rows.empty:
-        yield NotHere(name, "no matmul of the trace is known to be in fp32")
+        yield NotHere(name, "no matmul in the trace is known to be in fp32")
         return
     narrow, gain, basis = gain_of_narrow_type(evidence)
     if gain is not None and gain < 1 + WORTH_LISTING:
@@ -244,17 +244,17 @@ def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, str]:
         narrow = "bf16" if row.bf16 else "fp16"
         rates = getattr(row, now), getattr(row, narrow)
         if not all(rates):
-            return narrow, None, f"matmuls could vanish: the datasheet of {row.name} has no {now}"
+            return narrow, None, f"the time of matmuls could vanish: the datasheet of {row.name} has no {now}"
         gain = rates[1] / rates[0]
         return narrow, gain, f"{narrow} is {gain:.1f} times as fast as {now} by the datasheet of {row.name}"
     if ran_here(summary) and device["type"] == "cpu" and (timed := cache.measured(device, "bf16", "gain")):
         return "bf16", timed.rate, f"bf16 is {timed.rate:.2g} times as fast as fp32 on this CPU: {timed.source}"
-    return "bf16", None, "matmuls could vanish: no datasheet tells what bf16 gains here, and a CPU may be slower in it"
+    return "bf16", None, "the time of matmuls could vanish: no datasheet gives the speedup; a CPU may be slower in bf16"
 
 
 def compilation(evidence: Evidence) -> Found:
     if any(COMPILED.search(name) for name in evidence.links.host["name"].cat.categories):
-        yield NotHere("compile", "it is compiled already")
+        yield NotHere("compile", "already compiled")
         return
     kinds = ("element-wise", "normalization", "reduction", "copy")
     elsewhere = evidence.events["phase"].isin(("data", "optimizer"))
@@ -265,9 +265,9 @@ def compilation(evidence: Evidence) -> Found:
         waits = (evidence.idle["launch"] + evidence.idle["latency"]) * rows["launches"].sum()
         waits /= evidence.events["launches"].sum()
         us += waits
-        text += f", and their part of the wait for launches, {evidence.share(waits)}"
+        text += f", plus their share of the wait for launches, {evidence.share(waits)}"
     how = "torch.compile(model): chains of element-wise operators become one kernel each"
-    yield Proposal("compile", how, us, text, "work between matmuls could vanish into them", "--compile")
+    yield Proposal("compile", how, us, text, "all work between matmuls could be fused into them", "--compile")
 
 
 def larger_batch(evidence: Evidence) -> Found:
@@ -275,7 +275,7 @@ def larger_batch(evidence: Evidence) -> Found:
     if evidence.idle:
         us = evidence.idle["launch"] + evidence.idle["latency"]
         n = events["launches"].sum() / evidence.steps
-        text = f"the GPU waits for launches {evidence.share(us)} of the step, {n:.0f} GPU events a step"
+        text = f"the GPU waits for launches for {evidence.share(us)} of the step; {n:.0f} GPU events per step"
     else:
         _, work = evidence.part(events["launches"] > 0)
         _, data = evidence.part((events["phase"] == "data") & (events["launches"] == 0))
@@ -283,37 +283,39 @@ def larger_batch(evidence: Evidence) -> Found:
         text = f"{evidence.share(us)} of the step is Python and overhead between operators"
     batch = evidence.config.get("training", {}).get("batch_size")
     flag = batch and f"--batch-size {2 * batch}"
-    how = "more work per launch, while a step's overhead stays; or one launch for all of it (torch.cuda.graphs)"
-    yield Proposal("larger batch", how, us, text, "per sample, the overhead could vanish", flag)
+    how = "more work per launch at the same overhead; or one launch for the whole step (torch.cuda.graphs)"
+    yield Proposal("larger batch", how, us, text, "the overhead per sample could vanish", flag)
 
 
 def fewer_synchronizations(evidence: Evidence) -> Found:
     if not evidence.idle:
-        yield NotHere("fewer synchronizations", "without a GPU there is none to wait for")
+        yield NotHere("fewer synchronizations", "there is no GPU to synchronize with")
         return
     calls, us = evidence.links.calls, evidence.idle["synchronization"]
     n = (calls["waits"].to_numpy(bool) & (calls["step"] >= 0).to_numpy()).sum() / evidence.steps
-    text = f"the GPU idles {evidence.share(us)} of the step behind {n:.1f} waits a step"
+    text = f"the GPU is idle for {evidence.share(us)} of the step, behind {n:.1f} synchronizing calls per step"
     how = "no .item(), .cpu() or synchronize() within a step"
-    yield Proposal("fewer synchronizations", how, us, text, "the GPU would not idle there")
+    yield Proposal("fewer synchronizations", how, us, text, "this idle time could vanish")
 
 
 def faster_data(evidence: Evidence) -> Found:
     if evidence.idle:
         us = evidence.idle["data"]
-        text = f"the GPU idles {evidence.share(us)} of the step while the host fetches data"
+        text = f"the GPU is idle for {evidence.share(us)} of the step while the host fetches data"
     else:
         _, us = evidence.part(evidence.events["phase"] == "data")
-        text = f"{evidence.share(us)} of the step fetches data"
-    yield Proposal("prefetch data", "workers and pinned memory in the DataLoader", us, text, "data could be there")
+        text = f"fetching data takes {evidence.share(us)} of the step"
+    yield Proposal(
+        "prefetch data", "workers and pinned memory in the DataLoader", us, text, "data could always be ready in time"
+    )
 
 
 def hidden_communication(evidence: Evidence) -> Found:
     _, us = evidence.part(evidence.events["category"] == "communication")
     us += evidence.idle.get("communication", 0.0)
-    text = f"{evidence.share(us)} of the step is communication that no computation hides"
-    name, how = "less or hidden communication", "fewer, larger exchanges, overlapped with the backward pass"
-    yield Proposal(name, how, us, text, "it could hide behind computation", "--gradient-accumulation-steps 2")
+    text = f"{evidence.share(us)} of the step is exposed communication"
+    name, how = "reduce or overlap communication", "fewer, larger collectives, overlapped with the backward pass"
+    yield Proposal(name, how, us, text, "computation could overlap all of it", "--gradient-accumulation-steps 2")
 
 
 MAKERS = (
@@ -331,7 +333,7 @@ MAKERS = (
 
 
 def checkpointing(evidence: Evidence) -> list[dict]:
-    """No speedup: memory for time.  Listed where the trace recorded memory that a step fills and frees."""
+    """Saves memory and costs time.  Listed if the trace recorded memory that grows and shrinks within a step."""
     memory, steps = evidence.links.trace.memory, evidence.links.steps
     memory = memory[memory["on_gpu"]] if memory["on_gpu"].any() else memory
     inside = memory[(memory["start"] >= steps["start"].min()) & (memory["start"] < steps["end"].max())]
@@ -343,8 +345,8 @@ def checkpointing(evidence: Evidence) -> list[dict]:
     if grown < 0.5 * inside["total"].max():
         return []
     text = f"allocated memory grows by {grown / MB:,.0f} MB within a step"
-    basis = f"the forward pass, {forward:.1%} of the step, runs twice; up to that memory is saved"
-    how, flag = "torch.utils.checkpoint around each block: memory for time", "--activation-checkpointing"
+    basis = f"the forward pass, {forward:.1%} of the step, runs twice; at most that much memory is saved"
+    how, flag = "torch.utils.checkpoint around each block: saves memory, costs time", "--activation-checkpointing"
     proposal = Proposal("activation checkpointing", how, forward * evidence.total_us, text, basis, flag)
     changes = {"part_speedup": 0.5, "speedup_bound": 1 / (1 + forward), "memory_bound_mb": float(grown / MB)}
     return [row_of(proposal, evidence) | changes]
@@ -352,7 +354,7 @@ def checkpointing(evidence: Evidence) -> list[dict]:
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
 
-NOT_HERE_COLUMNS = [column("not here", "name", left=True), column("because", "reason", left=True)]
+NOT_HERE_COLUMNS = [column("not here", "name", left=True), column("reason", "reason", left=True)]
 OPPORTUNITY_COLUMNS = [
     column("try", "name", left=True),
     Column("at most", lambda row: row["speedup_bound"] and f"{row['speedup_bound']:.2f}x"),
@@ -364,12 +366,12 @@ OPPORTUNITY_COLUMNS = [
 def opportunity_lines(rows: list[dict], not_here: list[dict]) -> list[str]:
     apart = text_of([(NOT_HERE_COLUMNS, not_here)])
     if not rows:
-        return ["Opportunities: none that this trace supports with a number", *apart]
+        return ["Opportunities: none that this trace can quantify", *apart]
     lines = [
-        "Opportunities, by the most that each can bring (Amdahl's law; alone, not added up):",
+        "Opportunities, largest speedup bound first (Amdahl's law; each on its own, they do not add up):",
         *text_table(OPPORTUNITY_COLUMNS, rows),
         "",
-        "How, and what the bound rests on:",
+        "How to do it, and the basis of each bound:",
     ]
     for row in rows:
         flag = f" (here: {row['flag']})" if row["flag"] else ""

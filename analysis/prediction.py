@@ -34,13 +34,13 @@ from harness.tables import column, labeled
 from harness.units import MB, megabytes
 from harness.workload import Workload
 
-PERSISTENT_BYTES_PER_PARAM = 12  # bytes a parameter: itself and two moments of the optimizer, float32 at any precision
-RESERVES = {  # bytes of the device that no prediction counts, and what they are for, by kind of device
-    "cpu": (2**29, "libraries, threads and freed memory that is not returned: 200 to 262 MB where measured"),
+PERSISTENT_BYTES_PER_PARAM = 12  # itself and two moments of the optimizer, float32 at any precision
+RESERVES = {  # bytes of the device that predictions do not count, and what uses them, by kind of device
+    "cpu": (2**29, "libraries, threads and freed memory that is not returned; 200 to 262 MB where measured"),
     "cuda": (2**30, "context (300 to 612 MB: pytorch#107667, unsloth#8669), kernels, libraries' workspaces"),
 }
 FRAGMENTATION = (0.03, 0.16)  # of the peak: reserved over live bytes, by simulating the caching allocator
-NO_WORKSPACES = "measured before the first run that may not fit; until then part of the reserve"
+NO_WORKSPACES = "not measured before the first run that may not fit; until then part of the reserve"
 LONGEST = 2**31  # samples or tokens: no search goes further
 
 
@@ -51,8 +51,9 @@ def predicted_memory(workload: Workload, on_gpu: bool, world_size: int = 1) -> M
 
 
 def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:
-    """The largest n for which no moment of a step needs more than capacity; live(n) are its live bytes, allocation by
-    allocation.  0 if not even one fits.
+    """The largest n for which a step never needs more than capacity; live(n) are its live bytes at each allocation.
+
+    0 if not even one fits.
 
     From n = 2 on a step makes the same allocations whatever n is, and the size of each is a polynomial in n of known
     degree, 1 or 2: fake-tensor runs at degree + 1 values of n determine all others exactly.
@@ -103,7 +104,7 @@ def _largest(workload: Workload, on_gpu: bool, capacity: int, setting: str, star
 
 @dataclass(frozen=True)
 class Capacity:
-    """Memory that a step can have: bytes of the device, those in use, and a reserve for what no prediction counts."""
+    """Memory that a step can use: bytes of the device, those in use, and a reserve for what no prediction counts."""
 
     total: int
     in_use: int
@@ -116,7 +117,7 @@ class Capacity:
 
 
 def capacity_of(device: torch.device, after_failure: bool = False) -> Capacity:
-    """Of this device, by what is free now.  after_failure: it is full of what has just failed, which will be freed."""
+    """Of this device, from what is free now.  after_failure: what just failed still fills it, and will be freed."""
     total, in_use = memory_of_a_rank(device)
     if after_failure and device.type == "cpu":
         in_use = max(0, in_use - host_memory()[0])
@@ -124,10 +125,10 @@ def capacity_of(device: torch.device, after_failure: bool = False) -> Capacity:
 
 
 def capacity_elsewhere(device_memory: int | None, target: Datasheet | None) -> Capacity:
-    """Of another GPU, of which nothing is in use: --device-memory, else the datasheet's figure."""
+    """Of another GPU, with nothing in use: --device-memory, else the datasheet's figure."""
     if device_memory:
         return Capacity(device_memory, 0, "cuda", "--device-memory")
-    return Capacity(target.memory * 10**9, 0, "cuda", f"as sold, by the datasheet of {target.name}")
+    return Capacity(target.memory * 10**9, 0, "cuda", f"nominal, from the datasheet of {target.name}")
 
 
 def memory_prediction(
@@ -221,7 +222,7 @@ def time_bounds(workload: Workload, device: dict, peak: str | float, measure: st
     if row := datasheet(device):
         return explain_nulls(bounds, f"the datasheet of {row[0].name} has no {workload.precision}")
     return explain_nulls(
-        bounds, NOT_MEASURED if measure == "kept" else "--device-memory names no device: --target-device does"
+        bounds, NOT_MEASURED if measure == "kept" else "--device-memory does not name a device; use --target-device"
     )
 
 
@@ -257,7 +258,7 @@ def predict(
 KEPT_COLUMNS = [
     column("kept for the backward pass, all layers", "component", left=True),
     column("MB", "mb", ",.1f"),
-    column("quadratic in the sequence MB", "quadratic_mb", ",.1f"),
+    column("quadratic in sequence length, MB", "quadratic_mb", ",.1f"),
 ]
 
 
@@ -283,9 +284,9 @@ def prediction_lines(document: dict) -> list[str]:
     shape += "".join(f", {name}" for name in optimization_flags(training))
     categories = [{"name": name, "mb": mb} for name, mb in document["memory_by_category_mb"].items()]
     if document["world_size"] > 1:
-        shape += f", each of {document['world_size']} ranks"
+        shape += f", on each of {document['world_size']} ranks"
     target = document["target_device"]
-    also = f"; also so named: {', '.join(target['other_rows'])}" if target and target["other_rows"] else ""
+    also = f"; also matching: {', '.join(target['other_rows'])}" if target and target["other_rows"] else ""
     facts = {
         **({"Target device": target["name"] + also} if target else {}),
         "Parameters": f"{document['parameters']:,}",
@@ -303,7 +304,9 @@ def prediction_lines(document: dict) -> list[str]:
     ]
     lines = ["Prediction: nothing was allocated or trained", *labeled(facts)]
     if training.get("compile"):
-        lines.append("--compile: the peak is at most this, as fused kernels write less; what fits is without --compile")
+        lines.append(
+            "--compile: the peak is at most this, as fused kernels write less; largest batch and length are without it"
+        )
     tables = (
         (category_columns, categories),
         (TENSOR_COLUMNS, document["largest_tensors"][:5]),
@@ -321,7 +324,7 @@ def fit_facts(document: dict) -> dict[str, str]:
     facts = {"Fits": f"{verdict}: {has}", "Reserve": f"{document['reserve_mb']:,.0f} MB: {document['reserve_source']}"}
     if share := document["fragmentation_share"]:
         facts["Fragmentation"] = (
-            f"up to {share[1]:.0%} of the peak on top, {document['peak_memory_mb'] * share[1]:,.0f} MB, by simulation"
+            f"up to {share[1]:.0%} of the peak on top, {document['peak_memory_mb'] * share[1]:,.0f} MB, in simulation"
         )
         if document["fits"] and document["peak_memory_mb"] * share[1] > margin:
             facts["Fragmentation"] += ": MAY NOT FIT"
@@ -329,13 +332,13 @@ def fit_facts(document: dict) -> dict[str, str]:
 
 
 def time_facts(document: dict) -> dict[str, str]:
-    """The least time of a step, and the bounds that it is the larger of."""
+    """The lower bound of step time: the larger of a bound by arithmetic and one by memory traffic."""
     if document["step_time_lower_bound_ms"] is None:
-        return {"Least time of a step": f"not known here: {document['step_time_lower_bound_ms_reason']}"}
+        return {"Step time, lower bound": f"unknown: {document['step_time_lower_bound_ms_reason']}"}
     bounds = document["step_time_bounds"]
-    facts = {"Least time of a step": f"{document['step_time_lower_bound_ms']:,.2f} ms"}
+    facts = {"Step time, lower bound": f"{document['step_time_lower_bound_ms']:,.2f} ms"}
     if bounds["compute_ms"] is None:
-        facts["  for the matmuls"] = f"not known here: {bounds['compute_ms_reason']}"
+        facts["  for the matmuls"] = f"unknown: {bounds['compute_ms_reason']}"
     else:
         facts["  for the matmuls"] = f"{bounds['compute_ms']:,.2f} ms at the peak, {bounds['compute_peak']}"
     if bounds["bandwidth_ms"] is not None:
@@ -361,7 +364,7 @@ def refusal(workload: Workload, device: torch.device) -> str | None:
 
 
 def what_fits(document: dict) -> str:
-    """The prediction in a clause: what a step needs, what there is, what would fit."""
+    """The prediction in a clause: what a step needs, what is available, what would fit."""
     named = sorted(document["memory_by_category_mb"].items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size:,.0f}" for name, size in named[:3])
     batch, seq, now = document["max_batch_size"], document["max_seq_len"], document["training"]
@@ -372,7 +375,7 @@ def what_fits(document: dict) -> str:
     cure = f"lower to {' or '.join(fitting)}" if fitting else "lower --size"
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
     if document["fits"]:
-        cure = "fragmentation or other processes took the rest: end those, or lower --batch-size"
+        cure = "fragmentation or other processes took the rest: stop those, or lower --batch-size"
     available = document["peak_memory_mb"] + document["margin_mb"]
     in_use = f" ({document['in_use_mb']:,.0f} MB are in use)" if document["in_use_mb"] else ""
     return f"{needs}, {document['device']['name']} has {available:,.0f} MB for it{in_use}; {cure}"

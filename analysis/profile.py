@@ -61,7 +61,7 @@ def analyze_all(paths: list[Path], summary: dict | None = None) -> tuple[list[tu
 
 
 RANK_REASONS = {
-    "straggler": "no rank is the last to arrive in most collectives, and twice as late as any other",
+    "straggler": "no rank is both the last to arrive in most collectives and twice as late as any other",
     "mean_step_ms": "the trace has no ProfilerStep marks",
     "gpu_busy_ms": "the trace has no GPU events",
 }
@@ -120,7 +120,7 @@ REASONS = {  # why a value may be null, by its name
     **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "min_ms", "max_ms"), "the trace has no ProfilerStep marks"),
     "launched_by": "it is linked to no operator",
     "part_speedup": "the affected part could vanish",
-    "speedup_bound": "all of the step is affected",
+    "speedup_bound": "the whole step is affected",
     "flag": "no flag of the workshop enables it",
     "peak_mb": "no memory events in the trace (profile_memory)",
 }

@@ -97,12 +97,12 @@ POINT_COLUMNS = [
     column("ops/byte", "operations_per_byte", ".2f"),
     column("Gop/s", "operations_per_sec", ",.2f", 1e9),
     column("GB/s", "bytes_per_sec", ",.2f", 1e9),
-    Column("of its roof", lambda row: row["share_of_roof"] if row["operations"] else None, ".1%"),
+    Column("share of roof", lambda row: row["share_of_roof"] if row["operations"] else None, ".1%"),
 ]
 
 
 def roofline_lines(data: dict) -> list[str]:
-    """A class a line: how fast it ran, and how near its roof."""
+    """One line per class: how fast it ran, and how close to its roof."""
     elsewhere = {"operations": None, "operations_per_byte": None, "share_of_roof": None}
     rows = [
         *by_time(data["points"]),
@@ -125,7 +125,9 @@ def roofline_lines(data: dict) -> list[str]:
         *(f"Roof: {one['roof']}, {one['kind']}: {one['source']}" for one in roofs),
     ]
     if any((row["share_of_roof"] or 0) > 1 for row in data["points"]):
-        lines.append("More than 100% of a roof: caches served part of it, or it was updated in place, unlike a copy.")
+        lines.append(
+            "More than 100% of a roof: caches served part of it, or tensors were updated in place, unlike in a copy."
+        )
     return lines
 
 
@@ -134,7 +136,7 @@ def by_time(points: list[dict]) -> list[dict]:
 
 
 def draw_roofline(data: dict, about: str = "") -> Figure:
-    """Above, the points under the roofs, their area the time; below, how near each class comes to the bandwidth."""
+    """Above, the points under the roofs, with areas by time; below, how close each class comes to the bandwidth."""
     points = by_time(data["points"])
     rated, moving = ([row for row in points if row[key]] for key in ("operations_per_sec", "bytes_per_sec"))
     figure = Figure(figsize=(WIDTH, 7.6 if moving else 5.6), layout="constrained")
@@ -160,7 +162,7 @@ def draw_points(axes, data: dict, points: list[dict]) -> None:
     axes.set(xlim=(min(xs) / 5, 4 * max(xs)), ylim=(floor, top))
     for n, row in enumerate(shown):
         y, is_step = row["operations_per_sec"] / scale, row is step
-        label = "step, matmuls alone" if is_step else row["name"]
+        label = "step, matmuls only" if is_step else row["name"]
         label += f": {row['time_ms']:.2f} ms ({row['share_of_time']:.1%}), {y:,.3g} {unit}"
         if row["share_of_roof"] is not None:
             label += f", {row['share_of_roof']:.0%} of its roof"
@@ -213,4 +215,4 @@ def draw_bandwidth(axes, data: dict, rows: list[dict]) -> None:
     axes.invert_yaxis()
     bare(axes)
     beside(axes, [f"{rate:,.1f} GB/s, {row['bytes'] / MB:,.1f} MB" for rate, row in zip(used, rows, strict=True)])
-    axes.set_title("Bandwidth of each class; lines: that of the device", loc="left", fontsize=10)
+    axes.set_title("Bandwidth of each class (bars) and of the device (lines)", loc="left", fontsize=10)

@@ -34,7 +34,7 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
         yield Explanation("memory_timeline.json", memory, memory_lines(memory, summary), figure)
     profile = None
     if instruments.flops and instruments.flops.counts and summary["performance"]["avg_step_time_ms"]:
-        # Before the trace, whose verdict goes by the same ridge point: this measures the peaks if they are unknown.
+        # Before the trace, whose verdict uses the same ridge point: this measures the peaks if they are unknown.
         profile = flops_profile(report.workload, summary, instruments.flops.counts)
     if instruments.trace and instruments.trace.path:
         yield explain_trace(report, summary)
@@ -87,5 +87,5 @@ def with_prediction(error: BaseException, workload: Workload, device: torch.devi
         return error
     with contextlib.suppress(FakeRunError, RuntimeError, MemoryError):  # the original error takes precedence
         predicted = what_fits(memory_prediction(workload, device, after_failure=True))
-        return UserError(f"{explain_error(error)[0]}; by prediction {predicted}")
+        return UserError(f"{explain_error(error)[0]}; predicted: {predicted}")
     return error

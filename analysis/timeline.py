@@ -27,7 +27,7 @@ IDLE_CAUSES = {
 
 
 def by_priority(intervals: list[Intervals]) -> list[float]:
-    """The length of time that each set of intervals covers and none before it does."""
+    """The total time that each set of intervals covers and none of the earlier sets does."""
     lengths, start, end = [], np.zeros(0), np.zeros(0)
     for starts, ends in intervals:
         start, end = union(np.append(start, starts), np.append(end, ends))

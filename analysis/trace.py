@@ -128,7 +128,7 @@ def trace_of(path: Path, document: dict) -> Trace:
             elif event.get("name") == "[memory]" and isinstance(event.get("args"), dict):
                 memory.append(event)
     if not any(by_kind.get(kind) for kind in ("cpu_op", *GPU_KINDS)):
-        raise UserError(f"{path}: a trace without events of operators or of a GPU")
+        raise UserError(f"{path}: a trace with neither operators nor GPU events")
     python = by_kind.get("python_function", [])
     by_kind["python_function"] = [event for event in python if str(event.get("name")).startswith(MODULE)]
     kinds = [kind for kinds, _ in TABLES.values() for kind in kinds]
@@ -136,7 +136,7 @@ def trace_of(path: Path, document: dict) -> Trace:
     well_formed = np.isfinite(events["end"]) & (events["end"] >= events["start"]) & events["name"].notna()
     n_malformed, events = int((~well_formed).sum()), events[well_formed]
     if events.empty:
-        raise UserError(f"{path}: not one of its {n_malformed} events has a name, a time and a duration")
+        raise UserError(f"{path}: none of its {n_malformed} events has a name, a time and a duration")
     first = events["start"].min()
     events = events.assign(start=events["start"] - first, end=events["end"] - first)
     tables = {
@@ -215,9 +215,9 @@ def parse(path: Path) -> dict:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or 'a damaged gzip file'}") from error
     except (EOFError, zlib.error) as error:
-        raise UserError(f"{path}: the gzip file is cut short or damaged") from error
+        raise UserError(f"{path}: the gzip file is truncated or damaged") from error
     except orjson.JSONDecodeError as error:
-        raise UserError(f"{path}: {'cut short or not JSON' if data.strip() else 'empty'}") from error
+        raise UserError(f"{path}: {'truncated or not JSON' if data.strip() else 'empty'}") from error
     if isinstance(document, list):  # the other form that Chrome reads
         document = {"traceEvents": document}
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):

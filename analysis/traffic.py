@@ -1,4 +1,4 @@
-"""Bytes that a step moves and operations that it does, by class of operators: computational_intensity.json."""
+"""Bytes that a step moves and operations that it performs, by class of operators: computational_intensity.json."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class StorageUse:
     """In which segments of the step a storage was used: what one segment leaves to another must be moved."""
 
     storage: torch.UntypedStorage  # a reference, so that no other storage gets its address
-    made_in: int | None  # None: it was there before
+    made_in: int | None  # None: it existed before the step
     read: Counter = field(default_factory=Counter)  # bytes by segment; repeated reads count again
     written: Counter = field(default_factory=Counter)
 
@@ -78,7 +78,7 @@ class StorageUse:
 
 
 class WorkCounter(TorchDispatchMode):
-    """Bytes moved and operations done by every operator that is dispatched, by the phase in which it ran.
+    """Bytes moved and operations performed by every operator that is dispatched, by the phase in which it ran.
 
     While it is active it is one of the `range_observers`, through which it learns of phases.  All micro-batches of a
     step but the first do the same: the second counts `repeats` times.
@@ -301,10 +301,10 @@ def intensity_facts(document: dict) -> dict[str, str]:
         "Bytes moved by a step": f"{megabytes(document['step_bytes'])}; minimum "
         f"{megabytes(document['minimum_step_bytes'])}",
         "Arithmetic intensity": f"{document['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte; "
-        f"{document['intensity_at_minimum_flops_per_byte']:.2f} with the minimum of bytes",
+        f"{document['intensity_at_minimum_flops_per_byte']:.2f} with the minimum bytes",
         "Bandwidth used": f"{used:,.2f} GB/s{share}",
         "By the 10/100 thresholds": document["memory_bound_vs_compute_bound"],
-        "By this device's ridge": f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte: "
+        "By this device's ridge point": f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte: "
         f"{document['peak_source']} over {document['memory_bandwidth_peak_source']}"
         if ridge
         else document["ridge_point_flops_per_byte_reason"],

@@ -15,14 +15,14 @@ from analysis.timeline import by_class, by_priority, idle_by_cause
 
 BOUND_FROM = 0.40  # share of the step that makes a bound
 LEAD = 0.10  # by which it must be ahead of the next
-DEFAULT_RIDGE = 10.0  # FLOPs/byte, where no peak of the device is known
+DEFAULT_RIDGE = 10.0  # FLOPs/byte, if no peak of the device is known
 INPUT_TYPES = {"fp32": "float", "bf16": "c10::BFloat16", "fp16": "c10::Half"}  # of operators, as traces name them
 BOUNDS = {
-    "compute-bound": "matmuls at or above the ridge",
+    "compute-bound": "matmuls at or above the ridge point",
     "memory-bound": "other work on tensors",
-    "launch-bound": "launching, waiting and overhead on the host",
+    "launch-bound": "launches, synchronization and overhead on the host",
     "data-bound": "waiting for data",
-    "communication-bound": "communication that nothing hides",
+    "communication-bound": "exposed communication",
     "other": "unclassified",
 }
 
@@ -43,8 +43,8 @@ def precision_of(links: Links, summary: dict | None) -> str:
 
 
 def ran_here(summary: dict | None) -> bool:
-    """Whether a run was on this machine with the threads and the PyTorch of this process: what was measured here holds
-    for it."""
+    """Whether a run was on this machine, with the thread count and PyTorch version of this process: what was measured
+    here then applies to it."""
     if summary is None:
         return False
     run = summary["environment"]
@@ -53,8 +53,9 @@ def ran_here(summary: dict | None) -> bool:
 
 
 def ridge_of(links: Links, summary: dict | None) -> tuple[float, str]:
-    """FLOPs per byte from which on arithmetic limits a matmul, of the device and in the precision of the run, by what
-    its FLOPs profile goes by too: --peak, the datasheet, or what was measured of this machine before."""
+    """The ridge point of the device in the precision of the run, in FLOPs/byte, and its source.
+
+    The sources are those of its FLOPs profile: --peak, the datasheet, or an earlier measurement of this machine."""
     device, precision = device_of(links, summary), precision_of(links, summary)
     measure, choice, reached = "never", "auto", 0.0
     if ran_here(summary):
@@ -64,12 +65,14 @@ def ridge_of(links: Links, summary: dict | None) -> tuple[float, str]:
     if found := ridge_point(compute, bandwidth_ceilings(device, choice, measure)):
         return found[0], f"{found[0]:.1f} FLOPs/byte, {found[1]}"
     name = device["name"] or ("this device" if len(links.gpu) else "this CPU")
-    why = f"the datasheet of {name} has no {precision}" if datasheet(device) else f"{name} is in no datasheet"
+    why = (
+        f"the datasheet of {name} has no {precision}" if datasheet(device) else f"there is no datasheet row for {name}"
+    )
     return DEFAULT_RIDGE, f"{DEFAULT_RIDGE:.0f} FLOPs/byte; {why}"
 
 
 def compute_limited(links: AttributedLinks, ridge: float) -> np.ndarray:
-    """Which operators are matmuls that arithmetic limits: by FLOPs per byte where shapes tell, else by their class."""
+    """Which operators are compute-bound matmuls: by FLOPs per byte if shapes are known, else by their class."""
     operators, trace = links.trace.operators, links.trace
     kinds = links.host["category"].to_numpy(object)[: len(operators)]
     out = np.isin(kinds.astype(str), MATMUL_CLASSES)
@@ -87,7 +90,7 @@ def compute_limited(links: AttributedLinks, ridge: float) -> np.ndarray:
 
 
 def time_split(links: AttributedLinks, ridge: float) -> dict[str, float]:
-    """The time of the steps by what limits it, in us; together all of it."""
+    """The time of the steps by what limits it, in us; the parts add up to the whole."""
     computing = compute_limited(links, ridge)
     return gpu_split(links, computing) if links.on_gpu else host_split(links, computing)
 
@@ -138,17 +141,17 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
     shares = {name: us / total if total else 0.0 for name, us in split.items()}
     ranked = sorted((name for name in shares if name != "other"), key=lambda name: -shares[name])
     first, second = ranked[:2]
-    lost = trust["disturbance"]["lost_share"] or 0.0  # waiting for a core, which may be in any of the shares
+    lost = trust["disturbance"]["lost_share"] or 0.0  # waiting for a core, which may be part of any share
     decided = shares[first] - lost >= BOUND_FROM and shares[first] - shares[second] - lost >= LEAD
     found = first if decided else "undecided"
     numbers = ", ".join(f"{name.removesuffix('-bound')} {shares[name]:.1%}" for name in ranked)
     if shares["other"] >= 0.001:
         numbers += f", unknown {shares['other']:.1%}"
-    rule = f"a bound takes {BOUND_FROM:.0%} of the step, {100 * LEAD:.0f} percentage points more than the next"
+    rule = f"a bound needs {BOUND_FROM:.0%} of the step, {100 * LEAD:.0f} percentage points more than the next"
     if trust["trustworthy"]:
         line = f"{found}: {numbers} ({rule})"
     else:
-        line = f"untrustworthy: {'; '.join(trust['problems'])}; the rest would be {found}: {numbers} ({rule})"
+        line = f"untrustworthy: {'; '.join(trust['problems'])}; from the events present: {found}, {numbers} ({rule})"
     if "verdict" in trust["unreliable"]:
         line += f"; unreliable: {trust['unreliable']['verdict']}"
     return {

@@ -21,7 +21,7 @@ def shortened(name: str, length: int = 44) -> str:
 
 
 def printable(line: str) -> str:
-    """Without line breaks and codes that a terminal would obey: names in a trace come from elsewhere."""
+    """Without line breaks and control characters: names in a trace come from any program."""
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 

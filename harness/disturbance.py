@@ -1,7 +1,7 @@
-"""Was a measurement disturbed?  How long its threads waited for a core, and what else the machine did.
+"""Was a measurement disturbed?  How long its threads waited for a core, and what else happened on the machine.
 
-Other processes make every figure worse and leave no sign in it.  Linux counts for each thread how long it ran, and how
-long it was ready to run but had no core.  Everything else here helps to explain such waits.
+Other processes make every figure worse, and the figure does not show it.  Linux counts for each thread how long it
+ran, and how long it was ready to run but had no core.  Everything else here helps to explain such waits.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from harness.gpu_watch import GpuWatch, gpu_reasons
 LONGEST_WAIT = 0.05  # of a step, for the thread that waited longest: the step may be longer by as much
 STEAL = 0.03  # of the time that the machine's cores were busy, taken by other virtual machines of its host
 THROTTLED = 0.05  # of the periods of a CPU quota, those in which it was used up
-STEPS = 0.10  # of the steps, disturbed ones; fewer leave the median as it is
+STEPS = 0.10  # share of disturbed steps; fewer hardly change the median
 
 
 @dataclass
 class Interval:
-    """What happened to this process from one moment to another, for example in a step; sums of several add up."""
+    """Counts for this process over an interval, for example a step; intervals can be added."""
 
     wall_s: float = 0.0
-    run_s: float = 0.0  # over all threads; 0 if the system does not tell
+    run_s: float = 0.0  # over all threads; 0 if unknown
     waited_s: float = 0.0  # over all threads: ready to run, but without a core
     longest_wait_s: float = 0.0  # of the thread that waited longest
     throttled: int = 0  # periods of a CPU quota that was used up
@@ -46,7 +46,7 @@ class Interval:
 
     @property
     def waited_share(self) -> float | None:
-        """Of the time that threads ran or wanted to; None if the system does not tell."""
+        """Of the time that threads ran or wanted to; None if unknown."""
         return self.waited_s / (self.run_s + self.waited_s) if self.run_s else None
 
     @property
@@ -137,7 +137,7 @@ class Counters:
 
     def machine(self) -> dict[str, float]:
         """Of the entire machine: clock ticks that its cores were busy and those stolen from it; seconds in which some
-        process waited for a core.  What the system does not tell is left out."""
+        process waited for a core.  What the system does not report is left out."""
         found = {"at_s": time.perf_counter()}
         with contextlib.suppress(OSError, ValueError), (self.proc / "stat").open() as file:
             user, nice, system, _, _, irq, softirq, stolen = map(int, file.readline().split()[1:9])
@@ -261,13 +261,13 @@ class DisturbanceMeter:
         change = {name: after[name] - before[name] for name in after.keys() & before.keys()}
         steal = change["stolen"] / change["busy"] if change.get("busy") else None
         pressure = None
-        if change.get("at_s") and "pressure_s" in change:  # the kernel brings its sum up to date now and then
+        if change.get("at_s") and "pressure_s" in change:  # the kernel updates its sum only now and then
             pressure = min(1.0, change["pressure_s"] / change["at_s"])
         return {"steal_share": steal, "pressure_share": pressure}
 
 
 def most_lost(values: dict, waiting: float | None) -> float | None:
-    """Upper bound of the share of the time that is due to everything that disturbed the measurement."""
+    """Upper bound of the share of the time lost to everything that disturbed the measurement."""
     gpu = values["gpu"]
     if waiting is None or (gpu and gpu["other_processes"]):  # what they take of the GPU is unknown
         return None if waiting is None else 1.0
@@ -308,7 +308,7 @@ def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
 def disturbance_text(document: dict) -> str:
     """What follows 'Disturbance: ' in a summary."""
     if document["disturbed"] is None:
-        return f"not known here: {document['disturbed_reason']}"
+        return f"unknown: {document['disturbed_reason']}"
     if not document["disturbed"]:
         return "none seen"
     load, cores = document["load_before"], document["cores"]

@@ -1,4 +1,4 @@
-"""The doctor: what of this machine and its setup will stop, slow or distort a run, with a cure for each.
+"""The doctor: what on this machine and in its setup will stop, slow down or distort a run, with a cure for each.
 
 Every check is a function of facts that are passed in, so that it can be tested without the hardware.
 `--validate-setup` prints them all, and then trains three steps.
@@ -31,7 +31,7 @@ from harness.units import megabytes
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at and found; a cure where something is wrong.  A fatal one makes the setup invalid."""
+    """What was checked, the result, and a cure if something is wrong.  A fatal one makes the setup invalid."""
 
     what: str
     result: str
@@ -94,7 +94,7 @@ def build_check(unseen: str | None, asked_device: str) -> Check:
     if unseen is None:
         return Check("PyTorch build", build)
     return Check(
-        "PyTorch build", f"{build}; {unseen}", "mend this, or train with --device cpu", fatal=asked_device != "cpu"
+        "PyTorch build", f"{build}; {unseen}", "fix this, or train with --device cpu", fatal=asked_device != "cpu"
     )
 
 
@@ -103,7 +103,7 @@ def gpu_checks(device: torch.device) -> list[Check]:
         return [Check("GPUs visible", "0, training on the CPU")]
     gpu, (free, total) = torch.cuda.get_device_properties(device), torch.cuda.mem_get_info(device)
     arch = gpu.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
-    visible = f"{torch.cuda.device_count()}; this rank's is number {device.index}, {gpu.name} ({arch})"
+    visible = f"{torch.cuda.device_count()}; this rank uses number {device.index}, {gpu.name} ({arch})"
     return [
         Check("GPUs visible", visible),
         architecture_check(arch, torch.cuda.get_arch_list()),
@@ -122,7 +122,7 @@ def architecture_check(arch: str, built_for: Sequence[str]) -> Check:
         return has <= wanted and (found[1] == "compute" or has // 10 == wanted // 10)
 
     if not built_for or any(map(runs, built_for)):
-        return Check("Kernels", f"for {arch}" if built_for else "not known here: PyTorch lists no architectures")
+        return Check("Kernels", f"for {arch}" if built_for else "unknown: PyTorch lists no architectures")
     lacks = f"this PyTorch has none for {arch}, only for {' '.join(built_for)}"
     return Check("Kernels", lacks, "install a build of PyTorch for this GPU", fatal=True)
 
@@ -145,14 +145,14 @@ def usable_cores() -> set[int]:
 
 
 def granted_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores' worth of time that the cgroups of this process grant; None without a limit, or outside of Linux."""
+    """CPU quota of this process's cgroups, in cores; None without a limit, or outside of Linux."""
     return min(filter(None, map(quota_cores, cgroup_folders(proc, cgroups))), default=None)
 
 
 def thread_check(threads: int, cores: set[int], granted: float | None, environ: Mapping[str, str]) -> Check:
     """PyTorch's threads against the cores of this process and what its cgroup grants."""
     most = len(cores) if granted is None else min(len(cores), max(1, int(granted)))
-    text = f"{threads} of PyTorch on {len(cores)} core{'s' * (len(cores) > 1)} of {os.cpu_count()}"
+    text = f"PyTorch uses {threads}, on {len(cores)} core{'s' * (len(cores) > 1)} of {os.cpu_count()}"
     text += f"; the cgroup grants {granted:g}" if granted is not None else ""
     # torchrun sets OMP_NUM_THREADS=1 for several ranks; for one process, 1 is a leftover.
     too_few = threads < most / 2 and "OMP_NUM_THREADS" in environ and environ.get("WORLD_SIZE", "1") == "1"
@@ -186,7 +186,7 @@ class RankFacts:
                 gpu = f"{gpu} at {folder.name}"
                 gpu_numa_node = int((folder / "numa_node").read_text())
         threads = torch.get_num_threads()
-        known = None if gpu_numa_node in (None, -1) else gpu_numa_node  # -1: the firmware does not tell
+        known = None if gpu_numa_node in (None, -1) else gpu_numa_node  # -1: the firmware does not report it
         return cls(rank, socket.gethostname(), threads, frozenset(cores), frozenset(numa_nodes), gpu, known)
 
 
@@ -217,7 +217,7 @@ def binding_checks(facts: Sequence[RankFacts]) -> list[Check]:
         beside = [other for other in facts if other.host == fact.host and other.cores & fact.cores]
         available = len(frozenset().union(*(other.cores for other in beside)))
         wanted = sum(other.threads for other in beside)
-        text = f"{fact.host}, cores {numbers(fact.cores)}, NUMA node {numbers(fact.numa_nodes) or 'not known here'}"
+        text = f"{fact.host}, cores {numbers(fact.cores)}, NUMA node {numbers(fact.numa_nodes) or 'unknown'}"
         text += f", {fact.gpu}" if fact.gpu else ""
         cure = None
         if wanted > available:
@@ -252,9 +252,9 @@ class Network:
 
 
 def transport_check(device: str, nodes: int, network: Network, environ: Mapping[str, str]) -> Check:
-    """What ranks talk through.  On Slingshot without its plugin, NCCL and RCCL use TCP without a word."""
+    """How ranks communicate.  On Slingshot without its plugin, NCCL and RCCL fall back to TCP silently."""
     if device == "cpu":
-        used = environ.get("GLOO_SOCKET_IFNAME", "the interface of this host's name")
+        used = environ.get("GLOO_SOCKET_IFNAME", "the interface that the host name resolves to")
         return Check("Transport", f"gloo, TCP over {used}")
     library = "RCCL" if torch.version.hip else "NCCL"
     if torch.distributed.is_nccl_available():  # not in a build for another library
@@ -269,7 +269,7 @@ def transport_check(device: str, nodes: int, network: Network, environ: Mapping[
         fast = ",".join(slingshot)
         return Check(
             "Transport",
-            f"{library}, TCP: Slingshot is here ({fast}), but no plugin libnccl-net*.so or librccl-net*.so is on "
+            f"{library}, TCP: Slingshot is present ({fast}), but no plugin libnccl-net*.so or librccl-net*.so is on "
             "LD_LIBRARY_PATH",
             f"load the site's aws-ofi-nccl or aws-ofi-rccl module; NCCL_SOCKET_IFNAME={fast} NCCL_NET_GDR_LEVEL=PHB",
         )
@@ -312,11 +312,13 @@ def cache_checks(environ: Mapping[str, str], home: Path) -> list[Check]:
 
 @dataclass(frozen=True)
 class Versions:
-    """What a trap depends on."""
+    """What a known problem depends on."""
 
     rocm: tuple[int, ...] = ()  # () on other builds
     arch: str = ""  # such as gfx942
-    modules: frozenset[str] = field(default_factory=frozenset)  # of those that traps name, what can be imported
+    modules: frozenset[str] = field(
+        default_factory=frozenset
+    )  # those that known problems name and that can be imported
 
     @classmethod
     def here(cls, device: torch.device) -> Versions:
@@ -327,7 +329,7 @@ class Versions:
 
 
 def trap_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
-    """Reports of others about these versions, each with its thread; none has been seen on a machine of ours."""
+    """Problems that others reported for these versions, each with its issue; none has been reproduced here."""
     hipblaslt = environ.get("TORCH_BLAS_PREFER_HIPBLASLT") != "0"
     tunes = environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1"
     traps = [
@@ -346,7 +348,7 @@ def trap_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
             versions.rocm[:2] == (7, 2),
             "traces lose kernels on ROCm 7.2.1 (ROCm/legacy-rocm-build issue 6102), and the profiler can crash on "
             "7.2.0 (pytorch issue 177873)",
-            "use 7.2.2 or later; the profile names what it misses",
+            "use 7.2.2 or later; the profile says what is missing",
         ),
         (
             versions.rocm[:2] == (7, 0),
@@ -360,5 +362,5 @@ def trap_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
         ),
     ]
     return [Check("Version", what, cure) for applies, what, cure in traps if applies] or [
-        Check("Versions", "none is known to hang or to be slow")
+        Check("Versions", "none has a known problem")
     ]

@@ -137,22 +137,22 @@ class StepColumns(TypedDict):
     loss: list[float | None]  # null: not a finite number
     time_ms: list[float]
     exclusion_reason: list[str | None]  # why a step is excluded from averages; null: it is included
-    waited_share: list[float | None]  # of thread time, waiting for a core; null: the system does not tell
-    lost_share: list[float | None]  # of the step, that is due to waiting at most; null: the system does not tell
-    disturbed: list[bool | None]  # whether it waited long enough to be longer; null: the system does not tell
+    waited_share: list[float | None]  # of thread time, waiting for a core; null: not reported by the system
+    lost_share: list[float | None]  # of the step, that is due to waiting at most; null: not reported by the system
+    disturbed: list[bool | None]  # whether it waited long enough to be longer; null: not reported by the system
 
 
 class GpuDisturbance(TypedDict):
-    other_processes: int | None  # on the GPU before the run; null: the driver's library does not tell
+    other_processes: int | None  # on the GPU before the run; null: not reported by the driver
     memory_in_use_mb: float  # MB before the run: other processes, and the context of this one
-    clock_mhz: float | None  # mean, read once a second; null: the driver's library does not tell
-    max_clock_mhz: int | None  # null: the driver's library does not tell
+    clock_mhz: float | None  # mean, read once a second; null: not reported by the driver
+    max_clock_mhz: int | None  # null: not reported by the driver
     lowered_by: dict[str, float] | None  # causes other than the power limit, share of the time; null: not known
 
 
 class Disturbance(TypedDict):
-    disturbed: bool | None  # null: the system does not tell
-    waited_share: float | None  # of thread time, waiting for a core; null: the system does not tell
+    disturbed: bool | None  # null: not reported by the system
+    waited_share: float | None  # of thread time, waiting for a core; null: not reported by the system
     longest_wait_share: float | None  # of the steps, for the thread that waited longest in each; null: not known
     lost_share: float | None  # of the steps' time, that is due to the disturbance at most; null: not known
     steps_disturbed: int
@@ -272,7 +272,7 @@ class Prediction(TypedDict):
 
 
 class ProfileDisturbance(TypedDict):
-    text: str | None  # what disturbed the profiled steps, or none seen; null: no summary, or the system does not tell
+    text: str | None  # what disturbed the profiled steps, or none seen; null: no summary, or not reported by the system
     lost_share: float | None  # of the disturbed steps, that is due to waiting at most; null: as for text
 
 
@@ -355,8 +355,8 @@ class Opportunity(TypedDict):
     evidence: str
     share: float  # of the step that it affects
     ms_per_step: float  # that it affects
-    part_speedup: float | None  # upper bound for the affected part; null: the part could vanish
-    speedup_bound: float | None  # upper bound for the step, by Amdahl's law; null: all of the step is affected
+    part_speedup: float | None  # upper bound for the affected part; null: the affected part could vanish
+    speedup_bound: float | None  # upper bound for the step, by Amdahl's law; null: the whole step is affected
     basis: str  # how the bound was derived
     memory_bound_mb: NotRequired[float]  # MB that it saves at most; checkpointing only
     flag: str | None  # flag that enables it; null: no flag of the workshop does
@@ -539,7 +539,7 @@ class Comparison(TypedDict, total=False):
     runs: list[dict[str, Any]]  # runs only: one row per run, with the ratio of medians and its 95% interval
     repeats: dict[str, Any] | None  # runs with the same settings and their spread; null: there are none
     differences: list[dict[str, Any]]  # settings and environment that differ: name, values
-    scaling: dict[str, Any] | None  # step time ~ FLOPs^exponent; null: all steps have the same FLOPs
+    scaling: dict[str, Any] | None  # step time ~ FLOPs^exponent; null: all runs have the same FLOPs per step
     components: list[dict[str, Any]]  # ms per step in both runs, change, noise
     operators: list[dict[str, Any]]  # the same for operators
     profiles_reason: str  # why profiles are not compared

@@ -17,7 +17,7 @@ from harness.units import MB
 LOWERED_CLOCKS = 0.05  # of the time, clocks lowered by heat or power supply
 MEMORY_OF_OTHERS = 2048 * MB  # bytes, before the run: more than the context of this process takes
 
-# Why NVML says that clocks are low: what is no choice of the user's, and no usual state of a fully used GPU.
+# NVML's reasons for low clocks, without those that the user chooses and those that are normal under full load.
 NVML_CAUSES = {0x08: "hardware slowdown", 0x20: "heat (driver)", 0x40: "heat (hardware)", 0x80: "power supply"}
 AMDSMI_CAUSES = {
     "acc_prochot_thrm": "heat (processor hot)",
@@ -30,7 +30,7 @@ AMDSMI_CAUSES = {
 class GpuWatch:
     """Other processes and memory in use before a measurement; clocks, and what lowered them, during it.
 
-    From NVML and AMD SMI by PyTorch's own functions.  What they do not tell is None, with the reason in `reasons`.
+    From NVML and AMD SMI by PyTorch's own functions.  What they do not report is None, with the reason in `reasons`.
     """
 
     EVERY_S = 1.0  # seconds between two readings of the clock

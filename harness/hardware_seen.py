@@ -1,4 +1,4 @@
-"""A GPU that PyTorch does not see, and the cause as far as it can be told.
+"""A GPU that PyTorch does not see, and the cause as far as it can be determined.
 
 python3 -m harness.hardware_seen      one line and exit code 1 if there is such a GPU
 """
@@ -90,7 +90,7 @@ def _cause(root: Path, platform: str, torch) -> str:
         return found
     try:
         torch.cuda.init()
-        said = "it gives no reason"
+        said = "PyTorch gives no reason"
     except (RuntimeError, AssertionError) as error:
         said = f"{error}".strip().splitlines()[0]
     if platform == "ROCm" and "amdsmi" in sys.modules:
@@ -127,9 +127,8 @@ def _driver_too_old(root: Path, torch) -> str | None:
         return None
     usable = [cuda for cuda, first in FIRST_DRIVER.items() if first <= int(driver[1])]
     cure = f"install a build for CUDA {max(usable)}, or" if usable else "ask for"
-    return (
-        f"its CUDA {torch.version.cuda} needs driver {needed} or newer, and this is {driver[0]}; {cure} a newer driver"
-    )
+    needs = f"its CUDA {torch.version.cuda} needs driver {needed} or newer"
+    return f"{needs}, but {driver[0]} is installed; {cure} a newer driver"
 
 
 def _no_access(root: Path, platform: str) -> str | None:
@@ -146,12 +145,12 @@ def _no_access(root: Path, platform: str) -> str | None:
             with contextlib.suppress(KeyError):
                 group = grp.getgrgid(group).gr_name
             return (
-                f"you may not use /{needed[0].relative_to(root)}; join the group {group} (usermod -aG {group} $USER, "
+                f"no access to /{needed[0].relative_to(root)}; join the group {group} (usermod -aG {group} $USER, "
                 f"a new login; a container: --group-add {group})"
             )
     given = ("SLURM_GPUS", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
     if "SLURM_JOB_ID" in os.environ and not any(name.startswith(given) for name in os.environ):
-        return "no GPU was given to this Slurm job; add --gpus=1 or --gpus-per-task=1 to sbatch, salloc or srun"
+        return "this Slurm job has no GPU; add --gpus=1 or --gpus-per-task=1 to sbatch, salloc or srun"
     return None
 
 

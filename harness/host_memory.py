@@ -1,4 +1,4 @@
-"""Memory of the host: how much there is, and how much of it this process can have."""
+"""Memory of the host: how much there is, and how much of it this process can use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def host_memory_bytes() -> int:
 
 
 def available_host_memory() -> int | None:
-    """Bytes that can still be allocated here without swapping; None where the system does not tell (no /proc)."""
+    """Bytes that can still be allocated here without swapping; None where the system does not report it (no /proc)."""
     with contextlib.suppress(OSError, KeyError):
         lines = dict(line.split(":", 1) for line in (ROOT / "proc/meminfo").read_text().splitlines())
         available = int(lines["MemAvailable"].split()[0]) * 1024

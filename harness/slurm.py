@@ -1,4 +1,4 @@
-"""Ranks from Slurm's variables: `srun` starts one process per GPU, as torchrun does, but names the ranks otherwise.
+"""Ranks from Slurm's variables: `srun` starts one process per GPU, as torchrun does, but under other variable names.
 
 Sources: the output environment variables of srun(1); torch.distributed's env:// initialization.
 """

@@ -32,7 +32,7 @@ def workspace_bytes(device: torch.device, precision: str) -> int:
 
 
 def library_workspaces(device: torch.device, precision: str) -> int | None:
-    """The same from a process of its own; None where that cannot be had, such as on a GPU in exclusive mode."""
+    """The same, measured in a process of its own; None where that fails, such as on a GPU in exclusive mode."""
     if device.type == "cpu":
         return 0
     command = [sys.executable, "-m", "harness.workspaces", str(device), precision]

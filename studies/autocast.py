@@ -114,7 +114,7 @@ def types_in_a_step(state: TrainingState, stream) -> list[dict]:
 
 
 def side_by_side(rows: list[dict]) -> list[dict]:
-    """A line for each tensor with its type under each autocast.  Parameters, gradients and optimizer state are one
+    """A line for each tensor with its type under each autocast type.  Parameters, gradients and optimizer state are one
     line each if all have the same type."""
     lines: dict[tuple[str, str], dict] = {}
     for autocast, what in dict.fromkeys((row["autocast"], row["what"]) for row in rows):

@@ -230,7 +230,7 @@ class Sweep:
         return {"status": status, "reason": f"{answer}{need}"}, None
 
     def predict(self, work: Callable, *arguments):
-        """What work(*arguments) predicts of a row.  On fake tensors too, the compiler makes a GPU context."""
+        """What work(*arguments) predicts of a row.  Even on fake tensors, the compiler creates a GPU context."""
         return without_gpu_context(self.on_gpu, work, *arguments)
 
     def write(self, **more) -> None:
@@ -379,8 +379,8 @@ def in_fresh_process(
 ) -> tuple[str, object]:
     """Call work(*arguments) in a new process.  Returns ("ok", result), or ("oom" or "failed", reason).
 
-    disturbance: receives how far work on the device was disturbed, the document of DisturbanceMeter.
-    It is forked from a server that has imported PyTorch but used no device, so that it starts fast and clean.
+    The process is forked from a server that has imported PyTorch but used no device, so that it starts fast and clean.
+    disturbance: receives the document of DisturbanceMeter, how far work on the device was disturbed.
     """
     context = multiprocessing.get_context("forkserver")
     ours = [name for name in sys.modules if name.startswith("studies.")]
@@ -410,7 +410,7 @@ def in_fresh_process(
 def cause_of_death(code: int) -> tuple[str, str]:
     """Status and reason for a process that ended without a result."""
     if code == -signal.SIGKILL:
-        return "oom", "killed by SIGKILL, as an operating system does when memory runs out"
+        return "oom", "killed by SIGKILL, as the operating system does when memory runs out"
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return "failed", f"the process ended with {how}"
 
@@ -431,7 +431,7 @@ def _answer(connection, work: Callable, arguments: tuple, device: torch.device |
 
 
 def _with_disturbance(work: Callable, arguments: tuple, device: torch.device | None) -> tuple[object, dict]:
-    """The result, and how far work on the device was disturbed; nothing of it if there is no device."""
+    """The result, and how far work on the device was disturbed; {} without a device."""
     if device is None:
         return work(*arguments), {}
     meter = DisturbanceMeter(device)

@@ -125,7 +125,7 @@ def figures(answer: dict, warmup: int, repetitions: int, flops: int) -> dict:
         found |= time_statistics(name, phase_ms)
     found |= time_statistics("step", answer["step_ms"][counted])
     if answer["peak_bytes"] is None:
-        found["peak_bytes_reason"] = "no GPU, whose allocator records it; see predicted_peak_bytes"
+        found["peak_bytes_reason"] = "only the allocator of a GPU records it; see predicted_peak_bytes"
     found |= {"first_loss": answer["losses"][0], "final_loss": answer["losses"][-1]}
     return found | {"achieved_tflops": flops / (found["step_ms"] / 1e3) / 1e12}
 

@@ -40,7 +40,7 @@ def test_components_add_up_and_without_deepspeed_the_rest_stands():
     assert found["rows"][2]["forward_flops"] is None
     assert "No count by DeepSpeed: DeepSpeed is missing" in reconciliation_lines(found)
     off = {"macs": workload.forward_flops() // 2 - 1, "flops": workload.forward_flops()}
-    assert "The counts DIFFER." in reconciliation_lines(reconciliation(workload, off))
+    assert "The matmul counts DIFFER." in reconciliation_lines(reconciliation(workload, off))
     fused = by_component(with_options(workload, attention="sdpa"))
     assert {row["component"] for row in rows} - {row["component"] for row in fused} == {
         "attention.scores",
@@ -103,7 +103,7 @@ def test_formulas_hold_for_any_shape(kv_heads, group, half_head, layers, interme
 def test_deepspeed_counts_the_same_multiply_adds(train, tmp_path):
     code, out, _ = train("--enable-deepspeed-flops", "--flops-profile-step", "2", "--output-dir", "run", small=False)
     assert code == 0
-    assert "The counts of matmuls are equal." in out
+    assert "The matmul counts agree." in out
     profile = json.loads((tmp_path / "run" / "flops_profile.json").read_text())
     deepspeed = profile["flops_analysis"]["deepspeed"]
     found = profile["flops_analysis"]["reconciliation"]

@@ -147,7 +147,7 @@ def test_gpu_only_traces(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, *steps, *kernels))
     assert [row["kernels"] for row in analysis["steps"]["rows"]] == [1, 1, 1]
     assert rows_of(analysis)["matmul", "between phases"] == pytest.approx(0.05)
-    assert any("GPU events alone" in note for note in analysis["integrity"]["notes"])
+    assert any("only GPU events" in note for note in analysis["integrity"]["notes"])
     assert "components" in analysis["integrity"]["unreliable"]
     assert analysis["kernels"][0]["launched_by"] is None
 

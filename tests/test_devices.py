@@ -172,14 +172,14 @@ def test_a_driver_too_old_for_this_build(node):
     root = node(cuda="13.0")
     put_nvidia_gpu(root, driver="535.183.01")
     found = unseen_hardware(root)
-    assert "its CUDA 13.0 needs driver 580 or newer, and this is 535.183.01; install a build for CUDA 12" in found
+    assert "its CUDA 13.0 needs driver 580 or newer, but 535.183.01 is installed; install a build for CUDA 12" in found
 
 
 def test_a_job_without_gpus(node, monkeypatch):
     root = node(cuda="12.8")
     put_nvidia_gpu(root)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert "no GPU was given to this Slurm job; add --gpus=1" in unseen_hardware(root)
+    assert "this Slurm job has no GPU; add --gpus=1" in unseen_hardware(root)
 
 
 def test_what_pytorch_says_itself_is_the_last_resort(node, monkeypatch):

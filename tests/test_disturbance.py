@@ -168,7 +168,7 @@ def test_what_the_system_does_not_tell_is_unknown(system, tmp_path, kernel):
     assert interval.disturbed is interval.waited_share is interval.lost_share is None
     found = meter.document()
     assert found["disturbed"] is found["waited_share"] is None
-    assert disturbance_text(found).startswith("not known here: ")
+    assert disturbance_text(found).startswith("unknown: ")
     assert "schedstat is missing or empty" in disturbance_text(found)
     for name, value in found.items():
         assert value is not None or found[f"{name}_reason"], name

@@ -193,7 +193,7 @@ def test_network_of_this_node(tmp_path):
     ("nodes", "network", "environ", "result", "cured"),
     [
         (1, Network(), {}, "RCCL 2.26.6 within the node", False),
-        (2, Network(("hsn0", "hsn1")), {}, "Slingshot is here (hsn0,hsn1), but no plugin", True),
+        (2, Network(("hsn0", "hsn1")), {}, "Slingshot is present (hsn0,hsn1), but no plugin", True),
         (2, Network(("hsn0",), (), ("librccl-net.so",)), {}, "network plugin librccl-net.so", False),
         (2, Network(("hsn0",)), {"NCCL_NET": "AWS Libfabric"}, "network plugin AWS Libfabric", False),
         (2, Network(("ib0",), ("mlx5_0",)), {}, "InfiniBand or RoCE (mlx5_0)", False),

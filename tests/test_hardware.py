@@ -150,7 +150,7 @@ def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(machine
     machine += [4.0e9, 13.9e9]
     disturb(monkeypatch, 0.31, 0.0)
     first = bandwidth_ceilings(CPU)[0]
-    assert "DISTURBED: 31% of thread time waited for a core; measured again next time" in first.source
+    assert "DISTURBED: 31% of thread time waited for a core; will be measured again next time" in first.source
     second = bandwidth_ceilings(CPU)[0]
     assert (second.rate, "DISTURBED" in second.source) == (13.9e9, False)
     assert bandwidth_ceilings(CPU)[0] == second  # from the cache: no third measurement

@@ -40,10 +40,10 @@ def test_one_run_tells_all(flops, documents, tmp_path):
     code, out, _ = flops(*SMALL_MODEL, "--computational-intensity", "--generate-roofline", "--detailed-analysis")
     assert code == 0
     words = (
-        "counts of matmuls are equal",
+        "The matmul counts agree",
         "module, forward",
         "matmul",
-        "By this device's ridge",
+        "By this device's ridge point",
         "Roof:",
     )
     assert all(word in out for word in words)
@@ -113,7 +113,7 @@ def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, with
     why = "DeepSpeed is missing: pip install deepspeed" if how == "missing" else broken
     assert f"Note: {why}" in out
     assert f"No count by DeepSpeed: {why}" in out
-    assert "The counts of matmuls are equal." in out
+    assert "The matmul counts agree." in out
     profile, *_ = documents()
     assert profile["flops_analysis"]["deepspeed"] is None
     assert profile["flops_analysis"]["deepspeed_reason"] == why
@@ -309,7 +309,7 @@ def check_labels(roof):
     above, below = figure.axes
     names = [row["name"] for row in roof["points"] if row["operations_per_sec"]]
     labels = [text.get_text() for text in above.get_legend().get_texts()]
-    assert sorted(label.split(":")[0] for label in labels[:-4]) == sorted([*names, "step, matmuls alone"])
+    assert sorted(label.split(":")[0] for label in labels[:-4]) == sorted([*names, "step, matmuls only"])
     assert {label.split(", ")[-1] for label in labels[-4:]} == {"datasheet", "measured"}
     assert len(below.patches) == len(roof["points"])
     FigureCanvasAgg(figure).draw()

@@ -142,7 +142,7 @@ def test_in_a_browser(tensorboard, logs, tmp_path):
         browser.open(f"{proxy.url}/#images&tagFilter=whole_run")
         browser.text_with("whole_run/step_breakdown", "whole_run/operators")
         browser.open(f"{proxy.url}/#text&tagFilter=verdict")
-        browser.text_with("profile/verdict/text_summary", "a bound takes 40% of the step")
+        browser.text_with("profile/verdict/text_summary", "a bound needs 40% of the step")
         browser.open(f"{proxy.url}/#text&tagFilter=components")
         browser.text_with("attention.scores", "framework overhead")
         browser.open(f"{proxy.url}/#pytorch_profiler")

@@ -106,14 +106,14 @@ def test_malformed_events_are_left_out_and_counted(tmp_path):
 DAMAGED = {
     "empty": (b"", "empty"),
     "not JSON": (b"hello", "not JSON"),
-    "cut JSON": (b'{"traceEvents": [{"ph": "X"', "cut short"),
-    "cut gzip": (gzip.compress(b'{"traceEvents": []}' * 99)[:-20], "cut short"),
+    "cut JSON": (b'{"traceEvents": [{"ph": "X"', "truncated"),
+    "cut gzip": (gzip.compress(b'{"traceEvents": []}' * 99)[:-20], "truncated"),
     "damaged gzip": (b"\x1f\x8bnonsense and more of it", "gzip"),
     "another document": (b'{"a": 1}', "not a trace"),
     "a number": (b"5", "not a trace"),
-    "no events": (b'{"traceEvents": []}', "without events"),
-    "only marks": (b'{"traceEvents": [{"ph": "i", "name": "x", "ts": 1}]}', "without events"),
-    "no times": (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x"}]}', "not one of its 1 events"),
+    "no events": (b'{"traceEvents": []}', "neither operators"),
+    "only marks": (b'{"traceEvents": [{"ph": "i", "name": "x", "ts": 1}]}', "neither operators"),
+    "no times": (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x"}]}', "none of its 1 events"),
 }
 
 
@@ -241,7 +241,7 @@ def test_existing_traces_are_read_without_training(tmp_path, profiler):
     code, out = profiler("--analyze-existing", "traces", "--output-dir", "out")
     assert code == 0, out
     assert "aten::linear" in out
-    assert "Not read:\n  traces/trace_b.json.gz: the gzip file is cut short" in out
+    assert "Not read:\n  traces/trace_b.json.gz: the gzip file is truncated" in out
     analysis = json.loads((tmp_path / "out" / "operator_analysis.json").read_text())
     assert analysis["gpu_timeline"]["total_ms"] == pytest.approx(0.06)
     code, out = profiler("--analyze-existing", "traces/trace_b.json.gz")

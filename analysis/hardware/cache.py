@@ -1,6 +1,6 @@
-"""What was measured of this machine before: kept in the user's cache folder, so that a quiet machine is measured once.
+"""Earlier measurements of this machine, kept in the user's cache folder so that an idle machine is measured once.
 
-A measurement that was disturbed is used, marked, and repeated the next time; the best of all visits is kept.
+A disturbed measurement is used, marked as disturbed, and repeated the next time; the best result is kept.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import write_json
 
-RATES = ("flops", "bandwidth")  # of several visits the best holds; of the others the latest
-FAR = 1.5  # factor between two visits from which on the user is told
+RATES = ("flops", "bandwidth")  # of repeated measurements the best is kept; of others the latest
+FAR = 1.5  # factor between two measurements from which on the user is told
 MEASURES = {
     "flops": lambda device, precision: measuring.measured_flops(device, precision),
     "bandwidth": lambda device, precision: measuring.measured_bandwidth(device),
@@ -34,7 +34,7 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
     """One of MEASURES on this machine; None where memory does not suffice, or if it is unknown and not to be measured.
 
     Figures are kept by device, versions, threads and precision; removing the file, which the source names, measures
-    again.  reached is what a model did here: a figure below that was taken at a bad moment and is measured again.
+    again.  reached is the rate of a model here: a figure below it was disturbed, and is measured again.
     """
     threads = torch.get_num_threads() if device["type"] == "cpu" else 0
     about = (platform.node(), device["name"], device.get("arch", ""), device.get("compute_units", ""), threads)
@@ -43,27 +43,27 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
     kept = read_cache(file)
     entry = kept.get(key)
     if entry is None or (measure and (entry["rate"] < reached or entry["disturbed"])):
-        # A GPU is timed by its events, and a gain on one thread, whose best moments other processes leave as they are.
+        # A GPU is timed by its events, and a gain on one thread: other processes do not change the best of either.
         watched = measuring.watched if device["type"] == "cpu" and what in RATES else lambda work: work()
         found = watched(lambda: MEASURES[what](device["type"], precision)) if measure else None
         if found is None:
             return None
         now = {"when": datetime.now().strftime("%Y-%m-%d %H:%M"), "threads": threads, **found._asdict()}
         entry = now if what not in RATES else better(entry, now, f"{what} in {precision}")
-        with contextlib.suppress(UserError, OSError):  # a figure that cannot be kept is measured again, no more
+        with contextlib.suppress(UserError, OSError):  # a figure that cannot be stored is only measured again
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file, kept | {key: entry})
     if entry["rate"] < reached:  # what a model surpasses is no ceiling
         return None
-    source = f"{entry['source']}; of {entry['when']}, in {str(file).replace(str(Path.home()), '~', 1)}"
+    source = f"{entry['source']}; measured {entry['when']}, cached in {str(file).replace(str(Path.home()), '~', 1)}"
     if entry["disturbed"]:
         waited = f"{entry['waited_share']:.0%} of thread time waited for a core"
-        source += f"; DISTURBED: {waited}; measured again next time"
+        source += f"; DISTURBED: {waited}; will be measured again next time"
     return Measurement(entry["rate"], source, entry["disturbed"], entry["waited_share"])
 
 
 def better(before: dict | None, now: dict, what: str) -> dict:
-    """The entry to keep: the higher rate, as nothing makes a machine faster than it is."""
+    """The entry to keep: the higher rate, because disturbance only lowers it."""
     if before is None:
         return now
     factor = max(now["rate"], before["rate"]) / min(now["rate"], before["rate"])
@@ -75,7 +75,7 @@ def better(before: dict | None, now: dict, what: str) -> dict:
 
 
 def read_cache(file: Path) -> dict[str, dict]:
-    """The measurements that were kept; none from a file that is damaged or of another schema version."""
+    """The cached measurements; none if the file is damaged or of another schema version."""
     try:
         kept = read_document(file) or {}
     except UserError:

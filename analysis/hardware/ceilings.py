@@ -1,4 +1,4 @@
-"""What the rates of a device cannot exceed, by all that is known of it: datasheet, measurement, or --peak."""
+"""Upper limits of the rates of a device, from every known source: datasheet, measurement, or --peak."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from analysis.hardware import cache
 from analysis.hardware.matching import datasheet
 
 NO_PEAK = "no peak of this device is known"
-NOT_MEASURED = f"{NO_PEAK}, and a dry run measures nothing: run_deepspeed_flops.py does, once"
-MEASURE = ("now", "kept", "never")  # what is unknown of this machine; only what was measured before; not even that
+NOT_MEASURED = f"{NO_PEAK}, and a dry run measures nothing; run_deepspeed_flops.py measures it once"
+MEASURE = ("now", "kept", "never")  # measure what is unknown; use earlier measurements only; use none
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """A rate that nothing exceeds, and how that is known."""
+    """An upper limit of a rate, and its source."""
 
     rate: float  # FLOPs or bytes per second
     kind: str  # datasheet, measured, given
@@ -28,10 +28,10 @@ class Ceiling:
 def compute_ceilings(
     device: dict, precision: str, choice: str | float = "auto", reached: float = 0.0, measure: str = "now"
 ) -> list[Ceiling]:
-    """FLOP/s that the device could reach at a precision, by all that is known; the first is what MFU is a share of.
+    """Peak FLOP/s of the device at a precision, from every known source; MFU refers to the first.
 
-    choice is --peak: `auto` (the datasheet first), `measured`, or TFLOP/s.  reached, in FLOP/s, is what a model did
-    here: a measurement that stays below it is no ceiling.  measure is one of MEASURE.
+    choice is --peak: `auto` (the datasheet first), `measured`, or TFLOP/s.  reached, in FLOP/s, is the rate of a
+    model here: a measurement below it is not a ceiling.  measure is one of MEASURE.
     """
     known = []
     if (found := datasheet(device)) and getattr(found[0], precision):
@@ -46,7 +46,7 @@ def compute_ceilings(
 
 
 def bandwidth_ceilings(device: dict, choice: str | float = "auto", measure: str = "now") -> list[Ceiling]:
-    """Bytes per second between the device and its memory, by all that is known: the datasheet's figure first, unless
+    """Bytes per second between the device and its memory, from every known source: the datasheet first, unless
     --peak is `measured`."""
     known = []
     if found := datasheet(device):
@@ -58,7 +58,7 @@ def bandwidth_ceilings(device: dict, choice: str | float = "auto", measure: str 
 
 
 def ridge_point(compute: list[Ceiling], bandwidth: list[Ceiling]) -> tuple[float, str] | None:
-    """FLOPs/byte from which on arithmetic limits a matmul, by the first ceiling of each, and its source."""
+    """The ridge point in FLOPs/byte, from the first ceiling of each, and its source."""
     if not compute or not bandwidth:
         return None
     labels = (compute[0].label, bandwidth[0].label)

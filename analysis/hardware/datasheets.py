@@ -1,6 +1,6 @@
-"""Datasheet peaks of devices, with their sources: one row a device, as PyTorch sees one.
+"""Datasheet peaks of devices, with their sources: one row per device as PyTorch sees it.
 
-Figures are dense (no sparsity), at boost clock.  A device without a row has none: nothing is borrowed from another.
+Figures are dense (no sparsity), at boost clock.  A device without a row has no peak: none is borrowed from another.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ DATASHEETS = (
     Datasheet("NVIDIA H100 NVL", "sm_90", 132, 94, 60.0, 417.5, 835.5, 835.5, 3900, _NVIDIA),
     Datasheet("NVIDIA H200", "sm_90", 132, 141, 67.0, 494.5, 989.0, 989.0, 4800, _NVIDIA),
     Datasheet("NVIDIA GH200 480GB", "sm_90", 132, 96, 67.0, 494.5, 989.0, 989.0, 4000, _NVIDIA),
-    # Sources give B200's FP32 as 75 or 80: none is better than either.
+    # Sources disagree on B200's FP32, 75 or 80: left out.
     Datasheet("NVIDIA B200", "sm_100", 148, 180, None, 1125.0, 2250.0, 2250.0, 8000, _NVIDIA),
     Datasheet("NVIDIA GeForce RTX 3090", "sm_86", 82, 24, 35.6, 35.6, 71.0, 71.0, 936, _RTX3090),
     Datasheet("NVIDIA GeForce RTX 4090", "sm_89", 128, 24, 82.6, 82.6, 165.2, 165.2, 1008, _RTX4090),

@@ -1,4 +1,4 @@
-"""Which row of the datasheets is this device, and how much of it is there?  Which rows does a name stand for?"""
+"""Which datasheet row describes this device, and what fraction of it is present?  Which rows match a name?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.errors import UserError
 
 
 def datasheet(device: dict) -> tuple[Datasheet, float] | None:
-    """The row of a device (`environment.device` of a run) and the fraction of it that is there, or None."""
+    """The row of a device (`environment.device` of a run) and the fraction of it that is present, or None."""
     return _by_name(device) or _by_size(device)
 
 
@@ -24,7 +24,9 @@ def rows_named(text: str) -> list[Datasheet]:
     if not rows:
         models = dict.fromkeys(_model(row).upper() for row in DATASHEETS)
         nearest = ", ".join(difflib.get_close_matches(text.upper(), models, n=3, cutoff=0))
-        raise UserError(f"--target-device {text}: in no row of the datasheets; the nearest: {nearest}", exit_code=2)
+        raise UserError(
+            f"--target-device {text}: no row of the datasheets matches; the nearest: {nearest}", exit_code=2
+        )
     return rows
 
 

@@ -1,4 +1,4 @@
-"""What matmuls and copies reach on this machine."""
+"""Rates that matmuls and copies reach on this machine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LAYOUTS = ("x w'", "g w", "g' x")  # of a layer y = x w': forward, the gradient 
 COPIED_BYTES = {"cpu": 2**28, "cuda": 2**29}  # far more than any cache holds
 ROUNDS = 8  # over all shapes, so that a slow moment does not spoil all of one
 SECONDS = 0.1  # that a shape is repeated for in each round, five times at least; a copy ten times as long
-GAIN_SQUARE = 512  # of the matmul that tells what a narrow type gains: milliseconds where it is emulated too
+GAIN_SQUARE = 512  # of the matmul that measures the speedup of a narrow type: milliseconds even where it is emulated
 
 
 class Measurement(NamedTuple):
     rate: float  # FLOPs or bytes per second; of a gain, a ratio
     source: str  # how it was measured
     disturbed: bool = False
-    waited_share: float | None = None  # of thread time, waiting for a core; None where the system does not tell
+    waited_share: float | None = None  # of thread time, waiting for a core; None if not reported
 
 
 def watch(measure: Callable[[], Measurement | None]) -> tuple[Measurement | None, Interval]:
@@ -42,7 +42,7 @@ def watch(measure: Callable[[], Measurement | None]) -> tuple[Measurement | None
 
 
 def watched(measure: Callable[[], Measurement | None]) -> Measurement | None:
-    """The measurement with how far it was disturbed meanwhile."""
+    """The measurement, with how far it was disturbed."""
     found, during = watch(measure)
     if found is None or during.waited_share is None:
         return found
@@ -124,7 +124,7 @@ def measured_bandwidth(device_type: str) -> Measurement | None:
 def measured_gain(device_type: str, precision: str) -> Measurement | None:
     """How many times as fast as in fp32 a small matmul is in a narrow type, below 1 where it is emulated.
 
-    On one thread: beside other processes several wait for each other, and the ratio would be theirs.
+    On one thread: next to other processes, several would wait for each other and distort the ratio.
     """
     n, dtypes = GAIN_SQUARE, (torch.float32, PRECISIONS[precision])
     pairs = {dtype: [torch.randn(n, n, device=device_type).to(dtype) for _ in range(2)] for dtype in dtypes}
@@ -133,7 +133,7 @@ def measured_gain(device_type: str, precision: str) -> Measurement | None:
     torch.set_num_threads(1)
     try:
         with matmul_precision("fp32"), torch.no_grad():
-            for dtype in ROUNDS * dtypes:  # in turns
+            for dtype in ROUNDS * dtypes:  # alternating
                 multiply = functools.partial(torch.mm, *pairs[dtype])
                 best[dtype] = min(best[dtype], *durations(device_type, multiply, SECONDS / ROUNDS))
     finally:
