@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -330,6 +331,18 @@ FAULTS = {
 def test_a_faulty_trace_is_told(runner, tmp_path, fault):
     code, out = runner.run("h100", tmp_path, "run_pytorch_profiler", *PROFILE, PRETEND_FAULT=fault)
     assert code == 0 and FAULTS[fault] in out, out
+
+
+@pytest.mark.slow
+def test_an_exercise_on_a_card(tmp_path):
+    """Its commands are processes of a shell, and its answers come from what they wrote."""
+    here = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = [sys.executable, str(PROJECT / "run_exercise.py"), "1", "--output-dir", str(tmp_path / "run")]
+    done = pretended("mi300x", *command, PATH=here)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Using device: cpu" not in done.stdout
+    assert {device["name"] for device in devices_in(tmp_path)} == {CARDS["mi300x"].name}
+    assert not impossible_figures(tmp_path)
 
 
 # ---- The stubs of the drivers' tools --------------------------------------------------------------------------------
