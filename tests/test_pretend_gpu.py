@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -273,12 +274,6 @@ def devices_in(folder) -> list[dict]:
 
 # ---- The matrix ----------------------------------------------------------------------------------------------------
 
-KNOWN = {
-    ("b200", command, precision): "no fp32 in the datasheet: the opportunities end in a TypeError"
-    for command in ("profile", "performance study")
-    for precision in ("fp32", "tf32")
-}
-
 
 def combinations() -> list:
     found = []
@@ -288,8 +283,6 @@ def combinations() -> list:
                 if precision in LACKS.get(card, ()) or (command, precision) == ("attention benchmark", "tf32"):
                     continue
                 marks = [] if (card, command, precision) in IN_FAST_SET else [pytest.mark.slow]
-                if reason := KNOWN.get((card, command, precision)):
-                    marks.append(pytest.mark.xfail(strict=False, reason=reason))
                 found.append(pytest.param(command, card, precision, id=f"{command}-{card}-{precision}", marks=marks))
     return found
 
@@ -335,11 +328,21 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_trace_is_told(runner, tmp_path, request, fault):
-    if fault == "no_gpu_events":
-        request.applymarker(pytest.mark.xfail(strict=False, reason="an empty GPU trace passes as a run on a CPU"))
+def test_a_faulty_trace_is_told(runner, tmp_path, fault):
     code, out = runner.run("h100", tmp_path, "run_pytorch_profiler", *PROFILE, PRETEND_FAULT=fault)
     assert code == 0 and FAULTS[fault] in out, out
+
+
+@pytest.mark.slow
+def test_an_exercise_on_a_card(tmp_path):
+    """Its commands are processes of a shell, and its answers come from what they wrote."""
+    here = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = [sys.executable, str(PROJECT / "run_exercise.py"), "1", "--output-dir", str(tmp_path / "run")]
+    done = pretended("mi300x", *command, PATH=here)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Using device: cpu" not in done.stdout
+    assert {device["name"] for device in devices_in(tmp_path)} == {CARDS["mi300x"].name}
+    assert not impossible_figures(tmp_path)
 
 
 # ---- The stubs of the drivers' tools --------------------------------------------------------------------------------

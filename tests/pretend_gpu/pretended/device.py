@@ -232,7 +232,7 @@ def _collectives_on_the_cpu(mode: PretendedDevice) -> None:
     ddp = torch.nn.parallel.DistributedDataParallel
 
     @functools.wraps(init)
-    def pretended_init(backend=None, *args, **kwargs):
+    def pretended_init(backend=None, *args, device_id=None, **kwargs):
         init("gloo" if backend in (None, "nccl") else backend, *args, **kwargs)
 
     @contextlib.contextmanager
