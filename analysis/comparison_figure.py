@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from analysis.compare import NOISE
 from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
-from analysis.palette import GREY, HATCHES, MEMORY, PHASES, color_of, hatch_of, series
+from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatch_of, series
 from analysis.wording import shortened
 from harness.timing import PHASES as PHASE_NAMES
 
@@ -78,7 +78,7 @@ def changes_of(comparison: dict) -> list[dict]:
 def draw_changes(axes, comparison: dict) -> None:
     rows = changes_of(comparison)
     parts, noise = [row["component"] for row in rows], [row["difference"] == NOISE for row in rows]
-    colors = [GREY if still else color_of(part) for part, still in zip(parts, noise, strict=True)]
+    colors = [GRAY if still else color_of(part) for part, still in zip(parts, noise, strict=True)]
     hatches = ["" if still else hatch_of(part) for part, still in zip(parts, noise, strict=True)]
     style = {"color": colors, "hatch": hatches, "edgecolor": SEAM, "linewidth": 0}
     axes.barh(range(len(rows)), [row["change_ms"] for row in rows], **style)
@@ -98,7 +98,7 @@ def draw_scaling(axes, comparison: dict) -> None:
     points = sorted((row["step_flops"] / 1e9, row["median_ms"], row["name"]) for row in rows)
     log_axis(axes.xaxis)
     log_axis(axes.yaxis)
-    axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=GREY, zorder=1)
+    axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=GRAY, zorder=1)
     for n, (x, y, name) in enumerate(points):
         color, marker, _ = series(n)
         label = f"{shortened(name, 36)}: {y:,.2f} ms, {x:,.4g} GFLOPs"

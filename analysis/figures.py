@@ -13,12 +13,12 @@ from matplotlib.figure import Figure  # not pyplot: no global state, no display
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
-from analysis.palette import GREY, MEMORY, color_of, hatch_of, in_order, text_color
+from analysis.palette import GRAY, MEMORY, color_of, hatch_of, in_order, text_color
 from analysis.wording import shortened
 
 WIDTH = 10.5  # inches
 SEAM = (1, 1, 1, 0.6)  # between segments, and of their hatching
-IDLE_GREYS = ["#e6e6e6", "#cccccc", "#b3b3b3", "#999999", "#808080", "#666666", "#4d4d4d"]
+IDLE_GRAYS = ["#e6e6e6", "#cccccc", "#b3b3b3", "#999999", "#808080", "#666666", "#4d4d4d"]
 
 # ---- Titles, axes and labels ---------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ def breakdown_figure(analysis: dict, about: str) -> Figure:
     )
     left, segments = np.zeros(len(names)), []
     stacks = [(part, color_of(part), hatch_of(part), [shown[part]]) for part in in_order(shown)]
-    for part, color, hatch, rows in [*stacks, (f"{len(rest)} smaller", GREY, "", rest)]:
+    for part, color, hatch, rows in [*stacks, (f"{len(rest)} smaller", GRAY, "", rest)]:
         widths = np.array([sum(row["phases_ms"].get(phase, 0.0) for row in rows) for phase in names])
         if widths.any():
             label = f"{sum(row['share'] for row in rows):6.1%}  {shortened(part, 30)}"
@@ -199,7 +199,7 @@ def gpu_figure(analysis: dict, about: str) -> Figure | None:
         ("exposed copies", timeline["exposed_memcpy_ms"], color_of("copy"), hatch_of("copy")),
     ]
     causes = [row for row in timeline["idle_by_cause"] if row["ms"] > 0]
-    parts += [(f"idle: {row['cause']}", row["ms"], grey, "") for row, grey in zip(causes, IDLE_GREYS, strict=False)]
+    parts += [(f"idle: {row['cause']}", row["ms"], grey, "") for row, grey in zip(causes, IDLE_GRAYS, strict=False)]
     figure, axes = new_axes(f"GPU timeline, first to last event: {total:.2f} ms", 2.2, about)
     left, segments = 0.0, []
     for name, ms, color, hatch in parts:
@@ -272,7 +272,7 @@ def steps_figure(summary: dict, about: str) -> Figure | None:
     numbers, times = np.array(steps["step"]), np.array(steps["time_ms"])
     for kind in ["averaged", *sorted({*kinds} - {"averaged"})]:
         if (kinds == kind).any():
-            color, hatch = EXCLUDED.get(kind, (GREY, ""))
+            color, hatch = EXCLUDED.get(kind, (GRAY, ""))
             label = kind if kind == "averaged" else f"not averaged: {kind}"
             axes.bar(
                 numbers[kinds == kind], times[kinds == kind], color=color, hatch=hatch, edgecolor=SEAM, label=label

@@ -59,7 +59,7 @@ FAMILIES = (
     Family(r"(?!)", "", {"framework overhead": "#9a9a9a", "unattributed": "#404040", "other": "#c8c8c8"}),
     Family(r"(?!)", "", {"idle": "#e6e6e6"}),
 )  # fmt: skip
-GREY = "#c8c8c8"
+GRAY = "#c8c8c8"
 SOFT = "#5b6675"  # text beside the point
 # Phases and categories of memory; those that are a part of the model as well have its color.
 PHASES = {"data": "#f2c200", "forward": "#546e7a", "backward": "#a3b4bd", "optimizer": "#b3261e"}

@@ -105,6 +105,7 @@ class Counters:
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
         self.proc, self._files = proc, {}
         self.limited = [folder for folder in cgroup_folders(proc, cgroups) if quota_cores(folder)]
+        self.tells_groups = (proc / "self/cgroup").exists()
         self.missing = None  # why the threads' times are unknown
         if not any(ran for ran, _ in self._threads().values()):  # zeros: a kernel without this accounting
             self.missing = f"{proc}/self/task/*/schedstat is missing or empty on this system"
@@ -223,10 +224,11 @@ class DisturbanceMeter:
         """The section `disturbance` of a document; ends the measurement."""
         total, machine = sum(self.intervals, Interval()), self._machine_shares()
         unknown = (self.counters.missing or NOT_RUN) if self.intervals else NOT_RUN
+        known_steps = [one.disturbed for one in self.intervals if one.disturbed is not None]
         values = {
             "waited_share": total.waited_share,
             "longest_wait_share": total.longest_wait_share,
-            "steps_disturbed": sum(bool(one.disturbed) for one in self.intervals),
+            "steps_disturbed": sum(map(bool, known_steps)) if known_steps else None,
             "threads": self.threads,
             "cores": self.cores,
             "quota_cores": self.quota_cores,
@@ -246,7 +248,7 @@ class DisturbanceMeter:
         return explain_nulls(
             {"disturbed": bool(reasons) if known else None, **values, "reasons": reasons},
             unknown,
-            quota_cores="no quota",
+            quota_cores="no quota" if self.counters.tells_groups else f"no {proc}/self/cgroup on this system",
             throttled_share="no quota" if self.quota_cores is None else "shorter than a period of the quota",
             load_before="this system has no load average",
             pressure_share=f"no {proc}/pressure/cpu on this system" if self.intervals else NOT_RUN,
@@ -289,7 +291,7 @@ def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
     if waited is not None and longest >= LONGEST_WAIT:
         one = f", one thread for {longest:.0%} of the steps" if longest > 2 * waited else ""
         found.append(f"{waited:.0%} of thread time waited for a core{one}")
-    elif values["steps_disturbed"] >= max(2, STEPS * intervals):
+    elif (values["steps_disturbed"] or 0) >= max(2, STEPS * intervals):
         quota = " or for the CPU quota" if values["throttled_share"] else ""
         found.append(f"{values['steps_disturbed']} of {intervals} steps waited for a core{quota}")
     cores, quota = values["cores"], values["quota_cores"]

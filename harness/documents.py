@@ -155,7 +155,7 @@ class Disturbance(TypedDict):
     waited_share: float | None  # of thread time, waiting for a core; null: not reported by the system
     longest_wait_share: float | None  # of the steps, for the thread that waited longest in each; null: not known
     lost_share: float | None  # of the steps' time, that is due to the disturbance at most; null: not known
-    steps_disturbed: int
+    steps_disturbed: int | None  # null: not reported by the system
     threads: int  # that PyTorch uses for one operator
     cores: int  # that the affinity mask allows
     quota_cores: float | None  # least CPU quota of the control groups; null: no quota

@@ -13,10 +13,12 @@ def slurm_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as far as they are not set.
 
     Empty under torchrun, and where this process is not one of several tasks of a job step: in a batch script or an
-    allocation without srun, SLURM_NTASKS counts tasks that nobody has started.
+    allocation without srun, SLURM_NTASKS counts tasks that nobody has started.  Empty too where the variables of the
+    step are incomplete or no numbers (SLURM_STEP_ID=batch).
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
-    if "RANK" in environ or "SLURM_STEP_ID" not in environ or tasks == "1":
+    told = all(environ.get(name, "").isdecimal() for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID"))
+    if "RANK" in environ or not told or not tasks.isdecimal() or tasks == "1":
         return {}
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     # Steps of a job may run at the same time.  The range is outside of the one for outgoing connections.

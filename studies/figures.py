@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
 from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis, new_axes
-from analysis.palette import GREY, HATCHES, MEMORY, PHASES, series
+from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, series
 from harness.units import MB
 
 
@@ -208,7 +208,7 @@ def comparison_figure(rows: list[tuple[str, float, bool]], baseline: str) -> Fig
     """Bars of the ratio of each time to that of the baseline: name, ratio, whether it is within noise."""
     figure, axes = new_axes(f"Times relative to {baseline}", 1.4 + 0.24 * max(4, len(rows)), "")
     for y, (_, ratio, noise) in enumerate(rows):
-        color, hatch = (GREY, "") if noise else ("#d55e00", "//") if ratio > 1 else ("#0072b2", "")
+        color, hatch = (GRAY, "") if noise else ("#d55e00", "//") if ratio > 1 else ("#0072b2", "")
         axes.barh(y, ratio - 1, left=1, color=color, hatch=hatch, edgecolor=SEAM, linewidth=0)
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=7.5)
     axes.axvline(1, color="black", linewidth=0.8)

@@ -450,3 +450,15 @@ def test_labels_of_a_backward_pass_in_a_thread_of_its_own():
         return labels(tracker)
 
     assert tracked(in_thread=True) == tracked(in_thread=False)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"},
+        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "x", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+        {"SLURM_STEP_ID": "batch", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+    ],
+)
+def test_incomplete_variables_of_slurm_make_no_ranks(variables):
+    assert slurm_ranks(variables) == {}

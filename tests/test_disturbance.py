@@ -424,12 +424,14 @@ def test_the_benchmark_of_waiting_policies(command, monkeypatch, tmp_path):
 
 SCRIPTS = sorted(file for place in (".", "benchmarks") for file in (PROJECT / place).glob("*.py"))
 BEFORE_TORCH = """
-import os, runpy, sys
+import importlib.machinery, os, runpy, sys
 class Torch:
     def find_spec(self, name, path, target=None):
         if name == "torch":
-            print("GOMP_SPINCOUNT", os.environ.get("GOMP_SPINCOUNT"))
-            os._exit(0)
+            return importlib.machinery.ModuleSpec(name, self)
+    def create_module(self, spec):
+        print("GOMP_SPINCOUNT", os.environ.get("GOMP_SPINCOUNT"), flush=True)
+        os._exit(0)
 sys.meta_path.insert(0, Torch())
 sys.argv = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
