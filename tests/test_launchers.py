@@ -319,7 +319,7 @@ def test_a_size_that_fits_in_no_machine(command):
     code, out, err = command(launch_performance_study, "very_large", "--batch-size", "64", "--peak", "1")
     assert code == 1
     assert "Step 1/" not in out
-    assert re.search(r"out of memory: a step needs [\d,]+ MB .* has [\d,]+ MB for it; lower .*--force", err)
+    assert re.search(r"out of memory: a step needs [\d,]+ MB .* has [\d,]+ MB for it.*; lower .*--force", err)
 
 
 @pytest.mark.slow

@@ -200,7 +200,7 @@ def test_a_study_and_its_resumption(scratch, capfd):
     assert fp32["first_loss"] != bf16["first_loss"] == pytest.approx(fp32["first_loss"], abs=0.05)
     for row in document["rows"]:
         assert row["step_ms"] > row["forward_ms"] > 0 and row["predicted_peak_bytes"] > 4 * 4 * 2_800_000
-        assert row["peak_bytes_reason"].startswith("no GPU")
+        assert row["peak_bytes_reason"].startswith("only the allocator of a GPU")
     assert len(document["accumulation"]) == 7 and len(document["formats"]) == 4
     text = " ".join((scratch / "run" / "precision_study.md").read_text().split())
     assert "| tiny | 1 | 8 | bf16 |" in text and "## Data types of ToyModel under autocast, on cpu" in text

@@ -243,7 +243,7 @@ def figures(value, path: str):
         yield path, value
 
 
-MAY_BE_NEGATIVE = ("error", "growth", "difference", "saved", "loss", "change", "accumulation")
+MAY_BE_NEGATIVE = ("margin", "error", "growth", "difference", "saved", "loss", "change", "accumulation")
 
 
 def impossible_figures(folder) -> list[tuple[str, float]]:

@@ -52,7 +52,7 @@ def test_a_sweep(scratch, capfd):
         assert row["status"] == "ok"
         assert (row["backward_ms"] is None) == (row["mode"] == "forward")
         assert row["step_ms"] > row["forward_ms"] > 0
-        assert row["peak_bytes"] is None and "no GPU" in row["peak_bytes_reason"]
+        assert row["peak_bytes"] is None and "of a GPU" in row["peak_bytes_reason"]
     assert rows[0]["predicted_peak_bytes"] < rows[2]["predicted_peak_bytes"]
     assert "No GPU" not in (scratch / "a" / "training_benchmark.md").read_text()
     flops = workload_of(batch_size=1, seq_len=8).step_flops()
