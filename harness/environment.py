@@ -55,7 +55,8 @@ def describe_environment(device: torch.device) -> dict:
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": {package: version_of(package) for package in PACKAGES},
+        # The metadata of torch may leave out the build: 2.13.0 for 2.13.0+cu130.
+        "packages": {package: version_of(package) for package in PACKAGES} | {"torch": str(torch.__version__)},
         "hip": torch.version.hip,
         "cuda": torch.version.cuda,
         "device": about,

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from traces import ADD, H100_PROPERTIES, LARGE, REDUCE, analysis_of, event, gpu_step, on_gpu, shaped, step, trace_of
 
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.links import link
-from analysis.verdict import DEFAULT_RIDGE, ridge_of
+from analysis.verdict import DEFAULT_RIDGE, ran_here, ridge_of
+from harness.environment import describe_environment
 
 NARROW = shaped("aten::mm", 0, 4, [[4096, 1], [1, 4096]])
 VERDICTS = {
@@ -91,3 +93,9 @@ def test_the_ridge_of_an_mi250x_by_its_trace(tmp_path, kind, ridge):
     properties = {"name": "AMD Instinct MI250X/MI250", "numSms": 110, "totalGlobalMem": 68702699520}
     trace = trace_of(tmp_path, *gpu_step((product, 20, 800)), deviceProperties=[properties])
     assert ridge_of(link(trace), None)[0] == pytest.approx(ridge, abs=0.05)
+
+
+def test_a_run_of_this_machine_is_known_where_the_metadata_of_torch_leave_out_its_build(monkeypatch):
+    """2.13.0 for 2.13.0+cu130: measured peaks would not be used."""
+    monkeypatch.setattr("harness.environment.version_of", lambda package: "2.13.0")
+    assert ran_here({"environment": describe_environment(torch.device("cpu"))})
