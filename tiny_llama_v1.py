@@ -46,7 +46,7 @@ from torch.utils.checkpoint import checkpoint
 from harness import doctor
 from harness.command_line import OneLineParser, flag, memory_size
 from harness.console import is_first_rank, say
-from harness.devices import PRECISIONS, check_precision, choose_device, set_numerics, total_memory
+from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank, set_numerics
 from harness.distributed import data_parallel, gradient_sync, process_group, suffix_of_rank
 from harness.errors import UserError, exit_code_of, raise_if_interrupted
 from harness.files import explain_nulls, prepare_folder, write_json
@@ -684,7 +684,8 @@ def check_memory(workload: TinyLlamaWorkload, device: torch.device) -> None:
         scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
         quadratic = 4 + PRECISIONS[training.precision].itemsize * scores
     at_least = 16 * config.parameter_count() + quadratic * training.seq_len**2
-    if training.force or at_least < total_memory(device) / 8:  # far below the limit: not worth a prediction
+    total, in_use = memory_of_a_rank(device)
+    if training.force or at_least < (total - in_use) / 8:  # far below the limit: not worth a prediction
         return
     from analysis.prediction import refusal
 

@@ -376,6 +376,8 @@ def what_fits(document: dict) -> str:
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
     if document["fits"]:
         cure = "fragmentation or other processes took the rest: stop those, or lower --batch-size"
+    elif document["peak_memory_mb"] <= document["device_memory_mb"] - document["reserve_mb"]:
+        cure = f"it would fit without other processes: stop those, or {cure}"
     available = document["peak_memory_mb"] + document["margin_mb"]
     in_use = f" ({document['in_use_mb']:,.0f} MB are in use)" if document["in_use_mb"] else ""
     return f"{needs}, {document['device']['name']} has {available:,.0f} MB for it{in_use}; {cure}"

@@ -444,9 +444,15 @@ def test_what_fits_by_prediction_is_not_told_to_be_too_large():
     assert "--size" not in what_fits(document)
 
 
+def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
+    monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30))
+    line = what_fits(memory_prediction(workload_of(TINY), torch.device("cpu")))
+    assert "has 0 MB for it (65,536 MB are in use); it would fit without other processes: stop those, or" in line
+
+
 @pytest.mark.slow
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_llama, "total_memory", lambda device: 80 * 2**20)
+    monkeypatch.setattr(tiny_llama, "memory_of_a_rank", lambda device: (80 * 2**20, 0))
     memory = 80 * 2**20 + RESERVES["cpu"][0]
     monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (memory, 0))
     code, out, err = train("--output-dir", "run", small=False)
