@@ -85,7 +85,7 @@ def test_a_run_ends_with_a_report(tmp_path, profiler):
     for words in ("attention.scores", "Peak memory", "temporaries", "run_pytorch_profiler.py", "Profiler overhead"):
         assert words in found.text, words
     assert "Report:\n  p/report.html\n" in out
-    page_from_operators = out[out.index("self CPU time; ") :].splitlines()
+    page_from_operators = out[out.index("ms of self CPU time") :].splitlines()
     table = page_from_operators[2:5]
     calls = [int(line.split()[1]) for line in table]
     assert calls == sorted(calls, reverse=True)
