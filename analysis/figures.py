@@ -219,7 +219,7 @@ def timeline_figure(analysis: dict, about: str) -> Figure | None:
     lanes = timeline["lanes"]
     if not lanes:
         return None
-    title = f"Timeline of step {timeline['step']}, which has the median length"
+    title = f"Timeline of step {timeline['step']}, the one of median duration"
     figure, axes = new_axes(title, 2.3 + 0.5 * len(lanes), about)
     seen: dict[str, float] = {}
     segments = []
@@ -254,7 +254,7 @@ def memory_figure(analysis: dict, about: str) -> Figure | None:
     memory = analysis["memory"]
     if memory["peak_mb"] is None:
         return None
-    figure, axes = new_axes(f"Memory of {memory['of']}: peak {memory['peak_mb']:.1f} MB", 2.6, about)
+    figure, axes = new_axes(f"{memory['of']}: peak {memory['peak_mb']:.1f} MB", 2.6, about)
     color = MEMORY["activations"]
     axes.fill_between(memory["time_ms"], memory["allocated_mb"], step="post", color=color, alpha=0.8, linewidth=0)
     axes.set(xlabel="time since the first event (ms)", ylabel="allocated (MB)", ylim=(0, None), xlim=(0, None))

@@ -103,7 +103,7 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
         what = f"{lost} launches have no kernel" if lost else f"no kernel ran during {idle} of them"
         found.problems.append(f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}")
     elif lost:
-        found.notes.append(f"{lost} kernel launches in the steps have no kernel in the trace")
+        found.notes.append(f"{lost} kernel launches in the steps have no matching kernel in the trace")
     steps = links.steps
     if (steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1]).any():
         found.problems.append("the step marks overlap: two profilers were recording, so the steps cannot be told apart")

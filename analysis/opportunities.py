@@ -354,7 +354,7 @@ def checkpointing(evidence: Evidence) -> list[dict]:
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
 
-NOT_HERE_COLUMNS = [column("not here", "name", left=True), column("reason", "reason", left=True)]
+NOT_HERE_COLUMNS = [column("not worthwhile here", "name", left=True), column("reason", "reason", left=True)]
 OPPORTUNITY_COLUMNS = [
     column("try", "name", left=True),
     Column("at most", lambda row: row["speedup_bound"] and f"{row['speedup_bound']:.2f}x"),

@@ -138,7 +138,7 @@ def steps_document(links: Links) -> dict:
 
 
 def step_timeline(links: AttributedLinks) -> dict:
-    """The step of median length as lanes of colored pieces: one per host thread and per GPU stream."""
+    """The step with the median duration as lanes of colored pieces: one per host thread and per GPU stream."""
     steps, host, gpu = links.steps, links.host, links.gpu
     durations = (steps["end"] - steps["start"]).to_numpy()
     which = int(np.argsort(durations, kind="stable")[len(durations) // 2])
@@ -196,7 +196,7 @@ def memory_series(links: Links) -> dict:
     highest = np.maximum.reduceat(total, picked)  # of each interval, so that thinning loses no peak
     return {
         "peak_mb": float(total.max()),
-        "of": "the GPU, allocated" if on_gpu else "the host, allocated since recording began",
+        "of": "GPU memory allocated" if on_gpu else "Host memory allocated since recording began",
         "allocations": int((memory["bytes"] > 0).sum()),
         "time_ms": start[picked].round(4).tolist(),
         "allocated_mb": highest.round(4).tolist(),

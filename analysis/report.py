@@ -123,7 +123,7 @@ def trace_tables(analysis: dict, analyses: list[tuple[str, dict]]) -> dict[str, 
     tables = {
         "components": (component_columns(analysis["phases"]), breakdown_rows(analysis)),
         "opportunities": ([*columns, column("flag", "flag", left=True)], analysis["opportunities"]),
-        "not here": (NOT_HERE_COLUMNS, analysis["not_here"]),
+        "not worthwhile here": (NOT_HERE_COLUMNS, analysis["not_here"]),
         "streams": (STREAM_COLUMNS, stream_rows(analysis["gpu_timeline"])),
         "idle": (IDLE_COLUMNS, analysis["gpu_timeline"]["idle_by_cause"] or []),
         "operators": (operator_columns(on_gpu), analysis["operators"]),
@@ -200,7 +200,7 @@ def conventions(documents: dict) -> dict[str, str]:
         names = {"Bytes": "bytes", "Minimum bytes": "minimum", "Other operations": "elements"}
         texts |= {name: intensity["convention"][key] for name, key in names.items()}
     if roofline:
-        texts["Times of classes"] = f"{roofline['time_source']['classes']}; classes above their roofline used caches"
+        texts["Times of classes"] = f"{roofline['time_source']['classes']}; classes above their roofline were served from caches"
     return texts
 
 

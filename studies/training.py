@@ -277,7 +277,7 @@ def warmup_section(rows: list[dict]) -> Section:
         column("median / warm median", "step_ms_ratio", ".3f"),
     )
     most = max(row["warmup_steps"] for row in rows)
-    return Section(f"What warm-up does: the same run without its first steps; warm: after {most} steps", columns, lines)
+    return Section(f"Effect of warm-up: the same run without its first steps; warm: after {most} steps", columns, lines)
 
 
 def speedup_section(rows: list[dict]) -> Section:

@@ -157,7 +157,7 @@ PAGES = [
 # The answers to a benchmarking course.
 COURSE = [
     ("times by size", f"{FIVE}#step-1-the-parts-of-a-step-across-sizes", "standard deviation"),
-    ("warm-up", f"{FIVE}#step-2-what-warm-up-does", "sqrt(n)"),
+    ("warm-up", f"{FIVE}#step-2-effect-of-warm-up", "sqrt(n)"),
     ("forward pass in a system profiler", f"{FIVE}#step-5-the-forward-pass-seen-from-outside", "nsys"),
     ("data types under autocast", f"{SEVEN}#step-1-which-tensor-has-which-dtype", "ToyModel"),
     ("norms in 16 bits", f"{SEVEN}#step-2-range-and-precision", "65,504"),
@@ -169,7 +169,7 @@ COURSE = [
     ("largest allocations", f"{FIVE}#questions", "largest activation"),
     ("a model that does not fit", f"{FIVE}#step-4-does-a-large-model-fit-in-24-gb", "4 x 4 P"),
     ("attention by length", f"{SIX}#step-1-three-ways-to-compute-the-same-thing", "--seq-lens"),
-    ("head dimensions 16 to 128", f"{SIX}#step-3-the-configuration-that-does-not-fit", "--d-heads 16 32 64 128"),
+    ("head dimensions 16 to 128", f"{SIX}#step-3-a-configuration-that-runs-out-of-memory", "--d-heads 16 32 64 128"),
     ("an outlier in a table", f"{SIX}#questions", "256 tokens uses more memory"),
     ("accounting for out of memory", "exercises/answers/exercise_6.md#answers-to-exercise-6-attention", "2^33"),
     ("memory of the backward pass", f"{SIX}#questions", "grow with S^2"),

@@ -65,7 +65,7 @@ def test_reports_of_real_gpus(tmp_path, name, capsys):
         "GPU timeline",
         "GPU kernels",
         "idle cause",
-        "How far to trust it",
+        "Trust",
     ):
         assert words in found.text, words
     assert (tmp_path / "report.html").stat().st_size < 2 * 2**20

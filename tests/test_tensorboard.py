@@ -148,7 +148,7 @@ def test_in_a_browser(tensorboard, logs, tmp_path):
         browser.open(f"{proxy.url}/#pytorch_profiler")
         browser.text_with("Workers", "Step Time Breakdown", "SteppedAreaChart of", "Table of", "PieChart of")
         browser.open((logs / "run" / "report.html").as_uri())
-        browser.text_with("Step time breakdown", "attention.scores", "Opportunities", "How far to trust it")
+        browser.text_with("Step time breakdown", "attention.scores", "Opportunities", "Trust")
         broken = "[...document.images].filter(image => !image.complete || !image.naturalWidth).length"
         assert browser.run(broken) == 0
         assert browser.run("document.images.length") >= 6

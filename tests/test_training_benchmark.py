@@ -57,7 +57,7 @@ def test_a_sweep(scratch, capfd):
     assert "No GPU" not in (scratch / "a" / "training_benchmark.md").read_text()
     flops = workload_of(batch_size=1, seq_len=8).step_flops()
     assert rows[2]["achieved_tflops"] == pytest.approx(flops / rows[2]["step_ms"] / 1e9)
-    assert "What warm-up does" in out
+    assert "Effect of warm-up" in out
     assert "No GPU" not in out  # no default was replaced: the sizes were given
     assert {"config.json", "training_benchmark.md", "training_benchmark.png", "rows"} <= {
         file.name for file in (scratch / "a").iterdir()

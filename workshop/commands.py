@@ -39,7 +39,7 @@ def linked_project(folder: Path) -> Iterator[None]:
 
 
 def is_generated(path: Path) -> bool:
-    """Whether a tool or a run has written it, so that it is no part of the project."""
+    """Whether the path was written by a tool or a run and is not part of the project."""
     if path.is_dir() and not path.name.startswith((".", "__")):
         return any(fnmatch.fnmatch(path.name, pattern.rstrip("/")) for pattern in FOLDERS)
     return path.name.startswith((".", "__")) or kind_of(path.name) is not None
