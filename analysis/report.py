@@ -200,7 +200,9 @@ def conventions(documents: dict) -> dict[str, str]:
         names = {"Bytes": "bytes", "Minimum bytes": "minimum", "Other operations": "elements"}
         texts |= {name: intensity["convention"][key] for name, key in names.items()}
     if roofline:
-        texts["Times of classes"] = f"{roofline['time_source']['classes']}; classes above their roofline were served from caches"
+        texts["Times of classes"] = (
+            f"{roofline['time_source']['classes']}; classes above their roofline read from caches"
+        )
     return texts
 
 

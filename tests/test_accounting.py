@@ -100,6 +100,7 @@ def test_formulas_hold_for_any_shape(kv_heads, group, half_head, layers, interme
     check(tiny_llama.TinyLlamaWorkload(config, tiny_llama.TrainingConfig(batch_size=batch_size, seq_len=seq_len)))
 
 
+@pytest.mark.slow
 def test_deepspeed_counts_the_same_multiply_adds(train, tmp_path):
     code, out, _ = train("--enable-deepspeed-flops", "--flops-profile-step", "2", "--output-dir", "run", small=False)
     assert code == 0

@@ -207,6 +207,7 @@ def test_out_of_memory_and_failure_are_rows(scratch, monkeypatch, capfd, status,
     assert ("OOM: why it did; 0.0 MB predicted" in out) == (status == "oom")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_the_device_lacks_is_skipped_with_the_reason(scratch):
     assert bench(*TINY, "--implementations", "sdpa-efficient", "eager", "--output-dir", "run") == 0
     rows = document_in(scratch / "run")["rows"]

@@ -74,6 +74,7 @@ def run_folders(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_documents_of_runs_are_as_declared(run_folders):
     checked = set()
     assert all(unregistered(folder) == [] for folder in run_folders.iterdir())

@@ -235,6 +235,7 @@ def test_figures_of_a_profile_can_be_read(name):
     check_profile(analysis)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [H100, MI300X])
 def test_figures_of_other_programs_can_be_read(name):
     check_profile(analysis_of(real(name)))

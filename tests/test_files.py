@@ -43,6 +43,7 @@ def ran(outcome: tuple[int, str, str]) -> None:
 # ---- What commands leave -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_runs_their_analysis_and_a_comparison(command, tmp_path):
     first, second = "profiler_results_1", "profiler_results_2"
     ran(command(run_pytorch_profiler, *SMALL_RUN, "--include-memory", "--profile-dir", first))

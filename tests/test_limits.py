@@ -36,6 +36,7 @@ def documents(tmp_path):
     return read
 
 
+@pytest.mark.slow
 def test_one_run_tells_all(flops, documents, tmp_path):
     code, out, _ = flops(*SMALL_MODEL, "--computational-intensity", "--generate-roofline", "--detailed-analysis")
     assert code == 0

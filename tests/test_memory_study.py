@@ -108,6 +108,7 @@ def test_a_study_and_its_resumption(tmp_path, study):
     assert (code, "started with learning_rate 0.0001, not 1.0" in out) == (2, True)
 
 
+@pytest.mark.slow
 def test_one_run_that_fails_is_a_row_with_its_reason(tmp_path, study):
     text = tmp_path / "text.txt"
     text.write_text("x" * 40)

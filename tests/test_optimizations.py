@@ -95,6 +95,7 @@ def test_fused_attention_and_optimizer_are_in_the_trace_and_not_proposed(train, 
     assert all(row["bytes"] == row["formula_bytes"] for row in memory["predicted"]["kept_for_backward"])
 
 
+@pytest.mark.slow
 def test_what_each_saves_is_predicted():
     def peak(**options):
         return predicted_memory(WORKLOAD.with_settings(seq_len=256, **options), False).document()["peak_bytes"]

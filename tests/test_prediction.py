@@ -167,6 +167,7 @@ def test_a_dry_run_measures_nothing(train, tmp_path, monkeypatch):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row", "precision"), [("AMD Instinct MI250X", "bf16"), ("NVIDIA H100 80GB HBM3", "tf32")])
 def test_a_target_device_is_predicted_by_its_datasheet(train, tmp_path, monkeypatch, row, precision):
     monkeypatch.setattr("analysis.hardware.cache.measured", None)  # nothing of this machine

@@ -55,6 +55,7 @@ def test_names_from_elsewhere_are_text_and_nothing_is_fetched(tmp_path):
     assert "http://" not in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [H100, MI300X])
 def test_reports_of_real_gpus(tmp_path, name, capsys):
     analyze_existing(real_path(name), tmp_path, True, 5, None)

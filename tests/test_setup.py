@@ -360,6 +360,7 @@ def test_an_environment_from_a_login_node_is_noticed_and_kept(tmp_path):
     assert (machine.project / "of-this-node" / "made").read_text().startswith("rocm6.4 Python 3.")
 
 
+@pytest.mark.slow
 def test_a_build_for_a_gpu_may_be_used_without_one(tmp_path):
     machine = Machine(tmp_path)
     assert machine.set_up(TORCH_INDEX_URL="https://wheels.example/rocm7.0")[0] == 0
@@ -406,6 +407,7 @@ def test_a_home_that_cannot_be_written(tmp_path):
 # ---- Without a network ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_wheelhouse_is_made_and_used(tmp_path):
     machine = Machine(tmp_path)
     maker = machine.project / "make_wheelhouse.sh"
@@ -435,6 +437,7 @@ def test_a_wheelhouse_that_lacks_what_is_needed(tmp_path, folder, message):
 # ---- Ranks ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_only_rank_0_sets_up(tmp_path):
     machine = Machine(tmp_path)
     with ThreadPoolExecutor() as pool:
@@ -444,6 +447,7 @@ def test_only_rank_0_sets_up(tmp_path):
     assert sum(line.startswith("venv ") for line in machine.log.read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_other_ranks_do_not_wait_for_a_setup_that_failed(tmp_path):
     machine = Machine(tmp_path)
     with ThreadPoolExecutor() as pool:
@@ -504,6 +508,7 @@ def test_no_network_and_something_missing(tmp_path):
     assert out.strip().splitlines()[-1].startswith("error: could not install torch==2.13.0; is there a network?")
 
 
+@pytest.mark.slow
 def test_deepspeed_that_does_not_build_stops_nothing(tmp_path):
     machine = Machine(tmp_path)
     code, out = machine.set_up(STUB_FAILS="deepspeed")
@@ -514,6 +519,7 @@ def test_deepspeed_that_does_not_build_stops_nothing(tmp_path):
     assert machine.pip_calls() == calls  # not tried again at every launch
 
 
+@pytest.mark.slow
 def test_a_torch_on_path_beats_the_one_in_a_venv(tmp_path):
     machine = Machine(tmp_path)
     machine.set_up()
@@ -524,6 +530,7 @@ def test_a_torch_on_path_beats_the_one_in_a_venv(tmp_path):
     assert "torch==2.7.1+rocm6.4.4" in (machine.project / ".venv" / "constraints.txt").read_text()
 
 
+@pytest.mark.slow
 def test_an_environment_whose_making_was_interrupted_is_created_again(tmp_path):
     machine = Machine(tmp_path)
     venv = machine.project / ".venv"
@@ -546,6 +553,7 @@ def test_an_environment_that_setup_did_not_make_is_left_as_it_is(tmp_path):
     assert own.exists()
 
 
+@pytest.mark.slow
 def test_an_environment_behind_a_link_is_used_but_never_replaced(tmp_path):
     machine = Machine(tmp_path)
     shared, venv = tmp_path / "shared", machine.project / ".venv"

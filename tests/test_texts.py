@@ -113,6 +113,7 @@ def test_the_folder_sees_the_project_and_is_left_clean(tmp_path):
 # ---- Numbers ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_code(capsys):
     """What cog would write is what stands there: tables of parameters, FLOPs, memory, flags, sizes, results."""
     pinned = re.search(r"^torch==(.+)$", (PROJECT / "constraints.txt").read_text(), re.M)[1]

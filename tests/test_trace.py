@@ -185,6 +185,7 @@ def test_overlapping_gpu_events_are_counted_once(tmp_path):
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_components_agree_with_a_direct_measurement(tmp_path):
     """Timers in hooks around the modules, forward and backward, in the very steps that the trace holds."""
     torch.manual_seed(0)

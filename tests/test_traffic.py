@@ -62,6 +62,7 @@ def test_a_loss_reads_one_logit_of_each_token_and_its_gradient_none():
     assert work["aten::nll_loss_backward"] == 4 + 4 + 6 * 8 + 4 * 6 * 50
 
 
+@pytest.mark.slow
 def test_a_step():
     fp32, bf16, split = bytes_of(), bytes_of(precision="bf16"), bytes_of(gradient_accumulation_steps=2)
     assert bf16["aten::mm"] == fp32["aten::mm"] / 2
@@ -126,6 +127,7 @@ def test_the_least_possible_is_what_the_step_finds_and_leaves():
     assert again.minimum_by_phase()["forward"] < phases["forward"]  # what is recomputed is not kept
 
 
+@pytest.mark.slow
 def test_micro_batches_are_alike_but_for_the_first():
     """Two that are counted tell of any number: against a count of all."""
     table = small_step(gradient_accumulation_steps=4).table().set_index(["phase", "operator"])["bytes"]

@@ -114,6 +114,7 @@ def test_accumulated_gradients_equal_the_large_batch(train, tmp_path, micro_step
     assert whole[-1] != whole[0]
 
 
+@pytest.mark.slow
 def test_checkpointing_changes_memory_and_no_loss(train, tmp_path):
     losses, peaks = [], []
     for name, flags in (("kept", ()), ("again", ("--activation-checkpointing",))):
@@ -335,6 +336,7 @@ def test_counting_memory_changes_no_loss(train, tmp_path):
     assert plain == counted
 
 
+@pytest.mark.slow
 def test_everything_in_a_single_step(train, tmp_path):
     code, out, _ = train("--enable-all-profiling", "--num-steps", "1", "--profile-dir", "all")
     assert code == 0

@@ -116,6 +116,7 @@ def test_memory_of_a_forward_pass_is_as_predicted():
     )  # nothing is saved that checkpointing could free
 
 
+@pytest.mark.slow
 def test_peaks_by_context_length_are_predicted_without_a_gpu(scratch, capfd):
     flags = "--sizes tiny --memory-snapshot --dry-run --device cpu".split()
     assert bench(*flags, "--output-dir", "run") == 0
