@@ -47,7 +47,7 @@ COMMANDS = {
         "--precision", "launch_performance_study", "tiny", *RUN, "--num-steps", "9", "--enable-profilers"
     ),
     "memory study": with_precision(
-        "--precision", "run_memory_study", *SMALL_MODEL[:8], *STEPS, "--batch-sizes", "2", "4",
+        "--precision", "run_memory_study", *SMALL_MODEL[:8], *STEPS, "--batch-sizes", "2",
         "--seq-lens", "16", "32", "--output-dir", "run",
     ),
     "timing study": lambda precision: [
