@@ -198,7 +198,8 @@ def gpu_figure(analysis: dict, about: str) -> Figure | None:
         ("exposed communication", timeline["exposed_comm_ms"], color_of("communication"), hatch_of("communication")),
         ("exposed copies", timeline["exposed_memcpy_ms"], color_of("copy"), hatch_of("copy")),
     ]
-    causes = [row for row in timeline["idle_by_cause"] if row["ms"] > 0]
+    unknown = [{"cause": "cause unknown", "ms": timeline["idle_ms"]}]
+    causes = [row for row in timeline["idle_by_cause"] or unknown if row["ms"] > 0]
     parts += [(f"idle: {row['cause']}", row["ms"], grey, "") for row, grey in zip(causes, IDLE_GRAYS, strict=False)]
     figure, axes = new_axes(f"GPU timeline, first to last event: {total:.2f} ms", 2.2, about)
     left, segments = 0.0, []

@@ -20,7 +20,7 @@ MISSING_KERNELS = 0.02  # of a step's launches
 UNLINKED_KERNELS = 0.05  # of the GPU events whose launch is in the trace
 SLOWED = 1.5  # times as long as without the profiler: from here on the trace shows mostly its overhead
 CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
-
+BOTH_CLOCKS = ("idle_by_cause", "launch_delay_us", "queue_depth", "step_timeline")  # compare times of GPU and host
 
 TIMES = ("verdict", "components", "operators", "opportunities")  # sections that distorted times make unreliable
 UNDISTURBED = "none seen"
@@ -137,15 +137,21 @@ def check_operators(found: Findings, links: Links, linked: float | None, early: 
         found.problems.append(f"kernels were launched ({launches}), but the trace has no GPU events")
 
 
-def check_clocks(found: Findings, links: Links) -> None:
-    """Kernels that begin before the call that launches them."""
+def early_kernels(links: Links) -> np.ndarray:
+    """Which of the kernels whose launch call is in the trace begin before it."""
     delays = (links.gpu["start"] - links.gpu["launched"])[links.gpu["call"] >= 0]
-    n = int((delays < -CLOCK_ERROR_US).sum())
-    if n:
-        why = f"{n} kernels begin before their launch call: the clocks of GPU and host differ"
-        found.unreliable |= {"idle_by_cause": why, "launch_delay_us": why}
-        if n > 0.05 * len(delays):
+    return (delays < -CLOCK_ERROR_US).to_numpy()
+
+
+def check_clocks(found: Findings, links: Links) -> None:
+    early = early_kernels(links)
+    if early.any():
+        why = f"{early.sum()} kernels begin before their launch call: the clocks of GPU and host differ"
+        found.unreliable |= dict.fromkeys(BOTH_CLOCKS, why)
+        if early.mean() > 0.05:
             found.problems.append(why)
+        else:
+            found.unreliable |= dict.fromkeys(("verdict", "opportunities"), why)
 
 
 def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
@@ -174,18 +180,19 @@ def step_rows(links: Links) -> list[dict]:
     launched = np.bincount(calls.loc[starts, "step"], minlength=n)
     answered = starts & calls["correlation"].isin(gpu.loc[kernels, "correlation"]).to_numpy()
     answered = np.bincount(calls.loc[answered, "step"], minlength=n)
+    one_clock = not early_kernels(links).any()
     rows = []
     for i, (number, start, end) in enumerate(zip(steps["number"], steps["start"], steps["end"], strict=True)):
         during = int((kernels & (gpu["start"] < end).to_numpy() & (gpu["end"] > start).to_numpy()).sum())
         # A GPU that runs behind the host still runs kernels of earlier steps; without any, events are missing.
-        idle = kernels.any() and n > 1 and (during == 0 or of_kernels[i] == 0)
+        idle = kernels.any() and n > 1 and (one_clock and during == 0 or of_kernels[i] == 0)
         lost = launched[i] - answered[i] > MISSING_KERNELS * launched[i]
         rows.append(
             {
                 "number": int(number),
                 "duration_ms": (end - start) / 1e3,
                 "gpu_events": int(events[i]),
-                "kernels_during": during,
+                "kernels_during": during if one_clock else None,
                 "kernels": int(of_kernels[i]),
                 "kernel_launches": int(launched[i]),
                 "kernels_of_launches": int(answered[i]),

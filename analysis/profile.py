@@ -98,7 +98,7 @@ def operator_analysis(links: Links, summary: dict | None = None) -> dict:
         **step_breakdown(links),
         "classes": class_times(links),
         **(opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}),
-        "gpu_timeline": gpu_timelines(links),
+        "gpu_timeline": gpu_timelines(links, trust["unreliable"].get("idle_by_cause")),
         **operator_tables(links),
         "kernels": kernel_table(links),
         "step_timeline": step_timeline(links),
@@ -118,6 +118,7 @@ REASONS = {  # why a value may be null, by its name
     **dict.fromkeys(("rank", "world_size"), "not in the trace"),
     **dict.fromkeys(("std_ms", "unprofiled_std_ms"), "needs at least two steps"),
     **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "min_ms", "max_ms"), "the trace has no ProfilerStep marks"),
+    "kernels_during": "the clocks of GPU and host differ",
     "launched_by": "it is linked to no operator",
     "part_speedup": "the affected part could vanish",
     "speedup_bound": "the whole step is affected",
@@ -222,7 +223,7 @@ def head_lines(analysis: dict) -> list[str]:
     rows["Components"] = top_shares(analysis["components"], "component", 5)
     rows["Components"] += f" of {analysis['attribution']['clock']} time"
     rows["Operators"] = top_shares(analysis["operators"], "name", 4)
-    rows |= gpu_facts(analysis["gpu_timeline"], trust["unreliable"].get("idle_by_cause"))
+    rows |= gpu_facts(analysis["gpu_timeline"])
     best = [row for row in analysis["opportunities"][:3] if row["speedup_bound"]]
     rows["Try first"] = ", ".join(f"{row['name']} (at most {row['speedup_bound']:.2f}x)" for row in best)
     if not best:
@@ -247,16 +248,17 @@ def trust_text(trust: dict) -> str:
     return text
 
 
-def gpu_facts(timeline: dict, unreliable: str | None) -> dict[str, str]:
-    """How the GPU's time splits, its idle time by cause, launch delay and queue depth; or why they are unreliable."""
+def gpu_facts(timeline: dict) -> dict[str, str]:
+    """How the GPU's time splits, its idle time by cause, launch delay and queue depth; or why they are unknown."""
     if timeline["total_ms"] is None:
         return {"GPU": NO_GPU}
     parts = {"computation": "computation_ms", "exposed communication": "exposed_comm_ms"}
     parts |= {"exposed copies": "exposed_memcpy_ms", "idle": "idle_ms"}
     split = ", ".join(f"{name} {timeline[key]:.3f}" for name, key in parts.items())
     facts = {"GPU": f"{timeline['total_ms']:.3f} ms from first to last event: {split}"}
-    if unreliable:
-        return facts | dict.fromkeys(("GPU idle", "Launch delay"), f"unreliable: {unreliable}")
+    if timeline["idle_by_cause"] is None:
+        why = f"by cause unknown: {timeline['idle_by_cause_reason']}"
+        return facts | {"GPU idle": why, "Launch delay": why.removeprefix("by cause ")}
     causes = [row for row in timeline["idle_by_cause"] if row["share_of_total"] >= 0.001]
     facts["GPU idle"] = ", ".join(f"{row['cause']} {row['share_of_total']:.1%}" for row in causes) or "never"
     if timeline["launch_delay_us"]:

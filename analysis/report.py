@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from analysis.components import breakdown_rows, component_columns
 from analysis.figures import plain_text, profile_figures, steps_figure
 from analysis.flops import PEAK_COLUMNS, flops_facts
-from analysis.integrity import overhead_text
+from analysis.integrity import disturbance_text, overhead_text
 from analysis.memory import draw_memory_timeline, memory_tables, place_of_peak, prediction_text
 from analysis.operators import KERNEL_COLUMNS, operator_columns
 from analysis.opportunities import NOT_HERE_COLUMNS, OPPORTUNITY_COLUMNS
@@ -25,6 +25,7 @@ from analysis.roofline import draw_roofline
 from analysis.timeline import IDLE_COLUMNS, STREAM_COLUMNS, stream_rows
 from analysis.traffic import class_columns, intensity_facts
 from analysis.wording import Table, count_of, run_title
+from harness import disturbance
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import png, write_bytes
@@ -89,7 +90,7 @@ def render(title: str, analysis: dict | None, analyses: list, documents: dict, i
         swatch=swatch,
         analysis=analysis,
         steps=steps_text(analysis["steps"]) if analysis and analysis["steps"]["count"] else None,
-        gpu=gpu_facts(analysis["gpu_timeline"], None) if analysis else {},
+        gpu=gpu_facts(analysis["gpu_timeline"]) if analysis else {},
         images=images,
         top=TOP,
         tables=(trace_tables(analysis, analyses) if analysis else {}) | run_tables(documents),
@@ -181,6 +182,7 @@ def run_facts(summary: dict) -> dict[str, str]:
         )
     if performance["achieved_tflops"]:
         facts["Achieved"] = f"{performance['achieved_tflops']:.4g} TFLOP/s in matmuls"
+    facts["Disturbance"] = disturbance.disturbance_text(summary["disturbance"])
     if memory["peak_mb"]:
         facts["Peak memory"] = f"{memory['peak_mb']:,.1f} MB: {memory['source']}"
     return facts
@@ -220,6 +222,7 @@ def trust_facts(trust: dict) -> dict[str, str]:
         "Graph launches": f"{trust['graph_launches']:,}",
         "Ranks": "not in the trace" if trust["world_size"] is None else rank,
         "Recorded": ", ".join(recorded),
+        "Disturbance": disturbance_text(trust["disturbance"]),
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
     }
 

@@ -96,8 +96,11 @@ def gpu_timeline(gpu: pd.DataFrame) -> dict[str, float | None]:
     return {key: float(time) / 1e3 for key, time in zip(KEYS, times, strict=True)}
 
 
-def gpu_timelines(links: AttributedLinks) -> dict:
-    """The split over all devices of the trace, for each device, and for each of its streams; idle time by cause."""
+def gpu_timelines(links: AttributedLinks, two_clocks: str | None = None) -> dict:
+    """The split over all devices of the trace, for each device, and for each of its streams; idle time by cause.
+
+    two_clocks: why times of GPU and host cannot be compared; what needs both is then null.
+    """
     gpu = links.gpu
     devices = [
         {
@@ -111,8 +114,10 @@ def gpu_timelines(links: AttributedLinks) -> dict:
         for device, rows in gpu.groupby("device")
     ]
     out = gpu_timeline(gpu) | {"devices": devices}
-    if gpu.empty:
-        return out | dict.fromkeys(("idle_by_cause", "launch_delay_us", "queue_depth"))
+    compared = ("idle_by_cause", "launch_delay_us", "queue_depth")
+    if gpu.empty or two_clocks:
+        reasons = {f"{name}_reason": two_clocks for name in compared} if two_clocks else {}
+        return out | dict.fromkeys(compared) | reasons
     causes = [
         {
             "cause": cause,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from harness.errors import UserError, first_line
+from harness.gpu_driver import gpu_driver
 from harness.hardware_seen import unseen_hardware
 from harness.host_memory import available_host_memory, host_memory_bytes
 
@@ -114,50 +114,6 @@ def host_memory() -> tuple[int, int]:
 
 # ---- Utilization ---------------------------------------------------------------------------------------------------
 
-# GPUs are found by PCI address or UUID: torch.cuda.utilization() takes an index, which in the drivers' libraries is
-# another one under ROCR_VISIBLE_DEVICES or CUDA_DEVICE_ORDER, and requires packages that are rarely installed.
-
-
-def utilization_reader(device: torch.device, sysfs: Path = Path("/sys")) -> Callable[[], int]:
-    """A function that returns for how much of the time, in percent, a GPU was busy.  Raises OSError if unknown."""
-    if not torch.version.hip:
-        return _nvml_reader(str(torch.cuda.get_device_properties(device).uuid))
-    file = pci_folder(device, sysfs) / "gpu_busy_percent"
-    return lambda: int(file.read_text())
-
-
-def pci_folder(device: torch.device, sysfs: Path = Path("/sys")) -> Path:
-    """The folder that Linux has for a GPU.  Raises FileNotFoundError."""
-    gpu, devices = torch.cuda.get_device_properties(device), sysfs / "bus/pci/devices"
-    if hasattr(gpu, "pci_bus_id"):  # PyTorch 2.8 and later
-        return devices / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
-    serial = bytes.fromhex(str(gpu.uuid).replace("-", "")).decode("ascii", "replace")  # what HIP's UUID spells
-    for file in devices.glob("*/unique_id"):
-        if file.read_text().strip() == serial:
-            return file.parent
-    raise FileNotFoundError(f"PyTorch {torch.__version__} does not tell the PCI address of {gpu.name}")
-
-
-class _NvmlUtilization(ctypes.Structure):  # nvmlUtilization_t, percent
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-
-def _nvml_reader(uuid: str) -> Callable[[], int]:
-    """From the library that comes with NVIDIA's driver."""
-    nvml, handle, utilization = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), _NvmlUtilization()
-
-    def call(function: str, *arguments) -> None:
-        if code := getattr(nvml, function)(*arguments):
-            raise OSError(f"{function} returned {code}")
-
-    def read() -> int:
-        call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(utilization))
-        return utilization.gpu
-
-    call("nvmlInit_v2")
-    call("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}".encode(), ctypes.byref(handle))
-    return read
-
 
 class DeviceSampler(threading.Thread):
     """Reads memory and GPU utilization ten times a second, in a thread next to the training thread."""
@@ -181,7 +137,7 @@ class DeviceSampler(threading.Thread):
         self.memory_bytes.append(torch.cuda.memory_allocated(self.device) if self.on_gpu else host_memory()[0])
         if self.utilization_reason is None:
             try:
-                self._read_utilization = self._read_utilization or utilization_reader(self.device)
+                self._read_utilization = self._read_utilization or gpu_driver(self.device).utilization_percent
                 self.utilization_percent.append(self._read_utilization())
             except (OSError, ValueError) as error:
                 self.utilization_reason = f"the driver does not tell: {first_line(error)}"

@@ -21,12 +21,14 @@ import torch
 from harness.files import explain_nulls
 from harness.gpu_watch import GpuWatch, gpu_reasons
 
-# From these shares on, a measurement counts as disturbed.  benchmarks/waiting_policies.py measures the first one: its
-# runs without other processes stay far below, and those beside a single one that is always busy far above.
+# From these shares on, a measurement counts as disturbed.  benchmarks/disturbance.py compares each with what quiet runs
+# show and with what runs show that were slowed down on purpose; its table tells which ones a machine could test.
 LONGEST_WAIT = 0.05  # of a step, for the thread that waited longest: the step may be longer by as much
-STEAL = 0.03  # of the time that the machine's cores were busy, taken by other virtual machines of its host
-THROTTLED = 0.05  # of the periods of a CPU quota, those in which it was used up
-STEPS = 0.10  # share of disturbed steps; fewer hardly change the median
+THROTTLED = 0.05  # of the periods of a CPU quota, those in which it was used up: each makes the process wait
+STEPS = 0.10  # of the steps, those disturbed: fewer hardly change the median, by its definition
+# Of the time that the machine's cores were busy, taken by other virtual machines of its host.  By definition (man 5
+# proc) the rest of the work took at least as much longer; slower runs need a host that steals, so this was not measured.
+STEAL = 0.03
 
 
 @dataclass
@@ -104,8 +106,9 @@ class Counters:
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
         self.proc, self._files = proc, {}
-        self.limited = [folder for folder in cgroup_folders(proc, cgroups) if quota_cores(folder)]
-        self.tells_groups = (proc / "self/cgroup").exists()
+        folders = cgroup_folders(proc, cgroups)
+        self.limited = [folder for folder in folders if quota_cores(folder)]
+        self.no_quota_reason = unknown_quota(folders, proc, cgroups) or "no quota"
         self.missing = None  # why the threads' times are unknown
         if not any(ran for ran, _ in self._threads().values()):  # zeros: a kernel without this accounting
             self.missing = f"{proc}/self/task/*/schedstat is missing or empty on this system"
@@ -174,6 +177,22 @@ def cgroup_folders(proc: Path, cgroups: Path) -> list[Path]:
     return found
 
 
+def unknown_quota(folders: list[Path], proc: Path, cgroups: Path) -> str | None:
+    """Why it is unknown whether the control groups have a quota; None if it is known."""
+    if not (proc / "self/cgroup").exists():
+        return f"no {proc}/self/cgroup on this system"
+    if not folders:
+        return f"{cgroups} does not have the control group of this process"
+    for file in (folder / name for folder in folders for name in ("cpu.max", "cpu.cfs_quota_us")):
+        try:
+            file.read_text()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{file}: {error.strerror}"
+    return None
+
+
 def quota_cores(folder: Path) -> float | None:
     """Cores' worth of time that a control group may use; None without a limit."""
     with contextlib.suppress(OSError, ValueError):
@@ -191,7 +210,7 @@ NOT_RUN = "nothing was measured"
 
 
 class DisturbanceMeter:
-    """Measures how far something was disturbed: the steps of a run, each in an interval(), or one long interval."""
+    """Measures how far something was disturbed: the steps of a run, each in an interval(), or one long_interval()."""
 
     def __init__(self, device: torch.device, counters: Counters | None = None):
         self.on_gpu, self.counters = device.type == "cuda", counters or Counters()
@@ -220,6 +239,12 @@ class DisturbanceMeter:
         if self.gpu:
             self.gpu.read()
 
+    @contextlib.contextmanager
+    def long_interval(self) -> Iterator[Interval]:
+        """An interval in which a GPU's clocks are read all the time, not only at its end."""
+        with self.gpu.reading() if self.gpu else contextlib.nullcontext(), self.interval() as interval:
+            yield interval
+
     def document(self) -> dict:
         """The section `disturbance` of a document; ends the measurement."""
         total, machine = sum(self.intervals, Interval()), self._machine_shares()
@@ -244,12 +269,12 @@ class DisturbanceMeter:
         values["lost_share"] = most_lost(values, total.lost_share)
         reasons = reasons_of(values, len(self.intervals), self.on_gpu)
         known = bool(reasons) or total.run_s > 0
-        proc = self.counters.proc
+        proc, no_quota = self.counters.proc, self.counters.no_quota_reason
         return explain_nulls(
             {"disturbed": bool(reasons) if known else None, **values, "reasons": reasons},
             unknown,
-            quota_cores="no quota" if self.counters.tells_groups else f"no {proc}/self/cgroup on this system",
-            throttled_share="no quota" if self.quota_cores is None else "shorter than a period of the quota",
+            quota_cores=no_quota,
+            throttled_share=no_quota if self.quota_cores is None else "shorter than a period of the quota",
             load_before="this system has no load average",
             pressure_share=f"no {proc}/pressure/cpu on this system" if self.intervals else NOT_RUN,
             steal_share=f"no {proc}/stat on this system, or no clock tick passed" if self.intervals else NOT_RUN,

@@ -20,10 +20,11 @@ import torch
 
 from harness.command_line import version_of
 from harness.console import RULE, say
-from harness.devices import choose_device, pci_folder
+from harness.devices import choose_device
 from harness.disturbance import cgroup_folders, quota_cores
 from harness.environment import PACKAGES
 from harness.errors import UserError
+from harness.gpu_driver import pci_folder
 from harness.hardware_seen import unseen_hardware
 from harness.tables import Column, column, text_table
 from harness.units import megabytes

@@ -138,12 +138,13 @@ class StepColumns(TypedDict):
     time_ms: list[float]
     exclusion_reason: list[str | None]  # why a step is excluded from averages; null: it is included
     waited_share: list[float | None]  # of thread time, waiting for a core; null: not reported by the system
+    longest_wait_share: list[float | None]  # of the step, for the thread that waited longest; null: as for waited_share
     lost_share: list[float | None]  # of the step, that is due to waiting at most; null: not reported by the system
     disturbed: list[bool | None]  # whether it waited long enough to be longer; null: not reported by the system
 
 
 class GpuDisturbance(TypedDict):
-    other_processes: int | None  # on the GPU before the run; null: not reported by the driver
+    other_processes: int | None  # on the GPU before or after the run, the larger number; null: not reported by the driver
     memory_in_use_mb: float  # MB before the run: other processes, and the context of this one
     clock_mhz: float | None  # mean, read once a second; null: not reported by the driver
     max_clock_mhz: int | None  # null: not reported by the driver
@@ -158,9 +159,9 @@ class Disturbance(TypedDict):
     steps_disturbed: int | None  # null: not reported by the system
     threads: int  # that PyTorch uses for one operator
     cores: int  # that the affinity mask allows
-    quota_cores: float | None  # least CPU quota of the control groups; null: no quota
+    quota_cores: float | None  # least CPU quota of the control groups; null: no quota, or not known
     load_before: float | None  # load average of the minute before the run; null: the system has none
-    throttled_share: float | None  # of the quota's periods, those in which it was used up; null: no quota
+    throttled_share: float | None  # of the quota's periods, those in which it was used up; null: no quota, or not known
     pressure_share: float | None  # of the time, some process of the machine waited for a core; null: not known
     steal_share: float | None  # of the cores' busy time, taken by other virtual machines; null: not known
     switches_per_sec: float | None  # involuntary context switches; null: nothing was measured
@@ -315,7 +316,7 @@ class ProfiledStep(TypedDict):
     number: int
     duration_ms: float
     gpu_events: int
-    kernels_during: int  # kernels that ran while the host was in the step
+    kernels_during: int | None  # kernels that ran while the host was in the step; null: two clocks differ
     kernels: int  # kernels that the step launched
     kernel_launches: int  # launch calls of the step
     kernels_of_launches: int  # launch calls whose kernel is in the trace
@@ -393,6 +394,7 @@ class GpuTimeline(TypedDict):
     busy_ms: float | None  # null: no GPU events
     idle_ms: float | None  # null: no GPU events
     devices: list[dict[str, Any]]  # the same for each device, and for each of its streams
+    # The next three are also null if kernels begin before their launch: the clocks of GPU and host differ.
     idle_by_cause: list[dict[str, Any]] | None  # cause, ms, share_of_total, meaning; null: no GPU events
     launch_delay_us: dict[str, float] | None  # from launch to start; null: no launch calls in the trace
     queue_depth: dict[str, float] | None  # kernels launched but not started; null: no launch calls in the trace

@@ -2,130 +2,111 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from harness.errors import first_line
 from harness.files import explain_nulls
+from harness.gpu_driver import Slowdowns, gpu_driver
 from harness.units import MB
 
-# From these on, a measurement counts as disturbed.
+# From these on, a measurement counts as disturbed.  Neither was measured, as that needs a GPU that can be heated and
+# shared.  Clocks lowered for a share of the time make a measurement longer by less than that, so 5% hides no more than
+# LONGEST_WAIT in harness/disturbance.py does.  The memory is that of this process's own context and libraries: a few
+# hundred MB by the documentation of both makers, four times that for safety.
 LOWERED_CLOCKS = 0.05  # of the time, clocks lowered by heat or power supply
-MEMORY_OF_OTHERS = 2048 * MB  # bytes, before the run: more than the context of this process takes
+MEMORY_OF_OTHERS = 2048 * MB  # bytes, before the run, where processes cannot be counted
 
-# NVML's reasons for low clocks, without those that the user chooses and those that are normal under full load.
-NVML_CAUSES = {0x08: "hardware slowdown", 0x20: "heat (driver)", 0x40: "heat (hardware)", 0x80: "power supply"}
-AMDSMI_CAUSES = {
-    "acc_prochot_thrm": "heat (processor hot)",
-    "acc_socket_thrm": "heat (socket)",
-    "acc_vr_thrm": "heat (voltage regulator)",
-    "acc_hbm_thrm": "heat (HBM)",
-}
+ASKED = ("other_processes", "clock_mhz", "max_clock_mhz", "lowered_by")  # of the driver
 
 
 class GpuWatch:
-    """Other processes and memory in use before a measurement; clocks, and what lowered them, during it.
+    """Other processes before and after a measurement, memory in use before it; clocks, and what lowered them, during it.
 
-    From NVML and AMD SMI by PyTorch's own functions.  What they do not report is None, with the reason in `reasons`.
+    What the driver does not report is None, with the reason in `reasons`.
     """
 
-    EVERY_S = 1.0  # seconds between two readings of the clock
+    EVERY_S = 1.0  # seconds between two readings of the clocks
 
     def __init__(self, device: torch.device):
-        self.device, self.reasons = device, {}
+        self.reasons: dict[str, str] = {}
         self.clocks_mhz: list[int] = []
-        self.causes: list[int] = []  # NVML's bits, at the same times
         self._read_at = -self.EVERY_S
         free, total = torch.cuda.mem_get_info(device)
         self.memory_bytes = total - free - torch.cuda.memory_reserved(device)
-        self.other_processes = self._ask("other_processes", self._count_others)
-        self.max_clock_mhz = self._ask("max_clock_mhz", self._max_clock)
-        self._amd_before = self._ask("lowered_by", self._violations) if torch.version.hip else None
+        try:
+            self.driver = gpu_driver(device)
+        except OSError as error:
+            self.reasons = dict.fromkeys(ASKED, first_line(error))
+        self._others = [self._ask("other_processes", self._count_others)]
+        self.max_clock_mhz = self._ask("max_clock_mhz", lambda: self.driver.max_clock_mhz())
+        self._slowdowns: list[Slowdowns] = []  # before the first reading, and at the last one
+        self._note_slowdowns()
 
     def _ask(self, name: str, question: Callable):
+        """The answer; None once there was none."""
         try:
-            return question()
-        except Exception as error:  # noqa: BLE001 - the drivers' libraries raise exceptions of their own
-            self.reasons.setdefault(name, first_line(error))
+            return None if name in self.reasons else question()
+        except (OSError, ValueError) as error:
+            self.reasons[name] = first_line(error)
             return None
 
     def _count_others(self) -> int:
-        listed = torch.cuda.list_gpu_processes(self.device)
-        pids = [int(pid) for pid in re.findall(r"process +(\d+) uses", listed)]
+        pids = self.driver.processes()
         if not pids:  # this process uses the GPU, so it should be in the list
-            raise LookupError(listed.splitlines()[-1])
+            raise OSError("the driver lists no process on this GPU, not even this one")
         return len([pid for pid in pids if pid != os.getpid()]) - (os.getpid() not in pids)  # other ids in a container
 
-    def _max_clock(self) -> int:
-        if torch.version.hip:
-            import amdsmi
-
-            handle = torch.cuda._get_amdsmi_handler(self.device)
-            return int(amdsmi.amdsmi_get_clock_info(handle, amdsmi.AmdSmiClkType.GFX)["max_clk"])
-        import pynvml
-
-        return pynvml.nvmlDeviceGetMaxClockInfo(torch.cuda._get_pynvml_handler(self.device), pynvml.NVML_CLOCK_SM)
-
-    def _violations(self) -> dict[str, int]:
-        """AMD SMI's counters.  Takes a tenth of a second, so it is asked only before and after."""
-        import amdsmi
-
-        status = amdsmi.amdsmi_get_violation_status(torch.cuda._get_amdsmi_handler(self.device))
-        counts = {name: status[name] for name in ("acc_counter", *AMDSMI_CAUSES)}
-        if "N/A" in counts.values():
-            raise LookupError("AMD SMI does not count what lowers the clocks of this GPU")
-        return counts
-
-    def _nvml_causes(self) -> int:
-        import pynvml
-
-        ask = getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        ask = ask or pynvml.nvmlDeviceGetCurrentClocksThrottleReasons  # its name before driver 535
-        return ask(torch.cuda._get_pynvml_handler(self.device))
+    def _note_slowdowns(self) -> None:
+        found = self._ask("lowered_by", lambda: self.driver.slowdowns())
+        self._slowdowns = [*self._slowdowns[:1], *([] if found is None else [found])]
 
     def read(self) -> None:
         """While the GPU works, at most once a second."""
         if time.perf_counter() - self._read_at < self.EVERY_S:
             return
         self._read_at = time.perf_counter()
-        if "clock_mhz" not in self.reasons and (clock := self._ask("clock_mhz", self._clock)):
+        if clock := self._ask("clock_mhz", lambda: self.driver.clock_mhz()):
             self.clocks_mhz.append(clock)
-        if not torch.version.hip and "lowered_by" not in self.reasons:
-            causes = self._ask("lowered_by", self._nvml_causes)
-            self.causes += [] if causes is None else [causes]
+        self._note_slowdowns()
 
-    def _clock(self) -> int:
-        return torch.cuda.clock_rate(self.device)  # MHz; 0: AMD SMI does not know
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Reads in a thread of its own, during work that has no steps."""
+        done = threading.Event()
 
-    def _lowered_by(self) -> dict[str, float] | None:
-        """Causes of lowered clocks, each with the share of the time (AMD) or of the readings (NVIDIA)."""
-        if torch.version.hip and self._amd_before and (after := self._ask("lowered_by", self._violations)):
-            change = {name: after[name] - before for name, before in self._amd_before.items()}
-            shares = {words: change[name] / max(1, change["acc_counter"]) for name, words in AMDSMI_CAUSES.items()}
-        elif self.causes:
-            n = len(self.causes)
-            shares = {words: sum(bool(c & bit) for c in self.causes) / n for bit, words in NVML_CAUSES.items()}
-        else:
-            return None
-        return {words: share for words, share in shares.items() if share}
+        def read_until_done() -> None:
+            while not done.wait(self.EVERY_S / 4):
+                self.read()
+
+        thread = threading.Thread(target=read_until_done, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def document(self) -> dict:
-        lowered_by = self._lowered_by()
+        others = [n for n in (*self._others, self._ask("other_processes", self._count_others)) if n is not None]
+        first, *later = self._slowdowns or [None]
         values = {
-            "other_processes": self.other_processes,
+            "other_processes": max(others, default=None),
             "memory_in_use_mb": self.memory_bytes / MB,
             "clock_mhz": sum(self.clocks_mhz) / len(self.clocks_mhz) if self.clocks_mhz else None,
             "max_clock_mhz": self.max_clock_mhz,
-            "lowered_by": lowered_by,
+            "lowered_by": later[0].since(first) if later else None,
         }
         return explain_nulls(values, "no reading was taken", **self.reasons)
 
 
 def gpu_reasons(gpu: dict) -> list[str]:
+    """What disturbed the GPU, each with its figure."""
     found = []
     if gpu["other_processes"]:
         n = gpu["other_processes"]
@@ -136,3 +117,9 @@ def gpu_reasons(gpu: dict) -> list[str]:
         if share >= LOWERED_CLOCKS:
             found.append(f"GPU clocks lowered by {cause} for {share:.0%} of the time")
     return found
+
+
+def gpu_text(gpu: dict) -> str:
+    """What disturbed the GPU, or 'none seen', or why that is unknown."""
+    unknown = [gpu[f"{name}_reason"] for name in ("other_processes", "lowered_by") if gpu[name] is None]
+    return "; ".join(gpu_reasons(gpu) or [f"unknown: {why}" for why in dict.fromkeys(unknown)]) or "none seen"

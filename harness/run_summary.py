@@ -68,6 +68,7 @@ def summarize(run: MeasuredRun) -> dict:
             "time_ms": [r.total_ms for r in run.records],
             "exclusion_reason": run.exclusion_reasons,
             "waited_share": [r.interval.waited_share for r in run.records],
+            "longest_wait_share": [r.interval.longest_wait_share for r in run.records],
             "lost_share": [r.interval.lost_share for r in run.records],
             "disturbed": [r.interval.disturbed for r in run.records],
         },

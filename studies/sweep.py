@@ -435,7 +435,7 @@ def _with_disturbance(work: Callable, arguments: tuple, device: torch.device | N
     if device is None:
         return work(*arguments), {}
     meter = DisturbanceMeter(device)
-    with meter.interval():
+    with meter.long_interval():
         result = work(*arguments)
     return result, meter.document()
 

@@ -22,10 +22,11 @@ import tiny_llama_v1 as tiny_llama
 def measured_peaks(tmp_path_factory):
     """What tests measure of this machine is measured briefly, once for all of them, and not kept for its user."""
     from analysis.hardware import measuring
-    from harness.disturbance import Interval
 
     measuring.SECONDS = 0.02
-    measuring.watch = lambda measure: (measure(), Interval())  # tests run beside each other
+    gpu = {"other_processes": 0, "lowered_by": {}}
+    quiet = {"disturbed": None, "disturbed_reason": "tests run beside each other", "gpu": gpu}
+    measuring.watch = lambda device_type, measure: (measure(), quiet)
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     os.environ["XDG_CACHE_HOME"] = str(shared / "cache")

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis import run_explanations
 from harness import devices, distributed, hardware_seen, profilers
-from harness.devices import DeviceSampler, choose_device, utilization_reader
+from harness.devices import DeviceSampler, choose_device
 from harness.errors import UserError
 from harness.hardware_seen import unseen_hardware
 from harness.slurm import first_node, slurm_ranks, tasks_of_node
@@ -232,43 +232,6 @@ def test_as_a_command(node, monkeypatch):
 
 
 # ---- Utilization -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pci", [{"pci_domain_id": 0, "pci_bus_id": 0xC1, "pci_device_id": 0}, {}])
-def test_utilization_on_rocm_is_that_of_the_gpu_in_use(gpus, monkeypatch, tmp_path, pci):
-    gpus(1, **pci)
-    monkeypatch.setattr(torch.version, "hip", "7.1.0")
-    for address, serial, busy in (("0000:41:00.0", "0123", "3"), ("0000:c1:00.0", "f887f319cf12ccc9", "87")):
-        write(tmp_path / f"bus/pci/devices/{address}/gpu_busy_percent", f"{busy}\n")
-        write(tmp_path / f"bus/pci/devices/{address}/unique_id", f"{serial}\n")
-    assert utilization_reader(torch.device("cuda", 0), tmp_path)() == 87
-
-
-class Nvml:
-    """The driver's library with two GPUs."""
-
-    def __init__(self, *_):
-        self.by_uuid = {b"GPU-first": 11, b"GPU-66383837-6633-3139-6366-313263636339": 87}
-
-    def nvmlInit_v2(self):
-        return 0
-
-    def nvmlDeviceGetHandleByUUID(self, uuid, handle):
-        handle._obj.value = self.by_uuid.get(uuid)
-        return 0 if uuid in self.by_uuid else 6
-
-    def nvmlDeviceGetUtilizationRates(self, handle, rates):
-        rates._obj.gpu = handle.value
-        return 0
-
-
-def test_utilization_on_cuda_is_that_of_the_gpu_in_use(gpus, monkeypatch):
-    gpus(1)
-    monkeypatch.setattr(ctypes, "CDLL", Nvml)
-    assert utilization_reader(torch.device("cuda", 0))() == 87
-    gpus(1, uuid="unknown")
-    with pytest.raises(OSError, match="nvmlDeviceGetHandleByUUID returned 6"):
-        utilization_reader(torch.device("cuda", 0))
 
 
 def test_missing_utilization_has_a_reason(gpus, monkeypatch):

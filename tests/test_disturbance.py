@@ -1,6 +1,5 @@
 """Disturbed measurements are named, with figures; quiet ones are not accused; what is not known is not zero."""
 
-import itertools
 import json
 import os
 import sys
@@ -14,9 +13,9 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 
 from benchmarks import waiting_policies
 from benchmarks.common import busy_processes
-from harness import disturbance
+from harness import disturbance, gpu_watch
 from harness.disturbance import Counters, DisturbanceMeter, disturbance_text
-from harness.gpu_watch import AMDSMI_CAUSES, GpuWatch
+from harness.gpu_driver import Slowdowns
 from harness.startup import WAITING_POLICIES, default_variables
 from studies import sweep
 
@@ -166,8 +165,9 @@ def test_what_the_system_does_not_tell_is_unknown(system, tmp_path, kernel):
     with meter.interval() as interval:
         system.clock.advance(1)
     assert interval.disturbed is interval.waited_share is interval.lost_share is None
+    assert interval.longest_wait_share is None
     found = meter.document()
-    assert found["disturbed"] is found["waited_share"] is None
+    assert found["disturbed"] is found["waited_share"] is found["steps_disturbed"] is None
     assert disturbance_text(found).startswith("unknown: ")
     assert "schedstat is missing or empty" in disturbance_text(found)
     for name, value in found.items():
@@ -210,6 +210,25 @@ def test_a_container_sees_its_group_at_the_mount(system):
     assert (found["quota_cores"], found["reasons"]) == (4.0, [])
 
 
+def test_a_quota_that_cannot_be_read_is_not_known(system):
+    def reason() -> str:
+        found = system.meter().document()
+        assert found["quota_cores"] is found["throttled_share"] is None
+        assert found["quota_cores_reason"] == found["throttled_share_reason"]
+        return found["quota_cores_reason"]
+
+    assert reason() == f"no {system.proc}/self/cgroup on this system"
+    (system.proc / "self/cgroup").write_text("0::/job\n")
+    assert reason() == f"{system.cgroups} does not have the control group of this process"
+    (system.cgroups / "job/cpu.max").mkdir(parents=True)  # any other error than a missing file
+    (system.cgroups / "job/cpu.stat").write_text("nr_periods 1\n")
+    assert reason() == f"{system.cgroups}/job/cpu.max: Is a directory"
+    (system.cgroups / "job/cpu.max").rmdir()
+    assert reason() == "no quota"
+    (system.cgroups / "job/cpu.max").write_text("max 100000\n")
+    assert reason() == "no quota"
+
+
 def test_steal_and_pressure(system):
     meter = system.meter()
     with meter.interval():
@@ -234,101 +253,25 @@ def test_more_threads_than_cores(system, monkeypatch):
 # ---- The GPU -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """PyTorch's functions of an NVIDIA GPU, and a part of NVML, with values that a test sets."""
-    values = SimpleNamespace(
-        processes=f"GPU:0\nprocess {os.getpid():>10d} uses      512.000 MB GPU memory", clock=1980, causes=[0]
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_a_gpu_does_is_part_of_the_document(system, monkeypatch, others):
+    driver = SimpleNamespace(
+        processes=lambda: [os.getpid(), *range(others)],
+        clock_mhz=lambda: 1000,
+        max_clock_mhz=lambda: 2000,
+        slowdowns=lambda: Slowdowns(),
     )
-
-    def causes(handle) -> int:
-        return values.causes.pop() if len(values.causes) > 1 else values.causes[0]
-
-    nvml = SimpleNamespace(
-        NVML_CLOCK_SM=1,
-        nvmlDeviceGetMaxClockInfo=lambda handle, kind: 1980,
-        nvmlDeviceGetCurrentClocksEventReasons=causes,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.version, "hip", None)
-    for name, function in {
-        "mem_get_info": lambda device: (79 * 2**30, 80 * 2**30),
-        "memory_reserved": lambda device: 2**29,
-        "list_gpu_processes": lambda device: values.processes,
-        "clock_rate": lambda device: values.clock,
-        "_get_pynvml_handler": lambda device: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(GpuWatch, "EVERY_S", 0.0)
-    return values
-
-
-def measured_on_gpu(system) -> dict:
+    monkeypatch.setattr(gpu_watch, "gpu_driver", lambda device: driver)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (79 * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     meter = DisturbanceMeter(torch.device("cuda", 0), Counters(system.proc, system.cgroups))
-    for _ in range(4):
-        with meter.interval():
-            system.clock.advance(0.1)
-            system.thread("1", 1000 + 1000 * (system.clock.now - 100), 10)
-    return meter.document()
-
-
-def test_a_gpu_of_ones_own(system, gpu):
-    found = measured_on_gpu(system)
-    assert found["reasons"] == []
-    assert found["gpu"] == {
-        "other_processes": 0,
-        "memory_in_use_mb": 512.0,
-        "clock_mhz": 1980.0,
-        "max_clock_mhz": 1980,
-        "lowered_by": {},
-    }
-
-
-def test_what_disturbs_a_gpu_is_named(system, gpu):
-    gpu.processes += "\nprocess          1 uses     7000.000 MB GPU memory"
-    gpu.clock, gpu.causes = 990, [0x20, 0x20, 0x04, 0x20]  # 4: the power limit, as whenever a GPU is used fully
-    found = measured_on_gpu(system)
-    assert found["reasons"] == [
-        "1 other process on the GPU",
-        "GPU clocks lowered by heat (driver) for 75% of the time",
-    ]
-    assert found["lost_share"] == 1.0  # what another process takes of a GPU is unknown
-
-
-def test_a_gpu_whose_libraries_tell_nothing(system, gpu, monkeypatch):
-    def refuse(*arguments):
-        raise RuntimeError("driver can't be loaded\nsecond line")
-
-    gpu.processes = "pynvml module not found, please install nvidia-ml-py"
-    monkeypatch.setattr(torch.cuda, "_get_pynvml_handler", refuse)
-    monkeypatch.setattr(torch.cuda, "clock_rate", refuse)
-    found = measured_on_gpu(system)
-    for name, why in {"other_processes": "not found", "clock_mhz": "can't be", "lowered_by": "can't be"}.items():
-        assert found["gpu"][name] is None
-        assert why in found["gpu"][f"{name}_reason"]
-    assert found["reasons"] == []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * 2**30, 80 * 2**30))
-    assert measured_on_gpu(system)["reasons"] == ["60,928 MB of the GPU in use before the run"]
-
-
-def test_lowered_clocks_of_an_amd_gpu(system, gpu, monkeypatch):
-    counted = itertools.count()
-
-    def violations(handle) -> dict:
-        n = next(counted)
-        return {"acc_counter": 1000 * n, **dict.fromkeys(AMDSMI_CAUSES, 0), "acc_hbm_thrm": 400 * n}
-
-    amdsmi = SimpleNamespace(
-        AmdSmiClkType=SimpleNamespace(GFX=0),
-        amdsmi_get_clock_info=lambda handle, kind: {"max_clk": 2100},
-        amdsmi_get_violation_status=violations,
-    )
-    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi)
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    monkeypatch.setattr(torch.cuda, "_get_amdsmi_handler", lambda device: None)
-    found = measured_on_gpu(system)
-    assert found["reasons"] == ["GPU clocks lowered by heat (HBM) for 40% of the time"]
-    assert found["gpu"]["max_clock_mhz"] == 2100
+    with meter.long_interval():
+        system.clock.advance(2)
+        system.thread("1", 2000, 10)
+    found = meter.document()
+    assert found["gpu"]["other_processes"] == others
+    assert found["reasons"] == (["1 other process on the GPU"] if others else [])
+    assert found["lost_share"] == others  # what another process takes of a GPU is unknown
 
 
 # ---- This machine --------------------------------------------------------------------------------------------------

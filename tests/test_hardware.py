@@ -8,7 +8,6 @@ import torch
 from analysis.hardware import bandwidth_ceilings, cache, compute_ceilings, datasheet, measuring, rows_named
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.hardware.measuring import Measurement
-from harness.disturbance import Interval
 from harness.errors import UserError
 
 CPU = {"type": "cpu", "name": "a CPU"}
@@ -140,10 +139,15 @@ def test_a_measurement_below_what_a_model_reached_is_repeated(machine):
     assert machine == [3.6e11]
 
 
-def disturb(monkeypatch, *shares):
-    """The next measurements are made while their one thread waits for a core for these shares of the time."""
-    intervals = [Interval(1.0, 1.0 - share, share, share) for share in shares]
-    monkeypatch.setattr(measuring, "watch", lambda measure: (measure(), intervals.pop(0)))
+def disturb(monkeypatch, *waits, gpu=()):
+    """What DisturbanceMeter tells about the next measurements: shares of waiting, or what it saw of the GPU."""
+    found = [
+        {"disturbed": share > 0.05, "reasons": [f"{share:.0%} of thread time waited for a core"], "load_before": None}
+        | {"cores": 2}
+        for share in waits
+    ]
+    found += [{"disturbed": True, "gpu": {"memory_in_use_mb": 0.0} | one} for one in gpu]  # the host always waited
+    monkeypatch.setattr(measuring, "watch", lambda device_type, measure: (measure(), found.pop(0)))
 
 
 def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(machine, tmp_path, monkeypatch, capsys):
@@ -162,7 +166,7 @@ def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(machine
         if isinstance(entry, dict)
     )
     assert entry["when"]
-    assert (entry["threads"], entry["disturbed"]) == (torch.get_num_threads(), False)
+    assert (entry["threads"], entry["disturbed"], entry["disturbance"]) == (torch.get_num_threads(), False, "none seen")
 
 
 def test_a_worse_visit_lowers_no_peak(machine, monkeypatch, capsys):
@@ -174,9 +178,31 @@ def test_a_worse_visit_lowers_no_peak(machine, monkeypatch, capsys):
     assert "a factor of 3.5 below" in capsys.readouterr().out
 
 
-def test_without_proc_the_share_is_not_known(monkeypatch):
-    monkeypatch.setattr(measuring, "watch", lambda measure: (measure(), Interval(wall_s=1.0)))
-    assert measuring.watched(lambda: Measurement(1.0, "x")) == Measurement(1.0, "x", False, None)
+@pytest.mark.parametrize(
+    ("seen", "text"),
+    [
+        ({"other_processes": 2, "lowered_by": {}}, "2 other processes on the GPU"),
+        ({"other_processes": 0, "lowered_by": {"heat (HBM)": 0.4}}, "GPU clocks lowered by heat (HBM) for 40% of the"),
+    ],
+)
+def test_a_disturbed_measurement_of_a_gpu_is_repeated_too(machine, monkeypatch, seen, text):
+    machine += [2e12, 4e12, 3e12]
+    disturb(monkeypatch, gpu=[seen, {"other_processes": 0, "lowered_by": {"heat (HBM)": 0.01}}])
+    sources = [bandwidth_ceilings(H200, "measured")[0].source for _ in range(3)]
+    assert f"DISTURBED: {text}" in sources[0]
+    assert "will be measured again next time" in sources[0]
+    assert "DISTURBED" not in sources[1]
+    assert sources[2] == sources[1]
+    assert machine == [3e12]
+
+
+def test_what_disturbs_a_measurement_is_kept_as_text(monkeypatch):
+    unknown = {"disturbed": None, "disturbed_reason": "no /proc"}
+    monkeypatch.setattr(measuring, "watch", lambda device_type, measure: (measure(), unknown))
+    assert measuring.watched("cpu", lambda: Measurement(1.0, "x")) == Measurement(1.0, "x", False, "unknown: no /proc")
+    gpu = {"other_processes": None, "other_processes_reason": "no library", "lowered_by": {}, "memory_in_use_mb": 9.0}
+    monkeypatch.setattr(measuring, "watch", lambda device_type, measure: (measure(), {"gpu": gpu}))
+    assert measuring.watched("cuda", lambda: Measurement(1.0, "x")).disturbance == "unknown: no library"
 
 
 def test_what_is_unknown_is_not_measured_where_nothing_may_be(machine):

@@ -43,9 +43,9 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
     kept = read_cache(file)
     entry = kept.get(key)
     if entry is None or (measure and (entry["rate"] < reached or entry["disturbed"])):
-        # A GPU is timed by its events, and a gain on one thread: other processes do not change the best of either.
-        watched = measuring.watched if device["type"] == "cpu" and what in RATES else lambda work: work()
-        found = watched(lambda: MEASURES[what](device["type"], precision)) if measure else None
+        # A gain is timed on one thread, alternating: other processes do not change its best times.
+        watched = measuring.watched if what in RATES else lambda device_type, work: work()
+        found = watched(device["type"], lambda: MEASURES[what](device["type"], precision)) if measure else None
         if found is None:
             return None
         now = {"when": datetime.now().strftime("%Y-%m-%d %H:%M"), "threads": threads, **found._asdict()}
@@ -57,9 +57,8 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
         return None
     source = f"{entry['source']}; measured {entry['when']}, cached in {str(file).replace(str(Path.home()), '~', 1)}"
     if entry["disturbed"]:
-        waited = f"{entry['waited_share']:.0%} of thread time waited for a core"
-        source += f"; DISTURBED: {waited}; will be measured again next time"
-    return Measurement(entry["rate"], source, entry["disturbed"], entry["waited_share"])
+        source += f"; DISTURBED: {entry['disturbance']}; will be measured again next time"
+    return Measurement(entry["rate"], source, entry["disturbed"], entry["disturbance"])
 
 
 def better(before: dict | None, now: dict, what: str) -> dict:
@@ -80,5 +79,5 @@ def read_cache(file: Path) -> dict[str, dict]:
         kept = read_document(file) or {}
     except UserError:
         return {}
-    columns = {"rate", "source", "when", "disturbed", "waited_share"}
+    columns = {"rate", "source", "when", "disturbed", "disturbance"}
     return {key: entry for key, entry in kept.items() if isinstance(entry, dict) and columns <= entry.keys()}

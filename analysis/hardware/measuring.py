@@ -13,8 +13,9 @@ import torch
 from analysis.wording import count_of
 from harness.console import progress_bar
 from harness.devices import PRECISIONS
-from harness.disturbance import Counters, Interval
+from harness.disturbance import DisturbanceMeter, disturbance_text
 from harness.errors import out_of_memory
+from harness.gpu_watch import gpu_reasons, gpu_text
 from harness.workspaces import library_workspaces
 
 SQUARES = {"cpu": (256, 512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192, 16384)}  # a cache may favor a small one
@@ -29,24 +30,26 @@ class Measurement(NamedTuple):
     rate: float  # FLOPs or bytes per second; of a gain, a ratio
     source: str  # how it was measured
     disturbed: bool = False
-    waited_share: float | None = None  # of thread time, waiting for a core; None if not reported
+    disturbance: str = "not watched"  # by what, with figures
 
 
-def watch(measure: Callable[[], Measurement | None]) -> tuple[Measurement | None, Interval]:
-    """The measurement, and what happened to this process meanwhile."""
-    counters = Counters()
-    before = counters.sample()
-    found, after = measure(), counters.sample()
-    counters.close()
-    return found, before.until(after)
+def watch(device_type: str, measure: Callable[[], Measurement | None]) -> tuple[Measurement | None, dict]:
+    """The measurement, and the document of DisturbanceMeter about it."""
+    meter = DisturbanceMeter(torch.device(device_type, torch.cuda.current_device() if device_type == "cuda" else None))
+    with meter.long_interval():
+        found = measure()
+    return found, meter.document()
 
 
-def watched(measure: Callable[[], Measurement | None]) -> Measurement | None:
-    """The measurement, with how far it was disturbed."""
-    found, during = watch(measure)
-    if found is None or during.waited_share is None:
-        return found
-    return found._replace(disturbed=bool(during.disturbed), waited_share=during.waited_share)
+def watched(device_type: str, measure: Callable[[], Measurement | None]) -> Measurement | None:
+    """The measurement, with how far it was disturbed.  A GPU is timed by its events, so that only what else it does
+    counts, not what the host's threads wait for."""
+    found, during = watch(device_type, measure)
+    if found is None:
+        return None
+    if device_type == "cuda":
+        return found._replace(disturbed=bool(gpu_reasons(during["gpu"])), disturbance=gpu_text(during["gpu"]))
+    return found._replace(disturbed=bool(during["disturbed"]), disturbance=disturbance_text(during))
 
 
 def durations(device_type: str, work: Callable[[], object], seconds: float) -> list[float]:

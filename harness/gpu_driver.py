@@ -1,0 +1,213 @@
+"""What the driver tells about the GPU that PyTorch uses: utilization, processes, clocks, and what lowers the clocks.
+
+The GPU is found by UUID in NVML, the library of NVIDIA's driver, and by PCI address in sysfs, where AMD's driver
+reports.  torch.cuda.utilization() and its like take an index, which in the drivers' libraries is another one under
+CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES, and require packages that are rarely installed.  The layouts below follow
+nvml.h and, in Linux, kgd_pp_interface.h, amdgpu_smu.h and kfd_process.c; they were tested on stand-ins only.
+
+What a driver does not report raises OSError or ValueError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import struct
+from pathlib import Path
+
+import torch
+
+COUNTERS = 2**32  # AMD's start again from 0 here
+
+
+class Slowdowns(dict):
+    """How often each cause lowered the clocks, among so many readings; both count up from some earlier time."""
+
+    readings = 0
+
+    def since(self, before: Slowdowns) -> dict[str, float]:
+        """Share of the readings in between, by cause; without those that lowered nothing."""
+        readings = max(1, (self.readings - before.readings) % COUNTERS)
+        changes = {cause: (n - before.get(cause, 0)) % COUNTERS for cause, n in self.items()}
+        return {cause: min(1.0, n / readings) for cause, n in changes.items() if n}
+
+    def plus(self, causes: dict[int, str], bits: int) -> Slowdowns:
+        """With one more reading, in which these bits were set."""
+        now = {words for bit, words in causes.items() if bits & bit}
+        total = Slowdowns({words: self.get(words, 0) + (words in now) for words in causes.values()})
+        total.readings = self.readings + 1
+        return total
+
+
+def gpu_driver(device: torch.device, sysfs: Path = Path("/sys")) -> AmdDriver | NvidiaDriver:
+    """The driver's reports about a GPU.  Raises OSError."""
+    return AmdDriver(device, sysfs) if torch.version.hip else NvidiaDriver(device)
+
+
+# ---- NVIDIA ----------------------------------------------------------------------------------------------------------
+
+
+class _Utilization(ctypes.Structure):  # nvmlUtilization_t, percent
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Process(ctypes.Structure):  # nvmlProcessInfo_v2_t
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class NvidiaDriver:
+    LIBRARY = "libnvidia-ml.so.1"
+    NOT_FOUND, SM_CLOCK, MOST_PROCESSES = 6, 1, 256
+    # nvmlClocksEventReasons, without those that the user chooses and those that are normal under full load.
+    CAUSES = {0x08: "hardware slowdown", 0x20: "heat (driver)", 0x40: "heat (hardware)", 0x80: "power supply"}
+
+    def __init__(self, device: torch.device):
+        self.nvml, self.handle = ctypes.CDLL(self.LIBRARY), ctypes.c_void_p()
+        self._slowdowns = Slowdowns()
+        self._call("nvmlInit_v2")
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        by_uuid = "nvmlDeviceGetHandleByUUID"
+        if self._code(by_uuid, f"GPU-{uuid}".encode(), ctypes.byref(self.handle)) == self.NOT_FOUND:
+            self._call(by_uuid, f"MIG-{uuid}".encode(), ctypes.byref(self.handle))  # a part of a GPU (MIG)
+        self.card = ctypes.c_void_p()  # it has the clocks
+        if self._code("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self.handle, ctypes.byref(self.card)):
+            self.card = self.handle
+
+    def _code(self, function: str, *arguments) -> int:
+        if not hasattr(self.nvml, function):
+            raise OSError(f"{self.LIBRARY} has no {function}")
+        return getattr(self.nvml, function)(*arguments)
+
+    def _call(self, function: str, *arguments) -> None:
+        if code := self._code(function, *arguments):
+            raise OSError(f"{function} returned {code}")
+
+    def _number(self, function: str, *arguments, kind=ctypes.c_uint) -> int:
+        number = kind()
+        self._call(function, self.card, *arguments, ctypes.byref(number))
+        return number.value
+
+    def utilization_percent(self) -> int:
+        """For how much of the time the GPU was busy."""
+        rates = _Utilization()
+        self._call("nvmlDeviceGetUtilizationRates", self.handle, ctypes.byref(rates))
+        return rates.gpu
+
+    def processes(self) -> list[int]:
+        """Process ids on the GPU or, with MIG, on the part of it that is in use."""
+        found, n = (_Process * self.MOST_PROCESSES)(), ctypes.c_uint(self.MOST_PROCESSES)
+        # Of version 3 the structure differs between drivers (github.com/XuehaiPan/nvitop/pull/79).
+        self._call("nvmlDeviceGetComputeRunningProcesses_v2", self.handle, ctypes.byref(n), found)
+        part_of = {process.pid: process.gpu_instance for process in found[: n.value]}
+        if len({*part_of.values()}) > 1 and os.getpid() not in part_of:
+            raise OSError("the driver does not tell which part of the GPU (MIG) this process uses")
+        return [pid for pid, part in part_of.items() if part == part_of.get(os.getpid(), part)]
+
+    def clock_mhz(self) -> int:
+        return self._number("nvmlDeviceGetClockInfo", self.SM_CLOCK)
+
+    def max_clock_mhz(self) -> int:
+        return self._number("nvmlDeviceGetMaxClockInfo", self.SM_CLOCK)
+
+    def slowdowns(self) -> Slowdowns:
+        """Takes a reading."""
+        now = "nvmlDeviceGetCurrentClocksEventReasons"
+        earlier = "nvmlDeviceGetCurrentClocksThrottleReasons"  # its name before driver 535
+        name = now if hasattr(self.nvml, now) else earlier
+        self._slowdowns = self._slowdowns.plus(self.CAUSES, self._number(name, kind=ctypes.c_ulonglong))
+        return self._slowdowns
+
+
+# ---- AMD -------------------------------------------------------------------------------------------------------------
+
+
+class AmdDriver:
+    # Bits of indep_throttle_status in revision 1.3 of gpu_metrics, without power and current limits.
+    CAUSES = {
+        **dict.fromkeys((1 << bit for bit in (32, 35, 36, 37)), "heat (GPU)"),
+        **dict.fromkeys((1 << bit for bit in (38, 39, 40, 41, 44, 45)), "heat (voltage regulator)"),
+        1 << 34: "heat (memory)",
+        1 << 46: "heat (processor hot)",
+        1 << 47: "heat (processor hot)",
+    }
+    INDEP_THROTTLE_STATUS = 112  # bytes before it
+    # Where 1.6 to 1.8 have the number of readings and, behind it, how often each of these limited the clocks.
+    ACCUMULATION_COUNTER = {6: 32, 7: 40, 8: 40}
+    COUNTED = ("heat (processor hot)", None, "heat (socket)", "heat (voltage regulator)", "heat (HBM)")  # None: power
+
+    def __init__(self, device: torch.device, sysfs: Path = Path("/sys")):
+        self.folder, self.kfd = pci_folder(device, sysfs), sysfs / "class/kfd/kfd"
+        self._slowdowns = Slowdowns()
+
+    def utilization_percent(self) -> int:
+        """For how much of the time the GPU was busy."""
+        return int((self.folder / "gpu_busy_percent").read_text())
+
+    def processes(self) -> list[int]:
+        """Process ids with a queue on the card; its partitions share address and power."""
+        ids, found = self._ids(), set()
+        for file in self.kfd.glob("proc/*/queues/*/gpuid"):
+            with contextlib.suppress(FileNotFoundError):  # it ended just now
+                if file.read_text().strip() in ids:
+                    found.add(int(file.parents[2].name))
+        return sorted(found)
+
+    def _ids(self) -> set[str]:
+        """What the compute driver calls the card."""
+        domain, bus, slot = (int(part, 16) for part in re.split("[:.]", self.folder.name)[:3])
+        found = set()
+        for node in self.kfd.glob("topology/nodes/*"):
+            with contextlib.suppress(PermissionError):  # a card that this job may not use
+                values = dict(line.split() for line in (node / "properties").read_text().splitlines())
+                if (int(values["domain"]), int(values["location_id"]) >> 3) == (domain, bus << 5 | slot):
+                    found.add((node / "gpu_id").read_text().strip())
+        return found
+
+    def _clocks(self) -> list[tuple[str, str]]:
+        """MHz, and '*' if it is the current one."""
+        return re.findall(r"(\d+)Mhz ?(\*?)", (self.folder / "pp_dpm_sclk").read_text())
+
+    def clock_mhz(self) -> int:
+        current = [int(mhz) for mhz, star in self._clocks() if star]
+        if not current:
+            raise ValueError("pp_dpm_sclk marks no clock as the current one")
+        return current[0]
+
+    def max_clock_mhz(self) -> int:
+        return max(int(mhz) for mhz, _ in self._clocks())
+
+    def slowdowns(self) -> Slowdowns:
+        """Takes a reading, where the driver does not count itself."""
+        table = (self.folder / "gpu_metrics").read_bytes().ljust(128, b"\xff")  # all bits set: not known
+        revision, content = table[2], table[3]
+        if (revision, content) == (1, 3):
+            (bits,) = struct.unpack_from("=Q", table, self.INDEP_THROTTLE_STATUS)
+            if bits == 2**64 - 1:
+                raise ValueError("gpu_metrics does not tell what lowers the clocks of this GPU")
+            self._slowdowns = self._slowdowns.plus(self.CAUSES, bits)
+            return self._slowdowns
+        if revision != 1 or content not in self.ACCUMULATION_COUNTER:
+            raise ValueError(f"gpu_metrics {revision}.{content} does not tell what lowers the clocks, or is not known")
+        readings, *counts = struct.unpack_from("=6I", table, self.ACCUMULATION_COUNTER[content])
+        found = Slowdowns({words: n for words, n in zip(self.COUNTED, counts, strict=True) if words})
+        found.readings = readings
+        return found
+
+
+def pci_folder(device: torch.device, sysfs: Path = Path("/sys")) -> Path:
+    """The folder that Linux has for a GPU.  Raises FileNotFoundError."""
+    gpu, devices = torch.cuda.get_device_properties(device), sysfs / "bus/pci/devices"
+    if hasattr(gpu, "pci_bus_id"):  # PyTorch 2.8 and later
+        return devices / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    serial = bytes.fromhex(str(gpu.uuid).replace("-", "")).decode("ascii", "replace")  # what HIP's UUID spells
+    for file in devices.glob("*/unique_id"):
+        if file.read_text().strip() == serial:
+            return file.parent
+    raise FileNotFoundError(f"PyTorch {torch.__version__} does not tell the PCI address of {gpu.name}")
