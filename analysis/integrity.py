@@ -146,7 +146,7 @@ def early_kernels(links: Links) -> np.ndarray:
 def check_clocks(found: Findings, links: Links) -> None:
     early = early_kernels(links)
     if early.any():
-        why = f"{early.sum()} kernels begin before their launch call: the clocks of GPU and host differ"
+        why = f"{early.sum()} of {len(early)} kernels begin before their launch call: the clocks of GPU and host differ"
         found.unreliable |= dict.fromkeys(BOTH_CLOCKS, why)
         if early.mean() > 0.05:
             found.problems.append(why)

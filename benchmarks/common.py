@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import math
 import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ import torch
 from analysis.compare import ratio
 from harness.console import progress_bar, say
 from harness.environment import describe_environment
+from harness.errors import UserError
 from harness.files import make_folder, write_json
 from harness.tables import Column, column, text_table
 from studies.sweep import interval_column
@@ -40,16 +44,41 @@ def environment_of(device: torch.device) -> dict:
     return environment
 
 
+BUSY = """
+import time
+while True:
+    end = time.perf_counter() + 0.1 * {share}
+    while time.perf_counter() < end:
+        pass
+    time.sleep(0.1 * (1 - {share}))
+"""
+
+
 @contextlib.contextmanager
-def busy_processes(n: int) -> Iterator[list[subprocess.Popen]]:
-    """Processes that each keep a core busy, as another user's would."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+def busy_processes(n: float) -> Iterator[list[subprocess.Popen]]:
+    """Processes that each keep a core busy, as another user's would; the last one for a part of the time, as in 1.5."""
+    shares = [min(1.0, n - i) for i in range(math.ceil(n))]
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY.format(share=share)]) for share in shares]
     try:
         yield processes
     finally:
         for process in processes:
             process.kill()
             process.wait()
+
+
+def training_run(flags: list[str], busy: float, environment: Mapping[str, str], prefix: Sequence[str] = ()) -> dict:
+    """performance_summary.json of tiny_llama_v1.py in a fresh process beside busy ones.  Raises UserError.
+
+    prefix is a command that starts another.
+    """
+    script = Path(__file__).resolve().parent.parent / "tiny_llama_v1.py"
+    with tempfile.TemporaryDirectory() as folder, busy_processes(busy):
+        command = [*prefix, sys.executable, str(script), *flags, "--device", "cpu", "--output-dir", folder]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"{shlex.join(['tiny_llama_v1.py', *flags])}: {done.stderr.strip()}")
+        return json.loads((Path(folder) / "performance_summary.json").read_text())
 
 
 def compare(a: Callable, b: Callable, repetitions: int, device: torch.device) -> dict:
@@ -79,10 +108,16 @@ def comparison_columns(a: str, b: str) -> tuple[Column, ...]:
     )
 
 
+def save(output: Path | None, **document) -> None:
+    """Write the results so far, if a file is given: an interruption loses what came after."""
+    if output:
+        make_folder(output.parent)
+        write_json(output, document)
+
+
 def report(columns, rows: list[dict], output: Path | None, **document) -> None:
     """Print the table; write it as JSON, with all times, if a file is given."""
     say(*text_table(columns, rows))
+    save(output, **document, rows=rows)
     if output:
-        make_folder(output.parent)
-        write_json(output, document | {"rows": rows})
         say(f"Results: {output}")

@@ -11,16 +11,15 @@ keep a core busy each; all combinations in a new random order for each repetitio
     slower       time of the median run / that of libgomp's default without busy processes, with its 95% interval
     fair share   the same if all threads and busy processes got equal parts of the cores
     waited       share of thread time that waited for a core, and of the longest waiting thread: smallest to largest
-                 run.  These justify the thresholds in harness/disturbance.py
+                 run
+
+The file is written after each repetition: an interruption loses only the one that has begun.
 """
 
-import json
 import os
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -33,14 +32,12 @@ import numpy as np
 import torch
 
 from analysis.compare import ratio
-from benchmarks.common import benchmark_parser, busy_processes, environment_of, report
+from benchmarks.common import benchmark_parser, environment_of, report, save, training_run
 from harness.console import progress_bar
 from harness.disturbance import available_cores
-from harness.errors import UserError
 from harness.tables import Column, column
 from studies.sweep import interval_column, text_columns
 
-SCRIPT = Path(__file__).resolve().parent.parent / "tiny_llama_v1.py"
 DEFAULT = "GOMP_SPINCOUNT=300000"  # what libgomp does if no variable is set
 SETTINGS = (DEFAULT, "OMP_WAIT_POLICY=PASSIVE", *(f"GOMP_SPINCOUNT={n}" for n in (100, 300, 1000, 3000, 10000)))
 
@@ -49,12 +46,7 @@ def measured_run(setting: str, busy: int, flags: list[str]) -> dict:
     """A run in a fresh process beside busy ones: its median step and how far it was disturbed."""
     name, value = setting.split("=")
     environment = {key: one for key, one in os.environ.items() if key not in WAITING_POLICIES} | {name: value}
-    with tempfile.TemporaryDirectory() as folder, busy_processes(busy):
-        command = [sys.executable, str(SCRIPT), *flags, "--device", "cpu", "--output-dir", folder]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise UserError(f"{setting}: {done.stderr.strip()}")
-        summary = json.loads((Path(folder) / "performance_summary.json").read_text())
+    summary = training_run(flags, busy, environment)
     found = summary["disturbance"]
     return {"step_ms": summary["performance"]["median_step_time_ms"]} | {
         name: found[name] for name in ("waited_share", "longest_wait_share", "lost_share", "steal_share", "sample_us")
@@ -103,10 +95,15 @@ def main() -> None:
     cases = [(setting, busy) for busy in sorted({0, *args.busy}) for setting in args.settings]
     runs: dict[tuple[str, int], list[dict]] = {case: [] for case in cases}
     shuffled = [case for _ in range(args.repetitions) for case in random.sample(cases, len(cases))]
-    for case in progress_bar("runs", shuffled):
+    about = {"environment": environment, "flags": flags, "repetitions_planned": args.repetitions}
+    rows: list[dict] = []
+    for done, case in enumerate(progress_bar("runs", shuffled), 1):
         runs[case].append(measured_run(*case, flags))
-    quiet_ms = [run["step_ms"] for run in runs[args.settings[0], 0]]
-    rows = [row_of(*case, found, quiet_ms) for case, found in runs.items()]
+        if done % len(cases) == 0:
+            quiet_ms = [run["step_ms"] for run in runs[args.settings[0], 0]]
+            rows = [row_of(*one, found, quiet_ms) for one, found in runs.items()]
+            about["repetitions"] = done // len(cases)
+            save(args.output, **about, rows=rows)
     columns = (
         *text_columns("setting"),
         column("busy", "busy_processes"),
@@ -118,7 +115,7 @@ def main() -> None:
         extent_column("waited", "waited"),
         extent_column("longest", "longest_wait"),
     )
-    report(columns, rows, args.output, environment=environment, flags=flags)
+    report(columns, rows, args.output, **about)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,9 @@ class StepColumns(TypedDict):
 
 
 class GpuDisturbance(TypedDict):
-    other_processes: int | None  # on the GPU before or after the run, the larger number; null: not reported by the driver
+    other_processes: (
+        int | None
+    )  # on the GPU before or after the run, the larger number; null: not reported by the driver
     memory_in_use_mb: float  # MB before the run: other processes, and the context of this one
     clock_mhz: float | None  # mean, read once a second; null: not reported by the driver
     max_clock_mhz: int | None  # null: not reported by the driver

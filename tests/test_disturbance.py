@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import PROJECT, SMALL_MODEL, finish, start
 
+from benchmarks import disturbance as benchmark
 from benchmarks import waiting_policies
 from benchmarks.common import busy_processes
 from harness import disturbance, gpu_watch
@@ -363,6 +364,121 @@ def test_the_benchmark_of_waiting_policies(command, monkeypatch, tmp_path):
     code, _, err = command(waiting_policies, "--settings", "OMP_NUM_THREADS=1")
     assert code == 2
     assert "OMP_NUM_THREADS=1" in err
+
+
+def test_an_interrupted_benchmark_keeps_complete_repetitions(command, monkeypatch, tmp_path):
+    done = []
+
+    def run(setting: str, busy: int, flags: list[str]) -> dict:
+        if len(done) == 5:
+            raise KeyboardInterrupt
+        done.append(setting)
+        return {"step_ms": 100.0, "waited_share": 0.0, "longest_wait_share": 0.0}
+
+    monkeypatch.setattr(waiting_policies, "measured_run", run)
+    settings = ("GOMP_SPINCOUNT=1", "GOMP_SPINCOUNT=2")
+    flags = ("--settings", *settings, "--busy", "0", "--repetitions", "9", "--output", "found.json")
+    with pytest.raises(KeyboardInterrupt):
+        command(waiting_policies, *flags)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["repetitions"], found["repetitions_planned"]) == (2, 9)
+    assert [len(row["runs"]) for row in found["rows"]] == [2, 2]
+
+
+# ---- Thresholds ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made_up_runs(monkeypatch):
+    """Runs whose steps take longer by half of what they wait; those after `last` are interrupted."""
+    limits = SimpleNamespace(last=99, done=0)
+
+    def run(flags: list[str], busy: float, environment, prefix=()) -> dict:
+        limits.done += 1
+        if limits.done > limits.last:
+            raise KeyboardInterrupt
+        waited = min(0.9, 0.02 + 0.4 * busy)
+        shares = {"waited_share": waited / 2, "longest_wait_share": waited, "pressure_share": None, "steal_share": 0.0}
+        reasons = {"pressure_share_reason": "no pressure", "throttled_share_reason": "no quota"}
+        known = {"throttled_share": None, "switches_per_sec": 10.0, "disturbed": busy > 0, "reasons": []}
+        steps = {
+            "exclusion_reason": ["first", None, None],
+            "time_ms": [900.0, 100.0, 110.0],
+            "disturbed": [True, busy > 0, False],
+            "longest_wait_share": [1.0, waited, 0.0],
+        }
+        performance = {"median_step_time_ms": 100 * (1 + waited / 2)}
+        return {"disturbance": shares | reasons | known, "steps": steps, "performance": performance}
+
+    monkeypatch.setattr(benchmark, "training_run", run)
+    monkeypatch.setattr(benchmark, "why_no_quota", lambda groups: "not permitted")
+    return limits
+
+
+def test_the_benchmark_of_thresholds(command, made_up_runs, tmp_path):
+    flags = ("--busy", "0.1", "1", "--repetitions", "3", "--output", "found.json", "--num-steps", "2")
+    code, out, err = command(benchmark, *flags)
+    assert code == 0, err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["runs"], found["runs_planned"], len(found["rows"])) == (9, 9, 9)
+    assert found["quotas_reason"] == "not permitted"
+    assert found["flags"][-2:] == ["--num-steps", "2"]
+    assert {"command_line", "timestamp", "device"} <= found["environment"].keys()
+    longest, disturbed_steps, throttled, stolen = found["thresholds"]
+    assert (longest["quiet_largest"], longest["separates"]) == (0.02, True)
+    assert longest["slowed_smallest"] == pytest.approx(0.42)
+    assert longest["value"] == disturbance.LONGEST_WAIT
+    assert longest["slowed_runs"] == 3  # 0.1 costs only 2%
+    assert (disturbed_steps["quiet_largest"], disturbed_steps["slowed_smallest"]) == (0.0, 0.5)
+    assert throttled["separates"] is None
+    assert "no run was slower" in throttled["slowed_smallest_reason"]
+    assert stolen["slowed_smallest_reason"] == "nothing here can cause it"
+    assert found["rows"][0]["pressure_share_reason"] == "no pressure"
+    assert found["rows"][0]["steps_ms"] == [100.0, 110.0]
+    assert "not permitted" in out
+    assert "LONGEST_WAIT" in out
+
+
+def test_an_interrupted_benchmark_of_thresholds_keeps_its_runs(command, made_up_runs, tmp_path):
+    made_up_runs.last = 4
+    with pytest.raises(KeyboardInterrupt):
+        command(benchmark, "--busy", "1", "--repetitions", "3", "--output", "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["runs"], found["runs_planned"], len(found["rows"])) == (4, 6, 4)
+
+
+METER = """
+import time, torch
+from harness.disturbance import DisturbanceMeter
+meter = DisturbanceMeter(torch.device("cpu"))
+with meter.interval():
+    end = time.perf_counter() + 1
+    while time.perf_counter() < end:
+        pass
+found = meter.document()
+print(found["quota_cores"], found["throttled_share"], found["reasons"])
+"""
+
+
+@needs_linux
+@pytest.mark.slow
+def test_a_quota_is_noticed():
+    groups = disturbance.cgroup_folders(Path("/proc"), Path("/sys/fs/cgroup"))
+    if why := benchmark.why_no_quota(groups):
+        pytest.skip(f"no CPU quota can be set: {why}")
+    with benchmark.cpu_quota(0.5, groups) as prefix:
+        code, out = finish(start(*prefix, sys.executable, "-c", METER, cwd=PROJECT, env={"OMP_NUM_THREADS": "1"}))
+    assert code == 0, out
+    quota, throttled, reasons = out.split(" ", 2)
+    assert float(quota) == 0.5
+    assert float(throttled) > 0.2
+    assert "CPU quota used up in " in reasons
+
+
+def test_where_no_quota_can_be_set(tmp_path):
+    assert "no control group" in benchmark.why_no_quota([])
+    (tmp_path / "file").touch()
+    assert benchmark.why_no_quota([tmp_path / "file"]).endswith(": Not a directory")
 
 
 SCRIPTS = sorted(file for place in (".", "benchmarks") for file in (PROJECT / place).glob("*.py"))

@@ -18,8 +18,10 @@ from traces import (
     write_trace,
 )
 
+from analysis.figures import gpu_figure, plain_text
 from analysis.integrity import profiler_overhead
 from analysis.profile import analyze_all, head_lines, profile_lines
+from analysis.report import FILES, render
 from analysis.trace import read_trace
 
 
@@ -140,6 +142,9 @@ def test_a_disturbed_profile_is_not_complete(tmp_path):
     assert lines["Trust"].strip().startswith("events complete, times NOT trustworthy: the steps were disturbed")
     assert dict(line.split(":", 1) for line in head_lines(quiet))["Trust"].strip().startswith("complete")
     assert any(line == f"UNRELIABLE: disturbed: {text}" for line in profile_lines(waiting))
+    page = page_of(waiting)
+    assert f"<p>Disturbance: {text}.</p>" in page
+    assert f"<td>Disturbance</td><td>{text}</td>" in page
     assert other["integrity"]["disturbance"]["text"] == "2 threads on 1 core"
     unknown = analysis_of(read_trace(path))["integrity"]["disturbance"]
     assert unknown["text"] is None
@@ -165,9 +170,48 @@ def test_launches_into_a_graph_need_no_kernels(tmp_path):
 
 def test_kernels_before_their_launch_mean_two_clocks(tmp_path):
     early = on_gpu("gemm", 50, 20, 5, 1, operator=event("aten::mm", 49, 4))
-    trust = analysis_of(trace_of(tmp_path, step(1, 0, 90), *early))["integrity"]
-    assert "clock" in trust["unreliable"]["idle_by_cause"]
-    assert not trust["trustworthy"]
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 90), *early))
+    assert_two_clocks(analysis, profile_lines(analysis))
+    assert not analysis["integrity"]["trustworthy"]
+
+
+def test_a_few_kernels_before_their_launch_make_the_verdict_unreliable(tmp_path):
+    events = []
+    for i in range(1, 32):  # the last one begins 20 us before its launch
+        events += on_gpu(
+            "gemm", 20 * i, 20 * i + (2 if i < 31 else -20), 5, i, operator=event("aten::mm", 20 * i - 1, 4)
+        )
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 700), *events))
+    assert analysis["integrity"]["trustworthy"]
+    lines = profile_lines(analysis)
+    assert_two_clocks(analysis, lines)
+    assert "unreliable: 1 of 31 kernels begin before" in analysis["verdict"]["line"]
+    assert any(line.startswith("UNRELIABLE: 1 of 31 kernels begin before") for line in lines)
+
+
+def page_of(analysis: dict) -> str:
+    """report.html without figures."""
+    trust = analysis["integrity"] | {"ranks_missing": []}
+    return render("a trace", analysis | {"integrity": trust}, [], dict.fromkeys(FILES), {})
+
+
+def assert_two_clocks(analysis: dict, lines: list[str]) -> None:
+    """Nothing that compares times of GPU and host has a figure."""
+    why, timeline = "the clocks of GPU and host differ", analysis["gpu_timeline"]
+    assert timeline["busy_ms"] > 0
+    for name in ("idle_by_cause", "launch_delay_us", "queue_depth"):
+        assert timeline[name] is None
+        assert why in timeline[f"{name}_reason"]
+        assert why in analysis["integrity"]["unreliable"][name]
+    assert analysis["steps"]["rows"][0]["kernels_during"] is None
+    assert why in analysis["steps"]["rows"][0]["kernels_during_reason"]
+    assert all(why in line for line in lines if line.startswith(("GPU idle", "Launch delay")))
+    page = page_of(analysis)
+    assert page.count(why) >= 3
+    assert "mean queue depth" not in page
+    with plain_text():
+        legend = [text.get_text() for text in gpu_figure(analysis, "").legends[0].get_texts()]
+    assert any("idle: cause unknown" in text for text in legend) == (timeline["idle_ms"] > 0)
 
 
 def test_two_profilers_in_one_trace_are_not_trusted(tmp_path):
