@@ -185,7 +185,7 @@ def step_rows(links: Links) -> list[dict]:
     for i, (number, start, end) in enumerate(zip(steps["number"], steps["start"], steps["end"], strict=True)):
         during = int((kernels & (gpu["start"] < end).to_numpy() & (gpu["end"] > start).to_numpy()).sum())
         # A GPU that runs behind the host still runs kernels of earlier steps; without any, events are missing.
-        idle = kernels.any() and n > 1 and (one_clock and during == 0 or of_kernels[i] == 0)
+        idle = kernels.any() and n > 1 and ((one_clock and during == 0) or of_kernels[i] == 0)
         lost = launched[i] - answered[i] > MISSING_KERNELS * launched[i]
         rows.append(
             {

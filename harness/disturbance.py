@@ -27,7 +27,7 @@ LONGEST_WAIT = 0.05  # of a step, for the thread that waited longest: the step m
 THROTTLED = 0.05  # of the periods of a CPU quota, those in which it was used up: each makes the process wait
 STEPS = 0.10  # of the steps, those disturbed: fewer hardly change the median, by its definition
 # Of the time that the machine's cores were busy, taken by other virtual machines of its host.  By definition (man 5
-# proc) the rest of the work took at least as much longer; slower runs need a host that steals, so this was not measured.
+# proc) work took longer by at least as much.  Not measured: only the host can steal.
 STEAL = 0.03
 
 

@@ -144,9 +144,7 @@ class StepColumns(TypedDict):
 
 
 class GpuDisturbance(TypedDict):
-    other_processes: (
-        int | None
-    )  # on the GPU before or after the run, the larger number; null: not reported by the driver
+    other_processes: int | None  # on the GPU, the most of before and after the run; null: not reported by the driver
     memory_in_use_mb: float  # MB before the run: other processes, and the context of this one
     clock_mhz: float | None  # mean, read once a second; null: not reported by the driver
     max_clock_mhz: int | None  # null: not reported by the driver
@@ -318,7 +316,7 @@ class ProfiledStep(TypedDict):
     number: int
     duration_ms: float
     gpu_events: int
-    kernels_during: int | None  # kernels that ran while the host was in the step; null: two clocks differ
+    kernels_during: int | None  # kernels that ran while the host was in the step; null: clocks of GPU and host differ
     kernels: int  # kernels that the step launched
     kernel_launches: int  # launch calls of the step
     kernels_of_launches: int  # launch calls whose kernel is in the trace
@@ -396,10 +394,9 @@ class GpuTimeline(TypedDict):
     busy_ms: float | None  # null: no GPU events
     idle_ms: float | None  # null: no GPU events
     devices: list[dict[str, Any]]  # the same for each device, and for each of its streams
-    # The next three are also null if kernels begin before their launch: the clocks of GPU and host differ.
-    idle_by_cause: list[dict[str, Any]] | None  # cause, ms, share_of_total, meaning; null: no GPU events
-    launch_delay_us: dict[str, float] | None  # from launch to start; null: no launch calls in the trace
-    queue_depth: dict[str, float] | None  # kernels launched but not started; null: no launch calls in the trace
+    idle_by_cause: list[dict[str, Any]] | None  # cause, ms, share_of_total, meaning; null: no GPU events, clocks differ
+    launch_delay_us: dict[str, float] | None  # from launch to start; null: no launch calls, clocks differ
+    queue_depth: dict[str, float] | None  # kernels launched but not started; null: no launch calls, clocks differ
 
 
 class OperatorAnalysis(TypedDict):

@@ -49,6 +49,10 @@ def gpu_driver(device: torch.device, sysfs: Path = Path("/sys")) -> AmdDriver | 
 # ---- NVIDIA ----------------------------------------------------------------------------------------------------------
 
 
+# nvmlClocksEventReasons, without those that the user chooses and those that are normal under full load.
+NVIDIA_CAUSES = {0x08: "hardware slowdown", 0x20: "heat (driver)", 0x40: "heat (hardware)", 0x80: "power supply"}
+
+
 class _Utilization(ctypes.Structure):  # nvmlUtilization_t, percent
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
@@ -65,8 +69,6 @@ class _Process(ctypes.Structure):  # nvmlProcessInfo_v2_t
 class NvidiaDriver:
     LIBRARY = "libnvidia-ml.so.1"
     NOT_FOUND, SM_CLOCK, MOST_PROCESSES = 6, 1, 256
-    # nvmlClocksEventReasons, without those that the user chooses and those that are normal under full load.
-    CAUSES = {0x08: "hardware slowdown", 0x20: "heat (driver)", 0x40: "heat (hardware)", 0x80: "power supply"}
 
     def __init__(self, device: torch.device):
         self.nvml, self.handle = ctypes.CDLL(self.LIBRARY), ctypes.c_void_p()
@@ -121,27 +123,28 @@ class NvidiaDriver:
         now = "nvmlDeviceGetCurrentClocksEventReasons"
         earlier = "nvmlDeviceGetCurrentClocksThrottleReasons"  # its name before driver 535
         name = now if hasattr(self.nvml, now) else earlier
-        self._slowdowns = self._slowdowns.plus(self.CAUSES, self._number(name, kind=ctypes.c_ulonglong))
+        self._slowdowns = self._slowdowns.plus(NVIDIA_CAUSES, self._number(name, kind=ctypes.c_ulonglong))
         return self._slowdowns
 
 
 # ---- AMD -------------------------------------------------------------------------------------------------------------
 
 
-class AmdDriver:
-    # Bits of indep_throttle_status in revision 1.3 of gpu_metrics, without power and current limits.
-    CAUSES = {
-        **dict.fromkeys((1 << bit for bit in (32, 35, 36, 37)), "heat (GPU)"),
-        **dict.fromkeys((1 << bit for bit in (38, 39, 40, 41, 44, 45)), "heat (voltage regulator)"),
-        1 << 34: "heat (memory)",
-        1 << 46: "heat (processor hot)",
-        1 << 47: "heat (processor hot)",
-    }
-    INDEP_THROTTLE_STATUS = 112  # bytes before it
-    # Where 1.6 to 1.8 have the number of readings and, behind it, how often each of these limited the clocks.
-    ACCUMULATION_COUNTER = {6: 32, 7: 40, 8: 40}
-    COUNTED = ("heat (processor hot)", None, "heat (socket)", "heat (voltage regulator)", "heat (HBM)")  # None: power
+# Bits of indep_throttle_status in revision 1.3 of gpu_metrics, without power and current limits.
+AMD_CAUSES = {
+    **dict.fromkeys((1 << bit for bit in (32, 35, 36, 37)), "heat (GPU)"),
+    **dict.fromkeys((1 << bit for bit in (38, 39, 40, 41, 44, 45)), "heat (voltage regulator)"),
+    1 << 34: "heat (memory)",
+    1 << 46: "heat (processor hot)",
+    1 << 47: "heat (processor hot)",
+}
+INDEP_THROTTLE_STATUS = 112  # bytes before it
+# Where 1.6 to 1.8 have the number of readings and, behind it, how often each of these limited the clocks.
+ACCUMULATION_COUNTER = {6: 32, 7: 40, 8: 40}
+COUNTED = ("heat (processor hot)", None, "heat (socket)", "heat (voltage regulator)", "heat (HBM)")  # None: power
 
+
+class AmdDriver:
     def __init__(self, device: torch.device, sysfs: Path = Path("/sys")):
         self.folder, self.kfd = pci_folder(device, sysfs), sysfs / "class/kfd/kfd"
         self._slowdowns = Slowdowns()
@@ -188,15 +191,15 @@ class AmdDriver:
         table = (self.folder / "gpu_metrics").read_bytes().ljust(128, b"\xff")  # all bits set: not known
         revision, content = table[2], table[3]
         if (revision, content) == (1, 3):
-            (bits,) = struct.unpack_from("=Q", table, self.INDEP_THROTTLE_STATUS)
+            (bits,) = struct.unpack_from("=Q", table, INDEP_THROTTLE_STATUS)
             if bits == 2**64 - 1:
                 raise ValueError("gpu_metrics does not tell what lowers the clocks of this GPU")
-            self._slowdowns = self._slowdowns.plus(self.CAUSES, bits)
+            self._slowdowns = self._slowdowns.plus(AMD_CAUSES, bits)
             return self._slowdowns
-        if revision != 1 or content not in self.ACCUMULATION_COUNTER:
+        if revision != 1 or content not in ACCUMULATION_COUNTER:
             raise ValueError(f"gpu_metrics {revision}.{content} does not tell what lowers the clocks, or is not known")
-        readings, *counts = struct.unpack_from("=6I", table, self.ACCUMULATION_COUNTER[content])
-        found = Slowdowns({words: n for words, n in zip(self.COUNTED, counts, strict=True) if words})
+        readings, *counts = struct.unpack_from("=6I", table, ACCUMULATION_COUNTER[content])
+        found = Slowdowns({words: n for words, n in zip(COUNTED, counts, strict=True) if words})
         found.readings = readings
         return found
 

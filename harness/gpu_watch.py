@@ -26,7 +26,7 @@ ASKED = ("other_processes", "clock_mhz", "max_clock_mhz", "lowered_by")  # of th
 
 
 class GpuWatch:
-    """Other processes before and after a measurement, memory in use before it; clocks, and what lowered them, during it.
+    """Other processes before and after a measurement, memory in use before it, clocks and what lowered them during it.
 
     What the driver does not report is None, with the reason in `reasons`.
     """
