@@ -330,6 +330,12 @@ FAULTS = {
 def test_a_faulty_trace_is_told(runner, tmp_path, fault):
     code, out = runner.run("h100", tmp_path, "run_pytorch_profiler", *PROFILE, PRETEND_FAULT=fault)
     assert code == 0 and FAULTS[fault] in out, out
+    if fault == "skewed_clock":  # no figure that compares times of GPU and host, on the screen or in a file
+        timeline = json.loads((tmp_path / "run" / "operator_analysis.json").read_text())["gpu_timeline"]
+        page = (tmp_path / "run" / "report.html").read_text()
+        for name in ("idle_by_cause", "launch_delay_us", "queue_depth"):
+            assert timeline[name] is None and FAULTS[fault] in timeline[f"{name}_reason"]
+        assert "mean queue depth" not in out + page and FAULTS[fault] in page
 
 
 @pytest.mark.slow
