@@ -13,17 +13,18 @@ from harness.startup import run_command
 
 
 def main() -> None:
-    from harness.command_line import require
+    from harness.command_line import require, verbose_flag
     from tiny_llama_v1 import build_parser
 
     parser = build_parser("run_deepspeed_flops.py", __doc__.splitlines()[0])
     add = parser.add_argument_group("analysis").add_argument
-    add("--detailed-analysis", action="store_true", help="FLOPs by component and by module")
+    add("--detailed-analysis", action="store_true", help="print FLOPs by component and by module")
     add("--computational-intensity", action="store_true", help="bytes moved, FLOPs per byte, bandwidth used")
     text = "plot operator classes under the device's rooflines; records a trace for their times"
     add("--generate-roofline", action="store_true", help=text)
     text = "print and plot an earlier flops_profile.json without training"
     add("--analyze-results", metavar="FILE", type=Path, help=text)
+    verbose_flag(parser)
     args = parser.parse_args()
     if args.analyze_results and args.peak is not None:
         parser.error("--peak: not with --analyze-results, which shows the peaks in its file")
@@ -34,9 +35,13 @@ def main() -> None:
         train_and_explain(args)
 
 
+def asked_for(args: argparse.Namespace) -> dict[str, bool]:
+    wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline}
+    return wanted | {"detailed": args.detailed_analysis, "verbose": args.verbose}
+
+
 def train_and_explain(args: argparse.Namespace) -> None:
-    from analysis.flop_counts import detail_lines
-    from analysis.flops import flops_lines, flops_profile, read_flops_profile
+    from analysis.flops import flops_profile, measure_peaks, read_flops_profile
     from analysis.limits import explain_limits
     from analysis.report import write_report
     from harness.console import is_first_rank, say
@@ -50,10 +55,15 @@ def train_and_explain(args: argparse.Namespace) -> None:
     args.output_dir = args.output_dir or args.profile_dir or "./flops_analysis"
     args.enable_pytorch_profiler = args.enable_pytorch_profiler or args.generate_roofline or None
     workload, _ = resolve(args)
-    uncounted = deepspeed_problem(choose_device(workload.training.device))
+    device = choose_device(workload.training.device)
+    uncounted = deepspeed_problem(device)
     args.enable_deepspeed_flops = uncounted is None
     if uncounted:
         say(f"Note: {uncounted}; the other two counters run without it")
+        if not args.dry_run:
+            measure_peaks(
+                device, workload.precision, args.peak
+            )  # for the verdict, whose ridge point is that of this profile
     run_from_arguments(args)
     if args.dry_run or not is_first_rank():
         return
@@ -61,37 +71,27 @@ def train_and_explain(args: argparse.Namespace) -> None:
     if uncounted:
         profile = flops_profile(workload, read_document(folder / "performance_summary.json"), uncounted)
         write_json(folder / "flops_profile.json", profile)
-        say("", *flops_lines(profile))
     profile = read_flops_profile(folder / "flops_profile.json")
-    if args.detailed_analysis:
-        say("", *detail_lines(profile["flops_analysis"]))
-    wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline}
-    files = explain_limits(workload, profile, folder, folder, **wanted)
-    say("", "Written:", *(f"  {file}" for file in [*files, *write_report(folder)]))
+    explain_limits(workload, profile, folder, folder, lambda: write_report(folder), **asked_for(args))
 
 
 def explain_file(args: argparse.Namespace) -> None:
-    """Print an earlier flops_profile.json, and draw its roofline if it had one or --generate-roofline is given."""
-    from analysis.flop_counts import detail_lines
-    from analysis.flops import flops_lines, read_flops_profile
+    """Explain an earlier flops_profile.json, and draw its roofline if it had one or --generate-roofline is given."""
+    from analysis.flops import read_flops_profile
     from analysis.limits import explain_limits
-    from harness.console import say
     from harness.errors import UserError
     from tiny_llama_v1 import TinyLlamaWorkload
 
     file, folder = args.analyze_results, args.analyze_results.parent
     profile = read_flops_profile(file)
-    roof = args.generate_roofline or (folder / "roofline_data.json").exists()
+    args.generate_roofline = args.generate_roofline or (folder / "roofline_data.json").exists()
     target = Path(args.output_dir or args.profile_dir or folder)
     try:
-        say(*flops_lines(profile), "", *detail_lines(profile["flops_analysis"]))
         workload = TinyLlamaWorkload.from_settings(profile["config"])
-        wanted = {"intensity": args.computational_intensity, "roof": roof}
-        files = explain_limits(workload, profile, folder, target, **wanted)
+        explain_limits(workload, profile, folder, target, **asked_for(args))
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         text = f"{type(error).__name__}: {error}"
         raise UserError(f"{file}: not a flops_profile.json of this workshop, or damaged ({text})") from error
-    say(*(["", "Written:", *(f"  {path}" for path in files)] if files else []))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from harness.startup import run_command
 
 def main() -> None:
     from analysis import SORT_KEYS
-    from harness.command_line import number_of, require
+    from harness.command_line import number_of, require, verbose_flag
     from tiny_llama_v1 import build_parser
 
     parser = build_parser("run_pytorch_profiler.py", __doc__.splitlines()[0])
@@ -25,6 +25,7 @@ def main() -> None:
     add("--generate-report", action=argparse.BooleanOptionalAction, help=text)
     add("--top-n", type=number_of(int, 1), metavar="N", default=15, help="rows per table (15)")
     add("--sort-by", choices=SORT_KEYS, help="sort operators by (self_device on a GPU, else self_cpu)")
+    verbose_flag(parser)
     args = parser.parse_args()
     report = args.generate_report if args.analyze_existing else args.generate_report is not False
     require("the analysis", ["orjson", "pandas"])
@@ -34,13 +35,15 @@ def main() -> None:
         from analysis.existing import analyze_existing
 
         output = args.output_dir or args.profile_dir
-        analyze_existing(args.analyze_existing, output and Path(output), bool(report), args.top_n, args.sort_by)
+        rows = (args.top_n, args.sort_by, args.verbose)
+        analyze_existing(args.analyze_existing, output and Path(output), bool(report), *rows)
     else:
         train_and_explain(args, report)
 
 
 def train_and_explain(args: argparse.Namespace, report: bool) -> None:
-    from analysis.profile import profile_lines
+    from analysis.existing import read_on, report_in
+    from analysis.profile import profile_answer, profile_lines
     from harness.console import is_first_rank, say
     from harness.documents import read_document
     from tiny_llama_v1 import run_from_arguments
@@ -52,11 +55,15 @@ def train_and_explain(args: argparse.Namespace, report: bool) -> None:
     run_from_arguments(args)
     if args.dry_run or not is_first_rank():
         return
-    say("", *profile_lines(read_document(folder / "operator_analysis.json"), args.top_n, args.sort_by))
+    analysis, files = read_document(folder / "operator_analysis.json"), []
+    if args.verbose:
+        say("", *profile_lines(analysis, args.top_n, args.sort_by))
     if report:
         from analysis.report import write_report
 
-        say("", "Report:", *(f"  {file}" for file in write_report(folder)))
+        files = write_report(folder)
+        say("", "Report:", *(f"  {file}" for file in files))
+    say("", *profile_answer(analysis, read_on(report_in(files))))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ it.  In a trace with neither ranges nor module calls, the components are the kin
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -17,8 +18,8 @@ from analysis.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links,
 from analysis.timeline import covered_until, exposed_us, is_communication, union
 from analysis.trace import MODULE as MODULE_PREFIX
 from analysis.trace import STEP, by_name, where_name
-from analysis.wording import clipped, count_of
-from harness.tables import Column, column, text_table
+from analysis.wording import count_of, narrow_table
+from harness.tables import Column, column
 from harness.timing import PHASES
 
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
@@ -319,11 +320,24 @@ def component_columns(phases: list[dict]) -> list[Column]:
 
 
 def breakdown_rows(analysis: dict) -> list[dict]:
-    """The components and their sum."""
+    """The components, the sums of the groups whose names begin alike, and the sum of all."""
     rows = analysis["components"]
+    named = analysis["attribution"]["source"] == NAMED_RANGES
+    groups = Counter(group for row in rows for group, dot, _ in [row["component"].partition(".")] if named and dot)
+    sums = [
+        sum_row(f"sum of {group}.*", [row for row in rows if row["component"].startswith(f"{group}.")])
+        for group, n in groups.items()
+        if n > 1
+    ]
+    return [*rows, *sums, sum_row("sum", rows)]
+
+
+def sum_row(title: str, rows: list[dict]) -> dict:
+    phases: Counter = Counter()
+    for row in rows:
+        phases.update(row["phases_ms"])
     total = {name: sum(row[name] for row in rows) for name in ("ms_per_step", "share")}
-    phases = {row["phase"]: row["ms_per_step"] for row in analysis["phases"]}
-    return [*rows, {"component": "sum", "phases_ms": phases, **total}]
+    return {"component": title, "phases_ms": dict(phases), **total}
 
 
 def breakdown_lines(analysis: dict) -> list[str]:
@@ -331,5 +345,5 @@ def breakdown_lines(analysis: dict) -> list[str]:
     return [
         f"Step time breakdown: {about['clock']} time by {about['source']}, mean of {count_of(about['steps'], 'step')}, "
         f"{about['ms_per_step']:.3f} ms each",
-        *text_table(clipped(component_columns(analysis["phases"]), 44), breakdown_rows(analysis)),
+        *narrow_table(component_columns(analysis["phases"]), breakdown_rows(analysis)),
     ]

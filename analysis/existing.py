@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from analysis.profile import analyze_all, find_traces, profile_lines
+from analysis.profile import analyze_all, find_traces, profile_answer, profile_lines
+from analysis.wording import count_of
 from harness.console import say
 from harness.errors import UserError
 from harness.files import make_folder, write_json
 
 
-def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int, sort: str | None) -> None:
-    """Print the analysis of a trace, or of each in a folder, and name the files that cannot be read as traces.
+def analyze_existing(
+    path: Path, output_dir: Path | None, report: bool, top: int, sort: str | None, verbose: bool
+) -> None:
+    """Print what a trace, or each in a folder, shows, and name the files that cannot be read as traces.
 
     With output_dir, writes operator_analysis.json there, those of further traces as operator_analysis_<trace>.json, and
     report.html if `report`.  With `report` alone, they are written beside the traces.
@@ -23,20 +26,39 @@ def analyze_existing(path: Path, output_dir: Path | None, report: bool, top: int
     analyses, refused = analyze_all(paths)
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
-    for _, analysis in analyses:
-        say("", *profile_lines(analysis, top, sort))
+    if verbose:
+        for _, analysis in analyses:
+            say("", *profile_lines(analysis, top, sort))
     if refused:
         say("", "Not read:", *(f"  {error}" for error in refused))
     target = output_dir or (paths[0].parent if report else None)
-    if target is None:
-        return
-    files = write_analyses(target, analyses, refused)
-    if report:
-        from analysis.report import write_report
+    files = []
+    if target:
+        files = write_analyses(target, analyses, refused)
+        if report:
+            from analysis.report import write_report
 
-        named = [(file.name, analysis) for file, analysis in analyses]
-        files += write_report(target, named, path if path.is_dir() else path.parent)
-    say("", "Files:", *(f"  {file}" for file in files))
+            named = [(file.name, analysis) for file, analysis in analyses]
+            files += write_report(target, named, path if path.is_dir() else path.parent)
+        say("", "Files:", *(f"  {file}" for file in files))
+    say("", *answer_of(analyses, report_in(files)))
+
+
+def answer_of(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:
+    """The answer of a single trace, or of the first of several, which is that of rank 0."""
+    (first, analysis), *others = analyses
+    hint = f"of {count_of(len(analyses), 'trace')}, this is {first.name}; " if others else ""
+    return profile_answer(analysis, hint + read_on(report))
+
+
+def report_in(files: list[Path]) -> Path | None:
+    return next((file for file in files if file.name == "report.html"), None)
+
+
+def read_on(report: Path | None) -> str:
+    """Where the tables are, and what they mean."""
+    tables = f"{report}, or the tables with --verbose" if report else "--verbose, or --generate-report"
+    return f"{tables}; docs/reading_a_profile.md explains them"
 
 
 def write_analyses(target: Path, analyses: list[tuple[Path, dict]], refused: list[UserError]) -> list[Path]:

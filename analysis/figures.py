@@ -13,6 +13,7 @@ from matplotlib.figure import Figure  # not pyplot: no global state, no display
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
+from analysis.opportunities import gain_text
 from analysis.palette import GRAY, MEMORY, color_of, hatch_of, in_order, text_color
 from analysis.wording import shortened
 
@@ -246,7 +247,7 @@ def opportunities_figure(analysis: dict, about: str) -> Figure | None:
     if not rows:
         return None
     names, values = [row["name"] for row in rows], [row["speedup_bound"] - 1 for row in rows]
-    texts = [f"at most {row['speedup_bound']:.2f}x, affects {row['share']:.1%} of the step" for row in rows]
+    texts = [f"{gain_text(row)}, affects {row['share']:.1%} of the step" for row in rows]
     title, axis = "Upper bounds of speedups", "speedup of the step, at most (1: none)"
     return bars_figure(title, about, names, values, texts, axis, left=1, color="#546e7a")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import (
@@ -13,12 +16,13 @@ from torch.utils.flop_counter import (
 )
 
 from analysis.fake_run import explained_fake_run
-from analysis.wording import text_of
+from analysis.wording import Table, narrow_table, text_of
 from harness.files import explain_nulls
-from harness.tables import column, text_table
+from harness.tables import column
 from harness.workload import Workload
 
 CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation not counted"
+NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, in the name of a module
 COUNTS = ("forward_flops", "backward_flops", "beyond_matmuls")
 
 
@@ -120,7 +124,7 @@ def reconciliation_lines(document: dict) -> list[str]:
         column(f"FLOPs per micro-batch, {micro_batch}", "counter", left=True),
         *(column(name.replace("_flops", "").replace("_", " "), name, ",") for name in COUNTS),
     ]
-    lines = text_table(columns, document["rows"])
+    lines = narrow_table(columns, document["rows"])
     lines.append("The matmul counts agree." if document["agree"] else "The matmul counts DIFFER.")
     if recomputed := document["recomputed_flops"]:
         lines.append(f"{recomputed:,} FLOPs of the backward pass recompute activations that were not kept.")
@@ -128,7 +132,7 @@ def reconciliation_lines(document: dict) -> list[str]:
     return [*lines, *(f"No count by {row['counter']}: {row['forward_flops_reason']}" for row in missing)]
 
 
-def detail_lines(counts: dict) -> list[str]:
+def detail_tables(counts: dict) -> list[Table]:
     """FLOPs by component if the workload has a formula, and forward FLOPs by module as PyTorch and DeepSpeed count."""
     components = [
         column("component", "component", left=True),
@@ -138,12 +142,33 @@ def detail_lines(counts: dict) -> list[str]:
         column("share", "share", ".1%"),
     ]
     modules = [
-        column("module, forward FLOPs", "module", left=True),
+        column("module with those inside it, forward FLOPs", "module", left=True),
         column("FlopCounterMode", "flops", ","),
         column("DeepSpeed", "deepspeed", ","),
     ]
+    parts = counts["by_component"]
+    names = ("forward_flops", "backward_flops", "share")
+    total = {"component": "sum"} | {name: sum(row[name] for row in parts) for name in names}
     macs = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
     by_deepspeed = {name: 2 * n for name, n in macs.items()}
     flops = counts["reconciliation"]["forward_flops_by_module"]
     rows = [{"module": name, "flops": n, "deepspeed": by_deepspeed.get(name)} for name, n in flops.items()]
-    return text_of([(components, counts["by_component"]), (modules, rows)])[1:]
+    return [(components, [*parts, total] if parts else []), (modules, folded(rows))]
+
+
+def folded(rows: list[dict]) -> list[dict]:
+    """Rows of modules, with one row for layers that are alike: `layers.0` to `layers.3` as `4 x layers.*`."""
+    alike: dict[tuple, list[dict]] = {}
+    for row in rows:
+        name = NUMBER.sub(".*", row["module"])
+        alike.setdefault((name, *(row[key] for key in row if key != "module")), []).append(row)
+    names = Counter(name for name, *_ in alike)  # layers that differ keep their names
+    return [
+        {**row, "module": f"{len(group)} x {name}" if len(group) > 1 and names[name] == 1 else row["module"]}
+        for (name, *_), group in alike.items()
+        for row in (group[:1] if len(group) > 1 and names[name] == 1 else group)
+    ]
+
+
+def detail_lines(counts: dict) -> list[str]:
+    return text_of(detail_tables(counts))[1:]

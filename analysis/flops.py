@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from analysis.flop_counts import (
     CONVENTION,
     by_component,
@@ -13,8 +15,9 @@ from analysis.flop_counts import (
     reconciliation_lines,
 )
 from analysis.hardware import bandwidth_ceilings, compute_ceilings
-from analysis.wording import count_of, text_of
+from analysis.wording import count_of, text_of, wrapped
 from harness.documents import read_document
+from harness.environment import describe_environment
 from harness.errors import UserError
 from harness.files import explain_nulls
 from harness.tables import column, labeled
@@ -49,6 +52,13 @@ def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> d
         },
         "efficiency_metrics": efficiency_metrics(workload, summary, counts, flops_per_sec),
     }
+
+
+def measure_peaks(device: torch.device, precision: str, choice: str | float | None) -> None:
+    """Measure this machine's peaks if they are not known yet, so that everything in a run refers to the same."""
+    described = describe_environment(device)["device"]
+    compute_ceilings(described, precision, choice or "auto")
+    bandwidth_ceilings(described, choice or "auto")
 
 
 def flops_analysis(workload: Workload, deepspeed: dict | str) -> dict:
@@ -140,8 +150,8 @@ def flops_facts(profile: dict) -> dict[str, str]:
 
 
 def flops_lines(profile: dict) -> list[str]:
-    """The section that a run prints."""
-    return [
+    """All that is known of the FLOPs of a step."""
+    lines = [
         "FLOPs Profile:",
         *reconciliation_lines(profile["flops_analysis"]["reconciliation"]),
         "",
@@ -149,3 +159,15 @@ def flops_lines(profile: dict) -> list[str]:
         *text_of([(PEAK_COLUMNS, profile["efficiency_metrics"]["peaks"])]),
         f"Counted: {profile['convention']}.",
     ]
+    return wrapped(lines)
+
+
+def mfu_text(profile: dict) -> str:
+    """'11.4% of 0.3762 TFLOP/s (fp32, measured), the peak; 0.04275 TFLOP/s achieved'"""
+    efficiency, rates = profile["efficiency_metrics"], profile["performance_metrics"]
+    achieved = f"{rates['flops_per_sec'] / 1e12:.4g} TFLOP/s" + " per rank" * (rates["world_size"] > 1)
+    if efficiency["mfu_percent"] is None:
+        return f"unknown: {efficiency['mfu_percent_reason']}; {achieved} achieved"
+    peak = efficiency["peaks"][0]
+    about = f"{peak['rate'] / 1e12:.4g} TFLOP/s, the {efficiency['precision']} peak ({peak['kind']})"
+    return f"{efficiency['mfu_percent']:.1f}%: {achieved} of {about}"

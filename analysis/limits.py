@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
-from analysis.roofline import draw_roofline, roofline, roofline_lines
+from analysis.existing import report_in
+from analysis.flop_counts import detail_lines
+from analysis.flops import flops_lines, mfu_text
+from analysis.opportunities import best_three
+from analysis.profile import verdict_text
+from analysis.roofline import by_time, draw_roofline, roofline, roofline_lines
 from analysis.traffic import computational_intensity, intensity_lines
-from analysis.wording import workload_title
+from analysis.wording import count_of, workload_title, wrapped
 from harness.console import say
+from harness.disturbance import disturbance_text
 from harness.documents import read_document
 from harness.files import prepare_folder, write_figure, write_json
+from harness.tables import answer
 from harness.workload import Workload
 
 
-def limits(workload: Workload, profile: dict, source: Path, roof: bool) -> dict[str, dict]:
-    """computational_intensity.json and, if asked for, roofline_data.json, by file name.
+def limits(workload: Workload, profile: dict, source: Path, *, intensity: bool, roof: bool) -> dict[str, dict]:
+    """computational_intensity.json and roofline_data.json, by file name, as far as they were asked for.
 
     Operators' times are those of the trace that was analyzed in the source folder, if there is one.
     """
+    if not (intensity or roof):
+        return {}
     moved = computational_intensity(profile, workload)
     documents = {"computational_intensity.json": moved}
     if roof:
@@ -27,10 +38,12 @@ def limits(workload: Workload, profile: dict, source: Path, roof: bool) -> dict[
 
 
 def limits_lines(documents: dict[str, dict]) -> list[str]:
-    lines = ["", *intensity_lines(documents["computational_intensity.json"])]
+    lines = []
+    if intensity := documents.get("computational_intensity.json"):
+        lines += ["", *intensity_lines(intensity)]
     if data := documents.get("roofline_data.json"):
         lines += ["", *roofline_lines(data)]
-    return lines
+    return wrapped(lines)
 
 
 def write_limits(documents: dict[str, dict], target: Path, about: str) -> list[Path]:
@@ -45,13 +58,100 @@ def write_limits(documents: dict[str, dict], target: Path, about: str) -> list[P
 
 
 def explain_limits(
-    workload: Workload, profile: dict, source: Path, target: Path, *, intensity: bool, roof: bool
-) -> list[Path]:
-    """Print what was asked for and write it to the target; the files written."""
-    if not (intensity or roof):
-        return []
-    documents = limits(workload, profile, source, roof)
-    say(*limits_lines(documents))  # before anything is written, so that a full disk does not lose the text
-    if target.resolve() != source.resolve():
-        prepare_folder(target)
-    return write_limits(documents, target, workload_title(workload, profile["environment"]["device"]["name"]))
+    workload: Workload,
+    profile: dict,
+    source: Path,
+    target: Path,
+    report: Callable[[], list[Path]] = list,
+    *,
+    intensity: bool,
+    roof: bool,
+    detailed: bool,
+    verbose: bool,
+) -> None:
+    """Print the tables if asked for, write what was asked for to the target, and print the answer."""
+    documents = limits(workload, profile, source, intensity=intensity, roof=roof)
+    lines, files = ["", *flops_lines(profile)] * verbose, []
+    lines += ["", *detail_lines(profile["flops_analysis"])] * (detailed or verbose)
+    say(*lines, *(limits_lines(documents) if verbose else []))
+    try:
+        if documents:
+            if target.resolve() != source.resolve():
+                prepare_folder(target)
+            title = workload_title(workload, profile["environment"]["device"]["name"])
+            files += write_limits(documents, target, title)
+        files += report()
+        if files:
+            say("", "Written:", *(f"  {file}" for file in files))
+    finally:  # a full disk must not lose the answer
+        say("", *flops_answer(profile, documents, source, report_in(files)))
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+
+def flops_answer(profile: dict, documents: dict[str, dict], source: Path, report: Path | None) -> list[str]:
+    """What a command that counts FLOPs ends with: MFU, what bounds it, where the time goes, what to try."""
+    trace, summary = (read_document(source / name) for name in ("operator_analysis.json", "performance_summary.json"))
+    rates = profile["performance_metrics"]
+    spread = f", std {rates['std_step_time_ms']:.2f}" if rates["std_step_time_ms"] is not None else ""
+    rows = {
+        "Model FLOPS Utilization": mfu_text(profile),
+        "Bound by": verdict_text(trace["verdict"])
+        if trace
+        else "not known here: no trace; --generate-roofline records one",
+    }
+    if intensity := documents.get("computational_intensity.json"):
+        rows["Intensity"] = intensity_text(intensity)
+    rows["Trust"] = counters_text(profile["flops_analysis"]["reconciliation"])
+    rows["Trust"] += (
+        f"; step {rates['avg_step_time_ms']:.2f} ms, mean of {count_of(rates['steps_averaged'], 'step')}{spread}"
+    )
+    rows["Disturbance"] = disturbance_text(summary["disturbance"]) if summary else "not measured"
+    rows["Largest parts"] = largest_parts(profile, documents.get("roofline_data.json"))
+    rows["Try first"] = best_three(trace) if trace else least_times(profile, intensity)
+    tables = f"{report}, or the tables with --verbose" if report else "--verbose"
+    return answer(rows | {"Read on": f"{tables}; docs/flops_and_limits.md explains them"})
+
+
+def counters_text(reconciliation: dict) -> str:
+    counters = [row["counter"] for row in reconciliation["rows"] if row["forward_flops"] is not None]
+    return f"{', '.join(counters)} {'agree' if reconciliation['agree'] else 'DIFFER'}"
+
+
+def intensity_text(document: dict) -> str:
+    text = f"{document['arithmetic_intensity_flops_per_byte']:.1f} FLOPs/byte"
+    if ridge := document["ridge_point_flops_per_byte"]:
+        text += f", on the {document['side_of_ridge_point']} side of the ridge point at {ridge:.1f}"
+    if used := document["memory_bandwidth_utilization_percent"]:
+        text += f"; {used:.1f}% of the bandwidth used"
+    return text
+
+
+def largest_parts(profile: dict, roof: dict | None) -> str:
+    """Three classes by time and share of their roofs if a trace has their times, else three components by FLOPs."""
+    if roof and roof["profiled_step_ms"]:
+        rows = by_time(roof["points"])[:3]
+        words = itertools.chain([(" of the step", " of its roof")], itertools.repeat(("", "")))
+        texts = [
+            f"{row['name']} {row['share_of_time']:.1%}{step}"
+            + (f" ({row['share_of_roof']:.0%}{roof})" if row["share_of_roof"] else "")
+            for row, (step, roof) in zip(rows, words, strict=False)
+        ]
+        return ", ".join(texts)
+    parts = profile["flops_analysis"]["by_component"][:3]
+    shares = ", ".join(f"{row['component']} {row['share']:.1%}" for row in parts)
+    return f"{shares} of the FLOPs" if parts else "not known here: the workload has no formula by component"
+
+
+def least_times(profile: dict, intensity: dict | None) -> list[str]:
+    """How much faster the step could be by the roofs of the device alone, without a trace."""
+    seconds, counts = profile["performance_metrics"]["avg_step_time_ms"] / 1e3, profile["flops_analysis"]
+    efficiency, texts = profile["efficiency_metrics"], []
+    if peak := efficiency["device_peak_flops"]:
+        bound = seconds * peak / (counts["step_flops"] + counts["recomputed_flops"])
+        texts.append(f"matmuls at the peak, all else hidden behind them: at most {bound:.2f}x")
+    if intensity and efficiency["bandwidth_peaks"]:
+        bound = seconds * efficiency["bandwidth_peaks"][0]["rate"] / intensity["minimum_step_bytes"]
+        texts.append(f"everything fused, at the peak bandwidth: at most {bound:.2f}x")
+    return texts or ["not known here: no peak of this device is known; --peak sets one"]

@@ -9,8 +9,8 @@ from analysis import SORT_KEYS
 from analysis.components import UNATTRIBUTED, at, most_frequent
 from analysis.costs import Cost, cost
 from analysis.links import AttributedLinks, Links
-from analysis.wording import clipped
-from harness.tables import Column, column, text_table
+from analysis.wording import narrow_table
+from harness.tables import Column, column
 from harness.units import MB
 
 COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for key in SORT_KEYS}
@@ -139,7 +139,7 @@ def sorted_by(rows: list[dict], key: str | None) -> list[dict]:
 
 def operator_columns(on_gpu: bool, by_shape: bool = False) -> list[Column]:
     if by_shape:
-        name = Column("operator, input shapes", lambda row: f"{row['name']} {row['shapes']}", left=True)
+        name = Column("operator, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True)
     else:
         name = column("operator", "name", left=True)
     columns = [
@@ -180,12 +180,24 @@ def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> li
     lines = [
         f"Operators: {len(operators)}, {self_ms:.3f} ms of self {clock} time, the base of all shares; "
         "FLOPs and bytes over all calls, if input shapes are known",
-        *text_table(clipped(operator_columns(bool(kernels)), 40), sorted_by(operators, sort)[:top]),
+        *narrow_table(operator_columns(bool(kernels)), first_rows(sorted_by(operators, sort), top)),
     ]
-    if by_shape := sorted_by(analysis["operators_by_shape"], sort)[:top]:
-        lines += ["", *text_table(clipped(operator_columns(bool(kernels), by_shape=True), 60), by_shape)]
+    if by_shape := sorted_by(analysis["operators_by_shape"], sort):
+        lines += ["", *narrow_table(operator_columns(bool(kernels), by_shape=True), first_rows(by_shape, top))]
     if kernels:
         per_step = sum(row["count_per_step"] for row in kernels)
         lines += ["", f"GPU kernels: {len(kernels)}, {per_step:.1f} launches per step"]
-        lines += text_table(clipped(KERNEL_COLUMNS, 40), kernels[:top])
+        lines += narrow_table(KERNEL_COLUMNS, first_rows(kernels, top))
     return lines
+
+
+def first_rows(rows: list[dict], top: int) -> list[dict]:
+    """The first rows, and one for all others, so that a column of times adds up to its total."""
+    if len(rows) <= top + 1:
+        return rows
+    sums = {
+        key: sum(row[key] for row in rows[top:])
+        for key in ("calls", "self_cpu_us", "self_device_us", "share", "count_per_step", "total_us")
+        if rows[0].get(key) is not None
+    }
+    return [*rows[:top], {"name": f"{len(rows) - top:,} more", "launched_by": "", "component": ""} | sums]

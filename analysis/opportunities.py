@@ -1,7 +1,8 @@
 """What does this trace suggest trying, and how large could the speedup be at most?
 
 Each proposal names the share p of the step that it affects, and the factor s by which that part could at best become
-faster, from what the trace itself shows; Amdahl's law, 1 / (1 - p + p / s), gives the bound.  It is a bound, not a
+faster; Amdahl's law, 1 / (1 - p + p / s), gives the bound: `at most`.  It uses the device's roof, or that the part could
+vanish.  What is only likely, such as the highest rate that this trace shows, gives an `estimate`.  Neither is a
 promise: the gain has to be measured.  What cannot help here is listed separately, with the reason.
 """
 
@@ -17,13 +18,13 @@ import pandas as pd
 
 from analysis.components import LAYER, UNATTRIBUTED, step_events
 from analysis.costs import MATMUL_CLASSES, Cost, cost, is_view_or_metadata_op
-from analysis.hardware import cache, datasheet
+from analysis.hardware import Ceiling, cache, datasheet
 from analysis.links import ANNOTATION, AttributedLinks
 from analysis.timeline import idle_by_cause
 from analysis.trace import where_name
-from analysis.verdict import device_of, precision_of, ran_here
-from analysis.wording import text_of
-from harness.tables import Column, column, text_table
+from analysis.verdict import device_of, precision_of, ran_here, roofs_of
+from analysis.wording import narrow_table, text_of
+from harness.tables import Column, column
 from harness.units import MB
 
 WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
@@ -42,9 +43,15 @@ class Proposal:
     how: str
     us: float  # time of the steps that it affects
     evidence: str
-    basis: str  # of the bound: where best_us comes from
+    basis: str  # where best_us and likely_us come from
     flag: str | None = None  # of tiny_llama_v1.py, if it has one for this
     best_us: float = 0.0  # what would remain of `us` at best
+    likely_us: float | None = None  # what would probably remain of it, if that is known
+
+    @property
+    def saved_us(self) -> float:
+        """What it would probably save, else at most."""
+        return self.us - (self.best_us if self.likely_us is None else self.likely_us)
 
 
 @dataclass
@@ -87,6 +94,7 @@ class Evidence:
             bytes=np.where(again, 0.0, np.array([one.bytes or 0 for one in each], dtype=float)),
         )
         self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
+        self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
         self.idle = idle_by_cause(links, links.window) if links.on_gpu else {}  # us by cause
         self.is_ours = self.events["component"].str.startswith("attention.").any() or summary is not None
 
@@ -116,12 +124,21 @@ class Evidence:
             yield NotHere(name, "the trace has no such matmuls")
         else:
             rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the highest rate of any matmul in this trace"
-            best_us = min(us, flops / self.best_flops_per_us)
-            yield Proposal(name, how, us, self.described(rows), f"its FLOPs at {rate}", flag, best_us)
+            likely_us = min(us, flops / self.best_flops_per_us)
+            best_us, bound = at_roof(flops, self.compute_roofs, "GFLOP/s", likely_us)
+            basis = f"its FLOPs, at most: {bound}; estimate: at {rate}"
+            yield Proposal(name, how, us, self.described(rows), basis, flag, best_us, likely_us)
+
+
+def at_roof(work: float, roofs: list[Ceiling], unit: str, likely_us: float) -> tuple[float, str]:
+    """The least time in us of the FLOPs or bytes, and why; no more than likely_us, which a cache may have allowed."""
+    if not roofs:
+        return 0.0, "its time could vanish, since no peak of this device is known"
+    return min(likely_us, 1e6 * work / roofs[0].rate), f"at {roofs[0].rate / 1e9:,.1f} {unit}, {roofs[0].label}"
 
 
 def opportunities(links: AttributedLinks, summary: dict | None) -> dict[str, list[dict]]:
-    """`opportunities`: what the trace supports, the largest bound first; `not_here`: what cannot win, and why."""
+    """`opportunities`: what the trace supports, by estimate, else by bound; `not_here`: what cannot win, and why."""
     evidence = Evidence(links, summary)
     if not evidence.total_us:
         return {"opportunities": [], "not_here": []}
@@ -129,17 +146,18 @@ def opportunities(links: AttributedLinks, summary: dict | None) -> dict[str, lis
     for one in (found for make in MAKERS for found in make(evidence)):
         if isinstance(one, NotHere):
             not_here.append(asdict(one))
-        elif one.us - one.best_us < WORTH_LISTING * evidence.total_us:
-            saved = f"{one.evidence}; {evidence.share(one.us - one.best_us)} could be saved at most"
+        elif one.saved_us < WORTH_LISTING * evidence.total_us:
+            limit = "at most" if one.likely_us is None else "by the highest rate in this trace"
+            saved = f"{one.evidence}; {evidence.share(one.saved_us)} could be saved {limit}"
             not_here.append({"name": one.name, "reason": saved})
         else:
             rows.append(row_of(one, evidence))
-    rows.sort(key=lambda row: -(row["speedup_bound"] or math.inf))
+    rows.sort(key=lambda row: -(row["speedup_estimate"] or row["speedup_bound"] or math.inf))
     return {"opportunities": rows + checkpointing(evidence), "not_here": not_here}
 
 
 def row_of(proposal: Proposal, evidence: Evidence) -> dict:
-    saved = (proposal.us - proposal.best_us) / evidence.total_us
+    saved, likely = (proposal.us - proposal.best_us) / evidence.total_us, proposal.saved_us / evidence.total_us
     return {
         "name": proposal.name,
         "how": proposal.how,
@@ -148,6 +166,7 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
         "ms_per_step": proposal.us / 1e3 / evidence.steps,
         "part_speedup": proposal.us / proposal.best_us if proposal.best_us > 0 else None,
         "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
+        "speedup_estimate": 1 / (1 - likely) if proposal.likely_us is not None and likely < 1 else None,
         "basis": proposal.basis,
         "flag": proposal.flag if evidence.is_ours else None,
     }
@@ -187,10 +206,10 @@ def fused_norms(evidence: Evidence) -> Found:
     if rows["launches"].sum() > 3 * calls:
         how = "F.rms_norm or a compiled norm: one pass instead of one per operator"
         basis = (
-            f"{calls / evidence.steps:.0f} norms per step, each as long as its most expensive operator, "
-            "forward and backward"
+            f"at most: its time could vanish; estimate: {calls / evidence.steps:.0f} norms per step, each as long as "
+            "its most expensive operator, forward and backward"
         )
-        yield Proposal("fused norm", how, us, evidence.described(rows), basis, best_us=min(us, best))
+        yield Proposal("fused norm", how, us, evidence.described(rows), basis, likely_us=min(us, best))
     else:
         yield NotHere("fused norm", f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels")
 
@@ -203,19 +222,21 @@ def fused_optimizer(evidence: Evidence) -> Found:
     marks = (re.match(r"Optimizer\.step#(\w+)\.", name) for name in evidence.links.host["name"].cat.categories)
     optimizer = next((mark[1] for mark in marks if mark), "optimizer")
     parameters = evidence.config.get("model", {}).get("parameters")
-    best, basis = 0.0, "its time could vanish"
+    best, likely, basis = 0.0, None, "its time could vanish"
     if parameters and evidence.best_bytes_per_us and optimizer in ("Adam", "AdamW"):
         moved = 7 * 4 * parameters  # bytes
-        best = min(us, moved * evidence.steps / evidence.best_bytes_per_us)
+        likely = min(us, moved * evidence.steps / evidence.best_bytes_per_us)
+        best, bound = at_roof(moved * evidence.steps, evidence.bandwidth_roofs, "GB/s", likely)
         basis = (
-            f"{optimizer} must read weights, gradients, two moments and write all but gradients: {moved / MB:,.0f} MB "
-            f"at {evidence.best_bytes_per_us / 1e3:.1f} GB/s, the highest rate of any operator in this trace"
+            f"{optimizer} must read weights, gradients, two moments and write all but gradients, {moved / MB:,.0f} MB; "
+            f"at most: {bound}; estimate: at {evidence.best_bytes_per_us / 1e3:.1f} GB/s, the highest rate of any "
+            "operator in this trace"
         )
     how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
     if optimizer != "optimizer" and not rows["name"].str.contains("_foreach_", na=False).any():
         how += ", or foreach=True"
     flag = "--optimizer-impl fused"
-    yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best)
+    yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best, likely)
 
 
 def mixed_precision(evidence: Evidence) -> Found:
@@ -227,29 +248,41 @@ def mixed_precision(evidence: Evidence) -> Found:
     if rows.empty:
         yield NotHere(name, "no matmul in the trace is known to be in fp32")
         return
-    narrow, gain, basis = gain_of_narrow_type(evidence)
+    narrow, gain, roof, basis = gain_of_narrow_type(evidence)
+    if gain is None and device_of(evidence.links, evidence.summary)["type"] == "cpu":
+        yield NotHere(name, f"not known whether it helps: {basis}")
+        return
     if gain is not None and gain < 1 + WORTH_LISTING:
         yield NotHere(name, basis)
         return
     how = f"torch.autocast in {narrow} around the forward pass"
     text = evidence.described(rows) + ", matmuls in fp32"
-    yield Proposal(name, how, us, text, basis, f"--precision {narrow}", us / gain if gain else 0.0)
+    likely = us / gain if gain else None
+    best = min(us if likely is None else likely, rows["flops"].sum() / roof * 1e6) if roof else 0.0
+    yield Proposal(name, how, us, text, basis, f"--precision {narrow}", best, likely)
 
 
-def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, str]:
-    """bf16, or fp16 where there is no bf16; how many times as fast its matmuls are, None if unknown; the source."""
+def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | None, str]:
+    """bf16, or fp16 where there is no bf16; how many times as fast its matmuls are; their peak in FLOP/s; the sources.
+
+    None is unknown."""
     device, summary = device_of(evidence.links, evidence.summary), evidence.summary
+    vanish = "at most: the time of matmuls could vanish"
     if found := datasheet(device):
         row, now = found[0], precision_of(evidence.links, summary)
         narrow = "bf16" if row.bf16 else "fp16"
         rates = getattr(row, now), getattr(row, narrow)
+        roof = 1e12 * found[1] * rates[1] if rates[1] else None
+        bound = f"at most: its FLOPs at {rates[1]:,.4g} TFLOP/s" if roof else vanish
         if not all(rates):
-            return narrow, None, f"the time of matmuls could vanish: the datasheet of {row.name} has no {now}"
+            return narrow, None, roof, f"{bound}; no estimate: the datasheet of {row.name} has no {now}"
         gain = rates[1] / rates[0]
-        return narrow, gain, f"{narrow} is {gain:.1f} times as fast as {now} by the datasheet of {row.name}"
+        times = f"{narrow} is {gain:.1f} times as fast as {now} by the datasheet of {row.name}"
+        return narrow, gain, roof, f"{bound}; estimate: {times}"
     if ran_here(summary) and device["type"] == "cpu" and (timed := cache.measured(device, "bf16", "gain")):
-        return "bf16", timed.rate, f"bf16 is {timed.rate:.2g} times as fast as fp32 on this CPU: {timed.source}"
-    return "bf16", None, "the time of matmuls could vanish: no datasheet gives the speedup; a CPU may be slower in bf16"
+        times = f"bf16 is {timed.rate:.2g} times as fast as fp32 on this CPU: {timed.source}"
+        return "bf16", timed.rate, None, times if timed.rate < 1 else f"{vanish}; estimate: {times}"
+    return "bf16", None, None, f"{vanish}; no datasheet gives the speedup, and a CPU may be slower in bf16"
 
 
 def compilation(evidence: Evidence) -> Found:
@@ -357,10 +390,25 @@ def checkpointing(evidence: Evidence) -> list[dict]:
 NOT_HERE_COLUMNS = [column("not worthwhile here", "name", left=True), column("reason", "reason", left=True)]
 OPPORTUNITY_COLUMNS = [
     column("try", "name", left=True),
+    Column("estimate", lambda row: row["speedup_estimate"] and f"{row['speedup_estimate']:.2f}x"),
     Column("at most", lambda row: row["speedup_bound"] and f"{row['speedup_bound']:.2f}x"),
     column("share", "share", ".1%"),
     column("evidence in this trace", "evidence", left=True),
 ]
+
+
+def gain_text(row: dict) -> str:
+    """'estimate 1.22x, at most 1.31x'; the bound alone if that is all that is known."""
+    estimate, bound = row["speedup_estimate"], row["speedup_bound"]
+    limit = f"at most {bound:.2f}x" if bound else "without limit"
+    return f"estimate {estimate:.2f}x, {limit}" if estimate else limit
+
+
+def best_three(analysis: dict) -> list[str]:
+    """What to try first, with its gain and its flag; or why there is nothing."""
+    rows = [row for row in analysis["opportunities"] if "memory_bound_mb" not in row][:3]
+    texts = [f"{row['name']}: {gain_text(row)}" + f" ({row['flag']})" * bool(row["flag"]) for row in rows]
+    return texts or [analysis.get("opportunities_reason", "nothing that this trace could support")]
 
 
 def opportunity_lines(rows: list[dict], not_here: list[dict]) -> list[str]:
@@ -368,12 +416,12 @@ def opportunity_lines(rows: list[dict], not_here: list[dict]) -> list[str]:
     if not rows:
         return ["Opportunities: none that this trace can quantify", *apart]
     lines = [
-        "Opportunities, largest speedup bound first (Amdahl's law; each on its own, they do not add up):",
-        *text_table(OPPORTUNITY_COLUMNS, rows),
+        "Opportunities, largest speedup first (Amdahl's law; each on its own, they do not add up):",
+        *narrow_table(OPPORTUNITY_COLUMNS, rows),
         "",
-        "How to do it, and the basis of each bound:",
+        "How to do it, and the basis of bound and estimate:",
     ]
     for row in rows:
         flag = f" (here: {row['flag']})" if row["flag"] else ""
-        lines += [f"  {row['name']}: {row['how']}{flag}", f"    bound: {row['basis']}"]
+        lines += [f"  {row['name']}: {row['how']}{flag}", f"    {row['basis']}"]
     return lines + apart

@@ -13,16 +13,16 @@ from analysis.components import UNATTRIBUTED, attribute, breakdown_lines, class_
 from analysis.integrity import UNDISTURBED, disturbance_text, integrity, overhead_text, step_rows, summary_beside
 from analysis.links import OPERATOR, AttributedLinks, Links, link
 from analysis.operators import kernel_table, operator_lines, operator_tables
-from analysis.opportunities import opportunities, opportunity_lines
-from analysis.ranks import Rank, compare_ranks, rank_facts, rank_lines
+from analysis.opportunities import best_three, opportunities, opportunity_lines
+from analysis.ranks import Rank, compare_ranks, rank_facts, rank_lines, straggler_text
 from analysis.timeline import KEYS, gpu_timelines
 from analysis.trace import read_trace
 from analysis.verdict import verdict
-from analysis.wording import printable
+from analysis.wording import count_of, printable, wrapped
 from harness.console import progress_bar
 from harness.errors import UserError
 from harness.files import explain_nulls_recursively, may_be_trace
-from harness.tables import labeled
+from harness.tables import answer, labeled
 from harness.timing import summary_stats
 from harness.units import MB
 
@@ -122,6 +122,7 @@ REASONS = {  # why a value may be null, by its name
     "launched_by": "it is linked to no operator",
     "part_speedup": "the affected part could vanish",
     "speedup_bound": "the whole step is affected",
+    "speedup_estimate": "no rate is known to estimate it from",
     "flag": "no flag of the workshop enables it",
     "peak_mb": "no memory events in the trace (profile_memory)",
 }
@@ -208,7 +209,7 @@ def memory_series(links: Links) -> dict:
 
 
 def head_lines(analysis: dict) -> list[str]:
-    """The result in a dozen lines: verdict, trust, where the time went, what to try."""
+    """The facts about the trace: verdict with its rule, trust, and how each clock and phase shares the time."""
     trust, steps = analysis["integrity"], analysis["steps"]
     rows = {
         "Trace": f"{analysis['trace']}: {trust['events']:,} events",
@@ -224,11 +225,31 @@ def head_lines(analysis: dict) -> list[str]:
     rows["Components"] += f" of {analysis['attribution']['clock']} time"
     rows["Operators"] = top_shares(analysis["operators"], "name", 4)
     rows |= gpu_facts(analysis["gpu_timeline"])
-    best = [row for row in analysis["opportunities"][:3] if row["speedup_bound"]]
-    rows["Try first"] = ", ".join(f"{row['name']} (at most {row['speedup_bound']:.2f}x)" for row in best)
-    if not best:
-        rows["Try first"] = analysis.get("opportunities_reason", "the trace supports no recommendation")
     return labeled(rows) + [f"Note: {note}" for note in trust["notes"]]
+
+
+def profile_answer(analysis: dict, read_on: str) -> list[str]:
+    """What a command that profiles ends with: verdict with trust and disturbance, largest parts, what to try."""
+    trust, about = analysis["integrity"], analysis["attribution"]
+    steps = f"of {about['ms_per_step']:.2f} ms, mean of {count_of(about['steps'], 'step')}, {about['clock']} time"
+    rows = {
+        "Verdict": verdict_text(analysis["verdict"]),
+        "Trust": trust_text(trust),
+        "Disturbance": disturbance_text(trust["disturbance"]),
+        "Profiler overhead": overhead_text(trust["profiler_overhead"]),
+        "Largest parts": f"{top_shares(analysis['components'], 'component', 3)} {steps}",
+        "Try first": best_three(analysis),
+    }
+    if "ranks" in analysis:
+        rows["Ranks"] = straggler_text(analysis["ranks"])
+    return [printable(line) for line in answer(rows | {"Read on": read_on})]
+
+
+def verdict_text(verdict: dict) -> str:
+    """The bound, and the shares that make up most of the step."""
+    shares = sorted(verdict["shares"].items(), key=lambda item: -item[1])
+    text = ", ".join(f"{name.removesuffix('-bound')} {share:.1%}" for name, share in shares if share >= 0.005)
+    return f"{verdict['bound'] if verdict['trustworthy'] else 'untrustworthy'}: {text} of the step"
 
 
 def steps_text(steps: dict) -> str:
@@ -239,7 +260,7 @@ def steps_text(steps: dict) -> str:
 
 def trust_text(trust: dict) -> str:
     recorded = [name for name in ("shapes", "stacks", "modules") if trust[f"{name}_recorded"]]
-    text = "complete" if trust["trustworthy"] else "NOT trustworthy"
+    text = "complete" if trust["trustworthy"] else f"NOT trustworthy: {'; '.join(trust['problems'])}"
     if trust["trustworthy"] and trust["disturbance"]["text"] not in (None, UNDISTURBED):
         text = "events complete, times NOT trustworthy: the steps were disturbed"
     text += f"; recorded: {', '.join(recorded) or 'no shapes, no stacks'}"
@@ -274,7 +295,7 @@ def top_shares(rows: list[dict], key: str, n: int) -> str:
 
 
 def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:
-    """All that a terminal shows: the result, components, opportunities, operators, kernels, ranks."""
+    """All tables of a trace: the facts, components, opportunities, operators, kernels, ranks."""
     sections = {
         "components": breakdown_lines(analysis),
         "opportunities": opportunity_lines(analysis["opportunities"], analysis["not_here"]),
@@ -288,4 +309,4 @@ def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> lis
         lines += section
     if "ranks" in analysis:
         lines += ["", *rank_lines(analysis["ranks"])]
-    return [printable(line) for line in lines]
+    return wrapped(printable(line) for line in lines)

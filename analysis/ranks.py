@@ -14,7 +14,8 @@ import pandas as pd
 from analysis.links import Links
 from analysis.timeline import gpu_timeline, is_communication
 from analysis.trace import where_name
-from harness.tables import Column, column, text_table
+from analysis.wording import narrow_table
+from harness.tables import Column, column
 
 SAME_CLOCK_US = 1e3  # ranks whose collectives end within this time of each other share a clock
 
@@ -110,6 +111,6 @@ def rank_lines(comparison: dict) -> list[str]:
     aligned = ", clocks aligned by the ends of these" if n else ""
     return [
         f"Ranks: {len(comparison['rows'])}, {n} collectives compared{aligned}",
-        *text_table(rank_columns(comparison), comparison["rows"]),
+        *narrow_table(rank_columns(comparison), comparison["rows"]),
         straggler_text(comparison),
     ]

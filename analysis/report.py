@@ -113,7 +113,7 @@ def trace_title(analysis: dict) -> str:
 def swatch(row: dict) -> str | None:
     """The color of the part of the model that a row of a table is about."""
     part = row.get("component") or row.get("class")
-    return color_of(part) if part and part != "sum" else None
+    return color_of(part) if part and not part.startswith("sum") else None
 
 
 def trace_tables(analysis: dict, analyses: list[tuple[str, dict]]) -> dict[str, Table]:

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from analysis.figures import SEAM, WIDTH, bare, beside, entitle, log_axis
 from analysis.hardware import NO_PEAK
 from analysis.palette import color_of, hatch_of, series
-from analysis.wording import count_of
+from analysis.wording import count_of, narrow_table
 from harness.files import explain_nulls
-from harness.tables import Column, column, text_table
+from harness.tables import Column, column
 from harness.units import MB
 
 NO_TRACE = "no trace of this run: --generate-roofline records one"
@@ -51,6 +51,7 @@ def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
         "step": point(step, roofs, step_ms, step_ms, unrated),
         "points": [point(row, roofs, times.get(row["class"]), profiled_ms, unrated) for row in intensity["classes"]],
         "time_elsewhere": [row for row in classes if row["class"] not in counted],
+        **explain_nulls({"profiled_step_ms": profiled_ms if times else None}, NO_TRACE),
         "time_source": {
             "step": f"mean of {count_of(rates['steps_averaged'], 'step')}; {rates['steps_averaged_note']}",
             "classes": source,
@@ -101,17 +102,30 @@ POINT_COLUMNS = [
 ]
 
 
+NO_RATE = {"operations": None, "operations_per_byte": None, "share_of_roof": None}
+
+
+def time_row(name: str, ms: float, total_ms: float) -> dict:
+    """A row of which only the time is known."""
+    return NO_RATE | {"name": name, "time_ms": ms, "share_of_time": ms / total_ms}
+
+
+def roofline_rows(data: dict) -> list[dict]:
+    """The classes, their sum, and how it differs from the step that rates and MFU refer to."""
+    step, total_ms = data["step"], data["profiled_step_ms"]
+    if total_ms is None:
+        return [*by_time(data["points"]), step | {"name": "step"}]
+    return [
+        *by_time(data["points"]),
+        *(time_row(row["class"], row["ms_per_step"], total_ms) for row in data["time_elsewhere"]),
+        time_row("sum, a profiled step", total_ms, total_ms),
+        time_row("less in unprofiled steps", step["time_ms"] - total_ms, total_ms),
+        step | {"name": "step without the profiler, matmuls", "share_of_time": step["time_ms"] / total_ms},
+    ]
+
+
 def roofline_lines(data: dict) -> list[str]:
     """One line per class: how fast it ran, and how close to its roof."""
-    elsewhere = {"operations": None, "operations_per_byte": None, "share_of_roof": None}
-    rows = [
-        *by_time(data["points"]),
-        *(
-            elsewhere | {"name": row["class"], "time_ms": row["ms_per_step"], "share_of_time": row["share"]}
-            for row in data["time_elsewhere"]
-        ),
-        data["step"],
-    ]
     roofs = [
         {"roof": f"{one['rate'] / scale:,.4g} {unit}", **one}
         for name, unit, scale in (("compute", "TFLOP/s", 1e12), ("bandwidth", "GB/s", 1e9))
@@ -119,7 +133,7 @@ def roofline_lines(data: dict) -> list[str]:
     ]
     lines = [
         "Roofline:",
-        *text_table(POINT_COLUMNS, rows),
+        *narrow_table(POINT_COLUMNS, roofline_rows(data)),
         f"Time of the step: {data['time_source']['step']}.",
         f"Times of classes: {data['time_source']['classes']}.",
         *(f"Roof: {one['roof']}, {one['kind']}: {one['source']}" for one in roofs),

@@ -16,7 +16,7 @@ from analysis.costs import VECTOR_CLASSES, category, operator_class
 from analysis.fake_run import fake_step
 from analysis.flop_counts import register_cpu_attention
 from analysis.hardware import NO_PEAK, Ceiling
-from analysis.wording import text_of
+from analysis.wording import Table, text_of
 from harness.files import explain_nulls
 from harness.tables import Column, column, labeled
 from harness.timing import PHASES, range_observers
@@ -289,7 +289,7 @@ PHASE_COLUMNS = [
     column("phase", "phase", left=True),
     column("MB moved", "bytes", ",.1f", MB),
     column("minimum MB moved", "minimum_bytes", ",.1f", MB),
-    Column("FLOPs/byte", lambda row: row["flops"] / row["bytes"], ".2f"),
+    Column("FLOPs/byte", lambda row: row["bytes"] and row["flops"] / row["bytes"], ".2f"),
 ]
 
 
@@ -311,15 +311,32 @@ def intensity_facts(document: dict) -> dict[str, str]:
     }
 
 
+def intensity_tables(document: dict) -> list[Table]:
+    """Bytes and operations by class and by phase; in each, the last row is the sum of those above it."""
+    classes, phases = document["classes"], document["phases"]
+    names = ("calls", "flops", "element_operations", "bytes")
+    step = {name: sum(row[name] for row in classes) for name in names}
+    step["operations_per_byte"] = (step["flops"] + step["element_operations"]) / step["bytes"]
+    step |= {"class": "step", "side_of_ridge_point": document["side_of_ridge_point"]}
+    least = document["minimum_step_bytes"]
+    # A phase also moves what it hands to the next one; within a step that can stay in on-chip memory.
+    handed = least - sum(row["minimum_bytes"] for row in phases)
+    by_phase = [
+        *phases,
+        {"phase": "less: from phase to phase", "flops": None, "bytes": None, "minimum_bytes": handed},
+        {"phase": "step", "flops": document["step_flops"], "bytes": document["step_bytes"], "minimum_bytes": least},
+    ]
+    return [(class_columns(document["step_bytes"]), [*classes, step]), (PHASE_COLUMNS, by_phase)]
+
+
 def intensity_lines(document: dict) -> list[str]:
     """Bytes and operations by class and phase, intensity and bandwidth, as the commands print them."""
-    step = {"phase": "step", "flops": document["step_flops"], "bytes": document["step_bytes"]}
-    step["minimum_bytes"] = document["minimum_step_bytes"]
-    tables = (
-        (class_columns(document["step_bytes"]), document["classes"]),
-        (PHASE_COLUMNS, [*document["phases"], step]),
-    )
-    lines = ["Computational Intensity:", *text_of(tables)[1:], "", *labeled(intensity_facts(document))]
+    lines = [
+        "Computational Intensity:",
+        *text_of(intensity_tables(document))[1:],
+        "",
+        *labeled(intensity_facts(document)),
+    ]
     used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
     if peak and used > peak:
         lines.append("More than the peak bandwidth: caches served part of the bytes counted.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 
 from analysis.components import step_events, views_and_metadata
 from analysis.costs import MATMUL_CLASSES, cost
-from analysis.hardware import bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
+from analysis.hardware import Ceiling, bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
 from analysis.links import AttributedLinks, Links
 from analysis.timeline import by_class, by_priority, idle_by_cause
+from harness.documents import read_document
+from harness.errors import UserError
 
 BOUND_FROM = 0.40  # share of the step that makes a bound
 LEAD = 0.10  # by which it must be ahead of the next
@@ -52,17 +55,38 @@ def ran_here(summary: dict | None) -> bool:
     return now == (run["host"], run["packages"]["torch"], run["cpu"]["torch_threads"])
 
 
-def ridge_of(links: Links, summary: dict | None) -> tuple[float, str]:
-    """The ridge point of the device in the precision of the run, in FLOPs/byte, and its source.
+def roofs_of(links: Links, summary: dict | None) -> tuple[list[Ceiling], list[Ceiling]]:
+    """The peaks of the device in the precision of the run: of arithmetic in FLOP/s, of memory in bytes/s.
 
-    The sources are those of its FLOPs profile: --peak, the datasheet, or an earlier measurement of this machine."""
+    They are those of the run's FLOPs profile if that is beside the trace, so that a page has one ridge point; else
+    from the same sources: --peak, the datasheet, or an earlier measurement of this machine."""
     device, precision = device_of(links, summary), precision_of(links, summary)
+    if summary and (profile := flops_profile_beside(links, summary)):
+        peaks = (profile["efficiency_metrics"][name] for name in ("peaks", "bandwidth_peaks"))
+        compute, bandwidth = ([Ceiling(one["rate"], one["kind"], one["source"]) for one in of] for of in peaks)
+        return compute, bandwidth
     measure, choice, reached = "never", "auto", 0.0
     if ran_here(summary):
         measure, choice = "kept", summary["config"]["profiling"]["peak"]
         reached = 1e12 * (summary["performance"]["achieved_tflops"] or 0)
     compute = compute_ceilings(device, precision, choice, reached, measure)
-    if found := ridge_point(compute, bandwidth_ceilings(device, choice, measure)):
+    return compute, bandwidth_ceilings(device, choice, measure)
+
+
+def flops_profile_beside(links: Links, summary: dict) -> dict | None:
+    """flops_profile.json of the same run: in the folder of the trace, or in the one above."""
+    for folder in (links.trace.path.parent, links.trace.path.parent.parent):
+        with contextlib.suppress(UserError):  # damaged or of another version: the trace is read all the same
+            document = read_document(folder / "flops_profile.json")
+            if document and document.get("environment") == summary["environment"]:
+                return document
+    return None
+
+
+def ridge_of(links: Links, summary: dict | None) -> tuple[float, str]:
+    """The ridge point of the device in the precision of the run, in FLOPs/byte, and its source."""
+    device, precision = device_of(links, summary), precision_of(links, summary)
+    if found := ridge_point(*roofs_of(links, summary)):
         return found[0], f"{found[0]:.1f} FLOPs/byte, {found[1]}"
     name = device["name"] or ("this device" if len(links.gpu) else "this CPU")
     why = (

@@ -358,7 +358,8 @@ class Opportunity(TypedDict):
     ms_per_step: float  # that it affects
     part_speedup: float | None  # upper bound for the affected part; null: the affected part could vanish
     speedup_bound: float | None  # upper bound for the step, by Amdahl's law; null: the whole step is affected
-    basis: str  # how the bound was derived
+    speedup_estimate: float | None  # the likely speedup of the step; null: no rate is known to estimate it from
+    basis: str  # how bound and estimate were derived
     memory_bound_mb: NotRequired[float]  # MB that it saves at most; checkpointing only
     flag: str | None  # flag that enables it; null: no flag of the workshop does
 
@@ -525,6 +526,7 @@ class RooflineData(TypedDict):
     step: dict[str, Any]  # a point, as below
     points: list[dict[str, Any]]  # name, operations, bytes, time_ms, operations_per_sec, share_of_roof; null: no time
     time_elsewhere: list[dict[str, Any]]  # time of the classes of operators that are not counted
+    profiled_step_ms: float | None  # the sum of all these times; null: no trace
     time_source: dict[str, str]
     convention: dict[str, str]
 
@@ -541,8 +543,10 @@ class Comparison(TypedDict, total=False):
     repeats: dict[str, Any] | None  # runs with the same settings and their spread; null: there are none
     differences: list[dict[str, Any]]  # settings and environment that differ: name, values
     scaling: dict[str, Any] | None  # step time ~ FLOPs^exponent; null: all runs have the same FLOPs per step
-    components: list[dict[str, Any]]  # ms per step in both runs, change, noise
+    components: list[dict[str, Any]]  # ms per step in both runs, change, noise; parts of one run alone are one row
+    classes: list[dict[str, Any]]  # the same for classes of operators
     operators: list[dict[str, Any]]  # the same for operators
+    components_reason: str  # why some profiles are compared by class only
     profiles_reason: str  # why profiles are not compared
 
 
