@@ -12,39 +12,59 @@ from harness.startup import run_command
 
 
 def main() -> None:
-    from harness.command_line import OneLineParser, number_of, require
+    from harness.command_line import OneLineParser, number_of, require, verbose_flag
 
     parser = OneLineParser(
         prog="compare_runs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("folders", metavar="FOLDER", type=Path, nargs="+", help="two or more; the first is the baseline")
-    add("--output-dir", metavar="DIR", type=Path, help="for comparison.json and .png (comparison_<timestamp>)")
+    add("--output-dir", metavar="DIR", type=Path, help="for comparison.json, .md and .png (comparison_<timestamp>)")
     add("--top-n", type=number_of(int, 1), metavar="N", default=12, help="components and operators (12)")
+    verbose_flag(parser)
     args = parser.parse_args()
     if len(args.folders) < 2:
         parser.error(f"only one folder, {args.folders[0]}; give two runs or more")
     require("comparing", ["matplotlib", "jinja2"])
-    from analysis.compare import compare, comparison_figure, comparison_lines
+    from analysis.compare import (
+        compare,
+        comparison_answer,
+        comparison_figure,
+        comparison_lines,
+        comparison_markdown,
+    )
     from analysis.figures import plain_text
     from harness.console import say
-    from harness.files import make_folder, write_figure, write_json
-    from studies.compare import compare_sweeps, draw_sweep_comparison, read_sweep, sweep_comparison_lines
+    from harness.files import make_folder, write_bytes, write_figure, write_json
+    from studies.compare import (
+        compare_sweeps,
+        draw_sweep_comparison,
+        read_sweep,
+        sweep_comparison_answer,
+        sweep_comparison_lines,
+    )
 
     sweeps = [read_sweep(folder) if folder.is_dir() else None for folder in args.folders]
+    folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
+    read_on = f"{folder / 'comparison.md'}, or the tables with --verbose"
     if any(sweeps):
         comparison = compare_sweeps(args.folders, sweeps)
         lines, draw = sweep_comparison_lines(comparison), draw_sweep_comparison
+        markdown = ["```text", *lines, "```"]
+        answer = sweep_comparison_answer(comparison, read_on)
     else:
         comparison = compare(args.folders)
         lines, draw = comparison_lines(comparison, args.top_n), comparison_figure
-    say(*lines)
-    folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
+        markdown = comparison_markdown(comparison)
+        answer = comparison_answer(comparison, f"{read_on}; docs/optimizations.md explains them")
+    say(*(lines if args.verbose else []))
     make_folder(folder)
-    write_json(folder / "comparison.json", comparison)
+    files = [folder / f"comparison.{kind}" for kind in ("json", "md", "png")]
+    write_json(files[0], comparison)
+    write_bytes(files[1], "\n".join([*markdown, ""]).encode())
     with plain_text():
-        write_figure(folder / "comparison.png", draw(comparison))
-    say("", "Files:", f"  {folder / 'comparison.json'}", f"  {folder / 'comparison.png'}")
+        write_figure(files[2], draw(comparison))
+    say("", "Files:", *(f"  {file}" for file in files), "", *answer)
 
 
 if __name__ == "__main__":

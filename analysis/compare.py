@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.wording import clipped, count_of
+from analysis.comparison_parts import NOISE, compare_profiles
+from analysis.wording import count_of, narrow_table, wrapped
 from harness.disturbance import disturbance_text
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import explain_nulls_recursively
-from harness.tables import Column, column, text_table
+from harness.tables import Column, Section, answer, column
 from harness.timing import PHASES, summary_stats
 
-NOISE, UNDECIDED = "within noise", "undecided: disturbed"
+UNDECIDED = "undecided: disturbed"
 # Settings that do not affect the results; DeepSpeed itself sets the variable.
 IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUDA_CHECK"}
-STANDARD_ERRORS = 2.0  # of a difference of means, below which it is noise
 RESAMPLES = 2000
 REASONS = {
     **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "ratio"), "no step was completed, or the baseline took no time"),
@@ -109,6 +109,7 @@ def compare(folders: list[Path]) -> dict:
         "differences": differences(runs),
         "scaling": scaling(rows),
         "components": [],
+        "classes": [],
         "operators": [],
     }
     profiled = [run for run in runs[1:] if run.analysis]
@@ -119,8 +120,11 @@ def compare(folders: list[Path]) -> dict:
         if run.clock != runs[0].clock:
             out["profiles_reason"] = f"{runs[0].name} and {run.name} are timed on different clocks, GPU and host"
             continue
-        for kind, times in (("component", component_times), ("operator", operator_times)):
-            out[f"{kind}s"] += changes(run.name, kind, times(runs[0]), times(run), spread)
+        found = compare_profiles(run.name, runs[0].analysis, run.analysis, spread)
+        for kind in ("components", "classes", "operators"):
+            out[kind] += found[kind]
+        if reason := found.get("components_reason"):
+            out["components_reason"] = "; ".join(filter(None, (out.get("components_reason"), reason)))
     return explain_nulls_recursively(out, REASONS)
 
 
@@ -247,63 +251,11 @@ def scaling(rows: list[dict]) -> dict | None:
     }
 
 
-# ---- Components and operators --------------------------------------------------------------------------------------
-
-Times = dict[str, tuple[float, float | None]]  # by name: ms per profiled step and its standard error, None if unknown
-
-
-def component_times(run: Run) -> Times:
-    """The standard error is that of the spread over steps."""
-    n = run.analysis["attribution"]["steps"]
-    return {
-        row["component"]: (row["ms_per_step"], None if row.get("std_ms") is None else row["std_ms"] / math.sqrt(n))
-        for row in run.analysis["components"]
-    }
-
-
-def operator_times(run: Run) -> Times:
-    """Self time; the standard error is that of the step times."""
-    key, n = "self_device_us" if run.clock == "GPU" else "self_cpu_us", run.analysis["attribution"]["steps"]
-    steps = run.analysis["steps"]
-    relative = None if steps["std_ms"] is None else steps["std_ms"] / steps["mean_ms"] / math.sqrt(steps["count"])
-    each = {row["name"]: row[key] / 1e3 / n for row in run.analysis["operators"]}
-    return {name: (ms, None if relative is None else ms * relative) for name, ms in each.items()}
-
-
-def changes(run: str, kind: str, before: Times, after: Times, spread: float) -> list[dict]:
-    """What each component or operator takes in both runs, the largest change first.
-
-    spread is the relative difference between runs with the same settings.
-    """
-    rows = []
-    for name in dict.fromkeys([*before, *after]):
-        (before_ms, error), (after_ms, other) = before.get(name, (0.0, None)), after.get(name, (0.0, None))
-        known = [one for one in (error, other) if one is not None]
-        noise, change = None, after_ms - before_ms
-        if known:
-            noise = max(STANDARD_ERRORS * math.hypot(*known), spread * min(before_ms, after_ms))
-        if noise is None:
-            difference = "spread unknown"
-        elif abs(change) <= noise:
-            difference = NOISE
-        else:
-            difference = "more" if change > 0 else "less"
-        rows.append(
-            {
-                "run": run,
-                kind: name,
-                "baseline_ms": before_ms,
-                "ms": after_ms,
-                "change_ms": change,
-                "ratio": after_ms / before_ms if before_ms else None,
-                "noise_ms": noise,
-                "difference": difference,
-            }
-        )
-    return sorted(rows, key=lambda row: -abs(row["change_ms"]))
-
-
 # ---- For a reader --------------------------------------------------------------------------------------------------
+
+KINDS = ("components", "classes", "operators")
+ROWS_OF_FILE = 50  # of each long table in comparison.md
+RUNS_IN_ANSWER = 3  # more are in the table
 
 TIME_COLUMNS = [
     column("run", "name", left=True),
@@ -328,50 +280,72 @@ OTHER_COLUMNS = [
 ]
 
 
-def comparison_lines(comparison: dict, top: int = 12) -> list[str]:
-    rows, repeats, scale = comparison["runs"], comparison["repeats"], comparison["scaling"]
-    sources = sorted({row["memory_source"] for row in rows})
-    lines = [
-        f"Runs, against {comparison['baseline']}:",
-        *text_table(TIME_COLUMNS, rows),
+def comparison_sections(comparison: dict, top: int = 12) -> list[Section]:
+    """All tables: runs, results, settings that differ, and for profiled runs what changed, `top` rows of each."""
+    rows, repeats = comparison["runs"], comparison["repeats"]
+    notes = [
         "Only the steps that averages include; ratio of medians, with its 95% interval over these steps",
         "Waited: share of thread time spent waiting for a core",
         *(f"Disturbance of {row['name']}: {row['disturbance']}" for row in rows if row["disturbed"]),
-        "",
-        *text_table(OTHER_COLUMNS, rows),
-        f"Peak MB: {'; '.join(sources)}" + (", not comparable" if len(sources) > 1 else ""),
     ]
-    if repeats:
-        groups = "; ".join(" = ".join(group) for group in repeats["groups"])
-        lines.append(f"Same settings: {groups}: medians differ by up to {repeats['spread']:.1%}, which counts as noise")
-    else:
-        lines.append(
-            "No two runs have the same settings: repeating a command may change its times by more than the interval"
-        )
     failed = [f"{row['name']} {row['status']}" for row in rows if row["status"] != "completed"]
-    lines += [f"Not completed: {', '.join(failed)}"] if failed else []
-    lines += ["", *difference_lines(comparison)]
-    if scale:
-        lines += ["", f"Scaling over {scale['points']} runs: time ~ FLOPs^{scale['exponent']:.2f} ({scale['meaning']})"]
-    for kind in ("component", "operator"):
-        lines += change_lines(comparison[f"{kind}s"], kind, comparison["baseline"], top)
-    if "profiles_reason" in comparison:
-        lines += ["", f"Not compared by component: {comparison['profiles_reason']}"]
-    return lines
+    notes += [f"Not completed: {', '.join(failed)}"] if failed else []
+    notes.append(f"Same settings: {repeats_text(repeats)}")
+    if comparison["scaling"]:
+        notes.append(f"Scaling {scaling_text(comparison['scaling'])} ({comparison['scaling']['meaning']})")
+    sections = [
+        Section(f"Runs, against {comparison['baseline']}", TIME_COLUMNS, rows, notes),
+        Section("Rates, memory and loss", OTHER_COLUMNS, rows, [f"Peak MB: {memory_note(rows)}"]),
+        difference_section(comparison),
+    ]
+    for kind in KINDS:
+        sections += change_sections(comparison, kind, top)
+    reasons = [comparison[name] for name in ("profiles_reason", "components_reason") if name in comparison]
+    return sections + ([Section("Not compared by component", text=reasons)] if reasons else [])
 
 
-def difference_lines(comparison: dict) -> list[str]:
-    if not comparison["differences"]:
-        return ["Settings that differ: none"]
-    columns = [column("Settings that differ", "name", left=True)]
+def comparison_lines(comparison: dict, top: int = 12) -> list[str]:
+    """The tables for a terminal."""
+    lines = []
+    for one in comparison_sections(comparison, top):
+        lines += ["", f"{one.title}:", *(narrow_table(one.columns, one.rows) if one.rows else []), *wrapped(one.text)]
+    return lines[1:]
+
+
+def comparison_markdown(comparison: dict) -> list[str]:
+    """comparison.md: the tables, with more rows than a terminal shows."""
+    lines = [f"# Comparison with {comparison['baseline']}"]
+    return lines + [line for one in comparison_sections(comparison, ROWS_OF_FILE) for line in one.as_markdown()]
+
+
+def memory_note(rows: list[dict]) -> str:
+    sources = sorted({row["memory_source"] for row in rows})
+    return "; ".join(sources) + (", not comparable" if len(sources) > 1 else "")
+
+
+def repeats_text(repeats: dict | None) -> str:
+    if not repeats:
+        return "no two runs; repeating a command may change its times by more than the interval"
+    groups = "; ".join(" = ".join(group) for group in repeats["groups"])
+    return f"{groups}: medians differ by up to {repeats['spread']:.1%}, which counts as noise"
+
+
+def scaling_text(scale: dict) -> str:
+    return f"over {scale['points']} runs: time ~ FLOPs^{scale['exponent']:.2f}"
+
+
+def difference_section(comparison: dict) -> Section:
+    columns = [column("setting", "name", left=True)]
     for i, run in enumerate(comparison["runs"]):
         columns.append(Column(run["name"], lambda row, i=i: str(row["values"][i]), left=True))
-    return text_table(clipped(columns, 40), comparison["differences"])
+    rows = comparison["differences"]
+    return Section("Settings that differ", columns, rows, [] if rows else ["none"])
 
 
-def change_lines(rows: list[dict], kind: str, baseline: str, top: int) -> list[str]:
+def change_sections(comparison: dict, kind: str, top: int) -> list[Section]:
+    name = {"components": "component", "classes": "class", "operators": "operator"}[kind]
     columns = [
-        column(kind, kind, left=True),
+        column(name, name, left=True),
         column("before", "baseline_ms", ",.3f"),
         column("after", "ms", ",.3f"),
         column("change", "change_ms", "+,.3f"),
@@ -379,15 +353,87 @@ def change_lines(rows: list[dict], kind: str, baseline: str, top: int) -> list[s
         column("noise", "noise_ms", ",.3f"),
         column("", "difference", left=True),
     ]
-    lines = []
-    for run in dict.fromkeys(row["run"] for row in rows):
-        chosen = [row for row in rows if row["run"] == run]
-        lines += ["", f"{kind.capitalize()}s of {run} against {baseline}, ms per profiled step, largest change first:"]
-        lines += text_table(clipped(columns, 44), chosen[:top])
-        if len(chosen) > top:
-            rest = sum(row["change_ms"] for row in chosen[top:])
-            lines.append(f"{count_of(len(chosen) - top, 'more ' + kind)}: {rest:+.3f}")
-    return lines
+    sections = []
+    for run in dict.fromkeys(row["run"] for row in comparison[kind]):
+        rows = [row for row in comparison[kind] if row["run"] == run]
+        rest = rows[top:] if len(rows) > top + 1 else []
+        shown = rows[: len(rows) - len(rest)]
+        sums = {key: sum(row[key] for row in rest) for key in ("baseline_ms", "ms", "change_ms")}
+        total = {key: sum(row[key] for row in rows) for key in ("baseline_ms", "ms", "change_ms")}
+        shown += [{name: f"{len(rest)} more", "difference": ""} | sums] if rest else []
+        title = (
+            f"{kind.capitalize()} of {run} against {comparison['baseline']}, ms per profiled step, largest change first"
+        )
+        sections.append(Section(title, columns, [*shown, {name: "sum", "difference": ""} | total]))
+    return sections
+
+
+# ---- The answer ----------------------------------------------------------------------------------------------------
+
+
+def comparison_answer(comparison: dict, read_on: str) -> list[str]:
+    """What compare_runs.py ends with: how much faster or slower, whether that is noise, and the largest reason."""
+    baseline, *others = comparison["runs"]
+    shown = others[:RUNS_IN_ANSWER]
+    found = [finding(row, baseline) for row in shown]
+    if len(others) > len(shown):
+        found.append(f"and {count_of(len(others) - len(shown), 'more run')} in the table")
+    disturbed = [f"{row['name']}: {row['disturbance']}" for row in comparison["runs"] if row["disturbed"]]
+    unmeasured = [row["name"] for row in comparison["runs"] if row["disturbed"] is None]
+    quiet = f"not measured in {', '.join(unmeasured)}" if unmeasured else "none seen"
+    settings = [f"{row['name']} {' | '.join(map(str, row['values']))}" for row in comparison["differences"]]
+    losses = [row["largest_loss_difference"] for row in others if row["largest_loss_difference"] is not None]
+    rows = {
+        "Finding": found,
+        "Largest reason": [text for row in shown[:2] if (text := largest_reason(comparison, row))],
+        "Peak memory": memory_text(comparison["runs"]),
+        "Loss": f"differs by {max(losses):.1e} at most" if losses else "not known: no step in common",
+        "Settings that differ": "; ".join(settings) or "none",
+        "Same settings": repeats_text(comparison["repeats"]),
+        "Disturbance": "; ".join(disturbed) or quiet,
+    }
+    if comparison["scaling"]:
+        rows["Same settings"] += f".  Scaling {scaling_text(comparison['scaling'])}"
+    return answer(rows | {"Read on": read_on})
+
+
+def finding(row: dict, baseline: dict) -> str:
+    """'b is 1.20x as fast as a: 100.00 ms against 120.00 ms, 95% interval 1.15x to 1.25x'"""
+    if row["ratio"] is None or row["median_ms"] is None:
+        return f"{row['name']} {row['status']}: {row['difference']}"
+    times = f"{row['median_ms']:,.2f} ms against {baseline['median_ms']:,.2f} ms"
+    faster = row["ratio"] < 1
+    ratio = 1 / row["ratio"] if faster else row["ratio"]
+    verb, word = ("is", "fast") if faster else ("takes", "long")
+    how = f"{row['name']} {verb} {ratio:.2f}x as {word} as {baseline['name']}"
+    if row["ratio_95"]:
+        low, high = sorted(1 / end for end in row["ratio_95"]) if faster else row["ratio_95"]
+        times += f", 95% interval {low:.2f}x to {high:.2f}x"
+    if row["difference"] in ("slower", "faster"):
+        return f"{how}: {times}"
+    return f"{how}, {row['difference']}: {times}"
+
+
+def largest_reason(comparison: dict, row: dict) -> str | None:
+    """The part that changed most beyond noise, in the direction of the step; None without profiles of both runs."""
+    for kind, name in (("components", "component"), ("classes", "class")):
+        rows = [one for one in comparison[kind] if one["run"] == row["name"]]
+        if rows:
+            total = sum(one["change_ms"] for one in rows)
+            told = [one for one in rows if one["difference"] != NOISE and one["change_ms"] * total > 0]
+            if not told:
+                return f"{row['name']}: no {name} changed beyond noise"
+            most = told[0]
+            times = f"{most['baseline_ms']:,.2f} to {most['ms']:,.2f} ms of {total:+,.2f} ms per profiled step"
+            return f"{row['name']}: {most[name]} {most['change_ms']:+,.2f} ms, {times}"
+    return None
+
+
+def memory_text(rows: list[dict]) -> str:
+    peaks = [
+        f"{row['name']} {row['peak_mb']:,.0f} MB" if row["peak_mb"] else f"{row['name']} not known" for row in rows
+    ]
+    return f"{', '.join(peaks)}: {memory_note(rows)}"
 
 
 def comparison_figure(comparison: dict):

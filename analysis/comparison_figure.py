@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.compare import NOISE
+from analysis.comparison_parts import NOISE
 from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
 from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatch_of, series
 from analysis.wording import shortened
@@ -17,7 +17,7 @@ def draw_comparison(comparison: dict) -> Figure:
     rows = comparison["runs"]
     panels = [draw_step_times]
     panels += [draw_peaks] if any(row["peak_mb"] for row in rows) else []
-    panels += [draw_changes] if comparison["components"] else []
+    panels += [draw_changes] if changes_of(comparison) else []
     panels += [draw_scaling] if comparison["scaling"] else []
     heights = [
         1.1 + 0.3 * (max(4, len(changes_of(comparison))) if draw is draw_changes else len(rows)) for draw in panels
@@ -70,14 +70,15 @@ def draw_peaks(axes, comparison: dict) -> None:
 
 
 def changes_of(comparison: dict) -> list[dict]:
-    """The largest changes by component of the first run that has any."""
-    changes = comparison["components"]
+    """The largest changes of the first run that has any: by component, else by class."""
+    changes = comparison["components"] or comparison["classes"]
     return [row for row in changes if row["run"] == changes[0]["run"]][:10]
 
 
 def draw_changes(axes, comparison: dict) -> None:
     rows = changes_of(comparison)
-    parts, noise = [row["component"] for row in rows], [row["difference"] == NOISE for row in rows]
+    kind = "component" if comparison["components"] else "class"
+    parts, noise = [row[kind] for row in rows], [row["difference"] == NOISE for row in rows]
     colors = [GRAY if still else color_of(part) for part, still in zip(parts, noise, strict=True)]
     hatches = ["" if still else hatch_of(part) for part, still in zip(parts, noise, strict=True)]
     style = {"color": colors, "hatch": hatches, "edgecolor": SEAM, "linewidth": 0}
@@ -89,7 +90,8 @@ def draw_changes(axes, comparison: dict) -> None:
         axes, [f"{row['change_ms']:+,.2f} ms{', within noise' * still}" for row, still in zip(rows, noise, strict=True)]
     )
     axes.set_xlabel("change of time per profiled step (ms); gray: within noise")
-    title = f"Components: {shortened(rows[0]['run'], 40)} against {shortened(comparison['baseline'], 40)}"
+    what = "Components" if kind == "component" else "Classes of operators"
+    title = f"{what}: {shortened(rows[0]['run'], 40)} against {shortened(comparison['baseline'], 40)}"
     axes.set_title(title, loc="left", fontsize=10)
 
 

@@ -1,7 +1,7 @@
 """What does this trace suggest trying, and how large could the speedup be at most?
 
 Each proposal names the share p of the step that it affects, and the factor s by which that part could at best become
-faster; Amdahl's law, 1 / (1 - p + p / s), gives the bound: `at most`.  It uses the device's roof, or that the part could
+faster; Amdahl's law, 1 / (1 - p + p / s), gives the bound: `at most`.  It uses the device's roof, or that the part may
 vanish.  What is only likely, such as the highest rate that this trace shows, gives an `estimate`.  Neither is a
 promise: the gain has to be measured.  What cannot help here is listed separately, with the reason.
 """

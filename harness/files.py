@@ -97,6 +97,7 @@ FILES = (
     FileKind("roofline.png", "run_deepspeed_flops.py --generate-roofline", "plot of roofline_data.json"),
     FileKind("report.html", "the run scripts", "self-contained HTML report"),
     FileKind("comparison.json", "compare_runs.py", "what differs between runs or sweeps", "Comparison"),
+    FileKind("comparison.md", "compare_runs.py", "the tables of comparison.json"),
     FileKind("comparison.png", "compare_runs.py", "plot of comparison.json"),
     FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded, for nsys-ui or Perfetto"),
     *_sweep("memory_study", "MemoryStudyRow"),

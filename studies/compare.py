@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from analysis.compare import IGNORED, NOISE, STANDARD_ERRORS, check_distinct, unique_names
+from analysis.compare import IGNORED, check_distinct, unique_names
+from analysis.comparison_parts import NOISE, STANDARD_ERRORS
 from analysis.wording import shortened
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import FILES, explain_nulls
-from harness.tables import column, labeled, text_table
+from harness.tables import answer, column, labeled, text_table
 from studies.sweep import text_columns
 
 DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.json", "_benchmark.json"))]
@@ -130,6 +131,28 @@ def sweep_comparison_lines(comparison: dict) -> list[str]:
         lines += text_table(text_columns("row", *comparison["names"]), comparison["statuses"])
     found = {row["name"]: " | ".join(map(str, row["values"])) for row in comparison["differences"]}
     return [*lines, "", f"Settings that differ:{'' if found else ' none'}", *labeled(found, "  ")]
+
+
+def sweep_comparison_answer(comparison: dict, read_on: str) -> list[str]:
+    """What compare_runs.py ends with: how many rows changed, and the largest changes."""
+    rows, key = comparison["rows"], " ".join(comparison["key"])
+    changed = [row for row in rows if row["difference"] not in (NOISE, "equal")]
+    changed.sort(key=lambda row: -abs(math.log(row["ratio"])) if row["ratio"] else 0)
+    largest = [
+        f"{row['row']}, {row['figure']} {row['before']:,.4g} to {row['after']:,.4g}: {row['difference']} in {row['run']}"
+        for row in changed[:5]
+    ]
+    found = {row["name"]: " | ".join(map(str, row["values"])) for row in comparison["differences"]}
+    statuses = [row["row"] for row in comparison["statuses"]]
+    return answer(
+        {
+            "Finding": f"{len(changed)} of {len(rows)} figures differ from {comparison['baseline']} by more than noise",
+            f"Largest, by {key}": largest or "none",
+            "Other statuses": ", ".join(statuses) or "none",
+            "Settings that differ": "; ".join(f"{name} {values}" for name, values in found.items()) or "none",
+            "Read on": read_on,
+        }
+    )
 
 
 def draw_sweep_comparison(comparison: dict):
