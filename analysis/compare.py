@@ -378,15 +378,16 @@ def comparison_answer(comparison: dict, read_on: str) -> list[str]:
     found = [finding(row, baseline) for row in shown]
     if len(others) > len(shown):
         found.append(f"and {count_of(len(others) - len(shown), 'more run')} in the table")
-    disturbed = [f"{row['name']}: {row['disturbance']}" for row in comparison["runs"] if row["disturbed"]]
-    unmeasured = [row["name"] for row in comparison["runs"] if row["disturbed"] is None]
+    runs = comparison["runs"]
+    disturbed = [f"{row['name']}: {row['disturbance'].partition(';')[0]}" for row in runs if row["disturbed"]]
+    unmeasured = [row["name"] for row in runs if row["disturbed"] is None]
     quiet = f"not measured in {', '.join(unmeasured)}" if unmeasured else "none seen"
     settings = [f"{row['name']} {' | '.join(map(str, row['values']))}" for row in comparison["differences"]]
     losses = [row["largest_loss_difference"] for row in others if row["largest_loss_difference"] is not None]
     rows = {
         "Finding": found,
-        "Largest reason": [text for row in shown[:2] if (text := largest_reason(comparison, row))],
-        "Peak memory": memory_text(comparison["runs"]),
+        "Largest reason": [largest_reason(comparison, row) for row in shown[:2]],
+        "Peak memory": memory_text(runs),
         "Loss": f"differs by {max(losses):.1e} at most" if losses else "not known: no step in common",
         "Settings that differ": "; ".join(settings) or "none",
         "Same settings": repeats_text(comparison["repeats"]),
@@ -398,7 +399,7 @@ def comparison_answer(comparison: dict, read_on: str) -> list[str]:
 
 
 def finding(row: dict, baseline: dict) -> str:
-    """'b is 1.20x as fast as a: 100.00 ms against 120.00 ms, 95% interval 1.15x to 1.25x'"""
+    """'b is 1.20x as fast as a: 100.00 ms against 120.00 ms (95%: 1.15x to 1.25x)'"""
     if row["ratio"] is None or row["median_ms"] is None:
         return f"{row['name']} {row['status']}: {row['difference']}"
     times = f"{row['median_ms']:,.2f} ms against {baseline['median_ms']:,.2f} ms"
@@ -408,14 +409,16 @@ def finding(row: dict, baseline: dict) -> str:
     how = f"{row['name']} {verb} {ratio:.2f}x as {word} as {baseline['name']}"
     if row["ratio_95"]:
         low, high = sorted(1 / end for end in row["ratio_95"]) if faster else row["ratio_95"]
-        times += f", 95% interval {low:.2f}x to {high:.2f}x"
+        times += f" (95%: {low:.2f}x to {high:.2f}x)"
     if row["difference"] in ("slower", "faster"):
         return f"{how}: {times}"
     return f"{how}, {row['difference']}: {times}"
 
 
-def largest_reason(comparison: dict, row: dict) -> str | None:
-    """The part that changed most beyond noise, in the direction of the step; None without profiles of both runs."""
+def largest_reason(comparison: dict, row: dict) -> str:
+    """The part that changed most beyond noise, in the direction of the step; or why there is none."""
+    if row["difference"] == NOISE:
+        return f"{row['name']}: none, the difference is within noise"
     for kind, name in (("components", "component"), ("classes", "class")):
         rows = [one for one in comparison[kind] if one["run"] == row["name"]]
         if rows:
@@ -424,16 +427,17 @@ def largest_reason(comparison: dict, row: dict) -> str | None:
             if not told:
                 return f"{row['name']}: no {name} changed beyond noise"
             most = told[0]
-            times = f"{most['baseline_ms']:,.2f} to {most['ms']:,.2f} ms of {total:+,.2f} ms per profiled step"
+            times = f"{most['baseline_ms']:,.2f} to {most['ms']:,.2f}; profiled step {total:+,.2f} ms"
             return f"{row['name']}: {most[name]} {most['change_ms']:+,.2f} ms, {times}"
-    return None
+    return f"{row['name']}: not known, {comparison.get('profiles_reason', 'it was not profiled')}"
 
 
 def memory_text(rows: list[dict]) -> str:
     peaks = [
         f"{row['name']} {row['peak_mb']:,.0f} MB" if row["peak_mb"] else f"{row['name']} not known" for row in rows
     ]
-    return f"{', '.join(peaks)}: {memory_note(rows)}"
+    alike = len({row["memory_source"] for row in rows}) == 1
+    return ", ".join(peaks) + "; not comparable, of several sources" * (not alike)
 
 
 def comparison_figure(comparison: dict):

@@ -249,7 +249,7 @@ def mixed_precision(evidence: Evidence) -> Found:
         yield NotHere(name, "no matmul in the trace is known to be in fp32")
         return
     narrow, gain, roof, basis = gain_of_narrow_type(evidence)
-    if gain is None and device_of(evidence.links, evidence.summary)["type"] == "cpu":
+    if gain is None and not evidence.links.on_gpu:
         yield NotHere(name, f"not known whether it helps: {basis}")
         return
     if gain is not None and gain < 1 + WORTH_LISTING:

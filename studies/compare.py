@@ -139,7 +139,7 @@ def sweep_comparison_answer(comparison: dict, read_on: str) -> list[str]:
     changed = [row for row in rows if row["difference"] not in (NOISE, "equal")]
     changed.sort(key=lambda row: -abs(math.log(row["ratio"])) if row["ratio"] else 0)
     largest = [
-        f"{row['row']}, {row['figure']} {row['before']:,.4g} to {row['after']:,.4g}: {row['difference']} in {row['run']}"
+        f"{row['row']}: {row['figure']} {row['before']:,.4g}, {row['after']:,.4g} in {row['run']}, {row['difference']}"
         for row in changed[:5]
     ]
     found = {row["name"]: " | ".join(map(str, row["values"])) for row in comparison["differences"]}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.errors import exit_code_of
 from harness.files import FOLDERS, kind_of
+from harness.tables import ANSWER_LINES, COLUMNS
 
 PROJECT = Path(__file__).resolve().parent.parent
 SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
@@ -40,6 +41,15 @@ def finish(process: subprocess.Popen, timeout: float = 120) -> tuple[int, str]:
     """The exit code and the output of a process, once it ends."""
     out, _ = process.communicate(timeout=timeout)
     return process.returncode, out
+
+
+def assert_answer(out: str) -> list[str]:
+    """What a command printed ends with a dozen lines at most, none wider than a table may be; returns them."""
+    lines = out.rstrip("\n").rpartition("\n\n")[2].splitlines()
+    assert len(lines) <= ANSWER_LINES
+    assert max(map(len, lines)) <= COLUMNS
+    assert lines[-1].startswith("Read on:"), lines
+    return lines
 
 
 def unregistered(folder: Path) -> list[str]:

@@ -4,12 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from helpers import SMALL_MODEL
+from helpers import SMALL_MODEL, assert_answer
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
-from analysis.compare import NOISE, UNDECIDED, compare, comparison_lines, ratio
+from analysis.compare import UNDECIDED, compare, comparison_answer, comparison_lines, ratio
+from analysis.comparison_parts import NOISE, compare_profiles
+from analysis.components import NAMED_RANGES, OPERATOR_KINDS
 from harness.errors import UserError
+from harness.tables import COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +145,15 @@ def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs, tmp_pat
 def test_the_command(runs, tmp_path, command, monkeypatch):
     monkeypatch.chdir(runs)
     flags = ("small_batch", "large_batch", "--output-dir", str(tmp_path / "c"), "--top-n", "3")
-    code, _, err = command(compare_runs, *flags)
+    code, out, err = command(compare_runs, *flags)
     assert code == 0, err
+    assert out.count("\n") < 20
+    found = assert_answer(out)[0]
+    assert found.startswith("Finding:")
+    assert "as long as small_batch" in found or "as fast as small_batch" in found
+    _, out, _ = command(compare_runs, *flags, "--verbose")
+    assert max(map(len, out.splitlines())) <= COLUMNS
+    assert "| mlp.up_proj |" in (tmp_path / "c" / "comparison.md").read_text()
     assert json.loads((tmp_path / "c" / "comparison.json").read_text())["schema_version"] == 2
     assert (tmp_path / "c" / "comparison.png").stat().st_size > 10_000
     for flags, expected, words in (
@@ -157,6 +167,78 @@ def test_the_command(runs, tmp_path, command, monkeypatch):
         assert words in err
         assert err.count("\n") == 1
     assert not list(runs.glob("comparison_*"))
+
+
+def profile_of(source, components, classes, step_ms=100.0):
+    """What a comparison needs of an operator_analysis.json."""
+
+    def rows(kind, parts):
+        return [{kind: name, "ms_per_step": ms, "std_ms": 0.1, "share": ms / step_ms} for name, ms in parts.items()]
+
+    return {
+        "attribution": {"source": source, "steps": 4, "clock": "host"},
+        "steps": {"std_ms": 1.0, "mean_ms": step_ms, "count": 4},
+        "components": rows("component", components),
+        "classes": rows("class", classes),
+        "operators": [],
+    }
+
+
+EAGER = {"attention.scores": 20.0, "attention.softmax": 10.0, "mlp.up_proj": 65.0, "old": 5.0}
+SDPA = {"attention.sdpa": 12.0, "mlp.up_proj": 66.0, "new": 2.0}
+CLASSES = {"matmul": 60.0, "element-wise": 40.0}
+
+
+def test_parts_are_compared_where_both_runs_have_them():
+    before, after = profile_of(NAMED_RANGES, EAGER, CLASSES), profile_of(NAMED_RANGES, SDPA, CLASSES, 80.0)
+    found = compare_profiles("b", before, after, 0.0)
+    rows = {row["component"]: (row["baseline_ms"], row["ms"], row["difference"]) for row in found["components"]}
+    assert rows == {
+        "attention: scores, softmax -> sdpa": (30.0, 12.0, "less"),
+        "in one run only: old, new": (5.0, 2.0, "less"),
+        "mlp.up_proj": (65.0, 66.0, "more"),
+    }
+    assert sum(row["change_ms"] for row in found["components"]) == -20.0
+    assert "components_reason" not in found
+
+
+@pytest.mark.parametrize(
+    ("source", "components", "reason"),
+    [
+        (OPERATOR_KINDS, CLASSES, "b: components are named ranges in one run, kinds of operators in the other"),
+        (
+            NAMED_RANGES,
+            {"mlp.up_proj": 10.0, "forward": 90.0},
+            "b: the parts that both runs have take only 10% of a step",
+        ),
+    ],
+)
+def test_without_parts_in_common_classes_are_compared(source, components, reason):
+    before, after = profile_of(NAMED_RANGES, EAGER, CLASSES), profile_of(source, components, CLASSES | {"copy": 3.0})
+    found = compare_profiles("b", before, after, 0.0)
+    assert (found["components"], found["components_reason"]) == ([], reason)
+    assert {row["class"]: row["difference"] for row in found["classes"]} == {
+        "matmul": NOISE,
+        "element-wise": NOISE,
+        "copy": "only here",
+    }
+
+
+def test_the_answer_names_the_difference_and_its_largest_reason(runs, tmp_path):
+    base = copy_of(runs / "small_batch", tmp_path / "a", [100.0, 101, 99, 100, 102, 98, 100, 101])
+    runs_of = {"same": [101.0, 99, 100, 102], "fast": [80.0, 81, 79, 80, 82], "other": [90.0] * 4, "more": [95.0] * 4}
+    others = [
+        copy_of(runs / ("wide" if name == "same" else "large_batch"), tmp_path / name, times)
+        for name, times in runs_of.items()
+    ]
+    lines = comparison_answer(compare([base, *others]), "comparison.md")
+    assert_answer("\n\n" + "\n".join(lines))
+    text = "\n".join(lines)
+    assert "same takes 1.00x as long as a, within noise: 100.50 ms against 100.00 ms" in text
+    assert "fast is 1.25x as fast as a: 80.00 ms against 100.00 ms (95%: 1.2" in text
+    assert "and 1 more run in the table" in text
+    assert "same: none, the difference is within noise" in text
+    assert any(" fast: " in line and "ms per profiled" not in line for line in lines)
 
 
 def test_a_run_is_no_repeat_of_itself(runs):

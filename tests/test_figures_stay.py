@@ -255,7 +255,8 @@ def trace(name: str, folder: Path) -> dict:
         "gpu_timeline": {name: timeline[name] for name in times},
         "idle_by_cause": timeline["idle_by_cause"] and by_name(timeline["idle_by_cause"], "cause", "ms"),
         "opportunities": [
-            {name: row[name] for name in ("share", "ms_per_step", "speedup_bound")} for row in document["opportunities"]
+            {name: row[name] for name in ("share", "ms_per_step", "speedup_bound", "speedup_estimate")}
+            for row in document["opportunities"]
         ],
     }
 

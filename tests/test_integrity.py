@@ -20,7 +20,7 @@ from traces import (
 
 from analysis.figures import gpu_figure, plain_text
 from analysis.integrity import profiler_overhead
-from analysis.profile import analyze_all, head_lines, profile_lines
+from analysis.profile import analyze_all, head_lines, profile_answer, profile_lines
 from analysis.report import FILES, render
 from analysis.trace import read_trace
 
@@ -145,6 +145,7 @@ def test_a_disturbed_profile_is_not_complete(tmp_path):
     page = page_of(waiting)
     assert f"<p>Disturbance: {text}.</p>" in page
     assert f"<td>Disturbance</td><td>{text}</td>" in page
+    assert any(line.split() == ["Disturbance:", *text.split()] for line in profile_answer(waiting, "the report"))
     assert other["integrity"]["disturbance"]["text"] == "2 threads on 1 core"
     unknown = analysis_of(read_trace(path))["integrity"]["disturbance"]
     assert unknown["text"] is None

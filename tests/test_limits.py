@@ -5,12 +5,14 @@ import json
 import sys
 
 import pytest
-from helpers import SMALL_MODEL, exit_code
+from helpers import SMALL_MODEL, assert_answer, exit_code
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import run_deepspeed_flops
+from analysis.flop_counts import detail_tables
 from analysis.hardware.measuring import Measurement
-from analysis.roofline import NO_TRACE, draw_roofline, roofline_lines
+from analysis.roofline import NO_TRACE, POINT_COLUMNS, draw_roofline, roofline_lines, roofline_rows
+from analysis.traffic import intensity_tables
 from harness.errors import exit_code_of
 
 
@@ -38,16 +40,19 @@ def documents(tmp_path):
 
 @pytest.mark.slow
 def test_one_run_tells_all(flops, documents, tmp_path):
-    code, out, _ = flops(*SMALL_MODEL, "--computational-intensity", "--generate-roofline", "--detailed-analysis")
+    flags = ("--computational-intensity", "--generate-roofline", "--verbose")
+    code, out, _ = flops(*SMALL_MODEL, *flags)
     assert code == 0
     words = (
         "The matmul counts agree",
-        "module, forward",
+        "module with those inside it, forward",
+        "2 x layers.*.mlp.up_proj",
         "matmul",
         "By this device's ridge point",
         "Roof:",
     )
     assert all(word in out for word in words)
+    assert_answer(out)
     profile, intensity, roof, trace = documents()
     summary = json.loads((tmp_path / "flops_analysis" / "performance_summary.json").read_text())
     reasons = summary["steps"]["exclusion_reason"]
@@ -70,7 +75,9 @@ def test_one_run_tells_all(flops, documents, tmp_path):
     thresholds = trace["verdict"]["thresholds"]
     assert thresholds["ridge_flops_per_byte"] == pytest.approx(ridge)  # one ridge point on a page
     assert efficiency["peak_source"] in thresholds["ridge_source"]
-    assert f"of {ridge:.1f} FLOPs/byte: {efficiency['peak_source']} over" in out
+    flat = " ".join(out.split())  # long lines are wrapped
+    assert f"of {ridge:.1f} FLOPs/byte: {efficiency['peak_source']} over" in flat
+    assert f"side of the ridge point at {ridge:.1f};" in flat
     assert roof["step"]["operations_per_sec"] == pytest.approx(rate)
     times = [row["time_ms"] for row in roof["points"]] + [row["ms_per_step"] for row in roof["time_elsewhere"]]
     assert sum(filter(None, times)) == pytest.approx(trace["attribution"]["ms_per_step"])
@@ -108,7 +115,7 @@ def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, with
             return import_module(name, *rest)
 
         monkeypatch.setattr(importlib, "import_module", broken)
-    code, out, err = flops(*SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline")
+    code, out, err = flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline", "--verbose")
     assert (code, err) == (0, "")
     broken = "DeepSpeed cannot be imported: no compiler"
     why = "DeepSpeed is missing: pip install deepspeed" if how == "missing" else broken
@@ -124,7 +131,7 @@ def test_without_deepspeed_the_rest_is_given(flops, documents, monkeypatch, with
 @pytest.mark.slow
 def test_recomputation_counts_for_the_hardware_alone(flops, documents):
     flags = ("--activation-checkpointing", "--gradient-accumulation-steps", "2", "--num-steps", "8")
-    code, out, _ = flops(*SMALL_MODEL, *flags, "--computational-intensity", "--generate-roofline")
+    code, out, _ = flops(*SMALL_MODEL, *flags, "--computational-intensity", "--generate-roofline", "--verbose")
     assert code == 0
     assert "Hardware utilization:" in out
     profile, intensity, roof, _ = documents()
@@ -141,7 +148,7 @@ def test_recomputation_counts_for_the_hardware_alone(flops, documents):
 
 @pytest.mark.slow
 def test_a_given_peak_stands_first_and_others_beside(flops, documents):
-    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "3", "--peak", "2.5", "--generate-roofline")
+    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "3", "--peak", "2.5", "--generate-roofline", "--verbose")
     assert code == 0
     assert "given: --peak 2.5" in out
     profile, intensity, roof, _ = documents()
@@ -171,7 +178,7 @@ def test_a_ceiling_is_asked_for_what_was_reached(flops, documents, monkeypatch):
 @pytest.mark.slow
 def test_all_profilers_without_deepspeed(flops, tmp_path, without):
     without("deepspeed")
-    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "9", "--enable-all-profiling")
+    code, out, _ = flops(*SMALL_MODEL, "--num-steps", "9", "--enable-all-profiling", "--verbose")
     assert code == 0
     assert "No count by DeepSpeed" in out
     assert (tmp_path / "flops_analysis" / "memory_timeline.json").exists()
@@ -193,7 +200,7 @@ def test_a_plot_that_cannot_be_written_costs_no_text(flops, tmp_path):
     code, out, err = flops("--analyze-results", "a/flops_profile.json", "--generate-roofline")
     assert (code, err.count("\n")) == (1, 1)
     assert "a/roofline.png" in err
-    assert "Roofline" in out
+    assert "Model FLOPS Utilization:" in out
 
 
 def test_a_peak_beside_an_earlier_file(flops, tmp_path):
@@ -209,7 +216,7 @@ def test_a_trace_not_to_be_trusted_is_said_so(flops, documents, tmp_path):
     trace = json.loads(file.read_text())
     trace["integrity"] |= {"trustworthy": False, "problems": ["2 of 5 steps have no kernels"]}
     file.write_text(json.dumps(trace))
-    _, out, _ = flops("--analyze-results", "a/flops_profile.json")
+    _, out, _ = flops("--analyze-results", "a/flops_profile.json", "--verbose")
     assert "NOT TRUSTWORTHY: 2 of 5 steps have no kernels" in out
 
 
@@ -217,10 +224,11 @@ def test_a_trace_not_to_be_trusted_is_said_so(flops, documents, tmp_path):
 def test_an_earlier_run_printed_and_plotted_again(flops, documents, tmp_path):
     flops(*SMALL_MODEL, "--num-steps", "9", "--generate-roofline", "--output-dir", "run")
     before = documents("run")
-    code, out, _ = flops("--analyze-results", "run/flops_profile.json", "--output-dir", "again")
+    code, out, _ = flops("--analyze-results", "run/flops_profile.json", "--output-dir", "again", "--verbose")
     assert code == 0
-    assert "module, forward" in out
+    assert "module with those inside it, forward" in out
     assert "Roof:" in out
+    assert_answer(out)
     assert {file.name for file in (tmp_path / "again").iterdir()} == {
         "computational_intensity.json",
         "roofline_data.json",
@@ -240,7 +248,8 @@ def test_a_profile_alone_gives_the_step_and_says_what_it_cannot(flops, tmp_path)
     assert set(tmp_path.iterdir()) == files  # nothing is written that nobody asked for
     code, out, _ = flops("--analyze-results", "alone.json", "--generate-roofline", "--output-dir", "plots")
     assert code == 0
-    assert NO_TRACE in out
+    assert "Bound by:                not known here: no trace" in out
+    assert_answer(out)
     roof = json.loads((tmp_path / "plots" / "roofline_data.json").read_text())
     assert roof["step"]["share_of_roof"] > 0
     assert all(row["time_ms"] is None and row["time_ms_reason"] == NO_TRACE for row in roof["points"])
@@ -317,3 +326,33 @@ def check_labels(roof):
     legend, axes = above.get_legend().get_window_extent(), above.get_window_extent()
     assert not legend.overlaps(axes)
     assert any(line.startswith("step ") for line in roofline_lines(roof))
+
+
+def shown(columns, rows, title):
+    """The numbers of a printed column."""
+    [wanted] = [one for one in columns if one.title == title]
+    return [float(text.replace(",", "").rstrip("%")) for row in rows if (text := wanted.text(row)) != "-"]
+
+
+@pytest.mark.slow
+def test_the_rows_of_each_table_add_up_to_its_last(flops, documents):
+    flops(*SMALL_MODEL, "--num-steps", "9", "--computational-intensity", "--generate-roofline")
+    profile, intensity, roof, trace = documents()
+    times = [row["time_ms"] for row in roof["points"] if row["time_ms"]]
+    times += [row["ms_per_step"] for row in roof["time_elsewhere"]]
+    assert sum(times) == pytest.approx(roof["profiled_step_ms"]) == pytest.approx(trace["attribution"]["ms_per_step"])
+    rows = roofline_rows(roof)
+    for title in ("ms", "share"):
+        *parts, total, difference, step = shown(POINT_COLUMNS, rows, title)
+        assert sum(parts) == pytest.approx(total, abs=0.3)
+        assert total + difference == pytest.approx(step, abs=0.3)
+    assert rows[-1]["time_ms"] == profile["performance_metrics"]["avg_step_time_ms"]
+    (classes, by_class), (phases, by_phase) = intensity_tables(intensity)
+    tables = [(classes, by_class, title) for title in ("calls", "MFLOP", "MB moved", "share")]
+    tables += [(phases, by_phase, title) for title in ("MB moved", "minimum MB moved")]
+    (components, by_component), _ = detail_tables(profile["flops_analysis"])
+    tables += [(components, by_component, title) for title in ("forward FLOPs", "backward FLOPs", "share")]
+    for columns, rows, title in tables:
+        *parts, total = shown(columns, rows, title)
+        assert sum(parts) == pytest.approx(total, abs=0.6), title
+    assert by_component[-1]["forward_flops"] == profile["flops_analysis"]["forward_flops"]

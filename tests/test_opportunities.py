@@ -7,6 +7,7 @@ from traces import ADD, H100_PROPERTIES, LARGE, analysis_of, event, gpu_step, on
 
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
+from analysis.opportunities import best_three, gain_text
 
 
 def opportunities(train, tmp_path, *flags):
@@ -25,7 +26,7 @@ def test_opportunities_of_the_default_model(train, tmp_path):
     assert found["fuse q, k and v"]["share"] == pytest.approx(qkv, rel=1e-6)
     assert found["mixed precision"]["flag"] == "--precision bf16"
     assert found["larger batch"]["flag"] == "--batch-size 16" if "larger batch" in found else True
-    bounds = []
+    gains = []
     for row in found.values():
         if row["name"] == "activation checkpointing":
             assert row["memory_bound_mb"] > 50
@@ -35,8 +36,14 @@ def test_opportunities_of_the_default_model(train, tmp_path):
         rest = 0 if row["part_speedup"] is None else row["share"] / row["part_speedup"]
         assert row["speedup_bound"] == pytest.approx(1 / (1 - row["share"] + rest))
         assert f"{row['share']:.1%}" in row["evidence"]
-        bounds.append(row["speedup_bound"])
-    assert bounds == sorted(bounds, reverse=True)
+        estimate, bound = row["speedup_estimate"], row["speedup_bound"]
+        assert estimate is None or 1 < estimate <= bound * (1 + 1e-9)
+        assert gain_text(row) == (f"estimate {estimate:.2f}x, " if estimate else "") + f"at most {bound:.2f}x"
+        gains.append(estimate or bound)
+    assert gains == sorted(gains, reverse=True)
+    assert found["fused attention"]["speedup_estimate"]
+    assert "the highest rate of any matmul in this trace" in found["fused attention"]["basis"]
+    assert best_three(analysis)[0].startswith(f"{next(iter(found))}: ")
 
 
 def test_nothing_is_proposed_that_the_trace_does_not_show(tmp_path):
@@ -88,7 +95,10 @@ def mixed_precision_on(tmp_path, device, summary=None):
 )
 def test_on_a_gpu_the_datasheet_decides_on_mixed_precision(tmp_path, name, precision, gain):
     row, not_here = mixed_precision_on(tmp_path, {"name": name})
-    assert row["part_speedup"] == (pytest.approx(gain) if gain else None)
+    share = row["share"]
+    assert row["speedup_estimate"] == (pytest.approx(1 / (1 - share + share / gain)) if gain else None)
+    assert row["part_speedup"] >= (gain or 1)
+    assert row["basis"].startswith("at most: its FLOPs at ")
     assert row["how"] == f"torch.autocast in {precision} around the forward pass"
     assert ("has no fp32" if gain is None else f"times as fast as fp32 by the datasheet of {name}") in row["basis"]
     assert not_here["fewer synchronizations"]
@@ -108,7 +118,9 @@ def test_on_a_cpu_a_timed_matmul_decides_on_mixed_precision(train, tmp_path, mon
         refused = {row["name"]: row["reason"] for row in analysis["not_here"]}
         assert timed == [("cpu", "bf16")]
         if gain > 1:
-            assert proposed["mixed precision"]["part_speedup"] == pytest.approx(gain)
+            row = proposed["mixed precision"]
+            assert row["speedup_estimate"] == pytest.approx(1 / (1 - row["share"] + row["share"] / gain))
+            assert row["speedup_bound"] == pytest.approx(1 / (1 - row["share"]))
         else:
             assert "mixed precision" not in proposed
             assert refused["mixed precision"].startswith("bf16 is 0.12 times as fast as fp32 on this CPU: timed; ")
@@ -116,6 +128,14 @@ def test_on_a_cpu_a_timed_matmul_decides_on_mixed_precision(train, tmp_path, mon
     names = [row["name"] for row in (*analysis["opportunities"], *analysis["not_here"])]
     assert len(names) == len(set(names)) == 11
     assert all(row["reason"] for row in analysis["not_here"])
+
+
+def test_a_trace_of_another_cpu_is_told_nothing_about_mixed_precision(tmp_path):
+    mm = shaped("aten::mm", 5, 900, [[512, 512], [512, 512]])
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), mm))
+    assert "mixed precision" not in {row["name"] for row in analysis["opportunities"]}
+    [reason] = [row["reason"] for row in analysis["not_here"] if row["name"] == "mixed precision"]
+    assert "a CPU may be slower in bf16" in reason
 
 
 def test_a_dry_run_times_no_matmul(train, monkeypatch):

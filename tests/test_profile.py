@@ -4,10 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from helpers import assert_answer
 from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, trace_of, write_trace
 
-from analysis.profile import analyze_all, find_traces, profile_lines
+from analysis.components import breakdown_lines, breakdown_rows
+from analysis.operators import first_rows
+from analysis.profile import analyze_all, find_traces, profile_answer, profile_lines
 from harness.errors import UserError
+from harness.tables import COLUMNS
 
 
 def test_ranks_come_in_the_order_of_their_numbers(tmp_path):
@@ -96,6 +100,38 @@ def test_ten_thousand_kernels(tmp_path):
     assert analysis["kernels"][0]["p95_us"] == 4
     assert analysis["integrity"]["trustworthy"]
     assert len(profile_lines(analysis, top=5)) < 80
+
+
+def test_the_printed_rows_add_up_to_the_step(train, tmp_path):
+    flags = ("--enable-pytorch-profiler", "--profile-dir", "p", "--num-steps", "6", "--profile-steps", "2")
+    assert train(*flags)[0] == 0
+    analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
+    step_ms, count = analysis["attribution"]["ms_per_step"], len(analysis["components"])
+    for rows in (analysis["components"], analysis["classes"], analysis["phases"]):
+        assert sum(row["ms_per_step"] for row in rows) == pytest.approx(step_ms)
+    rows = breakdown_rows(analysis)
+    printed = [float(line.split()[-2]) for line in breakdown_lines(analysis)[2:]]
+    assert sum(printed[:count]) == pytest.approx(printed[-1], abs=0.001 * count)
+    assert printed[-1] == pytest.approx(step_ms, abs=0.001)
+    for row in rows[count:-1]:
+        group = row["component"].removeprefix("sum of ").rstrip("*")
+        parts = [one["ms_per_step"] for one in analysis["components"] if one["component"].startswith(group)]
+        assert row["ms_per_step"] == pytest.approx(sum(parts))
+    for top in (1, 5, 1000):
+        shown = first_rows(analysis["operators"], top)
+        assert sum(row["share"] for row in shown) == pytest.approx(1)
+        assert sum(row["calls"] for row in shown) == sum(row["calls"] for row in analysis["operators"])
+
+
+def test_the_answer_is_a_dozen_lines_and_tables_are_no_wider_than_the_screen(tmp_path):
+    long = event("aten::" + "x" * 300, 10, 50)
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 100), long))
+    lines = profile_answer(analysis, "the report")
+    assert_answer("\n\n" + "\n".join(lines))
+    assert [line.partition(":")[0] for line in lines[:6]] == [
+        "Verdict", "Trust", "Disturbance", "Profiler overhead", "Largest parts", "Try first"
+    ]  # fmt: skip
+    assert max(map(len, profile_lines(analysis))) <= COLUMNS
 
 
 def test_the_same_percentiles_as_numpy(tmp_path):

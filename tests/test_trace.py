@@ -239,7 +239,7 @@ def test_existing_traces_are_read_without_training(tmp_path, profiler):
     folder.mkdir()
     (folder / "trace_a.json").write_text(json.dumps({"traceEvents": SMALL}))
     (folder / "trace_b.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": SMALL}).encode())[:-9])
-    code, out = profiler("--analyze-existing", "traces", "--output-dir", "out")
+    code, out = profiler("--analyze-existing", "traces", "--output-dir", "out", "--verbose")
     assert code == 0, out
     assert "aten::linear" in out
     assert "Not read:\n  traces/trace_b.json.gz: the gzip file is truncated" in out
