@@ -18,7 +18,7 @@ from torch.utils.flop_counter import (
 from analysis.fake_run import explained_fake_run
 from analysis.wording import Table, narrow_table, text_of
 from harness.files import explain_nulls
-from harness.tables import column
+from harness.tables import Column, column
 from harness.workload import Workload
 
 CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation not counted"
@@ -117,14 +117,17 @@ def by_component(workload: Workload) -> list[dict]:
 # ---- For a reader --------------------------------------------------------------------------------------------------
 
 
-def reconciliation_lines(document: dict) -> list[str]:
-    """The three counts as a table, and whether they agree."""
+def counter_columns(document: dict) -> list[Column]:
     micro_batch = f"{document['batch_size']} x {document['sequence_length']} tokens"
-    columns = [
+    return [
         column(f"FLOPs per micro-batch, {micro_batch}", "counter", left=True),
         *(column(name.replace("_flops", "").replace("_", " "), name, ",") for name in COUNTS),
     ]
-    lines = narrow_table(columns, document["rows"])
+
+
+def reconciliation_lines(document: dict) -> list[str]:
+    """The three counts as a table, and whether they agree."""
+    lines = narrow_table(counter_columns(document), document["rows"])
     lines.append("The matmul counts agree." if document["agree"] else "The matmul counts DIFFER.")
     if recomputed := document["recomputed_flops"]:
         lines.append(f"{recomputed:,} FLOPs of the backward pass recompute activations that were not kept.")

@@ -13,6 +13,7 @@ from matplotlib.image import imread
 
 from analysis.components import breakdown_rows, component_columns
 from analysis.figures import plain_text, profile_figures, steps_figure
+from analysis.flop_counts import counter_columns, detail_tables
 from analysis.flops import PEAK_COLUMNS, flops_facts
 from analysis.integrity import disturbance_text, overhead_text
 from analysis.memory import draw_memory_timeline, memory_tables, place_of_peak, prediction_text
@@ -21,9 +22,9 @@ from analysis.opportunities import NOT_HERE_COLUMNS, OPPORTUNITY_COLUMNS
 from analysis.palette import color_of
 from analysis.profile import gpu_facts, steps_text
 from analysis.ranks import rank_columns, straggler_text
-from analysis.roofline import draw_roofline
+from analysis.roofline import POINT_COLUMNS, draw_roofline, roofline_rows
 from analysis.timeline import IDLE_COLUMNS, STREAM_COLUMNS, stream_rows
-from analysis.traffic import class_columns, intensity_facts
+from analysis.traffic import intensity_facts, intensity_tables
 from analysis.wording import Table, count_of, run_title
 from harness import disturbance
 from harness.documents import read_document
@@ -150,9 +151,14 @@ def run_tables(documents: dict) -> dict[str, Table]:
     """The tables of a run, by name."""
     tables = memory_tables(documents["memory"]) if documents["memory"] else {}
     if flops := documents["flops"]:
+        counts = flops["flops_analysis"]
         tables["peaks"] = (PEAK_COLUMNS, flops["efficiency_metrics"]["peaks"])
+        tables["counters"] = (counter_columns(counts["reconciliation"]), counts["reconciliation"]["rows"])
+        tables["flops by component"], tables["flops by module"] = detail_tables(counts)
     if intensity := documents["intensity"]:
-        tables["classes"] = (class_columns(intensity["step_bytes"]), intensity["classes"])
+        tables["classes"], tables["phases"] = intensity_tables(intensity)
+    if roof := documents["roofline"]:
+        tables["rates"] = (POINT_COLUMNS, roofline_rows(roof))
     return tables
 
 
