@@ -34,6 +34,7 @@ def main() -> None:
         comparison_markdown,
     )
     from analysis.figures import plain_text
+    from analysis.wording import read_on
     from harness.console import say
     from harness.files import make_folder, write_bytes, write_figure, write_json
     from studies.compare import (
@@ -46,17 +47,17 @@ def main() -> None:
 
     sweeps = [read_sweep(folder) if folder.is_dir() else None for folder in args.folders]
     folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
-    read_on = f"{folder / 'comparison.md'}, or the tables with --verbose"
+    tables = folder / "comparison.md"
     if any(sweeps):
         comparison = compare_sweeps(args.folders, sweeps)
         lines, draw = sweep_comparison_lines(comparison), draw_sweep_comparison
         markdown = ["```text", *lines, "```"]
-        answer = sweep_comparison_answer(comparison, read_on)
+        answer = sweep_comparison_answer(comparison, read_on(tables, "docs/sweeps.md"))
     else:
         comparison = compare(args.folders)
         lines, draw = comparison_lines(comparison, args.top_n), comparison_figure
         markdown = comparison_markdown(comparison)
-        answer = comparison_answer(comparison, f"{read_on}; docs/optimizations.md explains them")
+        answer = comparison_answer(comparison, read_on(tables, "docs/optimizations.md"))
     say(*(lines if args.verbose else []))
     make_folder(folder)
     files = [folder / f"comparison.{kind}" for kind in ("json", "md", "png")]

@@ -42,8 +42,9 @@ def main() -> None:
 
 
 def train_and_explain(args: argparse.Namespace, report: bool) -> None:
-    from analysis.existing import read_on, report_in
+    from analysis.existing import PAGE, report_in
     from analysis.profile import profile_answer, profile_lines
+    from analysis.wording import read_on
     from harness.console import is_first_rank, say
     from harness.documents import read_document
     from tiny_llama_v1 import run_from_arguments
@@ -63,7 +64,7 @@ def train_and_explain(args: argparse.Namespace, report: bool) -> None:
 
         files = write_report(folder)
         say("", "Report:", *(f"  {file}" for file in files))
-    say("", *profile_answer(analysis, read_on(report_in(files))))
+    say("", *profile_answer(analysis, read_on(report_in(files), PAGE)))
 
 
 if __name__ == "__main__":

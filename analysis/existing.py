@@ -6,14 +6,16 @@ import re
 from pathlib import Path
 
 from analysis.profile import analyze_all, find_traces, profile_answer, profile_lines
-from analysis.wording import count_of
+from analysis.wording import read_on
 from harness.console import say
 from harness.errors import UserError
 from harness.files import make_folder, write_json
 
+PAGE = "docs/reading_a_profile.md"
+
 
 def analyze_existing(
-    path: Path, output_dir: Path | None, report: bool, top: int, sort: str | None, verbose: bool
+    path: Path, output_dir: Path | None, report: bool, top: int, sort: str | None, verbose: bool = False
 ) -> None:
     """Print what a trace, or each in a folder, shows, and name the files that cannot be read as traces.
 
@@ -47,18 +49,12 @@ def analyze_existing(
 def answer_of(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:
     """The answer of a single trace, or of the first of several, which is that of rank 0."""
     (first, analysis), *others = analyses
-    hint = f"of {count_of(len(analyses), 'trace')}, this is {first.name}; " if others else ""
-    return profile_answer(analysis, hint + read_on(report))
+    hint = f"{first.name} is one of {len(analyses)} traces; " if others else ""
+    return profile_answer(analysis, hint + read_on(report or "--generate-report", PAGE))
 
 
 def report_in(files: list[Path]) -> Path | None:
     return next((file for file in files if file.name == "report.html"), None)
-
-
-def read_on(report: Path | None) -> str:
-    """Where the tables are, and what they mean."""
-    tables = f"{report}, or the tables with --verbose" if report else "--verbose, or --generate-report"
-    return f"{tables}; docs/reading_a_profile.md explains them"
 
 
 def write_analyses(target: Path, analyses: list[tuple[Path, dict]], refused: list[UserError]) -> list[Path]:

@@ -13,7 +13,7 @@ from analysis.opportunities import best_three
 from analysis.profile import verdict_text
 from analysis.roofline import by_time, draw_roofline, roofline, roofline_lines
 from analysis.traffic import computational_intensity, intensity_lines
-from analysis.wording import count_of, workload_title, wrapped
+from analysis.wording import count_of, read_on, workload_title, wrapped
 from harness.console import say
 from harness.disturbance import disturbance_text
 from harness.documents import read_document
@@ -110,8 +110,7 @@ def flops_answer(profile: dict, documents: dict[str, dict], source: Path, report
     rows["Disturbance"] = disturbance_text(summary["disturbance"]) if summary else "not measured"
     rows["Largest parts"] = largest_parts(profile, documents.get("roofline_data.json"))
     rows["Try first"] = best_three(trace) if trace else least_times(profile, intensity)
-    tables = f"{report}, or the tables with --verbose" if report else "--verbose"
-    return answer(rows | {"Read on": f"{tables}; docs/flops_and_limits.md explains them"})
+    return answer(rows | {"Read on": read_on(report, "docs/flops_and_limits.md")})
 
 
 def counters_text(reconciliation: dict) -> str:

@@ -45,12 +45,20 @@ def narrow_table(columns: Sequence[Column], rows: Sequence[dict]) -> list[str]:
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
-    """The lines, broken where they are wider than COLUMNS."""
+    """The lines, broken at spaces where they are wider than COLUMNS."""
+    whole_words = {"break_on_hyphens": False, "break_long_words": False}
     return [
         part
         for line in lines
-        for part in (textwrap.wrap(line, COLUMNS, subsequent_indent="    ") if len(line) > COLUMNS else [line])
+        for part in (
+            textwrap.wrap(line, COLUMNS, subsequent_indent="    ", **whole_words) if len(line) > COLUMNS else [line]
+        )
     ]
+
+
+def read_on(report: object, page: str) -> str:
+    """The last line of an answer: where the tables are, and what explains them."""
+    return "; ".join([str(report)] * bool(report) + [page, "--verbose prints the tables"])
 
 
 def text_of(tables: Iterable[Table]) -> list[str]:
