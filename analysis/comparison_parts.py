@@ -109,7 +109,7 @@ def changes(run: str, kind: str, before: Times, after: Times, spread: float) -> 
         if known:
             noise = max(STANDARD_ERRORS * math.hypot(*known), spread * min(before_ms, after_ms))
         if name not in before or name not in after:
-            difference = "only here" if name in after else "not here"
+            difference = "new" if name in after else "gone"
         elif noise is None:
             difference = "spread unknown"
         elif abs(change) <= noise:

@@ -18,7 +18,7 @@ from analysis.ranks import Rank, compare_ranks, rank_facts, rank_lines, straggle
 from analysis.timeline import KEYS, gpu_timelines
 from analysis.trace import read_trace
 from analysis.verdict import verdict
-from analysis.wording import count_of, printable, wrapped
+from analysis.wording import count_of, printable, shortened, wrapped
 from harness.console import progress_bar
 from harness.errors import UserError
 from harness.files import explain_nulls_recursively, may_be_trace
@@ -291,7 +291,7 @@ def gpu_facts(timeline: dict) -> dict[str, str]:
 
 def top_shares(rows: list[dict], key: str, n: int) -> str:
     ranked = sorted(rows, key=lambda row: -row["share"])[:n]
-    return ", ".join(f"{row[key]} {row['share']:.1%}" for row in ranked if row["share"] > 0)
+    return ", ".join(f"{shortened(row[key])} {row['share']:.1%}" for row in ranked if row["share"] > 0)
 
 
 def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:

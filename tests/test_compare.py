@@ -220,7 +220,7 @@ def test_without_parts_in_common_classes_are_compared(source, components, reason
     assert {row["class"]: row["difference"] for row in found["classes"]} == {
         "matmul": NOISE,
         "element-wise": NOISE,
-        "copy": "only here",
+        "copy": "new",
     }
 
 

@@ -7,7 +7,7 @@ import os
 import time
 
 import pytest
-from helpers import SMALL_MODEL
+from helpers import SMALL_MODEL, assert_answer
 from traces import H100, MI300X, SMALL, event, on_gpu, real_path, step, write_trace
 
 from analysis.existing import analyze_existing
@@ -80,7 +80,7 @@ def test_reports_of_real_gpus(tmp_path, name, capsys):
 @pytest.mark.slow
 def test_a_run_ends_with_a_report(tmp_path, profiler):
     flags = [*SMALL_MODEL, *"--num-steps 8 --profile-steps 2 --include-memory --top-n 3 --sort-by calls".split()]
-    code, out = profiler("--profile-dir", "p", *flags)
+    code, out = profiler("--profile-dir", "p", "--verbose", *flags)
     assert code == 0, out
     found = page(tmp_path / "p")
     for words in ("attention.scores", "Peak memory", "temporaries", "run_pytorch_profiler.py", "Profiler overhead"):
@@ -91,7 +91,9 @@ def test_a_run_ends_with_a_report(tmp_path, profiler):
     calls = [int(line.split()[1]) for line in table]
     assert calls == sorted(calls, reverse=True)
     assert "aten::" in table[0]
-    assert "aten::" not in page_from_operators[5]  # three rows were asked for
+    assert "aten::" not in page_from_operators[5]  # three rows were asked for, and the sum of the others
+    assert_answer(out)
+    assert "Read on:           p/report.html; docs/reading_a_profile.md" in out
     config = json.loads((tmp_path / "p" / "config.json").read_text())
     assert config["profiling"]["profile_memory"]
 
@@ -162,7 +164,7 @@ def test_good_files_among_bad_ones(tmp_path, capsys):
     for name, content in BAD.items():
         (tmp_path / f"trace_{name}").write_bytes(content)
     write_trace(tmp_path / "trace_good.json", *SMALL)
-    analyze_existing(tmp_path, tmp_path / "out", False, 5, None)
+    analyze_existing(tmp_path, tmp_path / "out", False, 5, None, verbose=True)
     out = capsys.readouterr().out
     assert "aten::linear" in out
     refused = out[out.index("Not read:") :]
