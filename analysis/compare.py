@@ -399,20 +399,18 @@ def comparison_answer(comparison: dict, read_on: str) -> list[str]:
 
 
 def finding(row: dict, baseline: dict) -> str:
-    """'b is 1.20x as fast as a: 100.00 ms against 120.00 ms (95%: 1.15x to 1.25x)'"""
+    """'b is 1.20x as fast as a (95%: 1.15x to 1.25x): 100.00 ms against 120.00 ms'"""
     if row["ratio"] is None or row["median_ms"] is None:
         return f"{row['name']} {row['status']}: {row['difference']}"
-    times = f"{row['median_ms']:,.2f} ms against {baseline['median_ms']:,.2f} ms"
     faster = row["ratio"] < 1
-    ratio = 1 / row["ratio"] if faster else row["ratio"]
-    verb, word = ("is", "fast") if faster else ("takes", "long")
-    how = f"{row['name']} {verb} {ratio:.2f}x as {word} as {baseline['name']}"
+    ratio, (verb, word) = (1 / row["ratio"], ("is", "fast")) if faster else (row["ratio"], ("takes", "long"))
+    text = f"{row['name']} {verb} {ratio:.2f}x as {word} as {baseline['name']}"
     if row["ratio_95"]:
         low, high = sorted(1 / end for end in row["ratio_95"]) if faster else row["ratio_95"]
-        times += f" (95%: {low:.2f}x to {high:.2f}x)"
-    if row["difference"] in ("slower", "faster"):
-        return f"{how}: {times}"
-    return f"{how}, {row['difference']}: {times}"
+        text += f" (95%: {low:.2f}x to {high:.2f}x)"
+    if row["difference"] not in ("slower", "faster"):
+        text += f", {row['difference']}"
+    return f"{text}: {row['median_ms']:,.2f} ms against {baseline['median_ms']:,.2f} ms"
 
 
 def largest_reason(comparison: dict, row: dict) -> str:

@@ -178,8 +178,7 @@ def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> li
     clock, key = ("GPU", "self_device_us") if kernels else ("CPU", "self_cpu_us")
     self_ms = sum(row[key] for row in operators) / 1e3
     lines = [
-        f"Operators: {len(operators)}, {self_ms:.3f} ms of self {clock} time, the base of all shares; FLOPs and MB of all "
-        "calls",
+        f"Operators: {len(operators)}, {self_ms:.3f} ms of self {clock} time, which shares refer to",
         *narrow_table(operator_columns(bool(kernels)), first_rows(sorted_by(operators, sort), top)),
     ]
     if by_shape := sorted_by(analysis["operators_by_shape"], sort):

@@ -234,8 +234,10 @@ def test_the_answer_names_the_difference_and_its_largest_reason(runs, tmp_path):
     lines = comparison_answer(compare([base, *others]), "comparison.md")
     assert_answer("\n\n" + "\n".join(lines))
     text = "\n".join(lines)
-    assert "same takes 1.00x as long as a, within noise: 100.50 ms against 100.00 ms" in text
-    assert "fast is 1.25x as fast as a: 80.00 ms against 100.00 ms (95%: 1.2" in text
+    assert "same takes 1.00x as long as a (95%: 0." in text
+    assert ", within noise: 100.50 ms against 100.00 ms" in text
+    assert "fast is 1.25x as fast as a (95%: 1.2" in text
+    assert "x): 80.00 ms against 100.00 ms" in text
     assert "and 1 more run in the table" in text
     assert "same: none, the difference is within noise" in text
     assert any(" fast: " in line and "ms per profiled" not in line for line in lines)
