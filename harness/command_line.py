@@ -89,6 +89,12 @@ class OneLineParser(argparse.ArgumentParser):
             group.add_argument(*names, default=None, help=text, **options)
 
 
+def verbose_flag(parser: argparse._ActionsContainer) -> None:
+    """Add --verbose: a command ends with its answer, and prints its tables only on request."""
+    text = "print the tables too (at most 120 columns wide); without it they are in the files and the report only"
+    parser.add_argument("--verbose", action="store_true", help=text)
+
+
 # ---- Packages ------------------------------------------------------------------------------------------------------
 
 
