@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from harness.tables import Column, text_table
+from harness.tables import COLUMNS, Column, text_table
 from harness.workload import Workload
 
 Table = tuple[Sequence[Column], list[dict]]  # columns and rows
@@ -34,9 +35,27 @@ def clipped(columns: Sequence[Column], length: int) -> list[Column]:
     return [clip(one) for one in columns]
 
 
+def narrow_table(columns: Sequence[Column], rows: Sequence[dict]) -> list[str]:
+    """The table in at most COLUMNS columns: its longest texts are shortened until it fits."""
+    widths = [max(len(text) for text in (one.title, *map(one.text, rows))) for one in columns]
+    texts = [width for width, one in zip(widths, columns, strict=True) if one.left]
+    room = COLUMNS - 2 * (len(columns) - 1) - sum(widths) + sum(texts)
+    fitting = (n for n in range(max(texts, default=0), 4, -1) if sum(min(width, n) for width in texts) <= room)
+    return text_table(clipped(columns, next(fitting, 4)), rows)
+
+
+def wrapped(lines: Iterable[str]) -> list[str]:
+    """The lines, broken where they are wider than COLUMNS."""
+    return [
+        part
+        for line in lines
+        for part in (textwrap.wrap(line, COLUMNS, subsequent_indent="    ") if len(line) > COLUMNS else [line])
+    ]
+
+
 def text_of(tables: Iterable[Table]) -> list[str]:
     """The tables that have rows, a blank line before each."""
-    return [line for columns, rows in tables if rows for line in ("", *text_table(columns, rows))]
+    return [line for columns, rows in tables if rows for line in ("", *narrow_table(columns, rows))]
 
 
 def title_of_run(parameters: int, batch_size: int, seq_len: int, precision: str, device: str, ranks: int = 1) -> str:

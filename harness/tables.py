@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+COLUMNS = 120  # of the widest line that a command prints
+ANSWER_LINES = 12  # that a command ends with, at most
+
 
 @dataclass(frozen=True)
 class Column:
@@ -49,6 +52,18 @@ def labeled(rows: dict[str, object], indent: str = "") -> list[str]:
     """One line 'label: value' per entry, the values aligned."""
     width = max(map(len, rows), default=0) + 2
     return [f"{indent}{label + ':':<{width}}{value}" for label, value in rows.items()]
+
+
+def answer(rows: dict[str, str | list[str]]) -> list[str]:
+    """The lines that a command ends with: labeled, a list with a line for each text, cut at COLUMNS."""
+    pairs = [
+        ("" if i else f"{label}:", text)
+        for label, texts in rows.items()
+        for i, text in enumerate([texts] if isinstance(texts, str) else texts)
+    ]
+    width = max(len(label) for label, _ in pairs) + 1
+    lines = [f"{label:<{width}}{text}" for label, text in pairs[:ANSWER_LINES]]
+    return [line if len(line) <= COLUMNS else f"{line[: COLUMNS - 1]}…" for line in lines]
 
 
 @dataclass
