@@ -60,7 +60,7 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
         f"Number of Allocations: {memory['allocations']}",
         f"Largest Tensor: {named}",
         f"The step's peak, {megabytes(memory['peak_bytes'])}, is in {place_of_peak(memory)}; {prediction_text(memory)}",
-        f"At the peak: {parts_of_peak({name: size / MB for name, size in memory['peak']['bytes_by_category'].items()})}",
+        f"At the peak: {parts_of_peak(memory['peak']['bytes_by_category'])}",
     ]
 
 
@@ -71,11 +71,11 @@ def memory_table_lines(memory: dict) -> list[str]:
     return text_of((tables | {"tensors": (columns, folded_layers(tensors))}).values())
 
 
-def parts_of_peak(sizes_mb: dict[str, float]) -> str:
-    """The categories at a peak, the three largest first and by name."""
-    first, rest = (found := sorted(sizes_mb.items(), key=lambda item: -item[1]))[:3], found[3:]
-    named = ", ".join(f"{name} {mb:,.1f}" for name, mb in first)
-    return f"{named}, others {sum(mb for _, mb in rest):,.1f} MB"
+def parts_of_peak(sizes: dict[str, float], unit: float = MB) -> str:
+    """The categories at a peak, the three largest by name; `unit` of MB in the sizes."""
+    found = sorted(sizes.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name} {size / unit:,.1f}" for name, size in found[:3])
+    return f"{named}, others {sum(size for _, size in found[3:]) / unit:,.1f} MB"
 
 
 def place_of_peak(memory: dict) -> str:

@@ -31,7 +31,7 @@ from harness.environment import describe_environment
 from harness.files import explain_nulls
 from harness.memory_tracker import MemoryTracker, kept_by_component
 from harness.tables import column, labeled
-from harness.units import MB, megabytes
+from harness.units import MB
 from harness.workload import Workload
 
 PERSISTENT_BYTES_PER_PARAM = 12  # itself and two moments of the optimizer, float32 at any precision
@@ -286,19 +286,19 @@ def prediction_lines(document: dict, verbose: bool = False) -> list[str]:
         shape += f", on each of {document['world_size']} ranks"
     target = document["target_device"]
     also = f"; also matching: {', '.join(target['other_rows'])}" if target and target["other_rows"] else ""
-    batch, length = limit(document["max_batch_size"]), limit(document["max_seq_len"])
     facts = {
         **({"Target device": target["name"] + also} if target else {}),
         **fit_facts(document),
         "Peak memory": f"{peak_mb:,.1f} MB, in {document['peak_where']}",
-        "  made of": parts_of_peak(document["memory_by_category_mb"]),
-        "Would fit": f"a batch of {batch} with {training['seq_len']:,} tokens, or {length} tokens with batch "
-        f"{training['batch_size']:,}",
+        "  made of": parts_of_peak(document["memory_by_category_mb"], unit=1),
+        "Largest batch": f"{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens would fit",
+        "Longest sequence": f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples, would fit",
         **time_facts(document),
         "Work": f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters",
         "Next": "the same command without --dry-run trains" if document["fits"] else f"{cure(document)}, then train",
     }
-    lines = [*(detail_lines(document) if verbose else []), f"Prediction, nothing was allocated or trained: {shape}", *labeled(facts)]
+    lines = detail_lines(document) if verbose else []
+    lines += [f"Prediction, nothing was allocated or trained: {shape}", *labeled(facts)]
     if training.get("compile"):
         lines.append("--compile: fused kernels write less, so the peak is at most this; what would fit is without it")
     return wrapped(lines)

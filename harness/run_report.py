@@ -194,10 +194,10 @@ class RunReport:
         explain: Callable[[dict], Iterable[Explanation]],
         conclude: Callable[[dict], str],
     ) -> None:
-        """After the last step, or the error that ended the run: write the files and print the summary, the answer last.
+        """After the last step, or the error that ended the run: write the files, and print the summary.
 
-        explain(summary) yields the results of the instruments; conclude(summary) is the last line of the summary.  Raises
-        UserError if a file cannot be written.
+        explain(summary) yields the results of the instruments; conclude(summary) is the last line of the summary.
+        Raises UserError if a file cannot be written.
         """
         with contextlib.suppress(FloatingPointError, RuntimeError):  # the original error takes precedence
             self.meter.read_finished(wait=True)

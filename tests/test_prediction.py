@@ -223,12 +223,12 @@ def test_a_target_device_that_is_none(train, tmp_path, flags, words):
 
 
 def test_another_device(train, tmp_path):
-    flags = ("--dry-run", "--device-memory", "1.1", "--output-dir", "run")
+    flags = ("--dry-run", "--device-memory", "1.1", "--output-dir", "run", "--verbose")
     code, out, _ = train(*flags, small=False)
     assert code == 0
-    assert re.search(r"^Fits: +NO, 33 MB short: 1,126 MB, --device-memory$", out, re.M)
     assert re.search(r"^Reserve: +1,024 MB: context", out, re.M)
-    assert re.search(r"^Largest batch: +at most \d samples", out, re.M)
+    assert re.search(r"^Fits: +NO, 33 MB short: 1,126 MB, --device-memory \(1,024 in reserve\)$", out, re.M)
+    assert re.search(r"^Largest batch: +\d samples of", out, re.M)
     assert "--device-memory does not name a device; use --target-device" in out
     document = read(tmp_path / "run" / "prediction.json")
     assert document["fits"] is False
