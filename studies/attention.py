@@ -116,9 +116,9 @@ def table(rows: list[dict]) -> Section:
         column("d_head", "d_head"),
         column("sequence", "seq_len", ","),
         column("forward (ms)", "forward_ms", ",.2f"),
-        *optional(mean_std_column("mean ± std", "forward")),
+        *optional(mean_std_column("forward mean ± std", "forward")),
         column("backward (ms)", "backward_ms", ",.2f"),
-        *optional(mean_std_column("mean ± std", "backward")),
+        *optional(mean_std_column("backward mean ± std", "backward")),
         column("memory (MB)", "memory_bytes", ",.2f", MB),
         column("predicted (MB)", "predicted_memory_bytes", ",.2f", MB),
         *optional(
@@ -164,8 +164,8 @@ def breakdown(rows: list[dict], available_bytes: int) -> list[Section]:
     )
     before, peak = row["predicted_memory_bytes"], row["predicted_peak_bytes"]
     text = [
-        f"Total: {before:,} bytes, {megabytes(before)}. The backward pass adds gradients of scores and inputs, up to a "
-        f"peak of {megabytes(peak)}; {megabytes(available_bytes)} are available.",
+        f"Total: {before:,} bytes, {megabytes(before)}. The peak of forward and backward pass together is "
+        f"{megabytes(peak)}; {megabytes(available_bytes)} are available.",
     ]
     title = f"The smallest row that does not fit: {label(row)}, batch {row['batch_size']}"
     return [Section(title, columns, row["tensors"], text)]

@@ -260,14 +260,22 @@ class Sweep:
         self.write_events(text, figure)
         first, *others = sections
         for section in others if self.verbose else []:
-            say(*screen_lines(section), *wrapped(section.text))
+            say(*screen_lines(section, fold=False), *wrapped(section.text))
         kinds = "json, .md" if figure is None else "json, .md, .png"
         more_tables = "" if self.verbose or not others else "; --verbose prints all of its tables"
         say("", f"Files: {self.folder / self.name}.{kinds}{more_tables}", "", *wrapped([" ".join(finding)]))
+        say(f"Disturbance: {self.disturbance()}")
         say(*screen_lines(first), *(wrapped(first.text) if self.verbose else []))
         failed = sum(row["status"] == "failed" for row in self.rows)
         if failed:
             raise UserError(f"{failed} of {len(self.rows)} rows failed; see the table")
+
+    def disturbance(self) -> str:
+        measured = [row for row in self.rows if row["status"] == "ok"]
+        if not measured:
+            return "nothing was measured"
+        disturbed = [row["disturbance"] for row in measured if row.get("disturbed")]
+        return f"{len(disturbed)} of {len(measured)} rows, such as: {disturbed[-1]}" if disturbed else "none seen"
 
     def markdown(self, finding: list[str], sections: list[Section], figure) -> list[str]:
         title, environment = self.name.replace("_", " ").capitalize(), self.environment
@@ -468,16 +476,16 @@ def cold_compiler() -> Iterator[None]:
 TEXT_WIDTH = 20  # to which a text is shortened before a column is left out
 
 
-def screen_lines(section: Section) -> list[str]:
-    """The title and the table in at most COLUMNS columns.
+def screen_lines(section: Section, fold: bool = True) -> list[str]:
+    """The title and the table in at most COLUMNS columns: optional ones are left out, the last first, until it fits.
 
-    What is the same in all rows is named once, and optional columns are left out, the last first, until it fits.
+    fold: name what is the same in all rows once, above the table.
     """
-    rows = section.rows
-    if not rows:
+    if not section.rows:
         return ["", section.title]
+    rows = [row | {"disturbance": ""} if row.get("disturbed") else row for row in section.rows]
     texts = {i: {one.text(row) for row in rows} for i, one in enumerate(section.columns)}
-    folded = [i for i, found in texts.items() if len(found) == 1 and len(rows) > 1]
+    folded = [i for i, found in texts.items() if len(found) == 1 and len(rows) > 1 and fold]
     same = [f"{section.columns[i].title} {text}" for i in folded if (text := min(texts[i])) not in ("-", "")]
     shown = [one for i, one in enumerate(section.columns) if i not in folded]
     left_out = []
@@ -543,8 +551,8 @@ def text_columns(*keys: str) -> list[Column]:
     return [column(key, key, left=True) for key in keys]
 
 
-def plain_columns(rows: list[dict], form: str = ".7g") -> list[Column]:
-    """A column for each key of the rows, with the key as its title; form: for floats."""
+def plain_columns(rows: list[dict], form: str = ".7g", optional: Sequence[str] = ()) -> list[Column]:
+    """A column for each key of the rows, with the key as its title; form: for floats; optional: keys."""
     columns = []
     for key in (key for key in rows[0] if not key.endswith("_reason")):
         kinds = {type(row[key]) for row in rows} - {type(None)}
@@ -555,7 +563,8 @@ def plain_columns(rows: list[dict], form: str = ".7g") -> list[Column]:
             columns.append(column(title, key, left=True))
         else:
             columns.append(column(title, key, form if float in kinds else ","))
-    return columns
+    keys = {name.replace("_", " ") for name in optional}
+    return [replace(one, optional=one.title in keys) for one in columns]
 
 
 def status_column() -> Column:
@@ -564,7 +573,7 @@ def status_column() -> Column:
     def text(row: dict) -> str:
         status = "OOM" if row["status"] == "oom" else row["status"]
         if row.get("disturbed"):
-            status += f"; disturbed: {row['disturbance']}"
+            status += f"; disturbed: {row['disturbance']}".removesuffix(": ")
         return f"{status}: {row['reason']}" if row["reason"] else status
 
     return Column("status", text, left=True)

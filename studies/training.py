@@ -234,10 +234,12 @@ def finding(rows: list[dict], available_bytes: int) -> list[str]:
     measured = [row for row in most_warmed_up(rows) if row["status"] == "ok"]
     if not measured:
         return predicted_finding(rows, "predicted_peak_bytes", label, available_bytes)
-    most, least = (pick(measured, key=lambda row: row["step_ms"]) for pick in (max, min))
+    most = max(measured, key=lambda row: row["step_ms"])
+    alike = [row for row in measured if all(row[name] == most[name] for name in ("mode", "precision", "compiled"))]
+    least = min(alike if len(alike) > 1 else measured, key=lambda row: row["step_ms"])
     phases = [f"{name} {row_ms / most['step_ms']:.0%}" for name in PHASES if (row_ms := most[f"{name}_ms"]) is not None]
     first = f"The slowest is {label(most)}, median {most['step_ms']:,.2f} ms: {', '.join(phases)}."
-    if len(measured) == 1:
+    if least is most:
         return [first, f"It reaches {most['achieved_tflops']:.4g} TFLOP/s."]
     if changes := [line["speedup"] for line in compiled_rows(rows) if line["speedup"]]:
         return [first, f"Compiled, a pass takes {1 / max(changes):.2f} to {1 / min(changes):.2f} of the time."]
