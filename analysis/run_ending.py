@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from analysis.flops import NO_DATASHEET
 from analysis.hardware import compute_ceilings
 
 
@@ -19,8 +18,8 @@ def mfu_line(summary: dict) -> str:
     per_rank = " per rank" if summary["training"]["world_size"] > 1 else ""
     tokens = f"{performance['tokens_per_sec']:,.0f} tokens/sec"
     if not ceilings:
-        why = f"{NO_DATASHEET}; run_deepspeed_flops.py measures a peak"
-        return f"MFU: unknown, {why}. {tflops:.4g} TFLOP/s{per_rank}, {tokens}"
+        why = "no peak is known (run_deepspeed_flops.py measures one)"
+        return f"MFU: unknown, {why}; {tflops:.4g} TFLOP/s{per_rank}, {tokens}"
     peak = ceilings[0]
     kind = "measured here" if peak.kind == "measured" else peak.kind
     share = f"{1e14 * tflops / peak.rate:.1f}%"
