@@ -45,11 +45,14 @@ def narrow_table(columns: Sequence[Column], rows: Sequence[dict]) -> list[str]:
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
-    """The lines, broken where they are wider than COLUMNS."""
+    """The lines, broken at spaces where they are wider than COLUMNS."""
+    whole_words = {"break_on_hyphens": False, "break_long_words": False}
     return [
         part
         for line in lines
-        for part in (textwrap.wrap(line, COLUMNS, subsequent_indent="    ") if len(line) > COLUMNS else [line])
+        for part in (
+            textwrap.wrap(line, COLUMNS, subsequent_indent="    ", **whole_words) if len(line) > COLUMNS else [line]
+        )
     ]
 
 
