@@ -13,7 +13,7 @@ from harness.startup import run_command
 
 
 def main() -> None:
-    from harness.command_line import require, verbose_flag
+    from harness.command_line import require
     from tiny_llama_v1 import build_parser
 
     parser = build_parser("run_deepspeed_flops.py", __doc__.splitlines()[0])
@@ -24,7 +24,6 @@ def main() -> None:
     add("--generate-roofline", action="store_true", help=text)
     text = "print and plot an earlier flops_profile.json without training"
     add("--analyze-results", metavar="FILE", type=Path, help=text)
-    verbose_flag(parser)
     args = parser.parse_args()
     if args.analyze_results and args.peak is not None:
         parser.error("--peak: not with --analyze-results, which shows the peaks in its file")

@@ -13,7 +13,7 @@ from harness.startup import run_command
 
 def main() -> None:
     from analysis import SORT_KEYS
-    from harness.command_line import number_of, require, verbose_flag
+    from harness.command_line import number_of, require
     from tiny_llama_v1 import build_parser
 
     parser = build_parser("run_pytorch_profiler.py", __doc__.splitlines()[0])
@@ -25,7 +25,6 @@ def main() -> None:
     add("--generate-report", action=argparse.BooleanOptionalAction, help=text)
     add("--top-n", type=number_of(int, 1), metavar="N", default=15, help="rows per table (15)")
     add("--sort-by", choices=SORT_KEYS, help="sort operators by (self_device on a GPU, else self_cpu)")
-    verbose_flag(parser)
     args = parser.parse_args()
     report = args.generate_report if args.analyze_existing else args.generate_report is not False
     require("the analysis", ["orjson", "pandas"])

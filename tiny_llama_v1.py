@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness import doctor
-from harness.command_line import OneLineParser, flag, memory_size
+from harness.command_line import OneLineParser, flag, memory_size, verbose_flag
 from harness.console import is_first_rank, say
 from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank, set_numerics
 from harness.distributed import data_parallel, gradient_sync, process_group, suffix_of_rank
@@ -588,10 +588,12 @@ class TinyLlamaWorkload(Workload):
 # ---- One run -------------------------------------------------------------------------------------------------------
 
 
-def run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, examine: Callable | None = None) -> None:
+def run(
+    workload: TinyLlamaWorkload, profiling: ProfilerConfig, examine: Callable | None = None, verbose: bool = False
+) -> None:
     """One run: check, announce, train, report.  Errors are raised, and become one line in main().
 
-    examine(device, rank, world_size) is called once the ranks have met.
+    examine(device, rank, world_size) is called once the ranks have met.  verbose: print tables too.
     """
     config, training = workload.config, workload.training
     device = choose_device(training.device)
@@ -613,6 +615,7 @@ def run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, examine: Callabl
             num_steps=training.num_steps,
             log_interval=training.log_interval,
             output_dir=training.output_dir,
+            verbose=verbose,
         )
         report.open()
         try:
@@ -667,7 +670,12 @@ def close(report: RunReport, error: BaseException | None) -> None:
 
         return explanations(report, summary)
 
-    report.close(error, explain)
+    def conclude(summary: dict):
+        from analysis.run_ending import mfu_line
+
+        return mfu_line(summary)
+
+    report.close(error, explain, conclude)
 
 
 def check_memory(workload: TinyLlamaWorkload, device: torch.device) -> None:
@@ -694,7 +702,11 @@ def check_memory(workload: TinyLlamaWorkload, device: torch.device) -> None:
 
 
 def dry_run(
-    workload: TinyLlamaWorkload, profiling: ProfilerConfig, device_memory: int | None, target_device: str | None
+    workload: TinyLlamaWorkload,
+    profiling: ProfilerConfig,
+    device_memory: int | None,
+    target_device: str | None,
+    verbose: bool,
 ) -> None:
     """prediction.json and its lines, instead of a run."""
     from analysis.hardware import rows_named
@@ -709,21 +721,21 @@ def dry_run(
     from analysis.prediction import predict, prediction_lines
 
     document = predict(workload, device, profiling.peak, device_memory, targets)
-    lines = prediction_lines(document)
+    lines = prediction_lines(document, verbose)
     if device.type == "cpu" and (unseen := unseen_hardware()):
         lines.append(f"Warning: {unseen}")
     if folder := training.output_dir or profiling.profile_dir:
         prepare_folder(Path(folder))
         write_json(Path(folder) / "prediction.json", document)
-        lines += ["", "Files:", f"  {Path(folder) / 'prediction.json'}"]
+        lines.insert(0, f"Files: {Path(folder) / 'prediction.json'}")
     say(*lines)
 
 
-def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig) -> None:
+def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbose: bool) -> None:
     """What the doctor finds on this machine, then three steps."""
     doctor.examine(workload.training.device)
-    run(replace(workload, training=replace(workload.training, num_steps=3)), profiling, doctor.examine_ranks)
-    say("", "Setup is valid: three steps were trained.")
+    run(replace(workload, training=replace(workload.training, num_steps=3)), profiling, doctor.examine_ranks, verbose)
+    say("Setup is valid: three steps were trained.")
 
 
 # ---- Command line --------------------------------------------------------------------------------------------------
@@ -754,6 +766,7 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
         "with --dry-run: a device to predict for by its datasheet, such as MI300X; --device-memory overrides its memory"
     )
     group.add_argument("--target-device", metavar="NAME", help=text)
+    verbose_flag(group)
     parser.add_dataclass_flags("model", TinyLlamaConfig)
     parser.add_dataclass_flags("training", TrainingConfig)
     parser.add_dataclass_flags("profiling", ProfilerConfig)
@@ -837,15 +850,24 @@ def run_from_arguments(args: argparse.Namespace) -> None:
     """What the flags ask for: a prediction, a setup check, or a run."""
     workload, profiling = resolve(args)
     if args.dry_run:
-        dry_run(workload, profiling, args.device_memory, args.target_device)
+        dry_run(workload, profiling, args.device_memory, args.target_device, args.verbose)
     elif args.validate_setup:
-        validate_setup(workload, profiling)
+        validate_setup(workload, profiling, args.verbose)
     else:
-        run(workload, profiling)
+        run(workload, profiling, verbose=args.verbose)
+
+
+def run_and_advise(argv: list[str] | None) -> None:
+    from analysis.run_ending import next_step
+
+    args = build_parser().parse_args(argv)
+    run_from_arguments(args)
+    if not args.dry_run:
+        say(next_step(args))
 
 
 def main(argv: list[str] | None = None) -> int:
-    return exit_code_of(lambda: run_from_arguments(build_parser().parse_args(argv)))
+    return exit_code_of(lambda: run_and_advise(argv))
 
 
 if __name__ == "__main__":

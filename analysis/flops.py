@@ -162,6 +162,13 @@ def flops_lines(profile: dict) -> list[str]:
     return wrapped(lines)
 
 
+def flops_summary(profile: dict) -> list[str]:
+    """What a run prints of them without --verbose."""
+    counts = profile["flops_analysis"]["reconciliation"]
+    agree = "The matmul counts agree" if counts["agree"] else "The matmul counts DIFFER"
+    return [f"FLOPs Profile: {profile['flops_analysis']['step_flops']:,} per step; {agree}"]
+
+
 def mfu_text(profile: dict) -> str:
     """'11.4% of 0.3762 TFLOP/s (fp32, measured), the peak; 0.04275 TFLOP/s achieved'"""
     efficiency, rates = profile["efficiency_metrics"], profile["performance_metrics"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from analysis.palette import HATCHES, MEMORY
@@ -57,10 +59,23 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
         f"Memory at Optimizer Step: {reached['optimizer']}",
         f"Number of Allocations: {memory['allocations']}",
         f"Largest Tensor: {named}",
-        f"The memory of a phase is its peak; {memory['source']}",
         f"The step's peak, {megabytes(memory['peak_bytes'])}, is in {place_of_peak(memory)}; {prediction_text(memory)}",
-        *text_of(memory_tables(memory).values()),
+        f"At the peak: {parts_of_peak(memory['peak']['bytes_by_category'])}",
     ]
+
+
+def memory_table_lines(memory: dict) -> list[str]:
+    """The tables of a run with --profile-memory --verbose."""
+    tables = memory_tables(memory)
+    columns, tensors = tables["tensors"]
+    return text_of((tables | {"tensors": (columns, folded_layers(tensors))}).values())
+
+
+def parts_of_peak(sizes: dict[str, float], unit: float = MB) -> str:
+    """The categories at a peak, the three largest by name; `unit` of MB in the sizes."""
+    found = sorted(sizes.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name} {size / unit:,.1f}" for name, size in found[:3])
+    return f"{named}, others {sum(size for _, size in found[3:]) / unit:,.1f} MB"
 
 
 def place_of_peak(memory: dict) -> str:
@@ -92,6 +107,21 @@ def kept_rows(memory: dict) -> list[dict]:
         sizes = [row[name] for row in rows]
         total[name] = None if None in sizes else sum(sizes)
     return [*rows, total]
+
+
+def folded_layers(tensors: list[dict]) -> list[dict]:
+    """Tensors that differ only in their layer as one row, `layers.*`, with their number and bytes in total."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in tensors:
+        where = re.sub(r"\blayers\.\d+\b", "layers.*", row["where"])
+        key = (where, row["phase"], str(row["shape"]), row["dtype"], row["category"], row["bytes"])
+        groups.setdefault(key, []).append(row)
+    return [
+        row | {"where": key[0], "shape": f"{row['shape']} x {1 + len(more)}", "bytes": row["bytes"] * (1 + len(more))}
+        if more
+        else row
+        for key, (row, *more) in groups.items()
+    ]
 
 
 def tensor_name(row: dict) -> str:

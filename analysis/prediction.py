@@ -21,9 +21,9 @@ from analysis.hardware import (
     datasheet,
     described,
 )
-from analysis.memory import TENSOR_COLUMNS, place_of_peak
+from analysis.memory import TENSOR_COLUMNS, folded_layers, parts_of_peak, place_of_peak
 from analysis.traffic import step_work
-from analysis.wording import text_of
+from analysis.wording import text_of, wrapped
 from harness.console import progress_bar
 from harness.devices import host_memory, memory_of_a_rank
 from harness.distributed import world_size_of_run
@@ -31,7 +31,7 @@ from harness.environment import describe_environment
 from harness.files import explain_nulls
 from harness.memory_tracker import MemoryTracker, kept_by_component
 from harness.tables import column, labeled
-from harness.units import MB, megabytes
+from harness.units import MB
 from harness.workload import Workload
 
 PERSISTENT_BYTES_PER_PARAM = 12  # itself and two moments of the optimizer, float32 at any precision
@@ -277,51 +277,62 @@ def optimization_flags(training: dict) -> list[str]:
     return flags
 
 
-def prediction_lines(document: dict) -> list[str]:
-    """What a dry run prints."""
+def prediction_lines(document: dict, verbose: bool = False) -> list[str]:
+    """What a dry run prints; verbose: with the tables."""
     training, peak_mb = document["training"], document["peak_memory_mb"]
     shape = f"batch {training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
     shape += "".join(f", {name}" for name in optimization_flags(training))
-    categories = [{"name": name, "mb": mb} for name, mb in document["memory_by_category_mb"].items()]
     if document["world_size"] > 1:
         shape += f", on each of {document['world_size']} ranks"
     target = document["target_device"]
     also = f"; also matching: {', '.join(target['other_rows'])}" if target and target["other_rows"] else ""
     facts = {
         **({"Target device": target["name"] + also} if target else {}),
-        "Parameters": f"{document['parameters']:,}",
-        "FLOPs per step": f"{document['step_flops']:,} ({shape})",
-        "Peak memory": f"{peak_mb:,.1f} MB, in {document['peak_where']}",
         **fit_facts(document),
-        "Largest batch": f"at most {limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens",
-        "Longest sequence": f"at most {limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples",
+        "Peak memory": f"{peak_mb:,.1f} MB, in {document['peak_where']}",
+        "  made of": parts_of_peak(document["memory_by_category_mb"], unit=1),
+        "Largest batch": f"{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens would fit",
+        "Longest sequence": f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples, would fit",
         **time_facts(document),
+        "Work": f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters",
+        "Next": "the same command without --dry-run trains" if document["fits"] else f"{cure(document)}, then train",
     }
-    category_columns = [
+    lines = detail_lines(document) if verbose else []
+    lines += [f"Prediction, nothing was allocated or trained: {shape}", *labeled(facts)]
+    if training.get("compile"):
+        lines.append("--compile: fused kernels write less, so the peak is at most this; what would fit is without it")
+    return wrapped(lines)
+
+
+def detail_lines(document: dict) -> list[str]:
+    """Sources of the figures, then the tables of the peak, of its largest tensors, and of what is kept."""
+    bounds, share = document["step_time_bounds"], document["peak_memory_mb"]
+    rows = [{"name": name, "mb": mb} for name, mb in document["memory_by_category_mb"].items()]
+    categories = [
         column("at the peak", "name", left=True),
         column("MB", "mb", ",.1f"),
-        column("share", "mb", ".1%", peak_mb),
+        column("share", "mb", ".1%", share),
     ]
-    lines = ["Prediction: nothing was allocated or trained", *labeled(facts)]
-    if training.get("compile"):
-        lines.append(
-            "--compile: the peak is at most this, as fused kernels write less; largest batch and length are without it"
-        )
+    sources = {
+        "Reserve": f"{document['reserve_mb']:,.0f} MB: {document['reserve_source']}",
+        "Peak FLOP/s": bounds["compute_peak"] or bounds["compute_peak_reason"],
+        "Bandwidth": bounds["bandwidth_peak"] or bounds["bandwidth_peak_reason"],
+    }
     tables = (
-        (category_columns, categories),
-        (TENSOR_COLUMNS, document["largest_tensors"][:5]),
+        (categories, rows),
+        (TENSOR_COLUMNS, folded_layers(document["largest_tensors"])),
         (KEPT_COLUMNS, document["kept_for_backward"]),
     )
-    return lines + text_of(tables)
+    return [*labeled(sources), *text_of(tables), ""]
 
 
 def fit_facts(document: dict) -> dict[str, str]:
     """Whether a step fits, with how much to spare, of what, and what may come on top."""
     margin, has = document["margin_mb"], f"{document['device_memory_mb']:,.0f} MB, {document['device_memory_source']}"
-    if document["in_use_mb"]:
-        has += f", {document['in_use_mb']:,.0f} MB of it in use"
+    spent = [f"{document['in_use_mb']:,.0f} in use"] if document["in_use_mb"] else []
+    has += f" ({' and '.join([*spent, format(document['reserve_mb'], ',.0f') + ' in reserve'])})"
     verdict = f"yes, {margin:,.0f} MB to spare" if document["fits"] else f"NO, {-margin:,.0f} MB short"
-    facts = {"Fits": f"{verdict}: {has}", "Reserve": f"{document['reserve_mb']:,.0f} MB: {document['reserve_source']}"}
+    facts = {"Fits": f"{verdict}: {has}"}
     if share := document["fragmentation_share"]:
         facts["Fragmentation"] = (
             f"up to {share[1]:.0%} of the peak on top, {document['peak_memory_mb'] * share[1]:,.0f} MB, in simulation"
@@ -334,17 +345,18 @@ def fit_facts(document: dict) -> dict[str, str]:
 def time_facts(document: dict) -> dict[str, str]:
     """The lower bound of step time: the larger of a bound by arithmetic and one by memory traffic."""
     if document["step_time_lower_bound_ms"] is None:
-        return {"Step time, lower bound": f"unknown: {document['step_time_lower_bound_ms_reason']}"}
+        return {"Step time": f"no lower bound: {document['step_time_lower_bound_ms_reason']}"}
     bounds = document["step_time_bounds"]
-    facts = {"Step time, lower bound": f"{document['step_time_lower_bound_ms']:,.2f} ms"}
-    if bounds["compute_ms"] is None:
-        facts["  for the matmuls"] = f"unknown: {bounds['compute_ms_reason']}"
-    else:
-        facts["  for the matmuls"] = f"{bounds['compute_ms']:,.2f} ms at the peak, {bounds['compute_peak']}"
-    if bounds["bandwidth_ms"] is not None:
-        moved = f"the minimum bytes moved, {megabytes(bounds['least_bytes'])}"
-        facts["  for memory traffic"] = f"{bounds['bandwidth_ms']:,.2f} ms for {moved}; {bounds['bandwidth_peak']}"
-    return facts
+    ends = (("matmuls", "compute"), ("memory traffic", "bandwidth"))
+    parts = [
+        f"{what} {bounds[f'{name}_ms']:,.2f} ms"
+        if bounds[f"{name}_ms"] is not None
+        else f"{what} unknown: {bounds[f'{name}_ms_reason']}"
+        for what, name in ends
+    ]
+    source = (bounds["compute_peak"] or bounds["bandwidth_peak"]).partition(":")[0]
+    least = f"at least {document['step_time_lower_bound_ms']:,.2f} ms"
+    return {"Step time": f"{least} ({'; '.join(parts)}; peaks: {source})"}
 
 
 def peak_bytes(workload: Workload, on_gpu: bool) -> int:
@@ -363,24 +375,29 @@ def refusal(workload: Workload, device: torch.device) -> str | None:
     return what_fits(memory_prediction(workload, device))
 
 
-def what_fits(document: dict) -> str:
-    """The prediction in a clause: what a step needs, what is available, what would fit."""
-    named = sorted(document["memory_by_category_mb"].items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{name} {size:,.0f}" for name, size in named[:3])
+def cure(document: dict) -> str:
+    """What to change so that a step fits."""
     batch, seq, now = document["max_batch_size"], document["max_seq_len"], document["training"]
     fitting = [
         *([f"--batch-size {batch}"] if 0 < batch < now["batch_size"] else []),
         *([f"--seq-len {seq}"] if 0 < seq < now["seq_len"] else []),
     ]
-    cure = f"lower to {' or '.join(fitting)}" if fitting else "lower --size"
+    return f"lower to {' or '.join(fitting)}" if fitting else "lower --size"
+
+
+def what_fits(document: dict) -> str:
+    """The prediction in a clause: what a step needs, what is available, what would fit."""
+    named = sorted(document["memory_by_category_mb"].items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {size:,.0f}" for name, size in named[:3])
+    advice = cure(document)
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
     if document["fits"]:
-        cure = "fragmentation or other processes took the rest: stop those, or lower --batch-size"
+        advice = "fragmentation or other processes took the rest: stop those, or lower --batch-size"
     elif document["peak_memory_mb"] <= document["device_memory_mb"] - document["reserve_mb"]:
-        cure = f"it would fit without other processes: stop those, or {cure}"
+        advice = f"it would fit without other processes: stop those, or {advice}"
     available = document["peak_memory_mb"] + document["margin_mb"]
     in_use = f" ({document['in_use_mb']:,.0f} MB are in use)" if document["in_use_mb"] else ""
-    return f"{needs}, {document['device']['name']} has {available:,.0f} MB for it{in_use}; {cure}"
+    return f"{needs}, {document['device']['name']} has {available:,.0f} MB for it{in_use}; {advice}"
 
 
 def beside_measured(memory: dict, workload: Workload, device: torch.device) -> dict:

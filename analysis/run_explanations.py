@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from analysis.fake_run import FakeRunError
-from analysis.flops import flops_lines, flops_profile
-from analysis.memory import draw_memory_timeline, memory_lines
+from analysis.flops import flops_lines, flops_profile, flops_summary
+from analysis.memory import draw_memory_timeline, memory_lines, memory_table_lines
 from analysis.prediction import beside_measured, memory_prediction, what_fits
 from analysis.wording import run_title
 from harness.errors import UserError, explain_error, out_of_memory
@@ -31,7 +31,8 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
         memory = instruments.memory.document()
         memory |= beside_measured(memory, report.workload, report.device)
         figure = draw_memory_timeline(memory, run_title(summary)) if importlib.util.find_spec("matplotlib") else None
-        yield Explanation("memory_timeline.json", memory, memory_lines(memory, summary), figure)
+        texts = memory_lines(memory, summary), figure, memory_table_lines(memory)
+        yield Explanation("memory_timeline.json", memory, *texts)
     profile = None
     if instruments.flops and instruments.flops.counts and summary["performance"]["avg_step_time_ms"]:
         # Before the trace, whose verdict uses the same ridge point: this measures the peaks if they are unknown.
@@ -39,7 +40,7 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
     if instruments.trace and instruments.trace.path:
         yield explain_trace(report, summary)
     if profile:
-        yield Explanation("flops_profile.json", profile, flops_lines(profile))
+        yield Explanation("flops_profile.json", profile, flops_summary(profile), tables=flops_lines(profile))
 
 
 def explain_trace(report: RunReport, summary: dict) -> Explanation:

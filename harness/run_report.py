@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from harness.environment import describe_environment
 from harness.errors import UserError, deferred_signals, explain_error
 from harness.files import files_of_run, prepare_folder, write_figure, write_json
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
-from harness.run_summary import MeasuredRun, summarize, summary_lines
+from harness.run_summary import MeasuredRun, basis_lines, disturbance_line, summarize, summary_lines
 from harness.timing import StepMeter, StepRecord
 from harness.units import MB
 from harness.workload import Workload
@@ -44,12 +44,15 @@ def in_words(settings: dict) -> dict:
 
 
 class Explanation(NamedTuple):
-    """The result of one instrument: a JSON file, lines to print, and perhaps a figure, a PNG of the same name."""
+    """The result of one instrument: a JSON file, lines to print, and perhaps a figure, a PNG of the same name.
+
+    tables: lines that are printed only with --verbose, before the answer."""
 
     file_name: str
     document: dict | None
     lines: list[str]
     figure: Any = None
+    tables: Sequence[str] = ()
 
 
 class RunReport:
@@ -68,11 +71,12 @@ class RunReport:
         num_steps: int,
         log_interval: int = 1,
         output_dir: str | None = None,
+        verbose: bool = False,
     ):
-        """ranks: this rank and the world size."""
+        """ranks: this rank and the world size.  verbose: print tables too."""
         self.workload, self.profiling, self.schedule, self.device = workload, profiling, schedule, device
         self.rank, self.world_size = ranks
-        self.num_steps, self.log_interval = num_steps, log_interval
+        self.num_steps, self.log_interval, self.verbose = num_steps, log_interval, verbose
         self.config = workload.settings() | {"profiling": asdict(profiling)}
         self.environment = describe_environment(device)
         folder = output_dir or (profiling.enabled and (profiling.profile_dir or "./pytorch_profiles")) or None
@@ -184,36 +188,49 @@ class RunReport:
 
     # ---- After the last step -----------------------------------------------------------------------------------------
 
-    def close(self, error: BaseException | None, explain: Callable[[dict], Iterable[Explanation]]) -> None:
-        """After the last step, or the error that ended the run: print the summary and write the files.
+    def close(
+        self,
+        error: BaseException | None,
+        explain: Callable[[dict], Iterable[Explanation]],
+        conclude: Callable[[dict], str],
+    ) -> None:
+        """After the last step, or the error that ended the run: write the files, and print the summary.
 
-        explain(summary) yields the results of the instruments.  Raises UserError if a file cannot be written.
+        explain(summary) yields the results of the instruments; conclude(summary) is the last line of the summary.
+        Raises UserError if a file cannot be written.
         """
         with contextlib.suppress(FloatingPointError, RuntimeError):  # the original error takes precedence
             self.meter.read_finished(wait=True)
         if self.rank != 0:
             return
         summary = summarize(self.measured(error))
-        lines = summary_lines(summary)
-        figures = {}
+        basis, lines, figures = basis_lines(summary, self.verbose), summary_lines(summary), {}
         try:
             with deferred_signals():  # a signal may interrupt what follows, but not this write
                 self._write("performance_summary.json", summary)
-            for name, document, text, figure in explain(summary):
-                self._write(name, document)
-                lines += ["", *text] if text else []
-                if figure is not None and self.folder:
-                    figures[Path(name).stem] = figure
+            if summary["training"]["completed_steps"]:
+                lines.append(conclude(summary))
+            for found in explain(summary):
+                self._write(found.file_name, found.document)
+                lines += ["", *found.lines] if found.lines else []
+                basis += [*found.tables, ""] if found.tables and self.verbose else []
+                if found.figure is not None and self.folder:
+                    figures[Path(found.file_name).stem] = found.figure
             if self.folder:
                 self._finish_events(summary, figures)
-                folders = dict.fromkeys((self.folder, self.trace_folder))
-                lines += ["", "Files:", *(f"  {file}" for file in files_of_run(*folders))]
+                basis += self._file_lines()
         except UserError as failure:
             if error is None:
                 self._write("performance_summary.json", summary | {"status": "failed", "error": str(failure)})
             raise
         finally:
-            say("", *lines)
+            say("", *basis, *lines, disturbance_line(summary))
+
+    def _file_lines(self) -> list[str]:
+        files = list(files_of_run(*dict.fromkeys((self.folder, self.trace_folder))))
+        if self.verbose:
+            return ["Files:", *(f"  {file}" for file in files)]
+        return [f"Files: {len(files)} in {self.folder}/; docs/files.md says what each of them holds"]
 
     def measured(self, error: BaseException | None) -> MeasuredRun:
         """Everything measured so far, and how the run ended."""

@@ -149,19 +149,14 @@ def _finite(value: float) -> float | None:
 
 
 def summary_lines(summary: dict) -> list[str]:
-    """What a run prints at its end.  Scripts search for the words before the colons, so these stay the same."""
+    """The result of a run.  Scripts search for the words before the colons, so these stay the same."""
     p, memory, training = summary["performance"], summary["memory"], summary["training"]
     done = training["completed_steps"]
     lines = [RULE, "Performance Summary:"]
     if summary["status"] != "completed":
         lines += [f"Run {summary['status']} after {done} of {training['num_steps']} steps: {summary['error']}"]
     if not done:
-        return [*lines, "Nothing to average: no step was completed.", RULE]
-    rows = [{"phase": name, **row} for name, row in p["timings_ms"].items()]
-    columns = [column("ms", "phase", left=True), *(column(n, n, ".2f") for n in ("mean", "median", "std", "p95"))]
-    ends = (summary["loss"]["first"], summary["loss"]["final"])
-    first, final = (format(value, ".4f") if value is not None else "not finite" for value in ends)
-    utilization = p["gpu_utilization_percent"]
+        return [*lines, "Nothing to average: no step was completed."]
     return [
         *lines,
         f"Average time per step: {p['avg_step_time_ms'] / 1e3:.3f} seconds",
@@ -169,19 +164,45 @@ def summary_lines(summary: dict) -> list[str]:
         f"Throughput: {p['samples_per_sec']:.1f} samples/sec",
         f"Peak memory usage: {memory['peak_mb']:.0f} MB",
         *(f"Avg time per {phase}: {p[f'avg_{phase}_time_ms'] / 1e3:.3f} seconds" for phase in PHASES[1:]),
-        f"\nAverages over {p['steps_averaged']} of {done} steps; {p['steps_averaged_note']}",
+    ]
+
+
+def basis_lines(summary: dict, verbose: bool) -> list[str]:
+    """What the figures of the result are taken from; verbose: with those that the result leaves out."""
+    p, done = summary["performance"], summary["training"]["completed_steps"]
+    if not done:
+        return []
+    spread = p["std_step_time_ms"]
+    return [
+        *(detail_lines(summary) if verbose else []),
+        *compilation_lines(p["compilation"]),
+        f"Averages over {p['steps_averaged']} of {done} steps; {p['steps_averaged_note']}",
+        f"Step: median {p['median_step_time_ms']:.2f} ms"
+        + ("" if spread is None else f", standard deviation {spread:.2f} ms"),
+        f"Memory figures: {summary['memory']['source']}",
+    ]
+
+
+def detail_lines(summary: dict) -> list[str]:
+    """Phases with their spread, first step, loss, FLOPs, average memory and GPU utilization."""
+    p, memory = summary["performance"], summary["memory"]
+    rows = [{"phase": name, **row} for name, row in p["timings_ms"].items()]
+    columns = [column("ms", "phase", left=True), *(column(n, n, ".2f") for n in ("mean", "median", "std", "p95"))]
+    ends = (summary["loss"]["first"], summary["loss"]["final"])
+    first, final = (format(value, ".4f") if value is not None else "not finite" for value in ends)
+    utilization = p["gpu_utilization_percent"]
+    return [
         *text_table(columns, rows),
         f"First step: {p['first_step_time_ms']:.2f} ms",
-        *compilation_lines(p["compilation"]),
         f"Loss: {first} at the first step, {final} at the last",
-        f"Tokens: {p['tokens_per_sec']:,.0f} tokens/sec",
-        *_flops_lines(p, training["world_size"]),
+        *_flops_lines(p, summary["training"]["world_size"]),
         f"Average memory usage: {memory['average_mb']:.0f} MB",
-        f"Memory figures: {memory['source']}",
         f"GPU utilization: {p['gpu_utilization_percent_reason'] if utilization is None else f'{utilization:.0f}%'}",
-        f"Disturbance: {disturbance_text(summary['disturbance'])}",
-        RULE,
     ]
+
+
+def disturbance_line(summary: dict) -> str:
+    return f"Disturbance: {disturbance_text(summary['disturbance'])}"
 
 
 def _flops_lines(performance: dict, world_size: int) -> list[str]:

@@ -17,6 +17,7 @@ class Column:
     value: Callable[[dict], object]
     form: str = ""  # format specification
     left: bool = False  # aligned left, for text
+    optional: bool = False  # left out on a screen that has no room for it
 
     def text(self, row: dict) -> str:
         value = self.value(row)

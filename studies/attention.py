@@ -14,7 +14,9 @@ from studies.sweep import (
     Sweep,
     exponent,
     mean_std_column,
+    optional,
     plain_columns,
+    predicted_finding,
     status_column,
     text_columns,
     unique,
@@ -49,7 +51,9 @@ def benchmark(args, device: DeviceProperties) -> None:
 
     sweep.run(specs, row_of, label, result, table)
     growth = growth_rows(sweep.rows)
-    sweep.close(sections(sweep.rows, growth, sweep.available_bytes), figure_of(sweep.rows, device.name), growth=growth)
+    found = finding(sweep.rows, growth, sweep.available_bytes)
+    tables = sections(sweep.rows, growth, sweep.available_bytes)
+    sweep.close(found, tables, figure_of(sweep.rows, device.name), growth=growth)
 
 
 def label(row: dict) -> str:
@@ -76,6 +80,35 @@ def growth_rows(rows: list[dict]) -> list[dict]:
 # ---- Reporting -----------------------------------------------------------------------------------------------------
 
 
+def finding(rows: list[dict], growth: list[dict], available_bytes: int) -> list[str]:
+    """Fastest and slowest at the longest sequence that more than one has reached, their memory and its growth."""
+    measured = [row for row in rows if row["status"] == "ok"]
+    if not measured:
+        return predicted_finding(rows, "predicted_peak_bytes", label, available_bytes)
+    rivals: dict[tuple, list[dict]] = {}
+    for row in measured:
+        rivals.setdefault((row["seq_len"], row["dtype"], row["d_head"]), []).append(row)
+    longest = max(rivals, key=lambda key: (len(rivals[key]) > 1, key[0], len(rivals[key])))
+    ranked = sorted(rivals[longest], key=time_of)
+    fast, slow = ranked[0], ranked[-1]
+    first = f"At S = {longest[0]:,} ({longest[1]}, d_head {longest[2]}) {fast['implementation']} is fastest, "
+    first += f"{time_of(fast):,.2f} ms forward and backward"
+    if slow is not fast:
+        first += f", {time_of(slow) / time_of(fast):.2f} times as fast as {slow['implementation']}"
+    powers = {tuple(row[name] for name in GROUP): row["memory_bytes"] for row in growth}
+    kept = []
+    for row in ranked[:: max(1, len(ranked) - 1)]:
+        power = powers.get(tuple(row[name] for name in GROUP))
+        grows = "" if power is None else f", growing as S^{power:.2f}"
+        kept.append(f"{row['implementation']} {megabytes(row['memory_bytes'])}{grows}")
+    return [f"{first}.", f"Memory before the backward pass: {'; '.join(kept)}."]
+
+
+def time_of(row: dict) -> float:
+    """Milliseconds of forward and backward pass."""
+    return row["forward_ms"] + row["backward_ms"]
+
+
 def table(rows: list[dict]) -> Section:
     columns = (
         *text_columns("implementation", "dtype"),
@@ -83,15 +116,17 @@ def table(rows: list[dict]) -> Section:
         column("d_head", "d_head"),
         column("sequence", "seq_len", ","),
         column("forward (ms)", "forward_ms", ",.2f"),
-        mean_std_column("mean ± std", "forward"),
+        *optional(mean_std_column("forward mean ± std", "forward")),
         column("backward (ms)", "backward_ms", ",.2f"),
-        mean_std_column("mean ± std", "backward"),
+        *optional(mean_std_column("backward mean ± std", "backward")),
         column("memory (MB)", "memory_bytes", ",.2f", MB),
         column("predicted (MB)", "predicted_memory_bytes", ",.2f", MB),
-        column("predicted peak (MB)", "predicted_peak_bytes", ",.1f", MB),
-        column("rounding (bytes)", "rounding_bytes", ","),
-        column("workspaces (MB)", "workspace_bytes", ",.2f", MB),
-        column("compile (s)", "compile_s", ".1f"),
+        *optional(
+            column("predicted peak (MB)", "predicted_peak_bytes", ",.1f", MB),
+            column("rounding (bytes)", "rounding_bytes", ","),
+            column("workspaces (MB)", "workspace_bytes", ",.2f", MB),
+            column("compile (s)", "compile_s", ".1f"),
+        ),
         status_column(),
     )
     causal = "causal" if rows[0]["causal"] else "not causal"
@@ -129,8 +164,8 @@ def breakdown(rows: list[dict], available_bytes: int) -> list[Section]:
     )
     before, peak = row["predicted_memory_bytes"], row["predicted_peak_bytes"]
     text = [
-        f"Total: {before:,} bytes, {megabytes(before)}. The backward pass adds gradients of scores and inputs, up to a "
-        f"peak of {megabytes(peak)}; {megabytes(available_bytes)} are available.",
+        f"Total: {before:,} bytes, {megabytes(before)}. The peak of forward and backward pass together is "
+        f"{megabytes(peak)}; {megabytes(available_bytes)} are available.",
     ]
     title = f"The smallest row that does not fit: {label(row)}, batch {row['batch_size']}"
     return [Section(title, columns, row["tensors"], text)]

@@ -11,13 +11,23 @@ from pathlib import Path
 import numpy as np
 
 import tiny_llama_v1
+from analysis.memory import parts_of_peak
 from harness.documents import MemoryStudyRow, read_document
 from harness.errors import exit_code_of
 from harness.files import explain_nulls
 from harness.profilers import ProfilerConfig
 from harness.tables import Column, Section, column
 from harness.units import MB, megabytes
-from studies.sweep import NOT_SETTINGS, DeviceProperties, Sweep, factor_column, predicted_peak, status_column
+from studies.sweep import (
+    NOT_SETTINGS,
+    DeviceProperties,
+    Sweep,
+    factor_column,
+    optional,
+    predicted_finding,
+    predicted_peak,
+    status_column,
+)
 from tiny_llama_v1 import TinyLlamaWorkload
 
 KEY = ("batch_size", "seq_len")
@@ -50,8 +60,8 @@ def study(args, device: DeviceProperties) -> None:
     measured = [row for row in sweep.rows if row["status"] == "ok"]
     about = f"{workload.parameter_count():,} parameters, {workload.precision}, on {device.name}"
     figure = memory_figure(measured, fitted, about) if measured else None
-    sections = [table(sweep.rows), fit_section(fitted), factor_section(factors)]
-    sweep.close(sections, figure, fit=fitted, factors=factors)
+    sections = [table(sweep.rows), fit_section(fitted, sweep.rows), factor_section(factors)]
+    sweep.close(finding(sweep.rows, fitted, sweep.available_bytes), sections, figure, fit=fitted, factors=factors)
 
 
 def spec_of(args, batch_size: int, seq_len: int) -> dict:
@@ -110,7 +120,7 @@ def fit(rows: list[dict]) -> dict:
 
     Runs whose peak is in the optimizer step are excluded: it does not grow with batch or sequence.
     """
-    used = [row for row in rows if row["status"] == "ok" and row["peak_phase"] != "optimizer"]
+    used = [row for row in rows if row["status"] == "ok" and not peaks_in_optimizer(row)]
     shapes = {(row["batch_size"] * row["seq_len"], row["seq_len"]) for row in used}
     document = dict.fromkeys((*(f"{term}_bytes" for term in TERMS), "largest_error_percent", "rows"))
     if len({seq for _, seq in shapes}) < 2 or len(shapes) < 3:
@@ -122,6 +132,10 @@ def fit(rows: list[dict]) -> dict:
     errors = terms @ found / peak - 1
     document = {f"{term}_bytes": float(value) for term, value in zip(TERMS, found, strict=True)}
     return document | {"largest_error_percent": float(100 * np.abs(errors).max()), "rows": len(used)}
+
+
+def peaks_in_optimizer(row: dict) -> bool:
+    return row["status"] == "ok" and row["peak_phase"] == "optimizer"
 
 
 def shares(fitted: dict, batch_size: int, seq_len: int) -> dict[str, float]:
@@ -178,19 +192,44 @@ def table(rows: list[dict]) -> Section:
         Column("error", error, "+.2%"),
         column("KB/token", "bytes_per_token", ",.1f", 1024),
         column("tokens/s", "tokens_per_sec", ",.0f"),
-        *(share(term) for term in TERMS),
+        *optional(*(share(term) for term in TERMS)),
         status_column(),
     )
     return Section("Peak memory of a step (live tensors), with the share of each term of the fit", columns, rows)
 
 
-def fit_section(fitted: dict) -> Section:
+def finding(rows: list[dict], fitted: dict, available_bytes: int) -> list[str]:
+    """The largest measured peak with what it is made of, and by the fit the batch that would fill the memory."""
+    measured = [row for row in rows if row["status"] == "ok"]
+    if not measured:
+        return predicted_finding(rows, "predicted_bytes", label, available_bytes)
+    most, least = (pick(measured, key=lambda row: row["peak_bytes"]) for pick in (max, min))
+    parts = parts_of_peak(most["bytes_by_category"])
+    smallest = f"the smallest is {megabytes(least['peak_bytes'])}, {label(least)}"
+    first = f"The largest peak is {megabytes(most['peak_bytes'])}, {label(most)}: {parts}; {smallest}."
+    if fitted["rows"] is None:
+        return [first, f"No fit: {fitted['rows_reason']}."]
+    constant, linear, quadratic = (fitted[f"{term}_bytes"] for term in TERMS)
+    seq_len = most["seq_len"]
+    batch = (available_bytes - constant) / (linear * seq_len + quadratic * seq_len**2)
+    part = {term: max(0.0, share) for term, share in shares(fitted, most["batch_size"], seq_len).items()}
+    return [
+        first,
+        f"In the fit {part['quadratic']:.0%} of it is quadratic in the sequence length and {part['constant']:.0%} "
+        f"constant; estimated from the fit, the {megabytes(available_bytes)} available are filled by a batch of "
+        f"{max(0, int(batch)):,} x {seq_len} tokens.",
+    ]
+
+
+def fit_section(fitted: dict, rows: list[dict]) -> Section:
     if fitted["rows"] is None:
         return Section("Fit", text=[f"No fit: {fitted['rows_reason']}"])
     constant, linear = fitted["constant_bytes"] / MB, fitted["linear_bytes"] / 1024
+    left_out = ", ".join(label(row) for row in rows if peaks_in_optimizer(row))
+    why = f"; not in the fit, because the peak is in the optimizer step: {left_out}" if left_out else ""
     text = [
         f"peak = {constant:,.2f} MB + B S x {linear:,.3f} KB + B S^2 x {fitted['quadratic_bytes']:,.2f} bytes",
-        f"Largest error over {fitted['rows']} runs: {fitted['largest_error_percent']:.2f}%",
+        f"Largest error over {fitted['rows']} runs: {fitted['largest_error_percent']:.2f}%{why}",
     ]
     return Section("Fit: batch B, sequence S", text=text)
 

@@ -57,7 +57,8 @@ def format_section() -> Section:
         "Tensor Cores and Matrix Cores round the inputs of a matmul to tfloat32; the tensors stay float32. Its row is "
         "computed from the exponent bits of float32 and the mantissa bits of float16."
     ]
-    return Section("Range and precision", plain_columns(rows), rows, text)
+    columns = plain_columns(rows, optional=("smallest_subnormal", "decimal_digits"))
+    return Section("Range and precision", columns, rows, text)
 
 
 # ---- Sums of squares -----------------------------------------------------------------------------------------------
@@ -191,4 +192,5 @@ def accumulation_section(rows: list[dict]) -> Section:
                 "error is that of the addend."
             )
     title = f"{ADDEND} summed {ADDITIONS:,} times; {ADDITIONS * ADDEND:g} is exact"
-    return Section(title, plain_columns(rows), rows, text)
+    columns = plain_columns(rows, optional=("relative_error_of_addend", "unit_in_the_last_place"))
+    return Section(title, columns, rows, text)

@@ -8,6 +8,7 @@ from analysis.wording import workload_title
 from harness.devices import PRECISIONS
 from harness.documents import PrecisionStudyRow
 from harness.tables import Column, Section, column
+from harness.units import megabytes
 from studies.autocast import AUTOCAST, data_types, dtype_sections
 from studies.number_formats import (
     ADDEND,
@@ -18,7 +19,15 @@ from studies.number_formats import (
     squares,
     squares_section,
 )
-from studies.sweep import DeviceProperties, Sweep, status_column, without_gpu_context, workload_of
+from studies.sweep import (
+    DeviceProperties,
+    Sweep,
+    optional,
+    predicted_finding,
+    status_column,
+    without_gpu_context,
+    workload_of,
+)
 from studies.training import (
     PEAKS,
     PRECISION,
@@ -66,7 +75,8 @@ def study(args, device: DeviceProperties) -> None:
         accumulation_section(found["accumulation"]),
     ]
     about = workload_title(specs[0]["workload"], device.name) + "; by precision"
-    sweep.close(sections, precision_figure(sweep.rows, series, ADDEND, about), lacking=lacking, **found)
+    figure = precision_figure(sweep.rows, series, ADDEND, about)
+    sweep.close(finding(sweep.rows, sweep.available_bytes), sections, figure, lacking=lacking, **found)
 
 
 def properties_of_formats(precisions: list[str], width: int, device: torch.device) -> tuple[dict, dict]:
@@ -100,6 +110,22 @@ def label(row: dict) -> str:
 # ---- Reporting -----------------------------------------------------------------------------------------------------
 
 
+def finding(rows: list[dict], available_bytes: int) -> list[str]:
+    """Step time and predicted memory of each precision, relative to fp32."""
+    measured = {row["precision"]: row for row in rows if row["status"] == "ok"}
+    fp32 = measured.get("fp32")
+    if fp32 is None or len(measured) < 2:
+        return predicted_finding(rows, "predicted_peak_bytes", label, available_bytes)
+    others = [row for row in measured.values() if row is not fp32]
+    times = ", ".join(f"{row['precision']} {row['step_ms'] / fp32['step_ms']:.2f}" for row in others)
+    first = f"Step time relative to fp32 ({fp32['step_ms']:,.2f} ms): {times}."
+    if any(row["predicted_peak_bytes"] is None for row in measured.values()):
+        return [first, f"Memory is not predicted: {fp32['predicted_peak_bytes_reason']}."]
+    sizes = [f"{one['precision']} {one['predicted_peak_bytes'] / fp32['predicted_peak_bytes']:.2f}" for one in others]
+    peak = megabytes(fp32["predicted_peak_bytes"])
+    return [first, f"Predicted peak memory relative to fp32 ({peak}): {', '.join(sizes)}."]
+
+
 def table(rows: list[dict]) -> Section:
     """Times, memory and losses; step time and memory also relative to fp32."""
     fp32 = next((row for row in rows if row["precision"] == "fp32"), {})
@@ -114,13 +140,13 @@ def table(rows: list[dict]) -> Section:
     columns = (
         *SHAPE,
         PRECISION,
-        *TIME_COLUMNS,
+        *optional(*TIME_COLUMNS[:-2]),
+        *TIME_COLUMNS[-2:],
         relative_to_fp32("step_ms"),
-        TFLOPS,
-        *PEAKS,
+        *optional(TFLOPS, PEAKS[0]),
+        PEAKS[1],
         relative_to_fp32("predicted_peak_bytes"),
-        column("first loss", "first_loss", ".4f"),
-        column("final loss", "final_loss", ".4f"),
+        *optional(column("first loss", "first_loss", ".4f"), column("final loss", "final_loss", ".4f")),
         status_column(),
     )
     return Section(title_of("A training step by precision", rows), columns, rows)

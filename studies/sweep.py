@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, get_origin
 
@@ -23,7 +23,8 @@ import torch
 from typing_extensions import NotRequired, get_type_hints
 
 from analysis.fake_run import FakeRunError
-from harness.command_line import OneLineParser, memory_size, number_of, require
+from analysis.wording import narrow_table, wrapped
+from harness.command_line import OneLineParser, memory_size, number_of, require, verbose_flag
 from harness.console import progress_bar, say
 from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank
 from harness.disturbance import DisturbanceMeter
@@ -39,14 +40,14 @@ from harness.files import (
     write_json,
 )
 from harness.run_report import in_words
-from harness.tables import Column, Section, column
+from harness.tables import COLUMNS, Column, Section, column
 from harness.timing import summary_stats
 from harness.units import megabytes
 from harness.workload import Workload
 from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve
 
 FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
-NOT_SETTINGS = ("device", "output_dir", "resume", "notes")  # flags that change no row
+NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row
 
 # ---- The device ----------------------------------------------------------------------------------------------------
 
@@ -125,6 +126,7 @@ class Sweep:
         self.columns = columns_of(row_type)
         self.folder = Path(args.resume or args.output_dir or f"./{name}")
         self.resumes, self.dry_run, self.force = args.resume is not None, args.dry_run, args.force
+        self.verbose = args.verbose
         self.settings = {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
         self.environment, self.on_gpu, self.device = device.environment, device.on_gpu, device.device
         self.predicts_gpu = device.on_gpu or bool(args.device_memory)
@@ -182,7 +184,7 @@ class Sweep:
             self._measure_all(todo, measure, label, result)
         except BaseException:
             if self.rows:
-                say(*table(self.rows).as_text())
+                say(*screen_lines(table(self.rows)))
             raise
 
     def _measure_all(self, todo: list[dict], measure: Callable, label: Callable, result: Callable) -> None:
@@ -245,26 +247,37 @@ class Sweep:
         }
         write_json(self.folder / f"{self.name}.json", document | more)
 
-    def close(self, sections: list[Section], figure, **more) -> None:
-        """Write tables (terminal and markdown), figure and TensorBoard events; `more` goes into the JSON document.
+    def close(self, finding: list[str], sections: list[Section], figure, **more) -> None:
+        """Write tables, figure and TensorBoard events; print the finding and the first table, with --verbose all.
 
-        Raises UserError if a row failed.
+        finding: sentences; `more` goes into the JSON document.  Raises UserError if a row failed.
         """
         self.write(device_memory_bytes=self.available_bytes, **more)
-        for section in sections:
-            say(*section.as_text())
-        text = self.markdown(sections, figure)
+        text = self.markdown(finding, sections, figure)
         write_bytes(self.folder / f"{self.name}.md", ("\n".join(text) + "\n").encode())
         if figure is not None:
             write_figure(self.folder / f"{self.name}.png", figure)
         self.write_events(text, figure)
-        kinds = ("json", "md") if figure is None else ("json", "md", "png")
-        say("", "Files:", *(f"  {self.folder / self.name}.{kind}" for kind in kinds))
+        first, *others = sections
+        for section in others if self.verbose else []:
+            say(*screen_lines(section, fold=False), *wrapped(section.text))
+        kinds = "json, .md" if figure is None else "json, .md, .png"
+        more_tables = "" if self.verbose or not others else "; --verbose prints all of its tables"
+        say("", f"Files: {self.folder / self.name}.{kinds}{more_tables}", "", *wrapped([" ".join(finding)]))
+        say(f"Disturbance: {self.disturbance()}")
+        say(*screen_lines(first), *(wrapped(first.text) if self.verbose else []))
         failed = sum(row["status"] == "failed" for row in self.rows)
         if failed:
             raise UserError(f"{failed} of {len(self.rows)} rows failed; see the table")
 
-    def markdown(self, sections: list[Section], figure) -> list[str]:
+    def disturbance(self) -> str:
+        measured = [row for row in self.rows if row["status"] == "ok"]
+        if not measured:
+            return "nothing was measured"
+        disturbed = [row["disturbance"] for row in measured if row.get("disturbed")]
+        return f"{len(disturbed)} of {len(measured)} rows, such as: {disturbed[-1]}" if disturbed else "none seen"
+
+    def markdown(self, finding: list[str], sections: list[Section], figure) -> list[str]:
         title, environment = self.name.replace("_", " ").capitalize(), self.environment
         threads = environment["cpu"]["torch_threads"]
         about = [
@@ -273,7 +286,7 @@ class Sweep:
             f"Command: {environment['command_line']}",
             *self.notes,
         ]
-        lines = [f"# {title}", "", *(f"{line}  " for line in about)]
+        lines = [f"# {title}", "", *(f"{line}  " for line in about), "", " ".join(finding)]
         if figure is not None:
             lines += ["", f"![{title}]({self.name}.png)"]
         return lines + [line for section in sections for line in section.as_markdown()]
@@ -333,6 +346,7 @@ def sweep_parser(name: str, documentation: str, predicts: bool = True) -> OneLin
         parser.set_defaults(dry_run=False, device_memory=None, force=False)
     add("--output-dir", metavar="DIR", help=f"(./{name})")
     add("--resume", metavar="FOLDER", help=RESUME)
+    verbose_flag(parser)
     return parser
 
 
@@ -457,6 +471,57 @@ def cold_compiler() -> Iterator[None]:
                 os.environ[name] = before
 
 
+# ---- On the screen -------------------------------------------------------------------------------------------------
+
+TEXT_WIDTH = 20  # to which a text is shortened before a column is left out
+
+
+def screen_lines(section: Section, fold: bool = True) -> list[str]:
+    """The title and the table in at most COLUMNS columns: optional ones are left out, the last first, until it fits.
+
+    fold: name what is the same in all rows once, above the table.
+    """
+    if not section.rows:
+        return ["", section.title]
+    rows = [row | {"disturbance": ""} if row.get("disturbed") else row for row in section.rows]
+    texts = {i: {one.text(row) for row in rows} for i, one in enumerate(section.columns)}
+    folded = [i for i, found in texts.items() if len(found) == 1 and len(rows) > 1 and fold]
+    same = [f"{section.columns[i].title} {text}" for i in folded if (text := min(texts[i])) not in ("-", "")]
+    shown = [one for i, one in enumerate(section.columns) if i not in folded]
+    left_out = []
+    while screen_width(shown, rows) > COLUMNS and any(one.optional for one in shown):
+        left_out.insert(0, shown.pop(max(i for i, one in enumerate(shown) if one.optional)).title)
+    notes = [f"In all rows: {', '.join(same)}"] if same else []
+    notes += [f"Left out here: {', '.join(left_out)}"] if left_out else []
+    return ["", section.title, *wrapped(notes), *narrow_table(shown, rows)]
+
+
+def screen_width(columns: Sequence[Column], rows: list[dict]) -> int:
+    """Of the table with its texts shortened to TEXT_WIDTH."""
+    widths = [max(len(text) for text in (one.title, *map(one.text, rows))) for one in columns]
+    least = [min(width, TEXT_WIDTH) if one.left else width for width, one in zip(widths, columns, strict=True)]
+    return sum(least) + 2 * (len(columns) - 1)
+
+
+def optional(*columns: Column) -> list[Column]:
+    return [replace(one, optional=True) for one in columns]
+
+
+def predicted_finding(rows: list[dict], key: str, label: Callable[[dict], str], available_bytes: int) -> list[str]:
+    """The finding of a sweep that measured nothing: the range of predicted peaks, and which of them fit."""
+    known = sorted((row for row in rows if row[key] is not None), key=lambda row: row[key])
+    if not known:
+        return ["Nothing was measured, and nothing could be predicted; the column status says why."]
+    least, most = known[0], known[-1]
+    too_large = [row for row in known if row[key] > available_bytes]
+    fit = f"All {len(known)} fit in" if not too_large else f"{len(too_large)} of {len(known)} do not fit in"
+    smallest = f", the smallest of them: {label(too_large[0])} with {megabytes(too_large[0][key])}" if too_large else ""
+    return [
+        f"Predicted peaks: from {megabytes(least[key])} ({label(least)}) to {megabytes(most[key])} ({label(most)}).",
+        f"{fit} the {megabytes(available_bytes)} available{smallest}.",
+    ]
+
+
 # ---- Columns that sweeps share -------------------------------------------------------------------------------------
 
 
@@ -486,8 +551,8 @@ def text_columns(*keys: str) -> list[Column]:
     return [column(key, key, left=True) for key in keys]
 
 
-def plain_columns(rows: list[dict], form: str = ".7g") -> list[Column]:
-    """A column for each key of the rows, with the key as its title; form: for floats."""
+def plain_columns(rows: list[dict], form: str = ".7g", optional: Sequence[str] = ()) -> list[Column]:
+    """A column for each key of the rows, with the key as its title; form: for floats; optional: keys."""
     columns = []
     for key in (key for key in rows[0] if not key.endswith("_reason")):
         kinds = {type(row[key]) for row in rows} - {type(None)}
@@ -498,7 +563,8 @@ def plain_columns(rows: list[dict], form: str = ".7g") -> list[Column]:
             columns.append(column(title, key, left=True))
         else:
             columns.append(column(title, key, form if float in kinds else ","))
-    return columns
+    keys = {name.replace("_", " ") for name in optional}
+    return [replace(one, optional=one.title in keys) for one in columns]
 
 
 def status_column() -> Column:
@@ -507,7 +573,7 @@ def status_column() -> Column:
     def text(row: dict) -> str:
         status = "OOM" if row["status"] == "oom" else row["status"]
         if row.get("disturbed"):
-            status += f"; disturbed: {row['disturbance']}"
+            status += f"; disturbed: {row['disturbance']}".removesuffix(": ")
         return f"{status}: {row['reason']}" if row["reason"] else status
 
     return Column("status", text, left=True)

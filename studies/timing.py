@@ -19,7 +19,7 @@ from harness.documents import TimingStudyRow
 from harness.errors import UserError
 from harness.tables import Section, column
 from harness.timing import UntimedMeter
-from studies.sweep import DeviceProperties, Sweep, factor_column, interval_column, status_column, workload_of
+from studies.sweep import DeviceProperties, Sweep, factor_column, interval_column, optional, status_column, workload_of
 from tiny_llama_v1 import TinyLlamaWorkload
 
 RIGHT = "right"
@@ -178,7 +178,7 @@ def study(args, device: DeviceProperties) -> None:
     measured = [row for row in sweep.rows if row["status"] == "ok"]
     about = workload_title(baseline, device.name)
     figure = timing_figure(measured, interval_of(measured[0]), change, about) if sweep.rows[0] in measured else None
-    sweep.close(sections(sweep.rows, change), figure, methods=METHODS)
+    sweep.close(finding(sweep.rows, change), sections(sweep.rows, change), figure, methods=METHODS)
 
 
 def workloads(args) -> tuple[TinyLlamaWorkload, TinyLlamaWorkload]:
@@ -256,12 +256,29 @@ def result(row: dict) -> str:
     return f"{row['baseline_ms']:.2f} and {row['changed_ms']:.2f} ms"
 
 
+def finding(rows: list[dict], change: str) -> list[str]:
+    """The effect by the right method, and which wrong ones conclude something else."""
+    right, *others = rows
+    if right["status"] != "ok":
+        return [f"The right method could not be used: {right['reason']}."]
+    low, high = interval_of(right)
+    noise = f", {NOISE}" if low <= 1 <= high else ""
+    wrong = [row["method"] for row in others if row["status"] == "ok" and row["conclusion"] != "the same"]
+    mistaken = (
+        f"{len(wrong)} of {len(others)} wrong methods conclude something else{': ' * bool(wrong)}{', '.join(wrong)}."
+    )
+    return [
+        f"{change}: {effect(right['ratio'])}, ratio {right['ratio']:.3f} ({low:.3f} to {high:.3f}){noise}.",
+        mistaken,
+    ]
+
+
 def table(rows: list[dict]) -> Section:
     columns = (
         column("method", "method", left=True),
         column("baseline (ms)", "baseline_ms", ",.3f"),
         column("changed (ms)", "changed_ms", ",.3f"),
-        factor_column("baseline / right", "baseline_factor"),
+        *optional(factor_column("baseline / right", "baseline_factor")),
         column("ratio", "ratio", ".3f"),
         interval_column("95% interval", "ratio_95"),
         column("conclusion", "conclusion", left=True),

@@ -25,6 +25,8 @@ from studies.sweep import (
     cold_compiler,
     factor_column,
     mean_std_column,
+    optional,
+    predicted_finding,
     predicted_peak,
     status_column,
     text_columns,
@@ -155,7 +157,7 @@ def benchmark(args, device: DeviceProperties) -> None:
     sweep.run(specs, rows_of, label, result, table)
     measured = [row for row in most_warmed_up(sweep.rows) if row["status"] == "ok"]
     figure = training_figure(measured, [label(row) for row in measured], device.name) if measured else None
-    sweep.close(sections(sweep.rows, args.memory_snapshot), figure)
+    sweep.close(finding(sweep.rows, sweep.available_bytes), sections(sweep.rows, args.memory_snapshot), figure)
 
 
 def measured_rows(sweep: Sweep, spec: dict, repetitions: int, snapshots: Path | None = None) -> list[dict]:
@@ -227,6 +229,30 @@ def title_of(subject: str, rows: list[dict]) -> str:
     return f"{subject}: times in ms, mean ± standard deviation, and the median of the step{counted}"
 
 
+def finding(rows: list[dict], available_bytes: int) -> list[str]:
+    """The slowest step with its phases, and what compiling, warm-up or the size changed."""
+    measured = [row for row in most_warmed_up(rows) if row["status"] == "ok"]
+    if not measured:
+        return predicted_finding(rows, "predicted_peak_bytes", label, available_bytes)
+    most = max(measured, key=lambda row: row["step_ms"])
+    alike = [row for row in measured if all(row[name] == most[name] for name in ("mode", "precision", "compiled"))]
+    least = min(alike if len(alike) > 1 else measured, key=lambda row: row["step_ms"])
+    phases = [f"{name} {row_ms / most['step_ms']:.0%}" for name in PHASES if (row_ms := most[f"{name}_ms"]) is not None]
+    first = f"The slowest is {label(most)}, median {most['step_ms']:,.2f} ms: {', '.join(phases)}."
+    if least is most:
+        return [first, f"It reaches {most['achieved_tflops']:.4g} TFLOP/s."]
+    if changes := [line["speedup"] for line in compiled_rows(rows) if line["speedup"]]:
+        return [first, f"Compiled, a pass takes {1 / max(changes):.2f} to {1 / min(changes):.2f} of the time."]
+    size = f" with {most['parameters'] / least['parameters']:.3g} times the parameters" * (
+        most["size"] != least["size"]
+    )
+    ratio = most["step_ms"] / least["step_ms"]
+    return [
+        first,
+        f"That is {ratio:,.3g} times as long as the fastest, {label(least)}, {least['step_ms']:,.2f} ms{size}.",
+    ]
+
+
 def table(rows: list[dict]) -> Section:
     columns = (
         *SHAPE,
@@ -234,10 +260,9 @@ def table(rows: list[dict]) -> Section:
         PRECISION,
         COMPILED,
         column("warm-up", "warmup_steps"),
-        *TIME_COLUMNS,
-        TFLOPS,
-        column("compile (s)", "compile_s", ",.1f"),
-        *PEAKS,
+        *optional(*TIME_COLUMNS[:-2]),
+        *TIME_COLUMNS[-2:],
+        *optional(TFLOPS, column("compile (s)", "compile_s", ",.1f"), *PEAKS),
         status_column(),
     )
     return Section(title_of("Training benchmark", rows), columns, rows)
@@ -280,8 +305,8 @@ def warmup_section(rows: list[dict]) -> Section:
     return Section(f"Effect of warm-up: the same run without its first steps; warm: after {most} steps", columns, lines)
 
 
-def speedup_section(rows: list[dict]) -> Section:
-    """Compiled and not compiled, compile time, and the step from which compiling saves time."""
+def compiled_rows(rows: list[dict]) -> list[dict]:
+    """The compiled rows with the time of the same row not compiled, speedup and break-even step."""
     rows = most_warmed_up(rows)
     key = [name for name in KEY if name != "compiled"]
     baselines = {tuple(row[name] for name in key): row for row in rows if not row["compiled"]}
@@ -290,6 +315,12 @@ def speedup_section(rows: list[dict]) -> Section:
         baseline = baselines.get(tuple(row[name] for name in key))
         if row["compiled"] and baseline is not None:
             lines.append(row | {"baseline_ms": baseline["step_ms"]} | speedup(row, baseline))
+    return lines
+
+
+def speedup_section(rows: list[dict]) -> Section:
+    """Compiled and not compiled, compile time, and the step from which compiling saves time."""
+    lines = compiled_rows(rows)
     columns = (
         *SHAPE,
         MODE,

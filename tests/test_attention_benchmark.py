@@ -144,7 +144,7 @@ def document_in(folder):
 @pytest.mark.slow
 def test_a_sweep_and_its_resumption(scratch, capfd):
     flags = [*TINY, "--implementations", "eager", "sdpa-flash"]
-    assert bench(*flags, "--output-dir", "run") == 0
+    assert bench(*flags, "--verbose", "--output-dir", "run") == 0
     out = capfd.readouterr().out
     assert "Growth: p in S^p" in out
     assert "[4/4] sdpa-flash fp32 d8 S 32:" in out
@@ -182,7 +182,7 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
 
 def test_breakdown_of_a_row_that_does_not_fit(scratch, capfd):
     flags = [*TINY, "--implementations", "manual", "--dry-run", "--device-memory", "0.002", "--seq-lens", "64", "1024"]
-    assert bench(*flags, "--output-dir", "run") == 0
+    assert bench(*flags, "--verbose", "--output-dir", "run") == 0
     out = capfd.readouterr().out
     small, large = document_in(scratch / "run")["rows"]
     assert small["reason"] == "--dry-run predicts only"

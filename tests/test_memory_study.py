@@ -46,7 +46,7 @@ def test_too_few_rows_are_no_fit(pairs):
     found = fit(rows)
     assert found["rows"] is None
     assert "three runs" in found["rows_reason"]
-    assert fit_section(found).as_text()[-1].startswith("No fit")
+    assert fit_section(found, []).as_text()[-1].startswith("No fit")
     assert all(one["shares_of_fit_reason"] == "there is no fit" for one in with_shares(rows, found))
 
 

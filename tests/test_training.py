@@ -543,7 +543,9 @@ def test_ctrl_c_while_starting(tmp_path, delay):
 
 def test_a_loss_of_zero_is_a_number(train, tmp_path):
     (tmp_path / "a.txt").write_text("a" * 5000)
-    _, out, _ = train("--data", "a.txt", "--vocab-size", "256", "--learning-rate", "0.05", "--num-steps", "60")
+    _, out, _ = train(
+        "--data", "a.txt", "--vocab-size", "256", "--learning-rate", "0.05", "--num-steps", "60", "--verbose"
+    )
     assert "Loss = 0.0000" in out
     assert "0.0000 at the last" in out
     assert "nan" not in out

@@ -39,7 +39,7 @@ def rows_in(folder):
 
 @pytest.mark.slow
 def test_a_sweep(scratch, capfd):
-    assert bench(*TINY, "--warmups", "0", "1", "--output-dir", "a") == 0
+    assert bench(*TINY, "--warmups", "0", "1", "--verbose", "--output-dir", "a") == 0
     out = capfd.readouterr().out
     rows = rows_in(scratch / "a")
     assert [(row["mode"], row["warmup_steps"]) for row in rows] == [
@@ -118,7 +118,7 @@ def test_memory_of_a_forward_pass_is_as_predicted():
 
 @pytest.mark.slow
 def test_peaks_by_context_length_are_predicted_without_a_gpu(scratch, capfd):
-    flags = "--sizes tiny --memory-snapshot --dry-run --device cpu".split()
+    flags = "--sizes tiny --memory-snapshot --dry-run --device cpu --verbose".split()
     assert bench(*flags, "--output-dir", "run") == 0
     out = capfd.readouterr().out
     assert "No GPU: peaks are predicted" in out

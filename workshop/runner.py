@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.console import say
 from harness.errors import UserError, explain_error
 from harness.files import explain_nulls, make_folder, unused_folder, write_bytes, write_json
-from harness.tables import Column, column, text_table
+from harness.tables import COLUMNS, Column, column, text_table
 from studies.sweep import text_columns
 from workshop.class_summary import (
     as_markdown,
@@ -23,7 +23,7 @@ from workshop.class_summary import (
 )
 from workshop.commands import run_blocks
 from workshop.pages import Exercise, exercises, shell_blocks
-from workshop.results import TOLERANCE, Results, machine, stored_commands
+from workshop.results import TOLERANCE, Answer, Results, machine, stored_commands
 from workshop.worksheets import answers, blank, check, fields_of, filled, read_completed
 
 
@@ -94,9 +94,24 @@ def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = No
     document |= explain_nulls({"commands": times}, "the commands were run by hand")
     write_json(folder / answers_file(exercise), document)
     known = sum(answer.value is not None for answer in found.values())
-    others = "; the others have a reason" if known < len(found) else ""
-    say("", f"Filled in: {known} of {len(found)} fields{others}", "Files:")
-    say(*(f"  {folder / name}" for name in (sheet_file(exercise), answers_file(exercise))))
+    say("", "Files:", *(f"  {folder / name}" for name in (sheet_file(exercise), answers_file(exercise))))
+    say("", f"Filled in: {known} of {len(found)} fields", *what_is_left(found, commands or []))
+
+
+LEFT_SHOWN = 4  # fields or commands that are listed as open, of each kind
+
+
+def what_is_left(found: dict[str, Answer], commands: list[dict]) -> list[str]:
+    """The commands that were not run and the fields that are open, each with the reason."""
+    skipped = [f"line {row['line']}, {row['command']}: {row['skipped']}" for row in commands if row["skipped"]]
+    open_fields = [f"{name}: {answer.evidence}" for name, answer in found.items() if answer.value is None]
+    lines = []
+    for title, rows in (("Commands not run", skipped), ("Fields still open", open_fields)):
+        if rows:
+            shown = [textwrap.shorten(row, COLUMNS - 2, placeholder=" ...") for row in rows[:LEFT_SHOWN]]
+            more = [f"  and {len(rows) - LEFT_SHOWN} more"] if len(rows) > LEFT_SHOWN else []
+            lines += [f"{title}: {len(rows)}", *(f"  {row}" for row in shown), *more]
+    return lines or ["Nothing is left: every command was run, and every field has a value."]
 
 
 def command_row(row: dict) -> dict:

@@ -1,0 +1,39 @@
+"""The last lines of a run: how much of the device's peak it reached, and what to run next."""
+
+from __future__ import annotations
+
+import argparse
+
+from analysis.hardware import compute_ceilings
+
+
+def mfu_line(summary: dict) -> str:
+    """MFU by a peak that is known already: closing a run measures nothing."""
+    performance, training = summary["performance"], summary["config"]["training"]
+    tflops = performance["achieved_tflops"]
+    if tflops is None:
+        return f"MFU: unknown: {performance['achieved_tflops_reason']}"
+    device, choice = summary["environment"]["device"], summary["config"]["profiling"]["peak"]
+    ceilings = compute_ceilings(device, training["precision"], choice, 1e12 * tflops, measure="kept")
+    per_rank = " per rank" if summary["training"]["world_size"] > 1 else ""
+    tokens = f"{performance['tokens_per_sec']:,.0f} tokens/sec"
+    if not ceilings:
+        why = "no peak is known (run_deepspeed_flops.py measures one)"
+        return f"MFU: unknown, {why}; {tflops:.4g} TFLOP/s{per_rank}, {tokens}"
+    peak = ceilings[0]
+    kind = "measured here" if peak.kind == "measured" else peak.kind
+    share = f"{1e14 * tflops / peak.rate:.1f}%"
+    return f"MFU: {share}, {tflops:.4g} of {peak.rate / 1e12:,.4g} TFLOP/s ({kind}){per_rank}, {tokens}"
+
+
+def next_step(args: argparse.Namespace) -> str:
+    """What to run after a run of tiny_llama_v1.py with these flags."""
+    folder = args.output_dir or args.profile_dir or "./pytorch_profiles"
+    if args.validate_setup:
+        return "Next: ./run_baseline.sh, then ./run_pytorch_profiler.sh"
+    if args.enable_pytorch_profiler or args.profile_stacks or args.profile_operators or args.enable_all_profiling:
+        where = args.profile_dir or folder
+        return f"Next: python3 run_pytorch_profiler.py --analyze-existing {where} --generate-report"
+    if args.profile_memory:
+        return "Next: ./run_memory_study.sh, memory by batch size and sequence length"
+    return "Next: python3 run_pytorch_profiler.py with the same flags, to see where the time of a step goes"

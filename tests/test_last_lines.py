@@ -1,0 +1,181 @@
+"""What a command ends with: its answer in a dozen lines, tables on request, nothing wider than a screen."""
+
+import pytest
+from helpers import SMALL_MODEL, run_command
+
+import run_training_benchmark
+from analysis.memory import folded_layers, parts_of_peak
+from harness.tables import ANSWER_LINES, COLUMNS, Column, Section, column
+from harness.units import MB
+from studies import memory, precision, timing, training
+from studies.sweep import optional, predicted_finding, screen_lines
+
+RUN = [*SMALL_MODEL, "--num-steps", "3", "--device", "cpu"]
+
+
+def lines_from(out: str, first: str) -> list[str]:
+    lines = out.rstrip().splitlines()
+    return lines[next(i for i, line in enumerate(lines) if line.startswith(first)) :]
+
+
+@pytest.mark.parametrize(
+    ("flags", "first"),
+    [
+        ([], "Performance Summary:"),
+        (["--profile-memory", "--profile-dir", "run"], "Memory Analysis Summary:"),
+        (["--dry-run"], "Prediction"),
+        (["--dry-run", "--device-memory", "1"], "Prediction"),
+        (["--dry-run", "--verbose"], "Prediction"),
+        (["--verbose"], "Performance Summary:"),
+    ],
+)
+def test_the_script_ends_with_its_answer(train, flags, first):
+    code, out, err = train(*RUN, *flags, small=False)
+    assert code == 0, err
+    answer = lines_from(out, first)
+    assert 5 < len(answer) <= ANSWER_LINES
+    # How much disturbed a run depends on the machine.
+    assert max(len(line) for line in answer if not line.startswith("Disturbance: ")) <= COLUMNS
+    assert answer[-1].startswith("Next:")
+    if "--dry-run" not in flags:
+        assert any(line.startswith("Disturbance: ") for line in answer)
+        assert ("GPU utilization" in out) == ("--verbose" in flags)
+    else:
+        assert ("largest tensors" in out) == ("--verbose" in flags)
+
+
+def test_a_dry_run_that_does_not_fit_says_what_would(train):
+    code, out, _ = train("--dry-run", "--device-memory", "1.1", small=False)
+    assert code == 0
+    assert "Next:             lower to --batch-size 5 or --seq-len" in out
+
+
+def test_a_sweep_ends_with_its_finding_and_one_table(scratch, capfd):
+    flags = "--sizes tiny --seq-lens 8 16 --batch-size 1 --dry-run --device-memory 0.045 --memory-snapshot".split()
+    assert run_command(run_training_benchmark, *flags, "--output-dir", "short") == 0
+    short = capfd.readouterr().out
+    assert run_command(run_training_benchmark, *flags, "--verbose", "--output-dir", "long") == 0
+    long = capfd.readouterr().out
+    ends = lines_from(short, "Predicted peaks: ")
+    assert "fit in" in " ".join(ends) and "In all rows: size tiny, batch 1" in short
+    assert [line.split()[:2] for line in ends[-4:]] == [
+        ["8", "forward"],
+        ["8", "train"],
+        ["16", "forward"],
+        ["16", "train"],
+    ]
+    assert "Peak memory by sequence length" in long and "Peak memory by sequence length" not in short
+    assert max(map(len, long.splitlines() + short.splitlines())) <= COLUMNS
+
+
+def test_a_table_fits_the_screen():
+    wide = [column(f"figure {i}", f"figure{i}", ".3f") for i in range(20)]
+    columns = [
+        column("name", "name", left=True),
+        *wide[:3],
+        *optional(*wide[3:]),
+        Column("why", lambda row: "x" * 90, left=True),
+    ]
+    rows = [{"name": name} | {f"figure{i}": i + len(name) for i in range(20)} for name in ("a", "bb")]
+    lines = screen_lines(Section("A table", columns, rows), fold=False)
+    assert max(map(len, lines)) <= COLUMNS
+    assert "figure 2" in lines[-3] and "figure 19" not in lines[-3] and "figure 19" in " ".join(lines[:-3])
+
+
+def test_equal_tensors_of_layers_are_one_row():
+    row = {
+        "where": "layers.0.mlp.up_proj",
+        "phase": "forward",
+        "shape": [8, 4],
+        "dtype": "float32",
+        "category": "activations",
+        "bytes": 128,
+    }
+    rows = folded_layers([row, row | {"where": "layers.1.mlp.up_proj"}, row | {"where": "loss"}])
+    assert [(one["where"], one["bytes"]) for one in rows] == [("layers.*.mlp.up_proj", 256), ("loss", 128)]
+    assert rows[0]["shape"] == "[8, 4] x 2"
+
+
+def test_the_parts_of_a_peak_add_up():
+    sizes = {"parameters": 4, "optimizer": 8, "activations": 32, "buffers": 1, "gradients": 2}
+    text = parts_of_peak({name: size * MB for name, size in sizes.items()})
+    assert text == "activations 32.0, optimizer 8.0, parameters 4.0, others 3.0 MB"
+
+
+# ---- Findings ------------------------------------------------------------------------------------------------------
+
+
+def memory_row(batch_size: int, peak: int, phase: str = "backward") -> dict:
+    found = {"peak_bytes": peak * MB, "peak_phase": phase, "bytes_by_category": {"activations": peak * MB}}
+    return {"batch_size": batch_size, "seq_len": 8, "status": "ok", "predicted_bytes": peak * MB, **found}
+
+
+def test_the_memory_study_names_what_is_left_out_of_its_fit():
+    rows = [memory_row(1, 10, "optimizer"), memory_row(2, 20)]
+    fitted = {
+        "constant_bytes": 0.0,
+        "linear_bytes": 1.0 * MB,
+        "quadratic_bytes": 0.0,
+        "largest_error_percent": 0.1,
+        "rows": 8,
+    }
+    text = memory.fit_section(fitted, rows).text[-1]
+    assert text.startswith("Largest error over 8 runs: 0.10%; not in the fit") and text.endswith(": batch 1 x 8 tokens")
+    first, second = memory.finding(rows, fitted, 1600 * MB)
+    assert first.startswith("The largest peak is 20.0 MB, batch 2 x 8 tokens: activations 20.0")
+    assert "filled by a batch of 200 x 8 tokens" in second
+    unknown = {"rows": None, "rows_reason": "too few"}
+    assert memory.finding(rows, unknown, 1)[1] == "No fit: too few."
+
+
+def test_without_measurements_the_finding_is_what_fits():
+    rows = [memory_row(2, 20), memory_row(1, 10)]
+    assert predicted_finding(rows, "predicted_bytes", memory.label, 15 * MB) == [
+        "Predicted peaks: from 10.0 MB (batch 1 x 8 tokens) to 20.0 MB (batch 2 x 8 tokens).",
+        "1 of 2 do not fit in the 15.0 MB available, the smallest of them: batch 2 x 8 tokens with 20.0 MB.",
+    ]
+    assert predicted_finding(rows, "predicted_bytes", memory.label, 25 * MB)[1] == "All 2 fit in the 25.0 MB available."
+
+
+def training_row(size: str, mode: str, ms: float, **more) -> dict:
+    key = {"size": size, "seq_len": 8, "batch_size": 1, "mode": mode, "precision": "fp32", "compiled": False}
+    phases = {"forward_ms": ms / 4, "backward_ms": ms / 2, "optimizer_ms": ms / 4}
+    found = {"warmup_steps": 1, "status": "ok", "step_ms": ms, "parameters": 10 * len(size), "achieved_tflops": 0.5}
+    return key | phases | found | more
+
+
+def test_the_training_benchmark_compares_steps_of_a_kind():
+    rows = [
+        training_row("tiny", "forward", 1.0),
+        training_row("tiny", "train", 4.0),
+        training_row("gpt2xlxl", "train", 12.0),
+    ]
+    first, second = training.finding(rows, 0)
+    assert (
+        first == "The slowest is gpt2xlxl 1 x 8 train fp32, median 12.00 ms: forward 25%, backward 50%, optimizer 25%."
+    )
+    assert (
+        second.startswith("That is 3 times as long as the fastest, tiny 1 x 8 train fp32") and "with 2 times" in second
+    )
+    compiled = training_row("tiny", "train", 2.0, compiled=True, compile_s=3.0)
+    assert training.finding([rows[1], compiled], 0)[1] == "Compiled, a pass takes 0.50 to 0.50 of the time."
+    assert training.finding(rows[:1], 0)[1] == "It reaches 0.5 TFLOP/s."
+
+
+def test_the_precision_study_compares_with_fp32():
+    row = {"status": "ok", "step_ms": 10.0, "predicted_peak_bytes": 100 * MB, "precision": "fp32"}
+    found = precision.finding([row, row | {"precision": "bf16", "step_ms": 5.0}], 0)
+    assert found == [
+        "Step time relative to fp32 (10.00 ms): bf16 0.50.",
+        "Predicted peak memory relative to fp32 (100.0 MB): bf16 1.00.",
+    ]
+
+
+def test_the_timing_study_counts_the_wrong_conclusions():
+    right = {"method": "right", "status": "ok", "ratio": 1.2, "ratio_95": (1.1, 1.3), "conclusion": "20.0% slower"}
+    others = [{"method": "one run", "status": "ok", "conclusion": "the same"}]
+    others.append({"method": "no warm-up", "status": "ok", "conclusion": "the opposite: 5.0% faster, not 20.0% slower"})
+    assert timing.finding([right, *others], "--compile") == [
+        "--compile: 20.0% slower, ratio 1.200 (1.100 to 1.300).",
+        "1 of 2 wrong methods conclude something else: no warm-up.",
+    ]
