@@ -473,7 +473,7 @@ def cold_compiler() -> Iterator[None]:
 
 # ---- On the screen -------------------------------------------------------------------------------------------------
 
-TEXT_WIDTH = 20  # to which a text is shortened before a column is left out
+TEXT_WIDTH = 40  # to which a text is shortened before a column is left out
 
 
 def screen_lines(section: Section, fold: bool = True) -> list[str]:

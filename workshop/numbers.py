@@ -278,5 +278,6 @@ def run_output(beginning: str | None = None, lines: int | None = None) -> str:
     printed = (RESULTS / "run_baseline.log").read_text().splitlines()
     steps = [i for i, line in enumerate(printed) if line.startswith("Step ")]
     start = printed.index(beginning) + 1 if beginning else 0
-    shown = [*printed[start : steps[3]], "...", *printed[steps[-1] : printed.index("Files:")]]
+    end = printed.index("Files:") if "Files:" in printed else len(printed)  # a list of files, of --verbose
+    shown = [*printed[start : steps[3]], "...", *printed[steps[-1] : end]]
     return text_block("\n".join(shown[:lines]).strip().splitlines())
