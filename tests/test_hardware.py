@@ -261,7 +261,7 @@ def test_a_device_is_found_by_what_a_trace_tells(name, units, row):
     assert (found and found[0].name) == row
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"schema_version": 1}', '{"schema_version": 2}', "entries", "a folder"])
+@pytest.mark.parametrize("damage", ["{", "[]", '{"schema_version": 1}', '{"schema_version": 3}', "entries", "a folder"])
 def test_a_damaged_cache_is_measured_anew(machine, tmp_path, damage):
     file = tmp_path / "cache" / "tiny_llama" / "measured_peaks.json"
     file.parent.mkdir(parents=True)

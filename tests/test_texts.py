@@ -276,7 +276,7 @@ def test_results_are_found_newest_first(tmp_path):
     for i, name in enumerate(("performance_results_tiny_1", "performance_results_tiny_2")):
         folder = tmp_path / name
         folder.mkdir()
-        document = {"schema_version": 2, "status": "completed", "config": {"model": {"size": "tiny"}}, "n": i}
+        document = {"schema_version": 3, "status": "completed", "config": {"model": {"size": "tiny"}}, "n": i}
         (folder / "performance_summary.json").write_text(json.dumps(document))
     results = Results(tmp_path, exercises()[3])
     assert results.run("performance_results_tiny_*", size="tiny")["n"] == 1

@@ -24,7 +24,7 @@ STARTS = ("exercise9_first", "exercise9_second", "exercise9_third")
 
 def write(path, document) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schema_version": 2} | document))
+    path.write_text(json.dumps({"schema_version": 3} | document))
 
 
 @pytest.fixture
