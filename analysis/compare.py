@@ -159,12 +159,22 @@ def run_row(run: Run, baseline: Run) -> dict:
         "mfu_percent": run.flops["efficiency_metrics"]["mfu_percent"] if run.flops else None,
         "peak_mb": summary["memory"]["peak_mb"],
         "memory_source": summary["memory"]["source"],
+        **peak_ratio(summary["memory"], baseline.summary["memory"]),
         "final_loss": summary["loss"]["final"],
         "largest_loss_difference": loss_difference(run, baseline),
         "verdict": run.analysis["verdict"]["bound"] if run.analysis else None,
         **run.disturbance,
         **ratio(run.step_ms, baseline.step_ms, same=run is baseline),
     }
+
+
+def peak_ratio(memory: dict, baseline: dict) -> dict:
+    """Ratio of peaks if both are of the same quantity: tensors and a resident set size are not compared."""
+    if not memory["peak_mb"] or not baseline["peak_mb"]:
+        return {"peak_ratio": None, "peak_ratio_reason": "no step was completed"}
+    if memory["source"] != baseline["source"]:
+        return {"peak_ratio": None, "peak_ratio_reason": "another quantity than the baseline's"}
+    return {"peak_ratio": memory["peak_mb"] / baseline["peak_mb"]}
 
 
 def may_be_disturbance(row: dict, baseline: dict) -> bool:
@@ -275,6 +285,9 @@ OTHER_COLUMNS = [
     column("TFLOP/s", "achieved_tflops", ".4g"),
     column("MFU %", "mfu_percent", ".1f"),
     column("peak MB", "peak_mb", ",.0f"),
+    Column(
+        "peak ratio", lambda row: row["peak_ratio_reason"] if row["peak_ratio"] is None else f"{row['peak_ratio']:.3f}"
+    ),
     column("final loss", "final_loss", ".4f"),
     column("largest loss difference", "largest_loss_difference", ".1e"),
 ]
@@ -319,8 +332,13 @@ def comparison_markdown(comparison: dict) -> list[str]:
 
 
 def memory_note(rows: list[dict]) -> str:
-    sources = sorted({row["memory_source"] for row in rows})
-    return "; ".join(sources) + (", not comparable" if len(sources) > 1 else "")
+    """Of which quantity the peaks are, by run if they are of several."""
+    sources: dict[str, list[str]] = {}
+    for row in rows:
+        sources.setdefault(row["memory_source"], []).append(row["name"])
+    several = len(sources) > 1
+    parts = [f"{', '.join(names)}: {source}" if several else source for source, names in sources.items()]
+    return "; ".join(parts) + ", not comparable" * several
 
 
 def repeats_text(repeats: dict | None) -> str:

@@ -16,7 +16,7 @@ def draw_comparison(comparison: dict) -> Figure:
     """Step time by phase with its spread, peak memory, and what changed or how it scales."""
     rows = comparison["runs"]
     panels = [draw_step_times]
-    panels += [draw_peaks] if any(row["peak_mb"] for row in rows) else []
+    panels += [draw_peaks] if rows[0]["peak_mb"] else []
     panels += [draw_changes] if changes_of(comparison) else []
     panels += [draw_scaling] if comparison["scaling"] else []
     heights = [
@@ -61,11 +61,19 @@ def draw_step_times(axes, comparison: dict) -> None:
 
 
 def draw_peaks(axes, comparison: dict) -> None:
+    """Only the runs that measured the same quantity as the baseline."""
     rows = comparison["runs"]
-    axes.barh(range(len(rows)), [row["peak_mb"] or 0.0 for row in rows], color=MEMORY["activations"])
+    peaks = [row["peak_mb"] if row["peak_ratio"] else None for row in rows]
+    axes.barh(range(len(rows)), [peak or 0.0 for peak in peaks], color=MEMORY["activations"])
     name_runs(axes, rows)
-    beside(axes, ["not known" if row["peak_mb"] is None else f"{row['peak_mb']:,.0f} MB" for row in rows])
-    axes.set(xlabel="peak memory (MB)")
+    beside(
+        axes,
+        [
+            row["peak_ratio_reason"] if peak is None else f"{peak:,.0f} MB"
+            for row, peak in zip(rows, peaks, strict=True)
+        ],
+    )
+    axes.set(xlabel=f"MB: {shortened(rows[0]['memory_source'], 80)}")
     axes.set_title("Peak memory", loc="left", fontsize=10)
 
 

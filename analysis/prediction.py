@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from analysis.memory import TENSOR_COLUMNS, folded_layers, parts_of_peak, place_
 from analysis.traffic import step_work
 from analysis.wording import text_of, wrapped
 from harness.console import progress_bar
-from harness.devices import host_memory, memory_of_a_rank
+from harness.devices import PRECISIONS, host_memory, memory_of_a_rank
 from harness.distributed import world_size_of_run
 from harness.environment import describe_environment
 from harness.files import explain_nulls
@@ -35,12 +36,24 @@ from harness.units import MB
 from harness.workload import Workload
 
 PERSISTENT_BYTES_PER_PARAM = 12  # itself and two moments of the optimizer, float32 at any precision
-RESERVES = {  # bytes of the device that predictions do not count, and what uses them, by kind of device
-    "cpu": (2**29, "libraries, threads and freed memory that is not returned; 200 to 262 MB where measured"),
-    "cuda": (2**30, "context (300 to 612 MB: pytorch#107667, unsloth#8669), kernels, libraries' workspaces"),
+
+
+class Overhead(NamedTuple):
+    """Bytes beside the tensors.  The least is kept free, so that what fits is an upper bound; the most is told."""
+
+    least: int
+    most: int
+    source: str
+
+
+# The memory in use on this GPU includes the context of this process; on another one, the least context is assumed.
+CONTEXT = Overhead(256 * MB, 612 * MB, "a context of up to 612 MB")  # 256: InvokeAI#9413; 612: unsloth#8669
+RESERVES = {  # by kind of device
+    "cpu": Overhead(95 * MB, 549 * MB, "threads and freed memory that is not returned, 95 to 549 MB where measured"),
+    "cuda": Overhead(8320 * 1024, 256 * MB, "matmul libraries' workspaces: 8 MB on sm75 to 2 x 128 MB on gfx942"),
 }
 FRAGMENTATION = (0.03, 0.16)  # of the peak: reserved over live bytes, by simulating the caching allocator
-NO_WORKSPACES = "not measured before the first run that may not fit; until then part of the reserve"
+NO_WORKSPACES = "not measured before the first run that may not fit; until then the reserve stands for them"
 LONGEST = 2**31  # samples or tokens: no search goes further
 
 
@@ -104,31 +117,57 @@ def _largest(workload: Workload, on_gpu: bool, capacity: int, setting: str, star
 
 @dataclass(frozen=True)
 class Capacity:
-    """Memory that a step can use: bytes of the device, those in use, and a reserve for what no prediction counts."""
+    """Memory of a device in bytes: in_use includes the context of this process; workspaces, by precision, are those of
+    the matmul libraries as far as they are known."""
 
     total: int
     in_use: int
     kind: str  # of device: cpu, cuda
     source: str
+    workspaces: dict[str, int]
+    elsewhere: bool = False
 
-    @property
-    def bytes(self) -> int:
-        return max(0, self.total - self.in_use - RESERVES[self.kind][0])
+    def reserve(self, precision: str | None) -> int:
+        """What no prediction counts."""
+        return 0 if self.kind == "cuda" and precision in self.workspaces else RESERVES[self.kind].least
+
+    def for_tensors(self, precision: str | None = None) -> int:
+        """What a step can use at most, in a dry run, a run and the row of a sweep alike.  None: any precision."""
+        taken = self.in_use + self.reserve(precision) + self.workspaces.get(precision, 0)
+        return max(0, self.total - taken)
+
+    def on_top(self, precision: str, peak: int) -> tuple[int, str]:
+        """What may come on top of a peak, in bytes, and why."""
+        reserve = RESERVES[self.kind]
+        more = f"{reserve.most / MB:,.0f} MB instead of the reserve"
+        parts = {more: reserve.most - reserve.least if self.reserve(precision) else 0}
+        if self.kind == "cuda":
+            parts[f"fragmentation, {FRAGMENTATION[1]:.0%} of the peak in simulation"] = int(FRAGMENTATION[1] * peak)
+            parts[CONTEXT.source] = CONTEXT.most - CONTEXT.least if self.elsewhere else 0
+        return sum(parts.values()), "; ".join(why for why, size in parts.items() if size)
 
 
-def capacity_of(device: torch.device, after_failure: bool = False) -> Capacity:
-    """Of this device, from what is free now.  after_failure: what just failed still fills it, and will be freed."""
+def capacity_of(
+    device: torch.device, precisions: Iterable[str] = PRECISIONS, measure: bool = False, after_failure: bool = False
+) -> Capacity:
+    """Of this device, from what is free now.  measure: the workspaces in these precisions, if they are unknown.
+    after_failure: what just failed still fills the memory, and will be freed."""
     total, in_use = memory_of_a_rank(device)
-    if after_failure and device.type == "cpu":
-        in_use = max(0, in_use - host_memory()[0])
-    return Capacity(total, in_use, device.type, describe_environment(device)["device"]["name"])
+    about = describe_environment(device)["device"]
+    if device.type == "cpu":
+        in_use -= min(in_use, host_memory()[0]) if after_failure else 0
+        return Capacity(total, in_use, "cpu", about["name"], dict.fromkeys(precisions, 0))
+    known = {one: cache.measured(about, one, "workspaces", measure=measure) for one in precisions}
+    workspaces = {precision: int(kept.rate) for precision, kept in known.items() if kept is not None}
+    return Capacity(total, in_use, "cuda", about["name"], workspaces)
 
 
-def capacity_elsewhere(device_memory: int | None, target: Datasheet | None) -> Capacity:
-    """Of another GPU, with nothing in use: --device-memory, else the datasheet's figure."""
-    if device_memory:
-        return Capacity(device_memory, 0, "cuda", "--device-memory")
-    return Capacity(target.memory * 10**9, 0, "cuda", f"nominal, from the datasheet of {target.name}")
+def capacity_elsewhere(device_memory: int | None, target: Datasheet | None = None) -> Capacity:
+    """Of another GPU, with nothing in use but a context: --device-memory, else what the device reports."""
+    total, source = device_memory, "--device-memory"
+    if not device_memory:
+        total, source = target.memory_mb * MB, target.memory_source
+    return Capacity(total, CONTEXT.least, "cuda", source, {}, elsewhere=True)
 
 
 def memory_prediction(
@@ -145,19 +184,25 @@ def memory_prediction(
     whether to measure what the libraries of this GPU allocate for themselves, if that is not known yet.
     """
     elsewhere = bool(device_memory or target)
-    capacity = capacity_elsewhere(device_memory, target) if elsewhere else capacity_of(device, after_failure)
-    on_gpu = capacity.kind == "cuda"
+    precision = workload.precision
+    if elsewhere:
+        capacity = capacity_elsewhere(device_memory, target)
+    else:
+        capacity = capacity_of(device, [precision], measure and not after_failure, after_failure)
+    on_gpu, available = capacity.kind == "cuda", capacity.for_tensors(precision)
     memory = predicted_memory(workload, on_gpu, world_size_of_run()).document()
-    workspaces = None if elsewhere else workspaces_of(device, workload.precision, measure and not after_failure)
+    workspaces = capacity.workspaces.get(precision)
     categories = memory["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if workspaces else {})
     peak = memory["peak_bytes"] + (workspaces or 0)
+    on_top, why = capacity.on_top(precision, peak)
     uncompiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
     searches = {"max_batch_size": largest_batch, "max_seq_len": longest_sequence}
     fitting = {
-        name: search(uncompiled, on_gpu, capacity.bytes - (workspaces or 0))
+        name: search(uncompiled, on_gpu, available)
         for name, search in progress_bar("Searching for what fits", searches.items())
     }
-    fragmentation = {"fragmentation_share": list(FRAGMENTATION) if on_gpu else None}
+    gpu_only = {"fragmentation_share": list(FRAGMENTATION), "context_mb": CONTEXT.least / MB}
+    gpu_only = gpu_only if on_gpu else dict.fromkeys(gpu_only)
     return {
         "device": describe_environment(device)["device"],
         **explain_nulls({"target_device": target and described(target)}, "no --target-device was given"),
@@ -172,22 +217,15 @@ def memory_prediction(
         "device_memory_mb": capacity.total / MB,
         "device_memory_source": capacity.source,
         "in_use_mb": capacity.in_use / MB,
-        "reserve_mb": RESERVES[capacity.kind][0] / MB,
-        "reserve_source": RESERVES[capacity.kind][1],
-        **explain_nulls(fragmentation, "a CPU has no caching allocator"),
-        "fits": peak <= capacity.bytes,
-        "margin_mb": (capacity.bytes - peak) / MB,
+        "reserve_mb": capacity.reserve(precision) / MB,
+        "reserve_source": RESERVES[capacity.kind].source,
+        "on_top_mb": on_top / MB,
+        "on_top_source": why,
+        **explain_nulls(gpu_only, "a CPU has no caching allocator and no context"),
+        "fits": memory["peak_bytes"] <= available,
+        "margin_mb": (available - memory["peak_bytes"]) / MB,
         **fitting,
     }
-
-
-def workspaces_of(device: torch.device, precision: str, measure: bool) -> int | None:
-    """Bytes that the matmul libraries allocate for themselves; None if that is unknown and not to be measured."""
-    if device.type == "cpu":
-        return 0
-    about = describe_environment(device)["device"]
-    kept = cache.measured(about, precision, "workspaces", measure=measure)
-    return None if kept is None else int(kept.rate)
 
 
 def kept_rows(workload: Workload, memory: dict) -> list[dict]:
@@ -329,17 +367,15 @@ def detail_lines(document: dict) -> list[str]:
 def fit_facts(document: dict) -> dict[str, str]:
     """Whether a step fits, with how much to spare, of what, and what may come on top."""
     margin, has = document["margin_mb"], f"{document['device_memory_mb']:,.0f} MB, {document['device_memory_source']}"
-    spent = [f"{document['in_use_mb']:,.0f} in use"] if document["in_use_mb"] else []
+    assumed = document["in_use_mb"] == document["context_mb"]
+    used = f"{document['in_use_mb']:,.0f} {'for a context' if assumed else 'in use'}"
+    spent = [used] if document["in_use_mb"] else []
     has += f" ({' and '.join([*spent, format(document['reserve_mb'], ',.0f') + ' in reserve'])})"
     verdict = f"yes, {margin:,.0f} MB to spare" if document["fits"] else f"NO, {-margin:,.0f} MB short"
-    facts = {"Fits": f"{verdict}: {has}"}
-    if share := document["fragmentation_share"]:
-        facts["Fragmentation"] = (
-            f"up to {share[1]:.0%} of the peak on top, {document['peak_memory_mb'] * share[1]:,.0f} MB, in simulation"
-        )
-        if document["fits"] and document["peak_memory_mb"] * share[1] > margin:
-            facts["Fragmentation"] += ": MAY NOT FIT"
-    return facts
+    on_top = f"up to {document['on_top_mb']:,.0f} MB: {document['on_top_source']}"
+    if document["fits"] and document["on_top_mb"] > margin:
+        on_top = f"MAY NOT FIT, {on_top}"
+    return {"Fits": f"{verdict}: {has}", "May come on top": on_top}
 
 
 def time_facts(document: dict) -> dict[str, str]:
@@ -366,7 +402,7 @@ def peak_bytes(workload: Workload, on_gpu: bool) -> int:
 
 def refusal(workload: Workload, device: torch.device) -> str | None:
     """Why a run cannot fit, None if it can; what would fit is searched for only where it does not."""
-    available = capacity_of(device).bytes - (workspaces_of(device, workload.precision, measure=True) or 0)
+    available = capacity_of(device, [workload.precision], measure=True).for_tensors(workload.precision)
     on_gpu = device.type == "cuda"
     if peak_bytes(workload.with_settings(compile=False), on_gpu) <= available:  # which is predicted sooner
         return None
@@ -391,9 +427,10 @@ def what_fits(document: dict) -> str:
     parts = ", ".join(f"{name} {size:,.0f}" for name, size in named[:3])
     advice = cure(document)
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
+    alone = document["device_memory_mb"] - document["reserve_mb"] - (document["context_mb"] or 0)
     if document["fits"]:
         advice = "fragmentation or other processes took the rest: stop those, or lower --batch-size"
-    elif document["peak_memory_mb"] <= document["device_memory_mb"] - document["reserve_mb"]:
+    elif document["peak_memory_mb"] <= alone:
         advice = f"it would fit without other processes: stop those, or {advice}"
     available = document["peak_memory_mb"] + document["margin_mb"]
     in_use = f" ({document['in_use_mb']:,.0f} MB are in use)" if document["in_use_mb"] else ""

@@ -93,7 +93,8 @@ def total_memory(device: torch.device) -> int:
 
 def memory_of_a_rank(device: torch.device) -> tuple[int, int]:
     """Bytes of the device (on a CPU, host memory / local ranks), and those of them that are in use: by other processes,
-    by the driver and, on a CPU, by this process; what its allocator has reserved on a GPU is not in use."""
+    the driver and this process.  On a GPU that is its context, created here at the latest, without what its allocator
+    has reserved."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total, max(0, total - free - torch.cuda.memory_reserved(device))

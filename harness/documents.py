@@ -254,9 +254,12 @@ class Prediction(TypedDict):
     kept_for_backward: list[dict[str, Any]]  # component, mb, quadratic_mb: the part quadratic in the sequence length
     device_memory_mb: float  # MB that the device has
     device_memory_source: str
-    in_use_mb: float  # MB of it that other processes, the driver and, on a CPU, this process use
-    reserve_mb: float  # MB of it kept free for what is not counted
+    in_use_mb: float  # MB of it that other processes, the driver and this process, such as its context, use
+    context_mb: float | None  # MB of in_use_mb for the context of this process, at least; null: a CPU
+    reserve_mb: float  # MB of it kept free: the least of what is not counted
     reserve_source: str
+    on_top_mb: float  # MB that may come on top
+    on_top_source: str
     fragmentation_share: list[float] | None  # least and most, of the peak, not part of it; null: no caching allocator
     fits: bool  # an upper bound: fragmentation may come on top
     margin_mb: float  # MB left; negative: missing
@@ -558,7 +561,7 @@ class SweepDocument(TypedDict, total=False):
     key: list[str]  # the columns that identify a row
     figures: dict[str, str | None]  # the measured columns, each with the column of its spread; null: it has none
     rows: list[dict[str, Any]]  # as below
-    device_memory_bytes: int  # available to a row
+    device_memory_bytes: int  # available to the tensors of a row, the workspaces of libraries unknown
     fit: dict[str, Any]  # memory study: peak = constant + B (linear S + quadratic S^2), its error and rows
     factors: list[dict[str, Any]]  # memory study: memory and throughput from one batch size or sequence to the next
     growth: list[dict[str, Any]]  # attention benchmark: exponents of time and memory in the sequence length

@@ -43,10 +43,11 @@ class MemoryTracker(TorchDispatchMode):
     """Records the tensors of one training step: bytes, when each is allocated and freed, its category and its origin.
 
     Every operator passes through here, forward and backward, so the result is the bytes of live tensors; an operator's
-    internal workspace is not tracked.  Gradients and optimizer state are recognized by identity, activations because
-    they outlive the forward pass; the rest is temporary.  While active, the tracker is one of the `range_observers`, to
-    which trace_range() reports which part of the step is running.  In the backward pass, the sequence number of
-    autograd's node identifies the forward operator that it belongs to, and so the part.
+    internal workspace is not tracked, and on a GPU neither are tensors of the host.  Gradients and optimizer state are
+    recognized by identity, activations because they outlive the forward pass; the rest is temporary.  While active, the
+    tracker is one of the `range_observers`, to which trace_range() reports which part of the step is running.  In the
+    backward pass, the sequence number of autograd's node identifies the forward operator that it belongs to, and so the
+    part.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
@@ -121,8 +122,12 @@ class MemoryTracker(TorchDispatchMode):
         entry.died = self._event()
 
     def _record_all(self, tensors, category: str) -> None:
-        for tensor in tensors:
+        for tensor in filter(self._is_on_device, tensors):
             self._record(tensor, category)
+
+    def _is_on_device(self, tensor: Tensor) -> bool:
+        """Not batches before their copy to a GPU, nor AdamW's step counters, which stay on the host."""
+        return tensor.device.type == self._device.type
 
     def _optimizer_state(self) -> list[Tensor]:
         return [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
@@ -130,7 +135,7 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for tensor in tree_iter(out):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and self._is_on_device(tensor):
                 entry = self._record(tensor, existed=writes_in_place(func))
                 if func is torch.ops.aten._unsafe_view.default:  # restores the shape of a flattened matmul
                     entry.shape = list(tensor.shape)
@@ -209,7 +214,7 @@ class MemoryTracker(TorchDispatchMode):
         ]
         return {
             "step": self.step,
-            "source": f"bytes of live tensors, recorded at every operator of step {self.step}",
+            "source": "bytes of live tensors, recorded at every operator of one step",
             "peak_bytes": int(total[peak]),
             "average_bytes": float(total[:-1] @ durations / durations.sum()),
             "allocations": len(made),

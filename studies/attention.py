@@ -46,7 +46,7 @@ def benchmark(args, device: DeviceProperties) -> None:
         if isinstance(found, str):
             return [key | {"status": "skipped", "reason": found}]
         work = (measure, key, args.device, args.repetitions, args.warmup_steps)
-        outcome, answer = sweep.measure_row(found["predicted_peak_bytes"], *work)
+        outcome, answer = sweep.measure_row(found["predicted_peak_bytes"], *work, precision=key["dtype"])
         return [key | found | (answer or {}) | outcome]
 
     sweep.run(specs, row_of, label, result, table)

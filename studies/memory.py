@@ -51,7 +51,7 @@ def study(args, device: DeviceProperties) -> None:
         workload = spec["workload"]
         row = spec["rows"][0] | sweep.predict(predicted_peak, workload, sweep.predicts_gpu, "predicted_bytes")
         work = (run_of_row, workload, replace(profiling, profile_memory=True, profile_dir=None), sweep.folder)
-        outcome, found = sweep.measure_row(row["predicted_bytes"], *work)
+        outcome, found = sweep.measure_row(row["predicted_bytes"], *work, precision=workload.precision)
         return [row | (found or {}) | outcome]
 
     sweep.run(specs, measure, label, lambda row: megabytes(row["peak_bytes"]), table)

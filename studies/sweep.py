@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, get_origin
+from typing import TYPE_CHECKING, NamedTuple, get_origin
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from analysis.fake_run import FakeRunError
 from analysis.wording import narrow_table, wrapped
 from harness.command_line import OneLineParser, memory_size, number_of, require, verbose_flag
 from harness.console import progress_bar, say
-from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank
+from harness.devices import PRECISIONS, check_precision, choose_device
 from harness.disturbance import DisturbanceMeter
 from harness.documents import read_document
 from harness.environment import describe_environment
@@ -46,6 +46,9 @@ from harness.units import megabytes
 from harness.workload import Workload
 from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve
 
+if TYPE_CHECKING:
+    from analysis.prediction import Capacity
+
 FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
 NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row
 
@@ -57,7 +60,7 @@ class DeviceProperties(NamedTuple):
 
     device: torch.device
     environment: dict
-    available_bytes: int
+    capacity: Capacity
     unsupported: dict[str, str]  # precisions, each with the reason
 
     @property
@@ -77,10 +80,10 @@ class DeviceProperties(NamedTuple):
 
 def properties_of(asked: str) -> DeviceProperties:
     """asked: auto, cuda or cpu.  Raises UserError if there is no such device."""
+    from analysis.prediction import capacity_of  # imports pandas
+
     device = choose_device(asked)
-    total_bytes, used_bytes = memory_of_a_rank(device)
-    environment, unsupported = describe_environment(device), unsupported_precisions(device)
-    return DeviceProperties(device, environment, total_bytes - used_bytes, unsupported)
+    return DeviceProperties(device, describe_environment(device), capacity_of(device), unsupported_precisions(device))
 
 
 def unsupported_precisions(device: torch.device) -> dict[str, str]:
@@ -130,7 +133,12 @@ class Sweep:
         self.settings = {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
         self.environment, self.on_gpu, self.device = device.environment, device.on_gpu, device.device
         self.predicts_gpu = device.on_gpu or bool(args.device_memory)
-        self.available_bytes = args.device_memory or device.available_bytes
+        self.capacity = device.capacity
+        if args.device_memory:
+            from analysis.prediction import capacity_elsewhere
+
+            self.capacity = capacity_elsewhere(args.device_memory)
+        self.available_bytes = self.capacity.for_tensors()
         self.rows: list[dict] = []
         # For the reader of the tables, such as what was left out.
         self.notes: list[str] = args.notes + self.environment["warnings"]
@@ -211,13 +219,17 @@ class Sweep:
         why = "not part of this row" if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
         return explain_nulls_recursively(row, dict.fromkeys(row, why))
 
-    def measure_row(self, peak: int | None, work: Callable, *arguments) -> tuple[dict, object]:
+    def measure_row(
+        self, peak: int | None, work: Callable, *arguments, precision: str | None = None
+    ) -> tuple[dict, object]:
         """Call work(*arguments) in a new process.  Returns status and reason of the row, and the result or None.
 
-        peak: predicted, in bytes.  A row that would not fit is skipped, and so is every row of a dry run.
+        peak: of its tensors, predicted, in bytes.  A row that would not fit in its precision by the rule of a dry run
+        is skipped, and so is every row of a dry run.
         """
-        if peak is not None and peak > self.available_bytes and not self.force:
-            need = f"{megabytes(peak)} predicted, {megabytes(self.available_bytes)} available"
+        available = self.capacity.for_tensors(precision)
+        if peak is not None and peak > available and not self.force:
+            need = f"{megabytes(peak)} predicted, {megabytes(available)} available"
             return {"status": "skipped", "reason": f"would not fit: {need}; --force runs it"}, None
         if self.dry_run:
             return {"status": "skipped", "reason": "--dry-run predicts only"}, None

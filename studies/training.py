@@ -165,7 +165,8 @@ def measured_rows(sweep: Sweep, spec: dict, repetitions: int, snapshots: Path | 
     workload, mode = spec["workload"], spec["mode"]
     common = sweep.predict(predicted, workload, mode, sweep.predicts_gpu) | {"parameters": workload.parameter_count()}
     steps = repetitions + max(row["warmup_steps"] for row in spec["rows"])
-    outcome, answer = sweep.measure_row(common["predicted_peak_bytes"], measure, workload, mode, steps, snapshots)
+    work = (measure, workload, mode, steps, snapshots)
+    outcome, answer = sweep.measure_row(common["predicted_peak_bytes"], *work, precision=workload.precision)
     common |= outcome
     if answer is None:
         return [row | common for row in spec["rows"]]

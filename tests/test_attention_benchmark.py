@@ -181,7 +181,7 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
 
 
 def test_breakdown_of_a_row_that_does_not_fit(scratch, capfd):
-    flags = [*TINY, "--implementations", "manual", "--dry-run", "--device-memory", "0.002", "--seq-lens", "64", "1024"]
+    flags = [*TINY, "--implementations", "manual", "--dry-run", "--device-memory", "0.26", "--seq-lens", "64", "1024"]
     assert bench(*flags, "--verbose", "--output-dir", "run") == 0
     out = capfd.readouterr().out
     small, large = document_in(scratch / "run")["rows"]

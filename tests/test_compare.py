@@ -8,9 +8,10 @@ from helpers import SMALL_MODEL, assert_answer
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
-from analysis.compare import UNDECIDED, compare, comparison_answer, comparison_lines, ratio
+from analysis.compare import UNDECIDED, compare, comparison_answer, comparison_figure, comparison_lines, ratio
 from analysis.comparison_parts import NOISE, compare_profiles
 from analysis.components import NAMED_RANGES, OPERATOR_KINDS
+from harness.documents import SCHEMA_VERSION
 from harness.errors import UserError
 from harness.tables import COLUMNS
 
@@ -45,6 +46,20 @@ def copy_of(folder, target, times=None, **changes):
     quiet = {"disturbance": summary["disturbance"] | {"disturbed": False, "reasons": []}}
     (target / "performance_summary.json").write_text(json.dumps(summary | quiet | changes))
     return target
+
+
+def test_memory_is_compared_only_with_the_same_quantity(runs, tmp_path):
+    rss = {"peak_mb": 600.0, "average_mb": 500.0, "source": "resident set size"}
+    tracked = {"peak_mb": 100.0, "average_mb": 50.0, "source": "bytes of live tensors"}
+    memories = {"a": rss, "b": tracked, "c": rss | {"peak_mb": 900.0}}
+    comparison = compare([copy_of(runs / "wide", tmp_path / name, memory=memory) for name, memory in memories.items()])
+    assert [row["peak_ratio"] for row in comparison["runs"]] == [1.0, None, 1.5]
+    assert comparison["runs"][1]["peak_ratio_reason"] == "another quantity than the baseline's"
+    text = " ".join(" ".join(comparison_lines(comparison)).split())
+    assert "Peak MB: a, c: resident set size; b: bytes of live tensors, not comparable" in text
+    axes = comparison_figure(comparison).axes[1]
+    assert [bar.get_width() for bar in axes.patches] == [600.0, 0.0, 900.0]
+    assert axes.get_xlabel() == "MB: resident set size"
 
 
 def test_real_runs(runs):
@@ -154,7 +169,7 @@ def test_the_command(runs, tmp_path, command, monkeypatch):
     _, out, _ = command(compare_runs, *flags, "--verbose")
     assert max(map(len, out.splitlines())) <= COLUMNS
     assert "| mlp.up_proj |" in (tmp_path / "c" / "comparison.md").read_text()
-    assert json.loads((tmp_path / "c" / "comparison.json").read_text())["schema_version"] == 2
+    assert json.loads((tmp_path / "c" / "comparison.json").read_text())["schema_version"] == SCHEMA_VERSION
     assert (tmp_path / "c" / "comparison.png").stat().st_size > 10_000
     for flags, expected, words in (
         (("small_batch",), 2, "two runs or more"),

@@ -1,5 +1,6 @@
 """The JSON documents are what harness/documents.py declares, field by field, and strict JSON."""
 
+import importlib
 import json
 import sys
 import types
@@ -145,6 +146,29 @@ def test_another_schema_version_is_refused_in_one_line(tmp_path):
     path.write_text('{"traceEvents": []}')
     assert read_document(path) is None
     assert read_document(tmp_path / "nothing.json") is None
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("operator_analysis.json", "analysis.report:write_report"),
+        ("operator_analysis.json", "analysis.compare:compare"),
+        ("performance_summary.json", "analysis.compare:compare"),
+        ("timing_study.json", "studies.compare:read_sweep"),
+        ("flops_profile.json", "analysis.flops:read_flops_profile"),
+    ],
+)
+def test_every_reader_refuses_an_older_document(tmp_path, file, command):
+    folder = tmp_path
+    summary = {"schema_version": SCHEMA_VERSION, "steps": {"exclusion_reason": []}}
+    (folder / "performance_summary.json").write_text(json.dumps(summary))
+    (folder / file).write_text('{"schema_version": 1, "trace": "a", "sweep": "a", "key": [], "rows": []}')
+    module, function = command.split(":")
+    read = getattr(importlib.import_module(module), function)
+    argument = {"compare": [folder], "read_flops_profile": folder / file}.get(function, folder)
+    with pytest.raises(UserError, match=f"{file}: has schema version 1, but this workshop reads version") as refused:
+        read(argument)
+    assert "\n" not in str(refused.value)
 
 
 def test_docs_list_every_file_and_type():

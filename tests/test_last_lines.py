@@ -45,7 +45,7 @@ def test_the_script_ends_with_its_answer(train, flags, first):
 
 
 def test_a_dry_run_that_does_not_fit_says_what_would(train):
-    code, out, _ = train("--dry-run", "--device-memory", "1.1", small=False)
+    code, out, _ = train("--dry-run", "--device-memory", "0.36", small=False)
     assert code == 0
     assert "Next:             lower to --batch-size 5 or --seq-len" in out
 

@@ -81,7 +81,7 @@ def test_a_card_has_the_properties_of_its_datasheet():
         row, share = datasheet({"name": card.name, "arch": card.arch, "compute_units": card.units})
         assert (row.name, share) == (card.name, 1.0)
         assert row.arch == card.arch.split(":")[0] and row.compute_units == card.units
-        assert 0.9 < card.memory / (1e9 * row.memory) < 1.1
+        assert row.memory_mb == pytest.approx(card.memory / MIB, rel=2e-4)  # drivers differ by that much
         assert {name for name in ("tf32", "bf16", "fp16") if not getattr(row, name)} == set(LACKS.get(card.key, ()))
 
 
@@ -313,6 +313,45 @@ def test_a_card_that_runs_out_of_memory(runner, tmp_path):
     assert code == 1 and "out of memory" in out.splitlines()[-1]
     assert "it would fit without other processes: stop those" in out.splitlines()[-1]
     assert json.loads((tmp_path / "run" / "performance_summary.json").read_text())["status"] == "failed"
+
+
+def prediction(runner, card: str, folder, *flags: str, **variables: str) -> dict:
+    folder.mkdir()
+    code, out = runner.run(card, folder, "tiny_llama_v1", *flags, "--dry-run", "--output-dir", "run", **variables)
+    assert code == 0, out
+    return json.loads((folder / "run" / "prediction.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_card_has_what_its_datasheet_has_but_for_what_is_in_use(runner, tmp_path):
+    for key, name in (("mi250x", "MI250X"), ("mi300x", "MI300X")):
+        here = prediction(runner, key, tmp_path / key, "--size", "small")
+        there = prediction(runner, key, tmp_path / name, "--size", "small", "--target-device", name)
+        assert here["device_memory_mb"] == there["device_memory_mb"] == CARDS[key].memory / MIB
+        assert here["reserve_mb"] == there["reserve_mb"]
+        assert there["margin_mb"] - here["margin_mb"] == here["in_use_mb"] - there["in_use_mb"] == CONTEXT / MIB - 256
+
+
+@pytest.mark.slow
+def test_step_counters_of_the_optimizer_are_on_the_host(runner, tmp_path):
+    code, out = runner.run("h100", tmp_path, "tiny_llama_v1", *RUN, *STEPS, "--profile-memory")
+    assert code == 0, out
+    config, memory = (
+        json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("config", "memory_timeline")
+    )
+    assert memory["peak"]["bytes_by_category"]["optimizer"] == 2 * 4 * config["model"]["parameters"]
+
+
+@pytest.mark.slow
+def test_what_fits_is_an_upper_bound(runner, tmp_path):
+    """One sample more than fits runs out of memory on a card."""
+    other = str(CARDS["h100"].memory // MIB - CONTEXT // MIB - 300)
+    found = prediction(runner, "h100", tmp_path / "predicted", PRETEND_OTHER_MB=other)
+    assert found["fits"] and 290 < found["margin_mb"] + found["peak_memory_mb"] < 300
+    for extra, expected in ((1, 1), (-found["max_batch_size"] // 4, 0)):
+        flags = ["--force", "--num-steps", "2", "--batch-size", str(found["max_batch_size"] + extra)]
+        code, out = runner.run("h100", tmp_path, "tiny_llama_v1", *flags, PRETEND_OTHER_MB=other)
+        assert code == expected, out
 
 
 PROFILE = [*SMALL_MODEL, "--num-steps", "6", "--profile-dir", "run"]

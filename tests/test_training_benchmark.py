@@ -11,6 +11,7 @@ from helpers import run_command
 import compare_runs
 import run_training_benchmark
 from analysis.fake_run import fake_forward
+from analysis.prediction import CONTEXT, RESERVES, predict
 from harness.documents import SCHEMA_VERSION, TrainingBenchmarkRow
 from harness.errors import UserError, out_of_memory
 from harness.memory_tracker import MemoryTracker
@@ -132,10 +133,11 @@ def test_peaks_by_context_length_are_predicted_without_a_gpu(scratch, capfd):
 
 
 def test_a_row_that_does_not_fit_is_not_run(scratch, capfd):
-    flags = ["--sizes", "tiny", "--dry-run", "--device-memory", "0.05", "--output-dir", "run"]
+    flags = ["--sizes", "tiny", "--dry-run", "--device-memory", "0.3", "--output-dir", "run"]
     assert bench(*flags) == 0
     rows = {row["mode"]: row for row in rows_in(scratch / "run")}
-    assert rows["train"]["reason"].startswith("would not fit: 135.8 MB predicted, 51.2 MB available")
+    available = 0.3 * 1024 - (CONTEXT.least + RESERVES["cuda"].least) / 2**20  # as for a dry run
+    assert rows["train"]["reason"].startswith(f"would not fit: 135.8 MB predicted, {available:.1f} MB available")
     assert rows["forward"]["reason"] == "--dry-run predicts only"
 
 
@@ -230,6 +232,17 @@ def test_errors_that_mean_out_of_memory(error, expected):
     assert out_of_memory(wrapped) is expected
 
 
+def test_a_row_is_skipped_by_the_rule_of_a_dry_run(scratch, monkeypatch):
+    """What is in use and the reserve are not available to it."""
+    memory = 140 * 2**20 + RESERVES["cpu"].least
+    monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (memory + 2**20, 6 * 2**20))
+    assert bench("--sizes", "tiny", "--device", "cpu", "--dry-run", "--output-dir", "run") == 0
+    (train,) = (row for row in rows_in(scratch / "run") if row["mode"] == "train")
+    assert train["reason"].startswith("would not fit: 135.8 MB predicted, 135.0 MB available")
+    document = predict(workload_of(size="tiny", device="cpu"), torch.device("cpu"))
+    assert document["fits"] is False and document["margin_mb"] == pytest.approx(135 - 135.757, abs=1e-3)
+
+
 def test_workspaces_of_libraries_are_part_of_both_peaks(monkeypatch):
     """The allocator's peak includes them, so the prediction beside it must."""
     monkeypatch.setattr("studies.training.workspace_bytes", lambda device, precision: 64 * 2**20)
@@ -242,7 +255,7 @@ def test_workspaces_of_libraries_are_part_of_both_peaks(monkeypatch):
         def predict(self, *arguments):
             return {"predicted_peak_bytes": 1000}
 
-        def measure_row(self, *arguments):
+        def measure_row(self, *arguments, precision):
             return {"status": "ok"}, answer
 
     spec = {"workload": WORKLOAD, "mode": "train", "rows": [{"warmup_steps": 1}]}

@@ -82,7 +82,7 @@ def test_a_trace_alone_of_every_row_is_explained(tmp_path):
     """A B200's datasheet has no fp32."""
     trace = trace_of(tmp_path, *VERDICTS["compute-bound"])
     for row in DATASHEETS:
-        properties = [{"name": row.name, "numSms": row.compute_units, "totalGlobalMem": row.memory * 10**9}]
+        properties = [{"name": row.name, "numSms": row.compute_units, "totalGlobalMem": row.memory_mb * 2**20}]
         analysis = analysis_of(replace(trace, metadata={"deviceProperties": properties}))
         assert analysis["verdict"]["thresholds"]["ridge_flops_per_byte"] > 0
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from analysis.fake_run import FakeRunError, fake_step
 from analysis.flop_counts import counted_by_torch, flops_of_step, reconciliation
 from analysis.flops import flops_lines, flops_profile
-from analysis.prediction import RESERVES, memory_prediction, peak_bytes, predict, prediction_lines
+from analysis.prediction import CONTEXT, RESERVES, memory_prediction, peak_bytes, predict, prediction_lines
 from analysis.traffic import computational_intensity, intensity_lines, step_work
 from harness.memory_tracker import MemoryTracker
 from harness.timing import UntimedMeter
@@ -190,7 +190,7 @@ def test_prediction(workload):
 
 def test_the_largest_batch_is_the_largest_that_fits():
     capacity = 4 * 2**20
-    document = memory_prediction(ConvolutionNet(), CPU, device_memory=capacity + RESERVES["cuda"][0])
+    document = memory_prediction(ConvolutionNet(), CPU, device_memory=capacity + CONTEXT.least + RESERVES["cuda"].least)
     largest = document["max_batch_size"]
     peaks = [peak_bytes(ConvolutionNet(batch_size=n), True) for n in (largest, largest + 1)]
     assert peaks[0] <= capacity < peaks[1]

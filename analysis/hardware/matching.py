@@ -7,6 +7,7 @@ import re
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from harness.errors import UserError
+from harness.units import MB
 
 
 def datasheet(device: dict) -> tuple[Datasheet, float] | None:
@@ -40,8 +41,8 @@ def _model(row: Datasheet) -> str:
 
 
 def described(row: Datasheet) -> dict:
-    """The row as a device of a run has it, with the memory as sold, which is less than the device reports."""
-    about = {"type": "cuda", "name": row.name, "arch": row.arch, "memory_bytes": row.memory * 10**9}
+    """The row as a device of a run has it."""
+    about = {"type": "cuda", "name": row.name, "arch": row.arch, "memory_bytes": row.memory_mb * MB}
     return about | ({"compute_units": row.compute_units} if row.compute_units else {})
 
 
@@ -72,8 +73,8 @@ def _by_size(device: dict) -> tuple[Datasheet, float] | None:
         return None
     rows = [row for row in DATASHEETS if row.arch.startswith(arch or "gfx")]
     rows = [row for row in rows if row.compute_units and row.compute_units == units]
-    if memory := device.get("memory_bytes"):  # as sold it is 10^9 or 2^30 bytes, and firmware keeps some of it
-        rows = [row for row in rows if 0.9 < memory / (1e9 * row.memory) < 1.1]
+    if memory := device.get("memory_bytes"):
+        rows = [row for row in rows if 0.9 < memory / (row.memory_mb * MB) < 1.1]
     rows = [row for row in rows if row.name.split()[-1] in name] or rows
     rates = {(row.fp32, row.tf32, row.bf16, row.fp16, row.bandwidth) for row in rows}
     return (rows[0], 1.0) if len(rates) == 1 else None
