@@ -40,7 +40,7 @@ def asked_for(args: argparse.Namespace) -> dict[str, bool]:
 
 
 def train_and_explain(args: argparse.Namespace) -> None:
-    from analysis.flops import flops_profile, measure_peaks, read_flops_profile
+    from analysis.flops import flops_lines, flops_profile, measure_peaks, read_flops_profile
     from analysis.limits import explain_limits
     from analysis.report import write_report
     from harness.console import is_first_rank, say
@@ -60,9 +60,8 @@ def train_and_explain(args: argparse.Namespace) -> None:
     if uncounted:
         say(f"Note: {uncounted}; the other two counters run without it")
         if not args.dry_run:
-            measure_peaks(
-                device, workload.precision, args.peak
-            )  # for the verdict, whose ridge point is that of this profile
+            # For the verdict, whose ridge point is that of this profile.
+            measure_peaks(device, workload.precision, args.peak)
     run_from_arguments(args)
     if args.dry_run or not is_first_rank():
         return
@@ -70,14 +69,16 @@ def train_and_explain(args: argparse.Namespace) -> None:
     if uncounted:
         profile = flops_profile(workload, read_document(folder / "performance_summary.json"), uncounted)
         write_json(folder / "flops_profile.json", profile)
+        say(*(["", *flops_lines(profile)] if args.verbose else []))
     profile = read_flops_profile(folder / "flops_profile.json")
     explain_limits(workload, profile, folder, folder, lambda: write_report(folder), **asked_for(args))
 
 
 def explain_file(args: argparse.Namespace) -> None:
     """Explain an earlier flops_profile.json, and draw its roofline if it had one or --generate-roofline is given."""
-    from analysis.flops import read_flops_profile
+    from analysis.flops import flops_lines, read_flops_profile
     from analysis.limits import explain_limits
+    from harness.console import say
     from harness.errors import UserError
     from tiny_llama_v1 import TinyLlamaWorkload
 
@@ -87,6 +88,7 @@ def explain_file(args: argparse.Namespace) -> None:
     target = Path(args.output_dir or args.profile_dir or folder)
     try:
         workload = TinyLlamaWorkload.from_settings(profile["config"])
+        say(*(["", *flops_lines(profile)] if args.verbose else []))
         explain_limits(workload, profile, folder, target, **asked_for(args))
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         text = f"{type(error).__name__}: {error}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.existing import report_in
 from analysis.flop_counts import detail_lines
-from analysis.flops import flops_lines, mfu_text
+from analysis.flops import mfu_text
 from analysis.opportunities import best_three
 from analysis.profile import verdict_text
 from analysis.roofline import by_time, draw_roofline, roofline, roofline_lines
@@ -71,8 +71,7 @@ def explain_limits(
 ) -> None:
     """Print the tables if asked for, write what was asked for to the target, and print the answer."""
     documents = limits(workload, profile, source, intensity=intensity, roof=roof)
-    lines, files = ["", *flops_lines(profile)] * verbose, []
-    lines += ["", *detail_lines(profile["flops_analysis"])] * (detailed or verbose)
+    files, lines = [], ["", *detail_lines(profile["flops_analysis"])] * (detailed or verbose)
     say(*lines, *(limits_lines(documents) if verbose else []))
     try:
         if documents:

@@ -204,18 +204,19 @@ class RunReport:
         if self.rank != 0:
             return
         summary = summarize(self.measured(error))
-        basis, lines, figures = basis_lines(summary, self.verbose), summary_lines(summary), {}
+        basis, lines, explained = basis_lines(summary, self.verbose), summary_lines(summary), []
+        figures = {}
         try:
             with deferred_signals():  # a signal may interrupt what follows, but not this write
                 self._write("performance_summary.json", summary)
-            if summary["training"]["completed_steps"]:
-                lines.append(conclude(summary))
             for found in explain(summary):
                 self._write(found.file_name, found.document)
-                lines += ["", *found.lines] if found.lines else []
+                explained += ["", *found.lines] if found.lines else []
                 basis += [*found.tables, ""] if found.tables and self.verbose else []
                 if found.figure is not None and self.folder:
                     figures[Path(found.file_name).stem] = found.figure
+            if summary["training"]["completed_steps"]:
+                lines.append(conclude(summary))  # an explanation may have measured the peak that it names
             if self.folder:
                 self._finish_events(summary, figures)
                 basis += self._file_lines()
@@ -224,7 +225,7 @@ class RunReport:
                 self._write("performance_summary.json", summary | {"status": "failed", "error": str(failure)})
             raise
         finally:
-            say("", *basis, *lines, disturbance_line(summary))
+            say("", *basis, *lines, *explained, disturbance_line(summary))
 
     def _file_lines(self) -> list[str]:
         files = list(files_of_run(*dict.fromkeys((self.folder, self.trace_folder))))
