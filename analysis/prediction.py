@@ -139,7 +139,7 @@ class Capacity:
     def on_top(self, precision: str, peak: int) -> tuple[int, str]:
         """What may come on top of a peak, in bytes, and why."""
         reserve = RESERVES[self.kind]
-        more = f"{reserve.most / MB:,.0f} MB instead of the reserve"
+        more = f"a reserve of up to {reserve.most / MB:,.0f} MB"
         parts = {more: reserve.most - reserve.least if self.reserve(precision) else 0}
         if self.kind == "cuda":
             parts[f"fragmentation, {FRAGMENTATION[1]:.0%} of the peak in simulation"] = int(FRAGMENTATION[1] * peak)

@@ -51,7 +51,7 @@ def test_a_dry_run_that_does_not_fit_says_what_would(train):
 
 
 def test_a_sweep_ends_with_its_finding_and_one_table(scratch, capfd):
-    flags = "--sizes tiny --seq-lens 8 16 --batch-size 1 --dry-run --device-memory 0.045 --memory-snapshot".split()
+    flags = "--sizes tiny --seq-lens 8 16 --batch-size 1 --dry-run --device-memory 0.303 --memory-snapshot".split()
     assert run_command(run_training_benchmark, *flags, "--output-dir", "short") == 0
     short = capfd.readouterr().out
     assert run_command(run_training_benchmark, *flags, "--verbose", "--output-dir", "long") == 0

@@ -428,7 +428,7 @@ def test_a_fit_that_may_be_spoiled_is_told():
         "step_time_lower_bound_ms_reason": "",
     }
     (line,) = (line for line in prediction_lines(document) if line.startswith("May come on top:"))
-    assert "MAY NOT FIT, up to 626 MB: 256 MB instead of the reserve" in line
+    assert "MAY NOT FIT, up to 626 MB: a reserve of up to 256 MB; fragmentation" in line
 
 
 # --- what does not fit ---
