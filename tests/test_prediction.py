@@ -190,7 +190,7 @@ def test_a_target_device_is_predicted_by_its_datasheet(train, tmp_path, monkeypa
     assert bounds["bandwidth_ms"] == pytest.approx(1e-6 * bounds["least_bytes"] / sheet.bandwidth)
     assert f"datasheet: {row} {precision}" in bounds["compute_peak"]
     assert document["max_batch_size"] > 4000
-    assert f"MB, {sheet.memory_source}" in " ".join(out.split()) and "(256 for a context and 8 in" in out
+    assert f"MB, {sheet.memory_source} (256 for a context and 8 in reserve)" in " ".join(out.split())
     assert re.search(r"^May come on top: +up to .*fragmentation", out, re.M)
 
 
