@@ -24,6 +24,7 @@ from harness.timing import PHASES
 
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
 BACKWARD = "autograd::engine::evaluate_function: "
+NODE_1_8 = re.compile(r"^\w+Backward\d*$|^torch::autograd::AccumulateGrad$")
 ACCUMULATE = BACKWARD + "torch::autograd::AccumulateGrad"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
 BETWEEN = "between phases"
@@ -51,7 +52,7 @@ def attribute(links: Links) -> AttributedLinks:
     """Find the component, phase and category of each host and GPU event."""
     host = links.host
     names, parent, kind = host["name"], host["parent"].to_numpy(), host["kind"].to_numpy()
-    is_node = where_name(host, lambda name: name.startswith(BACKWARD)) & (kind == OPERATOR)
+    is_node = backward_nodes(host)
     is_phase = where_name(host, lambda name: name in PHASES) & (kind == ANNOTATION)
     is_framework = where_name(host, _FRAMEWORK.match) & (kind == ANNOTATION)
     is_range = (kind == ANNOTATION) & ~is_phase & ~is_framework
@@ -85,6 +86,13 @@ def attribute(links: Links) -> AttributedLinks:
     host = host.assign(component=component, phase=phase, category=categories, node=node)
     gpu = attributed_gpu(links.gpu, host, source)
     return AttributedLinks(**vars(links) | {"host": host, "gpu": gpu}, source=source)
+
+
+def backward_nodes(host: pd.DataFrame) -> np.ndarray:
+    """Which host events are nodes of the backward pass; PyTorch 1.8 records them without the engine's call around."""
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
+    nodes = where_name(host, lambda name: name.startswith(BACKWARD)) & is_operator
+    return nodes if nodes.any() else where_name(host, NODE_1_8.search) & is_operator
 
 
 def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray) -> str:
@@ -133,8 +141,8 @@ def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.n
 def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray, node: np.ndarray) -> np.ndarray:
     """The phase of each host event: that of a range that names one, ours or PyTorch's; backward within autograd nodes.
 
-    Other module calls, and operators with a sequence number, are the forward pass.  In a trace without a backward pass,
-    so are all other operators.
+    Other module calls, and operators with a sequence number, are the forward pass.  In a trace without a backward pass
+    or without sequence numbers, so are all other operators.
     """
     parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
     names = host["name"].astype(object).to_numpy()
@@ -149,7 +157,7 @@ def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray
     phase[in_node] = "backward"
     numbered = (kind == OPERATOR) & (host["sequence"].to_numpy() >= 0)
     forward = nearest(parent, (kind == MODULE) | numbered) >= 0
-    if (node < 0).all():
+    if (node < 0).all() or not numbered.any():
         forward |= kind == OPERATOR
     phase[pd.isna(phase) & forward] = "forward"
     return phase
@@ -161,7 +169,9 @@ def attributed_gpu(gpu: pd.DataFrame, host: pd.DataFrame, source: str) -> pd.Dat
     linked = {name: at(host[name], operator) for name in ("component", "phase", "category")}
     codes = gpu["name"].cat.codes.to_numpy()
     # A kernel without an operator takes the usual category of its name: MIOpen's transposes belong to convolutions.
-    usual = pd.Series(codes).map(most_frequent(codes, linked["category"]))
+    # But an optimizer's additions are not the only ones.
+    elsewhere = np.where(linked["category"] == "optimizer", None, linked["category"])
+    usual = pd.Series(codes).map(most_frequent(codes, elsewhere))
     by_kernel = np.where(usual.notna(), usual, by_name(gpu["name"], category))
     unknown = pd.isna(linked["category"]) | (linked["category"] == "other")
     linked["category"] = np.where(unknown, by_kernel, linked["category"])

@@ -82,7 +82,7 @@ def cost(name: str, shapes: list, types: list | None, values: list | None) -> Co
     if base is None or is_view_or_metadata_op(name) or not all(map(is_shape, shapes)):
         return Cost()
     try:
-        sizes = [BYTES_OF.get(kind) for kind in types or []]
+        sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]  # PyTorch 1.8 records no types
         if base in _MATMULS:
             return matmul_cost(base, shapes, sizes)
         if base in _CONVOLUTIONS:

@@ -37,18 +37,18 @@ def operator_calls(links: Links) -> pd.DataFrame:
         rows, us = rows[above], us[above]
         device += np.bincount(rows, weights=us, minlength=n)
         rows = parent[rows]
-    codes = operators["name"].cat.codes.to_numpy()
-    # An operator that calls another of the same name counts once in the totals.
-    outer = ~(nested & (codes[np.maximum(parent, 0)] == codes)) if n else np.zeros(0, dtype=bool)
+    codes, signature, above = operators["name"].cat.codes.to_numpy(), operators["signature"].to_numpy(), parent.clip(0)
+    # An operator that calls another of the same name counts once in the totals; with the same inputs, it is one call.
+    redispatched = nested & (codes[above] == codes) if n else np.zeros(0, dtype=bool)
     return pd.DataFrame(
         {
             "code": codes,
-            "signature": operators["signature"].to_numpy(),
-            "calls": 1,
+            "signature": signature,
+            "calls": (~(redispatched & (signature[above] == signature))).astype(int),
             "self_cpu_us": np.maximum(0.0, duration - called),
-            "cpu_us": duration * outer,
+            "cpu_us": duration * ~redispatched,
             "self_device_us": own_device,
-            "device_us": device * outer,
+            "device_us": device * ~redispatched,
         }
     )
 

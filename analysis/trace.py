@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ import pandas as pd
 from harness.errors import UserError
 
 GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+# PyTorch 1.8 has other names for the categories, and one for operators and ranges alike.
+CATEGORIES_1_8 = {"Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
+CATEGORIES_1_8 |= {"Runtime": "cuda_runtime"}
+OPERATOR_1_8 = re.compile(r"::|Backward\d*$|^detach_?$")  # the names of its operators; all others are ranges
 # The tables of a Trace: which events of the file each contains, and its columns besides name, start and end.
 TABLES = {
     "operators": (["cpu_op"], "thread external_id sequence forward_thread signature"),
@@ -28,6 +33,7 @@ TABLES = {
 # Columns with numbers from an event's `args`, and their keys there.
 ARGUMENTS = {"external_id": "External id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
 ARGUMENTS |= {key: key for key in ("correlation", "device", "stream")}
+ARGUMENTS_1_8 = {"external id": "External id", "Input dims": "Input Dims"}
 STEP = "ProfilerStep#"
 MODULE = "nn.Module: "
 
@@ -124,7 +130,7 @@ def trace_of(path: Path, document: dict) -> Trace:
     for event in document.pop("traceEvents"):
         if isinstance(event, dict):
             if event.get("ph") == "X":
-                by_kind.setdefault(str(event.get("cat")), []).append(event)
+                by_kind.setdefault(category_of(event), []).append(event)
             elif event.get("name") == "[memory]" and isinstance(event.get("args"), dict):
                 memory.append(event)
     if not any(by_kind.get(kind) for kind in ("cpu_op", *GPU_KINDS)):
@@ -156,6 +162,18 @@ def trace_of(path: Path, document: dict) -> Trace:
         n_python=len(python),
         first_us=first,
     )
+
+
+def category_of(event: dict) -> str:
+    """The category by its name of today; an event of PyTorch 1.8 gets the names of today for its arguments too."""
+    category = str(event.get("cat"))
+    today = CATEGORIES_1_8.get(category)
+    if today is None:
+        return category
+    if isinstance(arguments := event.get("args"), dict):
+        event["args"] = {ARGUMENTS_1_8.get(key, key): value for key, value in arguments.items()}
+    is_range = category == "Operator" and not OPERATOR_1_8.search(str(event.get("name")))
+    return "user_annotation" if is_range else today
 
 
 def event_table(by_kind: dict[str, list[dict]]) -> tuple[pd.DataFrame, list[tuple]]:

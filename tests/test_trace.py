@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import H100, MI300X, SMALL, analysis_of, event, real, rows_of, trace_of
+from traces import H100, MI300X, SMALL, TORCH_1_8, analysis_of, event, real, rows_of, trace_of
 
 import tiny_llama_v1 as tiny_llama
-from analysis.links import parents
+from analysis.links import link, parents
 from analysis.operators import operator_lines
 from analysis.timeline import by_priority, exclusive_us, gpu_timeline
 from analysis.trace import read_trace
@@ -70,6 +70,49 @@ def test_a_trace_without_a_gpu_has_no_timeline(tmp_path):
     timeline = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 5)))["gpu_timeline"]
     assert timeline["busy_ms"] is None
     assert timeline["busy_ms_reason"]
+
+
+def old(kind, name, start, duration, thread="1", **arguments):
+    """An event as PyTorch 1.8 writes it."""
+    return event(name, start, duration, kind, thread, **arguments)
+
+
+def test_a_trace_of_pytorch_1_8(tmp_path):
+    trace = trace_of(
+        tmp_path,
+        old("Operator", "ProfilerStep#5", 0, 100, **{"External id": 1, "Input dims": []}),
+        old("Operator", "enumerate(DataLoader)#_Iter.__next__", 0, 10, **{"External id": 2, "Input dims": []}),
+        old("Operator", "aten::mm", 12, 10, **{"External id": 3, "Input dims": [[4, 2], [2, 8]], "Input type": []}),
+        old("Operator", "aten::mm", 13, 8, **{"External id": 4, "Input dims": [[4, 2], [2, 8]], "Input type": []}),
+        old("Runtime", "cudaLaunchKernel", 15, 2, **{"correlation": 9, "external id": 4}),
+        old("Kernel", "sgemm", 20, 30, "stream 7", **{"correlation": 9, "external id": 4, "device": 0, "stream": 7}),
+        old("Operator", "MmBackward", 50, 20, "2", **{"External id": 5, "Input dims": [[4, 8]]}),
+        old("Operator", "aten::mul", 52, 10, "2", **{"External id": 6, "Input dims": [[4, 8]], "Input type": []}),
+        old("Runtime", "cudaLaunchKernel", 55, 2, "2", **{"correlation": 10, "external id": 6}),
+        old("Kernel", "mul", 60, 20, "stream 7", **{"correlation": 10, "external id": 6, "device": 0, "stream": 7}),
+        old("Memset", "Memset (Device)", 90, 5, "stream 7", **{"correlation": 3, "external id": 0, "stream": 7}),
+    )
+    assert trace.steps["number"].tolist() == [5]
+    assert trace.gpu["kind"].tolist() == ["kernel", "kernel", "memset"]
+    analysis = analysis_of(trace)
+    operators = {row["name"]: row for row in analysis["operators"]}
+    # The operator calls itself on its way to the GPU, which is one call.
+    assert (operators["aten::mm"]["calls"], operators["aten::mm"]["flops"]) == (1, 2 * 4 * 2 * 8)
+    assert rows_of(analysis)["matmul", "forward"] == pytest.approx(0.03)
+    assert rows_of(analysis)["element-wise", "backward"] == pytest.approx(0.02)
+    assert analysis["integrity"]["gpu_events_launched_before_the_trace"] == 1
+    assert analysis["integrity"]["trustworthy"]
+
+
+def test_a_real_trace_of_pytorch_1_8():
+    trace = real(TORCH_1_8)
+    assert trace.gpu["kind"].value_counts().to_dict() == {"kernel": 9538, "memset": 377, "memcpy": 12}
+    assert (len(trace.operators), len(trace.annotations), len(trace.launches)) == (42414, 24, 10800)
+    assert trace.steps["number"].tolist() == [5, 6, 7, 8, 9, 10]
+    links = link(trace)
+    assert (links.gpu["call"] >= 0).sum() == 8802 + 348 + 12  # launches of kernels, memsets, copies
+    timeline = gpu_timeline(links.gpu)
+    assert (timeline["computation_ms"], timeline["exposed_memcpy_ms"]) == pytest.approx((635.614, 13.858))
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 1)), min_size=1, max_size=30))
