@@ -11,6 +11,7 @@ from analysis.components import breakdown_lines, breakdown_rows
 from analysis.operators import first_rows
 from analysis.profile import analyze_all, find_traces, profile_answer, profile_lines
 from harness.errors import UserError
+from harness.files import write_json
 from harness.tables import COLUMNS
 
 
@@ -143,3 +144,14 @@ def test_the_same_percentiles_as_numpy(tmp_path):
     expected = [np.percentile(durations, q) for q in (50, 95)]
     assert [row["p50_us"], row["p95_us"]] == pytest.approx(expected)
     assert row["mean_us"] == pytest.approx(np.mean(durations))
+
+
+def test_an_analysis_is_strict_json(tmp_path):
+    """No NaN, also where some operators have no component; and none would be written."""
+    ranges = event("attention", 10, 30, kind="user_annotation"), event("aten::mm", 15, 20)
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 100), *ranges, event("aten::add", 60, 5)))
+    assert "unattributed" in analysis["step_timeline"]["components"]
+    write_json(tmp_path / "operator_analysis.json", analysis)
+    json.loads((tmp_path / "operator_analysis.json").read_text(), parse_constant=pytest.fail)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "operator_analysis.json", {"share": float("nan")})
