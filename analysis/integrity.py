@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,11 +100,19 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
     lost = launches_without_kernel(incomplete or rows)
     if incomplete:
         n, numbers = len(incomplete), ", ".join(str(row["number"]) for row in incomplete)
-        idle = sum(row["kernels_during"] == 0 for row in incomplete)
-        what = f"{lost} launches have no kernel" if lost else f"no kernel ran during {idle} of them"
+        what = f"{lost} launches have no kernel" if lost else "they have none, or none ran while work was queued"
         found.problems.append(f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}")
     elif lost:
         found.notes.append(f"{lost} kernel launches in the steps have no matching kernel in the trace")
+    kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
+    if len(rows) > 1 and rows[0]["kernels"] and not rows[0]["kernels_during"] and kernels["call"].iloc[0] < 0:
+        late = (kernels["start"].iloc[0] - links.steps["start"].iloc[0]) / 1e3
+        found.notes.append(
+            f"GPU events begin {late:.1f} ms after the first step, although work was queued: what ran until then, from "
+            "before the trace, was not recorded"
+        )
+    for number in links.trace.steps["number"].iloc[len(links.steps) if links.steps_are_marked else 0 :]:
+        found.notes.append(f"step {number} was marked as recording ended, before any of its work: it is no step here")
     steps = links.steps
     if (steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1]).any():
         found.problems.append("the step marks overlap: two profilers were recording, so the steps cannot be told apart")
@@ -181,11 +190,12 @@ def step_rows(links: Links) -> list[dict]:
     answered = starts & calls["correlation"].isin(gpu.loc[kernels, "correlation"]).to_numpy()
     answered = np.bincount(calls.loc[answered, "step"], minlength=n)
     one_clock = not early_kernels(links).any()
+    queued = queued_until(links)
     rows = []
     for i, (number, start, end) in enumerate(zip(steps["number"], steps["start"], steps["end"], strict=True)):
         during = int((kernels & (gpu["start"] < end).to_numpy() & (gpu["end"] > start).to_numpy()).sum())
-        # A GPU that runs behind the host still runs kernels of earlier steps; without any, events are missing.
-        idle = kernels.any() and n > 1 and ((one_clock and during == 0) or of_kernels[i] == 0)
+        # A GPU that runs behind the host still runs kernels of earlier steps.
+        idle = kernels.any() and n > 1 and (of_kernels[i] == 0 or (one_clock and during == 0 and queued(start, end)))
         lost = launched[i] - answered[i] > MISSING_KERNELS * launched[i]
         rows.append(
             {
@@ -200,6 +210,20 @@ def step_rows(links: Links) -> list[dict]:
             }
         )
     return rows
+
+
+def queued_until(links: Links) -> Callable[[float, float], bool]:
+    """Whether the GPU, having run before, had work queued throughout a time: the kernel that follows was launched
+    before it, or before the trace began."""
+    kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
+    starts, launched = kernels["start"].to_numpy(), kernels["launched"].fillna(-np.inf).to_numpy()
+    with_call = (kernels["call"] >= 0).to_numpy() | (kernels["correlation"] > 0).to_numpy()
+
+    def queued(start: float, end: float) -> bool:
+        after = int(np.searchsorted(starts, end))
+        return 0 < after < len(starts) and bool(with_call[after]) and launched[after] < start
+
+    return queued
 
 
 NO_SUMMARY = "no performance_summary.json next to the trace"

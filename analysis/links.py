@@ -13,6 +13,8 @@ from analysis.trace import STEP, Trace, where_name
 OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
 LAUNCHES = re.compile("LaunchKernel|LaunchCooperativeKernel")  # CUDA and HIP calls that start one kernel
 GRAPH_LAUNCHES = re.compile("GraphLaunch")  # those that start all kernels of a graph
+STARTS_WORK = re.compile(f"{LAUNCHES.pattern}|{GRAPH_LAUNCHES.pattern}|Mem(cpy|set)")
+CUT_SHORT = 0.1  # of the median step: a last step mark without work that is shorter is none
 # Calls that block until the GPU has finished: synchronization, and copies that are not asynchronous.
 WAITS = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(WithStream|2D|3D|DtoH|HtoD|DtoD)?$")
 
@@ -105,7 +107,7 @@ def host_events(trace: Trace) -> pd.DataFrame:
 
 
 def link(trace: Trace) -> Links:
-    host, steps = host_events(trace), trace.steps
+    host, steps = host_events(trace), whole_steps(trace)
     marked = len(steps) > 0
     if not marked:
         edges = [t for t in (trace.operators, trace.annotations, trace.gpu) if len(t)]
@@ -120,6 +122,23 @@ def link(trace: Trace) -> Links:
     calls["starts_kernel"] &= ~captured(calls)
     gpu = link_gpu(trace, calls, steps)
     return Links(trace, host, gpu, calls, steps, marked, step_thread(trace, host))
+
+
+def whole_steps(trace: Trace) -> pd.DataFrame:
+    """The marked steps without a last one that is cut: a mark that opened as recording ended, before any work.
+
+    It contains no operator, on a GPU no call that launches anything, and is far shorter than the others.
+    """
+    steps = trace.steps
+    if len(steps) < 2:
+        return steps
+    start, end = steps["start"].iloc[-1], steps["end"].iloc[-1]
+    launches = trace.launches[where_name(trace.launches, lambda name: STARTS_WORK.search(name))]
+    work = trace.operators if launches.empty else launches
+    empty = len(work) and not ((work["start"] < end) & (work["end"] > start)).any()
+    durations = steps["end"] - steps["start"]
+    cut = empty and end - start < CUT_SHORT * durations.iloc[:-1].median()
+    return steps.iloc[:-1] if cut else steps
 
 
 def captured(calls: pd.DataFrame) -> np.ndarray:

@@ -11,6 +11,7 @@ from traces import (
     analysis_of,
     event,
     on_gpu,
+    real,
     real_path,
     shaped,
     step,
@@ -24,6 +25,8 @@ from analysis.profile import analyze_all, head_lines, profile_answer, profile_li
 from analysis.report import FILES, render
 from analysis.trace import read_trace
 
+MM = event("aten::mm", 0, 4)
+
 
 def without(document: dict, drop) -> dict:
     return document | {"traceEvents": [event for event in document["traceEvents"] if not drop(event)]}
@@ -36,9 +39,8 @@ def mi300x():
     return json.loads(gzip.decompress(real_path(MI300X).read_bytes()))
 
 
-@pytest.mark.parametrize("number", [15, 16, 17])
-@pytest.mark.parametrize("which", ["launched in it", "running during it"])
-def test_a_step_without_its_kernels_is_untrustworthy(tmp_path, mi300x, number, which):
+def without_kernels(tmp_path, mi300x, number, which):
+    """The analysis of a trace that lacks the kernels launched in a step, or those running during it."""
     name, events = f"ProfilerStep#{number}", mi300x["traceEvents"]
     mark = next(e for e in events if e["name"] == name and e["cat"] == "user_annotation")
     first, last = mark["ts"], mark["ts"] + mark["dur"]
@@ -52,12 +54,73 @@ def test_a_step_without_its_kernels_is_untrustworthy(tmp_path, mi300x, number, w
 
     path = tmp_path / "cut.json"
     path.write_text(json.dumps(without(mi300x, lost)))
-    analysis = analysis_of(read_trace(path))
+    return analysis_of(read_trace(path))
+
+
+@pytest.mark.parametrize(
+    ("number", "which"),
+    [*((number, "launched in it") for number in (15, 16, 17)), (16, "running during it"), (17, "running during it")],
+)
+def test_a_step_without_its_kernels_is_untrustworthy(tmp_path, mi300x, number, which):
+    analysis = without_kernels(tmp_path, mi300x, number, which)
     assert not analysis["integrity"]["trustworthy"]
     assert analysis["verdict"]["line"].startswith("untrustworthy: ")
     assert analysis["verdict"]["bound"] == "undecided"
     assert analysis["opportunities"] == []
     assert any(line.startswith("Trust") and "NOT trustworthy" in line for line in profile_lines(analysis))
+
+
+def test_work_from_before_the_trace_may_be_missing(tmp_path, mi300x):
+    """What ran during the first step was launched before the trace: the steps lack nothing, which is said."""
+    analysis, whole = without_kernels(tmp_path, mi300x, 15, "running during it"), analysis_of(real(MI300X))
+    assert analysis["integrity"]["trustworthy"]
+    assert any("GPU events begin 16." in note for note in analysis["integrity"]["notes"])
+    assert analysis["components"] == whole["components"]
+
+
+def test_a_trailing_step_mark_is_no_step(tmp_path):
+    """The profiler stopped just after the mark opened.  A long one without work means lost events."""
+    work = []
+    for i in (1, 2):
+        run = on_gpu("gemm", 100 * i + 9, 100 * i + 20, 50, i, operator=MM | {"ts": 100 * i + 8})
+        work += [step(i, 100 * i, 90), *run]
+    whole, cut, lost = (
+        analysis_of(trace_of(tmp_path, *work, *more)) for more in ((), (step(3, 300, 2),), (step(3, 300, 90),))
+    )
+    assert cut["steps"] == whole["steps"]
+    assert cut["components"] == whole["components"]
+    assert any("step 3 was marked as recording ended" in note for note in cut["integrity"]["notes"])
+    assert (cut["integrity"]["trustworthy"], lost["integrity"]["trustworthy"]) == (True, False)
+    assert "missing from 1 of 3 steps (3)" in lost["integrity"]["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "mean_ms"), [("nanogpt_trailing_step", 5, 60.1185), ("mi250_trailing_step", 1, 9.28829)]
+)
+def test_a_trailing_step_mark_of_a_real_trace(name, steps, mean_ms):
+    analysis = analysis_of(real(f"{name}.json.gz"))
+    assert analysis["integrity"]["problems"] == []
+    assert (analysis["steps"]["count"], analysis["steps"]["mean_ms"]) == (steps, pytest.approx(mean_ms, rel=1e-5))
+
+
+def test_a_gpu_that_runs_steps_behind_the_host_is_complete(tmp_path):
+    """No kernel runs during any step; but where work was queued and others ran before, one should have."""
+    marks = [step(i, 10 * i, 9) for i in range(4)]
+    runs = [on_gpu("gemm", 10 * i + 2, 100 + 10 * i, 9, i + 1, operator=MM | {"ts": 10 * i + 1}) for i in range(4)]
+    trust = analysis_of(trace_of(tmp_path, *marks, *(e for run in runs for e in run)))["integrity"]
+    assert trust["problems"] == []
+    first, *_ = runs
+    first = [*first[:2], first[2] | {"ts": 5, "dur": 3}]  # runs at once, after which nothing runs until 110
+    third = on_gpu("gemm", 11, 110, 9, 2, operator=MM | {"ts": 10}), *runs[2:]
+    trust = analysis_of(trace_of(tmp_path, *marks, *first, *(e for run in third for e in run)))["integrity"]
+    assert "missing from 2 of 4 steps (2, 3)" in trust["problems"][0]
+
+
+def test_a_real_gpu_behind_the_host_is_complete():
+    analysis = analysis_of(real("graph_replay_lagging_gpu.json.gz"))
+    assert analysis["integrity"]["problems"] == []
+    rows = analysis["steps"]["rows"]
+    assert [(row["kernel_launches"], row["kernels"]) for row in rows] == [(2, 2)] * 10
 
 
 def test_whole_traces_are_trusted():
