@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.links import Links
+from analysis.links import Links, launched_before_trace
 from analysis.trace import Trace
 from harness.documents import read_document
 from harness.errors import UserError
@@ -40,9 +40,7 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
     """What a trace contains and lacks; summary is the run's performance_summary.json."""
     trace, gpu, calls = links.trace, links.gpu, links.calls
     rows, overhead = step_rows(links), profiler_overhead(trace, summary)
-    # Correlation numbers grow: an event with one below all calls was launched before the trace began.
-    first_call = calls.loc[calls["correlation"] > 0, "correlation"].min()
-    early = ((gpu["call"] < 0) & (gpu["correlation"] > 0) & (gpu["correlation"] < first_call)).to_numpy()
+    early = launched_before_trace(gpu, calls)
     linked = float((gpu["operator"] >= 0)[~early].mean()) if (~early).any() else None
     has_shapes = bool((trace.operators["signature"] >= 0).any())
 

@@ -14,6 +14,7 @@ OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
 LAUNCHES = re.compile("LaunchKernel|LaunchCooperativeKernel")  # CUDA and HIP calls that start one kernel
 GRAPH_LAUNCHES = re.compile("GraphLaunch")  # those that start all kernels of a graph
 STARTS_WORK = re.compile(f"{LAUNCHES.pattern}|{GRAPH_LAUNCHES.pattern}|Mem(cpy|set)")
+CLOCK_TICK_US = 1.0  # some traces are in whole us
 CUT_SHORT = 0.1  # of the median step: a last step mark without work that is shorter is none
 # Calls that block until the GPU has finished: synchronization, and copies that are not asynchronous.
 WAITS = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(WithStream|2D|3D|DtoH|HtoD|DtoD)?$")
@@ -171,26 +172,52 @@ def first_row_of(keys: pd.Series) -> pd.Series:
     return rows[(rows.index > 0) & ~rows.index.duplicated()]
 
 
+def launched_before_trace(gpu: pd.DataFrame, calls: pd.DataFrame) -> np.ndarray:
+    """Which GPU events belong to calls from before recording began: correlation numbers grow, and theirs are below all
+    of the trace."""
+    first = calls.loc[calls["correlation"] > 0, "correlation"].min()
+    return ((gpu["call"] < 0) & (gpu["correlation"] > 0) & (gpu["correlation"] < first)).to_numpy()
+
+
 def link_gpu(trace: Trace, calls: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Each GPU event with its launch call, by correlation, and its operator: by external id, or around the call."""
+    """Each GPU event with its launch call, by correlation, and its operator: by external id, or around the call.
+
+    An external id is believed only if its operator was running at the call or, without a call, began before the event.
+    """
     operators, gpu = trace.operators, trace.gpu
-    row_of_id = first_row_of(operators["external_id"])
-    call = gpu["correlation"].map(first_row_of(calls["correlation"]))
-    row = gpu["external_id"].map(row_of_id)
-    row = row.fillna(call.map(calls["external_id"]).map(row_of_id))
-    unlinked = row.isna() & call.notna()
-    if unlinked.any() and len(operators):
-        needed = calls.loc[call[unlinked].astype(int), ["start", "end", "thread"]]
-        both = pd.concat([operators[["start", "end", "thread"]], needed])
-        caller = parents(*(both[name].to_numpy() for name in ("start", "end", "thread")))
-        around = caller[len(operators) :]
-        while (is_call := around >= len(operators)).any():  # a call within a call
-            around[is_call] = caller[around[is_call]]
-        row[unlinked] = around
-    call = call.fillna(-1).astype(np.int64).to_numpy()
-    launched = np.where(call >= 0, calls["start"].to_numpy()[call] if len(calls) else np.nan, np.nan)
+    call = gpu["correlation"].map(first_row_of(calls["correlation"])).fillna(-1).astype(np.int64).to_numpy()
+    launched = np.append(calls["start"].to_numpy(), np.nan)[call]
     if len(calls):
-        step = np.where(call >= 0, calls["step"].to_numpy()[call], -1)
+        step = np.append(calls["step"].to_numpy(), -1)[call]
     else:  # a trace of the GPU alone: its steps are in GPU time
         step = step_at(gpu["start"].to_numpy(), steps)
-    return gpu.assign(call=call, operator=row.fillna(-1).astype(np.int64).to_numpy(), launched=launched, step=step)
+    gpu = gpu.assign(call=call, launched=launched, step=step)
+    return gpu.assign(operator=operators_of(gpu, calls, operators))
+
+
+def operators_of(gpu: pd.DataFrame, calls: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
+    """The row of the operator that launched each GPU event, or -1."""
+    if operators.empty:
+        return np.full(len(gpu), -1)
+    row_of_id = first_row_of(operators["external_id"])
+    call, launched = gpu["call"].to_numpy(), gpu["launched"].to_numpy()
+    of_call = np.append(calls["external_id"].to_numpy(), -1)[call]
+    row = gpu["external_id"].map(row_of_id).fillna(pd.Series(of_call, gpu.index).map(row_of_id))
+    row = row.fillna(-1).astype(np.int64).to_numpy()
+    start, end = (operators[name].to_numpy()[row] for name in ("start", "end"))
+    running = (start - CLOCK_TICK_US <= launched) & (launched <= end + CLOCK_TICK_US)
+    alone = np.isnan(launched) & (start <= gpu["start"].to_numpy()) & ~launched_before_trace(gpu, calls)
+    row = np.where((row >= 0) & (running | alone), row, -1)
+    if (unlinked := (row < 0) & (call >= 0)).any():
+        row[unlinked] = operators_around(calls.iloc[call[unlinked]], operators)
+    return row
+
+
+def operators_around(calls: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
+    """The innermost operator around each call."""
+    both = pd.concat([table[["start", "end", "thread"]] for table in (operators, calls)])
+    caller = parents(*(both[name].to_numpy() for name in ("start", "end", "thread")))
+    around = caller[len(operators) :]
+    while (is_call := around >= len(operators)).any():  # a call within a call
+        around[is_call] = caller[around[is_call]]
+    return around

@@ -151,6 +151,7 @@ def trace_of(path: Path, document: dict) -> Trace:
     }
     tables = {name: table.reset_index(drop=True) for name, table in tables.items()}
     one_thread(tables["modules"], tables["operators"])
+    correlate(tables["launches"], tables["gpu"])
     return Trace(
         path,
         document,
@@ -209,6 +210,15 @@ def one_thread(modules: pd.DataFrame, operators: pd.DataFrame) -> None:
     """Some versions record Python frames under a thread 0 without operators: it is the thread of the steps."""
     if len(modules) and len(operators) and not modules["thread"].isin(operators["thread"]).any():
         modules["thread"] = operators["thread"].mode()[0]
+
+
+def correlate(launches: pd.DataFrame, gpu: pd.DataFrame) -> None:
+    """Without correlation numbers, as some versions for ROCm write them, the external id is that of the runtime call:
+    each call has its own, which that of an operator with several calls is not."""
+    if len(launches) and (launches["correlation"] < 0).all() and (gpu["correlation"] < 0).all():
+        if launches["external_id"].is_unique:
+            for table in (launches, gpu):
+                table["correlation"], table["external_id"] = table["external_id"], -1
 
 
 def memory_table(events: list[dict], first: float) -> pd.DataFrame:

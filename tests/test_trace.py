@@ -115,6 +115,43 @@ def test_a_real_trace_of_pytorch_1_8():
     assert (timeline["computation_ms"], timeline["exposed_memcpy_ms"]) == pytest.approx((635.614, 13.858))
 
 
+def launched_by(trace) -> list:
+    links = link(trace)
+    return [row if row < 0 else int(links.trace.operators["start"][row]) for row in links.gpu["operator"]]
+
+
+def test_external_ids_of_runtime_calls(tmp_path):
+    """Kernels without a correlation number, as some versions for ROCm write them: ids of calls and operators differ."""
+    events = []
+    for i in range(3):  # operators 1, 2, 3; calls 1 to 6, of which every other one launches
+        mm, query = event("aten::mm", 10 * i, 9, **{"External id": i + 1}), {"External id": 2 * i + 1}
+        call, kernel = ({"External id": 2 * i + 2, "stream": 0} for _ in range(2))
+        events += [mm, event("hipGetDeviceProperties", 10 * i + 1, 1, "cuda_runtime", **query)]
+        events += [event("hipExtModuleLaunchKernel", 10 * i + 4, 2, "cuda_runtime", **call)]
+        events += [event("Cijk", 50 + 10 * i, 5, "kernel", **kernel)]
+    trace = trace_of(tmp_path, *events)
+    assert launched_by(trace) == [0, 10, 20]
+    assert analysis_of(trace)["integrity"]["kernels_linked_to_an_operator"] == 1
+
+
+def test_external_ids_of_runtime_calls_in_a_real_trace():
+    links = link(real("rocm_external_id_only.json.gz"))
+    assert links.gpu["operator"].tolist() == [*range(10)]
+    calls = links.calls["name"].to_numpy(object)[links.gpu["call"]]
+    assert set(calls) == {"hipExtModuleLaunchKernel"}
+
+
+def test_an_external_id_of_another_operator_is_not_believed(tmp_path):
+    """That of work from before the trace, or of an operator that was not running at the launch."""
+    early = event("conv", 5, 10, "kernel", correlation=4, **{"External id": 4})
+    other = event("aten::resize_", 0, 3, **{"External id": 4})
+    wrong = event("conv", 40, 10, "kernel", correlation=22, **{"External id": 4})
+    conv = event("aten::conv", 20, 9, **{"External id": 9})
+    call = event("hipLaunchKernel", 22, 2, "cuda_runtime", correlation=22)
+    unrecorded = event("triton_", 60, 5, "kernel", correlation=30, **{"External id": 9})  # a launch that is not traced
+    assert launched_by(trace_of(tmp_path, early, other, conv, call, wrong, unrecorded)) == [-1, 20, 20]
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 1)), min_size=1, max_size=30))
 def test_cutting_time_agrees_with_counting_it(intervals):
     sets = [[(s, s + d) for s, d, which in intervals if which == i] for i in (0, 1)]
