@@ -232,8 +232,8 @@ def own_or_waited_us(links: AttributedLinks) -> np.ndarray:
     us = np.where(ours, own, 0.0)
     if not helps.any():
         return us
-    start, end = host["start"].to_numpy(), host["end"].to_numpy()
-    end = np.where(parent >= 0, np.minimum(end, end[parent]), end)
+    start, end, thread = (host[name].to_numpy() for name in ("start", "end", "thread"))
+    end = np.where((parent >= 0) & (thread[parent] == thread), np.minimum(end, end[parent]), end)
     others = union(start[helps], end[helps])
     covered = covered_until(end, others) - covered_until(start, others)
     nested = (parent >= 0) & ours

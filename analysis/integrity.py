@@ -41,7 +41,9 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
     trace, gpu, calls = links.trace, links.gpu, links.calls
     rows, overhead = step_rows(links), profiler_overhead(trace, summary)
     early = launched_before_trace(gpu, calls)
-    linked = float((gpu["operator"] >= 0)[~early].mean()) if (~early).any() else None
+    # Copies without any number were requested by the device itself.
+    of_host = ((gpu["kind"] == "kernel") | (gpu["correlation"] > 0) | (gpu["external_id"] > 0)).to_numpy() & ~early
+    linked = float((gpu["operator"] >= 0)[of_host].mean()) if of_host.any() else None
     has_shapes = bool((trace.operators["signature"] >= 0).any())
 
     found = Findings()
@@ -163,6 +165,9 @@ def check_clocks(found: Findings, links: Links) -> None:
 
 def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
     """No GPU events although the run used a GPU or, without its summary, although the trace names one."""
+    for kind, n in links.trace.unread.items():
+        what = f"{n} events of an accelerator are in a category that is not known here, {kind}, and are missing below"
+        (found.notes if links.on_gpu else found.problems).append(what)
     if links.on_gpu:
         return
     name = links.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU

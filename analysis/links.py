@@ -64,13 +64,18 @@ class AttributedLinks(Links):
     source: str  # of the components: named ranges, nn.Module calls, or kinds of operators
 
 
-def parents(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> np.ndarray:
-    """For each interval the row of the innermost one that is open on its thread when it starts, or -1."""
-    parent = np.full(len(start), -1)
+def parents(
+    start: np.ndarray, end: np.ndarray, thread: np.ndarray, apart: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each interval the row of the innermost one that is open on its thread when it starts, or -1, and its end.
+
+    An interval ends with its parent at the latest, but for those `apart`, which are nobody's parent.
+    """
+    parent, apart = np.full(len(start), -1), np.zeros(len(start), bool) if apart is None else apart
     order = np.lexsort((-end, start, thread))
     # Plain lists, because indexing NumPy arrays one by one is slow.
     starts, ends, threads = start.tolist(), end.tolist(), thread.tolist()
-    found, order = parent.tolist(), order.tolist()
+    found, order, leaf = parent.tolist(), order.tolist(), apart.tolist()
     open_intervals: list[int] = []
     current = None
     for i in order:
@@ -81,12 +86,19 @@ def parents(start: np.ndarray, end: np.ndarray, thread: np.ndarray) -> np.ndarra
             open_intervals.pop()
         if open_intervals:
             found[i] = open_intervals[-1]
+        if leaf[i]:
+            continue
+        if open_intervals and ends[i] > ends[found[i]]:
+            ends[i] = ends[found[i]]
         open_intervals.append(i)
-    return np.array(found, dtype=np.int64)
+    return np.array(found, dtype=np.int64), np.array(ends, dtype=float)
 
 
 def host_events(trace: Trace) -> pd.DataFrame:
-    """Operators, annotations and module calls in one frame, each with its caller and its self time."""
+    """Operators, annotations and module calls in one frame, each with its caller and its self time.
+
+    An asynchronous range has the caller that began it, but takes none of its thread's time: it has a thread of its own.
+    """
     columns = ["name", "start", "end", "thread", "kind", "sequence", "forward_thread"]
     kinds = {OPERATOR: trace.operators, ANNOTATION: trace.annotations, MODULE: trace.modules}
     parts = [part.assign(kind=kind) for kind, part in kinds.items()]
@@ -94,17 +106,33 @@ def host_events(trace: Trace) -> pd.DataFrame:
     host = pd.concat(parts, ignore_index=True).reindex(columns=columns)
     numbers = ["sequence", "forward_thread"]
     host[numbers] = host[numbers].fillna(-1).astype(np.int64)
-    start, end = host["start"].to_numpy(), host["end"].to_numpy()
-    parent = parents(start, end, host["thread"].to_numpy())
-    nested = parent >= 0
+    start, end, thread = (host[name].to_numpy() for name in ("start", "end", "thread"))
     # Of an event that ends after its caller, only the part within counts, so that parts never exceed the whole.
-    within = np.where(nested, np.minimum(end, end[parent]), end) - start
-    children = np.bincount(parent[nested], weights=within[nested], minlength=len(host))
+    parent, within = parents(start, end, thread)
     is_operator = (host["kind"] == OPERATOR).to_numpy()
+    if (apart := asynchronous(start, end, parent, is_operator)).any():
+        parent, within = parents(start, end, thread, apart)
+        thread = np.where(apart, thread.max() + np.cumsum(apart), thread)
+    nested, end = (parent >= 0) & ~apart, within
+    children = np.bincount(parent[nested], weights=(end - start)[nested], minlength=len(host))
     above = parent.copy()
     while (skip := (above >= 0) & ~is_operator[above]).any():
         above[skip] = parent[above[skip]]
-    return host.assign(parent=parent, own_us=np.maximum(0.0, within - children), operator_parent=above)
+    own_us = np.maximum(0.0, end - start - children)
+    return host.assign(thread=thread, parent=parent, own_us=own_us, operator_parent=above)
+
+
+def asynchronous(start: np.ndarray, end: np.ndarray, parent: np.ndarray, is_operator: np.ndarray) -> np.ndarray:
+    """Which ranges go on while their thread does something else: they overlap another event without containing it.
+
+    So do collectives, whose range begins in the call that starts them and ends when they are complete.  Of two events
+    that overlap, the range is the asynchronous one; of two ranges, the one that outlives the other.
+    """
+    crosses = (parent >= 0) & (end > end[parent] + CLOCK_TICK_US)
+    out = crosses & ~is_operator
+    around = parent[crosses & is_operator]
+    out[around[~is_operator[around]]] = True
+    return out
 
 
 def link(trace: Trace) -> Links:
@@ -187,11 +215,11 @@ def link_gpu(trace: Trace, calls: pd.DataFrame, steps: pd.DataFrame) -> pd.DataF
     operators, gpu = trace.operators, trace.gpu
     call = gpu["correlation"].map(first_row_of(calls["correlation"])).fillna(-1).astype(np.int64).to_numpy()
     launched = np.append(calls["start"].to_numpy(), np.nan)[call]
-    if len(calls):
-        step = np.append(calls["step"].to_numpy(), -1)[call]
-    else:  # a trace of the GPU alone: its steps are in GPU time
-        step = step_at(gpu["start"].to_numpy(), steps)
-    gpu = gpu.assign(call=call, launched=launched, step=step)
+    of_call = np.append(calls["step"].to_numpy(), -1)[call]
+    # In a trace of the GPU alone, steps are in GPU time.
+    gpu = gpu.assign(
+        call=call, launched=launched, step=of_call if len(calls) else step_at(gpu["start"].to_numpy(), steps)
+    )
     return gpu.assign(operator=operators_of(gpu, calls, operators))
 
 
@@ -216,8 +244,6 @@ def operators_of(gpu: pd.DataFrame, calls: pd.DataFrame, operators: pd.DataFrame
 def operators_around(calls: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
     """The innermost operator around each call."""
     both = pd.concat([table[["start", "end", "thread"]] for table in (operators, calls)])
-    caller = parents(*(both[name].to_numpy() for name in ("start", "end", "thread")))
-    around = caller[len(operators) :]
-    while (is_call := around >= len(operators)).any():  # a call within a call
-        around[is_call] = caller[around[is_call]]
-    return around
+    is_call = np.arange(len(both)) >= len(operators)
+    caller, _ = parents(*(both[name].to_numpy() for name in ("start", "end", "thread")), is_call)
+    return caller[is_call]

@@ -20,6 +20,7 @@ GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 # PyTorch 1.8 has other names for the categories, and one for operators and ranges alike.
 CATEGORIES_1_8 = {"Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
 CATEGORIES_1_8 |= {"Runtime": "cuda_runtime"}
+RUNTIME = re.compile(r"_(runtime|driver)$")  # calls of the runtime or driver of any accelerator
 OPERATOR_1_8 = re.compile(r"::|Backward\d*$|^detach_?$")  # the names of its operators; all others are ranges
 # The tables of a Trace: which events of the file each contains, and its columns besides name, start and end.
 TABLES = {
@@ -58,6 +59,7 @@ class Trace:
     n_events: int  # complete events in the file, malformed ones too
     n_malformed: int  # skipped: no name, or no valid duration
     n_python: int  # Python frames
+    unread: dict[str, int]  # events of devices in categories that are not known here, and how many
     first_us: float  # the first event on the trace's own clock
 
     @property
@@ -125,16 +127,20 @@ def read_trace(path: Path) -> Trace:
 
 
 def trace_of(path: Path, document: dict) -> Trace:
-    by_kind: dict[str, list[dict]] = {}
+    found: dict[str, list[dict]] = {}
     memory: list[dict] = []
     for event in document.pop("traceEvents"):
         if isinstance(event, dict):
             if event.get("ph") == "X":
-                by_kind.setdefault(category_of(event), []).append(event)
+                found.setdefault(str(event.get("cat")), []).append(event)
             elif event.get("name") == "[memory]" and isinstance(event.get("args"), dict):
                 memory.append(event)
+    by_kind = by_category_of_today(found)
+    known = {kind for kinds, _ in TABLES.values() for kind in kinds}
+    unread = {kind: n for kind, rows in by_kind.items() if kind not in known and (n := sum(map(on_device, rows)))}
     if not any(by_kind.get(kind) for kind in ("cpu_op", *GPU_KINDS)):
-        raise UserError(f"{path}: a trace with neither operators nor GPU events")
+        why = "".join(f"; {n} events of an accelerator, {kind}, are not known here" for kind, n in unread.items())
+        raise UserError(f"{path}: a trace with neither operators nor GPU events{why}")
     python = by_kind.get("python_function", [])
     by_kind["python_function"] = [event for event in python if str(event.get("name")).startswith(MODULE)]
     kinds = [kind for kinds, _ in TABLES.values() for kind in kinds]
@@ -161,20 +167,44 @@ def trace_of(path: Path, document: dict) -> Trace:
         n_events=len(events) + n_malformed,
         n_malformed=n_malformed,
         n_python=len(python),
+        unread=unread,
         first_us=first,
     )
 
 
-def category_of(event: dict) -> str:
-    """The category by its name of today; an event of PyTorch 1.8 gets the names of today for its arguments too."""
-    category = str(event.get("cat"))
-    today = CATEGORIES_1_8.get(category)
-    if today is None:
-        return category
-    if isinstance(arguments := event.get("args"), dict):
-        event["args"] = {ARGUMENTS_1_8.get(key, key): value for key, value in arguments.items()}
-    is_range = category == "Operator" and not OPERATOR_1_8.search(str(event.get("name")))
-    return "user_annotation" if is_range else today
+def by_category_of_today(found: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """Events by category, those of PyTorch 1.8 and of other accelerators under the names that NVIDIA's have today."""
+    by_kind: dict[str, list[dict]] = {}
+    for category, events in found.items():
+        today = CATEGORIES_1_8.get(category, "cuda_runtime" if RUNTIME.search(category) else category)
+        if category in CATEGORIES_1_8:
+            for event in events:
+                if isinstance(arguments := event.get("args"), dict):
+                    event["args"] = {ARGUMENTS_1_8.get(key, key): value for key, value in arguments.items()}
+        if category == "Operator":
+            parted = partition(events, lambda name: "cpu_op" if OPERATOR_1_8.search(name) else "user_annotation")
+        elif category == "mtia_ccp_events":
+            parted = partition(events, lambda name: "gpu_memcpy" if name.startswith("dma_") else "kernel")
+        else:
+            parted = {today: events}
+        for kind, part in parted.items():
+            by_kind[kind] = by_kind.get(kind, []) + part
+    return by_kind
+
+
+def on_device(event: dict) -> bool:
+    """Whether an event of a category that is not known here ran on a device: it has a stream and no synchronization."""
+    return (
+        isinstance(arguments := event.get("args"), dict) and "stream" in arguments and event.get("cat") != "cuda_sync"
+    )
+
+
+def partition(events: list[dict], kind_of: Callable[[str], str]) -> dict[str, list[dict]]:
+    """The events by the kind of their name."""
+    parts: dict[str, list[dict]] = {}
+    for event in events:
+        parts.setdefault(kind_of(str(event.get("name"))), []).append(event)
+    return parts
 
 
 def event_table(by_kind: dict[str, list[dict]]) -> tuple[pd.DataFrame, list[tuple]]:
@@ -215,10 +245,10 @@ def one_thread(modules: pd.DataFrame, operators: pd.DataFrame) -> None:
 def correlate(launches: pd.DataFrame, gpu: pd.DataFrame) -> None:
     """Without correlation numbers, as some versions for ROCm write them, the external id is that of the runtime call:
     each call has its own, which that of an operator with several calls is not."""
-    if len(launches) and (launches["correlation"] < 0).all() and (gpu["correlation"] < 0).all():
-        if launches["external_id"].is_unique:
-            for table in (launches, gpu):
-                table["correlation"], table["external_id"] = table["external_id"], -1
+    uncorrelated = (launches["correlation"] < 0).all() and (gpu["correlation"] < 0).all()
+    if uncorrelated and launches["external_id"].is_unique:
+        for table in (launches, gpu):
+            table["correlation"], table["external_id"] = table["external_id"], -1
 
 
 def memory_table(events: list[dict], first: float) -> pd.DataFrame:

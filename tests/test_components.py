@@ -1,14 +1,16 @@
 """Which component and which phase the time belongs to, in programs of ours and in foreign ones."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from traces import analysis_of, event, on_gpu, rows_of, step, trace_of
+from traces import analysis_of, event, on_gpu, real, rows_of, step, trace_of
 
 from analysis.costs import is_view_or_metadata_op
 from analysis.trace import read_trace
+from harness.errors import UserError
 
 
 def as_on_a_gpu(document: dict) -> dict:
@@ -223,3 +225,59 @@ def test_classes_of_operators_add_up_to_the_step(train, tmp_path):
     names = ("aten::mm", "aten::bmm", "aten::matmul", "aten::linear")
     matmuls = sum(row["self_cpu_us"] for row in analysis["operators"] if row["name"] in names)
     assert classes["matmul"] == pytest.approx(matmuls / 1e3 / analysis["attribution"]["steps"], rel=0.1)
+
+
+def test_asynchronous_collectives_are_not_their_callers_time(tmp_path):
+    """A collective that goes on while its thread does other work: it counts where the thread waits."""
+    trace = trace_of(
+        tmp_path,
+        step(1, 0, 100),
+        event("c10d::allreduce_", 10, 10),
+        event("hccl:all_reduce", 15, 65, kind="user_annotation"),  # until 80
+        event("aten::mm", 25, 30, **{"Sequence number": 1}),
+        event("aten::mul", 60, 40),  # begins within the collective, and ends after it
+    )
+    analysis = analysis_of(trace)
+    assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
+    shares = {row["component"]: row["share"] for row in analysis["components"]}
+    # The thread is in no operator from 0 to 10, 20 to 25 and 55 to 60; during the latter two the collective runs.
+    assert shares == pytest.approx(
+        {"communication": 0.2, "matmul": 0.3, "element-wise": 0.4, "framework overhead": 0.1, "unattributed": 0}
+    )
+
+
+def test_an_accelerator_of_meta(tmp_path):
+    """Its categories are its own; what it copies by itself carries no number."""
+    mm = event("aten::mm", 10, 9), event("runFunction - submit", 12, 5, "mtia_runtime", correlation=7)
+    fc = event("fc-dtype_Float", 20, 60, "mtia_ccp_events", correlation=7, stream=1)
+    copy = event("dma_request", 70, 20, "mtia_ccp_events", stream=1)
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 100), *mm, fc, copy))
+    assert {row["name"]: row["kind"] for row in analysis["kernels"]} == {
+        "fc-dtype_Float": "kernel",
+        "dma_request": "memcpy",
+    }
+    assert analysis["integrity"]["problems"] == []
+    assert analysis["integrity"]["kernels_linked_to_an_operator"] == 1
+    assert rows_of(analysis)["matmul", "forward"] == pytest.approx(0.06)
+
+
+def test_events_of_an_unknown_accelerator_are_named(tmp_path):
+    unknown = [event("gemm", 5 * i, 4, "tpu_op", stream=1) for i in range(3)]
+    problems = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 9), *unknown))["integrity"]["problems"]
+    assert problems == [
+        "3 events of an accelerator are in a category that is not known here, tpu_op, and are missing below"
+    ]
+    with pytest.raises(UserError, match="3 events of an accelerator, tpu_op, are not known here"):
+        trace_of(tmp_path, *unknown)
+
+
+@pytest.mark.slow
+def test_a_real_trace_of_an_accelerator_of_meta():
+    analysis = analysis_of(real("mtia_async_collectives.json.gz"))
+    assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
+    assert analysis["integrity"]["problems"] == []
+    assert analysis["integrity"]["gpu_events"] == 25814
+    assert analysis["gpu_timeline"]["computation_ms"] == pytest.approx(7309.063, abs=1e-3)
+    trace = real("mtia_async_collectives.json.gz")
+    on_host = analysis_of(replace(trace, gpu=trace.gpu.iloc[:0], launches=trace.launches.iloc[:0]))
+    assert sum(row["share"] for row in on_host["components"]) == pytest.approx(1)
