@@ -76,13 +76,15 @@ def attribute(links: Links) -> AttributedLinks:
     if defines.any():
         in_node = (owner >= 0) & is_node[owner]
         component[in_node] = components_of_nodes(host, component, is_node)[owner[in_node]]
+    communicates = categories == "communication"
     for name in ("data", "optimizer"):
-        component[(phase == name) & pd.isna(component)] = name
+        component[(phase == name) & pd.isna(component) & ~communicates] = name
     ranges = pd.isna(component) & (kind != OPERATOR)
-    component[ranges] = np.where(categories[ranges] == "communication", "communication", OVERHEAD)
+    component[ranges] = OVERHEAD
+    component[communicates & (pd.isna(component) | ranges)] = "communication"
     if source != NAMED_RANGES:  # operators outside of all modules, by their kind
         component = np.where(pd.isna(component), categories, component)
-    categories = np.where(phase == "optimizer", "optimizer", categories)
+    categories = np.where((phase == "optimizer") & ~communicates, "optimizer", categories)
     host = host.assign(component=component, phase=phase, category=categories, node=node)
     gpu = attributed_gpu(links.gpu, host, source)
     return AttributedLinks(**vars(links) | {"host": host, "gpu": gpu}, source=source)

@@ -63,8 +63,10 @@ def category(name: str) -> str:
 
 
 def operator_class(phase: str | None, kind: str) -> str:
-    """The class of an operator in a step: the phase for data loading and the optimizer, else its category."""
-    return phase if phase in ("data", "optimizer") else kind
+    """The class of an operator in a step: the phase for data loading and the optimizer, else its category.
+
+    Communication is its own class wherever it happens."""
+    return phase if phase in ("data", "optimizer") and kind != "communication" else kind
 
 
 def is_view_or_metadata_op(name: str) -> bool:
@@ -96,6 +98,12 @@ def cost(name: str, shapes: list, types: list | None, values: list | None) -> Co
     except (IndexError, TypeError, ValueError):  # shapes that no operator of this name takes
         pass
     return Cost()
+
+
+def factor_type(shapes: list, types: list | None) -> str | None:
+    """The type of what a matmul multiplies, its first input of two or more dimensions: scales and biases have fewer."""
+    pairs = zip(shapes, types or [], strict=False)
+    return next((kind for shape, kind in pairs if isinstance(shape, list) and len(shape) > 1), None)
 
 
 def is_shape(value) -> bool:
