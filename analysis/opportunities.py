@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.components import LAYER, UNATTRIBUTED, step_events
-from analysis.costs import MATMUL_CLASSES, Cost, cost, is_view_or_metadata_op
+from analysis.costs import MATMUL_CLASSES, Cost, cost, factor_type, is_view_or_metadata_op
 from analysis.hardware import Ceiling, cache, datasheet
 from analysis.links import ANNOTATION, AttributedLinks
 from analysis.timeline import idle_by_cause
@@ -242,7 +242,7 @@ def fused_optimizer(evidence: Evidence) -> Found:
 def mixed_precision(evidence: Evidence) -> Found:
     """Where it can help: on a GPU by its datasheet; on a CPU by a small matmul, timed if this machine ran it."""
     name, events, trace = "mixed precision", evidence.events, evidence.links.trace
-    full = [bool(kinds) and "float" in kinds for _, kinds, _ in trace.signatures]
+    full = [factor_type(shapes, kinds) == "float" for shapes, kinds, _ in trace.signatures]
     in_fp32 = np.append(np.array(full, dtype=bool), False)[events["signature"].to_numpy()]
     rows, us = evidence.part(events["category"].isin(MATMUL_CLASSES) & in_fp32)
     if rows.empty:

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from analysis.components import step_events, views_and_metadata
-from analysis.costs import MATMUL_CLASSES, cost
+from analysis.costs import MATMUL_CLASSES, category, cost, factor_type
 from analysis.hardware import Ceiling, bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
 from analysis.links import AttributedLinks, Links
 from analysis.timeline import by_class, by_priority, idle_by_cause
+from analysis.trace import where_name
 from harness.documents import read_document
 from harness.errors import UserError
 
@@ -36,12 +37,15 @@ def device_of(links: Links, summary: dict | None) -> dict:
 
 
 def precision_of(links: Links, summary: dict | None) -> str:
-    """The precision of the run's matmuls, by its summary, else by the types of most operators' inputs: a trace does not
+    """The precision of the run's matmuls, by its summary, else the type of what most of them multiply: a trace does not
     tell tf32 from fp32."""
     if precision := (summary or {}).get("config", {}).get("training", {}).get("precision"):
         return precision
-    types = [kinds for _, kinds, _ in links.trace.signatures if kinds]
-    counts = {name: sum(kind in kinds for kinds in types) for name, kind in INPUT_TYPES.items()}
+    operators, signatures = links.trace.operators, links.trace.signatures
+    is_matmul = where_name(operators, lambda name: category(name) in MATMUL_CLASSES)
+    calls = operators.loc[is_matmul & (operators["signature"] >= 0).to_numpy(), "signature"].value_counts()
+    types = [(factor_type(*signatures[i][:2]), n) for i, n in calls.items()]
+    counts = {name: sum(n for found, n in types if found == kind) for name, kind in INPUT_TYPES.items()}
     return max(counts, key=counts.get)
 
 

@@ -3,7 +3,20 @@
 import json
 
 import pytest
-from traces import ADD, H100_PROPERTIES, LARGE, analysis_of, event, gpu_step, on_gpu, shaped, step, trace_of
+from traces import (
+    ADD,
+    H100_PROPERTIES,
+    LARGE,
+    REDUCE,
+    analysis_of,
+    event,
+    gpu_step,
+    on_gpu,
+    real,
+    shaped,
+    step,
+    trace_of,
+)
 
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
@@ -74,6 +87,41 @@ def test_synchronizations_are_proposed_with_their_number(tmp_path):
     rows = {row["name"]: row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"]}
     assert "1.0 synchronizing calls per step" in rows["fewer synchronizations"]["evidence"]
     assert rows["fewer synchronizations"]["share"] == pytest.approx(700 / 1000)
+
+
+def test_matmuls_are_in_the_type_of_what_they_multiply(tmp_path):
+    """Not in that of their scales, biases or statistics."""
+    fp8, bf16 = "c10::Float8_e4m3fn", "c10::BFloat16"
+    square, lines = [4096, 4096], [16, 4096]
+    types = {
+        "aten::_scaled_mm": ([square, square, [], []], [fp8, fp8, "float", "float"]),
+        "flash_attn_3::bwd": ([[16, 8, 64]] * 3 + [lines], [bf16] * 3 + ["float"]),
+        "aten::addmm": ([[4096], square, square], ["float", bf16, bf16]),
+    }
+    parts = [(shaped(name, 0, 4, *inputs), 20 + 300 * i, 290) for i, (name, inputs) in enumerate(types.items())]
+    analysis = analysis_of(trace_of(tmp_path, *gpu_step(*parts), **H100_PROPERTIES))
+    reasons = {row["name"]: row["reason"] for row in analysis["not_here"]}
+    assert reasons["mixed precision"] == "no matmul in the trace is known to be in fp32"
+    assert "bf16" in analysis["verdict"]["thresholds"]["ridge_source"]
+
+
+def test_communication_of_an_optimizer_is_one_figure(tmp_path):
+    events = [event("Optimizer.step#Muon.step", 1, 900, kind="user_annotation")]
+    events += gpu_step((LARGE, 20, 500), (REDUCE, 520, 400, "ncclDevKernel_AllGather"))
+    analysis = analysis_of(trace_of(tmp_path, *events))
+    of_class = {row["class"]: row["share"] for row in analysis["classes"]}
+    of_component = {row["component"]: row["share"] for row in analysis["components"]}
+    assert of_class["communication"] == of_component["communication"] == pytest.approx(0.4)
+
+
+@pytest.mark.slow
+def test_precision_and_communication_of_a_real_trace():
+    analysis = analysis_of(real("nanogpt_8_ranks/rank0-chrome-trace.json.gz"))
+    assert "mixed precision" in {row["name"] for row in analysis["not_here"]}
+    of_class = {row["class"]: row["share"] for row in analysis["classes"]}
+    of_component = {row["component"]: row["share"] for row in analysis["components"]}
+    assert of_class["communication"] == pytest.approx(of_component["communication"])
+    assert of_class["communication"] == pytest.approx(0.2232, abs=1e-4)
 
 
 def mixed_precision_on(tmp_path, device, summary=None):
