@@ -19,7 +19,10 @@ def main() -> None:
     parser = build_parser("run_pytorch_profiler.py", __doc__.splitlines()[0])
     add = parser.add_argument_group("analysis").add_argument
     add("--include-memory", action="store_true", help="the same as --profile-memory")
-    text = "analyze a trace, a folder of traces, or the folder of a run, without training"
+    text = (
+        "analyze a trace, a folder of traces, or the folder of a run, without training; with --target-device, against "
+    )
+    text += "the peaks of that device"
     add("--analyze-existing", metavar="PATH", type=Path, help=text)
     text = "write report.html, and its figures and tables for TensorBoard (default: only after training)"
     add("--generate-report", action=argparse.BooleanOptionalAction, help=text)
@@ -35,7 +38,8 @@ def main() -> None:
 
         output = args.output_dir or args.profile_dir
         rows = (args.top_n, args.sort_by, args.verbose)
-        analyze_existing(args.analyze_existing, output and Path(output), bool(report), *rows)
+        device = {"target_device": args.target_device, "peak": args.peak}
+        analyze_existing(args.analyze_existing, output and Path(output), bool(report), *rows, **device)
     else:
         train_and_explain(args, report)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from analysis.hardware import described, rows_named
 from analysis.profile import analyze_all, find_traces, profile_answer, profile_lines
 from analysis.wording import read_on
 from harness.console import say
@@ -15,17 +16,26 @@ PAGE = "docs/reading_a_profile.md"
 
 
 def analyze_existing(
-    path: Path, output_dir: Path | None, report: bool, top: int, sort: str | None, verbose: bool = False
+    path: Path,
+    output_dir: Path | None,
+    report: bool,
+    top: int,
+    sort: str | None,
+    verbose: bool = False,
+    *,
+    target_device: str | None = None,
+    peak: str | float = "auto",
 ) -> None:
     """Print what a trace, or each in a folder, shows, and name the files that cannot be read as traces.
 
     With output_dir, writes operator_analysis.json there, those of further traces as operator_analysis_<trace>.json, and
     report.html if `report`.  With `report` alone, they are written beside the traces.
     """
+    target = described(rows_named(target_device)[0]) if target_device else None
     paths = find_traces(path) if path.is_dir() else [path]
     if len(paths) > 1:
         say(f"Reading {len(paths)} traces in {path}")
-    analyses, refused = analyze_all(paths)
+    analyses, refused = analyze_all(paths, target=target, peak=peak)
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
     if verbose:
@@ -33,15 +43,15 @@ def analyze_existing(
             say("", *profile_lines(analysis, top, sort))
     if refused:
         say("", "Not read:", *(f"  {error}" for error in refused))
-    target = output_dir or (paths[0].parent if report else None)
+    folder = output_dir or (paths[0].parent if report else None)
     files = []
-    if target:
-        files = write_analyses(target, analyses, refused)
+    if folder:
+        files = write_analyses(folder, analyses, refused)
         if report:
             from analysis.report import write_report
 
             named = [(file.name, analysis) for file, analysis in analyses]
-            files += write_report(target, named, path if path.is_dir() else path.parent)
+            files += write_report(folder, named, path if path.is_dir() else path.parent)
         say("", "Files:", *(f"  {file}" for file in files))
     say("", *answer_of(analyses, report_in(files)))
 

@@ -125,13 +125,15 @@ def host_events(trace: Trace) -> pd.DataFrame:
 def asynchronous(start: np.ndarray, end: np.ndarray, parent: np.ndarray, is_operator: np.ndarray) -> np.ndarray:
     """Which ranges go on while their thread does something else: they overlap another event without containing it.
 
-    So do collectives, whose range begins in the call that starts them and ends when they are complete.  Of two events
-    that overlap, the range is the asynchronous one; of two ranges, the one that outlives the other.
+    So do collectives, whose range begins in the call that starts them and ends when they are complete: it outlives its
+    caller, or an operator that begins in it does not end in it, but does in its caller.
     """
-    crosses = (parent >= 0) & (end > end[parent] + CLOCK_TICK_US)
+    until = np.append(end, -np.inf)  # nothing ends within caller -1
+    crosses = (parent >= 0) & (end > until[parent] + CLOCK_TICK_US)
     out = crosses & ~is_operator
     around = parent[crosses & is_operator]
-    out[around[~is_operator[around]]] = True
+    fits = end[crosses & is_operator] <= until[parent[around]] + CLOCK_TICK_US
+    out[around[fits & ~is_operator[around]]] = True
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,13 @@ PIECES = 1500  # of a timeline's lane at most: more cannot be seen
 LANES = 8  # at most
 
 
-def analyze_all(paths: list[Path], summary: dict | None = None) -> tuple[list[tuple[Path, dict]], list[UserError]]:
+def analyze_all(
+    paths: list[Path], summary: dict | None = None, **device
+) -> tuple[list[tuple[Path, dict]], list[UserError]]:
     """Each readable trace with its operator_analysis.json, and the errors of the others.
 
-    summary is the performance_summary.json of the run; without it, the one beside each trace is used.  If the traces
+    summary is the performance_summary.json of the run; without it, the one beside each trace is used.  device: target
+    and peak of each Trace.  If the traces
     are those of several ranks of one run, each document contains the comparison of the ranks.
     """
     analyses: list[tuple[Path, dict]] = []
@@ -42,7 +46,7 @@ def analyze_all(paths: list[Path], summary: dict | None = None) -> tuple[list[tu
     facts: list[Rank] = []
     for path in progress_bar("Reading traces", paths):
         try:
-            links = link(read_trace(path))
+            links = link(replace(read_trace(path), **device))
         except UserError as error:
             refused.append(error)
             continue

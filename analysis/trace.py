@@ -61,6 +61,8 @@ class Trace:
     n_python: int  # Python frames
     unread: dict[str, int]  # events of devices in categories that are not known here, and how many
     first_us: float  # the first event on the trace's own clock
+    target: dict | None = None  # the device that --target-device names, in place of the trace's own
+    peak: str | float = "auto"  # --peak
 
     @property
     def steps(self) -> pd.DataFrame:

@@ -16,10 +16,11 @@ from analysis.timeline import by_class, by_priority, idle_by_cause
 from analysis.trace import where_name
 from harness.documents import read_document
 from harness.errors import UserError
+from harness.files import explain_nulls
 
 BOUND_FROM = 0.40  # share of the step that makes a bound
 LEAD = 0.10  # by which it must be ahead of the next
-DEFAULT_RIDGE = 10.0  # FLOPs/byte, if no peak of the device is known
+DEFAULT_RIDGE = 10.0  # FLOPs/byte, on a CPU of which no peak is known
 INPUT_TYPES = {"fp32": "float", "bf16": "c10::BFloat16", "fp16": "c10::Half"}  # of operators, as traces name them
 BOUNDS = {
     "compute-bound": "matmuls at or above the ridge point",
@@ -32,8 +33,8 @@ BOUNDS = {
 
 
 def device_of(links: Links, summary: dict | None) -> dict:
-    """The device of the run, by its summary, else by what the trace tells of it."""
-    return summary["environment"]["device"] if summary else links.trace.device
+    """The device that --target-device names, else that of the run, by its summary or by what the trace tells of it."""
+    return links.trace.target or (summary["environment"]["device"] if summary else links.trace.device)
 
 
 def precision_of(links: Links, summary: dict | None) -> str:
@@ -65,12 +66,12 @@ def roofs_of(links: Links, summary: dict | None) -> tuple[list[Ceiling], list[Ce
     They are those of the run's FLOPs profile if that is beside the trace, so that a page has one ridge point; else
     from the same sources: --peak, the datasheet, or an earlier measurement of this machine."""
     device, precision = device_of(links, summary), precision_of(links, summary)
-    if summary and (profile := flops_profile_beside(links, summary)):
+    if summary and not links.trace.target and (profile := flops_profile_beside(links, summary)):
         peaks = (profile["efficiency_metrics"][name] for name in ("peaks", "bandwidth_peaks"))
         compute, bandwidth = ([Ceiling(one["rate"], one["kind"], one["source"]) for one in of] for of in peaks)
         return compute, bandwidth
-    measure, choice, reached = "never", "auto", 0.0
-    if ran_here(summary):
+    measure, choice, reached = "never", links.trace.peak, 0.0
+    if ran_here(summary) and not links.trace.target:
         measure, choice = "kept", summary["config"]["profiling"]["peak"]
         reached = 1e12 * (summary["performance"]["achieved_tflops"] or 0)
     compute = compute_ceilings(device, precision, choice, reached, measure)
@@ -87,8 +88,9 @@ def flops_profile_beside(links: Links, summary: dict) -> dict | None:
     return None
 
 
-def ridge_of(links: Links, summary: dict | None) -> tuple[float, str]:
-    """The ridge point of the device in the precision of the run, in FLOPs/byte, and its source."""
+def ridge_of(links: Links, summary: dict | None) -> tuple[float | None, str]:
+    """The ridge point of the device in the precision of the run, in FLOPs/byte, and its source; None, and why, for a
+    GPU of which no peak is known."""
     device, precision = device_of(links, summary), precision_of(links, summary)
     if found := ridge_point(*roofs_of(links, summary)):
         return found[0], f"{found[0]:.1f} FLOPs/byte, {found[1]}"
@@ -96,11 +98,15 @@ def ridge_of(links: Links, summary: dict | None) -> tuple[float, str]:
     why = (
         f"the datasheet of {name} has no {precision}" if datasheet(device) else f"there is no datasheet row for {name}"
     )
+    if links.on_gpu:
+        return None, f"unknown: {why}; --target-device names one to compare with"
     return DEFAULT_RIDGE, f"{DEFAULT_RIDGE:.0f} FLOPs/byte; {why}"
 
 
-def compute_limited(links: AttributedLinks, ridge: float) -> np.ndarray:
-    """Which operators are compute-bound matmuls: by FLOPs per byte if shapes are known, else by their class."""
+def compute_limited(links: AttributedLinks, ridge: float | None) -> np.ndarray:
+    """Which operators are compute-bound matmuls: by FLOPs per byte if shapes are known, else by their class.
+
+    Without a ridge point, all matmuls: those for which it would have to be known."""
     operators, trace = links.trace.operators, links.trace
     kinds = links.host["category"].to_numpy(object)[: len(operators)]
     out = np.isin(kinds.astype(str), MATMUL_CLASSES)
@@ -111,16 +117,22 @@ def compute_limited(links: AttributedLinks, ridge: float) -> np.ndarray:
     for i, (code, signature) in enumerate(pairs.tolist()):
         if signature >= 0:
             one = cost(names[code], *trace.signatures[signature])
-            if one.flops and one.bytes:
+            if ridge and one.flops and one.bytes:
                 above[i] = one.flops / one.bytes >= ridge
     out[out] = above[which.reshape(-1)]
     return out
 
 
-def time_split(links: AttributedLinks, ridge: float) -> dict[str, float]:
-    """The time of the steps by what limits it, in us; the parts add up to the whole."""
+def time_split(links: AttributedLinks, ridge: float | None) -> dict[str, float]:
+    """The time of the steps by what limits it, in us; the parts add up to the whole.
+
+    Without a ridge point, what limits matmuls is unknown."""
     computing = compute_limited(links, ridge)
-    return gpu_split(links, computing) if links.on_gpu else host_split(links, computing)
+    split = gpu_split(links, computing) if links.on_gpu else host_split(links, computing)
+    if ridge is None:
+        split["other"] += split.pop("compute-bound")
+        split = {"compute-bound": 0.0} | split
+    return split
 
 
 def gpu_split(links: AttributedLinks, computing: np.ndarray) -> dict[str, float]:
@@ -171,7 +183,8 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
     first, second = ranked[:2]
     lost = trust["disturbance"]["lost_share"] or 0.0  # waiting for a core, which may be part of any share
     decided = shares[first] - lost >= BOUND_FROM and shares[first] - shares[second] - lost >= LEAD
-    found = first if decided else "undecided"
+    without_ridge = ridge is None and first in ("compute-bound", "memory-bound")
+    found = first if decided and not without_ridge else "undecided"
     numbers = ", ".join(f"{name.removesuffix('-bound')} {shares[name]:.1%}" for name in ranked)
     if shares["other"] >= 0.001:
         numbers += f", unknown {shares['other']:.1%}"
@@ -180,6 +193,10 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
         line = f"{found}: {numbers} ({rule})"
     else:
         line = f"untrustworthy: {'; '.join(trust['problems'])}; from the events present: {found}, {numbers} ({rule})"
+    if ridge is None:
+        line += f"; whether compute or memory limits matmuls is unknown: {source.removeprefix('unknown: ')}"
+    elif source.startswith(f"{DEFAULT_RIDGE:.0f} FLOPs/byte; "):
+        line += f"; ridge point taken: {source}"
     if "verdict" in trust["unreliable"]:
         line += f"; unreliable: {trust['unreliable']['verdict']}"
     return {
@@ -191,7 +208,7 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
         "thresholds": {
             "bound_from_share": BOUND_FROM,
             "lead_share": LEAD,
-            "ridge_flops_per_byte": ridge,
+            **explain_nulls({"ridge_flops_per_byte": ridge}, source),
             "ridge_source": source,
         },
     }

@@ -312,7 +312,7 @@ class Verdict(TypedDict):
     line: str  # the verdict in one line
     shares: dict[str, float]  # of the step's time, by bound
     meaning: dict[str, str]
-    thresholds: dict[str, Any]
+    thresholds: dict[str, Any]  # of the rule; ridge_flops_per_byte is null for a GPU of which no peak is known
 
 
 class ProfiledStep(TypedDict):

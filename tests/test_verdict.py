@@ -4,11 +4,26 @@ from dataclasses import replace
 
 import pytest
 import torch
-from traces import ADD, H100_PROPERTIES, LARGE, REDUCE, analysis_of, event, gpu_step, on_gpu, shaped, step, trace_of
+from traces import (
+    ADD,
+    H100_PROPERTIES,
+    LARGE,
+    REDUCE,
+    analysis_of,
+    event,
+    gpu_step,
+    on_gpu,
+    shaped,
+    step,
+    trace_of,
+    write_trace,
+)
 
+from analysis.hardware import described, rows_named
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.links import link
-from analysis.verdict import DEFAULT_RIDGE, ran_here, ridge_of
+from analysis.profile import analyze_all
+from analysis.verdict import ran_here, ridge_of
 from harness.environment import describe_environment
 
 NARROW = shaped("aten::mm", 0, 4, [[4096, 1], [1, 4096]])
@@ -72,7 +87,8 @@ def test_the_ridge_of_every_row_in_every_precision(tmp_path, precision):
         ridge, source = ridge_of(links, run_of(precision, device))
         rate = getattr(row, precision)
         if rate is None:
-            assert (ridge, source) == (DEFAULT_RIDGE, f"10 FLOPs/byte; the datasheet of {row.name} has no {precision}")
+            assert ridge is None
+            assert source.startswith(f"unknown: the datasheet of {row.name} has no {precision}")
         else:
             assert ridge == pytest.approx(1e3 * rate / row.bandwidth)
             assert f"{row.name} {precision}" in source
@@ -84,7 +100,25 @@ def test_a_trace_alone_of_every_row_is_explained(tmp_path):
     for row in DATASHEETS:
         properties = [{"name": row.name, "numSms": row.compute_units, "totalGlobalMem": row.memory_mb * 2**20}]
         analysis = analysis_of(replace(trace, metadata={"deviceProperties": properties}))
-        assert analysis["verdict"]["thresholds"]["ridge_flops_per_byte"] > 0
+        ridge = analysis["verdict"]["thresholds"]["ridge_flops_per_byte"]
+        assert ridge is None if row.fp32 is None else ridge > 0
+
+
+def test_without_peaks_of_the_gpu_nothing_tells_compute_from_memory(tmp_path):
+    unknown = {"deviceProperties": [{"name": "NVIDIA B300 SXM6 AC", "numSms": 148}]}
+    analysis = analysis_of(trace_of(tmp_path, *VERDICTS["compute-bound"], **unknown))["verdict"]
+    assert analysis["bound"] == "undecided"
+    assert (analysis["shares"]["compute-bound"], analysis["shares"]["other"]) == pytest.approx((0, 0.8))
+    assert "there is no datasheet row for NVIDIA B300 SXM6 AC" in analysis["line"]
+    assert "no datasheet row" in analysis["thresholds"]["ridge_flops_per_byte_reason"]
+    path = write_trace(tmp_path / "b300.json", *VERDICTS["compute-bound"], **unknown)
+    [(_, analysis)], _ = analyze_all([path], target=described(rows_named("B200")[0]))
+    assert "has no fp32" in analysis["verdict"]["line"]
+    [(_, analysis)], _ = analyze_all([path], target=described(rows_named("H100 PCIe")[0]))
+    assert analysis["verdict"]["bound"] == "compute-bound"
+    assert "H100 PCIe" in analysis["verdict"]["thresholds"]["ridge_source"]
+    launches = analysis_of(trace_of(tmp_path, *VERDICTS["launch-bound"], **unknown))["verdict"]
+    assert launches["bound"] == "launch-bound"
 
 
 @pytest.mark.parametrize(("kind", "ridge"), [("float", 29.9), ("c10::BFloat16", 119.7), ("c10::Half", 119.7)])
