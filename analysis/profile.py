@@ -15,7 +15,7 @@ from analysis.integrity import UNDISTURBED, disturbance_text, integrity, overhea
 from analysis.links import OPERATOR, AttributedLinks, Links, link
 from analysis.operators import kernel_table, operator_lines, operator_tables
 from analysis.opportunities import best_three, opportunities, opportunity_lines
-from analysis.ranks import Rank, compare_ranks, rank_facts, rank_lines, straggler_text
+from analysis.ranks import Rank, compare_ranks, not_of_one_run, rank_facts, rank_lines, straggler_text
 from analysis.timeline import KEYS, gpu_timelines
 from analysis.trace import read_trace
 from analysis.verdict import verdict
@@ -53,11 +53,12 @@ def analyze_all(
         analyses.append((path, operator_analysis(links, summary or summary_beside(path))))
         facts.append(rank_facts(links))
     documents = [document for _, document in analyses]
-    worlds = {document["integrity"]["world_size"] for document in documents}
-    one_run = len(worlds) == 1 and worlds != {None} and len({rank.rank for rank in facts}) == len(facts)
+    apart = not_of_one_run(facts)
     for document, rank in zip(documents, facts, strict=True):
-        note_missing_ranks(document["integrity"], {other.rank for other in facts} if one_run else {rank.rank})
-    if one_run and len(facts) > 1:
+        note_missing_ranks(document["integrity"], {rank.rank} if apart else {other.rank for other in facts})
+        if apart and len(facts) > 1:
+            document["integrity"]["notes"].append(f"the {len(facts)} traces are not compared: {apart}")
+    if not apart and len(facts) > 1:
         comparison = compare_ranks(facts)
         for document in documents:
             document["ranks"] = explain_nulls_recursively(comparison, RANK_REASONS)
@@ -65,7 +66,6 @@ def analyze_all(
 
 
 RANK_REASONS = {
-    "straggler": "no rank is both the last to arrive in most collectives and twice as late as any other",
     "mean_step_ms": "the trace has no ProfilerStep marks",
     "gpu_busy_ms": "the trace has no GPU events",
 }

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from traces import SMALL, event, on_gpu, step, write_trace
+from traces import SMALL, event, on_gpu, real_path, step, write_trace
 
 from analysis.profile import analyze_all, find_traces, profile_lines
 
@@ -41,6 +41,65 @@ def test_the_straggler_is_the_last_to_arrive_whatever_the_clocks_say(tmp_path, l
     assert analyses[0][1]["integrity"]["ranks_missing"] == []
 
 
+def ranks_of(folder):
+    [(_, analysis), *_], _ = analyze_all(find_traces(folder))
+    return analysis
+
+
+def write_collectives(folder, begins, ends, **metadata):
+    """A trace for each rank, with collectives of these begins and ends in us."""
+    for rank, times in enumerate(zip(begins, ends, strict=True)):
+        events = [step(1, 0, 100_000), event("aten::mm", 5, 90)]
+        for i, (begin, end) in enumerate(zip(*times, strict=True)):
+            events += on_gpu("ncclDevKernel_AllReduce", begin - 5, begin, end - begin, i + 1)
+        write_trace(folder / f"t_rank{rank}.json", *events, **metadata)
+
+
+def test_the_straggler_is_the_rank_that_others_wait_for(tmp_path):
+    """Rank 1 is last in 2 of 6 collectives, but by far; rank 0 is last in the others, by microseconds."""
+    ends = [10_000 * (i + 1) for i in range(6)]
+    begins = [[end - 3000 + 5 * (rank == 0) for end in ends] for rank in range(3)]
+    begins[1][4:] = [end - 500 for end in ends[4:]]
+    write_collectives(tmp_path, begins, [ends] * 3)
+    analysis = ranks_of(tmp_path)["ranks"]
+    assert (analysis["straggler"], analysis["collectives_with_spread"]) == (1, 6)
+    assert analysis["excess_waiting_ms"] == pytest.approx((2 * 2495 + 4 * 5) / 1e3)
+    assert [row["caused_waiting_ms"] for row in analysis["rows"]] == pytest.approx([0.02, 4.99, 0])
+    assert [row["last_to_arrive"] for row in analysis["rows"]] == [4, 2, 0]
+
+
+def test_no_straggler_where_the_clocks_do_not_meet(tmp_path):
+    ends = [[10_000 * (i + 1) + (9000 * rank * (i % 2)) for i in range(6)] for rank in (0, 1)]
+    write_collectives(tmp_path, [[end - 3000 for end in one] for one in ends], ends)
+    analysis = ranks_of(tmp_path)["ranks"]
+    assert analysis["straggler"] is None
+    assert "clocks do not meet" in analysis["straggler_reason"]
+
+
+def test_runs_that_are_a_year_apart_are_not_compared(tmp_path):
+    for rank, clock in enumerate((0, 46e12)):
+        events, metadata = rank_events(rank, clock, False)
+        write_trace(tmp_path / f"trace_rank{rank}.json", *events, **metadata)
+    analysis = ranks_of(tmp_path)
+    assert "ranks" not in analysis
+    assert "the 2 traces are not compared: they were recorded 532 days apart" in analysis["integrity"]["notes"]
+
+
+def test_no_straggler_where_ranks_are_absent(tmp_path):
+    write_ranks(tmp_path, (0, 0, 0), 2, ranks=(0, 2))
+    analysis = ranks_of(tmp_path)["ranks"]
+    assert (analysis["straggler"], analysis["straggler_reason"]) == (None, "1 rank of the run absent, which may be it")
+
+
+@pytest.mark.slow
+def test_the_straggler_of_a_real_run():
+    analysis = ranks_of(real_path("nanogpt_8_ranks"))["ranks"]
+    assert (analysis["straggler"], analysis["collectives_with_spread"]) == (1, 15)
+    assert analysis["excess_waiting_ms"] == pytest.approx(32.4, abs=0.1)
+    assert analysis["rows"][1]["caused_waiting_ms"] == pytest.approx(27.4, abs=0.1)
+    assert analysis["rows"][1]["last_to_arrive"] == 11
+
+
 def test_missing_ranks_are_named(tmp_path):
     analyses, _ = analyze_all(write_ranks(tmp_path, (0, 0, 0), None, ranks=(0, 2)))
     assert analyses[1][1]["integrity"]["ranks_missing"] == [1]
@@ -52,3 +111,5 @@ def test_traces_of_different_runs_are_not_compared(tmp_path):
     (tmp_path / "b_trace.json").write_text(json.dumps({"traceEvents": SMALL}))
     analyses, _ = analyze_all(find_traces(tmp_path))
     assert all("ranks" not in analysis for _, analysis in analyses)
+    why = "the 2 traces are not compared: some tell no rank, by distributedInfo or by the name of the file"
+    assert all(why in analysis["integrity"]["notes"] for _, analysis in analyses)
