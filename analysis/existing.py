@@ -38,9 +38,13 @@ def analyze_existing(
     analyses, refused = analyze_all(paths, target=target, peak=peak)
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
+    one_run = "ranks" in analyses[0][1]
     if verbose:
-        for _, analysis in analyses:
+        for _, analysis in analyses[:1] if one_run else analyses:
             say("", *profile_lines(analysis, top, sort))
+    if one_run:  # one of them in full, with the comparison, and the verdicts of the others
+        others = ((file.name, one["integrity"]["rank"], one["verdict"]["line"]) for file, one in analyses[1:])
+        say("", *(f"Rank {rank}, {name}: {line}" for name, rank, line in others))
     if refused:
         say("", "Not read:", *(f"  {error}" for error in refused))
     folder = output_dir or (paths[0].parent if report else None)

@@ -113,7 +113,8 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None = None) -> dict
         }
         for device, rows in gpu.groupby("device")
     ]
-    out = gpu_timeline(gpu) | {"devices": devices}
+    of_steps = gpu_timeline(gpu[(gpu["step"] >= 0).to_numpy()])
+    out = gpu_timeline(gpu) | {"of_steps": of_steps, "devices": devices}
     compared = ("idle_by_cause", "launch_delay_us", "queue_depth")
     if gpu.empty or two_clocks:
         reasons = {f"{name}_reason": two_clocks for name in compared} if two_clocks else {}

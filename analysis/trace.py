@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterable
@@ -229,7 +230,8 @@ def event_table(by_kind: dict[str, list[dict]]) -> tuple[pd.DataFrame, list[tupl
         "thread": factorize(f"{event.get('pid')} {event.get('tid')}" for event in events)[0],
         "signature": signature,
     }
-    columns |= {name: numbers_in(arguments, key, -1).astype(np.int64) for name, key in ARGUMENTS.items()}
+    numbers = {name: numbers_in(arguments, key, -1) for name, key in ARGUMENTS.items()}
+    columns |= {name: np.where(np.isfinite(found), found, -1).astype(np.int64) for name, found in numbers.items()}
     return pd.DataFrame(columns), [orjson.loads(text) for text in signatures]
 
 
@@ -271,18 +273,28 @@ def parse(path: Path) -> dict:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-        document = orjson.loads(data)
+        document = json_in(data)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or 'a damaged gzip file'}") from error
     except (EOFError, zlib.error) as error:
         raise UserError(f"{path}: the gzip file is truncated or damaged") from error
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:  # of either module
         raise UserError(f"{path}: {'truncated or not JSON' if data.strip() else 'empty'}") from error
     if isinstance(document, list):  # the other form that Chrome reads
         document = {"traceEvents": document}
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise UserError(f"{path}: JSON, but not a trace: it has no list of traceEvents")
     return document
+
+
+def json_in(data: bytes):
+    """The JSON document in these bytes, also one with NaN or Infinity, which Python writes and only Python reads."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        if b"NaN" in data or b"Infinity" in data:
+            return json.loads(data)
+        raise
 
 
 def numbers_in(rows: list[dict], key: str, missing: float) -> np.ndarray:

@@ -100,6 +100,14 @@ def test_the_straggler_of_a_real_run():
     assert analysis["rows"][1]["last_to_arrive"] == 11
 
 
+def test_ranks_of_one_run_are_printed_once(tmp_path, profiler):
+    write_ranks(tmp_path, (0, 0, 0), 2)
+    code, out = profiler("--analyze-existing", str(tmp_path))
+    assert code == 0, out
+    assert (out.count("Step time breakdown"), out.count("is a straggler")) == (1, 1)
+    assert "Rank 2, trace_rank2.json: " in out
+
+
 def test_missing_ranks_are_named(tmp_path):
     analyses, _ = analyze_all(write_ranks(tmp_path, (0, 0, 0), None, ranks=(0, 2)))
     assert analyses[1][1]["integrity"]["ranks_missing"] == [1]

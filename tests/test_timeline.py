@@ -8,7 +8,7 @@ from traces import LARGE, MI300X, REDUCE, analysis_of, attributed, event, on_gpu
 from analysis.timeline import exposed_us, gpu_timeline, idle_by_cause
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 60), st.integers(1, 15), st.integers(0, 20), st.sampled_from("kcm")),
@@ -90,3 +90,11 @@ def test_a_single_step_is_accounted_for_whole(tmp_path):
     analysis = analysis_of(links.trace)
     assert analysis["attribution"]["ms_per_step"] == pytest.approx(1.0)
     assert analysis["gpu_timeline"]["total_ms"] == pytest.approx(0.08)  # that one is from event to event
+
+
+def test_the_timeline_of_the_steps_leaves_out_what_came_before(tmp_path):
+    early = event("gemm", 0, 50, "kernel", correlation=1, device=0, stream=7)
+    run = on_gpu("gemm", 60, 70, 20, 2, operator=event("aten::mm", 59, 4))
+    timeline = analysis_of(trace_of(tmp_path, step(1, 55, 100), early, *run))["gpu_timeline"]
+    assert (timeline["busy_ms"], timeline["of_steps"]["busy_ms"]) == pytest.approx((0.07, 0.02))
+    assert (timeline["total_ms"], timeline["of_steps"]["total_ms"]) == pytest.approx((0.09, 0.02))

@@ -177,6 +177,15 @@ def test_gzip_arrays_and_missing_arguments(tmp_path):
     assert trace.operators["external_id"].tolist() == [-1]
 
 
+def test_a_trace_with_nan_is_read(tmp_path):
+    """As Python's json writes it; an event with such a time is malformed, other values are unknown."""
+    broken = event("aten::mm", float("nan"), 5), event("aten::mm", 5, float("inf"))
+    odd = event("aten::mm", 5, 1, **{"External id": float("nan"), "bandwidth": float("nan")})
+    trace = trace_of(tmp_path, *SMALL, *broken, odd)
+    assert (trace.n_malformed, len(trace.operators)) == (2, 4)
+    assert trace.operators["external_id"].tolist()[-1] == -1
+
+
 def test_malformed_events_are_left_out_and_counted(tmp_path):
     broken = [event("back", 5, -1), event(None, 5, 1), {"ph": "X", "cat": "cpu_op", "name": "no time"}, "no event"]
     trace = trace_of(tmp_path, *SMALL, *broken)
