@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.links import Links, launched_before_trace
+from analysis.links import AttributedLinks, Links, launched_before_trace
+from analysis.timeline import idle_by_cause
 from analysis.trace import Trace
 from harness.documents import read_document
 from harness.errors import UserError
@@ -19,6 +20,7 @@ from harness.files import explain_nulls
 # A healthy trace has the kernel of every launch and the launch of every kernel that began in the window.
 MISSING_KERNELS = 0.02  # of a step's launches
 UNLINKED_KERNELS = 0.05  # of the GPU events whose launch is in the trace
+UNEXPLAINED = 0.05  # of the steps: idle time without a recorded cause, from which on it is told
 SLOWED = 1.5  # times as long as without the profiler: from here on the trace shows mostly its overhead
 CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
 BOTH_CLOCKS = ("idle_by_cause", "launch_delay_us", "queue_depth", "step_timeline")  # compare times of GPU and host
@@ -36,7 +38,7 @@ class Findings:
     unreliable: dict[str, str] = field(default_factory=dict)  # sections of the analysis, and why
 
 
-def integrity(links: Links, summary: dict | None = None) -> dict:
+def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
     """What a trace contains and lacks; summary is the run's performance_summary.json."""
     trace, gpu, calls = links.trace, links.gpu, links.calls
     rows, overhead = step_rows(links), profiler_overhead(trace, summary)
@@ -59,6 +61,11 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
         )
     if len(trace.operators) and not has_shapes:
         found.notes.append("no input shapes (record_shapes): FLOPs, bytes and tables by shape are unknown")
+    unexplained = unexplained_share(links)
+    if unexplained >= UNEXPLAINED:
+        found.notes.append(
+            f"{unexplained:.1%} of the steps' time is unexplained: the GPU was idle, and no event in the trace says why"
+        )
     disturbance, slower = profile_disturbance(trace, summary), []
     if overhead["ratio"] is not None and overhead["ratio"] > SLOWED:
         slower.append(
@@ -83,6 +90,7 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
         "launches_without_kernel": launches_without_kernel(rows),
         "kernels_linked_to_an_operator": linked,
         "gpu_events_launched_before_the_trace": int(early.sum()),
+        "unexplained_share": unexplained,
         "graph_launches": int(calls["starts_graph"].sum()),
         "rank": trace.rank,
         "world_size": world_size if isinstance(world_size, int) else None,
@@ -92,6 +100,12 @@ def integrity(links: Links, summary: dict | None = None) -> dict:
         "profiler_overhead": overhead,
         "disturbance": disturbance,
     }
+
+
+def unexplained_share(links: AttributedLinks) -> float:
+    """The share of the steps' time in which the GPU was idle for no reason that the trace contains."""
+    first, last = links.window
+    return idle_by_cause(links, links.window)["unknown"] / (last - first) if links.on_gpu and last > first else 0.0
 
 
 def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:

@@ -11,7 +11,15 @@ import numpy as np
 import pandas as pd
 
 from analysis.components import UNATTRIBUTED, attribute, breakdown_lines, class_times, step_breakdown
-from analysis.integrity import UNDISTURBED, disturbance_text, integrity, overhead_text, step_rows, summary_beside
+from analysis.integrity import (
+    UNDISTURBED,
+    UNEXPLAINED,
+    disturbance_text,
+    integrity,
+    overhead_text,
+    step_rows,
+    summary_beside,
+)
 from analysis.links import OPERATOR, AttributedLinks, Links, link
 from analysis.operators import kernel_table, operator_lines, operator_tables
 from analysis.opportunities import best_three, opportunities, opportunity_lines
@@ -267,6 +275,8 @@ def trust_text(trust: dict) -> str:
     text = "complete" if trust["trustworthy"] else f"NOT trustworthy: {'; '.join(trust['problems'])}"
     if trust["trustworthy"] and trust["disturbance"]["text"] not in (None, UNDISTURBED):
         text = "events complete, times NOT trustworthy: the steps were disturbed"
+    if trust["unexplained_share"] >= UNEXPLAINED:
+        text += f", but {trust['unexplained_share']:.1%} of the steps' time unexplained"
     text += f"; recorded: {', '.join(recorded) or 'no shapes, no stacks'}"
     if trust["kernels_linked_to_an_operator"] is not None:
         text += f"; {trust['kernels_linked_to_an_operator']:.1%} of the steps' GPU events linked to operators"

@@ -182,12 +182,32 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
     ranked = sorted((name for name in shares if name != "other"), key=lambda name: -shares[name])
     first, second = ranked[:2]
     lost = trust["disturbance"]["lost_share"] or 0.0  # waiting for a core, which may be part of any share
-    decided = shares[first] - lost >= BOUND_FROM and shares[first] - shares[second] - lost >= LEAD
+    lead = shares[first] - shares[second] - lost - shares["other"]  # what is unexplained may be part of any, too
+    decided = shares[first] - lost >= BOUND_FROM and lead >= LEAD
     without_ridge = ridge is None and first in ("compute-bound", "memory-bound")
     found = first if decided and not without_ridge else "undecided"
-    numbers = ", ".join(f"{name.removesuffix('-bound')} {shares[name]:.1%}" for name in ranked)
-    if shares["other"] >= 0.001:
-        numbers += f", unknown {shares['other']:.1%}"
+    return {
+        "bound": found if trust["trustworthy"] else "undecided",
+        "trustworthy": trust["trustworthy"],
+        "line": verdict_line(found, {name: shares[name] for name in (*ranked, "other")}, trust, ridge, source),
+        "shares": shares,
+        "meaning": BOUNDS,
+        "thresholds": {
+            "bound_from_share": BOUND_FROM,
+            "lead_share": LEAD,
+            **explain_nulls({"ridge_flops_per_byte": ridge}, source),
+            "ridge_source": source,
+        },
+    }
+
+
+def verdict_line(found: str, shares: dict[str, float], trust: dict, ridge: float | None, source: str) -> str:
+    """The verdict with the shares in this order, its rule, and what it does not know."""
+    numbers = ", ".join(
+        f"{'unexplained' if name == 'other' else name.removesuffix('-bound')} {share:.1%}"
+        for name, share in shares.items()
+        if name != "other" or share >= 0.001
+    )
     rule = f"a bound needs {BOUND_FROM:.0%} of the step, {100 * LEAD:.0f} percentage points more than the next"
     if trust["trustworthy"]:
         line = f"{found}: {numbers} ({rule})"
@@ -199,16 +219,4 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
         line += f"; ridge point taken: {source}"
     if "verdict" in trust["unreliable"]:
         line += f"; unreliable: {trust['unreliable']['verdict']}"
-    return {
-        "bound": found if trust["trustworthy"] else "undecided",
-        "trustworthy": trust["trustworthy"],
-        "line": line,
-        "shares": shares,
-        "meaning": BOUNDS,
-        "thresholds": {
-            "bound_from_share": BOUND_FROM,
-            "lead_share": LEAD,
-            **explain_nulls({"ridge_flops_per_byte": ridge}, source),
-            "ridge_source": source,
-        },
-    }
+    return line

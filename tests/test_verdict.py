@@ -13,6 +13,7 @@ from traces import (
     event,
     gpu_step,
     on_gpu,
+    real,
     shaped,
     step,
     trace_of,
@@ -22,7 +23,7 @@ from traces import (
 from analysis.hardware import described, rows_named
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.links import link
-from analysis.profile import analyze_all
+from analysis.profile import analyze_all, trust_text
 from analysis.verdict import ran_here, ridge_of
 from harness.environment import describe_environment
 
@@ -57,6 +58,26 @@ def test_verdicts(tmp_path, case):
     thresholds = verdict["thresholds"]
     assert f"{thresholds['bound_from_share']:.0%} of the step" in verdict["line"]
     assert f"{100 * thresholds['lead_share']:.0f} percentage points" in verdict["line"]
+
+
+def test_a_kernel_that_starts_late_for_no_recorded_reason_is_unexplained(tmp_path):
+    run = on_gpu("gemm", 10, 990, 10, 1, operator=LARGE | {"ts": 9})
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *run, **H100_PROPERTIES))
+    assert analysis["verdict"]["bound"] == "undecided"
+    # From the end of the call at 12 on; a kernel may take 100 us to start.
+    assert analysis["integrity"]["unexplained_share"] == pytest.approx((990 - 12 - 100) / 1000)
+    assert analysis["verdict"]["shares"]["other"] == pytest.approx(0.878)
+    assert "unexplained 87.8%" in analysis["verdict"]["line"]
+    assert trust_text(analysis["integrity"]).startswith("complete, but 87.8% of the steps' time unexplained")
+    assert max(row["speedup_bound"] for row in analysis["opportunities"]) == pytest.approx(1 / (1 - 0.112))
+
+
+def test_a_hole_in_a_real_trace_is_unexplained():
+    """A kernel starts 463 ms after its launch; nothing in the trace says why."""
+    analysis = analysis_of(real("mi300_sglang_decode.json.gz"))
+    assert analysis["verdict"]["bound"] == "undecided"
+    assert analysis["integrity"]["unexplained_share"] == pytest.approx(463.152 / 473.831, abs=1e-4)
+    assert "larger batch" not in {row["name"] for row in analysis["opportunities"]}
 
 
 def test_verdicts_on_a_cpu(tmp_path):
