@@ -20,7 +20,7 @@ from analysis.components import LAYER, UNATTRIBUTED, step_events
 from analysis.costs import MATMUL_CLASSES, Cost, cost, factor_type, is_view_or_metadata_op
 from analysis.hardware import Ceiling, cache, datasheet
 from analysis.links import ANNOTATION, AttributedLinks
-from analysis.timeline import idle_by_cause
+from analysis.timeline import host_code, idle_by_cause
 from analysis.trace import where_name
 from analysis.verdict import device_of, precision_of, ran_here, roofs_of
 from analysis.wording import narrow_table, text_of
@@ -312,7 +312,8 @@ def larger_batch(evidence: Evidence) -> Found:
     else:
         _, work = evidence.part(events["launches"] > 0)
         _, data = evidence.part((events["phase"] == "data") & (events["launches"] == 0))
-        us = evidence.total_us - work - data
+        begins, ends = host_code(evidence.links)  # which a larger batch would not make less
+        us = max(0.0, evidence.total_us - work - data - float((ends - begins).sum()))
         text = f"{evidence.share(us)} of the step is Python and overhead between operators"
     batch = evidence.config.get("training", {}).get("batch_size")
     flag = batch and f"--batch-size {2 * batch}"

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from analysis.links import AttributedLinks
+from analysis.links import OPERATOR, AttributedLinks
 from analysis.trace import where_name
 from harness.tables import column
 
@@ -18,10 +18,13 @@ KEYS = ("total_ms", "computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "b
 # A launched kernel starts within microseconds on an idle GPU (26 at most in ten traces of V100 to B200, MI250 and
 # MI300X): what is longer has a cause that the trace does not contain.
 LATENCY_US = 100.0
+# From one operator to the next, Python and PyTorch take microseconds; what is longer is work of the program.
+HOST_CODE_US = 1e3
 IDLE_CAUSES = {
     "data": "the host was fetching data",
     "synchronization": "the host was waiting for the GPU or for a copy, and had nothing queued",
     "launch": "the host was preparing the next launch",
+    "host_code": "the host was running code of the program for more than 1 ms, outside of operators and calls",
     "communication": "the next event was queued behind communication, or was communication",
     "copy": "the next event was queued behind a copy, or was a copy",
     "latency": "the kernel had been launched, but had not started",
@@ -182,8 +185,13 @@ def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = N
     busy = [union(table["start"].to_numpy(float), table["end"].to_numpy(float)) for table in of_host]
     data, waiting = (covered_until(ends, one) - covered_until(starts, one) for one in busy)
     waiting = np.minimum(waiting, ends - starts - data)
+    outside = host_code(links)
+    program = np.minimum(covered_until(ends, outside) - covered_until(starts, outside), ends - starts - data - waiting)
     causes["data"], causes["synchronization"] = float(data.sum()), float(waiting.sum())
-    causes["launch"] = float((ends - starts - data - waiting).sum())
+    causes["host_code"], causes["launch"] = (
+        float(program.sum()),
+        float((ends - starts - data - waiting - program).sum()),
+    )
     latency = [(end - host_until)[by_host]]
     unexplained = known & ~by_host  # the work was queued already
     _, communication, memcpy = by_class(gpu)
@@ -195,6 +203,20 @@ def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = N
     causes["latency"] = float(np.minimum(latency, LATENCY_US).sum())
     causes["unknown"] += float(np.maximum(latency - LATENCY_US, 0.0).sum())
     return causes
+
+
+def host_code(links: AttributedLinks) -> Intervals:
+    """When the host ran the program's own code: no thread that launches was in an operator, a call or a data range."""
+    threads = {links.thread, *links.calls["thread"]}
+    host = links.host[((links.host["kind"] == OPERATOR) | (links.host["phase"] == "data")).to_numpy()]
+    tables = [table[table["thread"].isin(threads).to_numpy()] for table in (host, links.calls)]
+    start, end = union(*(np.concatenate([table[key].to_numpy(float) for table in tables]) for key in ("start", "end")))
+    if not len(start):
+        return start, end
+    first, last = float(links.steps["start"].min()), float(links.steps["end"].max())
+    begins, ends = np.clip(np.append(first, end), first, last), np.clip(np.append(start, last), first, last)
+    long = ends - begins > HOST_CODE_US
+    return begins[long], ends[long]
 
 
 def union(start: np.ndarray, end: np.ndarray) -> Intervals:

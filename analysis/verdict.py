@@ -12,7 +12,7 @@ from analysis.components import step_events, views_and_metadata
 from analysis.costs import MATMUL_CLASSES, category, cost, factor_type
 from analysis.hardware import Ceiling, bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
 from analysis.links import AttributedLinks, Links
-from analysis.timeline import by_class, by_priority, idle_by_cause
+from analysis.timeline import by_class, by_priority, host_code, idle_by_cause
 from analysis.trace import where_name
 from harness.documents import read_document
 from harness.errors import UserError
@@ -23,12 +23,13 @@ LEAD = 0.10  # by which it must be ahead of the next
 DEFAULT_RIDGE = 10.0  # FLOPs/byte, on a CPU of which no peak is known
 INPUT_TYPES = {"fp32": "float", "bf16": "c10::BFloat16", "fp16": "c10::Half"}  # of operators, as traces name them
 BOUNDS = {
-    "compute-bound": "matmuls at or above the ridge point",
-    "memory-bound": "other work on tensors",
-    "launch-bound": "launches, synchronization and overhead on the host",
-    "data-bound": "waiting for data",
-    "communication-bound": "exposed communication",
-    "other": "unclassified",
+    "compute": "matmuls at or above the ridge point",
+    "memory": "other work on tensors",
+    "launch": "launches, synchronization and overhead on the host",
+    "host_code": "work of the program outside of operators",
+    "data": "waiting for data",
+    "communication": "exposed communication",
+    "unexplained": "no event in the trace says why",
 }
 
 
@@ -130,8 +131,8 @@ def time_split(links: AttributedLinks, ridge: float | None) -> dict[str, float]:
     computing = compute_limited(links, ridge)
     split = gpu_split(links, computing) if links.on_gpu else host_split(links, computing)
     if ridge is None:
-        split["other"] += split.pop("compute-bound")
-        split = {"compute-bound": 0.0} | split
+        split["unexplained"] += split.pop("compute")
+        split = {"compute": 0.0} | split
     return split
 
 
@@ -147,12 +148,13 @@ def gpu_split(links: AttributedLinks, computing: np.ndarray) -> dict[str, float]
     parts = by_priority([(start[which], end[which]) for which in sets])
     idle = idle_by_cause(links, window)
     return {
-        "compute-bound": parts[0],
-        "memory-bound": parts[1] + parts[3] + idle["copy"],
-        "launch-bound": idle["launch"] + idle["latency"] + idle["synchronization"],
-        "data-bound": idle["data"],
-        "communication-bound": parts[2] + idle["communication"],
-        "other": idle["unknown"],
+        "compute": parts[0],
+        "memory": parts[1] + parts[3] + idle["copy"],
+        "launch": idle["launch"] + idle["latency"] + idle["synchronization"],
+        "host_code": idle["host_code"],
+        "data": idle["data"],
+        "communication": parts[2] + idle["communication"],
+        "unexplained": idle["unknown"],
     }
 
 
@@ -164,12 +166,15 @@ def host_split(links: AttributedLinks, computing: np.ndarray) -> dict[str, float
     work = ~moves_nothing[operator] & ~data & ~communicates
     compute = np.append(computing, False)[operator]
     split = {
-        "compute-bound": us[work & compute].sum(),
-        "memory-bound": us[work & ~compute].sum(),
-        "data-bound": us[data].sum(),
-        "communication-bound": us[communicates & ~data].sum(),
+        "compute": us[work & compute].sum(),
+        "memory": us[work & ~compute].sum(),
+        "data": us[data].sum(),
+        "communication": us[communicates & ~data].sum(),
     }
-    split["launch-bound"] = max(0.0, total - sum(split.values()))
+    begins, ends = host_code(links)
+    rest = max(0.0, total - sum(split.values()))
+    split["host_code"] = min(rest, float((ends - begins).sum()))
+    split["launch"] = rest - split["host_code"]
     return {name: float(split.get(name, 0.0)) for name in BOUNDS}
 
 
@@ -179,17 +184,17 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
     split = time_split(links, ridge)
     total = sum(split.values())
     shares = {name: us / total if total else 0.0 for name, us in split.items()}
-    ranked = sorted((name for name in shares if name != "other"), key=lambda name: -shares[name])
+    ranked = sorted((name for name in shares if name != "unexplained"), key=lambda name: -shares[name])
     first, second = ranked[:2]
     lost = trust["disturbance"]["lost_share"] or 0.0  # waiting for a core, which may be part of any share
-    lead = shares[first] - shares[second] - lost - shares["other"]  # what is unexplained may be part of any, too
+    lead = shares[first] - shares[second] - lost - shares["unexplained"]  # what is unexplained may be part of any, too
     decided = shares[first] - lost >= BOUND_FROM and lead >= LEAD
-    without_ridge = ridge is None and first in ("compute-bound", "memory-bound")
-    found = first if decided and not without_ridge else "undecided"
+    without_ridge = ridge is None and first in ("compute", "memory")
+    found = f"{first.replace('_', '-')}-bound" if decided and not without_ridge else "undecided"
     return {
         "bound": found if trust["trustworthy"] else "undecided",
         "trustworthy": trust["trustworthy"],
-        "line": verdict_line(found, {name: shares[name] for name in (*ranked, "other")}, trust, ridge, source),
+        "line": verdict_line(found, {name: shares[name] for name in (*ranked, "unexplained")}, trust, ridge, source),
         "shares": shares,
         "meaning": BOUNDS,
         "thresholds": {
@@ -204,9 +209,9 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
 def verdict_line(found: str, shares: dict[str, float], trust: dict, ridge: float | None, source: str) -> str:
     """The verdict with the shares in this order, its rule, and what it does not know."""
     numbers = ", ".join(
-        f"{'unexplained' if name == 'other' else name.removesuffix('-bound')} {share:.1%}"
+        f"{name.replace('_', ' ')} {share:.1%}"
         for name, share in shares.items()
-        if name != "other" or share >= 0.001
+        if name != "unexplained" or share >= 0.001
     )
     rule = f"a bound needs {BOUND_FROM:.0%} of the step, {100 * LEAD:.0f} percentage points more than the next"
     if trust["trustworthy"]:

@@ -308,10 +308,10 @@ class Integrity(TypedDict):
 
 
 class Verdict(TypedDict):
-    bound: str  # compute-bound, memory-bound, launch-bound, data-bound, communication-bound, undecided
+    bound: str  # compute-bound, memory-, launch-, data-, communication- or host-code-bound, undecided
     trustworthy: bool  # if false, bound is undecided and line says untrustworthy
     line: str  # the verdict in one line
-    shares: dict[str, float]  # of the step's time, by bound
+    shares: dict[str, float]  # of the step's time: compute, memory, launch, ..., unexplained; they add up to 1
     meaning: dict[str, str]
     thresholds: dict[str, Any]  # of the rule; ridge_flops_per_byte is null for a GPU of which no peak is known
 

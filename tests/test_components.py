@@ -209,7 +209,7 @@ def test_a_backward_pass_on_another_thread_is_not_overhead(tmp_path):
     phases = {row["phase"]: row["ms_per_step"] for row in analysis["phases"]}
     assert phases["backward"] == pytest.approx(0.64)
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
-    assert analysis["verdict"]["shares"]["launch-bound"] == pytest.approx(0.1)  # the gaps, and the node's own 40 us
+    assert analysis["verdict"]["shares"]["launch"] == pytest.approx(0.1)  # the gaps, and the node's own 40 us
 
 
 def test_classes_of_operators_add_up_to_the_step(train, tmp_path):

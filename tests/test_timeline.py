@@ -42,8 +42,8 @@ def test_what_the_gpu_waited_for(tmp_path):
         *on_gpu("gemm", 208, 430, 10, 4, operator=LARGE | {"ts": 207}),  # 30 behind communication
     ]
     causes = idle_by_cause(attributed(trace_of(tmp_path, *events)))
-    expected = dict(synchronization=40, launch=62, latency=8, communication=20 + 30, data=0, copy=0, unknown=0)
-    assert causes == pytest.approx(expected)
+    expected = dict(synchronization=40, launch=62, latency=8, communication=20 + 30)
+    assert causes == pytest.approx(dict.fromkeys(causes, 0) | expected)
 
 
 @pytest.mark.parametrize("call", ["hipMemcpyWithStream", "cudaMemcpy", "hipDeviceSynchronize", "cudaEventSynchronize"])

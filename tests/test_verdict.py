@@ -66,7 +66,7 @@ def test_a_kernel_that_starts_late_for_no_recorded_reason_is_unexplained(tmp_pat
     assert analysis["verdict"]["bound"] == "undecided"
     # From the end of the call at 12 on; a kernel may take 100 us to start.
     assert analysis["integrity"]["unexplained_share"] == pytest.approx((990 - 12 - 100) / 1000)
-    assert analysis["verdict"]["shares"]["other"] == pytest.approx(0.878)
+    assert analysis["verdict"]["shares"]["unexplained"] == pytest.approx(0.878)
     assert "unexplained 87.8%" in analysis["verdict"]["line"]
     assert trust_text(analysis["integrity"]).startswith("complete, but 87.8% of the steps' time unexplained")
     assert max(row["speedup_bound"] for row in analysis["opportunities"]) == pytest.approx(1 / (1 - 0.112))
@@ -78,6 +78,21 @@ def test_a_hole_in_a_real_trace_is_unexplained():
     assert analysis["verdict"]["bound"] == "undecided"
     assert analysis["integrity"]["unexplained_share"] == pytest.approx(463.152 / 473.831, abs=1e-4)
     assert "larger batch" not in {row["name"] for row in analysis["opportunities"]}
+
+
+def test_work_of_the_program_outside_of_operators_is_host_code(tmp_path):
+    """A batch that Python prepares for 20 ms between two kernels, on a GPU and on a CPU; no launch takes that long."""
+    around = LARGE | {"ts": 9, "dur": 100}, LARGE | {"ts": 20_200, "dur": 100}
+    on_cpu = analysis_of(trace_of(tmp_path, step(1, 0, 20_310), *around))["verdict"]
+    kernels = on_gpu("gemm", 20, 30, 300, 1), on_gpu("gemm", 20_220, 20_230, 70, 2)
+    events = step(1, 0, 20_310), *around, *(one for run in kernels for one in run)
+    analysis = analysis_of(trace_of(tmp_path, *events, **H100_PROPERTIES))
+    assert analysis["verdict"]["bound"] == on_cpu["bound"] == "host-code-bound"
+    # From the end of the first kernel, or operator, to the next operator.
+    assert analysis["verdict"]["shares"]["host_code"] == pytest.approx((20_200 - 330) / 20_310)
+    assert on_cpu["shares"]["host_code"] == pytest.approx((20_200 - 109) / 20_310)
+    assert "launch" not in {row["name"] for row in analysis["opportunities"]}
+    assert max(row["speedup_bound"] for row in analysis["opportunities"]) < 1.05
 
 
 def test_verdicts_on_a_cpu(tmp_path):
@@ -129,7 +144,7 @@ def test_without_peaks_of_the_gpu_nothing_tells_compute_from_memory(tmp_path):
     unknown = {"deviceProperties": [{"name": "NVIDIA B300 SXM6 AC", "numSms": 148}]}
     analysis = analysis_of(trace_of(tmp_path, *VERDICTS["compute-bound"], **unknown))["verdict"]
     assert analysis["bound"] == "undecided"
-    assert (analysis["shares"]["compute-bound"], analysis["shares"]["other"]) == pytest.approx((0, 0.8))
+    assert (analysis["shares"]["compute"], analysis["shares"]["unexplained"]) == pytest.approx((0, 0.8))
     assert "there is no datasheet row for NVIDIA B300 SXM6 AC" in analysis["line"]
     assert "no datasheet row" in analysis["thresholds"]["ridge_flops_per_byte_reason"]
     path = write_trace(tmp_path / "b300.json", *VERDICTS["compute-bound"], **unknown)
