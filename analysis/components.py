@@ -171,12 +171,15 @@ def attributed_gpu(gpu: pd.DataFrame, host: pd.DataFrame, source: str) -> pd.Dat
     linked = {name: at(host[name], operator) for name in ("component", "phase", "category")}
     codes = gpu["name"].cat.codes.to_numpy()
     # A kernel without an operator takes the usual category of its name: MIOpen's transposes belong to convolutions.
-    # But an optimizer's additions are not the only ones.
-    elsewhere = np.where(linked["category"] == "optimizer", None, linked["category"])
+    # But an optimizer's additions are not the only ones, and an operator of no known kind tells nothing.
+    elsewhere = np.where(np.isin(linked["category"].astype(str), ("optimizer", "other")), None, linked["category"])
     usual = pd.Series(codes).map(most_frequent(codes, elsewhere))
-    by_kernel = np.where(usual.notna(), usual, by_name(gpu["name"], category))
-    unknown = pd.isna(linked["category"]) | (linked["category"] == "other")
-    linked["category"] = np.where(unknown, by_kernel, linked["category"])
+    own = by_name(gpu["name"], category)
+    by_kernel = np.where(usual.notna(), usual, own)
+    # Where one operator stands for many, a graph or a compiled region, a kernel's own name says more.
+    many = (linked["category"] == "other") | gpu["of_graph"].to_numpy()
+    linked["category"] = np.where(pd.isna(linked["category"]), by_kernel, linked["category"])
+    linked["category"] = np.where(many, np.where(own == "other", by_kernel, own), linked["category"])
     communicates = is_communication(gpu)
     linked["category"][communicates] = linked["component"][communicates] = "communication"
     if source == OPERATOR_KINDS:

@@ -26,7 +26,9 @@ class Links:
 
     trace: Trace
     host: pd.DataFrame  # name, start, end, thread, kind, sequence, forward_thread, parent, own_us, operator_parent
-    gpu: pd.DataFrame  # trace.gpu with call (row of launches), operator (row of host), launched, step; -1 unknown
+    gpu: (
+        pd.DataFrame
+    )  # trace.gpu with call (row of launches), operator (row of host), launched, step, of_graph; -1 unknown
     calls: pd.DataFrame  # trace.launches with step, starts_kernel, starts_graph, waits
     steps: pd.DataFrame  # trace.steps; the entire trace as one step if none are marked
     steps_are_marked: bool
@@ -219,9 +221,9 @@ def link_gpu(trace: Trace, calls: pd.DataFrame, steps: pd.DataFrame) -> pd.DataF
     launched = np.append(calls["start"].to_numpy(), np.nan)[call]
     of_call = np.append(calls["step"].to_numpy(), -1)[call]
     # In a trace of the GPU alone, steps are in GPU time.
-    gpu = gpu.assign(
-        call=call, launched=launched, step=of_call if len(calls) else step_at(gpu["start"].to_numpy(), steps)
-    )
+    step = of_call if len(calls) else step_at(gpu["start"].to_numpy(), steps)
+    of_graph = np.append(calls["starts_graph"].to_numpy(bool), False)[call]
+    gpu = gpu.assign(call=call, launched=launched, step=step, of_graph=of_graph)
     return gpu.assign(operator=operators_of(gpu, calls, operators))
 
 

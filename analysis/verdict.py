@@ -8,7 +8,7 @@ import socket
 import numpy as np
 import torch
 
-from analysis.components import step_events, views_and_metadata
+from analysis.components import at, step_events, views_and_metadata
 from analysis.costs import MATMUL_CLASSES, category, cost, factor_type
 from analysis.hardware import Ceiling, bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
 from analysis.links import AttributedLinks, Links
@@ -29,7 +29,7 @@ BOUNDS = {
     "host_code": "work of the program outside of operators",
     "data": "waiting for data",
     "communication": "exposed communication",
-    "unexplained": "no event in the trace says why",
+    "unexplained": "idle time without a recorded cause, matmuls whose shapes or peaks are unknown",
 }
 
 
@@ -104,70 +104,71 @@ def ridge_of(links: Links, summary: dict | None) -> tuple[float | None, str]:
     return DEFAULT_RIDGE, f"{DEFAULT_RIDGE:.0f} FLOPs/byte; {why}"
 
 
-def compute_limited(links: AttributedLinks, ridge: float | None) -> np.ndarray:
-    """Which operators are compute-bound matmuls: by FLOPs per byte if shapes are known, else by their class.
+def matmuls(links: AttributedLinks, ridge: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """Which operators are compute-bound matmuls, and which are matmuls of which nothing tells what limits them.
 
-    Without a ridge point, all matmuls: those for which it would have to be known."""
+    By FLOPs per byte if shapes determine them.  Without shapes or a ridge point it cannot be told.
+    """
     operators, trace = links.trace.operators, links.trace
     kinds = links.host["category"].to_numpy(object)[: len(operators)]
-    out = np.isin(kinds.astype(str), MATMUL_CLASSES)
-    names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
+    matmul = np.isin(kinds.astype(str), MATMUL_CLASSES)
     signatures = operators["signature"].to_numpy()
-    pairs, which = np.unique(np.stack([codes, signatures], axis=1)[out], axis=0, return_inverse=True)
+    untold = matmul & ((signatures < 0) | (ridge is None))
+    computing = matmul & ~untold
+    names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
+    pairs, which = np.unique(np.stack([codes, signatures], axis=1)[computing], axis=0, return_inverse=True)
     above = np.ones(len(pairs), dtype=bool)
     for i, (code, signature) in enumerate(pairs.tolist()):
-        if signature >= 0:
-            one = cost(names[code], *trace.signatures[signature])
-            if ridge and one.flops and one.bytes:
-                above[i] = one.flops / one.bytes >= ridge
-    out[out] = above[which.reshape(-1)]
-    return out
+        one = cost(names[code], *trace.signatures[signature])
+        if one.flops and one.bytes:
+            above[i] = one.flops / one.bytes >= ridge
+    computing[computing] = above[which.reshape(-1)]
+    return computing, untold
 
 
 def time_split(links: AttributedLinks, ridge: float | None) -> dict[str, float]:
-    """The time of the steps by what limits it, in us; the parts add up to the whole.
-
-    Without a ridge point, what limits matmuls is unknown."""
-    computing = compute_limited(links, ridge)
-    split = gpu_split(links, computing) if links.on_gpu else host_split(links, computing)
-    if ridge is None:
-        split["unexplained"] += split.pop("compute")
-        split = {"compute": 0.0} | split
-    return split
+    """The time of the steps by what limits it, in us; the parts add up to the whole."""
+    computing, untold = (np.append(which, False) for which in matmuls(links, ridge))
+    return gpu_split(links, computing, untold) if links.on_gpu else host_split(links, computing, untold)
 
 
-def gpu_split(links: AttributedLinks, computing: np.ndarray) -> dict[str, float]:
+def gpu_split(links: AttributedLinks, computing: np.ndarray, untold: np.ndarray) -> dict[str, float]:
     gpu, window = links.gpu, links.window
     start, end = (np.clip(gpu[name].to_numpy(), *window) for name in ("start", "end"))
     computation, communication, memcpy = by_class(gpu)
     operator = gpu["operator"].to_numpy()
     by_kind = np.isin(gpu["category"].to_numpy(object).astype(str), MATMUL_CLASSES)
-    # The operator of a convolution or matmul may launch copies and transposes too; by_kind counts those with it.
-    compute = computation & np.where(operator >= 0, np.append(computing, False)[operator], by_kind)
-    sets = (compute, computation & ~compute, communication, memcpy)
+    # The operator of a convolution or matmul may launch copies and transposes too, which count with it.  One that
+    # stands for many, or none, has no shapes of the matmul.
+    category_of = at(links.host["category"], operator).astype(str)
+    by_name = (operator < 0) | (category_of == "other") | gpu["of_graph"].to_numpy()
+    compute = computation & ~by_name & computing[operator]
+    unclear = computation & np.where(by_name, by_kind, untold[operator])
+    sets = (compute, unclear, computation & ~compute & ~unclear, communication, memcpy)
     parts = by_priority([(start[which], end[which]) for which in sets])
     idle = idle_by_cause(links, window)
     return {
         "compute": parts[0],
-        "memory": parts[1] + parts[3] + idle["copy"],
+        "memory": parts[2] + parts[4] + idle["copy"],
         "launch": idle["launch"] + idle["latency"] + idle["synchronization"],
         "host_code": idle["host_code"],
         "data": idle["data"],
-        "communication": parts[2] + idle["communication"],
-        "unexplained": idle["unknown"],
+        "communication": parts[3] + idle["communication"],
+        "unexplained": parts[1] + idle["unknown"],
     }
 
 
-def host_split(links: AttributedLinks, computing: np.ndarray) -> dict[str, float]:
+def host_split(links: AttributedLinks, computing: np.ndarray, untold: np.ndarray) -> dict[str, float]:
     events, total = step_events(links)
     operator, moves_nothing = events["operator"].to_numpy(), views_and_metadata(links)  # -1 picks what is at the end
     us, phase, category = (events[name].to_numpy() for name in ("us", "phase", "category"))
     data, communicates = phase == "data", category == "communication"
     work = ~moves_nothing[operator] & ~data & ~communicates
-    compute = np.append(computing, False)[operator]
+    compute, unclear = computing[operator], untold[operator]
     split = {
         "compute": us[work & compute].sum(),
-        "memory": us[work & ~compute].sum(),
+        "memory": us[work & ~compute & ~unclear].sum(),
+        "unexplained": us[work & unclear].sum(),
         "data": us[data].sum(),
         "communication": us[communicates & ~data].sum(),
     }
@@ -220,6 +221,8 @@ def verdict_line(found: str, shares: dict[str, float], trust: dict, ridge: float
         line = f"untrustworthy: {'; '.join(trust['problems'])}; from the events present: {found}, {numbers} ({rule})"
     if ridge is None:
         line += f"; whether compute or memory limits matmuls is unknown: {source.removeprefix('unknown: ')}"
+    elif (matmul := shares["unexplained"] - trust["unexplained_share"]) >= 0.01:
+        line += f"; whether compute or memory limits matmuls is unknown for {matmul:.1%} of the step: no shapes of them"
     elif source.startswith(f"{DEFAULT_RIDGE:.0f} FLOPs/byte; "):
         line += f"; ridge point taken: {source}"
     if "verdict" in trust["unreliable"]:

@@ -72,6 +72,51 @@ def test_a_kernel_that_starts_late_for_no_recorded_reason_is_unexplained(tmp_pat
     assert max(row["speedup_bound"] for row in analysis["opportunities"]) == pytest.approx(1 / (1 - 0.112))
 
 
+def test_kernels_of_a_compiled_region_are_what_their_names_say(tmp_path):
+    """One operator launches all: neither its kind nor its shapes are theirs, so nothing tells what limits matmuls."""
+    region = shaped("Torch-Compiled Region: 0/0", 0, 4, [[8, 4096]])
+    parts = (
+        (region, 20, 600, "Cijk_Ailk_BBS"),
+        (region, 620, 100, "mha_batch_prefill"),
+        (region, 720, 200, "triton_poi_fused_add"),
+    )
+    analysis = analysis_of(trace_of(tmp_path, *gpu_step(*parts), **H100_PROPERTIES))
+    shares = {row["class"]: row["share"] for row in analysis["classes"]}
+    assert (shares["matmul"], shares["attention"], shares["element-wise"]) == pytest.approx((0.6, 0.1, 0.2))
+    assert analysis["verdict"]["bound"] == "undecided"
+    assert (analysis["verdict"]["shares"]["unexplained"], analysis["verdict"]["shares"]["memory"]) == pytest.approx(
+        (0.7, 0.2)
+    )
+    assert "unknown for 70.0% of the step: no shapes of them" in analysis["verdict"]["line"]
+
+
+def test_kernels_of_a_graph_are_what_their_names_say(tmp_path):
+    graph = event("cudaGraphLaunch", 10, 5, kind="cuda_runtime", correlation=5)
+    names = {"nvjet_tst_128": 600, "rotary_embedding_kernel": 100, "reshape_and_cache_kv_cache": 100}
+    start, kernels = 20, []
+    for name, duration in names.items():
+        kernels.append(event(name, start, duration, "kernel", correlation=5, device=0, stream=7))
+        start += duration
+    around = event("aten::add", 5, 20)  # not what the graph runs
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), around, graph, *kernels))
+    kinds = {row["name"]: row["category"] for row in analysis["kernels"]}
+    assert kinds == dict(zip(names, ("matmul", "element-wise", "copy"), strict=True))
+    assert analysis["verdict"]["shares"]["compute"] == 0
+
+
+@pytest.mark.slow
+def test_matmuls_of_a_real_compiled_program():
+    """Cijk kernels are 58.7% of all GPU time, by the sum of their durations."""
+    analysis = analysis_of(real("flux_compiled.json.gz"))
+    assert sum(row["share"] for row in analysis["kernels"] if row["category"] == "matmul") == pytest.approx(
+        0.585, abs=3e-3
+    )
+    shares = {row["class"]: row["share"] for row in analysis["classes"]}
+    assert shares["matmul"] == pytest.approx(0.538, abs=1e-3)
+    assert shares["attention"] == pytest.approx(0.160, abs=1e-3)
+    assert analysis["verdict"]["bound"] == "undecided"
+
+
 def test_a_hole_in_a_real_trace_is_unexplained():
     """A kernel starts 463 ms after its launch; nothing in the trace says why."""
     analysis = analysis_of(real("mi300_sglang_decode.json.gz"))
