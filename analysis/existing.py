@@ -42,7 +42,7 @@ def analyze_existing(
     if verbose:
         for _, analysis in analyses[:1] if one_run else analyses:
             say("", *profile_lines(analysis, top, sort))
-    if one_run:  # one of them in full, with the comparison, and the verdicts of the others
+    if verbose and one_run:  # one of them in full, with the comparison, and the verdicts of the others
         others = ((file.name, one["integrity"]["rank"], one["verdict"]["line"]) for file, one in analyses[1:])
         say("", *(f"Rank {rank}, {name}: {line}" for name, rank, line in others))
     if refused:

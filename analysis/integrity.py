@@ -61,8 +61,9 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         )
     if len(trace.operators) and not has_shapes:
         found.notes.append("no input shapes (record_shapes): FLOPs, bytes and tables by shape are unknown")
-    unexplained = unexplained_share(links)
-    if unexplained >= UNEXPLAINED:
+    two_clocks = found.unreliable.get("idle_by_cause")
+    unexplained = None if two_clocks else unexplained_share(links)
+    if unexplained and unexplained >= UNEXPLAINED:
         found.notes.append(
             f"{unexplained:.1%} of the steps' time is unexplained: the GPU was idle, and no event in the trace says why"
         )
@@ -90,7 +91,7 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         "launches_without_kernel": launches_without_kernel(rows),
         "kernels_linked_to_an_operator": linked,
         "gpu_events_launched_before_the_trace": int(early.sum()),
-        "unexplained_share": unexplained,
+        **explain_nulls({"unexplained_share": unexplained}, two_clocks or ""),
         "graph_launches": int(calls["starts_graph"].sum()),
         "rank": trace.rank,
         "world_size": world_size if isinstance(world_size, int) else None,

@@ -260,7 +260,7 @@ def profile_answer(analysis: dict, read_on: str) -> list[str]:
 def verdict_text(verdict: dict) -> str:
     """The bound, and the shares that make up most of the step."""
     shares = sorted(verdict["shares"].items(), key=lambda item: -item[1])
-    text = ", ".join(f"{name.removesuffix('-bound')} {share:.1%}" for name, share in shares if share >= 0.005)
+    text = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in shares if share >= 0.005)
     return f"{verdict['bound'] if verdict['trustworthy'] else 'untrustworthy'}: {text} of the step"
 
 
@@ -275,7 +275,7 @@ def trust_text(trust: dict) -> str:
     text = "complete" if trust["trustworthy"] else f"NOT trustworthy: {'; '.join(trust['problems'])}"
     if trust["trustworthy"] and trust["disturbance"]["text"] not in (None, UNDISTURBED):
         text = "events complete, times NOT trustworthy: the steps were disturbed"
-    if trust["unexplained_share"] >= UNEXPLAINED:
+    if (trust["unexplained_share"] or 0.0) >= UNEXPLAINED:
         text += f", but {trust['unexplained_share']:.1%} of the steps' time unexplained"
     text += f"; recorded: {', '.join(recorded) or 'no shapes, no stacks'}"
     if trust["kernels_linked_to_an_operator"] is not None:

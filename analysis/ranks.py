@@ -165,8 +165,8 @@ def straggler_text(comparison: dict) -> str:
     row = next(row for row in comparison["rows"] if row["rank"] == comparison["straggler"])
     return (
         f"Rank {row['rank']} is a straggler: it causes {row['caused_waiting_ms']:.1f} of "
-        f"{comparison['excess_waiting_ms']:.1f} ms of excess waiting, and is the last to arrive in "
-        f"{row['last_to_arrive']} of the {comparison['collectives_with_spread']} collectives that begin apart"
+        f"{comparison['excess_waiting_ms']:.1f} ms of waiting, last in {row['last_to_arrive']} of "
+        f"{comparison['collectives_with_spread']} collectives"
     )
 
 

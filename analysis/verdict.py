@@ -221,7 +221,7 @@ def verdict_line(found: str, shares: dict[str, float], trust: dict, ridge: float
         line = f"untrustworthy: {'; '.join(trust['problems'])}; from the events present: {found}, {numbers} ({rule})"
     if ridge is None:
         line += f"; whether compute or memory limits matmuls is unknown: {source.removeprefix('unknown: ')}"
-    elif (matmul := shares["unexplained"] - trust["unexplained_share"]) >= 0.01:
+    elif (matmul := shares["unexplained"] - (trust["unexplained_share"] or 0.0)) >= 0.01:
         line += f"; whether compute or memory limits matmuls is unknown for {matmul:.1%} of the step: no shapes of them"
     elif source.startswith(f"{DEFAULT_RIDGE:.0f} FLOPs/byte; "):
         line += f"; ridge point taken: {source}"

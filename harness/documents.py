@@ -295,7 +295,7 @@ class Integrity(TypedDict):
     launches_without_kernel: int
     kernels_linked_to_an_operator: int | None  # null: no GPU events
     gpu_events_launched_before_the_trace: int
-    unexplained_share: float  # of the steps' time: the GPU was idle for no recorded reason
+    unexplained_share: float | None  # of the steps' time: the GPU was idle for no recorded reason; null: clocks differ
     graph_launches: int
     rank: int | None  # null: not in the trace
     world_size: int | None  # null: not in the trace
