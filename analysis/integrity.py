@@ -61,12 +61,7 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         )
     if len(trace.operators) and not has_shapes:
         found.notes.append("no input shapes (record_shapes): FLOPs, bytes and tables by shape are unknown")
-    two_clocks = found.unreliable.get("idle_by_cause")
-    unexplained = None if two_clocks else unexplained_share(links)
-    if unexplained and unexplained >= UNEXPLAINED:
-        found.notes.append(
-            f"{unexplained:.1%} of the steps' time is unexplained: the GPU was idle, and no event in the trace says why"
-        )
+    unexplained = check_idle(found, links)
     disturbance, slower = profile_disturbance(trace, summary), []
     if overhead["ratio"] is not None and overhead["ratio"] > SLOWED:
         slower.append(
@@ -91,7 +86,7 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         "launches_without_kernel": launches_without_kernel(rows),
         "kernels_linked_to_an_operator": linked,
         "gpu_events_launched_before_the_trace": int(early.sum()),
-        **explain_nulls({"unexplained_share": unexplained}, two_clocks or ""),
+        **unexplained,
         "graph_launches": int(calls["starts_graph"].sum()),
         "rank": trace.rank,
         "world_size": world_size if isinstance(world_size, int) else None,
@@ -103,10 +98,17 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
     }
 
 
-def unexplained_share(links: AttributedLinks) -> float:
+def check_idle(found: Findings, links: AttributedLinks) -> dict:
     """The share of the steps' time in which the GPU was idle for no reason that the trace contains."""
+    if why := found.unreliable.get("idle_by_cause"):
+        return explain_nulls({"unexplained_share": None}, why)
     first, last = links.window
-    return idle_by_cause(links, links.window)["unknown"] / (last - first) if links.on_gpu and last > first else 0.0
+    share = idle_by_cause(links, links.window)["unknown"] / (last - first) if links.on_gpu and last > first else 0.0
+    if share >= UNEXPLAINED:
+        found.notes.append(
+            f"{share:.1%} of the steps' time is unexplained: the GPU was idle, and no event in the trace says why"
+        )
+    return {"unexplained_share": share}
 
 
 def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
