@@ -13,7 +13,7 @@ def main() -> None:
     from harness.command_line import require, version_of
     from harness.console import is_first_rank, say
     from harness.documents import read_document
-    from harness.run_summary import disturbance_line
+    from harness.run_summary import disturbance_lines
     from harness.tables import labeled
     from tiny_llama_v1 import SIZE_ALIASES, SIZES, build_parser, resolve, run_from_arguments
 
@@ -61,7 +61,7 @@ def main() -> None:
     say(f"Total Runtime: {time.monotonic() - started:.0f}s")
     say(f"Throughput: {summary['performance']['samples_per_sec']:.1f} samples/sec")
     say(f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})", f"Results: {folder}/")
-    say(disturbance_line(summary))
+    say(*disturbance_lines(summary))
     say(f"Next: another size, then python3 compare_runs.py {folder} and the folder of that one")
 
 

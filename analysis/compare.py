@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from analysis.comparison_parts import NOISE, compare_profiles
-from analysis.wording import count_of, narrow_table, wrapped
+from analysis.wording import count_of, narrow_table
 from harness.disturbance import disturbance_text
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import explain_nulls_recursively
-from harness.tables import Column, Section, answer, column
+from harness.tables import Column, Section, answer, column, wrapped
 from harness.timing import PHASES, summary_stats
 
 UNDECIDED = "undecided: disturbed"

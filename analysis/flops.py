@@ -15,12 +15,12 @@ from analysis.flop_counts import (
     reconciliation_lines,
 )
 from analysis.hardware import bandwidth_ceilings, compute_ceilings
-from analysis.wording import count_of, text_of, wrapped
+from analysis.wording import count_of, text_of
 from harness.documents import read_document
 from harness.environment import describe_environment
 from harness.errors import UserError
 from harness.files import explain_nulls
-from harness.tables import column, labeled
+from harness.tables import column, labeled, wrapped
 from harness.workload import Workload
 
 NO_DATASHEET = "no datasheet row for this device and precision"
@@ -165,7 +165,7 @@ def flops_lines(profile: dict) -> list[str]:
 def flops_summary(profile: dict) -> list[str]:
     """What a run prints of them without --verbose."""
     counts = profile["flops_analysis"]["reconciliation"]
-    agree = "The matmul counts agree" if counts["agree"] else "The matmul counts DIFFER"
+    agree = "the matmul counts agree" if counts["agree"] else "the matmul counts DIFFER"
     return [f"FLOPs Profile: {profile['flops_analysis']['step_flops']:,} per step; {agree}"]
 
 

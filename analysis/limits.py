@@ -13,12 +13,12 @@ from analysis.opportunities import best_three
 from analysis.profile import verdict_text
 from analysis.roofline import by_time, draw_roofline, roofline, roofline_lines
 from analysis.traffic import computational_intensity, intensity_lines
-from analysis.wording import count_of, read_on, workload_title, wrapped
+from analysis.wording import count_of, read_on, workload_title
 from harness.console import say
 from harness.disturbance import disturbance_text
 from harness.documents import read_document
 from harness.files import prepare_folder, write_figure, write_json
-from harness.tables import answer
+from harness.tables import answer, wrapped
 from harness.workload import Workload
 
 

@@ -24,14 +24,14 @@ from analysis.hardware import (
 )
 from analysis.memory import TENSOR_COLUMNS, folded_layers, parts_of_peak, place_of_peak
 from analysis.traffic import step_work
-from analysis.wording import text_of, wrapped
+from analysis.wording import text_of
 from harness.console import progress_bar
 from harness.devices import PRECISIONS, host_memory, memory_of_a_rank
 from harness.distributed import world_size_of_run
 from harness.environment import describe_environment
 from harness.files import explain_nulls
 from harness.memory_tracker import MemoryTracker, kept_by_component
-from harness.tables import column, labeled
+from harness.tables import column, labeled, wrapped
 from harness.units import MB
 from harness.workload import Workload
 
@@ -345,7 +345,7 @@ def prediction_lines(document: dict, verbose: bool = False) -> list[str]:
 def detail_lines(document: dict) -> list[str]:
     """Sources of the figures, then the tables of the peak, of its largest tensors, and of what is kept."""
     bounds, share = document["step_time_bounds"], document["peak_memory_mb"]
-    rows = [{"name": name, "mb": mb} for name, mb in document["memory_by_category_mb"].items()]
+    rows = [{"name": name, "mb": mb} for name, mb in (document["memory_by_category_mb"] | {"sum": share}).items()]
     categories = [
         column("at the peak", "name", left=True),
         column("MB", "mb", ",.1f"),

@@ -27,11 +27,11 @@ from analysis.ranks import Rank, compare_ranks, not_of_one_run, rank_facts, rank
 from analysis.timeline import KEYS, gpu_timelines
 from analysis.trace import read_trace
 from analysis.verdict import verdict
-from analysis.wording import count_of, printable, shortened, wrapped
+from analysis.wording import count_of, printable, shortened
 from harness.console import progress_bar
 from harness.errors import UserError
 from harness.files import explain_nulls_recursively, may_be_trace
-from harness.tables import answer, labeled
+from harness.tables import answer, labeled, wrapped
 from harness.timing import summary_stats
 from harness.units import MB
 

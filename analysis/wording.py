@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -42,18 +41,6 @@ def narrow_table(columns: Sequence[Column], rows: Sequence[dict]) -> list[str]:
     room = COLUMNS - 2 * (len(columns) - 1) - sum(widths) + sum(texts)
     fitting = (n for n in range(max(texts, default=0), 4, -1) if sum(min(width, n) for width in texts) <= room)
     return text_table(clipped(columns, next(fitting, 4)), rows)
-
-
-def wrapped(lines: Iterable[str]) -> list[str]:
-    """The lines, broken at spaces where they are wider than COLUMNS."""
-    whole_words = {"break_on_hyphens": False, "break_long_words": False}
-    return [
-        part
-        for line in lines
-        for part in (
-            textwrap.wrap(line, COLUMNS, subsequent_indent="    ", **whole_words) if len(line) > COLUMNS else [line]
-        )
-    ]
 
 
 def read_on(report: object, page: str) -> str:

@@ -18,7 +18,7 @@ from harness.environment import describe_environment
 from harness.errors import UserError, deferred_signals, explain_error
 from harness.files import files_of_run, prepare_folder, write_figure, write_json
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
-from harness.run_summary import MeasuredRun, basis_lines, disturbance_line, summarize, summary_lines
+from harness.run_summary import MeasuredRun, basis_lines, disturbance_lines, summarize, summary_lines
 from harness.timing import StepMeter, StepRecord
 from harness.units import MB
 from harness.workload import Workload
@@ -225,7 +225,7 @@ class RunReport:
                 self._write("performance_summary.json", summary | {"status": "failed", "error": str(failure)})
             raise
         finally:
-            say("", *basis, *lines, *explained, disturbance_line(summary))
+            say("", *basis, *lines, *explained, *disturbance_lines(summary))
 
     def _file_lines(self) -> list[str]:
         files = list(files_of_run(*dict.fromkeys((self.folder, self.trace_folder))))

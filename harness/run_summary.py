@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from harness.console import RULE
 from harness.disturbance import disturbance_text
 from harness.files import explain_nulls
-from harness.tables import column, text_table
+from harness.tables import column, text_table, wrapped
 from harness.timing import PHASES, StepRecord, summary_stats
 from harness.units import MB
 
@@ -201,8 +201,8 @@ def detail_lines(summary: dict) -> list[str]:
     ]
 
 
-def disturbance_line(summary: dict) -> str:
-    return f"Disturbance: {disturbance_text(summary['disturbance'])}"
+def disturbance_lines(summary: dict) -> list[str]:
+    return wrapped([f"Disturbance: {disturbance_text(summary['disturbance'])}"])
 
 
 def _flops_lines(performance: dict, world_size: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -53,6 +54,18 @@ def labeled(rows: dict[str, object], indent: str = "") -> list[str]:
     """One line 'label: value' per entry, the values aligned."""
     width = max(map(len, rows), default=0) + 2
     return [f"{indent}{label + ':':<{width}}{value}" for label, value in rows.items()]
+
+
+def wrapped(lines: Iterable[str]) -> list[str]:
+    """The lines, broken at spaces where they are wider than COLUMNS."""
+    whole_words = {"break_on_hyphens": False, "break_long_words": False}
+    return [
+        part
+        for line in lines
+        for part in (
+            textwrap.wrap(line, COLUMNS, subsequent_indent="    ", **whole_words) if len(line) > COLUMNS else [line]
+        )
+    ]
 
 
 def answer(rows: dict[str, str | list[str]]) -> list[str]:

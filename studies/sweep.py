@@ -23,7 +23,7 @@ import torch
 from typing_extensions import NotRequired, get_type_hints
 
 from analysis.fake_run import FakeRunError
-from analysis.wording import narrow_table, wrapped
+from analysis.wording import narrow_table
 from harness.command_line import OneLineParser, memory_size, number_of, require, verbose_flag
 from harness.console import progress_bar, say
 from harness.devices import PRECISIONS, check_precision, choose_device
@@ -40,7 +40,7 @@ from harness.files import (
     write_json,
 )
 from harness.run_report import in_words
-from harness.tables import COLUMNS, Column, Section, column
+from harness.tables import COLUMNS, Column, Section, column, wrapped
 from harness.timing import summary_stats
 from harness.units import megabytes
 from harness.workload import Workload
@@ -209,9 +209,9 @@ class Sweep:
                 about = f", about {left_s / 60:.0f} min left" if left_s > 90 else ""
                 row = rows[-1]
                 found = result(row) if row["status"] == "ok" else f"{row['status']}, {row['reason']}"
-                found += f"; disturbed: {row['disturbance']}" if row.get("disturbed") else ""
+                why = f"; disturbed: {first_reason(row)}" if row.get("disturbed") else ""
                 with self.bar.external_write_mode():
-                    say(f"[{i}/{len(todo)}] {label(row)}: {found}{about}")
+                    say(*wrapped([f"[{i}/{len(todo)}] {label(row)}: {found}{about}{why}"]))
 
     def completed(self, row: dict) -> dict:
         """The row with all columns, and a reason for every null that has none yet."""
@@ -286,7 +286,7 @@ class Sweep:
         measured = [row for row in self.rows if row["status"] == "ok"]
         if not measured:
             return "nothing was measured"
-        disturbed = [row["disturbance"] for row in measured if row.get("disturbed")]
+        disturbed = [first_reason(row) for row in measured if row.get("disturbed")]
         return f"{len(disturbed)} of {len(measured)} rows, such as: {disturbed[-1]}" if disturbed else "none seen"
 
     def markdown(self, finding: list[str], sections: list[Section], figure) -> list[str]:
@@ -504,7 +504,7 @@ def screen_lines(section: Section, fold: bool = True) -> list[str]:
     while screen_width(shown, rows) > COLUMNS and any(one.optional for one in shown):
         left_out.insert(0, shown.pop(max(i for i, one in enumerate(shown) if one.optional)).title)
     notes = [f"In all rows: {', '.join(same)}"] if same else []
-    notes += [f"Left out here: {', '.join(left_out)}"] if left_out else []
+    notes += [f"Left out here, in the .md file: {', '.join(left_out)}"] if left_out else []
     return ["", section.title, *wrapped(notes), *narrow_table(shown, rows)]
 
 
@@ -577,6 +577,11 @@ def plain_columns(rows: list[dict], form: str = ".7g", optional: Sequence[str] =
             columns.append(column(title, key, form if float in kinds else ","))
     keys = {name.replace("_", " ") for name in optional}
     return [replace(one, optional=one.title in keys) for one in columns]
+
+
+def first_reason(row: dict) -> str:
+    """Of those that disturbed the row, which are all in the JSON document."""
+    return row["disturbance"].partition(";")[0]
 
 
 def status_column() -> Column:

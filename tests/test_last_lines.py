@@ -1,14 +1,17 @@
 """What a command ends with: its answer in a dozen lines, tables on request, nothing wider than a screen."""
 
+from types import SimpleNamespace
+
 import pytest
 from helpers import SMALL_MODEL, run_command
 
 import run_training_benchmark
 from analysis.memory import folded_layers, parts_of_peak
+from harness.run_summary import disturbance_lines
 from harness.tables import ANSWER_LINES, COLUMNS, Column, Section, column
 from harness.units import MB
 from studies import memory, precision, timing, training
-from studies.sweep import optional, predicted_finding, screen_lines
+from studies.sweep import Sweep, optional, predicted_finding, screen_lines
 
 RUN = [*SMALL_MODEL, "--num-steps", "3", "--device", "cpu"]
 
@@ -179,3 +182,32 @@ def test_the_timing_study_counts_the_wrong_conclusions():
         "--compile: 20.0% slower, ratio 1.200 (1.100 to 1.300).",
         "1 of 2 wrong methods conclude something else: no warm-up.",
     ]
+
+
+REASONS = [
+    "58% of thread time waited for a core, one thread for 90% of the steps",
+    "8 threads on a CPU quota of 2.25 cores",
+]
+REASONS.append("20% of core time stolen by other virtual machines")
+
+
+def test_progress_of_a_sweep_fits_the_screen(monkeypatch, capsys):
+    """What disturbed a row is told in short, after the time left; the reason of a failure in full."""
+    monkeypatch.setattr("studies.sweep.time", SimpleNamespace(monotonic=iter((0.0, 300.0, 300.0)).__next__))
+    row = {"status": "ok", "disturbed": True, "disturbance": "; ".join(REASONS)}
+    failed = {"status": "failed", "reason": "it " * 60 + "ended"}
+    sweep = SimpleNamespace(name="a_study", rows=[], completed=dict, write=lambda: None)
+    todo = [{"rows": [one]} for one in (row, failed)]
+    Sweep._measure_all(sweep, todo, lambda spec: spec["rows"], lambda one: "a row", lambda one: "1.00 ms")
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == f"[1/2] a row: 1.00 ms, about 5 min left; disturbed: {REASONS[0]}"
+    assert " ".join(map(str.strip, others)) == f"[2/2] a row: failed, {failed['reason']}"
+    assert max(map(len, (first, *others))) <= COLUMNS
+    assert Sweep.disturbance(sweep) == f"1 of 1 rows, such as: {REASONS[0]}"
+
+
+def test_a_long_disturbance_is_broken_into_lines():
+    found = {"disturbed": True, "reasons": REASONS, "load_before": 12.5, "cores": 8}
+    lines = disturbance_lines({"disturbance": found})
+    assert " ".join(map(str.strip, lines)) == f"Disturbance: {'; '.join(REASONS)}; load 12.5 on 8 cores"
+    assert len(lines) == 2 and max(map(len, lines)) <= COLUMNS
