@@ -221,8 +221,11 @@ def concluded(rows: list[dict]) -> list[dict]:
 
 def conclude(row: dict, right: dict) -> dict:
     row = {name: value for name, value in row.items() if name not in ("conclusion_reason", "baseline_factor_reason")}
-    is_right = row["method"] == RIGHT
-    found = effect(row["ratio"]) if is_right else conclusion(row["ratio"], right["ratio"], interval_of(right))
+    low, high = interval_of(right)
+    if row["method"] == RIGHT:
+        found = effect(row["ratio"]) + f", {NOISE}" * (low <= 1 <= high)
+    else:
+        found = conclusion(row["ratio"], right["ratio"], (low, high))
     return row | {"baseline_factor": row["baseline_ms"] / right["baseline_ms"], "conclusion": found}
 
 

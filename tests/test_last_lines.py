@@ -184,6 +184,12 @@ def test_the_timing_study_counts_the_wrong_conclusions():
     ]
 
 
+def test_within_noise_the_right_method_says_so():
+    right = {"method": "right", "status": "ok", "baseline_ms": 1.0, "ratio": 1.3, "ratio_95": (0.9, 1.6)}
+    other = {"method": "one run", "status": "ok", "baseline_ms": 1.0, "ratio": 1.5}
+    assert [row["conclusion"] for row in timing.concluded([right, other])] == ["30.0% slower, within noise", "the same"]
+
+
 REASONS = [
     "58% of thread time waited for a core, one thread for 90% of the steps",
     "8 threads on a CPU quota of 2.25 cores",
