@@ -11,8 +11,11 @@ from helpers import PROJECT, finish, run_command, start
 
 import run_exercise
 import workshop.pages
+from harness.tables import COLUMNS
 from workshop import record
 from workshop.pages import exercises, fields, worksheet
+from workshop.results import Answer
+from workshop.runner import what_is_left
 from workshop.values import choice, number_in, plain
 from workshop.worksheets import blank
 
@@ -224,7 +227,7 @@ def test_readings_are_right_within_what_a_screen_shows(filled, command):
         ),
         (r"\| 9\.1 .*\n", "", r"9\.1 right: baseline step: is missing; expected a number \(ms\)"),
         (r"- \[ \] \*\*9\.20", "- [x] **9.20", r"9\.20 .*yes +no +wrong"),
-        (r"- \[ \] \*\*9\.20", "- [x] **9.20", r"9\.20 .*: expected no, given yes; see "),
+        (r"- \[ \] \*\*9\.20", "- [x] **9.20", r"9\.20 .*[^.]: expected no, given yes; see "),
         (r"\| 9\.1 ", "| 9.77 ", r"9\.77 is not a field of the exercise"),
     ],
 )
@@ -234,7 +237,8 @@ def test_what_is_wrong_is_named_with_its_line(filled, command, old, new, expecte
     filled.write_text(text)
     code, out, err = command(run_exercise, "--check", "answers_9.md")
     assert code == 1
-    assert re.search(expected, out), out
+    assert max(map(len, out.splitlines())) <= COLUMNS
+    assert re.search(expected, out.replace("\n    ", " ")), out
     assert err == ""
     assert "error" not in out
     assert out.rstrip().endswith(("24 of 25 right", "24 of 26 right"))
@@ -375,6 +379,36 @@ def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
     assert rows[1]["seconds"] is None
 
 
+def test_a_long_command_keeps_its_time_on_the_line(tmp_path, monkeypatch, capsys):
+    from workshop import commands
+    from workshop.pages import shell_blocks
+
+    monkeypatch.setattr(commands, "gpu_kind", lambda: None)
+    blocks = shell_blocks(f"```bash\necho{' word' * 40}\n```\n```bash\n# needs a GPU\nx{' y' * 90}\n```\n")
+    commands.run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", known={blocks[0].title: 75.0})
+    first, _, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("[1/2] echo word") and first.endswith("word ... (about 1 min 15 s left)")
+    assert second.startswith("[2/2] x y") and second.endswith("y ...: skipped, needs a GPU")
+    assert max(len(first), len(second)) <= COLUMNS
+
+
+def test_what_is_left_after_an_exercise():
+    def command(line: int, text: str, skipped: str | None = None) -> dict:
+        return {"line": line, "command": text, "seconds": None if skipped else 1.0, "skipped": skipped}
+
+    known, unknown = Answer(1.0, "a.json: x"), Answer(None, "no kernels without a GPU")
+    ran, long_one = command(3, "one"), command(9, "two" + " --flag" * 40, "needs a GPU")
+    everything = "Nothing is left: every command was run, and every field has a value."
+    assert what_is_left({"1.1": known}, [ran]) == [everything]
+    assert what_is_left({"1.1": known}, None) == ["Nothing is left: every field has a value."]
+    title, line, *fields = what_is_left({"1.1": known, "1.2": unknown}, [ran, long_one])
+    assert (title, len(line) <= COLUMNS) == ("Commands not run: 1", True)
+    assert line.startswith("  line 9, two --flag") and line.endswith(" ...: needs a GPU")
+    assert fields == ["Fields still open: 1", "  1.2: no kernels without a GPU"]
+    many = what_is_left({f"1.{i}": unknown for i in range(9)}, [ran])
+    assert (many[0], many[-1], len(many)) == ("Fields still open: 9", "  and 5 more", 6)
+
+
 def test_what_commands_took_is_in_the_text(monkeypatch):
     from workshop import numbers
 
@@ -393,7 +427,7 @@ def test_every_blank_of_the_text_itself_is_named(results, command):
     code, out, _ = command(run_exercise, "--check", str(exercises()[9].path))
     assert code == 1
     blanks = [field for field in fields(SHEET) if field.is_number]
-    assert out.count("is blank") == len(blanks)
+    assert out.replace("\n    ", " ").count("is blank") == len(blanks)
 
 
 @pytest.mark.parametrize("number", exercises())
@@ -526,6 +560,7 @@ def test_handouts_have_every_field_and_no_answer(scratch, command):
         assert [(f.id, f.unit) for f in found] == [(f.id, f.unit) for f in fields(worksheet(exercise.text))]
         assert all(field.is_blank or not field.is_checked for field in fields(text))
         assert "## Questions" in text
+        assert text.count("column `where`") == 1
         assert not re.search(r"answers/|\]\(|\[\[\[cog", text)
 
 

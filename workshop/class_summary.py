@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jinja2
 
+from analysis.wording import shortened
 from harness.errors import UserError
 from harness.tables import Column, column, markdown_table
 from workshop.pages import YES_NO, Exercise, Field, exercises
@@ -215,6 +216,6 @@ def screen_columns(short: int = 24) -> list[Column]:
 
     def narrow(one: Column) -> Column:
         width = widths[one.title]
-        return Column(titles.get(one.title, one.title), lambda row: one.text(row)[:width], left=one.left)
+        return Column(titles.get(one.title, one.title), lambda row: shortened(one.text(row), width), left=one.left)
 
     return [narrow(one) if one.title in widths else one for one in COLUMNS]

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from harness.console import say
 from harness.errors import UserError
 from harness.files import FOLDERS, kind_of
+from harness.tables import COLUMNS
 from workshop.pages import PROJECT, Block
 
 PROGRESS_S = 15.0  # between two lines about a command that is running
@@ -91,7 +93,8 @@ def run_blocks(
         for i, (block, reason) in enumerate(zip(blocks, reasons, strict=True)):
             ahead = [one.title for one, skipped in zip(blocks[i:], reasons[i:], strict=True) if not skipped]
             note = f": skipped, {reason}" if reason else time_left(rows, ahead, known or {})
-            say(f"[{i + 1}/{len(blocks)}] {block.title}{note}")
+            start = f"[{i + 1}/{len(blocks)}] "
+            say(start + textwrap.shorten(block.title, COLUMNS - len(start + note), placeholder=" ...") + note)
             rows.append({"line": block.line, "command": block.title, "seconds": None, "skipped": reason})
             if reason:
                 continue

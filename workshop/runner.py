@@ -7,10 +7,11 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from analysis.wording import narrow_table
 from harness.console import say
 from harness.errors import UserError, explain_error
 from harness.files import explain_nulls, make_folder, unused_folder, write_bytes, write_json
-from harness.tables import COLUMNS, Column, column, text_table
+from harness.tables import COLUMNS, Column, column, text_table, wrapped
 from studies.sweep import text_columns
 from workshop.class_summary import (
     as_markdown,
@@ -61,7 +62,7 @@ def run_all(folder: Path | None, long: bool) -> None:
         rows.append(row | {"seconds": time.monotonic() - started})
         say("")
     exercise, *others = text_columns("exercise", "worksheet", "status")
-    say("Exercises", *text_table([exercise, column("seconds", "seconds", ",.0f"), *others], rows))
+    say("Exercises", *narrow_table([exercise, column("seconds", "seconds", ",.0f"), *others], rows))
     failed = sum(row["status"] != "ok" for row in rows)
     if failed:
         raise UserError(f"{failed} of {len(rows)} exercises failed; see the table")
@@ -95,15 +96,22 @@ def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = No
     write_json(folder / answers_file(exercise), document)
     known = sum(answer.value is not None for answer in found.values())
     say("", "Files:", *(f"  {folder / name}" for name in (sheet_file(exercise), answers_file(exercise))))
-    say("", f"Filled in: {known} of {len(found)} fields", *what_is_left(found, commands or []))
+    say("", f"Filled in: {known} of {len(found)} fields", *what_is_left(found, commands))
 
 
 LEFT_SHOWN = 4  # fields or commands that are listed as open, of each kind
 
 
-def what_is_left(found: dict[str, Answer], commands: list[dict]) -> list[str]:
-    """The commands that were not run and the fields that are open, each with the reason."""
-    skipped = [f"line {row['line']}, {row['command']}: {row['skipped']}" for row in commands if row["skipped"]]
+def what_is_left(found: dict[str, Answer], commands: list[dict] | None) -> list[str]:
+    """The commands that were not run and the fields that are open, each with the reason.
+
+    commands: None if they were run by hand, so that nothing is known of them."""
+    skipped = []
+    for row in commands or []:
+        if row["skipped"]:
+            room = COLUMNS - len(f"  line {row['line']}, : {row['skipped']}")
+            command = textwrap.shorten(row["command"], room, placeholder=" ...")
+            skipped.append(f"line {row['line']}, {command}: {row['skipped']}")
     open_fields = [f"{name}: {answer.evidence}" for name, answer in found.items() if answer.value is None]
     lines = []
     for title, rows in (("Commands not run", skipped), ("Fields still open", open_fields)):
@@ -111,7 +119,8 @@ def what_is_left(found: dict[str, Answer], commands: list[dict]) -> list[str]:
             shown = [textwrap.shorten(row, COLUMNS - 2, placeholder=" ...") for row in rows[:LEFT_SHOWN]]
             more = [f"  and {len(rows) - LEFT_SHOWN} more"] if len(rows) > LEFT_SHOWN else []
             lines += [f"{title}: {len(rows)}", *(f"  {row}" for row in shown), *more]
-    return lines or ["Nothing is left: every command was run, and every field has a value."]
+    ran = "every command was run, and " if commands else ""
+    return lines or [f"Nothing is left: {ran}every field has a value."]
 
 
 def command_row(row: dict) -> dict:
@@ -134,7 +143,7 @@ def check_worksheet(path: Path, folder: Path | None) -> bool:
     )
     say(f"Exercise {exercise.number}, results in {where}", "", *text_table(columns, rows))
     problems = [row["problem"] for row in rows if row["problem"]]
-    say(*(["", *problems] if problems else []))
+    say(*(["", *wrapped(problems)] if problems else []))
     counted = [row for row in rows if row["verdict"] != "not checked"]
     right = sum(row["verdict"] == "right" for row in counted)
     unknown = len(rows) - len(counted)
@@ -163,7 +172,7 @@ def sum_up_class(places: list[Path], number: int | None, folder: Path | None) ->
     exercise = chosen_exercise(sheets, number)
     sheets, lines = comparable(sheets, exercise)
     lines = refused + lines
-    say(*lines)
+    say(*wrapped(lines))
     if not sheets:
         raise UserError(f"--class: none of the sheets of exercise {exercise.number} can be summed up; see above")
     rows = field_rows(sheets, exercise)
@@ -174,7 +183,8 @@ def sum_up_class(places: list[Path], number: int | None, folder: Path | None) ->
     say("", f"{exercise.title}: {len(sheets)} worksheets", *text_table(screen_columns(), rows))
     furthest = sorted((row for row in rows if row["by"] > TOLERANCE), key=lambda row: -row["by"])[:3]
     say(*(["", "Furthest apart:"] if furthest else []))
-    say(*(f"  {row['id']} {row['label']}: {row['lowest']}, {row['highest']} ({row['apart']})" for row in furthest))
+    apart = (f"  {row['id']} {row['label']}: {row['lowest']}, {row['highest']} ({row['apart']})" for row in furthest)
+    say(*wrapped(apart))
     say("", "Files:", *(f"  {path}" for path in paths))
 
 

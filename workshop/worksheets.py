@@ -13,7 +13,6 @@ from workshop.results import Answer, Results
 from workshop.template import template_answers
 from workshop.values import choice, number_in
 
-WHERE_SAYS = "`where` names a line on the screen, or a key of a JSON file in the folder above the table."
 TEMPLATE_HEADING = "## Results template"
 
 
@@ -34,14 +33,15 @@ def blank(exercise: Exercise) -> str:
     """worksheet_N.md, a handout: the results template if the exercise fills it in, the worksheet, the questions."""
     lines = [f"# {exercise.title}: worksheet", "", f"Name: {BLANK}", "", f"Machine: {BLANK}", ""]
     lines += [
-        WHERE_SAYS,
-        "",
-        "A number may have a unit. `python3 run_exercise.py --check FILE --results FOLDER` checks this file, FILE,",
-        "against the results of the commands, in FOLDER.",
+        "`python3 run_exercise.py --check FILE --results FOLDER` checks this file, FILE, against the results of the",
+        "commands, in FOLDER.",
         "",
     ]
+    template = worksheet(GUIDE.read_text(), TEMPLATE_HEADING)
     if hasattr(importlib.import_module(f"workshop.answers.exercise_{exercise.number}"), "TEMPLATE"):
-        lines += ["## Results", "", worksheet(GUIDE.read_text(), TEMPLATE_HEADING)]
+        lines += ["## Results", "", template]
+    else:  # only how to read the column `where`
+        lines += [next(part for part in template.split("\n\n") if "`where`" in part), ""]
     questions = re.sub(r"\n\[The answers\]\(.*", "", worksheet(exercise.text, "## Questions"), flags=re.S)
     text = "\n".join([*lines, "## Worksheet", "", worksheet(exercise.text), "## Questions", "", questions])
     return re.sub(r"\[([^]]+)\]\([^)\s]+\)", r"\1", text)  # links are of use beside the exercise only
@@ -126,8 +126,9 @@ def check(found: list[Field], known: dict[str, Field], answers: dict[str, Answer
         elif field.id in answers:
             answer, label = answers[field.id], known[field.id].label
             verdict, problem = judge(field, known[field.id], answer)
+            place = f"{place} {label.rstrip('.')}"
             row = {"id": field.id, "label": label, "yours": field.shown, "results": shown(answer), "verdict": verdict}
-            rows.append(row | {"problem": problem and f"{place} {label}: {problem}; see {answer.evidence}"})
+            rows.append(row | {"problem": problem and f"{place}: {problem}; see {answer.evidence}"})
     present = {field.id for field in found}
     for field in known.values():
         if field.id in answers and field.id not in present and not field.id.startswith("R."):
