@@ -477,7 +477,8 @@ def test_out_of_memory_is_one_line(train, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_llama.TinyLlamaModel, "forward", fails)
     code, _, err = train("--output-dir", "run")
     assert code == 1
-    assert re.fullmatch(r"\S+: error: out of memory: .*bytes.*; lower --batch-size, --seq-len or --size\n", err)
+    # Where the prediction of this model is at hand, it says what the step needs and what else to try.
+    assert re.fullmatch(r"\S+: error: out of memory: .*bytes.*lower --batch-size.*\n", err)
     summary = read(tmp_path / "run" / "performance_summary.json")
     assert summary["status"] == "failed"
     assert "out of memory" in summary["error"]
