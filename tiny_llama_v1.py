@@ -11,6 +11,7 @@ scores written to memory, no fused kernels.  It is the baseline that every optim
     python3 tiny_llama_v1.py --size large --dry-run                  predict memory and a lower bound on time
     python3 tiny_llama_v1.py --validate-setup                        check the setup: versions, and three steps
     torchrun --nproc-per-node 2 tiny_llama_v1.py                     data parallel, one process per GPU
+    torchrun --nproc-per-node 2 tiny_llama_v1.py --parallel fsdp     parameters and optimizer sharded
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 tiny_llama_v1.py
                                                                      the same on two nodes
     srun -n 16 --gpus-per-task=1 python3 tiny_llama_v1.py            the same in a Slurm job
@@ -44,13 +45,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness import doctor
-from harness.command_line import OneLineParser, flag, memory_size, verbose_flag
+from harness.command_line import OneLineParser, flag, memory_size, number_of, verbose_flag
 from harness.console import is_first_rank, say
 from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank, set_numerics
-from harness.distributed import data_parallel, gradient_sync, process_group, suffix_of_rank
-from harness.errors import UserError, exit_code_of, raise_if_interrupted
+from harness.distributed import process_group, suffix_of_rank
+from harness.errors import UserError, alike_on_all_ranks, exit_code_of, raise_if_interrupted
 from harness.files import explain_nulls, prepare_folder, write_json
 from harness.hardware_seen import unseen_hardware
+from harness.parallel import ParallelConfig, check_shards, gradient_sync, parallel_settings, replicated, sharded_state
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig, check_profiling
 from harness.run_report import RunReport
 from harness.timing import StepMeter, trace_range
@@ -115,8 +117,8 @@ class TinyLlamaConfig:
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
-    """How the model is trained, and where the files of the run go."""
+class TrainingConfig(ParallelConfig):
+    """How the model is trained, on how many ranks, and where the files of the run go."""
 
     batch_size: int = flag(8, "samples per optimizer step and rank")
     seq_len: int = flag(128, "tokens per sample")
@@ -425,14 +427,14 @@ def corpus_of(config: TinyLlamaConfig, training: TrainingConfig) -> np.ndarray:
 def batches(corpus: np.ndarray, training: TrainingConfig, device: torch.device, rank: int = 0):
     """Endless (input_ids, labels), each [micro-batch, S] int64 on the device; labels are the next tokens.
 
-    Samples start at random positions, different ones on each rank.  On a GPU the copy is asynchronous, from pinned
-    memory.
+    Samples start at random positions.  Every rank draws those of all and takes its own, so a step of W ranks with B
+    samples has the data of one rank with W B.  On a GPU the copy is asynchronous, from pinned memory.
     """
-    rng = np.random.default_rng([training.seed, rank])  # a different stream for each rank
+    rng = np.random.default_rng([training.seed, 0])
     window = np.arange(training.seq_len + 1)
     micro_batch_size = training.batch_size // training.gradient_accumulation_steps
     while True:
-        starts = rng.integers(0, len(corpus) - training.seq_len, size=micro_batch_size)
+        starts = rng.integers(0, len(corpus) - training.seq_len, size=(training.world_size, micro_batch_size))[rank]
         tokens = torch.from_numpy(corpus[starts[:, None] + window].astype(np.int64))  # [B, S + 1]
         if device.type == "cuda":  # from pageable memory the copy would block the host
             tokens = tokens.pin_memory().to(device, non_blocking=True)
@@ -442,10 +444,13 @@ def batches(corpus: np.ndarray, training: TrainingConfig, device: torch.device, 
 # ---- Training loop -------------------------------------------------------------------------------------------------
 
 
-def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device) -> TrainingState:
+def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device, place=None) -> TrainingState:
     """Model, optimizer, gradient scaler and autocast of a run, on the device, not compiled."""
     model = TinyLlamaModel(config, training.attention, training.activation_checkpointing)
-    model = model.to(device) if device.type != "cpu" else model  # fake tensors cannot be moved
+    if place:  # in shards: the device may have no room for the whole model
+        model = place(model)
+    elif device.type != "cpu":  # fake tensors cannot be moved
+        model = model.to(device)
     impl = {training.optimizer_impl: True} if training.optimizer_impl else {}  # else PyTorch chooses
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, **impl)
     # The range of fp16 is 6e-8 to 65,504: the loss is scaled up so that small gradients do not underflow.  bf16 has the
@@ -498,9 +503,10 @@ class TinyLlamaWorkload(Workload):
     micro_steps = property(lambda self: self.training.gradient_accumulation_steps)
     precision = property(lambda self: self.training.precision)
     compiled = property(lambda self: self.training.compile)
+    parallel = property(lambda self: self.training)
 
-    def build(self, device: torch.device) -> TrainingState:
-        return build(self.config, self.training, device)
+    def build(self, device: torch.device, place: Callable | None = None) -> TrainingState:
+        return build(self.config, self.training, device, place)
 
     def batches(self, device: torch.device, rank: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         return batches(corpus_of(self.config, self.training), self.training, device, rank)
@@ -554,7 +560,7 @@ class TinyLlamaWorkload(Workload):
     def from_settings(cls, settings: dict[str, dict]) -> TinyLlamaWorkload:
         """The workload of a run, from its config.json."""
         config, training = (
-            kind(**{f.name: settings[section][f.name] for f in fields(kind)})
+            kind(**{f.name: settings[section][f.name] for f in fields(kind) if f.name in settings[section]})
             for kind, section in ((TinyLlamaConfig, "model"), (TrainingConfig, "training"))
         )
         return cls(config, training, settings["model"]["size"])
@@ -602,8 +608,9 @@ def run(
     if training.data != "synthetic":
         corpus_of(config, training)  # an unusable file is an error before anything is written
     set_numerics(training.seed, training.precision, training.deterministic)
+    check_shards(workload)
     schedule = InstrumentSchedule(training.num_steps, profiling)  # which steps are profiled
-    with process_group(device) as (rank, world_size):
+    with process_group(device, workload.settings() | {"profiling": asdict(profiling)}) as (rank, world_size):
         if examine:
             examine(device, rank, world_size)
         report = RunReport(
@@ -637,8 +644,8 @@ def train_and_measure(
     workload: TinyLlamaWorkload, profiling, schedule, device: torch.device, report: RunReport
 ) -> None:
     """Build, compile if requested, and train with the instruments, whose results are stored in the report."""
-    rank, world_size = report.rank, report.world_size
-    state = workload.build(device)
+    rank, world_size, training = report.rank, report.world_size, workload.training
+    state = sharded_state(workload, device)
     if workload.compiled:
         say("Compiling the model...")
         stream = workload.batches(device, rank)
@@ -653,10 +660,10 @@ def train_and_measure(
         rank_suffix=suffix_of_rank(rank, world_size),
     )
     # Wrapped after compiling, so that the backward pass stays a single graph.
-    state = state._replace(model=data_parallel(state.model, device, world_size))
+    state = state._replace(model=replicated(state.model, training, device))
     stream = workload.batches(device, rank)  # a new one: compiling must not change which batches the training sees
     with report.sampler, instruments.run():
-        workload.train(state, stream, workload.training.num_steps, report.meter, instruments)
+        workload.train(state, stream, training.num_steps, report.meter, instruments)
     report.meter.read_finished(wait=True)
     if world_size > 1:
         torch.distributed.barrier()  # rank 0 reads the traces of all ranks
@@ -701,27 +708,22 @@ def check_memory(workload: TinyLlamaWorkload, device: torch.device) -> None:
         raise UserError(f"out of memory: {why}; --force trains anyway")
 
 
-def dry_run(
-    workload: TinyLlamaWorkload,
-    profiling: ProfilerConfig,
-    device_memory: int | None,
-    target_device: str | None,
-    verbose: bool,
-) -> None:
+def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, args: argparse.Namespace) -> None:
     """prediction.json and its lines, instead of a run."""
     from analysis.hardware import rows_named
 
     training = workload.training
-    targets = [] if target_device is None else rows_named(target_device)
+    targets = [] if args.target_device is None else rows_named(args.target_device)
     device = choose_device("cpu" if targets else training.device)
     if not targets:  # a datasheet tells whether it has the precision
         check_precision(training.precision, device)
     if not is_first_rank():  # every rank would predict the same
         return
+    check_shards(workload)
     from analysis.prediction import predict, prediction_lines
 
-    document = predict(workload, device, profiling.peak, device_memory, targets)
-    lines = prediction_lines(document, verbose)
+    document = predict(workload, device, profiling.peak, args.device_memory, targets, args.network)
+    lines = prediction_lines(document, args.verbose)
     if device.type == "cpu" and (unseen := unseen_hardware()):
         lines.append(f"Warning: {unseen}")
     if folder := training.output_dir or profiling.profile_dir:
@@ -766,9 +768,12 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
         "with --dry-run: a device to predict for by its datasheet, such as MI300X; --device-memory overrides its memory"
     )
     group.add_argument("--target-device", metavar="NAME", help=text)
+    text = "with --dry-run: bus bandwidth of each rank, in GB/s of 10^9 bytes"
+    group.add_argument("--network", type=number_of(float, 0), metavar="GB/S", help=text)
     verbose_flag(group)
     parser.add_dataclass_flags("model", TinyLlamaConfig)
     parser.add_dataclass_flags("training", TrainingConfig)
+    parser.add_dataclass_flags("several ranks", ParallelConfig)
     parser.add_dataclass_flags("profiling", ProfilerConfig)
     return parser
 
@@ -787,7 +792,7 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     code 2, for values that contradict each other."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     size = SIZE_ALIASES.get(args.size, args.size)
-    values = (SIZES[size] if size else {}) | given
+    values = (SIZES[size] if size else {}) | given | parallel_settings(given)
     if not size and "n_heads" in given:
         # So that --n-heads alone is a valid change: the default of 4 need not divide it.
         values.setdefault("n_kv_heads", args.n_heads // 2 if args.n_heads % 2 == 0 else args.n_heads)
@@ -803,7 +808,7 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     )
     check_model(config)
     check_training(training, profiling)
-    for name in ("device_memory", "target_device"):
+    for name in ("device_memory", "target_device", "world_size", "network"):
         if given.get(name) is not None and not args.dry_run:
             raise UserError(f"--{name.replace('_', '-')}: requires --dry-run", 2)
     if args.use_amp and training.precision != "bf16":
@@ -848,9 +853,10 @@ def check_training(training: TrainingConfig, profiling: ProfilerConfig) -> None:
 
 def run_from_arguments(args: argparse.Namespace) -> None:
     """What the flags ask for: a prediction, a setup check, or a run."""
-    workload, profiling = resolve(args)
+    with alike_on_all_ranks():
+        workload, profiling = resolve(args)
     if args.dry_run:
-        dry_run(workload, profiling, args.device_memory, args.target_device, args.verbose)
+        dry_run(workload, profiling, args)
     elif args.validate_setup:
         validate_setup(workload, profiling, args.verbose)
     else:

@@ -5,8 +5,10 @@ A step of any size can thus be analyzed in seconds, even on a machine that could
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
-import functools
+import itertools
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -15,8 +17,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
+from harness.devices import PRECISIONS
 from harness.errors import UserError, first_line
+from harness.parallel import ParallelConfig, sharded_state
 from harness.timing import UntimedMeter, trace_range
+from harness.units import MB
 from harness.workload import TrainingState, Workload
 
 Watcher = TypeVar("Watcher", bound=AbstractContextManager)
@@ -35,46 +40,105 @@ def explained_fake_run(what: str) -> Iterator[None]:
         raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}") from error
 
 
-def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], world_size: int = 1) -> Watcher:
+def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], ranks: bool = False) -> Watcher:
     """Run one step on fake tensors inside the context manager watch(model, optimizer), and return that.
 
-    It is the second step of a run: the optimizer has its state.  on_gpu: optimizers default to foreach there, as in
-    PyTorch.  world_size: with several ranks, each has buckets for its gradients.  Raises FakeRunError.
+    It is not the first step of a run: the optimizer has its state.  on_gpu: optimizers default to foreach there, as in
+    PyTorch.  ranks: it is the step of rank 0 of those that the workload is to run on, in a group whose collectives
+    send nothing; else of one rank alone.  Raises FakeRunError.
     """
-    with FakeTensorMode(), explained_fake_run("the step"):
-        state = workload.build(torch.device("cpu"))
-        model, optimizer = state.model, state.optimizer
-        for group in optimizer.param_groups:
-            if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
-                group["foreach"] = True
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        watcher = watch(model, optimizer)
-        stream = workload.fake_batches()
-        called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled else model
-        called = FakeDataParallel(called, model) if world_size > 1 else called
-        # An enabled gradient scaler would read values.
-        state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
-        workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(watcher))
+    several = ranks and workload.parallel.world_size > 1
+    if several and torch.distributed.is_initialized():  # a process has one group
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+            return child.submit(fake_step, workload, on_gpu, watch, ranks).result()
+    group = fake_process_group(workload.parallel.world_size) if several else contextlib.nullcontext()
+    with group, FakeTensorMode(), explained_fake_run("the step"):
+        return _fake_step(workload, on_gpu, watch, several)
+
+
+@contextlib.contextmanager
+def fake_process_group(world_size: int) -> Iterator[None]:
+    """This process as rank 0 of a group of that many."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], several: bool) -> Watcher:
+    cpu, parallel = torch.device("cpu"), workload.parallel
+    state = sharded_state(workload, cpu) if several else workload.build(cpu)
+    model, optimizer = state.model, state.optimizer
+    for group in optimizer.param_groups:
+        if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    watcher = watch(model, optimizer)
+    stream = workload.fake_batches()
+    sharded = several and parallel.parallel == "fsdp"  # then graphs end at hooks that a watcher would not see
+    called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled and not sharded else model
+    if several and not sharded:
+        called = FakeDataParallel(called, model, parallel)
+    # An enabled gradient scaler would read values.
+    state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    meter = UntimedMeter(world_size=parallel.world_size if several else 1)
+    workload.train(state, stream, 1, meter, UntimedMeter(watcher))
     return watcher
 
 
 class FakeDataParallel:
-    """Stands in for DistributedDataParallel with its gradients as views of buckets, which live as long as the model: a
-    gradient is computed in a tensor of its own, copied to its bucket, and freed."""
+    """Stands in for DistributedDataParallel, which needs addresses of tensors, with its gradients as views of buckets
+    that live as long as the model: a gradient is computed in a tensor of its own, copied to its bucket, and freed.
 
-    def __init__(self, called: Callable, model: torch.nn.Module):
-        self.called, self.syncs = called, True
-        for parameter in model.parameters():
-            bucket = torch.zeros_like(parameter, requires_grad=False)
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._to_bucket, bucket))
+    As in every step but the first two, a bucket is what became ready one after another until its size was reached, and
+    is reduced once it is complete.
+    """
 
-    def _to_bucket(self, bucket: torch.Tensor, parameter: torch.Tensor) -> None:
-        if self.syncs:
-            bucket.copy_(parameter.grad)
-            parameter.grad = bucket
+    def __init__(self, called: Callable, model: torch.nn.Module, parallel: ParallelConfig):
+        self.called, self.syncs, self.parallel = called, True, parallel
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.total = sum(parameter.nbytes for parameter in parameters)
+        # One tensor for all buckets: which gradients share one is known only when they are ready.
+        self.gradients = torch.zeros(self.total // 4)
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._to_bucket)
+        self._next_step()
+
+    def _next_step(self) -> None:
+        self.ready = self.reduced = 0  # gradients, in elements
+        first, size = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, 25 * MB
+        if self.parallel.bucket_mb is not None:
+            first = size = int(self.parallel.bucket_mb * MB)
+        self.limits = itertools.chain([first], itertools.repeat(size))
+        self.limit = next(self.limits)
+
+    def _to_bucket(self, parameter: torch.Tensor) -> None:
+        if not self.syncs:
+            return
+        view = self.gradients[self.ready : self.ready + parameter.numel()].view_as(parameter)
+        view.copy_(parameter.grad)
+        parameter.grad = view
+        self.ready += parameter.numel()
+        if 4 * (self.ready - self.reduced) >= self.limit or 4 * self.ready == self.total:
+            self._reduce(self.gradients[self.reduced : self.ready])
+            self.reduced, self.limit = self.ready, next(self.limits)
+        if 4 * self.ready == self.total:
+            self._next_step()
+
+    def _reduce(self, bucket: torch.Tensor) -> None:
+        dtype = PRECISIONS[self.parallel.reduce_precision]
+        if dtype is torch.float32:
+            torch.distributed.all_reduce(bucket)
+            return
+        compressed = bucket.to(dtype)
+        torch.distributed.all_reduce(compressed)
+        bucket.copy_(compressed)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -83,6 +147,7 @@ class FakeDataParallel:
         self.syncs = True
 
     def __call__(self, *arguments):
+        self.gradients.zero_()  # so that a tracker meets them as tensors that were there before the step
         return self.called(*arguments)
 
 

@@ -139,10 +139,11 @@ def draw_memory_timeline(memory: dict, about: str):
     figure, axes = new_axes(title, 5, about)
     axes.spines["left"].set_visible(True)
     events = range(len(timeline["time_us"]))  # tracking distorts time, so the axis counts allocations and frees
-    layers = [np.asarray(timeline[f"{category}_bytes"]) / MB for category in MEMORY]
+    colors = {category: color for category, color in MEMORY.items() if f"{category}_bytes" in timeline}
+    layers = [np.asarray(timeline[f"{category}_bytes"]) / MB for category in colors]
     style = {"edgecolor": SEAM, "linewidth": 0, "step": "post"}
-    areas = axes.stackplot(events, layers, labels=MEMORY, colors=MEMORY.values(), **style)
-    for area, category in zip(areas, MEMORY, strict=True):
+    areas = axes.stackplot(events, layers, labels=colors, colors=colors.values(), **style)
+    for area, category in zip(areas, colors, strict=True):
         area.set_hatch(HATCHES.get(category))
     mark_layers(axes, timeline["layer"])
     times, segments = np.asarray(timeline["time_us"]), []

@@ -65,9 +65,11 @@ SOFT = "#5b6675"  # text beside the point
 PHASES = {"data": "#f2c200", "forward": "#546e7a", "backward": "#a3b4bd", "optimizer": "#b3261e"}
 MEMORY = {
     "parameters": "#34495e",
+    "gathered parameters": "#7f93a8",
     "optimizer": "#b3261e",
     "buffers": "#bab0ac",
     "gradients": "#e57368",
+    "buckets": "#f2c200",
     "activations": "#00796b",
     "temporaries": "#80cbc4",
 }

@@ -10,6 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from analysis.communication import (
+    NO_NETWORK,
+    ONE_RANK,
+    communication,
+    communication_facts,
+    communication_lines,
+    fitting,
+    sent_share,
+)
 from analysis.fake_run import FakeRunError, fake_step
 from analysis.flop_counts import flops_of_step
 from analysis.hardware import (
@@ -27,7 +36,6 @@ from analysis.traffic import step_work
 from analysis.wording import text_of
 from harness.console import progress_bar
 from harness.devices import PRECISIONS, host_memory, memory_of_a_rank
-from harness.distributed import world_size_of_run
 from harness.environment import describe_environment
 from harness.files import explain_nulls
 from harness.memory_tracker import MemoryTracker, kept_by_component
@@ -58,9 +66,9 @@ LONGEST = 2**31  # samples or tokens: no search goes further
 
 
 @functools.lru_cache(maxsize=8)
-def predicted_memory(workload: Workload, on_gpu: bool, world_size: int = 1) -> MemoryTracker:
-    """The tensors of a step of one rank, as --profile-memory would count them, by a fake-tensor run."""
-    return fake_step(workload, on_gpu, MemoryTracker, world_size)
+def predicted_memory(workload: Workload, on_gpu: bool) -> MemoryTracker:
+    """The tensors of a step of rank 0, as --profile-memory would count them, by a fake-tensor run."""
+    return fake_step(workload, on_gpu, MemoryTracker, ranks=True)
 
 
 def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:
@@ -91,6 +99,13 @@ def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, c
     return low
 
 
+def kept_elsewhere(workload: Workload) -> int:
+    """Bytes of parameters and optimizer state that only other ranks have."""
+    sharded = {"zero1": PERSISTENT_BYTES_PER_PARAM - 4, "fsdp": PERSISTENT_BYTES_PER_PARAM}
+    every = sharded.get(workload.parallel.parallel, 0) * workload.parameter_count()
+    return every - every // workload.parallel.world_size
+
+
 def largest_batch(workload: Workload, on_gpu: bool, capacity: int) -> int:
     """Samples per step, a multiple of the micro-batches; 0 if not even one each fits."""
     micro_steps = workload.micro_steps
@@ -105,12 +120,12 @@ def longest_sequence(workload: Workload, on_gpu: bool, capacity: int) -> int:
 
 def _largest(workload: Workload, on_gpu: bool, capacity: int, setting: str, start: int, unit: int, degree: int) -> int:
     """The largest setting, in units, that fits."""
-    if PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() > capacity:
+    if PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() - kept_elsewhere(workload) > capacity:
         return 0
 
     def live(n: int) -> np.ndarray:
         changed = workload.with_settings(**{setting: n * unit})
-        return predicted_memory(changed, on_gpu, world_size_of_run()).live_bytes_at_allocations()
+        return predicted_memory(changed, on_gpu).live_bytes_at_allocations()
 
     return largest_that_fits(live, start, degree, capacity)
 
@@ -190,7 +205,7 @@ def memory_prediction(
     else:
         capacity = capacity_of(device, [precision], measure and not after_failure, after_failure)
     on_gpu, available = capacity.kind == "cuda", capacity.for_tensors(precision)
-    memory = predicted_memory(workload, on_gpu, world_size_of_run()).document()
+    memory = predicted_memory(workload, on_gpu).document()
     workspaces = capacity.workspaces.get(precision)
     categories = memory["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if workspaces else {})
     peak = memory["peak_bytes"] + (workspaces or 0)
@@ -203,11 +218,17 @@ def memory_prediction(
     }
     gpu_only = {"fragmentation_share": list(FRAGMENTATION), "context_mb": CONTEXT.least / MB}
     gpu_only = gpu_only if on_gpu else dict.fromkeys(gpu_only)
+    ranks = workload.parallel.world_size
     return {
         "device": describe_environment(device)["device"],
         **explain_nulls({"target_device": target and described(target)}, "no --target-device was given"),
         **workload.settings(),
-        "world_size": world_size_of_run(),
+        "world_size": ranks,
+        **explain_nulls({"parallel": workload.parallel.parallel}, "one rank"),
+        "collectives": [
+            row | {"group_size": ranks, "sent_bytes": round(row["bytes"] * sent_share(row["kind"], ranks))}
+            for row in memory["collectives"]
+        ],
         "peak_memory_mb": peak / MB,
         "memory_by_category_mb": {name: size / MB for name, size in categories.items()},
         **explain_nulls({"library_workspaces_mb": None if workspaces is None else workspaces / MB}, NO_WORKSPACES),
@@ -247,7 +268,8 @@ def kept_rows(workload: Workload, memory: dict) -> list[dict]:
 def time_bounds(workload: Workload, device: dict, peak: str | float, measure: str = "kept") -> dict:
     """The least time that a step can take, by arithmetic and by bandwidth, in ms.  measure: as for the ceilings."""
     flops = flops_of_step(workload)[1] + workload.recomputed_flops()
-    least = step_work(workload).minimum()
+    # What a step finds and leaves is read and written once; that which is sharded, by one of the ranks.
+    least = step_work(workload).minimum() - 2 * kept_elsewhere(workload)
     compute = compute_ceilings(device, workload.precision, peak, measure=measure)
     bandwidth = bandwidth_ceilings(device, peak, measure)
     bounds = {
@@ -270,9 +292,10 @@ def predict(
     peak: str | float = "auto",
     device_memory: int | None = None,
     targets: Sequence[Datasheet] = (),
+    network: float | None = None,
 ) -> dict:
     """prediction.json, for the first of the targets if there are any.  Nothing is measured: peaks are those of
-    datasheets, or of earlier measurements of this machine."""
+    datasheets, or of earlier measurements of this machine.  network: bus bandwidth of a rank, in 10^9 bytes/s."""
     target = targets[0] if targets else None
     memory = memory_prediction(workload, device, device_memory, target=target, measure=False)
     if target:
@@ -282,12 +305,20 @@ def predict(
         bounds = time_bounds(workload, described(target) if target else {"name": ""}, peak, "never")
     else:
         bounds = time_bounds(workload, memory["device"], peak)
-    known = [bounds[name] for name in ("compute_ms", "bandwidth_ms") if bounds[name] is not None]
+    sending = None
+    if workload.parallel.world_size > 1:
+        sending = communication(memory["collectives"], workload.parallel.world_size, bounds, network)
+    network_ms = explain_nulls({"network_ms": sending and sending["network_ms"]}, NO_NETWORK if sending else ONE_RANK)
+    bounds |= network_ms
+    known = [bounds[name] for name in ("compute_ms", "bandwidth_ms", "network_ms") if bounds[name] is not None]
     forward_flops, step_flops = flops_of_step(workload)
     counts = {"parameters": workload.parameter_count(), "forward_flops": forward_flops, "step_flops": step_flops}
     least = {"step_time_lower_bound_ms": max(known, default=None)}
     why = bounds.get("bandwidth_ms_reason", NO_PEAK)
-    return memory | counts | explain_nulls(least, why) | {"step_time_bounds": bounds}
+    on_gpu = bool(target or device_memory) or device.type == "cuda"
+    memory |= fitting(workload, memory, on_gpu, predicted_memory)
+    document = memory | counts | explain_nulls(least, why) | {"step_time_bounds": bounds}
+    return document | explain_nulls({"communication": sending}, ONE_RANK)
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
@@ -321,7 +352,7 @@ def prediction_lines(document: dict, verbose: bool = False) -> list[str]:
     shape = f"batch {training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
     shape += "".join(f", {name}" for name in optimization_flags(training))
     if document["world_size"] > 1:
-        shape += f", on each of {document['world_size']} ranks"
+        shape += f", on each of {document['world_size']:,} ranks, {document['parallel']}"
     target = document["target_device"]
     also = f"; also matching: {', '.join(target['other_rows'])}" if target and target["other_rows"] else ""
     facts = {
@@ -332,6 +363,7 @@ def prediction_lines(document: dict, verbose: bool = False) -> list[str]:
         "Largest batch": f"{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens would fit",
         "Longest sequence": f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples, would fit",
         **time_facts(document),
+        **communication_facts(document),
         "Work": f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters",
         "Next": "the same command without --dry-run trains" if document["fits"] else f"{cure(document)}, then train",
     }
@@ -361,7 +393,7 @@ def detail_lines(document: dict) -> list[str]:
         (TENSOR_COLUMNS, folded_layers(document["largest_tensors"])),
         (KEPT_COLUMNS, document["kept_for_backward"]),
     )
-    return [*labeled(sources), *text_of(tables), ""]
+    return [*labeled(sources), *text_of(tables), *communication_lines(document), ""]
 
 
 def fit_facts(document: dict) -> dict[str, str]:
@@ -379,25 +411,26 @@ def fit_facts(document: dict) -> dict[str, str]:
 
 
 def time_facts(document: dict) -> dict[str, str]:
-    """The lower bound of step time: the larger of a bound by arithmetic and one by memory traffic."""
+    """The lower bound of step time: the largest of those by arithmetic, memory traffic and communication."""
     if document["step_time_lower_bound_ms"] is None:
         return {"Step time": f"no lower bound: {document['step_time_lower_bound_ms_reason']}"}
     bounds = document["step_time_bounds"]
     ends = (("matmuls", "compute"), ("memory traffic", "bandwidth"))
+    ends += (("communication", "network"),) if document["communication"] else ()
     parts = [
         f"{what} {bounds[f'{name}_ms']:,.2f} ms"
         if bounds[f"{name}_ms"] is not None
         else f"{what} unknown: {bounds[f'{name}_ms_reason']}"
         for what, name in ends
     ]
-    source = (bounds["compute_peak"] or bounds["bandwidth_peak"]).partition(":")[0]
+    source = (bounds["compute_peak"] or bounds["bandwidth_peak"] or "none known").partition(":")[0]
     least = f"at least {document['step_time_lower_bound_ms']:,.2f} ms"
     return {"Step time": f"{least} ({'; '.join(parts)}; peaks: {source})"}
 
 
 def peak_bytes(workload: Workload, on_gpu: bool) -> int:
     """The most bytes that are live at once in a step of one rank of this run, by prediction."""
-    return int(predicted_memory(workload, on_gpu, world_size_of_run()).live_bytes_at_allocations().max())
+    return int(predicted_memory(workload, on_gpu).live_bytes_at_allocations().max())
 
 
 def refusal(workload: Workload, device: torch.device) -> str | None:
@@ -440,7 +473,7 @@ def what_fits(document: dict) -> str:
 def beside_measured(memory: dict, workload: Workload, device: torch.device) -> dict:
     """`predicted`: the peak of a step by prediction, for memory_timeline.json, and how far off it is."""
     try:
-        predicted = predicted_memory(workload, device.type == "cuda", world_size_of_run()).document()
+        predicted = predicted_memory(workload, device.type == "cuda").document()
     except FakeRunError as error:
         return explain_nulls({"predicted": None}, str(error))
     kept, formula = kept_by_component(memory), workload.kept_for_backward()

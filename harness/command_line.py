@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import field, fields
 
+from harness.console import is_first_rank
 from harness.errors import UserError
 
 
@@ -59,7 +60,8 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+        # Every rank has the same flags.
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n" if is_first_rank() else None)
 
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)
@@ -70,21 +72,22 @@ class OneLineParser(argparse.ArgumentParser):
         return parsed
 
     def add_dataclass_flags(self, title: str, config: type) -> None:
-        """A group of flags, one for each field made by flag(); each is None if the user did not pass it."""
+        """A group of flags, one for each field of this class (not of its bases) made by flag(); each is None if the
+        user did not pass it."""
         group, kinds = self.add_argument_group(title), typing.get_type_hints(config)
-        for one in (one for one in fields(config) if one.metadata):
+        for one in (one for one in fields(config) if one.metadata and one.name in config.__annotations__):
             options, kind = dict(one.metadata), kinds[one.name]
             shown, text, minimum = options.pop("shown", one.default), options.pop("help"), options.pop("minimum", 1)
             names = ["--" + one.name.replace("_", "-")]
             if "alias" in options:
                 names.append(options.pop("alias"))
             if kind is bool:
-                options["action"] = "store_true"
+                options["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
             elif kind is int:
                 options |= {"type": number_of(int, minimum), "metavar": "N"}
             elif kind is float:
                 options |= {"type": number_of(float, 0), "metavar": "X"}
-            if shown not in (None, False):
+            if shown is not None and not isinstance(shown, bool):
                 text += f" ({shown})"
             group.add_argument(*names, default=None, help=text, **options)
 

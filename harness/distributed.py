@@ -1,18 +1,19 @@
-"""Data parallelism: the process group, and averaging gradients over ranks."""
+"""The process group: who the ranks are, and whether they can work together."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
+import json
 import os
 import socket
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 
-from harness.errors import UserError
+from harness.errors import UserError, alike_on_all_ranks
 from harness.hardware_seen import VISIBLE
+
+MAY_DIFFER = ("output_dir", "profile_dir", "data")  # paths: nodes need not share folders
 
 
 def world_size_of_run() -> int:
@@ -21,12 +22,13 @@ def world_size_of_run() -> int:
 
 
 @contextlib.contextmanager
-def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
-    """Under torchrun or srun, join the other processes; yields (rank, world size)."""
+def process_group(device: torch.device, settings: dict[str, dict]) -> Iterator[tuple[int, int]]:
+    """Under torchrun or srun, join the other processes, which must have the same settings; yields (rank, ranks)."""
     if world_size_of_run() == 1:
         yield 0, 1
         return
     store, rank, world_size = next(torch.distributed.rendezvous("env://"))
+    check_same_flags(torch.distributed.PrefixStore("flags", store), settings, rank, world_size)
     options = {"store": torch.distributed.PrefixStore("workshop", store), "rank": rank, "world_size": world_size}
     if device.type == "cuda":
         check_gpu_is_not_shared(device, store, rank)
@@ -52,23 +54,22 @@ def check_gpu_is_not_shared(device: torch.device, store: torch.distributed.Store
         )
 
 
+def check_same_flags(store: torch.distributed.Store, settings: dict[str, dict], rank: int, world_size: int) -> None:
+    """Raise UserError on every rank if one was started with other flags: their collectives would not match."""
+    store.set(f"settings/{rank}", json.dumps(settings))
+    everyone = [json.loads(store.get(f"settings/{other}")) for other in range(world_size)]
+    store.set(f"read/{rank}", "")
+    if rank == 0:  # whose end may be that of the store
+        store.wait([f"read/{other}" for other in range(world_size)])
+    for other, theirs in enumerate(everyone):
+        for section, values in everyone[0].items():
+            for name, value in values.items():
+                if theirs[section][name] != value and name not in MAY_DIFFER:
+                    line = f"--{name.replace('_', '-')}: rank {other} has {theirs[section][name]}, rank 0 has {value}"
+                    with alike_on_all_ranks():
+                        raise UserError(f"{line}; start all ranks with the same flags", 2)
+
+
 def suffix_of_rank(rank: int, world_size: int) -> str:
     """Suffix that distinguishes the files of one rank from those of the others."""
     return f"_rank{rank}" if world_size > 1 else ""
-
-
-def data_parallel(model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-    """The model in DistributedDataParallel, which averages gradients in the backward pass; unchanged for one rank."""
-    if world_size == 1:
-        return model
-    devices = [device] if device.type == "cuda" else None
-    # Buffers are the same on all ranks, so no forward pass has to send them.  PyTorch 2.13 renamed the flag.
-    renamed = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
-    no_buffers = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    # Without views each gradient would exist twice: as the parameter's, and as a copy in its bucket.
-    return nn.parallel.DistributedDataParallel(model, devices, gradient_as_bucket_view=True, **no_buffers)
-
-
-def gradient_sync(model: nn.Module, last_micro_step: bool):
-    """All-reduce gradients only in the last backward pass of a step; the earlier ones accumulate them locally."""
-    return contextlib.nullcontext() if last_micro_step or not hasattr(model, "no_sync") else model.no_sync()

@@ -98,6 +98,7 @@ class Progress(TypedDict):
     batch_size: int  # samples per step and rank
     sequence_length: int  # tokens
     world_size: int  # ranks
+    parallel: str | None  # how they share the work: ddp, zero1, fsdp; null: one rank
 
 
 class Performance(TypedDict):
@@ -192,7 +193,7 @@ class TensorRow(TypedDict):
     dtype: str
     where: str  # part of the model that allocated it, or whose gradient it is used for
     phase: str | None  # of the step; null: allocated before the step
-    category: str  # parameters, gradients, optimizer, activations, temporaries, buffers
+    category: str  # parameters, gradients, optimizer, activations, temporaries, buffers, gathered parameters, buckets
     born: int  # event that allocated it
     died: int | None  # event that freed it; null: it outlives the step
 
@@ -212,12 +213,19 @@ class MemoryPeak(TypedDict):
     largest_tensors: list[TensorRow]
 
 
+class CollectiveRow(TypedDict):
+    kind: str  # all_reduce, all_gather, reduce_scatter, broadcast
+    calls: int  # of a step and rank
+    bytes: int  # of the larger of input and output, summed over calls
+
+
 class MemoryTimeline(TypedDict):
     step: int  # number of the tracked step
     source: str
     peak_bytes: int  # of live tensors
     average_bytes: float  # over the time of the step
     allocations: int  # during the step
+    collectives: list[CollectiveRow]  # of the step, that of the loss included; empty: one rank
     kept_for_backward: list[dict[str, Any]]  # saved tensors: component, layer (if it is in one), bytes
     allocator: list[dict[str, Any]] | None  # what, bytes: from live tensors to what the driver reports; null: no GPU
     largest_tensor: TensorRow | None  # null: the step allocated none
@@ -227,12 +235,36 @@ class MemoryTimeline(TypedDict):
     predicted: dict[str, Any] | None  # peak_bytes, error_percent, bytes by category; null: cannot run on fake tensors
 
 
+class PredictedCollectiveRow(CollectiveRow):
+    group_size: int  # ranks
+    sent_bytes: int  # by each rank at least, as bus bandwidth counts
+
+
+class Communication(TypedDict):
+    sent_bytes: int  # by each rank and step at least
+    network_gb_per_sec: float | None  # 10^9 bytes/s of a rank, bus bandwidth; null: no --network was given
+    network_ms: float | None  # null: no --network was given
+    overlapped_ms: float | None  # least step time, all communication hidden; null: no --network, or no peak is known
+    not_overlapped_ms: float | None  # the same, none hidden; null: no --network, or no peak is known
+    weak_scaling_bound_from: int | None  # ranks, same batch on each; null: never, no --network, or no peak is known
+    strong_scaling_bound_from: int | None  # ranks, same global batch; null: never, no --network, or no peak is known
+    efficiency_overlapped: float | None  # weak scaling at most; null: no --network, or no peak is known
+    efficiency_not_overlapped: float | None  # with no communication hidden; null: no --network, or no peak is known
+
+
+class FitRow(TypedDict):
+    flags: str  # in addition to those given
+    peak_memory_mb: float  # MB
+    fits: bool
+
+
 class TimeBounds(TypedDict):
     compute_ms: float | None  # FLOPs at the peak rate; null: no peak of this device is known
     compute_peak: str | None  # the peak and its source; null: none is known
     bandwidth_ms: float | None  # least_bytes at the peak bandwidth; null: no peak of this device is known
     bandwidth_peak: str | None  # the peak and its source; null: none is known
     least_bytes: int  # that a step must move if all temporaries stay in on-chip memory
+    network_ms: float | None  # communication at --network; null: not given, or one rank
 
 
 class TargetDevice(Device):
@@ -245,7 +277,9 @@ class Prediction(TypedDict):
     target_device: TargetDevice | None  # null: no --target-device was given
     model: dict[str, Any]  # as in config.json
     training: dict[str, Any]  # as in config.json
-    world_size: int  # ranks; memory is that of each
+    world_size: int  # ranks; memory is that of rank 0
+    parallel: str | None  # ddp, zero1, fsdp; null: one rank
+    collectives: list[PredictedCollectiveRow]  # of a step; empty: one rank
     peak_memory_mb: float  # MB
     memory_by_category_mb: dict[str, float]  # MB at the peak
     library_workspaces_mb: float | None  # MB, part of the peak; null: not measured, or for another device
@@ -265,11 +299,14 @@ class Prediction(TypedDict):
     margin_mb: float  # MB left; negative: missing
     max_batch_size: int  # samples; 0: not even one fits
     max_seq_len: int  # tokens; 0: not even one fits
+    would_fit: list[FitRow] | None  # other flags; null: it fits, or one rank
+    smallest_world_size: int | None  # on which it fits; null: one rank, on none, or nothing is sharded
     parameters: int
     forward_flops: int  # matmul FLOPs of a step
     step_flops: int  # forward and backward
     step_time_lower_bound_ms: float | None  # null: no peak of this device is known, as a prediction measures none
     step_time_bounds: TimeBounds
+    communication: Communication | None  # null: one rank
 
 
 # ---- Traces --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from harness.console import is_first_rank
 from harness.host_memory import host_memory_bytes
 from harness.units import MB
 
@@ -20,9 +21,21 @@ from harness.units import MB
 class UserError(Exception):
     """Something that the user can fix, printed as one line.  Exit code 2 for arguments, 1 for everything else."""
 
+    alike_on_all_ranks = False
+
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def alike_on_all_ranks() -> Iterator[None]:
+    """A UserError of the block is raised by every rank, such as one about flags, so only rank 0 prints it."""
+    try:
+        yield
+    except UserError as error:
+        error.alike_on_all_ranks = True
+        raise
 
 
 class Interrupted(KeyboardInterrupt):
@@ -129,7 +142,10 @@ def exit_code_of(work: Callable[[], object]) -> int:
         line, exit_code = explain_error(error)
         if os.environ.get("TINY_LLAMA_DEBUG") == "1":
             traceback.print_exc()
-        rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+        if isinstance(error, UserError) and error.alike_on_all_ranks and not is_first_rank():
+            return exit_code
+        several = int(os.environ.get("WORLD_SIZE", 1)) > 1 and not getattr(error, "alike_on_all_ranks", False)
+        rank = f"rank {os.environ['RANK']}: " if several else ""
         print(f"{Path(sys.argv[0]).name}: error: {rank}{' '.join(line.split())}", file=sys.stderr, flush=True)
         return exit_code
     finally:

@@ -21,7 +21,23 @@ from torch.utils._pytree import tree_iter
 from harness.files import explain_nulls
 from harness.timing import PHASES, range_observers
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "buffers")
+# Gathered parameters are those that FSDP has of other ranks too; buckets are what collectives read and write, unless it
+# is a gradient, as in DistributedDataParallel.
+CATEGORIES = (
+    "parameters", "gathered parameters", "gradients", "buckets", "optimizer", "activations", "temporaries", "buffers"
+)  # fmt: skip
+OF_SEVERAL_RANKS = ("gathered parameters", "buckets")
+COLLECTIVES = {  # by the name of PyTorch's operator
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "broadcast_": "broadcast",
+}
 IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
@@ -48,6 +64,9 @@ class MemoryTracker(TorchDispatchMode):
     tracker is one of the `range_observers`, to which trace_range() reports which part of the step is running.  In the
     backward pass, the sequence number of autograd's node identifies the forward operator that it belongs to, and so the
     part.
+
+    Of a tensor that is sharded over ranks, the part of this rank counts.  FSDP frees and allocates gathered parameters
+    by resizing their storage, which is no operator, so resizing is watched too.  Collectives are counted.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
@@ -60,6 +79,7 @@ class MemoryTracker(TorchDispatchMode):
         self.finished = False
         self.kept: list[Allocation] = []  # tensors saved by the last forward pass for its backward pass
         self.allocator: dict[str, int] = {}  # memory of a GPU's allocator at peak live bytes
+        self.collectives: dict[str, list[int]] = {}  # calls and bytes by kind
         self._device = next(model.parameters()).device
         self._live: dict[int, tuple[weakref.ref, Allocation]] = {}  # by address of the storage
         self._live_bytes = self._most_bytes = 0
@@ -102,19 +122,30 @@ class MemoryTracker(TorchDispatchMode):
     def _record(self, tensor: Tensor, category: str | None = None, existed: bool = False) -> Allocation:
         """The entry of a tensor's storage, created if it is new; a category passed here is final.  existed: it was
         there before the step, such as a bucket of DistributedDataParallel, which allocates outside of operators."""
+        tensor = local_part(tensor)
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._live:
-            dtype, size = str(tensor.dtype).removeprefix("torch."), storage.nbytes()
-            self._live_bytes += size
-            phase = next((name for name in reversed(self._stack) if name in PHASES), None)
-            born, phase = (0, None) if existed else (self._event(), phase)
-            entry = Allocation(size, list(tensor.shape), dtype, self.places[born], phase, "temporaries", born)
-            self.allocations.append(entry)
-            self._live[key] = (weakref.ref(storage, lambda _: self._forget(key)), entry)
-        entry = self._live[key][1]
+        if storage._cdata not in self._live:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self._record_storage(storage, list(tensor.shape), dtype, existed)
+        entry = self._live[storage._cdata][1]
         entry.category = category or entry.category
         return entry
+
+    def _record_storage(self, storage: torch.UntypedStorage, shape: list[int], dtype: str, existed: bool) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._live_bytes += size
+        phase = next((name for name in reversed(self._stack) if name in PHASES), None)
+        born, phase = (0, None) if existed else (self._event(), phase)
+        entry = Allocation(size, shape, dtype, self.places[born], phase, "temporaries", born)
+        self.allocations.append(entry)
+        self._live[key] = (weakref.ref(storage, lambda _: self._forget(key)), entry)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """FSDP's storages of gathered parameters: freed at size 0, and allocated again."""
+        if storage._cdata in self._live:
+            self._forget(storage._cdata)
+        if storage.nbytes():
+            self._record_storage(storage, [storage.nbytes()], "uint8", existed=False)
 
     def _forget(self, key: int) -> None:
         entry = self._live.pop(key)[1]
@@ -130,10 +161,33 @@ class MemoryTracker(TorchDispatchMode):
         return tensor.device.type == self._device.type
 
     def _optimizer_state(self) -> list[Tensor]:
-        return [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+        states = getattr(self.optimizer, "optim", self.optimizer).state  # ZeRO-1 wraps the optimizer of its rank
+        return [v for state in states.values() for v in state.values() if isinstance(v, Tensor)]
+
+    def _communicates(self, func, args: tuple, kwargs: dict) -> None:
+        """Counts a collective; and sets the category of what it, or FSDP's copies around it, read and write."""
+        namespace, name = func._schema.name.split("::")
+        if namespace == "c10d" and name in COLLECTIVES:
+            sizes = [sum(t.numel() * t.itemsize for t in tree_iter(arg) if isinstance(t, Tensor)) for arg in args]
+            counted = self.collectives.setdefault(COLLECTIVES[name], [0, 0])
+            counted[0] += 1
+            counted[1] += max(sizes)  # the larger of input and output
+        written = kwargs.get("out", [])
+        for tensor in tree_iter([args, written]):
+            if isinstance(tensor, Tensor):
+                entry = self._record(tensor)
+                entry.category = "buckets" if entry.category == "temporaries" else entry.category
+        if name == "split_with_sizes_copy":
+            for tensor in written:
+                entry = self._record(tensor, "gathered parameters")
+                entry.shape, entry.dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        elif name == "chunk_cat":
+            self._record_all(args[0], "gradients")  # whole ones, before they are reduced
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "fsdp"):
+            self._communicates(func, args, kwargs or {})
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor) and self._is_on_device(tensor):
                 entry = self._record(tensor, existed=writes_in_place(func))
@@ -160,6 +214,10 @@ class MemoryTracker(TorchDispatchMode):
                 entry.category = "activations"
         elif name == "backward":
             self._record_all((p.grad for p in self.model.parameters() if p.grad is not None), "gradients")
+            if hasattr(self.model, "set_requires_gradient_sync"):  # FSDP: whole gradients of earlier micro-batches
+                for _, entry in self._live.values():
+                    if entry.category == "temporaries" and entry.phase == "backward":
+                        entry.category = "gradients"
         elif name == "optimizer":
             self._record_all(self._optimizer_state(), "optimizer")
 
@@ -173,10 +231,19 @@ class MemoryTracker(TorchDispatchMode):
         for entry in self.allocations:
             entry.born = 0
         range_observers.append(self)
+        resize = torch.UntypedStorage.resize_
+
+        def watched(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+            resize(storage, size)
+            self._resized(storage)
+            return storage
+
+        torch.UntypedStorage.resize_ = watched  # which inherits it
         return super().__enter__()
 
     def __exit__(self, *exception) -> None:
         super().__exit__(*exception)
+        del torch.UntypedStorage.resize_
         range_observers.remove(self)
         self._event()
         self._live.clear()  # tensors that outlive the step are not recorded as freed
@@ -184,6 +251,11 @@ class MemoryTracker(TorchDispatchMode):
             free, total = torch.cuda.mem_get_info(self._device)
             self.allocator["device_used_bytes"] = total - free
         self.finished = True
+
+    def __getstate__(self) -> dict:
+        """What a finished tracker has recorded, to send it to another process."""
+        gone = ("model", "optimizer", "_live", "_parameters")
+        return {name: value for name, value in vars(self).items() if name not in gone}
 
     def live_bytes(self) -> np.ndarray:
         """[category, event]: live bytes after each event of the step."""
@@ -201,8 +273,9 @@ class MemoryTracker(TorchDispatchMode):
 
     def document(self) -> dict:
         """memory_timeline.json: bytes by category over the step, by phase, and at the peak."""
-        live = self.live_bytes()
-        total, durations = live.sum(axis=0), np.diff(self.times_us)
+        live = dict(zip(CATEGORIES, self.live_bytes(), strict=True))  # one rank alone neither gathers nor reduces
+        live = {name: row for name, row in live.items() if name not in OF_SEVERAL_RANKS or row.any()}
+        total, durations = sum(live.values()), np.diff(self.times_us)
         peak = int(total.argmax())
         made = self.allocations[self._found :]
         at_peak = [a for a in self.allocations if a.born <= peak and (a.died is None or a.died > peak)]
@@ -218,6 +291,10 @@ class MemoryTracker(TorchDispatchMode):
             "peak_bytes": int(total[peak]),
             "average_bytes": float(total[:-1] @ durations / durations.sum()),
             "allocations": len(made),
+            "collectives": [
+                {"kind": kind, "calls": calls, "bytes": size}
+                for kind, (calls, size) in sorted(self.collectives.items())
+            ],
             # A bucket that was allocated in the forward pass is a gradient's.
             "kept_for_backward": kept_rows([entry for entry in self.kept if entry.category == "activations"]),
             **explain_nulls({"allocator": self.allocator_rows(int(total[peak]))}, "no GPU in use"),
@@ -227,11 +304,11 @@ class MemoryTracker(TorchDispatchMode):
                 "time_us": self.times_us[peak],
                 "phase": next((name for name, first, last in finished if first <= peak <= last), None),
                 "where": self.places[peak],
-                "bytes_by_category": dict(zip(CATEGORIES, live[:, peak].tolist(), strict=True)),
+                "bytes_by_category": {category: int(row[peak]) for category, row in live.items()},
                 "largest_tensors": [asdict(a) for a in sorted(at_peak, key=lambda a: -a.bytes)[:10]],
             },
             "timeline": {"time_us": [round(t, 1) for t in self.times_us], "total_bytes": total.tolist()}
-            | {f"{category}_bytes": row.tolist() for category, row in zip(CATEGORIES, live, strict=True)}
+            | {f"{category}_bytes": row.tolist() for category, row in live.items()}
             | {"layer": [layer_and_part(place)[0] for place in self.places]},
         }
 
@@ -278,6 +355,11 @@ class MemorySnapshot:
             path = self.folder / f"memory_snapshot_{what}.pickle"
             torch.cuda.memory._dump_snapshot(str(path))
             self.written.append(path)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank has of a DTensor; any other tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from torch import nn
 
 from harness.command_line import flag, peak_choice, require
 from harness.devices import synchronize
+from harness.distributed import world_size_of_run
 from harness.errors import UserError, first_line, innermost_cause
 from harness.files import explain_nulls, make_folder
 from harness.memory_tracker import MemorySnapshot, MemoryTracker
@@ -84,7 +85,8 @@ class InstrumentSchedule:
         if profiling.enable_deepspeed_flops:
             self._schedule_flops(profiling.flops_profile_step)
         if profiling.profile_memory:
-            self.memory_step = self._free_step(2)
+            # DistributedDataParallel rebuilds its buckets once, in the second step.
+            self.memory_step = self._free_step(2 if world_size_of_run() == 1 else 3)
         if profiling.memory_snapshot:
             self.snapshot_step = self._free_step(2)
 

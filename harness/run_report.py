@@ -17,6 +17,7 @@ from harness.devices import DeviceSampler
 from harness.environment import describe_environment
 from harness.errors import UserError, deferred_signals, explain_error
 from harness.files import files_of_run, prepare_folder, write_figure, write_json
+from harness.parallel import described
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
 from harness.run_summary import MeasuredRun, basis_lines, disturbance_lines, summarize, summary_lines
 from harness.timing import StepMeter, StepRecord
@@ -131,7 +132,8 @@ class RunReport:
             say(f"CPU: {cpu['name']} ({threads}, {cpu['logical_cores']} logical cores)")
         say(*(f"Warning: {warning}" for warning in self.environment["warnings"]))
         if self.world_size > 1:
-            say(f"Ranks: {self.world_size}, each with {workload.batch_size} samples per step")
+            shared = described(workload.parallel)
+            say(f"Ranks: {self.world_size}, each with {workload.batch_size} samples per step ({shared})")
         if self.schedule.window:
             first, last = self.schedule.window
             steps = f"step {last} is" if last == first + 1 else f"steps {first + 1} to {last} are"
@@ -246,6 +248,7 @@ class RunReport:
             batch_size=workload.batch_size,
             seq_len=workload.seq_len,
             world_size=self.world_size,
+            parallel=workload.parallel.parallel,
             step_flops=workload.step_flops(),
             records=records,
             exclusion_reasons=[self.schedule.exclusion_reason(record.step) for record in records],

@@ -114,11 +114,7 @@ class StepMeter:
 
     def add_loss(self, loss: Tensor) -> None:
         """Store a micro-batch's loss, the mean over ranks.  The copy to the host is asynchronous."""
-        loss = loss.detach()
-        if self.world_size > 1:
-            loss = loss / self.world_size
-            torch.distributed.all_reduce(loss)
-        self._current.losses.append(loss.to("cpu", non_blocking=True))
+        self._current.losses.append(mean_over_ranks(loss, self.world_size).to("cpu", non_blocking=True))
 
     def read_finished(self, wait: bool) -> None:
         """Turn the marks of finished steps into numbers.  Raises FloatingPointError at a non-finite loss."""
@@ -141,11 +137,19 @@ class StepMeter:
                 raise FloatingPointError(f"the loss is {record.loss} at step {record.step}")
 
 
+def mean_over_ranks(loss: Tensor, world_size: int) -> Tensor:
+    loss = loss.detach()
+    if world_size > 1:
+        loss = loss / world_size
+        torch.distributed.all_reduce(loss)
+    return loss
+
+
 class UntimedMeter:
     """Stands in for the timer and the instruments of the loop: names the phases, and may watch the step."""
 
-    def __init__(self, watching: contextlib.AbstractContextManager | None = None):
-        self.watching = watching or contextlib.nullcontext()
+    def __init__(self, watching: contextlib.AbstractContextManager | None = None, world_size: int = 1):
+        self.watching, self.world_size = watching or contextlib.nullcontext(), world_size
         self.losses: list[Tensor] = []
 
     def step(self, step: int) -> contextlib.AbstractContextManager:
@@ -158,7 +162,8 @@ class UntimedMeter:
         return contextlib.nullcontext()
 
     def add_loss(self, loss: Tensor) -> None:
-        self.losses.append(loss.detach())  # a run keeps those of a step's micro-batches until it reads them
+        # A run keeps those of a step's micro-batches until it reads them.
+        self.losses.append(mean_over_ranks(loss, self.world_size))
 
 
 def summary_stats(values: list[float]) -> dict[str, float | int | None]:

@@ -6,12 +6,15 @@ harness/ and analysis/ are independent of any model; their functions get a Workl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from harness.distributed import world_size_of_run
+from harness.parallel import ParallelConfig
 
 Batch = Any  # whatever Workload.loss() takes
 
@@ -38,9 +41,18 @@ class Workload(ABC):
     precision: str  # a key of devices.PRECISIONS
     compiled: bool  # with torch.compile
 
+    @property
+    def parallel(self) -> ParallelConfig:
+        """How ranks share the work; the default is data parallelism over the ranks of this run."""
+        world_size = world_size_of_run()
+        return ParallelConfig(parallel="ddp" if world_size > 1 else None, world_size=world_size)
+
     @abstractmethod
-    def build(self, device: torch.device) -> TrainingState:
-        """Model and optimizer on the device, not compiled.  Also called under FakeTensorMode, on the CPU."""
+    def build(self, device: torch.device, place: Callable[[nn.Module], nn.Module] | None = None) -> TrainingState:
+        """Model and optimizer on the device, not compiled.  Also called under FakeTensorMode, on the CPU.
+
+        place puts the new model on the device, in shards, before the optimizer is made; only --parallel fsdp has one.
+        """
 
     @abstractmethod
     def batches(self, device: torch.device, rank: int = 0) -> Iterator[Batch]:

@@ -23,7 +23,8 @@ FLAGS = {  # every flag that users rely on; a change here is a change of what wa
     "--profile-operators --gzip --memory-snapshot --system-profiler "
     "--enable-deepspeed-flops --flops-profile-step --peak "
     "--enable-all-profiling --output-dir --log-interval --validate-setup --dry-run --device-memory --force "
-    "--target-device --verbose"
+    "--target-device --parallel --bucket-mb --fsdp-reshard --no-fsdp-reshard --fsdp-wrap --reduce-precision "
+    "--world-size --network --verbose"
 }
 
 

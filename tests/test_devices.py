@@ -13,7 +13,7 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis import run_explanations
-from harness import devices, distributed, hardware_seen, profilers
+from harness import devices, distributed, hardware_seen, parallel, profilers
 from harness.devices import DeviceSampler, choose_device
 from harness.errors import UserError
 from harness.hardware_seen import unseen_hardware
@@ -339,7 +339,8 @@ def test_wrapping_a_model_warns_of_nothing():
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            model = distributed.data_parallel(torch.nn.BatchNorm1d(3), torch.device("cpu"), world_size=2)
+            ddp = parallel.ParallelConfig(parallel="ddp", world_size=2)
+            model = parallel.replicated(torch.nn.BatchNorm1d(3), ddp, torch.device("cpu"))
     finally:
         torch.distributed.destroy_process_group()
     assert not model.broadcast_buffers

@@ -305,7 +305,8 @@ def test_the_predicted_peak_of_a_rank_is_the_measured_one(tmp_path, flags):
 
 def test_gradients_of_several_ranks_live_all_step():
     def gradients(world_size: int) -> int:
-        document = predicted_memory(workload_of(SMALL), False, world_size).document()
+        mode = "ddp" if world_size > 1 else None
+        document = predicted_memory(workload_of(SMALL, world_size=world_size, parallel=mode), False).document()
         return document["peak"]["bytes_by_category"]["gradients"]
 
     assert gradients(1) < gradients(2) == 4 * SMALL.parameter_count()
@@ -426,6 +427,8 @@ def test_a_fit_that_may_be_spoiled_is_told():
         "step_flops": 1,
         "step_time_lower_bound_ms": None,
         "step_time_lower_bound_ms_reason": "",
+        "communication": None,
+        "would_fit": None,
     }
     (line,) = (line for line in prediction_lines(document) if line.startswith("May come on top:"))
     assert "MAY NOT FIT, up to 626 MB: a reserve of up to 256 MB; fragmentation" in line

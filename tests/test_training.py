@@ -195,6 +195,8 @@ def test_run_folder(train, tmp_path):
         "batch_size": 4,
         "sequence_length": 16,
         "world_size": 1,
+        "parallel": None,
+        "parallel_reason": "one rank",
     }
     performance = summary["performance"]
     times = summary["steps"]["time_ms"]
@@ -577,6 +579,7 @@ def test_closed_output(tmp_path):
 def simulated_two_ranks(num_steps: int) -> list[float]:
     """The losses of two ranks, computed in one process: gradients of both streams, averaged."""
     workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(SMALL_MODEL))
+    workload = workload.with_settings(world_size=2)
     torch.manual_seed(workload.training.seed)
     state = workload.build(torch.device("cpu"))
     streams = [workload.batches(torch.device("cpu"), rank) for rank in (0, 1)]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from analysis.communication import sent_bytes
 from analysis.memory import place_of_peak
 from analysis.prediction import predicted_memory
 from analysis.traffic import step_work
@@ -202,6 +203,22 @@ def memory_peak() -> str:
         rows.append([name, *cells, f"{peak / (4 * workload.parameter_count()):.1f}x", place_of_peak(memory)])
     titles = [f"{category}, MB" for category in CATEGORIES]
     return table(["size", *titles, "peak, MB", "peak / weights", "where"], rows)
+
+
+def modes() -> str:
+    """The predicted memory of rank 0 and what it sends in a step, by mode and number of ranks."""
+    rows = []
+    for ranks in (2, 32):
+        for mode in ("ddp", "zero1", "fsdp"):
+            workload = DEFAULT.with_settings(world_size=ranks, parallel=mode)
+            memory = predicted_memory(workload, on_gpu=False).document()
+            parts, collectives = memory["peak"]["bytes_by_category"], memory["collectives"]
+            sizes = [parts["parameters"], parts.get("gathered parameters", 0), parts["gradients"], parts["optimizer"]]
+            sizes += [memory["peak_bytes"], sent_bytes(collectives, ranks)]
+            calls = ", ".join(f"{row['calls']} {row['kind']}" for row in collectives)
+            rows.append([mode, calls, f"{ranks}", *(f"{size / MB:.2f}" for size in sizes)])
+    titles = ["parameters", "gathered", "gradients", "optimizer", "peak", "sent"]
+    return table(["mode", "collectives", "W", *(f"{title}, MB" for title in titles)], rows, left=2)
 
 
 def _one_more_layer(*columns: str):

@@ -1,0 +1,210 @@
+"""What will communication cost on W ranks?  Bytes of every collective, the time of a network, where it bounds the step,
+and what would make a step fit.  Predicted: no rank is needed."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from analysis.wording import text_of
+from harness.console import progress_bar
+from harness.files import explain_nulls
+from harness.parallel import SHARDING, most_ranks
+from harness.tables import column
+from harness.units import MB
+from harness.workload import Workload
+
+MOST_RANKS = 2**20  # no search goes further
+NO_NETWORK = "no --network was given"
+ONE_RANK = "one rank has nobody to communicate with"
+NEVER = "the network needs less time than the computation, on any number of ranks"
+
+
+def sent_share(kind: str, world_size: int) -> float:
+    """Bytes that a rank sends at least, by bytes of the larger of input and output; bus bandwidth of nccl-tests counts
+    the same (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md)."""
+    others = (world_size - 1) / world_size
+    return {"all_reduce": 2 * others, "all_gather": others, "reduce_scatter": others, "broadcast": 1.0}[kind]
+
+
+def sent_bytes(collectives: list[dict], world_size: int) -> float:
+    return sum(sent_share(row["kind"], world_size) * row["bytes"] for row in collectives)
+
+
+def first_world_size(bound: Callable[[int], bool]) -> int | None:
+    """The fewest ranks, at least two, from which on `bound` holds; None if it never does."""
+    low, high = 1, 2
+    while not bound(high):
+        low, high = high, 2 * high
+        if high > MOST_RANKS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bound(middle) else (middle, high)
+    return high
+
+
+def communication(collectives: list[dict], world_size: int, bounds: dict, network: float | None) -> dict:
+    """`communication` of prediction.json: what a step sends, and how far it limits speed and scaling.
+
+    bounds are those of the step's time on one rank; network is the bus bandwidth of a rank, in 10^9 bytes/s.  Latency
+    is left out, and collectives are assumed to keep their bytes on other numbers of ranks.
+    """
+    sent = sent_bytes(collectives, world_size)
+    computing = max((ms for ms in (bounds["compute_ms"], bounds["bandwidth_ms"]) if ms is not None), default=None)
+    document = {"sent_bytes": round(sent), "network_gb_per_sec": network}
+    names = ("network_ms", "overlapped_ms", "not_overlapped_ms", "weak_scaling_bound_from", "strong_scaling_bound_from")
+    document |= dict.fromkeys((*names, "efficiency_overlapped", "efficiency_not_overlapped"))
+    if network is None:
+        return explain_nulls(document, NO_NETWORK)
+
+    def network_ms(ranks: int) -> float:
+        return sent_bytes(collectives, ranks) / network / 1e6
+
+    taken = document["network_ms"] = network_ms(world_size)
+    if computing is None:
+        return explain_nulls(document, bounds["bandwidth_ms_reason"])
+    whole = computing * world_size  # ms of the computation of the global batch on one rank
+    document |= {
+        "overlapped_ms": max(computing, taken),
+        "not_overlapped_ms": computing + taken,
+        "weak_scaling_bound_from": first_world_size(lambda ranks: network_ms(ranks) > computing),
+        "strong_scaling_bound_from": first_world_size(lambda ranks: network_ms(ranks) > whole / ranks),
+        "efficiency_overlapped": computing / max(computing, taken),
+        "efficiency_not_overlapped": computing / (computing + taken),
+    }
+    return explain_nulls(document, NEVER)
+
+
+# ---- What would fit ------------------------------------------------------------------------------------------------
+
+
+def smallest_world_size(workload: Workload, on_gpu: bool, capacity: int, predicted: Callable) -> int | None:
+    """The fewest ranks, at least two, on which a step of this batch per rank fits; None if there is no such number.
+
+    predicted(workload, on_gpu) is the tracker of a step.
+    """
+    if workload.parallel.parallel not in SHARDING:
+        return None
+    limit = most_ranks(workload)[0]
+
+    @functools.cache
+    def live(ranks: int) -> np.ndarray:
+        return predicted(workload.with_settings(world_size=ranks), on_gpu).live_bytes_at_allocations()
+
+    def fits(ranks: int) -> bool:
+        return ranks > limit or bool(live(ranks).max() <= capacity)
+
+    if workload.parallel.parallel == "zero1":  # deals out whole tensors: no formula
+        found = first_world_size(fits)
+    else:
+        found = first_world_size_with_shards(live, fits, workload.parallel.world_size, capacity, limit)
+    return found if found and found <= limit else None
+
+
+def first_world_size_with_shards(
+    live: Callable[[int], np.ndarray], fits: Callable[[int], bool], now: int, capacity: int, limit: int
+) -> int | None:
+    """The same, from few calls of live(ranks), the bytes at each allocation: any number of ranks makes the same
+    allocations, constants plus shards.  Two numbers tell about where the limit is, neighbors find it exactly."""
+    other = max(2, now // 2) if now > 2 else 2 * now
+    if live(now).shape != live(other).shape:
+        return first_world_size(fits)
+    shards = (live(other) - live(now)) / (1 / other - 1 / now)  # bytes that are divided among the ranks
+    constant = live(now) - shards / now
+    if constant.max() >= capacity:
+        return None
+    guess = min(max(math.ceil((shards / (capacity - constant)).max()), 2), limit)
+    while not fits(guess):
+        guess += 1
+    while guess > 2 and fits(guess - 1):
+        guess -= 1
+    return guess
+
+
+REMEDIES = ({"activation_checkpointing": True}, {"attention": "sdpa"}, {"precision": "bf16"})
+
+
+def what_would_fit(workload: Workload, on_gpu: bool, capacity: int, predicted: Callable) -> list[dict]:
+    """Settings of this workload that lower the peak, one at a time and all together: for each the peak of a step, and
+    whether it fits."""
+    settings = workload.settings()["training"]
+    changes = [one for one in REMEDIES for name, value in one.items() if settings.get(name, value) != value]
+    changes += [{name: value for one in changes for name, value in one.items()}] if len(changes) > 1 else []
+    rows = []
+    for change in progress_bar("Searching for what would fit", changes):
+        peak = int(predicted(workload.with_settings(**change), on_gpu).live_bytes_at_allocations().max())
+        rows.append({"flags": flags_of(change), "peak_memory_mb": peak / MB, "fits": peak <= capacity})
+    return rows
+
+
+def fitting(workload: Workload, document: dict, on_gpu: bool, predicted: Callable) -> dict:
+    """`would_fit` and `smallest_world_size` of prediction.json, which has the rest already."""
+    if workload.parallel.world_size == 1:
+        return explain_nulls({"would_fit": None, "smallest_world_size": None}, "one rank")
+    tensors_mb = document["peak_memory_mb"] - (document["library_workspaces_mb"] or 0)
+    capacity = round((tensors_mb + document["margin_mb"]) * MB)
+    workload = workload.with_settings(compile=False)
+    rows = None if document["fits"] else what_would_fit(workload, on_gpu, capacity, predicted)
+    ranks, mode = smallest_world_size(workload, on_gpu, capacity, predicted), workload.parallel.parallel
+    why = "fits on no number of them" if mode in SHARDING else f"more need no less memory, as {mode} shards nothing"
+    found = {"would_fit": rows, "smallest_world_size": ranks}
+    return explain_nulls(found, "it fits", smallest_world_size=why)
+
+
+def flags_of(change: dict) -> str:
+    return " ".join(
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in change.items()
+    )
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+
+COLLECTIVE_COLUMNS = [
+    column("collectives of a step and rank", "kind", left=True),
+    column("ranks", "group_size", ","),
+    column("calls", "calls", ","),
+    column("MB", "bytes", ",.2f", MB),
+    column("MB sent", "sent_bytes", ",.2f", MB),
+]
+FIT_COLUMNS = [
+    column("would it fit with", "flags", left=True),
+    column("peak, MB", "peak_memory_mb", ",.0f"),
+    column("fits", "fits", left=True),
+]
+
+
+def communication_lines(document: dict) -> list[str]:
+    """The tables of collectives and of what would fit."""
+    would_fit = [row | {"fits": "yes" if row["fits"] else "no"} for row in document["would_fit"] or []]
+    tables = ((COLLECTIVE_COLUMNS, document["collectives"]), (FIT_COLUMNS, would_fit))
+    return text_of([(columns, rows) for columns, rows in tables if rows])
+
+
+def communication_facts(document: dict) -> dict[str, str]:
+    """What a dry run says of the ranks and their network, by label; {} on one rank."""
+    found = document["communication"]
+    if found is None:
+        return {}
+    fewest, would = (
+        document["smallest_world_size"],
+        [row["flags"] for row in document["would_fit"] or [] if row["fits"]],
+    )
+    fits = f"fits on {fewest:,} or more" if fewest else document["smallest_world_size_reason"]
+    fits += f"; would fit with {' or '.join(would[:2])}" if would else ""
+    facts = {"Ranks": f"{fits}; each sends {found['sent_bytes'] / MB:,.1f} MB per step"}
+    if found["overlapped_ms"] is None:
+        return facts
+    best, worst = found["efficiency_overlapped"], found["efficiency_not_overlapped"]
+    weak, strong = (
+        f"from {ranks:,} ranks on" if (ranks := found[f"{name}_scaling_bound_from"]) else "never"
+        for name in ("weak", "strong")
+    )
+    hidden = f"{best:.1%} efficient, {found['overlapped_ms']:,.2f} ms a step, if communication is hidden"
+    apart = f"else {worst:.1%}, {found['not_overlapped_ms']:,.2f} ms"
+    bound = f"communication-bound {weak} (weak scaling), {strong} (strong)"
+    return facts | {"Scaling": f"at most {hidden}, {apart}; {bound}"}

@@ -1,0 +1,255 @@
+"""Several ranks: losses and memory of every mode on gloo, the prediction without ranks, and what is refused."""
+
+import json
+import os
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import PROJECT, SMALL_MODEL, finish, start
+
+import tiny_llama_v1 as tiny_llama
+from analysis.communication import communication, first_world_size, sent_bytes, smallest_world_size, what_would_fit
+from analysis.prediction import predicted_memory
+from harness.timing import UntimedMeter
+
+BATCH = 8  # of all ranks
+MODES = (
+    "--parallel ddp",
+    "--parallel ddp --gradient-accumulation-steps 2",
+    "--parallel ddp --reduce-precision bf16 --bucket-mb 0.02",
+    "--parallel zero1",
+    "--parallel zero1 --gradient-accumulation-steps 2 --optimizer-impl foreach",
+    "--parallel fsdp",
+    "--parallel fsdp --no-fsdp-reshard --fsdp-wrap sublayer",
+    "--parallel fsdp --fsdp-wrap model --reduce-precision bf16",
+    "--parallel fsdp --activation-checkpointing --gradient-accumulation-steps 2",
+)
+FEW = ("--parallel ddp", "--parallel zero1", "--parallel fsdp")
+
+
+def resolved(flags: str):
+    return tiny_llama.resolve(tiny_llama.build_parser().parse_args([*SMALL_MODEL, *flags.split()]))[0]
+
+
+def predicted(flags: str, world_size: int):
+    return resolved(f"{flags} --dry-run --world-size {world_size}")
+
+
+def on_ranks(world_size: int, modes) -> dict[str, dict]:
+    """What tests/train_on_ranks.py measured, by flags."""
+    every = [" ".join([*SMALL_MODEL, mode, "--batch-size", str(BATCH // world_size)]) for mode in modes]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
+    program = [str(PROJECT / "tests" / "train_on_ranks.py"), json.dumps(every)]
+    code, out = finish(start(sys.executable, *launcher, *program, env={"OMP_NUM_THREADS": "1"}), timeout=300)
+    assert code == 0, out
+    return dict(zip(modes, json.loads(out.splitlines()[-1]), strict=True))
+
+
+def losses_of_one_rank(steps: int) -> list[float]:
+    workload = resolved(f"--batch-size {BATCH}")
+    torch.manual_seed(workload.training.seed)
+    state, stream = workload.build(torch.device("cpu")), workload.batches(torch.device("cpu"))
+    meter = UntimedMeter()
+    workload.train(state, stream, steps, meter, UntimedMeter())
+    return [loss.item() for loss in meter.losses]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "modes"), [(2, MODES), (4, FEW)])
+def test_every_mode_trains_alike_and_as_predicted(world_size, modes):
+    """Over the same global batch: losses as of one rank, within the rounding of fp32, and of sums in bf16; the bytes of
+    memory by category, and those of collectives, are the predicted ones."""
+    measured = on_ranks(world_size, modes)
+    alone = losses_of_one_rank(len(measured[modes[0]]["losses"]))
+    for mode, found in measured.items():
+        assert found["losses"] == pytest.approx(alone, abs=2e-5 if "bf16" in mode else 2e-6), mode
+        workload = predicted(f"{mode} --batch-size {BATCH // world_size}", world_size)
+        document = predicted_memory(workload, False).document()
+        assert document["peak"]["bytes_by_category"] == found["peak"], mode
+        assert document["collectives"] == found["collectives"], mode
+    for mode in FEW:  # sharded against replicated: the sum over two ranks does not depend on the order
+        assert measured[mode]["losses"] == pytest.approx(measured[FEW[0]]["losses"], abs=0 if world_size == 2 else 1e-6)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(PROJECT / "tiny_llama_v1.py"),
+    ]
+    flags = ["--device", "cpu", "--num-steps", "3", "--profile-memory", "--parallel", "fsdp", "--output-dir", "run"]
+    code, out = finish(start(sys.executable, *launcher, *flags, *SMALL_MODEL, cwd=tmp_path))
+    assert code == 0, out
+    assert "Ranks: 2, each with 4 samples per step (fsdp, by block, resharded after the forward pass" in out
+    summary, config, memory = (
+        json.loads((tmp_path / "run" / f"{name}.json").read_text())
+        for name in ("performance_summary", "config", "memory_timeline")
+    )
+    assert summary["training"]["parallel"] == config["training"]["parallel"] == "fsdp"
+    assert config["training"]["world_size"] == 2
+    assert {row["kind"] for row in memory["collectives"]} == {"all_gather", "all_reduce", "reduce_scatter"}
+    assert memory["peak"]["bytes_by_category"]["gathered parameters"] > 0
+    assert memory["predicted"]["bytes_by_category"].keys() == memory["peak"]["bytes_by_category"].keys()
+
+
+# ---- What is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--parallel zero1", "--parallel zero1: this run has one rank; start several with torchrun"),
+        ("--no-fsdp-reshard", "--fsdp-reshard False: this run has one rank"),
+        ("--world-size 2", "--world-size: requires --dry-run"),
+        ("--network 10", "--network: requires --dry-run"),
+        ("--dry-run --world-size 2 --fsdp-wrap model", "--fsdp-wrap: has no effect with --parallel ddp; use fsdp"),
+        ("--dry-run --world-size 2 --parallel fsdp --bucket-mb 1", "--bucket-mb: has no effect with --parallel fsdp"),
+        ("--dry-run --world-size 99 --parallel zero1", "the 21 parameter tensors cannot be shared by 99 ranks"),
+        ("--dry-run --world-size 65 --parallel fsdp", "the 64 rows of the largest parameter cannot be shared by 65"),
+    ],
+)
+def test_flags_without_sense_are_refused(train, tmp_path, flags, words):
+    code, _, err = train(*flags.split(), "--output-dir", "run")
+    assert code == 2
+    assert words in err and err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+BY_RANK = """
+import os, sys
+sys.path.insert(0, {project!r})
+sys.argv = ["tiny_llama_v1.py", *{flags!r}, "--batch-size", {values!r}[int(os.environ["RANK"])], "--output-dir", "run"]
+import tiny_llama_v1
+sys.exit(tiny_llama_v1.main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["4", "2"], "--batch-size: rank 1 has 2, rank 0 has 4; start all ranks with the same flags"),
+        (["0", "0"], "argument --batch-size: 0 is not a whole number of at least 1"),
+    ],
+)
+def test_an_error_of_all_ranks_is_told_once(tmp_path, values, words):
+    text = BY_RANK.format(project=str(PROJECT), flags=[*SMALL_MODEL[:-2], "--device", "cpu"], values=values)
+    (tmp_path / "by_rank.py").write_text(text)
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 20000)}
+    ranks = [
+        start(sys.executable, "by_rank.py", cwd=tmp_path, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in (0, 1)
+    ]
+    (code, out), (other_code, other_out) = (finish(rank) for rank in ranks)
+    assert (code, other_code) == (2, 2), out + other_out
+    assert out.count("\n") == 1 and words in out
+    assert other_out == ""
+    assert not (tmp_path / "run").exists()
+
+
+# ---- Predictions for any number of ranks ---------------------------------------------------------------------------
+
+
+def test_shards_become_smaller_with_more_ranks():
+    def peak(flags: str, ranks: int) -> dict:
+        return predicted_memory(predicted(flags, ranks), False).document()["peak"]["bytes_by_category"]
+
+    parameters = 4 * resolved("").parameter_count()
+    for ranks in (2, 8):
+        ddp, zero1, fsdp = (peak(f"--parallel {mode}", ranks) for mode in ("ddp", "zero1", "fsdp"))
+        assert ddp["parameters"] == ddp["gradients"] == zero1["parameters"] == parameters
+        assert ddp["optimizer"] > 2 * parameters > zero1["optimizer"] > fsdp["optimizer"] > 2 * parameters / ranks
+        assert fsdp["parameters"] == parameters / ranks
+    assert predicted_memory(predicted("--parallel fsdp", 64), False).collectives["reduce_scatter"][0] == 3
+
+
+def test_bytes_by_the_book():
+    """2 (W-1)/W P for a data parallel step, and 3 (W-1)/W P for a fully sharded one."""
+    parameters = 4 * resolved("").parameter_count()
+    for world_size in (2, 16):
+        share = (world_size - 1) / world_size
+        for mode, passes in (("--parallel ddp", 2), ("--parallel fsdp --fsdp-wrap model", 3)):
+            tracker = predicted_memory(predicted(mode, world_size), False)
+            sent = sent_bytes(tracker.document()["collectives"], world_size)
+            assert sent == pytest.approx(passes * share * parameters + 8 * share), mode  # and the loss
+
+
+def test_where_communication_bounds_the_step():
+    rows = [{"kind": "all_reduce", "calls": 1, "bytes": 10**9}]
+    bounds = {"compute_ms": 30.0, "bandwidth_ms": 5.0}
+    found = communication(rows, 4, bounds, 50.0)
+    assert found["network_ms"] == pytest.approx(30.0)  # 2 x 3/4 x 10^9 bytes at 50 GB/s
+    assert found["weak_scaling_bound_from"] == 5
+    # 40 (W-1)/W ms against 120/W ms: from W = 4 on they are equal, and from 5 on it is longer.
+    assert found["strong_scaling_bound_from"] == 5
+    assert (found["overlapped_ms"], found["not_overlapped_ms"]) == pytest.approx((30.0, 60.0))
+    assert (found["efficiency_overlapped"], found["efficiency_not_overlapped"]) == pytest.approx((1.0, 0.5))
+    fast = communication(rows, 4, bounds, 100.0)
+    assert fast["weak_scaling_bound_from"] is None and "any number of ranks" in fast["weak_scaling_bound_from_reason"]
+    unknown = communication(rows, 4, bounds, None)
+    assert unknown["network_ms"] is None and unknown["network_ms_reason"] == "no --network was given"
+    assert first_world_size(lambda ranks: ranks >= 777) == 777
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["zero1", "fsdp"])
+def test_the_fewest_ranks_that_fit(mode):
+    workload = predicted(f"--parallel {mode} --batch-size 1", 2)
+
+    def peak(ranks: int) -> int:
+        return int(predicted_memory(workload.with_settings(world_size=ranks), False).live_bytes_at_allocations().max())
+
+    for capacity in (peak(5), peak(5) - 1):
+        fewest = smallest_world_size(workload, False, capacity, predicted_memory)
+        assert peak(fewest) <= capacity < peak(fewest - 1)
+    assert smallest_world_size(workload, False, 1000, predicted_memory) is None
+
+
+def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path):
+    flags = "--dry-run --world-size 16 --parallel fsdp --target-device MI300X --network 100 --output-dir run --verbose"
+    code, out, _ = train(*flags.split())
+    assert code == 0
+    document = json.loads((tmp_path / "run" / "prediction.json").read_text())
+    assert (document["world_size"], document["parallel"]) == (16, "fsdp")
+    rows = {row["kind"]: row for row in document["collectives"]}
+    assert rows["all_gather"]["sent_bytes"] == round(15 / 16 * rows["all_gather"]["bytes"])
+    bounds, found = document["step_time_bounds"], document["communication"]
+    assert found["network_ms"] == bounds["network_ms"] == pytest.approx(found["sent_bytes"] / 100e6, rel=1e-4)
+    assert document["step_time_lower_bound_ms"] == max(bounds[f"{n}_ms"] for n in ("compute", "bandwidth", "network"))
+    assert re.search(
+        r"^Scaling: .*; communication-bound from 2 ranks on \(weak scaling\)", " ".join(out.split("\n    ")), re.M
+    )
+    assert re.search(r"^reduce_scatter +16 +3 ", out, re.M)
+
+
+def test_what_would_fit_is_told():
+    workload = predicted("--parallel fsdp --batch-size 8", 2)
+    peak = int(predicted_memory(workload, False).live_bytes_at_allocations().max())
+    rows = what_would_fit(workload, False, peak - 50_000, predicted_memory)
+    assert [row["flags"] for row in rows] == [
+        "--activation-checkpointing",
+        "--attention sdpa",
+        "--precision bf16",
+        "--activation-checkpointing --attention sdpa --precision bf16",
+    ]
+    assert rows[-1]["fits"] and rows[-1]["peak_memory_mb"] < min(row["peak_memory_mb"] for row in rows[:-1])
+
+
+@pytest.mark.slow
+def test_a_step_of_a_thousand_ranks_is_predicted_without_them():
+    """Embedding and head have 1,000 rows: some of the ranks keep nothing of them."""
+    args = "--size very_large --dry-run --world-size 1024 --parallel fsdp --activation-checkpointing".split()
+    workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(args))
+    workload = replace(workload, config=replace(workload.config, n_layers=2))
+    document = predicted_memory(workload, True).document()
+    parameters = document["peak"]["bytes_by_category"]["parameters"]
+    assert parameters == pytest.approx(4 * workload.parameter_count() / 1024, rel=0.05)
+    fewest = smallest_world_size(workload, True, document["peak_bytes"] + 2**30, predicted_memory)
+    assert 2 < fewest < 1024

@@ -1,0 +1,51 @@
+"""Started by torch.distributed.run: trains once for each set of flags, and prints what rank 0 measured as JSON.
+
+torchrun --nproc-per-node 2 tests/train_on_ranks.py '["--parallel ddp", "--parallel fsdp"]'
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+import tiny_llama_v1 as tiny_llama
+from harness.distributed import process_group
+from harness.memory_tracker import MemoryTracker
+from harness.parallel import replicated, sharded_state
+from harness.timing import UntimedMeter
+
+CPU = torch.device("cpu")
+STEPS, TRACKED = 4, 2
+
+
+def trained(flags: str, rank: int) -> dict:
+    """Losses of all steps, and the memory of one."""
+    workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags.split()))
+    torch.manual_seed(workload.training.seed)
+    state = sharded_state(workload, CPU)
+    model, optimizer = state.model, state.optimizer
+    state = state._replace(model=replicated(model, workload.training, CPU))
+    stream, meter = workload.batches(CPU, rank), UntimedMeter(world_size=workload.training.world_size)
+    workload.train(state, stream, STEPS - TRACKED, meter, UntimedMeter())
+    trackers = [MemoryTracker(model, optimizer) for _ in range(TRACKED)]
+    for tracker in trackers:
+        workload.train(state, stream, 1, meter, UntimedMeter(tracker))
+    # A thread of gloo's may keep a buffer a moment after the collective has ended, so the least is what a step needs.
+    memory = min((tracker.document() for tracker in trackers), key=lambda memory: memory["peak_bytes"])
+    losses = torch.stack(meter.losses).view(STEPS, -1).mean(1).tolist()  # of the micro-batches of a step
+    return {"losses": losses, "peak": memory["peak"]["bytes_by_category"], "collectives": memory["collectives"]}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with process_group(CPU, {}) as (rank, _):
+        results = [trained(flags, rank) for flags in json.loads(sys.argv[1])]
+        if rank == 0:
+            print(json.dumps(results), flush=True)
+
+
+if __name__ == "__main__":
+    main()
