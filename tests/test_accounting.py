@@ -29,6 +29,7 @@ def with_options(workload, **changes):
     return replace(workload, training=replace(workload.training, **changes))
 
 
+@pytest.mark.slow
 def test_components_add_up_and_without_deepspeed_the_rest_stands():
     workload = resolved("--size", "small")
     rows = by_component(workload)
@@ -49,7 +50,9 @@ def test_components_add_up_and_without_deepspeed_the_rest_stands():
     assert sum(row["forward_flops"] for row in fused) == sum(row["forward_flops"] for row in rows)
 
 
-@pytest.mark.parametrize("size", PUBLISHED)
+@pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=[pytest.mark.slow] if "large" in size else []) for size in PUBLISHED]
+)
 def test_published_sizes(size):
     workload = resolved("--size", size)
     assert (workload.parameter_count(), workload.forward_flops()) == PUBLISHED[size]

@@ -64,6 +64,7 @@ def test_predictions_are_the_sizes_of_the_tensors(dtype, causal):
         assert found["predicted_peak_bytes"] > total - 8
 
 
+@pytest.mark.slow
 def test_compiled_attention_keeps_no_more_than_eager():
     eager, compiled = (predicted(spec(name, seq_len=64), CPU) for name in ("eager", "compiled"))
     assert 0 < compiled["predicted_memory_bytes"] <= eager["predicted_memory_bytes"]
@@ -229,6 +230,7 @@ def test_the_reason_of_one_backend_is_found_among_all_warnings():
     assert reason_in(warnings, "math") == ""
 
 
+@pytest.mark.slow
 def test_without_a_prediction_the_row_is_measured(scratch, monkeypatch):
     def broken(spec, device):
         raise RuntimeError("no such operator\non fake tensors")

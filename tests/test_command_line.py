@@ -152,6 +152,7 @@ def test_no_gpu(train, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--flops-profile-step 99", "--flops-profile-step 3 --num-steps 2"])
 def test_flops_step_beyond_the_run_is_moved(train, flags):
     code, out, _ = train("--enable-deepspeed-flops", *flags.split())

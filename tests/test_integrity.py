@@ -57,6 +57,7 @@ def without_kernels(tmp_path, mi300x, number, which):
     return analysis_of(read_trace(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "which"),
     [*((number, "launched in it") for number in (15, 16, 17)), (16, "running during it"), (17, "running during it")],

@@ -47,6 +47,7 @@ def test_the_script_ends_with_its_answer(train, flags, first):
         assert ("largest tensors" in out) == ("--verbose" in flags)
 
 
+@pytest.mark.slow
 def test_a_dry_run_that_does_not_fit_says_what_would(train):
     code, out, _ = train("--dry-run", "--device-memory", "0.36", small=False)
     assert code == 0

@@ -194,6 +194,7 @@ def test_plotting_again_overwrites_no_other_run(flops, tmp_path):
     assert moved.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_plot_that_cannot_be_written_costs_no_text(flops, tmp_path):
     flops(*SMALL_MODEL, "--num-steps", "3", "--output-dir", "a")
     (tmp_path / "a" / ".roofline.png.partial").mkdir()

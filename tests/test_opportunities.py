@@ -152,6 +152,7 @@ def test_on_a_gpu_the_datasheet_decides_on_mixed_precision(tmp_path, name, preci
     assert not_here["fewer synchronizations"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gain", [0.12, 1.9])
 def test_on_a_cpu_a_timed_matmul_decides_on_mixed_precision(train, tmp_path, monkeypatch, gain):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -186,6 +187,7 @@ def test_a_trace_of_another_cpu_is_told_nothing_about_mixed_precision(tmp_path):
     assert "a CPU may be slower in bf16" in reason
 
 
+@pytest.mark.slow
 def test_a_dry_run_times_no_matmul(train, monkeypatch):
     for name in ("measured_gain", "measured_flops", "measured_bandwidth"):
         monkeypatch.setattr(measuring, name, None)

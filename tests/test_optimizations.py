@@ -40,6 +40,7 @@ def losses(config=CONFIG, device=CPU, compiled=False, **options) -> list[float]:
     return [loss.item() for loss in step.losses]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize(
     ("options", "kv_heads"), [*((options, 2) for options in OPTIMIZATIONS), ({"attention": "sdpa"}, 4)]

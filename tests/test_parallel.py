@@ -157,6 +157,7 @@ def test_an_error_of_all_ranks_is_told_once(tmp_path, values, words):
 # ---- Predictions for any number of ranks ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shards_become_smaller_with_more_ranks():
     def peak(flags: str, ranks: int) -> dict:
         return predicted_memory(predicted(flags, ranks), False).document()["peak"]["bytes_by_category"]
@@ -212,6 +213,7 @@ def test_the_fewest_ranks_that_fit(mode):
     assert smallest_world_size(workload, False, 1000, predicted_memory) is None
 
 
+@pytest.mark.slow
 def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path):
     flags = "--dry-run --world-size 16 --parallel fsdp --target-device MI300X --network 100 --output-dir run --verbose"
     code, out, _ = train(*flags.split())

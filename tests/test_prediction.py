@@ -56,10 +56,10 @@ def read(path):
 @pytest.mark.parametrize(
     "flags",
     [
-        "",
-        "--batch-size 2 --seq-len 64",
         "--batch-size 3 --seq-len 33",
-        "--batch-size 16 --seq-len 32 --precision bf16",
+        pytest.param("", marks=pytest.mark.slow),
+        pytest.param("--batch-size 2 --seq-len 64", marks=pytest.mark.slow),
+        pytest.param("--batch-size 16 --seq-len 32 --precision bf16", marks=pytest.mark.slow),
         pytest.param("--gradient-accumulation-steps 4", marks=pytest.mark.slow),
         pytest.param("--activation-checkpointing", marks=pytest.mark.slow),
         pytest.param("--size small --batch-size 2", marks=pytest.mark.slow),
@@ -79,6 +79,7 @@ def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):
         assert row["bytes"] == row["formula_bytes"], row["component"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("shape", [(1, 7), (2, 2), (3, 16)])
@@ -225,6 +226,7 @@ def test_a_target_device_that_is_none(train, tmp_path, flags, words):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_another_device(train, tmp_path):
     flags = ("--dry-run", "--device-memory", "0.36", "--output-dir", "run", "--verbose")
     code, out, _ = train(*flags, small=False)

@@ -307,6 +307,7 @@ def test_a_precision_that_the_card_lacks(runner, tmp_path, card, precision):
     assert f"{CARDS[card].name} has no " in out
 
 
+@pytest.mark.slow
 def test_a_card_that_runs_out_of_memory(runner, tmp_path):
     flags = [*SMALL_MODEL[:8], "--batch-size", "32", "--seq-len", "256", "--output-dir", "run"]
     code, out = runner.run("small", tmp_path, "tiny_llama_v1", *flags, PRETEND_OTHER_MB="14640")

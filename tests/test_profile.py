@@ -91,6 +91,7 @@ def test_overlapping_and_endless_events_keep_the_sum(tmp_path):
     assert all(ms >= 0 for ms in rows_of(analysis).values())
 
 
+@pytest.mark.slow
 def test_ten_thousand_kernels(tmp_path):
     kernels = []
     for i in range(10_000):

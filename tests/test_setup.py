@@ -341,6 +341,7 @@ def venv_line(machine: Machine) -> str:
     return f"PYTHON={machine.project}/.venv/bin/python"
 
 
+@pytest.mark.slow
 def test_an_environment_from_a_login_node_is_noticed_and_kept(tmp_path):
     machine = Machine(tmp_path)
     machine.set_up()

@@ -51,9 +51,8 @@ def gpu_for_children(monkeypatch):
     monkeypatch.setattr(sweep, "in_fresh_process", with_cpu)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "memory_study" else [pytest.mark.slow]) for name in SWEEPS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_makes_no_context_in_its_own_process(scratch, capfd, gpu_for_children, name):
     module, flags = SWEEPS[name]
     assert run_command(module, *flags.split(), "--output-dir", "run") == 0, capfd.readouterr().err

@@ -256,6 +256,7 @@ def test_log_interval(train):
     assert re.findall(r"Step (\d+)/7", out) == ["1", "3", "6", "7"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "window", "moved"),
     [
@@ -309,6 +310,7 @@ def test_stacks_bring_python_frames(train, tmp_path):
     assert "python_function" not in plain
 
 
+@pytest.mark.slow
 def test_memory_profile_of_the_default_model(train, tmp_path):
     code, out, _ = train("--profile-memory", "--profile-dir", "m", "--num-steps", "4", small=False)
     assert code == 0

@@ -232,6 +232,7 @@ def test_errors_that_mean_out_of_memory(error, expected):
     assert out_of_memory(wrapped) is expected
 
 
+@pytest.mark.slow
 def test_a_row_is_skipped_by_the_rule_of_a_dry_run(scratch, monkeypatch):
     """What is in use and the reserve are not available to it."""
     memory = 140 * 2**20 + RESERVES["cpu"].least

@@ -196,6 +196,7 @@ def test_the_largest_batch_is_the_largest_that_fits():
     assert peaks[0] <= capacity < peaks[1]
 
 
+@pytest.mark.slow
 def test_rates_and_intensity_of_a_run():
     workload = ConvolutionNet()
     summary = {
