@@ -253,7 +253,8 @@ def flags() -> str:
         title = ", ".join(f"`{name}`" for name in action.option_strings)
         text, default = re.fullmatch(r"(.*?)(?: \(([^()]*(?:\([^()]*\))?[^()]*)\))?", action.help, re.S).groups()
         choices = f": {', '.join(action.choices)}" if action.choices and not action.metavar else ""
-        rows.append([title, text + choices, default or ("off" if action.nargs == 0 else "")])
+        switch = "on" if any(name.startswith("--no-") for name in action.option_strings) else "off"
+        rows.append([title, text + choices, default or (switch if action.nargs == 0 else "")])
     return table(["flag", "meaning", "default"], rows, left=3)
 
 
@@ -294,7 +295,7 @@ def run_output(beginning: str | None = None, lines: int | None = None) -> str:
     """What run_baseline.sh printed, without most steps: `lines` lines (None: all) after the line `beginning`."""
     printed = (RESULTS / "run_baseline.log").read_text().splitlines()
     steps = [i for i, line in enumerate(printed) if line.startswith("Step ")]
-    start = printed.index(beginning) + 1 if beginning else 0
     end = printed.index("Files:") if "Files:" in printed else len(printed)  # a list of files, of --verbose
-    shown = [*printed[start : steps[3]], "...", *printed[steps[-1] : end]]
-    return text_block("\n".join(shown[:lines]).strip().splitlines())
+    shown = [*printed[: steps[3]], "...", *printed[steps[-1] : end]]
+    start = shown.index(beginning) + 1 if beginning else 0
+    return text_block("\n".join(shown[start:][:lines]).strip().splitlines())
