@@ -278,7 +278,7 @@ def test_the_other_commands_predict_too(tmp_path, script):
     command = [sys.executable, str(PROJECT / script), *size, "--dry-run", "--peak", "1", "--output-dir", "run"]
     code, out = finish(start(*command, cwd=tmp_path))
     assert code == 0, out
-    assert "Prediction: nothing was allocated or trained" in out
+    assert "Prediction, nothing was allocated or trained" in out
     assert "COMPLETE" not in out
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["prediction.json"]
 

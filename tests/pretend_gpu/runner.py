@@ -6,6 +6,7 @@ torch and the project are imported once: each command is a fork, which puts its 
 
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -33,6 +34,10 @@ def run(card: str, module: str, flags: list[str], folder: str, variables: dict[s
     from harness.errors import exit_code_of
 
     pretended.install()
+    # A fork server of its own would import PyTorch for each command, which takes longer than all its rows; this process
+    # has imported it and used no device.  tests/test_sweep_process.py has the real fork server.
+    context = multiprocessing.get_context
+    multiprocessing.get_context = lambda method: context("fork" if method == "forkserver" else method)
     sys.argv = [f"{module}.py", *flags]
     main = sys.modules[module].main
     code = exit_code(main if module == "tiny_llama_v1" else lambda: exit_code_of(main))
