@@ -51,13 +51,13 @@ COMMANDS = {
         "--seq-lens", "16", "32", "--output-dir", "run",
     ),
     "timing study": lambda precision: [
-        ("run_timing_study", *BRIEF, *TINY, "--repetitions", "4", "--wrong-method-repetitions", "4",
+        ("run_timing_study", *BRIEF, *TINY, "--repetitions", "2", "--wrong-method-repetitions", "2",
          f"--change=--precision {precision}" if precision != "fp32" else "--change=--attention sdpa")
     ],
     "precision study": with_precision("--precisions", "run_precision_study", "--size", "tiny", *BRIEF, *TINY),
     "attention benchmark": with_precision(
         "--dtypes", "run_attention_benchmark", *BRIEF, "--implementations", "eager", "sdpa", "--d-heads", "16",
-        "--seq-lens", "32", "64",
+        "--seq-lens", "32",
     ),
     "training benchmark": with_precision(
         "--precisions", "run_training_benchmark", *BRIEF, "--sizes", "tiny", "--seq-lens", "8"
