@@ -18,7 +18,7 @@ from harness.disturbance import disturbance_text
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import explain_nulls_recursively
-from harness.tables import Column, Section, answer, column, wrapped
+from harness.tables import COLUMNS, Column, Section, answer, column, wrapped
 from harness.timing import PHASES, summary_stats
 
 UNDECIDED = "undecided: disturbed"
@@ -266,6 +266,7 @@ def scaling(rows: list[dict]) -> dict | None:
 KINDS = ("components", "classes", "operators")
 ROWS_OF_FILE = 50  # of each long table in comparison.md
 RUNS_IN_ANSWER = 3  # more are in the table
+SETTINGS_WIDTH = COLUMNS - len("Settings that differ: ")
 
 TIME_COLUMNS = [
     column("run", "name", left=True),
@@ -400,20 +401,36 @@ def comparison_answer(comparison: dict, read_on: str) -> list[str]:
     disturbed = [f"{row['name']}: {row['disturbance'].partition(';')[0]}" for row in runs if row["disturbed"]]
     unmeasured = [row["name"] for row in runs if row["disturbed"] is None]
     quiet = f"not measured in {', '.join(unmeasured)}" if unmeasured else "none seen"
-    settings = [f"{row['name']} {' | '.join(map(str, row['values']))}" for row in comparison["differences"]]
+    settings = {row["name"]: row["values"] for row in comparison["differences"]}
+    lines = 2 if len(shown) < RUNS_IN_ANSWER else 1  # ANSWER_LINES in all
     losses = [row["largest_loss_difference"] for row in others if row["largest_loss_difference"] is not None]
     rows = {
         "Finding": found,
-        "Largest reason": [largest_reason(comparison, row) for row in shown[:2]],
+        "Largest reason": [largest_reason(comparison, row) for row in shown[:lines]],
         "Peak memory": memory_text(runs),
         "Loss": f"differs by {max(losses):.1e} at most" if losses else "not known: no step in common",
-        "Settings that differ": "; ".join(settings) or "none",
+        "Settings that differ": settings_lines(settings, lines),
         "Same settings": repeats_text(comparison["repeats"]),
-        "Disturbance": "; ".join(disturbed) or quiet,
     }
     if comparison["scaling"]:
-        rows["Same settings"] += f".  Scaling {scaling_text(comparison['scaling'])}"
-    return answer(rows | {"Read on": read_on})
+        rows["Scaling"] = scaling_text(comparison["scaling"])
+    return answer(rows | {"Disturbance": "; ".join(disturbed) or quiet, "Read on": read_on})
+
+
+def settings_lines(settings: dict[str, list], limit: int = 2) -> list[str]:
+    """'name first | second; ...' in at most `limit` lines of an answer; what has no room there is counted."""
+    texts = [f"{name} {' | '.join(map(str, values))}" for name, values in settings.items()]
+    lines: list[str] = []
+    for i, text in enumerate(texts):
+        more = f"; {len(texts) - i} more in the table"
+        if lines and len(lines[-1]) + len(text) + len(more) <= SETTINGS_WIDTH:
+            lines[-1] += f"; {text}"
+        elif len(lines) < limit:
+            lines.append(text)
+        else:
+            lines[-1] += more
+            break
+    return lines or ["none"]
 
 
 def finding(row: dict, baseline: dict) -> str:

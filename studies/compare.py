@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from analysis.compare import IGNORED, check_distinct, unique_names
+from analysis.compare import IGNORED, check_distinct, settings_lines, unique_names
 from analysis.comparison_parts import NOISE, STANDARD_ERRORS
 from analysis.wording import shortened
 from harness.documents import read_document
@@ -142,14 +142,13 @@ def sweep_comparison_answer(comparison: dict, read_on: str) -> list[str]:
         f"{row['row']}: {row['figure']} {row['before']:,.4g}, {row['after']:,.4g} in {row['run']}, {row['difference']}"
         for row in changed[:5]
     ]
-    found = {row["name"]: " | ".join(map(str, row["values"])) for row in comparison["differences"]}
     statuses = [row["row"] for row in comparison["statuses"]]
     return answer(
         {
             "Finding": f"{len(changed)} of {len(rows)} figures differ from {comparison['baseline']} by more than noise",
             f"Largest, by {key}": largest or "none",
             "Other statuses": ", ".join(statuses) or "none",
-            "Settings that differ": "; ".join(f"{name} {values}" for name, values in found.items()) or "none",
+            "Settings that differ": settings_lines({row["name"]: row["values"] for row in comparison["differences"]}),
             "Read on": read_on,
         }
     )

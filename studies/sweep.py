@@ -497,7 +497,7 @@ def screen_lines(section: Section, fold: bool = True) -> list[str]:
         return ["", section.title]
     rows = [row | {"disturbance": ""} if row.get("disturbed") else row for row in section.rows]
     texts = {i: {one.text(row) for row in rows} for i, one in enumerate(section.columns)}
-    folded = [i for i, found in texts.items() if len(found) == 1 and len(rows) > 1 and fold]
+    folded = [i for i, found in texts.items() if fold and (found == {"-"} or (len(found) == 1 and len(rows) > 1))]
     same = [f"{section.columns[i].title} {text}" for i in folded if (text := min(texts[i])) not in ("-", "")]
     shown = [one for i, one in enumerate(section.columns) if i not in folded]
     left_out = []
@@ -521,17 +521,24 @@ def optional(*columns: Column) -> list[Column]:
 
 def predicted_finding(rows: list[dict], key: str, label: Callable[[dict], str], available_bytes: int) -> list[str]:
     """The finding of a sweep that measured nothing: the range of predicted peaks, and which of them fit."""
+
+    def peak_of(row: dict) -> str:
+        return f"{megabytes(row[key])} ({label(row)})"
+
     known = sorted((row for row in rows if row[key] is not None), key=lambda row: row[key])
     if not known:
         return ["Nothing was measured, and nothing could be predicted; the column status says why."]
     least, most = known[0], known[-1]
     too_large = [row for row in known if row[key] > available_bytes]
-    fit = f"All {len(known)} fit in" if not too_large else f"{len(too_large)} of {len(known)} do not fit in"
-    smallest = f", the smallest of them: {label(too_large[0])} with {megabytes(too_large[0][key])}" if too_large else ""
-    return [
-        f"Predicted peaks: from {megabytes(least[key])} ({label(least)}) to {megabytes(most[key])} ({label(most)}).",
-        f"{fit} the {megabytes(available_bytes)} available{smallest}.",
-    ]
+    available = f"the {megabytes(available_bytes)} available"
+    if len(known) == 1:
+        return [f"Predicted peak: {peak_of(most)}; it {'does not fit' if too_large else 'fits'} in {available}."]
+    first = f"Predicted peaks: from {peak_of(least)} to {peak_of(most)}."
+    if not too_large:
+        return [first, f"All of them fit in {available}."]
+    count = f"{len(too_large)} of {len(known)}" if len(too_large) < len(known) else "All of them"
+    verb = "does not" if len(too_large) == 1 else "do not"
+    return [first, f"{count} {verb} fit in {available}, the smallest: {peak_of(too_large[0])}."]
 
 
 # ---- Columns that sweeps share -------------------------------------------------------------------------------------

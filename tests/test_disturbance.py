@@ -329,7 +329,7 @@ def test_a_disturbed_run_says_so(tmp_path, one_core):
 def test_idle_openmp_threads_sleep_unless_the_user_sets_a_policy(monkeypatch, train, tmp_path):
     for name in WAITING_POLICIES:
         monkeypatch.delenv(name, raising=False)
-    assert default_variables()["GOMP_SPINCOUNT"] == "1000"
+    assert default_variables()["GOMP_SPINCOUNT"] == "3000"
     for name in WAITING_POLICIES:
         with monkeypatch.context() as user:
             user.setenv(name, "passive")
@@ -356,7 +356,7 @@ def test_the_benchmark_of_waiting_policies(command, monkeypatch, tmp_path):
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     found = {(row["setting"], row["busy_processes"]): row for row in rows}
     assert len(found) == 2 * len(waiting_policies.SETTINGS)
-    slow, better = found[waiting_policies.DEFAULT, 1], found["GOMP_SPINCOUNT=1000", 1]
+    slow, better = found[waiting_policies.DEFAULT, 1], found["GOMP_SPINCOUNT=3000", 1]
     assert (slow["slower"], better["slower"]) == pytest.approx((5.0, 2.2))
     assert slow["fair_share"] == pytest.approx(1 + 1 / torch.get_num_threads())
     assert slow["longest_wait"] == [0.2, 0.2]
@@ -508,7 +508,7 @@ def test_every_command_sets_the_policy_before_torch_is_imported(script, monkeypa
         monkeypatch.delenv(name, raising=False)
     code, out = finish(start(sys.executable, "-c", BEFORE_TORCH, str(script), "--help"))
     assert code == 0, out
-    assert "GOMP_SPINCOUNT 1000" in out or "usage:" in out
+    assert "GOMP_SPINCOUNT 3000" in out or "usage:" in out
 
 
 # ---- Sweeps --------------------------------------------------------------------------------------------------------

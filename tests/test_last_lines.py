@@ -136,9 +136,12 @@ def test_without_measurements_the_finding_is_what_fits():
     rows = [memory_row(2, 20), memory_row(1, 10)]
     assert predicted_finding(rows, "predicted_bytes", memory.label, 15 * MB) == [
         "Predicted peaks: from 10.0 MB (batch 1 x 8 tokens) to 20.0 MB (batch 2 x 8 tokens).",
-        "1 of 2 do not fit in the 15.0 MB available, the smallest of them: batch 2 x 8 tokens with 20.0 MB.",
+        "1 of 2 does not fit in the 15.0 MB available, the smallest: 20.0 MB (batch 2 x 8 tokens).",
     ]
-    assert predicted_finding(rows, "predicted_bytes", memory.label, 25 * MB)[1] == "All 2 fit in the 25.0 MB available."
+    assert predicted_finding(rows, "predicted_bytes", memory.label, 25 * MB)[1].startswith("All of them fit in the 25")
+    assert predicted_finding(rows[:1], "predicted_bytes", memory.label, 15 * MB) == [
+        "Predicted peak: 20.0 MB (batch 2 x 8 tokens); it does not fit in the 15.0 MB available."
+    ]
 
 
 def training_row(size: str, mode: str, ms: float, **more) -> dict:
