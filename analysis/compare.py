@@ -403,10 +403,11 @@ def comparison_answer(comparison: dict, read_on: str) -> list[str]:
     quiet = f"not measured in {', '.join(unmeasured)}" if unmeasured else "none seen"
     settings = {row["name"]: row["values"] for row in comparison["differences"]}
     lines = 2 if len(shown) < RUNS_IN_ANSWER else 1  # ANSWER_LINES in all
+    changed = sorted(shown, key=lambda row: abs(math.log(row["ratio"] or 1)), reverse=True)
     losses = [row["largest_loss_difference"] for row in others if row["largest_loss_difference"] is not None]
     rows = {
         "Finding": found,
-        "Largest reason": [largest_reason(comparison, row) for row in shown[:lines]],
+        "Largest reason": [largest_reason(comparison, row) for row in changed[:lines]],
         "Peak memory": memory_text(runs),
         "Loss": f"differs by {max(losses):.1e} at most" if losses else "not known: no step in common",
         "Settings that differ": settings_lines(settings, lines),

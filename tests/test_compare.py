@@ -254,7 +254,8 @@ def test_the_answer_names_the_difference_and_its_largest_reason(runs, tmp_path):
     assert "fast is 1.25x as fast as a (95%: 1.2" in text
     assert "x): 80.00 ms against 100.00 ms" in text
     assert "and 1 more run in the table" in text
-    assert "same: none, the difference is within noise" in text
+    assert "Scaling:" in text
+    assert next(line for line in lines if line.startswith("Settings")).endswith(" more in the table")
     assert any(" fast: " in line and "ms per profiled" not in line for line in lines)
 
 
