@@ -467,9 +467,13 @@ launch() {
     done
     shift
     check_tasks "${script##*/}"
+    if wants_help "$@"; then
+        PYTHON=$HERE/.venv/bin/python # nothing is set up to show help
+        [ -x "$PYTHON" ] || PYTHON=$(base_python)
+        exec "$PYTHON" "$script" --help
+    fi
     DEVICE=$(value_of --device "" "$@")
     use_python "$HERE/requirements.txt"
-    if wants_help "$@"; then exec "$PYTHON" "$script" --help; fi
     folder=$(value_of --resume "" "$@")
     if [ -z "$folder" ]; then
         folder=$(value_of "$flag" "" "$@")

@@ -61,8 +61,10 @@ def check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     for other in given[1:]:
         if goes_with.get(given[0]) != other:
             parser.error(f"--{other.replace('_', '-')}: does not go with --{given[0]}")
-    if "class" not in given and (args.exercise is None) == (args.check is None):
+    if "class" not in given and args.exercise is None and args.check is None:
         parser.error("give the number of an exercise, `all`, or --check FILE")
+    if args.exercise and args.check:
+        parser.error(f"{args.exercise}: not with --check, which reads the number from the worksheet")
     if args.exercise and args.exercise != "all" and not args.exercise.isdecimal():
         parser.error(f"{args.exercise}: is not the number of an exercise; give 1, or all")
     for name in {"results", "class"} & set(given if args.exercise == "all" else []):

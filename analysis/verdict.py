@@ -195,7 +195,9 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
     return {
         "bound": found if trust["trustworthy"] else "undecided",
         "trustworthy": trust["trustworthy"],
-        "line": verdict_line(found, {name: shares[name] for name in (*ranked, "unexplained")}, trust, ridge, source),
+        "line": verdict_line(
+            found, {name: shares[name] for name in (*ranked, "unexplained")}, trust, ridge, source, lost
+        ),
         "shares": shares,
         "meaning": BOUNDS,
         "thresholds": {
@@ -207,14 +209,19 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
     }
 
 
-def verdict_line(found: str, shares: dict[str, float], trust: dict, ridge: float | None, source: str) -> str:
-    """The verdict with the shares in this order, its rule, and what it does not know."""
+def verdict_line(
+    found: str, shares: dict[str, float], trust: dict, ridge: float | None, source: str, lost: float = 0.0
+) -> str:
+    """The verdict with the shares in this order, its rule, and what it does not know.  lost: share of the time that
+    waiting for a core may have cost."""
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {share:.1%}"
         for name, share in shares.items()
         if name != "unexplained" or share >= 0.001
     )
     rule = f"a bound needs {BOUND_FROM:.0%} of the step, {100 * LEAD:.0f} percentage points more than the next"
+    if lost >= 0.001:
+        rule += f", on top of the {lost:.0%} that waiting for a core may have cost"
     if trust["trustworthy"]:
         line = f"{found}: {numbers} ({rule})"
     else:

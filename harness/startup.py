@@ -46,7 +46,8 @@ def default_variables() -> dict[str, str]:
 
 
 def hand_over() -> None:
-    """Continue with the interpreter of .venv if this one lacks a package; exit with code 1 if there is no .venv."""
+    """Continue with the interpreter of .venv if this one lacks a package.  If there is no .venv, exit with code 1, or
+    show the usage if --help asks for it."""
     missing = [name for name in IMPORTED_BY_ALL if importlib.util.find_spec(name) is None]
     if not missing and sys.version_info >= (3, 10):
         return
@@ -57,6 +58,10 @@ def hand_over() -> None:
         os.environ[HANDED_OVER] = "1"
         os.execv(str(python), [str(python), *getattr(sys, "orig_argv", [None, *sys.argv])[1:]])
     advice = "./run_baseline.sh sets up .venv, then activate it: source .venv/bin/activate"
+    if {"-h", "--help"} & set(sys.argv[1:]):  # the parser with all flags needs the packages, the usage does not
+        print(sys.modules["__main__"].__doc__)
+        print(f"{problem}: all flags are shown after set-up; {advice}")
+        sys.exit(0)
     print(f"{name}: error: {sys.executable}: {problem}; {advice}", file=sys.stderr)
     sys.exit(1)
 

@@ -33,10 +33,13 @@ def make_venv(project, script: str):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_without_venv_one_line_says_what_to_do(project, name):
-    code, out = finish(start(*BARE, name, "--help", cwd=project))
+    code, out = finish(start(*BARE, name, cwd=project))
     assert (code, out.count("\n")) == (1, 1), out
     assert out.startswith(f"{name}: error: {sys.executable}: no torch; ./run_baseline.sh")
     assert "source .venv/bin/activate" in out
+    code, out = finish(start(*BARE, name, "--help", cwd=project))
+    assert code == 0 and name.removesuffix(".py") in out, out
+    assert out.splitlines()[-1].startswith("no torch: all flags are shown after set-up; ./run_baseline.sh")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -14,11 +14,12 @@ import jinja2
 
 from analysis.wording import shortened
 from harness.errors import UserError
+from harness.files import kind_of
 from harness.tables import Column, column, markdown_table
 from workshop.pages import YES_NO, Exercise, Field, exercises
 from workshop.results import TOLERANCE, significant
 from workshop.values import choice, number_in
-from workshop.worksheets import fields_of, read_completed
+from workshop.worksheets import NoWorksheet, fields_of, read_completed
 
 NAME = re.compile(r"^Name: *([^_\s].*)$", re.M)
 UNNAMED = ("worksheet", "answers")  # names of sheets that say nothing about a person
@@ -35,13 +36,19 @@ class Sheet:
 
 
 def find_sheets(places: Sequence[Path]) -> tuple[list[Sheet], list[str]]:
-    """The sheets in files and folders, and a line for each markdown file that is none."""
+    """The sheets in files and folders, and a line for each that cannot be read.
+
+    Passed over in a folder: tables that commands wrote, and answers_N.md beside a worksheet_N.md."""
     sheets, refused = [], []
     for place in places:
         paths = sorted(place.rglob("*.md")) if place.is_dir() else [place]
         for path in (path for path in paths if not path.name.startswith("class_")):
+            if path.name.startswith("answers_") and path.with_name(f"worksheet_{path.name[8:]}") in paths:
+                continue
             try:
                 sheets.append(read_sheet(path, place))
+            except NoWorksheet as error:
+                refused += [] if path != place and kind_of(path.name) else [str(error)]
             except UserError as error:
                 refused.append(str(error))
     for who, count in Counter((sheet.who, sheet.exercise) for sheet in sheets).items():

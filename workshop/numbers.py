@@ -21,7 +21,7 @@ from harness.units import MB
 from studies.sweep import workload_of
 from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
 from workshop.commands import duration
-from workshop.pages import PROJECT, exercises, fields, worksheet
+from workshop.pages import PROJECT, exercises, fields, shell_blocks, worksheet
 from workshop.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
 
 DEFAULT = TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig())
@@ -276,7 +276,8 @@ def measured(number: int) -> str:
 
 def commands_take(number: int) -> str:
     """How long the commands of an exercise took on the machine of the stored results, and which of them longest."""
-    rows = stored_commands(number)
+    endless = {block.title for block in shell_blocks(exercises()[number].text) if block.mark == "stays open"}
+    rows = [row for row in stored_commands(number) if row["command"] not in endless]
     if not rows:
         return "How long the commands take has not been recorded yet."
     longest, total = max(rows, key=operator.itemgetter("seconds")), sum(row["seconds"] for row in rows)

@@ -7,8 +7,9 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from analysis.wording import narrow_table
+from analysis.wording import narrow_table, shortened
 from harness.console import say
+from harness.documents import read_document
 from harness.errors import UserError, explain_error
 from harness.files import explain_nulls, make_folder, unused_folder, write_bytes, write_json
 from harness.tables import COLUMNS, Column, column, text_table, wrapped
@@ -91,7 +92,10 @@ def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = No
         for name, answer in found.items()
     }
     document = {"exercise": exercise.number, "text": exercise.name, "environment": environment, "answers": rows}
-    times = None if commands is None else [command_row(row) for row in commands]
+    if commands is None:  # those of run_exercise.py, if it has run them here
+        times = (read_document(folder / answers_file(exercise)) or {}).get("commands")
+    else:
+        times = [command_row(row) for row in commands]
     document |= explain_nulls({"commands": times}, "the commands were run by hand")
     write_json(folder / answers_file(exercise), document)
     known = sum(answer.value is not None for answer in found.values())
@@ -142,7 +146,10 @@ def check_worksheet(path: Path, folder: Path | None) -> bool:
         column("", "verdict", left=True),
     )
     say(f"Exercise {exercise.number}, results in {where}", "", *text_table(columns, rows))
-    problems = [row["problem"] for row in rows if row["problem"]]
+    blank = [row["id"] for row in rows if row["verdict"] == "blank"]
+    listed = len(blank) > LEFT_SHOWN
+    problems = [row["problem"] for row in rows if row["problem"] and not (listed and row["verdict"] == "blank")]
+    problems += [f"Blank: {', '.join(blank)}"] if listed else []
     say(*(["", *wrapped(problems)] if problems else []))
     counted = [row for row in rows if row["verdict"] != "not checked"]
     right = sum(row["verdict"] == "right" for row in counted)
@@ -190,7 +197,7 @@ def sum_up_class(places: list[Path], number: int | None, folder: Path | None) ->
 
 def short_column(title: str, key: str, width: int, left: bool = False) -> Column:
     """Text of at most this width."""
-    return Column(title, lambda row: textwrap.shorten(row.get(key, "-"), width, placeholder=" ..."), left=left)
+    return Column(title, lambda row: shortened(row.get(key, "-"), width), left=left)
 
 
 def results_in(folder: Path, exercise: Exercise) -> Results:

@@ -88,8 +88,13 @@ def first_cells(line: str) -> str:
 # ---- Checking -----------------------------------------------------------------------------------------------------
 
 
+class NoWorksheet(UserError):
+    """A file without any field of a worksheet."""
+
+
 def read_completed(path: Path) -> tuple[Exercise, list[Field]]:
-    """A completed worksheet: its exercise and its fields.  Raises UserError if it is not one."""
+    """A completed worksheet: its exercise and its fields.  Raises UserError if it is not one, NoWorksheet if it has
+    no fields at all."""
     try:
         found = fields(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -98,7 +103,7 @@ def read_completed(path: Path) -> tuple[Exercise, list[Field]]:
         raise UserError(f"{path}: {error}") from error
     numbers = sorted({int(field.id.split(".")[0]) for field in found if not field.id.startswith("R.")})
     if not numbers:
-        raise UserError(f"{path}: has no worksheet fields; they are rows such as `| 1.1 | ... | unit | ... |`")
+        raise NoWorksheet(f"{path}: has no worksheet fields; they are rows such as `| 1.1 | ... | unit | ... |`")
     if len(numbers) > 1:
         raise UserError(f"{path}: has fields of exercises {' and '.join(map(str, numbers))}; check one at a time")
     return exercise_of(numbers[0], str(path)), found

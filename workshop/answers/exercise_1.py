@@ -1,5 +1,7 @@
 """Baseline analysis: a run without a profiler, one with it, and the difference."""
 
+import operator
+
 from harness.units import MB
 from workshop.answers import shared
 from workshop.results import Answer, Results, Source, derived, numbered, percent, ratio
@@ -33,6 +35,8 @@ def answers(results: Results) -> dict[str, Answer]:
         **trace_answers(results, results.read(PROFILED, shared.ANALYSIS)),
         "1.26": derived(lambda first, median: first > 1.5 * median, first, median),
         "1.27": derived(lambda value: 1.5 <= value <= 2.5, backward_ratio),
+        "1.32": derived(operator.sub, *(source.answer("memory.peak_mb") for source in (profiled, run))),
+        "1.35": run.answer("performance.gpu_utilization_percent"),
         "1.31": profiled.computed(loss_difference == 0, f"steps.loss, compared with {run.name}: {loss_difference:.1e}"),
     }
 
@@ -54,6 +58,10 @@ def trace_answers(results: Results, trace: Source) -> dict[str, Answer]:
         "1.20": mlp,
         "1.21": calls,
         "1.22": shared.kernel_launches(trace),
+        "1.33": trace.computed(
+            len(trace["kernels"]) or None, "kernels, rows" if trace["kernels"] else "kernels: none without a GPU"
+        ),
+        "1.34": trace.answer("gpu_timeline.exposed_memcpy_ms"),
         "1.23": shared.verdict(trace),
         "1.24": shared.opportunities(trace)[0],
         "1.25": derived(lambda share: share > 50, matmuls),

@@ -14,6 +14,8 @@ def answers(results: Results) -> dict[str, Answer]:
     return {
         "2.1": predicted.answer("peak_memory_mb"),
         "2.12": predicted.answer("max_batch_size"),
+        "2.42": predicted.answer("max_seq_len"),
+        "2.47": results.read("exercise2_one_run", "memory_timeline.json").answer("average_bytes", MB),
         **measured(results.read("memory_hotspots", "memory_timeline.json")),
         **growth(results.read("exercise2_study", "memory_study.json")),
         **savings(results),
@@ -33,6 +35,8 @@ def measured(memory: Source) -> dict[str, Answer]:
         "2.2": peak,
         "2.3": percent(activations, peak),
         "2.4": memory.answer("average_bytes", MB),
+        "2.43": ratio(peak, memory.answer("average_bytes", MB)),
+        **numbered("2.44 2.45 2.46", largest_tensors(memory)),
         "2.5": phase,
         "2.6": memory.row("phases", name="forward").answer("peak_bytes", MB),
         "2.7": memory.row("phases", name="optimizer").answer("peak_bytes", MB),
@@ -47,6 +51,12 @@ def measured(memory: Source) -> dict[str, Answer]:
         ),
         "2.41": derived(lambda two: abs(two - 2) < 0.01, ratio(optimizer, parameters)),
     }
+
+
+def largest_tensors(memory: Source) -> list[Answer]:
+    """Where each of the three largest tensors at the peak was created."""
+    rows = memory["peak.largest_tensors"][:3]
+    return [memory.computed(row["where"], f"peak.largest_tensors, {row['bytes'] / MB:.2f} MB") for row in rows]
 
 
 def growth(study: Source) -> dict[str, Answer]:
