@@ -48,10 +48,11 @@ from harness import doctor
 from harness.command_line import OneLineParser, flag, memory_size, number_of, verbose_flag
 from harness.console import is_first_rank, say
 from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank, set_numerics
-from harness.distributed import process_group, suffix_of_rank
+from harness.distributed import facts_of_ranks, process_group, suffix_of_rank
 from harness.errors import UserError, alike_on_all_ranks, exit_code_of, raise_if_interrupted
 from harness.files import explain_nulls, prepare_folder, write_json
 from harness.hardware_seen import unseen_hardware
+from harness.no_sync import check_no_sync, no_sync_steps
 from harness.parallel import ParallelConfig, check_shards, gradient_sync, parallel_settings, replicated, sharded_state
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig, check_profiling
 from harness.run_report import RunReport
@@ -665,8 +666,8 @@ def train_and_measure(
     with report.sampler, instruments.run():
         workload.train(state, stream, training.num_steps, report.meter, instruments)
     report.meter.read_finished(wait=True)
-    if world_size > 1:
-        torch.distributed.barrier()  # rank 0 reads the traces of all ranks
+    report.no_sync = no_sync_steps(workload, state, stream, device, profiling.no_sync_steps)
+    report.ranks = facts_of_ranks(report.rank_facts())  # waits for all: rank 0 reads the traces of all ranks
 
 
 def close(report: RunReport, error: BaseException | None) -> None:
@@ -831,6 +832,7 @@ def check_model(config: TinyLlamaConfig) -> None:
 
 
 def check_training(training: TrainingConfig, profiling: ProfilerConfig) -> None:
+    check_no_sync(training, profiling.no_sync_steps)
     batch_size, micro_steps = training.batch_size, training.gradient_accumulation_steps
     if batch_size % micro_steps != 0:
         flag_ = f"--gradient-accumulation-steps {micro_steps}"

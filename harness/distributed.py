@@ -70,6 +70,15 @@ def check_same_flags(store: torch.distributed.Store, settings: dict[str, dict], 
                         raise UserError(f"{line}; start all ranks with the same flags", 2)
 
 
+def facts_of_ranks(own: dict) -> list[dict]:
+    """What every rank passes here, in the order of ranks, once all of them have called this; [] for one rank."""
+    if world_size_of_run() == 1:
+        return []
+    everyone: list[dict] = [{}] * world_size_of_run()
+    torch.distributed.all_gather_object(everyone, own)
+    return everyone
+
+
 def suffix_of_rank(rank: int, world_size: int) -> str:
     """Suffix that distinguishes the files of one rank from those of the others."""
     return f"_rank{rank}" if world_size > 1 else ""

@@ -171,6 +171,22 @@ class Disturbance(TypedDict):
     reasons: list[str]  # what disturbed it, with figures
 
 
+class NoSyncSteps(TypedDict):
+    steps: int  # of each kind, in turn, after training
+    step_ms: float  # median of steps as in training
+    no_sync_step_ms: float  # median of steps that do not reduce gradients
+    difference_ms: float  # median of pairs: what the reduction of gradients costs a step
+    difference_95_ms: list[float]  # its 95% interval, by bootstrap over the pairs
+    share: float  # of step_ms
+
+
+class RankFacts(TypedDict):
+    rank: int
+    host: str
+    mean_step_ms: float | None  # over the averaged steps; null: no step was completed
+    peak_memory_mb: float  # MB, as memory.source says
+
+
 class PerformanceSummary(TypedDict):
     status: str  # completed, interrupted, failed
     error: str | None  # one line; null: completed
@@ -181,6 +197,8 @@ class PerformanceSummary(TypedDict):
     memory: Memory
     loss: Losses
     steps: StepColumns
+    ranks: list[RankFacts]  # those that reached the end together; empty: one rank, or none did
+    no_sync: NoSyncSteps | None  # null: --no-sync-steps was not given
     disturbance: Disturbance
 
 
@@ -442,6 +460,71 @@ class GpuTimeline(TypedDict):
     queue_depth: dict[str, float] | None  # kernels launched but not started; null: no launch calls, clocks differ
 
 
+class MeasuredCollectiveRow(TypedDict):
+    kind: str  # all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, ...; unknown
+    group: str | None  # description or name of the process group; null: not in the trace
+    group_size: int | None  # ranks; null: not in the trace
+    phase: str | None  # in which it was begun; null: in none
+    component: str  # part of the model that it was begun for
+    calls: int  # in the steps of the trace
+    bytes: int | None  # of the larger of input and output, summed over calls; null: recorded inputs do not determine it
+    time_ms: float  # summed over calls, waiting for other ranks included
+    exposed_ms: float  # of it, that no computation overlapped; the rest was hidden
+    waiting_ms: float | None  # of exposed_ms, until the last rank arrived; the rest was transfer; null: ranks missing
+    algorithm_bandwidth_gb_per_sec: float | None  # 10^9 bytes/s, of transfer alone if known; null: no bytes
+    bus_bandwidth_gb_per_sec: float | None  # as nccl-tests define it; null: no bytes, not defined for this kind
+
+
+class PredictedBesideRow(TypedDict):
+    kind: str
+    group_size: int  # ranks
+    predicted_calls: int  # per step
+    calls: float  # per step, measured
+    predicted_bytes: int  # per step
+    bytes: float | None  # per step, measured; null: not in the trace
+    time_ms: float  # per step, measured
+    bus_bandwidth_gb_per_sec: float | None  # measured; null: no bytes
+
+
+class StepCommunication(TypedDict):
+    steps: int  # of which the mean is taken
+    time_ms: float  # per step, in which some collective was in progress
+    exposed_ms: float  # per step, of time_ms: no computation overlapped it
+    hidden_ms: float  # per step, the rest
+    waiting_ms: float | None  # per step, of exposed_ms: until the last rank arrived; null: ranks missing
+    transfer_ms: float | None  # per step, of exposed_ms: the rest; null: ranks missing
+    exposed_backward_ms: float  # per step, of exposed_ms: begun in the backward pass, which by_difference measures
+    by_difference: NoSyncSteps | None  # measured without a profiler; null: --no-sync-steps was not given
+    predicted: list[PredictedBesideRow] | None  # beside the measurement; null: not a run of several ranks of ours
+
+
+class RankRow(TypedDict, total=False):
+    rank: int
+    file: str
+    mean_step_ms: float | None  # null: no ProfilerStep marks
+    bound: str  # as in verdict
+    ms_per_step: float  # as in attribution
+    gpu_busy_ms: float | None  # of the steps; null: no GPU events
+    peak_memory_mb: float | None  # MB; null: neither in the summary of the run nor in the trace
+    in_collectives_ms: float  # of the whole trace
+    collectives: int  # of the whole trace
+    exposed_comm_ms: float | None  # per step; null: no collectives
+    waiting_ms: float | None  # per step, of exposed_comm_ms; null: no collectives, or ranks missing
+    clock_offset_us: float  # of its clock against that of the first; here and below: absent if not compared
+    mean_lateness_us: float  # after the first to arrive, over the collectives compared
+    median_lateness_us: float
+    caused_waiting_ms: float  # in which only this rank was missing, over the collectives compared
+    last_to_arrive: int  # collectives in which ranks arrived apart, and this one last
+
+
+class Ranks(TypedDict):
+    rows: list[RankRow]
+    collectives_compared: int
+    collectives_with_spread: NotRequired[int]  # in which ranks arrived further apart than their clocks may differ
+    excess_waiting_ms: NotRequired[float]  # caused by all ranks together
+    straggler: int | None  # rank; null: none, or it cannot be told
+
+
 class OperatorAnalysis(TypedDict):
     trace: str  # file name
     integrity: Integrity
@@ -454,6 +537,9 @@ class OperatorAnalysis(TypedDict):
     opportunities: list[Opportunity]
     not_here: list[dict[str, str]]  # name, reason: what cannot make this step faster on this device
     gpu_timeline: GpuTimeline
+    collectives: list[MeasuredCollectiveRow]  # sums over the steps; empty: none
+    communication: StepCommunication | None  # null: no collectives in the steps
+    ranks: NotRequired[Ranks]  # only with the traces of several ranks of one run
     operators: list[OperatorRow]
     operators_by_shape: list[OperatorRow]
     kernels: list[KernelRow]

@@ -60,7 +60,7 @@ FILES = (
     FileKind(
         "operator_analysis.json",
         "every run with a trace",
-        "how far to trust the trace, verdict, components, opportunities, operators, kernels",
+        "how far to trust the trace, verdict, components, opportunities, operators, kernels, collectives, all ranks",
         "OperatorAnalysis",
     ),
     FileKind(

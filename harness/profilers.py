@@ -47,6 +47,9 @@ class ProfilerConfig:
     profile_stacks: bool = flag(False, "Python stacks and modules in the trace, much larger; implies the profiler")
     profile_operators: bool = flag(False, "print the analysis of the trace; implies the profiler")
     gzip: bool = flag(False, "compress the trace")
+    no_sync_steps: int = flag(
+        0, "with several ranks: steps after training with and without reducing gradients, to compare", minimum=0
+    )
     profile_memory: bool = flag(False, "record every tensor of one step", alias="--enable-memory-profiling")
     memory_snapshot: bool = flag(False, "allocation history of one step on a GPU, for pytorch.org/memory_viz")
     system_profiler: bool = flag(False, "enable capture by nsys or rocprofv3; set by run_system_profiler.sh")

@@ -20,7 +20,7 @@ from harness.files import files_of_run, prepare_folder, write_figure, write_json
 from harness.parallel import described
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
 from harness.run_summary import MeasuredRun, basis_lines, disturbance_lines, summarize, summary_lines
-from harness.timing import StepMeter, StepRecord
+from harness.timing import StepMeter, StepRecord, summary_stats
 from harness.units import MB
 from harness.workload import Workload
 
@@ -89,6 +89,8 @@ class RunReport:
         self.meter = StepMeter(device, self.world_size, self.prints, self.on_record)
         self.instruments: Instruments | None = None
         self.compilation: Compilation | None = None
+        self.no_sync: dict | None = None  # communication by difference
+        self.ranks: list[dict] = []  # rank_facts() of each
         self._unwritten: list[StepRecord] = []
         self._flushed_at = time.monotonic()
 
@@ -235,6 +237,16 @@ class RunReport:
             return ["Files:", *(f"  {file}" for file in files)]
         return [f"Files: {len(files)} in {self.folder}/; docs/files.md says what each of them holds"]
 
+    def rank_facts(self) -> dict:
+        """What the summary tells of each rank."""
+        steps = [r.total_ms for r in self.meter.records if self.schedule.exclusion_reason(r.step) is None]
+        return {
+            "rank": self.rank,
+            "host": self.environment["host"],
+            "mean_step_ms": summary_stats(steps)["mean"],
+            "peak_memory_mb": self.sampler.peak_bytes / MB,
+        }
+
     def measured(self, error: BaseException | None) -> MeasuredRun:
         """Everything measured so far, and how the run ended."""
         status = "completed" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -258,6 +270,8 @@ class RunReport:
             utilization_percent=sampler.utilization_percent,
             utilization_reason=sampler.utilization_reason,
             memory_timeline=tracker.document() if tracker and tracker.finished else None,
+            ranks=self.ranks,
+            no_sync=self.no_sync,
             compilation=self.compilation and self.compilation.document(workload.micro_steps),
             disturbance=self.meter.disturbance.document(),
             compilation_reason="the run ended before compilation" if workload.compiled else "--compile is off",

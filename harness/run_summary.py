@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from harness.console import RULE
 from harness.disturbance import disturbance_text
 from harness.files import explain_nulls
+from harness.no_sync import no_sync_text
 from harness.tables import column, text_table, wrapped
 from harness.timing import PHASES, StepRecord, summary_stats
 from harness.units import MB
@@ -35,6 +36,8 @@ class MeasuredRun:
     utilization_percent: list[int] = field(default_factory=list)  # samples
     utilization_reason: str | None = None  # why there are no samples
     memory_timeline: dict | None = None
+    ranks: list[dict] = field(default_factory=list)  # documents.RankFacts
+    no_sync: dict | None = None  # documents.NoSyncSteps
     compilation: dict | None = None
     compilation_reason: str = "--compile is off"
     disturbance: dict = field(default_factory=dict)  # DisturbanceMeter.document()
@@ -74,6 +77,8 @@ def summarize(run: MeasuredRun) -> dict:
             "lost_share": [r.interval.lost_share for r in run.records],
             "disturbed": [r.interval.disturbed for r in run.records],
         },
+        "ranks": [explain_nulls(one, NO_STEP) for one in run.ranks],
+        **explain_nulls({"no_sync": run.no_sync}, "--no-sync-steps was not given"),
         "disturbance": run.disturbance,
     }
 
@@ -178,6 +183,7 @@ def basis_lines(summary: dict, verbose: bool) -> list[str]:
     return [
         *(detail_lines(summary) if verbose else []),
         *compilation_lines(p["compilation"]),
+        *rank_lines(summary),
         f"Averages over {p['steps_averaged']} of {done} steps; {p['steps_averaged_note']}",
         f"Step: median {p['median_step_time_ms']:.2f} ms"
         + ("" if spread is None else f", standard deviation {spread:.2f} ms"),
@@ -205,6 +211,21 @@ def detail_lines(summary: dict) -> list[str]:
 
 def disturbance_lines(summary: dict) -> list[str]:
     return wrapped([f"Disturbance: {disturbance_text(summary['disturbance'])}"])
+
+
+def rank_lines(summary: dict) -> list[str]:
+    """Step time and memory of each rank, as ranges, and communication by difference."""
+    lines, ranks = [], summary["ranks"]
+    if ranks and ranks[0]["mean_step_ms"] is not None:
+        steps, peaks = ([one[key] for one in ranks] for key in ("mean_step_ms", "peak_memory_mb"))
+        slowest, largest = steps.index(max(steps)), peaks.index(max(peaks))
+        lines.append(
+            f"Ranks: step {min(steps):.2f} to {max(steps):.2f} ms (rank {slowest}), peak memory {min(peaks):,.0f} to "
+            f"{max(peaks):,.0f} MB (rank {largest})"
+        )
+    if summary["no_sync"]:
+        lines.append(f"Communication by difference: {no_sync_text(summary['no_sync'])}")
+    return lines
 
 
 def _flops_lines(performance: dict, world_size: int) -> list[str]:

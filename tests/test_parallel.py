@@ -109,6 +109,7 @@ def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
         ("--no-fsdp-reshard", "--fsdp-reshard False: this run has one rank"),
         ("--world-size 2", "--world-size: requires --dry-run"),
         ("--network 10", "--network: requires --dry-run"),
+        ("--no-sync-steps 3", "--no-sync-steps 3: this run has one rank, which reduces nothing"),
         ("--dry-run --world-size 2 --fsdp-wrap model", "--fsdp-wrap: has no effect with --parallel ddp; use fsdp"),
         ("--dry-run --world-size 2 --parallel fsdp --bucket-mb 1", "--bucket-mb: has no effect with --parallel fsdp"),
         ("--dry-run --world-size 99 --parallel zero1", "the 21 parameter tensors cannot be shared by 99 ranks"),
