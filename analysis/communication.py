@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from analysis.collectives import sent_share
 from analysis.wording import text_of
 from harness.console import progress_bar
 from harness.files import explain_nulls
@@ -21,13 +22,6 @@ MOST_RANKS = 2**20  # no search goes further
 NO_NETWORK = "no --network was given"
 ONE_RANK = "one rank has nobody to communicate with"
 NEVER = "the network needs less time than the computation, on any number of ranks"
-
-
-def sent_share(kind: str, world_size: int) -> float:
-    """Bytes that a rank sends at least, by bytes of the larger of input and output; bus bandwidth of nccl-tests counts
-    the same (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md)."""
-    others = (world_size - 1) / world_size
-    return {"all_reduce": 2 * others, "all_gather": others, "reduce_scatter": others, "broadcast": 1.0}[kind]
 
 
 def sent_bytes(collectives: list[dict], world_size: int) -> float:

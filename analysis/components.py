@@ -49,7 +49,9 @@ def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
 
 
 def attribute(links: Links) -> AttributedLinks:
-    """Find the component, phase and category of each host and GPU event."""
+    """Find the component, phase and category of each host and GPU event; once is enough."""
+    if isinstance(links, AttributedLinks):
+        return links
     host = links.host
     names, parent, kind = host["name"], host["parent"].to_numpy(), host["kind"].to_numpy()
     is_node = backward_nodes(host)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 from analysis.hardware import described, rows_named
-from analysis.profile import analyze_all, find_traces, profile_answer, profile_lines
+from analysis.profile import add_prediction, analyze_all, find_traces, profile_answer, profile_lines
 from analysis.wording import read_on
 from harness.console import say
+from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import make_folder, write_json
 
@@ -38,6 +40,7 @@ def analyze_existing(
     analyses, refused = analyze_all(paths, target=target, peak=peak)
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
+    keep_prediction(analyses)
     one_run = "ranks" in analyses[0][1]
     if verbose:
         for _, analysis in analyses[:1] if one_run else analyses:
@@ -58,6 +61,17 @@ def analyze_existing(
             files += write_report(folder, named, path if path.is_dir() else path.parent)
         say("", "Files:", *(f"  {file}" for file in files))
     say("", *answer_of(analyses, report_in(files)))
+
+
+def keep_prediction(analyses: list[tuple[Path, dict]]) -> None:
+    """The collectives that the run predicted for itself, from its own operator_analysis.json beside the traces."""
+    path, document = analyses[0]
+    with contextlib.suppress(UserError):  # damaged or of another version: the trace is read all the same
+        earlier = read_document(path.parent / "operator_analysis.json")
+        about = earlier.get("communication") if earlier and earlier.get("trace") == path.name else None
+        if found := (about or {}).get("predicted"):
+            renamed = [one | {"calls": one["predicted_calls"], "bytes": one["predicted_bytes"]} for one in found]
+            add_prediction(document, renamed)
 
 
 def answer_of(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:

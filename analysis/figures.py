@@ -215,6 +215,35 @@ def gpu_figure(analysis: dict, about: str) -> Figure | None:
     return figure
 
 
+def ranks_figure(analysis: dict, about: str) -> Figure | None:
+    """A bar per rank, its step: what communication exposed, as transfer and waiting, and the rest."""
+    rows = analysis.get("ranks", {"rows": []})["rows"]
+    if not any(row.get("exposed_comm_ms") for row in rows):
+        return None
+    names = [f"rank {row['rank']}" for row in rows]
+    step, exposed, waiting = (
+        np.array([row[key] or 0.0 for row in rows]) for key in ("ms_per_step", "exposed_comm_ms", "waiting_ms")
+    )
+    told_apart = all(row["waiting_ms"] is not None for row in rows)
+    parts = [("no exposed communication", step - exposed, color_of("matmul"), "")]
+    parts.append(("transfer" if told_apart else "exposed communication", exposed - waiting, *of_communication()))
+    parts += [("waiting for other ranks", waiting, IDLE_GRAYS[1], "")] if told_apart else []
+    figure, axes = new_axes("Step of each rank: exposed communication", 1.5 + 0.3 * len(rows), about)
+    left = np.zeros(len(rows))
+    for name, widths, color, hatch in parts:
+        axes.barh(names, widths, left=left, color=color, hatch=hatch, edgecolor=SEAM, linewidth=0.5, label=name)
+        left = left + widths
+    axes.set(xlabel=f"{analysis['attribution']['clock']} time per step (ms)", xlim=(0, 1.01 * max(left.max(), 1e-9)))
+    axes.invert_yaxis()
+    beside(axes, [f"{one:.2f} of {all_:.2f} ms exposed" for one, all_ in zip(exposed, step, strict=True)])
+    figure.legend(loc="outside lower left", ncols=3, fontsize=8, frameon=False)
+    return figure
+
+
+def of_communication() -> tuple[str, str]:
+    return color_of("communication"), hatch_of("communication")
+
+
 def timeline_figure(analysis: dict, about: str) -> Figure | None:
     """One step as lanes, one per host thread and GPU stream: which component ran when."""
     timeline = analysis["step_timeline"]
@@ -300,6 +329,7 @@ FIGURES = {
     "step_breakdown": breakdown_figure,
     "step_timeline": timeline_figure,
     "gpu_timeline": gpu_figure,
+    "ranks": ranks_figure,
     "operators": operators_figure,
     "kernels": kernels_figure,
     "memory": memory_figure,

@@ -10,6 +10,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis.collectives import (
+    collective_lines,
+    collective_rows,
+    collectives_of,
+    communication_of_steps,
+    communication_text,
+    predicted_beside,
+)
 from analysis.components import UNATTRIBUTED, attribute, breakdown_lines, class_times, step_breakdown
 from analysis.integrity import (
     UNDISTURBED,
@@ -30,7 +38,7 @@ from analysis.verdict import verdict
 from analysis.wording import count_of, printable, shortened
 from harness.console import progress_bar
 from harness.errors import UserError
-from harness.files import explain_nulls_recursively, may_be_trace
+from harness.files import explain_nulls, explain_nulls_recursively, may_be_trace
 from harness.tables import answer, labeled, wrapped
 from harness.timing import summary_stats
 from harness.units import MB
@@ -38,6 +46,7 @@ from harness.units import MB
 MISSING_RANKS_NAMED = 1000  # at most
 PIECES = 1500  # of a timeline's lane at most: more cannot be seen
 LANES = 8  # at most
+NO_COLLECTIVES = "no collectives in the steps of the trace"
 
 
 def analyze_all(
@@ -52,13 +61,15 @@ def analyze_all(
     analyses: list[tuple[Path, dict]] = []
     refused: list[UserError] = []
     facts: list[Rank] = []
+    runs: list[dict | None] = []
     for path in progress_bar("Reading traces", paths):
         try:
-            links = link(replace(read_trace(path), **device))
+            links = attribute(link(replace(read_trace(path), **device)))
         except UserError as error:
             refused.append(error)
             continue
-        analyses.append((path, operator_analysis(links, summary or summary_beside(path))))
+        runs.append(summary or summary_beside(path))
+        analyses.append((path, operator_analysis(links, runs[-1])))
         facts.append(rank_facts(links))
     documents = [document for _, document in analyses]
     apart = not_of_one_run(facts)
@@ -67,15 +78,65 @@ def analyze_all(
         if apart and len(facts) > 1:
             document["integrity"]["notes"].append(f"the {len(facts)} traces are not compared: {apart}")
     if not apart and len(facts) > 1:
-        comparison = compare_ranks(facts)
-        for document in documents:
-            document["ranks"] = explain_nulls_recursively(comparison, RANK_REASONS)
+        add_comparison(documents, facts, runs[0])
     return analyses, refused
+
+
+def add_comparison(documents: list[dict], facts: list[Rank], run: dict | None) -> None:
+    """`ranks` of every document, the same in all, and in each how far its collectives were waiting for other ranks.
+
+    run: performance_summary.json of the run, which has the memory of every rank.
+    """
+    peaks = {one["rank"]: one["peak_memory_mb"] for one in (run or {}).get("ranks", [])}
+    documents, facts = zip(*sorted(zip(documents, facts, strict=True), key=lambda pair: pair[1].rank), strict=True)
+    comparison = compare_ranks(facts)
+    waiting = comparison.waiting_us or [None] * len(facts)
+    for document, one, us, row in zip(documents, facts, waiting, comparison.document["rows"], strict=True):
+        rows, steps = collective_rows(one.found, us, comparison.why), document["attribution"]["steps"]
+        document["collectives"] = rows
+        if communication := communication_of_steps(one.found, rows, steps):
+            kept = {name: document["communication"][name] for name in document["communication"] if is_beside(name)}
+            document["communication"] = communication | kept
+        row |= rank_row(document, peaks.get(one.rank))
+    for document in documents:
+        document["ranks"] = explain_nulls_recursively(comparison.document, RANK_REASONS)
+
+
+def communication_beside(communication: dict | None, summary: dict | None) -> dict | None:
+    """With what else the run tells of it: communication by difference, and the prediction, which the caller may add."""
+    if communication is None:
+        return None
+    beside = {"by_difference": (summary or {}).get("no_sync"), "predicted": None}
+    reasons = {"by_difference": "--no-sync-steps was not given, or there is no summary"}
+    return communication | explain_nulls(beside, "not a run of several ranks of this workshop", **reasons)
+
+
+def is_beside(name: str) -> bool:
+    return name.removesuffix("_reason") in ("by_difference", "predicted")
+
+
+def add_prediction(document: dict, predicted: list[dict]) -> None:
+    """Put the collectives that a dry run predicts beside those that the trace has."""
+    if about := document["communication"]:
+        about.pop("predicted_reason", None)
+        about["predicted"] = predicted_beside(predicted, document["collectives"], about["steps"])
+
+
+def rank_row(document: dict, peak_mb: float | None) -> dict:
+    """What the comparison of ranks shows of each one's own analysis; times per step.  peak_mb: as the run measured."""
+    about, memory = document["communication"], document["memory"]
+    out = {"bound": document["verdict"]["bound"], "ms_per_step": document["attribution"]["ms_per_step"]}
+    out["peak_memory_mb"] = memory["peak_mb"] if peak_mb is None else peak_mb
+    out |= {"exposed_comm_ms": about and about["exposed_ms"], "waiting_ms": about and about["waiting_ms"]}
+    known = {"waiting_ms_reason": about["waiting_ms_reason"]} if about and about["waiting_ms"] is None else {}
+    return out | known
 
 
 RANK_REASONS = {
     "mean_step_ms": "the trace has no ProfilerStep marks",
     "gpu_busy_ms": "the trace has no GPU events",
+    "peak_memory_mb": "no memory events in the trace (profile_memory)",
+    **dict.fromkeys(("exposed_comm_ms", "waiting_ms"), NO_COLLECTIVES),
 }
 
 
@@ -101,7 +162,8 @@ def find_traces(folder: Path) -> list[Path]:
 def operator_analysis(links: Links, summary: dict | None = None) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
     links = attribute(links)
-    trust = integrity(links, summary)
+    trust, collectives = integrity(links, summary), collectives_of(links)
+    rows = collective_rows(collectives)
     document = {
         "trace": links.trace.path.name,
         "integrity": trust,
@@ -111,6 +173,8 @@ def operator_analysis(links: Links, summary: dict | None = None) -> dict:
         "classes": class_times(links),
         **(opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}),
         "gpu_timeline": gpu_timelines(links, trust["unreliable"].get("idle_by_cause")),
+        "collectives": rows,
+        "communication": communication_beside(communication_of_steps(collectives, rows, len(links.steps)), summary),
         **operator_tables(links),
         "kernels": kernel_table(links),
         "step_timeline": step_timeline(links),
@@ -137,6 +201,7 @@ REASONS = {  # why a value may be null, by its name
     "speedup_estimate": "no rate is known to estimate it from",
     "flag": "no flag of the workshop enables it",
     "peak_mb": "no memory events in the trace (profile_memory)",
+    "communication": NO_COLLECTIVES,
 }
 
 
@@ -252,6 +317,8 @@ def profile_answer(analysis: dict, read_on: str) -> list[str]:
         "Largest parts": f"{top_shares(analysis['components'], 'component', 3)} {steps}",
         "Try first": best_three(analysis),
     }
+    if analysis["communication"]:
+        rows["Communication"] = communication_text(analysis["communication"])
     if "ranks" in analysis:
         rows["Ranks"] = straggler_text(analysis["ranks"])
     return [printable(line) for line in answer(rows | {"Read on": read_on})]
@@ -321,6 +388,8 @@ def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> lis
         if why := analysis["integrity"]["unreliable"].get(name):
             lines.append(f"UNRELIABLE: {why}")
         lines += section
+    if analysis["communication"]:
+        lines += ["", *collective_lines(analysis)]
     if "ranks" in analysis:
         lines += ["", *rank_lines(analysis["ranks"])]
     return wrapped(printable(line) for line in lines)

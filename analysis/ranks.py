@@ -1,8 +1,9 @@
 """Straggler detection: the ranks of one run side by side, and the order in which they reach their collectives.
 
-In a collective the last rank to arrive makes the others wait, so a slow rank has the shortest collectives.  What counts
-is the waiting that a rank causes, not how often it is last: most collectives begin within microseconds.  The clocks
-of ranks on several machines differ: they are aligned by the ends of the collectives, which all ranks leave together.
+In a collective the last rank to arrive makes the others wait, so a slow rank has the shortest collectives, and the
+shortest of all ranks is what the transfer takes.  What counts is the waiting that a rank causes, not how often it is
+last: most collectives begin within microseconds.  The clocks of ranks on several machines differ: they are aligned by
+the ends of the collectives, which all ranks leave together.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
-from analysis.links import Links
-from analysis.timeline import gpu_timeline, is_communication
-from analysis.trace import where_name
+from analysis.collectives import ONE_TRACE, Collectives, collectives_of
+from analysis.links import AttributedLinks
+from analysis.timeline import gpu_timeline
 from analysis.wording import count_of, narrow_table
 from harness.tables import Column, column
 
-ENDS_MEET_US = 1e3  # of a collective, on aligned clocks: if most differ by more, they do not tell who was late
+# Ends of a collective on aligned clocks: if most differ by more than 1 ms and by more than this share of its duration,
+# they do not tell who was late.  Threads of a busy CPU leave a long one some ms apart.
+ENDS_MEET_US, ENDS_MEET_SHARE = 1e3, 0.1
 SAME_RUN_US = 86_400e6  # ranks that recorded a day apart are not of one run
 WORTH_NAMING = 0.01  # of the time: less waiting than this makes no straggler
 
@@ -33,17 +35,37 @@ class Rank:
     file: str
     step_ms: list[float]
     busy_ms: float | None  # of the steps
-    collectives: pd.DataFrame  # name, start, end, in us on the rank's own clock
+    found: Collectives
+    base_us: float  # time of the trace's 0 on the rank's own clock
+
+    def times(self, name: str) -> np.ndarray:
+        """Starts or ends of the collectives on the rank's own clock, in us."""
+        return self.found.events[name].to_numpy() + self.base_us
+
+    def durations(self) -> np.ndarray:
+        return (self.found.events["end"] - self.found.events["start"]).to_numpy()
 
 
-def rank_facts(links: Links) -> Rank:
+@dataclass
+class Matched:
+    """Collectives that several ranks of a group have: rows[i, j] is the row of the j-th in ranks[members[i]]."""
+
+    members: list[int]
+    rows: np.ndarray  # [members, collectives]
+    complete: bool  # all ranks of the group are here
+
+
+@dataclass
+class RankComparison:
+    """`ranks` of operator_analysis.json, and how long each rank waited in each of its collectives."""
+
+    document: dict
+    waiting_us: list[np.ndarray] | None  # by rank, for each row of its events; NaN: unknown.  None: not known at all
+    why: str  # that is
+
+
+def rank_facts(links: AttributedLinks) -> Rank:
     trace = links.trace
-    if links.on_gpu and (communication := is_communication(links.gpu)).any():
-        found = links.gpu[communication]
-    else:  # gloo runs on the host, in ranges with its name
-        found = trace.annotations[where_name(trace.annotations, lambda name: name.startswith(("gloo:", "nccl:")))]
-    collectives = found[["name", "start", "end"]].sort_values("start", ignore_index=True)
-    collectives[["start", "end"]] += trace.base_us
     steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
     busy = gpu_timeline(links.gpu[(links.gpu["step"] >= 0).to_numpy()])["busy_ms"]
     in_name = re.search(r"rank[_-]?(\d+)", trace.path.name)
@@ -51,7 +73,7 @@ def rank_facts(links: Links) -> Rank:
     world_size = trace.distributed.get("world_size")
     world_size = world_size if isinstance(world_size, int) else None
     steps_ms = ((steps["end"] - steps["start"]) / 1e3).tolist()
-    return Rank(rank, world_size, trace.path.name, steps_ms, busy, collectives)
+    return Rank(rank, world_size, trace.path.name, steps_ms, busy, collectives_of(links), trace.base_us)
 
 
 def not_of_one_run(ranks: list[Rank]) -> str | None:
@@ -63,44 +85,76 @@ def not_of_one_run(ranks: list[Rank]) -> str | None:
         return "several are of the same rank"
     if len({one.world_size for one in ranks}) > 1:
         return "they are of runs with different numbers of ranks"
-    begins = [one.collectives["start"].iloc[0] for one in ranks if len(one.collectives)]
+    begins = [one.times("start")[0] for one in ranks if len(one.found.events)]
     if begins and (apart := max(begins) - min(begins)) > SAME_RUN_US:
         return f"they were recorded {apart / SAME_RUN_US:,.0f} days apart"
     return None
 
 
-def compare_ranks(ranks: list[Rank]) -> dict:
-    """Step times, communication and lateness of each rank; the straggler, if one causes most of the waiting.
+def matched(ranks: list[Rank]) -> list[Matched] | None:
+    """The collectives that ranks have in common, by process group; None if a group's are not in the same order.
 
-    A rank causes excess waiting where it is the last to arrive: the time since the rank before it.
+    The last ones of each: if recording began in the middle of a step, the first ones are missing.
     """
-    ranks = sorted(ranks, key=lambda one: one.rank)
-    n = min(len(one.collectives) for one in ranks)
+    rows_of: dict[tuple, dict[int, np.ndarray]] = {}
+    for i, one in enumerate(ranks):
+        for key, rows in one.found.events.groupby(["group", "ranks", "group_size"], dropna=False).indices.items():
+            rows_of.setdefault(tuple(map(str, key)), {})[i] = rows
+    out = []
+    for (*_, size), of_ranks in rows_of.items():
+        n = min(map(len, of_ranks.values()))
+        members, rows = list(of_ranks), np.stack([rows[-n:] for rows in of_ranks.values()])
+        kinds = [ranks[i].found.events["kind"].to_numpy()[which] for i, which in zip(members, rows, strict=True)]
+        if any((other != kinds[0]).any() for other in kinds):
+            return None
+        group_size = int(size) if int(size) > 0 else ranks[0].world_size or len(ranks)
+        out.append(Matched(members, rows, len(members) == group_size))
+    return out
+
+
+def compare_ranks(ranks: list[Rank]) -> RankComparison:
+    """Step times, communication and lateness of each rank, in the order of `ranks`; the straggler, if one causes most
+    of the waiting.
+
+    A rank causes excess waiting where it is the last to arrive: the time since the rank before it.  It waits itself
+    for as long as its part of a collective takes longer than the shortest of all ranks.
+    """
     rows = [
         {
             "rank": one.rank,
             "file": one.file,
             "mean_step_ms": float(np.mean(one.step_ms)) if one.step_ms else None,
             "gpu_busy_ms": one.busy_ms,
-            "in_collectives_ms": float((one.collectives["end"] - one.collectives["start"]).sum() / 1e3),
-            "collectives": len(one.collectives),
+            "in_collectives_ms": float(one.durations().sum() / 1e3),
+            "collectives": len(one.found.events),
         }
         for one in ranks
     ]
     out = {"rows": rows, "collectives_compared": 0, "straggler": None}
-    if n == 0:
-        return out | {"straggler_reason": "no collectives in the traces"}
-    # The last n of each: if recording began in the middle of a step, the first ones are missing.
-    names = [one.collectives["name"].astype(str).tolist()[-n:] for one in ranks]
-    if any(other != names[0] for other in names):
-        return out | {"straggler_reason": "the ranks do not have the same collectives in the same order"}
-    start, end = (np.stack([one.collectives[key].to_numpy()[-n:] for one in ranks]) for key in ("start", "end"))
+
+    def unknown(why: str) -> RankComparison:
+        return RankComparison(out | {"straggler_reason": why}, None, why)
+
+    if min(len(one.found.events) for one in ranks) == 0:
+        return unknown("no collectives in the traces")
+    groups = matched(ranks)
+    if groups is None:
+        return unknown("the ranks do not have the same collectives in the same order")
+    of_all = [one.rows for one in groups if len(one.members) == len(ranks)]
+    if not of_all:
+        return unknown("no process group has all these ranks")
+    which = np.concatenate(of_all, axis=1)  # [ranks, collectives]
+    start, end = (
+        np.stack([one.times(key)[i] for one, i in zip(ranks, which, strict=True)]) for key in ("start", "end")
+    )
     offsets = np.median(end - end[0], axis=1)  # of each rank's clock against the first's
     arrived, left = start - offsets[:, None], end - offsets[:, None]  # [ranks, collectives]
     ends_differ = left.max(axis=0) - left.min(axis=0)
-    if (typical := float(np.median(ends_differ))) > ENDS_MEET_US:
-        why = f"the clocks do not meet: aligned by the collectives, these still end {typical / 1e3:,.1f} ms apart"
-        return out | {"straggler_reason": why}
+    limit = max(ENDS_MEET_US, ENDS_MEET_SHARE * float(np.median((end - start).max(axis=0))))
+    if (typical := float(np.median(ends_differ))) > limit:
+        return unknown(
+            f"the clocks do not meet: aligned by the collectives, these still end {typical / 1e3:,.1f} ms apart"
+        )
     late = arrived - arrived.min(axis=0)
     last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]
     caused = np.bincount(last, weights=late.max(axis=0) - before, minlength=len(ranks)) / 1e3
@@ -116,12 +170,25 @@ def compare_ranks(ranks: list[Rank]) -> dict:
             "last_to_arrive": int(times_last),
         }
     out |= {
-        "collectives_compared": n,
+        "collectives_compared": which.shape[1],
         "collectives_with_spread": int(spread.sum()),
         "excess_waiting_ms": float(caused.sum()),
     }
     compared_ms = float(left.max() - arrived.min()) / 1e3
-    return out | straggler(ranks, caused, last_where_spread, compared_ms)
+    document = out | straggler(ranks, caused, last_where_spread, compared_ms)
+    return RankComparison(document, waiting_of(ranks, groups), ONE_TRACE)
+
+
+def waiting_of(ranks: list[Rank], groups: list[Matched]) -> list[np.ndarray]:
+    """For each rank and collective, how much longer it took than on the rank where it was shortest, in us; NaN if not
+    all ranks of its group are here."""
+    out = [np.full(len(one.found.events), np.nan) for one in ranks]
+    for group in (one for one in groups if one.complete):
+        pairs = [*zip(group.members, group.rows, strict=True)]
+        us = np.stack([ranks[i].durations()[rows] for i, rows in pairs])  # [members, collectives]
+        for (i, rows), longer in zip(pairs, us - us.min(axis=0), strict=True):
+            out[i][rows] = longer
+    return out
 
 
 def straggler(ranks: list[Rank], caused: np.ndarray, last: np.ndarray, compared_ms: float) -> dict:
@@ -144,17 +211,18 @@ def straggler(ranks: list[Rank], caused: np.ndarray, last: np.ndarray, compared_
 
 def rank_columns(comparison: dict) -> list[Column]:
     late = [
-        column("mean lateness us", "mean_lateness_us", ",.1f"),
-        column("waiting caused ms", "caused_waiting_ms", ",.3f"),
+        column("causes ms", "caused_waiting_ms", ",.3f"),
         column("last to arrive", "last_to_arrive"),
+        column("late us", "mean_lateness_us", ",.1f"),
         column("clock offset us", "clock_offset_us", ",.1f"),
     ]
     return [
         column("rank", "rank"),
         column("step ms", "mean_step_ms", ",.3f"),
         column("GPU busy ms", "gpu_busy_ms", ",.3f"),
-        column("in collectives ms", "in_collectives_ms", ",.3f"),
-        column("collectives", "collectives"),
+        column("peak MB", "peak_memory_mb", ",.1f"),
+        column("exposed ms", "exposed_comm_ms", ",.3f"),
+        column("waits ms", "waiting_ms", ",.3f"),
         *(late if comparison["collectives_compared"] else []),
     ]
 

@@ -11,6 +11,7 @@ import jinja2
 import numpy as np
 from matplotlib.image import imread
 
+from analysis.collectives import BESIDE_COLUMNS, collective_columns, communication_text, difference_text
 from analysis.components import breakdown_rows, component_columns
 from analysis.figures import plain_text, profile_figures, steps_figure
 from analysis.flop_counts import counter_columns, detail_tables
@@ -100,6 +101,7 @@ def render(title: str, analysis: dict | None, analyses: list, documents: dict, i
         flops=(flops_facts(flops) if flops else {}) | (intensity_facts(intensity) if intensity else {}),
         counted=conventions(documents),
         memory=memory_facts,
+        communication=communication_facts(analysis) if analysis else {},
         straggler=straggler_text(analysis["ranks"]) if analysis and "ranks" in analysis else None,
     )
 
@@ -133,9 +135,28 @@ def trace_tables(analysis: dict, analyses: list[tuple[str, dict]]) -> dict[str, 
         "kernels": (KERNEL_COLUMNS, analysis["kernels"]),
         "traces": (TRACE_COLUMNS, traces),
     }
+    return tables | communication_tables(analysis)
+
+
+def communication_tables(analysis: dict) -> dict[str, Table]:
+    """Collectives, those that were predicted beside them, and all ranks."""
+    about, rows = analysis["communication"], analysis["collectives"]
+    tables = {"collectives": (collective_columns(rows), rows)}
+    if about and about["predicted"]:
+        tables["predicted collectives"] = (BESIDE_COLUMNS, about["predicted"])
     if "ranks" in analysis:
-        tables["ranks"] = (rank_columns(analysis["ranks"]), analysis["ranks"]["rows"])
+        columns = [*rank_columns(analysis["ranks"]), column("bound", "bound", left=True)]
+        tables["ranks"] = (columns, analysis["ranks"]["rows"])
     return tables
+
+
+def communication_facts(analysis: dict) -> dict[str, str]:
+    """What communication costs a step, by the trace and by difference; {} without collectives."""
+    about = analysis["communication"]
+    if about is None:
+        return {}
+    facts = {"Communication": communication_text(about)}
+    return facts | ({"By difference": difference_text(about)} if about["by_difference"] else {})
 
 
 TRACE_COLUMNS = [

@@ -13,7 +13,7 @@ import torch
 from analysis.fake_run import FakeRunError
 from analysis.flops import flops_lines, flops_profile, flops_summary
 from analysis.memory import draw_memory_timeline, memory_lines, memory_table_lines
-from analysis.prediction import beside_measured, memory_prediction, what_fits
+from analysis.prediction import beside_measured, memory_prediction, predicted_memory, what_fits
 from analysis.wording import run_title
 from harness.errors import UserError, explain_error, out_of_memory
 from harness.run_report import Explanation, RunReport
@@ -47,7 +47,7 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     """The analysis of the traces of all ranks, in the folder of rank 0's trace."""
     name = "operator_analysis.json"
     try:
-        from analysis.profile import analyze_all, profile_lines
+        from analysis.profile import add_prediction, analyze_all, profile_lines
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
     path = report.instruments.trace.path
@@ -57,6 +57,10 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     if not analyses:
         raise refused[0]
     document = next((d for file, d in analyses if file == path), analyses[0][1])
+    if report.world_size > 1:
+        with contextlib.suppress(FakeRunError):  # a model that cannot run on fake tensors has no prediction
+            memory = predicted_memory(report.workload, report.device.type == "cuda").document()
+            add_prediction(document, [row | {"group_size": report.world_size} for row in memory["collectives"]])
     lines = profile_lines(document) if report.profiling.profile_operators else []
     lines += [f"Not read: {error}" for error in refused]
     if missing:

@@ -26,7 +26,7 @@ OPERATOR_1_8 = re.compile(r"::|Backward\d*$|^detach_?$")  # the names of its ope
 # The tables of a Trace: which events of the file each contains, and its columns besides name, start and end.
 TABLES = {
     "operators": (["cpu_op"], "thread external_id sequence forward_thread signature"),
-    "annotations": (["user_annotation"], "thread"),
+    "annotations": (["user_annotation"], "thread signature"),
     "modules": (["python_function"], "thread"),
     "launches": (["cuda_runtime", "cuda_driver"], "thread external_id correlation"),  # HIP calls have these names too
     "gpu": ([*GPU_KINDS], "kind device stream external_id correlation"),
@@ -36,6 +36,9 @@ TABLES = {
 ARGUMENTS = {"external_id": "External id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
 ARGUMENTS |= {key: key for key in ("correlation", "device", "stream")}
 ARGUMENTS_1_8 = {"external id": "External id", "Input dims": "Input Dims"}
+COLLECTIVE = "Collective name"
+ITEM_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Short": 2, "Byte": 1, "Char": 1}
+ITEM_BYTES |= {"Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1}
 STEP = "ProfilerStep#"
 MODULE = "nn.Module: "
 
@@ -50,12 +53,13 @@ class Trace:
     path: Path
     metadata: dict  # everything in the file but its events
     operators: pd.DataFrame  # name, start, end, thread, external_id, sequence, forward_thread, signature
-    annotations: pd.DataFrame  # name, start, end, thread: record_function ranges and ProfilerStep#N
+    annotations: pd.DataFrame  # name, start, end, thread, signature: record_function ranges and ProfilerStep#N
     modules: pd.DataFrame  # name, start, end, thread: calls of nn.Modules, where stacks were recorded
     launches: pd.DataFrame  # name, start, end, thread, external_id, correlation: runtime calls on the host
     gpu: pd.DataFrame  # name, kind, start, end, device, stream, external_id, correlation
     gpu_annotations: pd.DataFrame  # name, start, end: host ranges over the time of their GPU events
     memory: pd.DataFrame  # start, bytes, total, on_gpu: a row for each allocation or free that was recorded
+    comms: pd.DataFrame  # operator (its external_id), kind, group, group_size, ranks, bytes: groups of collectives
     signatures: list[tuple]  # (shapes, types, values) of an operator's inputs, to which `signature` points
     n_events: int  # complete events in the file, malformed ones too
     n_malformed: int  # skipped: no name, or no valid duration
@@ -166,6 +170,7 @@ def trace_of(path: Path, document: dict) -> Trace:
         document,
         **tables,
         memory=memory_table(memory, first),
+        comms=comms_table(by_kind.get("cpu_op", [])),
         signatures=signatures,
         n_events=len(events) + n_malformed,
         n_malformed=n_malformed,
@@ -265,6 +270,29 @@ def memory_table(events: list[dict], first: float) -> pd.DataFrame:
             "on_gpu": numbers_in(arguments, "Device Type", 0) > 0,
         }
     ).dropna()
+
+
+def comms_table(events: list[dict]) -> pd.DataFrame:
+    """What PyTorch notes about each collective: its group, its ranks as text, and the larger of input and output."""
+    found = [a for a in (event.get("args") for event in events) if isinstance(a, dict) and COLLECTIVE in a]
+    elements = np.maximum(*(numbers_in(found, f"{way} msg nelems", 0) for way in ("In", "Out")))
+    sizes = [ITEM_BYTES.get(str(one.get("dtype")), 0) for one in found]
+    return pd.DataFrame(
+        {
+            "operator": numbers_in(found, "External id", -1).astype(np.int64),
+            "kind": [str(one[COLLECTIVE]) for one in found],
+            "group": [group_name(one) for one in found],
+            "group_size": numbers_in(found, "Group size", -1).astype(np.int64),
+            "ranks": [str(one.get("Process Group Ranks", "")) for one in found],
+            "bytes": elements * np.array(sizes, dtype=float),
+        }
+    )
+
+
+def group_name(arguments: dict) -> str:
+    """The description of a process group, where it has one, else its name."""
+    description = arguments.get("Process Group Description")
+    return str(description if description not in (None, "", "undefined") else arguments.get("Process Group Name"))
 
 
 def parse(path: Path) -> dict:

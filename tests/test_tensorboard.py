@@ -16,7 +16,11 @@ import urllib.request
 import pytest
 from browser import CHARTS, CHROMIUM, Browser, Proxy
 from helpers import PROJECT, SMALL_MODEL, finish, start
+from test_documents import mismatches
 from traces import H100, REAL
+
+from analysis.existing import analyze_existing
+from harness.documents import MeasuredCollectiveRow, PerformanceSummary, Ranks, StepCommunication
 
 pytestmark = pytest.mark.slow  # each test starts TensorBoard, some a browser
 
@@ -43,9 +47,10 @@ def logs(tmp_path_factory):
     assert code == 0, out
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     command = [sys.executable, *torchrun, str(PROJECT / "run_pytorch_profiler.py"), *flags]
-    code, out = finish(start(*command, "--profile-dir", "ranks", "--gzip", "--device", "cpu", cwd=folder))
+    ranks = ["--profile-dir", "ranks", "--gzip", "--device", "cpu", "--no-sync-steps", "2"]
+    code, out = finish(start(*command, *ranks, cwd=folder))
     assert code == 0, out
-    assert "straggler" in out
+    assert "straggler" in out and "Communication by difference: " in out and "Ranks: step " in out
     if (REAL / H100).exists():
         (folder / "gpu").mkdir()
         shutil.copy(REAL / H100, folder / "gpu" / "h100.pt.trace.json.gz")
@@ -114,6 +119,29 @@ def test_ranks_are_workers(tensorboard, logs):
     ranks = analysis["ranks"]
     assert ranks["collectives_compared"] > 0 or "the clocks do not meet" in ranks["straggler_reason"]
     assert analysis["integrity"]["ranks_missing"] == []
+
+
+def test_communication_of_two_ranks_is_as_predicted(logs):
+    """The run predicts its collectives and measures them, by trace and by difference; analyzing it again tells all."""
+    analysis, summary = (
+        json.loads((logs / "ranks" / f"{name}.json").read_text())
+        for name in ("operator_analysis", "performance_summary")
+    )
+    about = analysis["communication"]
+    [row] = about["predicted"]
+    assert (row["kind"], row["group_size"]) == ("all_reduce", 2)
+    assert (row["calls"], row["bytes"]) == (row["predicted_calls"], row["predicted_bytes"])
+    assert {row["phase"] for row in analysis["collectives"]} == {"backward", None}  # that of the loss is in no phase
+    assert about["by_difference"] == summary["no_sync"] and summary["no_sync"]["steps"] == 2
+    assert [one["rank"] for one in summary["ranks"]] == [0, 1]
+    peaks = [row["peak_memory_mb"] for row in analysis["ranks"]["rows"]]
+    assert peaks == [one["peak_memory_mb"] for one in summary["ranks"]]
+    types = {"collectives": list[MeasuredCollectiveRow], "communication": StepCommunication, "ranks": Ranks}
+    assert [line for name, kind in types.items() for line in mismatches(analysis[name], kind, name)] == []
+    assert mismatches(summary, PerformanceSummary, "summary") == []
+    analyze_existing(logs / "ranks", logs.parent / "again", False, 3, None)
+    again = json.loads((logs.parent / "again" / "operator_analysis.json").read_text())
+    assert again["communication"] == about and again["ranks"] == analysis["ranks"]
 
 
 def test_kernels_of_a_gpu(tensorboard, logs):

@@ -1,0 +1,212 @@
+"""Collectives of a trace: which, how many bytes, exposed and hidden, transfer and waiting; on a GPU and on gloo."""
+
+import json
+
+import pytest
+from test_documents import mismatches
+from traces import analysis_of, event, on_gpu, real_path, step, trace_of, write_trace
+
+from analysis.collectives import UNKNOWN, collective_kind, collective_lines, predicted_beside, sent_share
+from analysis.profile import add_prediction, analyze_all, find_traces
+from harness.documents import MeasuredCollectiveRow, Ranks, StepCommunication
+from harness.errors import UserError
+from harness.no_sync import check_no_sync, document_of
+from harness.parallel import ParallelConfig
+
+MB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("c10d::_allgather_base_", "all_gather"),
+        ("c10d::reduce_scatter_tensor_coalesced_", "reduce_scatter"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_reduce"),
+        ("ncclKernel_SendRecv_RING_SIMPLE", "send_recv"),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", UNKNOWN),
+        ("gloo:all_to_all", "all_to_all"),
+        ("nccl:reduce", "reduce"),
+    ],
+)
+def test_kinds_by_name(name, kind):
+    assert collective_kind(name) == kind
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests():
+    assert [sent_share(kind, 8) for kind in ("all_reduce", "all_gather", "broadcast")] == [1.75, 0.875, 1.0]
+    assert sent_share("barrier", 8) is None
+
+
+# ---- On a GPU ------------------------------------------------------------------------------------------------------
+
+
+def collective(name, launched, start, duration, number, *, stream=20, kernel="ncclDevKernel_Generic", **noted):
+    """An operator of c10d, PyTorch's note within it, and its kernel; all_gather_base of 2 x 1 MB by default."""
+    noted = {"Collective name": name, "dtype": "Float", "In msg nelems": MB // 4, "Out msg nelems": 2 * MB // 4} | noted
+    noted = {"Process Group Name": "0", "Process Group Description": "dp", "Group size": 2} | noted
+    operators = [
+        event(f"c10d::{name}_", launched - 2, 8, **{"External id": 2 * number}),
+        event("record_param_comms", launched - 1, 6, **{"External id": 2 * number + 1}, **noted),
+    ]
+    return [*operators, *on_gpu(kernel, launched, start, duration, number, stream=stream)]
+
+
+def rank_trace(path, rank, start, duration, **metadata):
+    """A step of 1 ms with a kernel from 100 to 300 us and a collective that it partly hides."""
+    events = [step(1, 0, 1000), *on_gpu("gemm", 20, 100, 200, 1, operator=event("aten::mm", 19, 4))]
+    events += collective("_allgather_base", 40, start, duration, 2)
+    world = {"distributedInfo": {"rank": rank, "world_size": 2}, "baseTimeNanoseconds": 0}
+    return write_trace(path / f"t_rank{rank}.json", *events, **world, **metadata)
+
+
+def test_a_collective_is_one_call_of_operator_note_and_kernel(tmp_path):
+    [(_, analysis)], _ = analyze_all([rank_trace(tmp_path, 0, 200, 300)])
+    [row] = analysis["collectives"]
+    about = (row["kind"], row["group"], row["group_size"], row["calls"], row["bytes"])
+    assert about == ("all_gather", "dp", 2, 1, 2 * MB)
+    assert (row["time_ms"], row["exposed_ms"]) == pytest.approx((0.3, 0.2))  # until 300 us a matmul runs
+    assert row["algorithm_bandwidth_gb_per_sec"] == pytest.approx(2 * MB / 300e3)
+    assert row["bus_bandwidth_gb_per_sec"] == pytest.approx(MB / 300e3)
+    assert (row["waiting_ms"], row["waiting_ms_reason"]) == (None, "needs the traces of all ranks")
+    found = analysis["communication"]
+    assert (found["time_ms"], found["exposed_ms"], found["hidden_ms"]) == pytest.approx((0.3, 0.2, 0.1))
+    assert analysis["gpu_timeline"]["of_steps"]["exposed_comm_ms"] == pytest.approx(found["exposed_ms"])
+    assert any("bandwidths include waiting" in line for line in collective_lines(analysis))
+
+
+def test_waiting_is_what_other_ranks_do_not_need(tmp_path):
+    """Rank 1 arrives 250 us later: rank 0 waits so long, 150 us of it exposed, as a matmul hides the first 100."""
+    rank_trace(tmp_path, 0, 200, 300)
+    rank_trace(tmp_path, 1, 450, 50)
+    [(_, first), (_, second)], _ = analyze_all(find_traces(tmp_path))
+    assert [one["collectives"][0]["waiting_ms"] for one in (first, second)] == pytest.approx([0.15, 0.0])
+    rates = [one["collectives"][0]["bus_bandwidth_gb_per_sec"] for one in (first, second)]
+    assert rates == pytest.approx([MB / 50e3] * 2)  # of the transfer alone
+    assert first["communication"]["transfer_ms"] == pytest.approx(0.05)
+    assert [row["waiting_ms"] for row in first["ranks"]["rows"]] == pytest.approx([0.15, 0.0])
+    add_prediction(first, [{"kind": "all_gather", "group_size": 2, "calls": 1, "bytes": 2 * MB}])
+    types = {"collectives": list[MeasuredCollectiveRow], "communication": StepCommunication, "ranks": Ranks}
+    for name, kind in types.items():
+        assert mismatches(json.loads(json.dumps(first[name], allow_nan=False)), kind, name) == []
+    assert first["communication"]["predicted"][0]["bytes"] == 2 * MB
+
+
+def test_groups_are_compared_each_among_its_ranks(tmp_path):
+    """Four ranks, two in each tensor-parallel group: a group's collective is nothing to the ranks outside of it."""
+    for rank in range(4):
+        group = {"Process Group Name": f"tp{rank // 2}", "Process Group Description": f"tp{rank // 2}"}
+        events = [step(1, 0, 1000), event("aten::mm", 5, 5)]
+        for i in range(3):  # the launch of the first is not in the trace: its stream tells the group
+            late = 20 * (rank % 2) * (1 + rank // 2)
+            one = collective("allreduce", 40 + 9 * i, 100 * (i + 1) + late, 50 - late, i + 1, stream=31, **group)
+            events += one[3:] if i == 0 else one
+        events += collective("allreduce", 90, 600, 10, 9, **{"Group size": 4, "Process Group Description": "all"})
+        world = {"distributedInfo": {"rank": rank, "world_size": 4}, "baseTimeNanoseconds": 0}
+        write_trace(tmp_path / f"t_rank{rank}.json", *events, **world)
+    analyses, _ = analyze_all(find_traces(tmp_path))
+    waits = [{row["group"]: row["waiting_ms"] for row in one["collectives"]} for _, one in analyses]
+    assert [one[f"tp{rank // 2}"] for rank, one in enumerate(waits)] == pytest.approx([0.04, 0, 0.08, 0])
+    assert [one["all"] for one in waits] == [0.0] * 4
+    assert analyses[0][1]["ranks"]["collectives_compared"] == 1  # of all ranks; only these align the clocks
+
+
+def test_without_a_note_the_shapes_of_the_operator_tell_the_bytes(tmp_path):
+    shapes = {"Input Dims": [[8, 64], [4, 64], []], "Input type": ["c10::BFloat16", "c10::BFloat16", ""]}
+    operator = event("c10d::_allgather_base_", 19, 4, **shapes)
+    info = {"pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}]}
+    kernel = on_gpu("ncclDevKernel_AllGather", 20, 100, 50, 1, operator=operator)
+    [row] = analysis_of(trace_of(tmp_path, step(1, 0, 500), *kernel, distributedInfo=info))["collectives"]
+    assert (row["bytes"], row["group"], row["group_size"]) == (8 * 64 * 2, "default_pg", 2)
+
+
+# ---- On gloo -------------------------------------------------------------------------------------------------------
+
+
+def gloo(kind, issued, start, duration, sizes, *, backend_kind=None, thread=9):
+    """An operator of the thread of the steps, and the range that a thread of the backend opens for it."""
+    inputs = {"Input Dims": [[size] for size in sizes], "Input type": ["float"] * len(sizes)}
+    sent = {"Input Dims": [[sizes[-1]]], "Input type": ["float"]}
+    return [
+        event(f"c10d::{kind}_", issued, 5, **inputs),
+        event(f"gloo:{backend_kind or kind}", start, duration, kind="user_annotation", thread=thread, **sent),
+    ]
+
+
+def test_ranges_of_gloo_belong_to_the_operators_that_issued_them(tmp_path):
+    """A reduce-scatter is an all-reduce to gloo; what the host computes meanwhile hides it."""
+    events = [
+        step(1, 0, 1000),
+        event("backward", 10, 900, kind="user_annotation"),
+        *gloo("_reduce_scatter_base", 20, 40, 360, (128, 256), backend_kind="all_reduce"),
+        *gloo("allreduce", 30, 50, 100, (64,), thread=10),
+        event("aten::mm", 100, 200),
+    ]
+    analysis = analysis_of(trace_of(tmp_path, *events))
+    rows = {row["kind"]: row for row in analysis["collectives"]}
+    assert {kind: (row["bytes"], row["phase"]) for kind, row in rows.items()} == {
+        "reduce_scatter": (1024, "backward"),
+        "all_reduce": (256, "backward"),
+    }
+    assert rows["reduce_scatter"]["time_ms"] == pytest.approx(0.36)
+    about = analysis["communication"]
+    assert (about["time_ms"], about["exposed_ms"]) == pytest.approx((0.36, 0.16))
+    assert about["exposed_backward_ms"] == pytest.approx(0.16)
+
+
+def test_prediction_beside_measurement():
+    measured = {"group_size": 2, "calls": 6, "time_ms": 4.0, "bus_bandwidth_gb_per_sec": 0.5}
+    rows = [measured | {"kind": "all_reduce", "bytes": 2000}, measured | {"kind": "broadcast", "bytes": None}]
+    predicted = [{"kind": kind, "group_size": 2, "calls": 3, "bytes": 1000} for kind in ("all_reduce", "all_gather")]
+    reduce, gather = predicted_beside(predicted, rows, 2)
+    assert (reduce["calls"], reduce["bytes"], reduce["time_ms"]) == (3, 1000, 2.0)
+    assert reduce["bus_bandwidth_gb_per_sec"] == pytest.approx(0.5)
+    assert (gather["calls"], gather["bytes"], gather["bus_bandwidth_gb_per_sec"]) == (0, 0, None)
+
+
+# ---- By difference -------------------------------------------------------------------------------------------------
+
+
+def test_communication_by_difference_is_the_median_of_pairs():
+    found = document_of(step=[10.0, 12.0, 40.0], no_sync=[8.0, 9.0, 10.0])
+    assert (found["step_ms"], found["no_sync_step_ms"], found["difference_ms"]) == (12.0, 9.0, 3.0)
+    assert found["difference_95_ms"] == [2.0, 30.0]
+    assert found["share"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "words"),
+    [
+        (ParallelConfig(), "this run has one rank, which reduces nothing"),
+        (ParallelConfig("fsdp", world_size=2), "every pass gathers parameters, so no step is without"),
+    ],
+)
+def test_steps_without_reduction_are_refused_where_they_compare_nothing(parallel, words):
+    with pytest.raises(UserError, match=words) as refused:
+        check_no_sync(parallel, 3)
+    assert refused.value.exit_code == 2
+
+
+# ---- A real run ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_collectives_of_eight_real_ranks():
+    """The transfer takes as long on every rank, so bus bandwidths agree; rank 1 waits least, as it is waited for."""
+    analyses = [one for _, one in analyze_all(find_traces(real_path("nanogpt_8_ranks")))[0]]
+    first = analyses[0]
+    rows = {(row["kind"], row["phase"]): row for row in first["collectives"]}
+    assert {key: (row["calls"], row["bytes"], row["group_size"]) for key, row in rows.items()} == {
+        ("all_gather", "optimizer"): (28, 1980639488, 8),
+        ("reduce_scatter", "backward"): (12, 772669952, 8),
+        ("reduce_scatter", "optimizer"): (16, 1207969536, 8),
+    }
+    for analysis in analyses:
+        for row in analysis["collectives"]:
+            other = rows[row["kind"], row["phase"]]["bus_bandwidth_gb_per_sec"]
+            assert row["bus_bandwidth_gb_per_sec"] == pytest.approx(other, rel=1e-3)
+        exposed = sum(row["exposed_ms"] for row in analysis["collectives"])
+        assert exposed == pytest.approx(analysis["gpu_timeline"]["of_steps"]["exposed_comm_ms"])
+    waits = [row["waiting_ms"] for row in first["ranks"]["rows"]]
+    assert waits[1] == min(waits) == pytest.approx(1.18, abs=0.01)
+    about = first["communication"]
+    assert about["hidden_ms"] / about["time_ms"] == pytest.approx(0.1295, abs=1e-4)  # as HTA has it
