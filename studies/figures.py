@@ -261,6 +261,7 @@ def scaling_figure(rows: list[dict], about: str) -> Figure:
         axes.set(ylim=(0, None), ylabel=f"{scaling} scaling: efficiency")
     for n, group in enumerate(groups):
         memory_of_mode(panels[-1], [row for row in rows if row["scaling"] == scalings[0]], group, n)
+    panels[-1].margins(y=0.15)
     panels[-1].set(ylim=(0, None), ylabel=f"peak memory of rank 0, {scalings[0]} scaling (MB)")
     for axes in panels:
         log_axis(axes.xaxis, sorted({row["world_size"] for row in rows}))

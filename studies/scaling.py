@@ -149,7 +149,7 @@ def study(args, device: DeviceProperties) -> None:
     about = workload_title(specs[0]["workload"], device.name)
     measured = [row for row in sweep.rows if row["status"] == "ok" and row["fault"] is None]
     figure = scaling_figure(measured, f"{about}; base: {base_text(args)}") if measured else None
-    tables = [table(sweep.rows), communication_section(sweep.rows)] + ([fault_section(found)] if found else [])
+    tables = [*fault_sections(found), table(sweep.rows), communication_section(sweep.rows)]
     sweep.close(finding(sweep.rows, found, sweep.available_bytes), tables, figure, verdicts=found)
 
 
@@ -526,8 +526,13 @@ def collectives_text(row: dict) -> str:
     return ", ".join(f"{one['calls']} {one['kind']}" for one in found) or "-"
 
 
-def fault_section(found: list[dict]) -> Section:
-    rows = [one | {"planted": FAULTS[one["fault"]].text, "named": "yes" if one["named"] else "NO"} for one in found]
-    columns = [column(name, name, left=True) for name in ("fault", "named")]
-    text = [f"{row['fault']} ({row['planted']}): {row['text']}." for row in rows]
-    return Section("Planted faults, and what the measurements say", columns, rows, text)
+def fault_sections(found: list[dict]) -> list[Section]:
+    if not found:
+        return []
+    columns = (
+        column("planted fault", "fault", left=True),
+        Column("named", lambda row: "yes" if row["named"] else "NO", left=True),
+        column("what the measurements say", "text", left=True),
+    )
+    text = [f"{row['fault']}: {FAULTS[row['fault']].text}." for row in found]
+    return [Section("Planted faults: what the study finds with them, and not without", columns, found, text)]

@@ -416,7 +416,7 @@ def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload
 
 def default_world_sizes(device: DeviceProperties) -> list[int]:
     """Powers of two, as many ranks as there are GPUs; on a CPU two, or four if it has as many cores."""
-    most = device.gpus if device.on_gpu else min(4, max(2, available_cores()))
+    most = max(1, device.gpus) if device.on_gpu else min(4, max(2, available_cores()))
     return [2**n for n in range(most.bit_length())]
 
 
