@@ -768,7 +768,7 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
         "with --dry-run: a device to predict for by its datasheet, such as MI300X; --device-memory overrides its memory"
     )
     group.add_argument("--target-device", metavar="NAME", help=text)
-    text = "with --dry-run: bus bandwidth of each rank in GB/s of 10^9 bytes, or measured (run_collective_benchmark.sh)"
+    text = "with --dry-run: bus bandwidth of each rank in 10^9 bytes/s, or measured: by run_collective_benchmark.sh"
     group.add_argument("--network", type=network_choice, metavar="GB/S", help=text)
     verbose_flag(group)
     parser.add_dataclass_flags("model", TinyLlamaConfig)

@@ -603,9 +603,7 @@ class SweepDocument(TypedDict, total=False):
     figures: dict[str, str | None]  # the measured columns, each with the column of its spread; null: it has none
     rows: list[dict[str, Any]]  # as below
     device_memory_bytes: int  # available to the tensors of a row, the workspaces of libraries unknown
-    # memory study: peak = constant + B (linear S + quadratic S^2), its error and rows; collective benchmark: of all
-    # kinds but broadcast on the most ranks, world_size and the fields of CollectiveFit
-    fit: dict[str, Any]
+    fit: dict[str, Any]  # memory study: peak = constant + B (linear S + quadratic S^2); collectives: CollectiveFit
     fits: list[CollectiveFit]  # collective benchmark: by kind and number of ranks
     verdicts: list[FaultVerdict]  # scaling study: of each planted fault
     factors: list[dict[str, Any]]  # memory study: memory and throughput from one batch size or sequence to the next
@@ -715,7 +713,7 @@ class CollectiveBenchmarkRow(SweepRow):
 
 
 class CollectiveFit(TypedDict):
-    kind: NotRequired[str]  # absent: all kinds but broadcast
+    kind: NotRequired[str]  # absent: all kinds but broadcast, on the most ranks
     world_size: int  # ranks
     alpha_us: float  # microseconds of a call, whatever its bytes
     beta_gb_per_sec: float  # bus bandwidth, 10^9 bytes/s

@@ -426,7 +426,8 @@ def verdicts(rows: list[dict]) -> list[dict]:
         now = findings(row, reference)
         before = findings(reference, None) if reference else {}
         named = wanted <= now.keys() and not wanted & before.keys()
-        found.append({"fault": row["fault"], "named": named, "text": "; ".join(now.values()) or "nothing was found"})
+        texts = [now[name] for name in sorted(now, key=lambda name: name not in wanted)]
+        found.append({"fault": row["fault"], "named": named, "text": "; ".join(texts) or "nothing was found"})
     return found
 
 

@@ -157,7 +157,7 @@ class Sweep:
             prepare_folder(self.folder)
             write_json(self.folder / "config.json", {"settings": self.settings, "environment": self.environment})
             self.write()
-        say(*self.notes)
+        say(*wrapped(self.notes))
 
     def _load_rows(self) -> None:
         flag, file = f"--resume {self.folder}", f"{self.name}.json"
@@ -415,8 +415,11 @@ def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload
 
 
 def default_world_sizes(device: DeviceProperties) -> list[int]:
-    """Powers of two, as many ranks as there are GPUs; on a CPU two, or four if it has as many cores."""
-    most = max(1, device.gpus) if device.on_gpu else min(4, max(2, available_cores()))
+    """Powers of two, as many ranks as there are GPUs; on a CPU two, or four if it has as many cores.  Raises UserError
+    if there is one GPU."""
+    if device.on_gpu and device.gpus < 2:
+        raise UserError("this machine has one GPU, and each rank needs one; use --device cpu for gloo ranks")
+    most = device.gpus if device.on_gpu else min(4, max(2, available_cores()))
     return [2**n for n in range(most.bit_length())]
 
 
