@@ -85,7 +85,8 @@ def answer_of(folder: Path, world_size: int, code: int) -> tuple[str, list | str
     if len(answers) == world_size:
         return "ok", [answers[rank][1] for rank in range(world_size)]
     output = (folder / "output").read_text(errors="replace")
-    killed = re.search(r"rank *: (\d+) .*?\n *exitcode *: -(\d+) ", output)
+    root_cause = output.rpartition("Root Cause")[2]  # torchrun ends the other ranks, and lists them as well
+    killed = re.search(r"rank *: (\d+) .*?\n *exitcode *: -(\d+) ", root_cause)
     if killed is None:
         last = (output.split() and output.strip().splitlines()[-1]) or "without a word"
         return "failed", f"torchrun ended with exit code {code}: {last}"

@@ -266,6 +266,10 @@ def test_a_dry_run_predicts_any_number_of_ranks(scratch, capfd, made_up):
 # ---- Ranks ---------------------------------------------------------------------------------------------------------
 
 KILLED = """
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 6)
 Root Cause (first observed failure):
 [0]:
   time      : 2026-01-01_12:00:00
