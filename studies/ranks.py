@@ -76,7 +76,15 @@ def wait(process: subprocess.Popen, seconds: float) -> int | None:
 
 
 def answer_of(folder: Path, world_size: int, code: int) -> tuple[str, list | str]:
-    """What the ranks have written; if one failed, the reason of the first: the others then lose their connection."""
+    """What the ranks have written; else the reason of the one that failed first: the others then lose their connection,
+    or are ended by torchrun."""
+    output = (folder / "output").read_text(errors="replace")
+    ended = {int(rank): int(number) for rank, number in re.findall(r"rank *: (\d+) .*?\n *exitcode *: -(\d+) ", output)}
+    for rank, number in ended.items():
+        if number == signal.SIGKILL:
+            return "oom", f"rank {rank} was killed by SIGKILL, as the operating system does when memory runs out"
+        if number != signal.SIGTERM:
+            return "failed", f"rank {rank} was ended by {signal.Signals(number).name}"
     files = sorted(folder.glob("rank*"), key=lambda file: file.stat().st_mtime_ns)
     answers = {int(file.name.removeprefix("rank")): pickle.loads(file.read_bytes()) for file in files}
     for rank, (status, answer) in answers.items():
@@ -84,16 +92,8 @@ def answer_of(folder: Path, world_size: int, code: int) -> tuple[str, list | str
             return status, f"rank {rank}: {answer}"
     if len(answers) == world_size:
         return "ok", [answers[rank][1] for rank in range(world_size)]
-    output = (folder / "output").read_text(errors="replace")
-    root_cause = output.rpartition("Root Cause")[2]  # torchrun ends the other ranks, and lists them as well
-    killed = re.search(r"rank *: (\d+) .*?\n *exitcode *: -(\d+) ", root_cause)
-    if killed is None:
-        last = (output.split() and output.strip().splitlines()[-1]) or "without a word"
-        return "failed", f"torchrun ended with exit code {code}: {last}"
-    rank, number = killed[1], int(killed[2])
-    if number == signal.SIGKILL:
-        return "oom", f"rank {rank} was killed by SIGKILL, as the operating system does when memory runs out"
-    return "failed", f"rank {rank} was ended by {signal.Signals(number).name}"
+    last = output.strip().splitlines()[-1] if output.strip() else "without a word"
+    return "failed", f"torchrun ended with exit code {code}: {last}"
 
 
 # ---- On each rank --------------------------------------------------------------------------------------------------
