@@ -52,8 +52,9 @@ NO_LOCAL_STEPS = "only ddp can compute steps without communication"
 
 def specs_of(args) -> list[dict]:
     """A spec for each launch; the rounds are interleaved, so that drift of the machine affects all rows."""
-    single = [spec for spec in single_specs(args) if spec is not None]
-    return [spec | {"round": launch} for launch in range(args.repetitions) for spec in single]
+    single = single_specs(args)
+    rounds = 1 if args.dry_run else args.repetitions
+    return [spec | {"round": launch} for launch in range(rounds) for spec in single]
 
 
 def single_specs(args) -> list[dict]:
@@ -139,9 +140,8 @@ def study(args, device: DeviceProperties) -> None:
     sweep.open()
 
     def rows_of(spec: dict) -> list[dict]:
-        return [
-            row_after(sweep, spec, args, key, answer) for answer in [launch(sweep, spec, args)] for key in spec["rows"]
-        ]
+        answer = launch(sweep, spec, args)
+        return [row_after(answer, spec, key, sweep.known(key)) for key in spec["rows"]]
 
     sweep.run(specs, rows_of, label, result, lambda rows: table(concluded(rows, network)))
     sweep.rows = [sweep.completed(row) for row in concluded(sweep.rows, network)]
@@ -154,7 +154,9 @@ def study(args, device: DeviceProperties) -> None:
 
 
 def network_of_study(args, device: DeviceProperties) -> Network | None:
-    """That of --network; without the flag the measured one, if there is one."""
+    """That of --network; without the flag the measured one, if there is one.  Without base, none is of use."""
+    if args.dry_run:
+        return None
     about = device.environment["device"]
     network = network_of(args.network, about) if args.network else measured_network(about)
     if network is None:
@@ -169,15 +171,13 @@ def base_text(args) -> str:
 
 
 def launch(sweep: Sweep, spec: dict, args) -> dict:
-    """One launch: the predicted columns (of the first alone), the outcome, and the ranks' answers if it is ok."""
+    """One launch: the predicted columns, the outcome, and `ranks`, their answers, if it is ok."""
     before, workload = sweep.known(spec["rows"][0]), spec["workload"]
-    columns = [f"predicted_{name}" for name in PREDICTED]
     if before is None:
         found = sweep.predict(predicted, workload, sweep.predicts_gpu, spec["fault"])
     else:
-        found = {name: before[name] for name in columns} | {
-            name: before[name] for column in columns if (name := f"{column}_reason") in before
-        }
+        columns = {f"predicted_{name}" for name in PREDICTED}
+        found = {name: value for name, value in before.items() if name.removesuffix("_reason") in columns}
     peak, world_size = found["predicted_memory_bytes"], workload.parallel.world_size
     on_one_device = peak if peak is None or sweep.predicts_gpu else peak * world_size  # a CPU's memory has all ranks
     if skipped := sweep.skipped(on_one_device, workload.precision):
@@ -207,21 +207,20 @@ def total_bytes(collectives: list[dict]) -> int:
     return sum(row["bytes"] for row in collectives)
 
 
-def row_after(sweep: Sweep, spec: dict, args, key: dict, answer: dict) -> dict:
-    """The row of this key with one more launch."""
+def row_after(answer: dict, spec: dict, key: dict, earlier: dict | None) -> dict:
+    """The row of this key with one more launch.  earlier: the row of the launches before, which were measured."""
     reasons = {
         "parallel": "one rank",
         "bucket_mb": "PyTorch's size" if key["parallel"] in WITH_BUCKETS else "there are no buckets",
         "fault": "none was planted",
     }
     columns = explain_nulls(key, "", **reasons) | spec["shape"]
-    ranks = answer.get("ranks")
     row = columns | {name: value for name, value in answer.items() if name != "ranks"}
-    if ranks is None:
+    if "ranks" not in answer:
         return row
-    earlier = sweep.known(key)
-    seq_len = spec["workload"].seq_len
-    return row | measured_columns(ranks, seq_len, earlier if earlier and earlier["status"] == "ok" else None)
+    if earlier and earlier["disturbed"] and not row["disturbed"]:
+        row |= {name: earlier[name] for name in ("disturbed", "disturbance")}
+    return row | measured_columns(answer["ranks"], spec["workload"].seq_len, earlier)
 
 
 def slowest_ms(ranks: list[dict]) -> list[float]:
@@ -372,17 +371,16 @@ def findings(row: dict, reference: dict | None) -> dict[str, str]:
 def uneven_ranks(row: dict) -> dict[str, str]:
     """A rank with more samples than the others, or one that takes longer for as many."""
     samples, local = row["samples_by_rank"], row["local_step_ms"]
-    name, longer = "more-data", ""
+    longer = ""
     if local:
         worst = max(range(len(local)), key=local.__getitem__)
         factor = local[worst] / statistics.median(local[:worst] + local[worst + 1 :])
-        waits = f"ranks wait {row['waiting_ms']:,.1f} ms a step in the mean"
-        longer = f"without communication its step takes {factor:.2f} times as long as the others'; {waits}"
+        waits = f"ranks wait {row['waiting_ms']:,.1f} ms a step"
+        longer = f"{factor:.2f} times the others' step without communication; {waits}"
     if min(samples) < max(samples):
         worst = samples.index(max(samples))
-        return {
-            name: f"rank {worst} has more data, {samples[worst]} samples, others {min(samples)}; {longer}".rstrip("; ")
-        }
+        text = f"rank {worst} has more data, {samples[worst]} samples, others {min(samples)}"
+        return {"more-data": text + f"; {longer}" * bool(longer)}
     if local and factor >= SLOW:
         return {"slow-rank": f"rank {worst} is slow: {longer}"}
     return {}
@@ -401,10 +399,10 @@ def small_messages(row: dict, reference: dict | None) -> dict[str, str]:
             continue
         kind = now["kind"].replace("_", "-")
         sizes = [f"{one['calls']:,} of {one['bytes'] / one['calls'] / 1e3:,.0f} KB" for one in (now, least)]
-        text = f"{kind}s are too small, {sizes[0]} instead of {sizes[1]}"
+        text = f"{kind}s are too small, {sizes[0]}, not {sizes[1]}"
         if now["kind"] == "all_gather":
-            return {"fine-wrapping": f"{text}: too fine a wrapping; use --fsdp-wrap block"}
-        return {"small-buckets": f"{text}: too small buckets; raise --bucket-mb"}
+            return {"fine-wrapping": f"{text}: too fine a wrapping, use --fsdp-wrap block"}
+        return {"small-buckets": f"{text}: too small buckets, raise --bucket-mb"}
     return {}
 
 
@@ -519,6 +517,7 @@ def communication_section(rows: list[dict]) -> Section:
         "By difference, for ddp: the fastest steps with and without communication, on all ranks at once. Exposed: the "
         "step beyond that of the slowest rank. Waiting: for that rank, the mean over ranks. Share: both, of the step."
     ]
+    text += [f"{label(row)}: {one}." for row in rows if row["fault"] is None for one in row.get("findings") or []]
     return Section("Communication", columns, rows, text)
 
 

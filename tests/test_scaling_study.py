@@ -119,12 +119,11 @@ def test_each_fault_is_named_from_what_was_measured(fault):
 
 def test_findings_give_their_evidence():
     (slow,) = findings(row(local_step_ms=[8.0, 12.0]), None).values()
-    slower = "without communication its step takes 1.50 times as long as the others'"
-    assert slow == f"rank 1 is slow: {slower}; ranks wait 1.0 ms a step in the mean"
+    assert slow == "rank 1 is slow: 1.50 times the others' step without communication; ranks wait 1.0 ms a step"
     (more,) = findings(row(parallel="fsdp", samples_by_rank=[8, 12], local_step_ms=None), None).values()
     assert more == "rank 1 has more data, 12 samples, others 8"
     (small,) = findings(row(measured_collectives=collectives(32)), row()).values()
-    assert small.startswith("all-reduces are too small, 32 of 262 KB instead of 3 of 2,796 KB")
+    assert small.startswith("all-reduces are too small, 32 of 262 KB, not 3 of 2,796 KB: too small buckets")
 
 
 # ---- Which rows ----------------------------------------------------------------------------------------------------
