@@ -371,31 +371,29 @@ def findings(row: dict, reference: dict | None) -> dict[str, str]:
 def uneven_ranks(row: dict) -> dict[str, str]:
     """A rank with more samples than the others, or one that takes longer for as many."""
     samples, local = row["samples_by_rank"], row["local_step_ms"]
-    longer = ""
+    uneven = min(samples) < max(samples)
+    by = samples if uneven else local
+    if by is None:
+        return {}
+    worst, longer = by.index(max(by)), ""
     if local:
-        worst = max(range(len(local)), key=local.__getitem__)
         factor = local[worst] / statistics.median(local[:worst] + local[worst + 1 :])
         waits = f"ranks wait {row['waiting_ms']:,.1f} ms a step"
         longer = f"{factor:.2f} times the others' step without communication; {waits}"
-    if min(samples) < max(samples):
-        worst = samples.index(max(samples))
+    if uneven:
         text = f"rank {worst} has more data, {samples[worst]} samples, others {min(samples)}"
         return {"more-data": text + f"; {longer}" * bool(longer)}
-    if local and factor >= SLOW:
-        return {"slow-rank": f"rank {worst} is slow: {longer}"}
-    return {}
+    return {"slow-rank": f"rank {worst} is slow: {longer}"} if factor >= SLOW else {}
 
 
 def small_messages(row: dict, reference: dict | None) -> dict[str, str]:
     """Many more calls than the reference has for as many bytes."""
-    if reference is None or total_bytes(row["measured_collectives"]) > 1.1 * total_bytes(
-        reference["measured_collectives"]
-    ):
-        return {}
-    before = {one["kind"]: one for one in reference["measured_collectives"]}
+    before = {one["kind"]: one for one in reference["measured_collectives"]} if reference else {}
     for now in row["measured_collectives"]:
         least = before.get(now["kind"])
-        if least is None or now["calls"] < MANY * least["calls"] or now["kind"] == "reduce_scatter":
+        if now["kind"] == "reduce_scatter" or not least or now["bytes"] > 1.1 * least["bytes"]:
+            continue  # a reduce-scatter follows from the all-gathers
+        if now["calls"] < MANY * least["calls"]:
             continue
         kind = now["kind"].replace("_", "-")
         sizes = [f"{one['calls']:,} of {one['bytes'] / one['calls'] / 1e3:,.0f} KB" for one in (now, least)]
@@ -455,8 +453,12 @@ def finding(rows: list[dict], faults: list[dict], available_bytes: int) -> list[
     lines = []
     if scaled:
         scaled.sort(key=lambda row: row["efficiency"])
-        ends = [("Least", scaled[0]), ("most", scaled[-1])] if len(scaled) > 1 else [("Measured", scaled[0])]
-        lines.append("; ".join(f"{word} efficient: {label(row)}, {efficiency_text(row)}" for word, row in ends) + ".")
+        ends = (
+            {"Least efficient": scaled[0], "most efficient": scaled[-1]}
+            if len(scaled) > 1
+            else {"Efficiency": scaled[0]}
+        )
+        lines.append("; ".join(f"{word}: {label(row)}, {efficiency_text(row)}" for word, row in ends.items()) + ".")
     pairs = [row for row in measured if row["predicted_memory_bytes"] is not None]
     for name, what in (("memory_bytes", "memory"), ("collective_bytes", "bytes of collectives")):
         equal = sum(row[f"predicted_{name}"] == row[f"measured_{name}"] for row in pairs)
