@@ -16,7 +16,8 @@ from analysis.network import Network
 from harness import documents
 from studies import scaling
 from studies.ranks import answer_of
-from studies.scaling import concluded, findings, ratio_interval, single_specs, verdicts
+from studies.scaling import single_specs
+from studies.scaling_results import concluded, findings, ratio_interval, verdicts
 from studies.scaling_steps import FAULTS, ReducedAfterBackward
 
 study = functools.partial(run_command, run_scaling_study)
