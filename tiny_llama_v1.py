@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness import doctor
-from harness.command_line import OneLineParser, flag, memory_size, number_of, verbose_flag
+from harness.command_line import OneLineParser, flag, memory_size, network_choice, verbose_flag
 from harness.console import is_first_rank, say
 from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank, set_numerics
 from harness.distributed import facts_of_ranks, process_group, suffix_of_rank
@@ -769,8 +769,8 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
         "with --dry-run: a device to predict for by its datasheet, such as MI300X; --device-memory overrides its memory"
     )
     group.add_argument("--target-device", metavar="NAME", help=text)
-    text = "with --dry-run: bus bandwidth of each rank, in GB/s of 10^9 bytes"
-    group.add_argument("--network", type=number_of(float, 0), metavar="GB/S", help=text)
+    text = "with --dry-run: bus bandwidth of each rank in 10^9 bytes/s, or measured: by run_collective_benchmark.sh"
+    group.add_argument("--network", type=network_choice, metavar="GB/S", help=text)
     verbose_flag(group)
     parser.add_dataclass_flags("model", TinyLlamaConfig)
     parser.add_dataclass_flags("training", TrainingConfig)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from harness.parallel import SHARDING, most_ranks
 from harness.tables import column
 from harness.units import MB
 from harness.workload import Workload
+
+if TYPE_CHECKING:
+    from analysis.network import Network
 
 MOST_RANKS = 2**20  # no search goes further
 NO_NETWORK = "no --network was given"
@@ -41,26 +45,28 @@ def first_world_size(bound: Callable[[int], bool]) -> int | None:
     return high
 
 
-def communication(collectives: list[dict], world_size: int, bounds: dict, network: float | None) -> dict:
+def communication(collectives: list[dict], world_size: int, bounds: dict, network: Network | None) -> dict:
     """`communication` of prediction.json: what a step sends, and how far it limits speed and scaling.
 
-    bounds are those of the step's time on one rank; network is the bus bandwidth of a rank, in 10^9 bytes/s.  Latency
-    is left out, and collectives are assumed to keep their bytes on other numbers of ranks.
+    bounds are those of the step's time on one rank.  Collectives are assumed to keep their calls, bytes and latency on
+    other numbers of ranks.
     """
     sent = sent_bytes(collectives, world_size)
     computing = max((ms for ms in (bounds["compute_ms"], bounds["bandwidth_ms"]) if ms is not None), default=None)
-    document = {"sent_bytes": round(sent), "network_gb_per_sec": network}
+    document = {"sent_bytes": round(sent), "network_gb_per_sec": network and network.gb_per_sec}
+    document |= {"network_latency_us": network and network.latency_us, "network_source": network and network.source}
     names = ("network_ms", "overlapped_ms", "not_overlapped_ms", "weak_scaling_bound_from", "strong_scaling_bound_from")
     document |= dict.fromkeys((*names, "efficiency_overlapped", "efficiency_not_overlapped"))
     if network is None:
         return explain_nulls(document, NO_NETWORK)
 
     def network_ms(ranks: int) -> float:
-        return sent_bytes(collectives, ranks) / network / 1e6
+        return network.time_ms(collectives, ranks)
 
     taken = document["network_ms"] = network_ms(world_size)
+    no_latency = {"network_latency_us": "not counted, as --network GB/s gives none"}
     if computing is None:
-        return explain_nulls(document, bounds["bandwidth_ms_reason"])
+        return explain_nulls(document, bounds["bandwidth_ms_reason"], **no_latency)
     whole = computing * world_size  # ms of the computation of the global batch on one rank
     document |= {
         "overlapped_ms": max(computing, taken),
@@ -70,7 +76,7 @@ def communication(collectives: list[dict], world_size: int, bounds: dict, networ
         "efficiency_overlapped": computing / max(computing, taken),
         "efficiency_not_overlapped": computing / (computing + taken),
     }
-    return explain_nulls(document, NEVER)
+    return explain_nulls(document, NEVER, **no_latency)
 
 
 # ---- What would fit ------------------------------------------------------------------------------------------------
@@ -190,7 +196,7 @@ def communication_facts(document: dict) -> dict[str, str]:
     )
     fits = f"fits on {fewest:,} or more" if fewest else document["smallest_world_size_reason"]
     fits += f"; would fit with {' or '.join(would[:2])}" if would else ""
-    facts = {"Ranks": f"{fits}; each sends {found['sent_bytes'] / MB:,.1f} MB per step"}
+    facts = {"Ranks": f"{fits}; each sends {found['sent_bytes'] / MB:,.1f} MB per step{network_text(found)}"}
     if found["overlapped_ms"] is None:
         return facts
     best, worst = found["efficiency_overlapped"], found["efficiency_not_overlapped"]
@@ -202,3 +208,12 @@ def communication_facts(document: dict) -> dict[str, str]:
     apart = f"else {worst:.1%}, {found['not_overlapped_ms']:,.2f} ms"
     bound = f"communication-bound {weak} (weak scaling), {strong} (strong)"
     return facts | {"Scaling": f"at most {hidden}, {apart}; {bound}"}
+
+
+def network_text(found: dict) -> str:
+    """The time of a step's communication, and the network that it is for."""
+    if found["network_ms"] is None:
+        return ""
+    latency = found["network_latency_us"]
+    calls = ", latency not counted" if latency is None else f" and {latency:,.3g} us a call, {found['network_source']}"
+    return f" in {found['network_ms']:,.2f} ms ({found['network_gb_per_sec']:,.3g} GB/s{calls})"

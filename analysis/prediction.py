@@ -32,6 +32,7 @@ from analysis.hardware import (
     described,
 )
 from analysis.memory import TENSOR_COLUMNS, folded_layers, parts_of_peak, place_of_peak
+from analysis.network import network_of
 from analysis.traffic import step_work
 from analysis.wording import text_of
 from harness.console import progress_bar
@@ -292,22 +293,25 @@ def predict(
     peak: str | float = "auto",
     device_memory: int | None = None,
     targets: Sequence[Datasheet] = (),
-    network: float | None = None,
+    network: float | str | None = None,
 ) -> dict:
     """prediction.json, for the first of the targets if there are any.  Nothing is measured: peaks are those of
-    datasheets, or of earlier measurements of this machine.  network: bus bandwidth of a rank, in 10^9 bytes/s."""
-    target = targets[0] if targets else None
+    datasheets, or of earlier measurements of this machine.  network: bus bandwidth of a rank in 10^9 bytes/s, or
+    measured.  Raises UserError if nothing is measured."""
+    target, several = targets[0] if targets else None, workload.parallel.world_size > 1
+    elsewhere = bool(target or device_memory)
+    found = network_of(network, describe_environment(device)["device"], elsewhere) if several else None
     memory = memory_prediction(workload, device, device_memory, target=target, measure=False)
     if target:
         others = [row.name for row in targets[1:]]
         memory["target_device"] |= {"source": target.source, "other_rows": others}
-    if target or device_memory:
+    if elsewhere:
         bounds = time_bounds(workload, described(target) if target else {"name": ""}, peak, "never")
     else:
         bounds = time_bounds(workload, memory["device"], peak)
     sending = None
-    if workload.parallel.world_size > 1:
-        sending = communication(memory["collectives"], workload.parallel.world_size, bounds, network)
+    if several:
+        sending = communication(memory["collectives"], workload.parallel.world_size, bounds, found)
     network_ms = explain_nulls({"network_ms": sending and sending["network_ms"]}, NO_NETWORK if sending else ONE_RANK)
     bounds |= network_ms
     known = [bounds[name] for name in ("compute_ms", "bandwidth_ms", "network_ms") if bounds[name] is not None]
@@ -315,7 +319,7 @@ def predict(
     counts = {"parameters": workload.parameter_count(), "forward_flops": forward_flops, "step_flops": step_flops}
     least = {"step_time_lower_bound_ms": max(known, default=None)}
     why = bounds.get("bandwidth_ms_reason", NO_PEAK)
-    on_gpu = bool(target or device_memory) or device.type == "cuda"
+    on_gpu = elsewhere or device.type == "cuda"
     memory |= fitting(workload, memory, on_gpu, predicted_memory)
     document = memory | counts | explain_nulls(least, why) | {"step_time_bounds": bounds}
     return document | explain_nulls({"communication": sending}, ONE_RANK)

@@ -45,6 +45,25 @@ def peak_choice(text: str) -> str | float:
     raise argparse.ArgumentTypeError(f"{text} is not a peak; use auto, measured, or a number in TFLOP/s, e.g. 989.4")
 
 
+def network_choice(text: str) -> str | float:
+    """argparse type of --network."""
+    if text == "measured":
+        return text
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a network; use measured, or a positive number in GB/s")
+
+
+def byte_count(text: str) -> int:
+    """argparse type: bytes, with K, M or G of 2^10."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in "KMG" else (text, "")
+    with contextlib.suppress(ValueError):
+        if int(number) > 0 and (size := int(number) * 2 ** (10 * " KMG".index(unit or " "))) < 2**40:
+            return size
+    raise argparse.ArgumentTypeError(f"{text} is not a number of bytes; use e.g. 1024, 1K, 16M or 1G")
+
+
 def memory_size(text: str) -> int:
     """argparse type: GB to bytes."""
     with contextlib.suppress(ValueError):

@@ -261,6 +261,8 @@ class PredictedCollectiveRow(CollectiveRow):
 class Communication(TypedDict):
     sent_bytes: int  # by each rank and step at least
     network_gb_per_sec: float | None  # 10^9 bytes/s of a rank, bus bandwidth; null: no --network was given
+    network_latency_us: float | None  # of a call; null: no --network was given, or in GB/s, which counts none
+    network_source: str | None  # where these come from; null: no --network was given
     network_ms: float | None  # null: no --network was given
     overlapped_ms: float | None  # least step time, all communication hidden; null: no --network, or no peak is known
     not_overlapped_ms: float | None  # the same, none hidden; null: no --network, or no peak is known
@@ -687,7 +689,9 @@ class SweepDocument(TypedDict, total=False):
     figures: dict[str, str | None]  # the measured columns, each with the column of its spread; null: it has none
     rows: list[dict[str, Any]]  # as below
     device_memory_bytes: int  # available to the tensors of a row, the workspaces of libraries unknown
-    fit: dict[str, Any]  # memory study: peak = constant + B (linear S + quadratic S^2), its error and rows
+    fit: dict[str, Any]  # memory study: peak = constant + B (linear S + quadratic S^2); collectives: CollectiveFit
+    fits: list[CollectiveFit]  # collective benchmark: by kind and number of ranks
+    verdicts: list[FaultVerdict]  # scaling study: of each planted fault
     factors: list[dict[str, Any]]  # memory study: memory and throughput from one batch size or sequence to the next
     growth: list[dict[str, Any]]  # attention benchmark: exponents of time and memory in the sequence length
     dtypes: list[dict[str, Any]]  # precision study: data type of every tensor under autocast
@@ -781,6 +785,66 @@ class AttentionBenchmarkRow(SweepRow):
     tensors: list[dict[str, Any]] | None  # name, shape, dtype, bytes before the backward pass; null: no such kernel
     kernel: str | None  # operator that did the forward pass; null: not measured
     compile_s: float | None  # seconds; null: not compiled
+
+
+class CollectiveBenchmarkRow(SweepRow):
+    kind: str  # all_reduce, all_gather, reduce_scatter, broadcast
+    world_size: int  # ranks
+    bytes: int  # of the larger of input and output
+    repetitions: int | None  # each of several calls; null: not measured
+    time_us: float | None  # microseconds of a call on the slowest rank, median of the repetitions; null: not measured
+    time_std_us: float | None  # sample standard deviation; null: fewer than two repetitions
+    algorithm_bandwidth_gb_per_sec: float | None  # bytes / time, 10^9 bytes/s; null: not measured
+    bus_bandwidth_gb_per_sec: float | None  # bytes that a rank sends at least / time, 10^9 bytes/s; null: not measured
+
+
+class CollectiveFit(TypedDict):
+    kind: NotRequired[str]  # absent: all kinds but broadcast, on the most ranks
+    world_size: int  # ranks
+    alpha_us: float  # microseconds of a call, whatever its bytes
+    beta_gb_per_sec: float  # bus bandwidth, 10^9 bytes/s
+    half_bytes: float  # sent bytes from which on latency is less than half of the time: alpha times beta
+    residual: float  # relative error of the fitted times, root mean square
+
+
+class ScalingStudyRow(SweepRow):
+    scaling: str  # weak: same batch on each rank; strong: same global batch
+    parallel: str | None  # ddp, zero1, fsdp; null: one rank
+    world_size: int  # ranks
+    bucket_mb: float | None  # MB; null: PyTorch's size, or the mode has no buckets
+    fault: str | None  # that was planted; null: none
+    batch_size: int  # samples of a step and rank
+    global_batch_size: int  # samples of a step, counted once over all ranks
+    base_world_size: int  # ranks of the row that efficiency refers to
+    launches: NotRequired[int]  # of which the times come, each a new set of processes; absent: not measured
+    step_ms: float | None  # of the slowest rank, median over steps and launches; null: not measured
+    step_times_ms: list[list[float]] | None  # by launch and step; null: not measured
+    tokens_per_sec: float | None  # of all ranks; null: not measured
+    efficiency: float | None  # tokens per second and rank, relative to the base; null: either was not measured
+    efficiency_95: list[float] | None  # 95% interval over launches and steps; null: fewer than two launches
+    predicted_efficiency: list[float] | None  # communication not hidden, and hidden; null: see the reason
+    predicted_memory_bytes: int | None  # peak of rank 0; null: it cannot run on fake tensors
+    measured_memory_bytes: int | None  # live tensors of rank 0 at the peak; null: not measured
+    predicted_memory_by_category: dict[str, int] | None  # at the peak; null: it cannot run on fake tensors
+    measured_memory_by_category: dict[str, int] | None  # at the peak; null: not measured
+    memory_bytes_by_rank: list[int] | None  # measured; null: not measured
+    predicted_collective_bytes: int | None  # of a step and rank, all kinds; null: it cannot run on fake tensors
+    measured_collective_bytes: int | None  # the same, counted; null: not measured
+    predicted_collectives: list[CollectiveRow] | None  # null: it cannot run on fake tensors
+    measured_collectives: list[CollectiveRow] | None  # null: not measured
+    samples_by_rank: list[int] | None  # of a step, counted; null: not measured
+    local_step_ms: list[float] | None  # by rank, the fastest without communication; null: one rank, or not ddp
+    exposed_ms: float | None  # fastest step beyond the longest local step; null: as for local_step_ms
+    waiting_ms: float | None  # longest local step beyond the mean of the ranks'; null: as for local_step_ms
+    communication_share: float | None  # 1 - mean local step / fastest step; null: as for local_step_ms
+    overlapped_share: float | None  # of reduced bytes: reduction begun in the backward pass; null: one rank, or fsdp
+    findings: list[str] | None  # what is wrong, by the measured columns alone; empty: nothing; null: not measured
+
+
+class FaultVerdict(TypedDict):
+    fault: str
+    named: bool  # the findings of its row name it, and those of the same row without it do not
+    text: str  # the finding, or what was measured instead
 
 
 class TimingStudyRow(SweepRow):

@@ -217,3 +217,84 @@ def comparison_figure(rows: list[tuple[str, float, bool]], baseline: str) -> Fig
     beside(axes, [f"{ratio:.2f}x{', within noise' * noise}" for _, ratio, noise in rows])
     axes.set_xlabel("time / that of the baseline (ratio)")
     return figure
+
+
+# ---- Several ranks -------------------------------------------------------------------------------------------------
+
+
+def collectives_figure(rows: list[dict], fits: list[dict], about: str) -> Figure:
+    """Time of a call over its bytes, measured and fitted, and bus bandwidth; on the most ranks."""
+    most = max(row["world_size"] for row in fits)
+    title = f"Collectives on {most} ranks: time and bus bandwidth by bytes"
+    figure, (left, right) = new_panels(4.2, title, about, 2)
+    for n, fit in enumerate(fit for fit in fits if fit["world_size"] == most):
+        color, marker, dashes = series(n)
+        some = [row for row in rows if (row["kind"], row["world_size"]) == (fit["kind"], most)]
+        size, style = np.array([row["bytes"] for row in some], float), {"color": color, "label": fit["kind"]}
+        rates = np.array([row["bus_bandwidth_gb_per_sec"] for row in some])
+        sent = rates * np.array([row["time_us"] for row in some]) * 1e3  # bytes
+        fitted_us = fit["alpha_us"] + sent / fit["beta_gb_per_sec"] / 1e3
+        left.plot(size, [row["time_us"] for row in some], marker, **style)
+        left.plot(size, fitted_us, color=color, linewidth=1, linestyle=dashes)
+        right.plot(size, rates, marker=marker, linewidth=1.2, linestyle=dashes, **style)
+    for axes in (left, right):
+        log_axis(axes.xaxis)
+        log_axis(axes.yaxis)
+        axes.set_xlabel("bytes of the larger of input and output")
+    left.set_ylabel("time of a call (us)")
+    right.set_ylabel("bus bandwidth (GB/s)")
+    legend(left, "Measured (markers) and alpha + bytes / beta (lines)")
+    return figure
+
+
+def scaling_figure(rows: list[dict], about: str) -> Figure:
+    """Efficiency by ranks, a line for each mode and bucket size with its interval and the predicted one (shaded), a
+    panel for each kind of scaling; and memory of a rank, measured (markers) and predicted (rings)."""
+    scalings = list(dict.fromkeys(row["scaling"] for row in rows))
+    title = "Scaling: efficiency relative to the base, and memory of a rank"
+    figure, panels = new_panels(4.2, title, about, len(scalings) + 1)
+    groups = list(dict.fromkeys((row["parallel"], row["bucket_mb"]) for row in rows if row["parallel"]))
+    for axes, scaling in zip(panels, scalings, strict=False):
+        for n, group in enumerate(groups):
+            lines_of_mode(axes, [row for row in rows if row["scaling"] == scaling], group, n)
+        axes.axhline(1, color="#404040", linewidth=1, linestyle=":")
+        axes.set(ylim=(0, None), ylabel=f"{scaling} scaling: efficiency")
+    for n, group in enumerate(groups):
+        memory_of_mode(panels[-1], [row for row in rows if row["scaling"] == scalings[0]], group, n)
+    panels[-1].margins(y=0.15)
+    panels[-1].set(ylim=(0, None), ylabel=f"peak memory of rank 0, {scalings[0]} scaling (MB)")
+    for axes in panels:
+        log_axis(axes.xaxis, sorted({row["world_size"] for row in rows}))
+        axes.set_xlabel("ranks")
+    legend(panels[0])
+    return figure
+
+
+def with_base(rows: list[dict], group: tuple) -> list[dict]:
+    """The rows of a mode and bucket size, and the base of one rank, by ranks."""
+    some = [row for row in rows if row["parallel"] is None or (row["parallel"], row["bucket_mb"]) == group]
+    return sorted(some, key=lambda row: row["world_size"])
+
+
+def lines_of_mode(axes, rows: list[dict], group: tuple, n: int) -> None:
+    color, marker, dashes = series(n)
+    some = [row for row in with_base(rows, group) if row["efficiency"] is not None]
+    ranks, values = [row["world_size"] for row in some], np.array([row["efficiency"] for row in some])
+    ends = np.array([row["efficiency_95"] or (row["efficiency"],) * 2 for row in some]).reshape(-1, 2)
+    errors = np.maximum(0, [values - ends[:, 0], ends[:, 1] - values])
+    name = group[0] if group[1] is None else f"{group[0]}, {group[1]:g} MB"
+    style = {"color": color, "marker": marker, "linestyle": dashes, "markersize": 5, "capsize": 3}
+    axes.errorbar(ranks, values, yerr=errors, label=name, **style)
+    known = [row for row in some if row["predicted_efficiency"]]
+    low, high = ([row["predicted_efficiency"][i] for row in known] for i in (0, 1))
+    axes.fill_between([row["world_size"] for row in known], low, high, color=color, alpha=0.12, linewidth=0)
+
+
+def memory_of_mode(axes, rows: list[dict], group: tuple, n: int) -> None:
+    color, marker, dashes = series(n)
+    some = with_base(rows, group)
+    ranks = [row["world_size"] for row in some]
+    axes.plot(ranks, [row["measured_memory_bytes"] / MB for row in some], marker, color=color, linestyle=dashes)
+    known = [row for row in some if row["predicted_memory_bytes"] is not None]
+    points = [row["world_size"] for row in known], [row["predicted_memory_bytes"] / MB for row in known]
+    axes.plot(*points, "o", color=color, markersize=14 - 2 * min(n, 4), markerfacecolor="none", markeredgewidth=0.8)

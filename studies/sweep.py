@@ -27,7 +27,7 @@ from analysis.wording import narrow_table
 from harness.command_line import OneLineParser, memory_size, number_of, require, verbose_flag
 from harness.console import progress_bar, say
 from harness.devices import PRECISIONS, check_precision, choose_device
-from harness.disturbance import DisturbanceMeter
+from harness.disturbance import DisturbanceMeter, available_cores
 from harness.documents import read_document
 from harness.environment import describe_environment
 from harness.errors import UserError, explain_error, innermost_cause, out_of_memory
@@ -62,6 +62,7 @@ class DeviceProperties(NamedTuple):
     environment: dict
     capacity: Capacity
     unsupported: dict[str, str]  # precisions, each with the reason
+    gpus: int = 0
 
     @property
     def on_gpu(self) -> bool:
@@ -83,7 +84,9 @@ def properties_of(asked: str) -> DeviceProperties:
     from analysis.prediction import capacity_of  # imports pandas
 
     device = choose_device(asked)
-    return DeviceProperties(device, describe_environment(device), capacity_of(device), unsupported_precisions(device))
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    about, refused = describe_environment(device), unsupported_precisions(device)
+    return DeviceProperties(device, about, capacity_of(device), refused, gpus)
 
 
 def unsupported_precisions(device: torch.device) -> dict[str, str]:
@@ -154,7 +157,7 @@ class Sweep:
             prepare_folder(self.folder)
             write_json(self.folder / "config.json", {"settings": self.settings, "environment": self.environment})
             self.write()
-        say(*self.notes)
+        say(*wrapped(self.notes))
 
     def _load_rows(self) -> None:
         flag, file = f"--resume {self.folder}", f"{self.name}.json"
@@ -183,11 +186,11 @@ class Sweep:
         """Measure the specs that have unfinished rows.
 
         A spec is one measurement: spec["rows"] has the key columns of each row that it yields, measure(spec) returns
-        the rows, and label(row) and result(row) are for its line of output.  If the sweep is interrupted, the table of
-        the rows so far is printed.
+        the rows, and label(row) and result(row) are for its line of output.  Of measurements that are repeated,
+        spec["round"] is which one it is, from 0; such rows count in `launches` how many they have.  If the sweep is
+        interrupted, the table of the rows so far is printed.
         """
-        done = {self.identity(row) for row in self.rows}
-        todo = [spec for spec in specs if not all(self.identity(row) in done for row in spec["rows"])]
+        todo = list(filter(self.is_open, specs))
         try:
             self._measure_all(todo, measure, label, result)
         except BaseException:
@@ -195,14 +198,27 @@ class Sweep:
                 say(*screen_lines(table(self.rows)))
             raise
 
+    def known(self, key: dict) -> dict | None:
+        """The row of this key, if there is one."""
+        return next((row for row in self.rows if self.identity(row) == self.identity(key)), None)
+
+    def is_open(self, spec: dict) -> bool:
+        """Whether a row of the spec lacks this round; one that could not be measured needs no further rounds."""
+        rows = map(self.known, spec["rows"])
+        return any(
+            not row or (row["status"] == "ok" and row.get("launches", 1) <= spec.get("round", 0)) for row in rows
+        )
+
     def _measure_all(self, todo: list[dict], measure: Callable, label: Callable, result: Callable) -> None:
         started, slow = time.monotonic(), 0
         with progress_bar(self.name.replace("_", " "), total=len(todo)) as self.bar:
             for i, spec in enumerate(todo, 1):
+                if not self.is_open(spec):  # an earlier round of it failed
+                    continue
                 self.bar.set_postfix_str(label(spec["rows"][0]))
                 rows = measure(spec)
                 slow += any(row["status"] != "skipped" for row in rows)
-                self.rows += map(self.completed, rows)
+                self.keep(rows)
                 self.write()
                 self.bar.update()
                 left_s = (time.monotonic() - started) / max(slow, 1) * (len(todo) - i)
@@ -213,11 +229,24 @@ class Sweep:
                 with self.bar.external_write_mode():
                     say(*wrapped([f"[{i}/{len(todo)}] {label(row)}: {found}{about}{why}"]))
 
+    def keep(self, rows: list[dict]) -> None:
+        """Add the rows, or put them in the place of those of the same key."""
+        new = {self.identity(row): self.completed(row) for row in rows}
+        self.rows = [new.pop(self.identity(row), row) for row in self.rows] + list(new.values())
+
     def completed(self, row: dict) -> dict:
         """The row with all columns, and a reason for every null that has none yet."""
         row = dict.fromkeys((*self.key, *self.columns)) | row
         why = "not part of this row" if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
         return explain_nulls_recursively(row, dict.fromkeys(row, why))
+
+    def skipped(self, peak: int | None, precision: str | None = None) -> dict | None:
+        """Status and reason of a row that is not measured, as of measure_row(); None if it is."""
+        available = self.capacity.for_tensors(precision)
+        if peak is not None and peak > available and not self.force:
+            need = f"{megabytes(peak)} predicted, {megabytes(available)} available"
+            return {"status": "skipped", "reason": f"would not fit: {need}; --force runs it"}
+        return {"status": "skipped", "reason": "--dry-run predicts only"} if self.dry_run else None
 
     def measure_row(
         self, peak: int | None, work: Callable, *arguments, precision: str | None = None
@@ -227,19 +256,13 @@ class Sweep:
         peak: of its tensors, predicted, in bytes.  A row that would not fit in its precision by the rule of a dry run
         is skipped, and so is every row of a dry run.
         """
-        available = self.capacity.for_tensors(precision)
-        if peak is not None and peak > available and not self.force:
-            need = f"{megabytes(peak)} predicted, {megabytes(available)} available"
-            return {"status": "skipped", "reason": f"would not fit: {need}; --force runs it"}, None
-        if self.dry_run:
-            return {"status": "skipped", "reason": "--dry-run predicts only"}, None
+        if skipped := self.skipped(peak, precision):
+            return skipped, None
         found: dict = {}
         options = {"while_waiting": self.bar.refresh, "device": self.device, "disturbance": found}
         status, answer = in_fresh_process(work, *arguments, **options)
         if status == "ok":
-            by = {"disturbed": found.get("disturbed"), "disturbance": "; ".join(found.get("reasons", [])) or None}
-            by = explain_nulls(by, "not disturbed", disturbed=found.get("disturbed_reason", "not measured"))
-            return {"status": status, "reason": ""} | by, answer
+            return {"status": status, "reason": ""} | disturbance_columns(found), answer
         need = f"; {megabytes(peak)} predicted" if status == "oom" and peak is not None else ""
         return {"status": status, "reason": f"{answer}{need}"}, None
 
@@ -389,6 +412,15 @@ def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload
     """The workload that tiny_llama_v1.py trains with these settings (None: its default) and further flags."""
     args = build_parser().parse_args(list(more_flags), argparse.Namespace(**settings))
     return resolve(args)[0]
+
+
+def default_world_sizes(device: DeviceProperties) -> list[int]:
+    """Powers of two, as many ranks as there are GPUs; on a CPU two, or four if it has as many cores.  Raises UserError
+    if there is one GPU."""
+    if device.on_gpu and device.gpus < 2:
+        raise UserError("this machine has one GPU, and each rank needs one; use --device cpu for gloo ranks")
+    most = device.gpus if device.on_gpu else min(4, max(2, available_cores()))
+    return [2**n for n in range(most.bit_length())]
 
 
 # ---- A process for each row ----------------------------------------------------------------------------------------
@@ -552,6 +584,21 @@ def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak
         return {name: peak_bytes(workload, on_gpu)}
     except FakeRunError as error:
         return explain_nulls({name: None}, str(error))
+
+
+def disturbance_columns(document: dict) -> dict:
+    """The columns `disturbed` and `disturbance`.  document: of DisturbanceMeter; {} if nothing was measured."""
+    found = {"disturbed": document.get("disturbed"), "disturbance": "; ".join(document.get("reasons", [])) or None}
+    return explain_nulls(found, "not disturbed", disturbed=document.get("disturbed_reason", "not measured"))
+
+
+def disturbance_of_ranks(documents: list[dict]) -> dict:
+    """The same of several ranks; a reason names its rank."""
+    reasons = [f"rank {rank}: {reason}" for rank, one in enumerate(documents) for reason in one["reasons"]]
+    unknown = next((one for one in documents if one["disturbed"] is None), {})
+    return disturbance_columns(
+        unknown | ({"disturbed": bool(reasons), "reasons": reasons} if reasons or not unknown else {})
+    )
 
 
 def time_statistics(name: str, values_ms: list[float]) -> dict:

@@ -206,7 +206,8 @@ def test_progress_of_a_sweep_fits_the_screen(monkeypatch, capsys):
     monkeypatch.setattr("studies.sweep.time", SimpleNamespace(monotonic=iter((0.0, 300.0, 300.0)).__next__))
     row = {"status": "ok", "disturbed": True, "disturbance": "; ".join(REASONS)}
     failed = {"status": "failed", "reason": "it " * 60 + "ended"}
-    sweep = SimpleNamespace(name="a_study", rows=[], completed=dict, write=lambda: None)
+    rows = []
+    sweep = SimpleNamespace(name="a_study", rows=rows, keep=rows.extend, write=lambda: None, is_open=bool)
     todo = [{"rows": [one]} for one in (row, failed)]
     Sweep._measure_all(sweep, todo, lambda spec: spec["rows"], lambda one: "a row", lambda one: "1.00 ms")
     first, *others = capsys.readouterr().out.splitlines()

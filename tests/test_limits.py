@@ -169,7 +169,7 @@ def test_a_ceiling_is_asked_for_what_was_reached(flops, documents, monkeypatch):
     """A measurement below the model's own rate is none: no MFU of 100% or more by mistake."""
     slow = Measurement(1.0, "a bad moment")
     monkeypatch.setattr("analysis.hardware.measuring.measured_flops", lambda *a: slow)
-    monkeypatch.setattr("analysis.hardware.cache.read_cache", lambda file: {})
+    monkeypatch.setattr("analysis.hardware.cache.cached_documents", lambda file, columns: {})
     code, out, _ = flops(*SMALL_MODEL, "--num-steps", "3")
     assert code == 0
     assert "Model FLOPS Utilization: unknown" in out

@@ -12,6 +12,7 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 
 import tiny_llama_v1 as tiny_llama
 from analysis.communication import communication, first_world_size, sent_bytes, smallest_world_size, what_would_fit
+from analysis.network import Network
 from analysis.prediction import predicted_memory
 from harness.timing import UntimedMeter
 
@@ -186,14 +187,14 @@ def test_bytes_by_the_book():
 def test_where_communication_bounds_the_step():
     rows = [{"kind": "all_reduce", "calls": 1, "bytes": 10**9}]
     bounds = {"compute_ms": 30.0, "bandwidth_ms": 5.0}
-    found = communication(rows, 4, bounds, 50.0)
+    found = communication(rows, 4, bounds, Network(50.0, "--network"))
     assert found["network_ms"] == pytest.approx(30.0)  # 2 x 3/4 x 10^9 bytes at 50 GB/s
     assert found["weak_scaling_bound_from"] == 5
     # 40 (W-1)/W ms against 120/W ms: from W = 4 on they are equal, and from 5 on it is longer.
     assert found["strong_scaling_bound_from"] == 5
     assert (found["overlapped_ms"], found["not_overlapped_ms"]) == pytest.approx((30.0, 60.0))
     assert (found["efficiency_overlapped"], found["efficiency_not_overlapped"]) == pytest.approx((1.0, 0.5))
-    fast = communication(rows, 4, bounds, 100.0)
+    fast = communication(rows, 4, bounds, Network(100.0, "--network"))
     assert fast["weak_scaling_bound_from"] is None and "any number of ranks" in fast["weak_scaling_bound_from_reason"]
     unknown = communication(rows, 4, bounds, None)
     assert unknown["network_ms"] is None and unknown["network_ms_reason"] == "no --network was given"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 
@@ -39,8 +40,8 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
     threads = torch.get_num_threads() if device["type"] == "cpu" else 0
     about = (platform.node(), device["name"], device.get("arch", ""), device.get("compute_units", ""), threads)
     key = " | ".join(map(str, (*about, torch.__version__, precision, what)))
-    file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama" / "measured_peaks.json"
-    kept = read_cache(file)
+    file = cache_file("measured_peaks.json")
+    kept = cached_documents(file, {"rate", "source", "when", "disturbed", "disturbance"})
     entry = kept.get(key)
     if entry is None or (measure and (entry["rate"] < reached or entry["disturbed"])):
         # A gain is timed on one thread, alternating: other processes do not change its best times.
@@ -73,11 +74,14 @@ def better(before: dict | None, now: dict, what: str) -> dict:
     return best | {"disturbed": now["disturbed"] and (best is now or before["disturbed"])}
 
 
-def read_cache(file: Path) -> dict[str, dict]:
-    """The cached measurements; none if the file is damaged or of another schema version."""
+def cache_file(name: str) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama" / name
+
+
+def cached_documents(file: Path, columns: Collection[str]) -> dict[str, dict]:
+    """The entries that have these columns, by key; none if the file is damaged or of another schema version."""
     try:
         kept = read_document(file) or {}
     except UserError:
         return {}
-    columns = {"rate", "source", "when", "disturbed", "disturbance"}
-    return {key: entry for key, entry in kept.items() if isinstance(entry, dict) and columns <= entry.keys()}
+    return {key: entry for key, entry in kept.items() if isinstance(entry, dict) and set(columns) <= entry.keys()}

@@ -1,0 +1,59 @@
+"""Collectives timed on every rank, as nccl-tests does it: calls back to back, the mean over them."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from harness.devices import synchronize
+from harness.disturbance import DisturbanceMeter
+from studies.ranks import Rank
+
+CALLS = 5  # back to back in each repetition
+ITEM = 4  # bytes of fp32
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+
+
+def size_on_ranks(size: int, world_size: int) -> int:
+    """The largest number of bytes up to size that all ranks share evenly; one element each at least."""
+    unit = ITEM * world_size
+    return max(size // unit, 1) * unit
+
+
+def collective(kind: str, size: int, rank: Rank):
+    """A function that calls it once.  size: bytes of the larger of input and output."""
+    whole = torch.zeros(size // ITEM, device=rank.device)  # their sum stays 0
+    part = whole[: len(whole) // rank.world_size].clone()
+    group = torch.distributed
+    return {
+        "all_reduce": lambda: group.all_reduce(whole),
+        "all_gather": lambda: group.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: group.reduce_scatter_tensor(part, whole),
+        "broadcast": lambda: group.broadcast(whole, 0),
+    }[kind]
+
+
+def time_us(call, rank: Rank) -> float:
+    """Microseconds of a call, the mean over some that follow one another."""
+    synchronize(rank.device)
+    torch.distributed.barrier()
+    synchronize(rank.device)
+    started = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    synchronize(rank.device)
+    return 1e6 * (time.perf_counter() - started) / CALLS
+
+
+def measure(rank: Rank, kinds: list[str], sizes: list[int], repetitions: int, warmup_steps: int) -> dict:
+    """Microseconds of each repetition by kind and bytes on this rank, and how far it was disturbed."""
+    meter, times = DisturbanceMeter(rank.device), {}
+    with meter.long_interval():
+        for kind in kinds:
+            for size in sizes:
+                call = collective(kind, size, rank)
+                for _ in range(warmup_steps):
+                    call()
+                times[kind, size] = [time_us(call, rank) for _ in range(repetitions)]
+    return {"times_us": times, "disturbance": meter.document()}

@@ -1,0 +1,151 @@
+"""Collectives alone: their fit, what --network makes of it, and the benchmark on two gloo ranks."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers import PROJECT, run_command, unregistered
+from test_documents import mismatches
+
+import run_collective_benchmark
+from analysis.network import Network, fitted, keep_network, measured_network, network_of, sent_bytes
+from harness import documents
+from harness.errors import UserError
+from studies.collective_timing import KINDS, size_on_ranks
+from studies.collectives import common_fit, figures, fit_rows
+
+bench = functools.partial(run_command, run_collective_benchmark)
+DEVICE = {"name": "A card", "type": "cuda"}
+
+
+def made_up(kind="all_reduce", world_size=4, alpha_us=20.0, gb_per_sec=10.0, sizes=(1 << 10, 1 << 20, 1 << 30)):
+    rows = [{"kind": kind, "world_size": world_size, "bytes": size, "status": "ok"} for size in sizes]
+    for row in rows:
+        row["time_us"] = alpha_us + sent_bytes([row], world_size) / gb_per_sec / 1e3
+    return rows
+
+
+def test_latency_and_bandwidth_are_found_again():
+    """All-reduce of n bytes on 4 ranks sends 2 x 3/4 n: half of the time is latency at alpha x beta sent bytes."""
+    found = fitted(made_up())
+    assert (found["alpha_us"], found["beta_gb_per_sec"]) == pytest.approx((20, 10))
+    assert found["half_bytes"] == pytest.approx(20e-6 * 10e9)
+    assert found["residual"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_fit_is_never_negative():
+    falling = [row | {"time_us": 30.0 - i} for i, row in enumerate(made_up())]  # nothing but latency
+    assert fitted(falling)["beta_gb_per_sec"] > 0 < fitted(falling)["alpha_us"]
+    rising = [row | {"time_us": row["bytes"] ** 1.2} for row in made_up()]  # no latency to be seen
+    assert fitted(rising)["alpha_us"] == 0 < fitted(rising)["beta_gb_per_sec"]
+
+
+def test_fits_by_kind_and_ranks_and_a_common_one():
+    rows = made_up() + made_up("all_gather", alpha_us=40) + made_up(world_size=2) + made_up("broadcast", gb_per_sec=99)
+    assert [(row["kind"], row["world_size"], round(row["alpha_us"])) for row in fit_rows(rows)] == [
+        ("all_reduce", 4, 20),
+        ("all_gather", 4, 40),
+        ("all_reduce", 2, 20),
+        ("broadcast", 4, 20),
+    ]
+    common = common_fit(rows)
+    assert common["world_size"] == 4 and 20 < common["alpha_us"] < 40
+    assert common["beta_gb_per_sec"] == pytest.approx(10, rel=0.1)  # without broadcast
+    assert common_fit(made_up(sizes=(8,))) is None and fit_rows(made_up(sizes=(8,))) == []
+
+
+def test_the_slowest_rank_counts():
+    row = {"kind": "all_gather", "world_size": 2, "bytes": 4000}
+    ranks = [{("all_gather", 4000): [1.0, 2.0, 9.0]}, {("all_gather", 4000): [2.0, 1.0, 3.0]}]
+    found = figures(row, ranks)
+    assert found["time_us"] == 2.0
+    assert (found["algorithm_bandwidth_gb_per_sec"], found["bus_bandwidth_gb_per_sec"]) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(("size", "world_size", "expected"), [(1024, 2, 1024), (1024, 3, 1020), (5, 4, 16)])
+def test_ranks_share_a_size_evenly(size, world_size, expected):
+    assert size_on_ranks(size, world_size) == expected
+
+
+# ---- --network -----------------------------------------------------------------------------------------------------
+
+
+def test_time_of_a_network():
+    rows = [{"kind": "all_reduce", "calls": 3, "bytes": 10**9}, {"kind": "all_gather", "calls": 2, "bytes": 10**6}]
+    assert Network(50.0, "given").time_ms(rows, 4) == pytest.approx(30.0 + 0.015)
+    measured = Network(50.0, "measured", 10.0, {"all_gather": (100.0, 1.0)})
+    assert measured.time_ms(rows, 4) == pytest.approx(30.0 + 0.03 + 0.75 + 0.2)
+
+
+def test_what_was_measured_is_kept_for_predictions(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert measured_network(DEVICE) is None
+    with pytest.raises(
+        UserError, match=r"nothing is measured for A card \| nccl; run run_collective_benchmark.sh first"
+    ):
+        network_of("measured", DEVICE)
+    fit = {"world_size": 4, "alpha_us": 20.0, "beta_gb_per_sec": 10.0}
+    about = {"world_size": 4, "host": "node1", "when": "2026-01-01 12:00", "disturbed": True}
+    keep_network(DEVICE, {"fit": fit, "fits": [{"kind": "broadcast"} | fit]} | about)
+    found = network_of("measured", DEVICE)
+    assert (found.gb_per_sec, found.latency_us, found.by_kind) == (10.0, 20.0, {"broadcast": (20.0, 10.0)})
+    assert found.source == "measured with nccl on 4 ranks of node1, 2026-01-01 12:00, DISTURBED"
+    with pytest.raises(UserError, match="for another device give GB/s"):
+        network_of("measured", DEVICE, elsewhere=True)
+    assert network_of(None, DEVICE) is None and network_of(3.0, DEVICE).latency_us is None
+
+
+# ---- The benchmark -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--min-bytes 2M --max-bytes 1M", "--min-bytes 2097152: is more than --max-bytes 1048576"),
+        ("--max-bytes 1X", "--max-bytes: 1X is not a number of bytes; use e.g. 1024, 1K, 16M or 1G"),
+        ("--world-sizes 1", "--world-sizes 1: a collective needs two ranks"),
+        ("--kinds all_to_all", "invalid choice: 'all_to_all'"),
+    ],
+)
+def test_wrong_input(scratch, capfd, flags, words):
+    assert bench("--device", "cpu", *flags.split()) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+    assert not list(scratch.iterdir())
+
+
+def test_a_launch_that_fails_is_in_its_rows(scratch, capfd, monkeypatch):
+    monkeypatch.setattr("studies.collectives.on_ranks", lambda *work, **options: ("failed", "rank 1: it broke"))
+    assert bench("--device", "cpu", "--max-bytes", "4K", "--world-sizes", "2", "--output-dir", "run") == 1
+    rows = json.loads((scratch / "run" / "collective_benchmark.json").read_text())["rows"]
+    assert len(rows) == 2 * len(KINDS) and {row["reason"] for row in rows} == {"rank 1: it broke"}
+    assert "No fit" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_ranks_and_a_prediction_from_them(scratch, capfd, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(scratch / "cache"))
+    flags = "--device cpu --world-sizes 2 --max-bytes 64K --repetitions 2 --warmup-steps 1 --output-dir run".split()
+    assert bench(*flags) == 0
+    assert "Kept for tiny_llama_v1.py --dry-run --world-size W --network measured." in " ".join(
+        capfd.readouterr().out.split()
+    )
+    document = json.loads((scratch / "run" / "collective_benchmark.json").read_text())
+    assert [row["bytes"] for row in document["rows"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16] * 4
+    for row in document["rows"]:
+        assert not mismatches(row, documents.CollectiveBenchmarkRow, "row")
+        assert row["bus_bandwidth_gb_per_sec"] == pytest.approx(sent_bytes([row], 2) / row["time_us"] / 1e3)
+    assert not mismatches(document | {"rows": []}, documents.SweepDocument, "document")
+    assert {"alpha_us", "beta_gb_per_sec"} < document["fit"].keys()
+    assert (scratch / "run" / "collective_benchmark.png").stat().st_size > 10_000
+    assert unregistered(scratch / "run") == []
+    script = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), "--dry-run", "--device", "cpu", "--seq-len", "8"]
+    command = [*script, "--world-size", "2", "--network", "measured", "--output-dir", "predicted"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    found = json.loads((scratch / "predicted" / "prediction.json").read_text())["communication"]
+    assert found["network_latency_us"] == document["fit"]["alpha_us"]
+    assert "measured with gloo on 2 ranks" in found["network_source"]
+    assert not mismatches(found, documents.Communication, "communication")
