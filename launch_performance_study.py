@@ -31,7 +31,7 @@ def main() -> None:
         args.enable_pytorch_profiler = args.profile_memory = True
         args.enable_deepspeed_flops = version_of("deepspeed") is not None or None
         args.profile_dir = args.profile_dir or str(folder / "pytorch_profiles")
-        require("--enable-profilers", ["orjson", "pandas", "jinja2", "matplotlib"])
+        require("--enable-profilers", ["msgspec", "pandas", "jinja2", "matplotlib"])
     workload, profiling = resolve(args)
     config = workload.config
     rows = {

@@ -27,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.analyze_results and args.peak is not None:
         parser.error("--peak: not with --analyze-results, which shows the peaks in its file")
-    require("the analysis", ["jinja2", "matplotlib", "orjson", "pandas", "tensorboard"])
+    require("the analysis", ["jinja2", "matplotlib", "msgspec", "pandas", "tensorboard"])
     if args.analyze_results:
         explain_file(args)
     else:

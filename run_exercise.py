@@ -31,7 +31,7 @@ def main() -> None:
     add("--output-dir", metavar="DIR", type=Path, help="(exercise_N_results_<timestamp>, class_N_results_<timestamp>)")
     args = parser.parse_args()
     check_flags(parser, args)
-    require("an exercise", ["matplotlib", "jinja2", "orjson", "tensorboard"])
+    require("an exercise", ["matplotlib", "jinja2", "msgspec", "tensorboard"])
     from workshop import runner
     from workshop.pages import exercises
     from workshop.worksheets import exercise_of

@@ -21,8 +21,8 @@ from analysis.timeline import Intervals, by_class, covered_until, exclusive_us, 
 from analysis.trace import Trace, by_name, where_name
 from analysis.wording import count_of, narrow_table
 from harness.files import explain_nulls
+from harness.phases import PHASES
 from harness.tables import Column, column
-from harness.timing import PHASES
 from harness.units import MB
 
 # Kinds by the letters of a name: of an operator, of a range, or of a kernel such as ncclDevKernel_AllReduce_Sum_f32.

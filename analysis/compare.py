@@ -13,15 +13,17 @@ from pathlib import Path
 import numpy as np
 
 from analysis.comparison_parts import NOISE, compare_profiles
+from analysis.profile import analyze_all
 from analysis.wording import count_of, narrow_table
 from harness.disturbance import disturbance_text
 from harness.documents import read_document
 from harness.errors import UserError
-from harness.files import explain_nulls_recursively
+from harness.files import explain_nulls, explain_nulls_recursively
+from harness.phases import PHASES, summary_stats
 from harness.tables import COLUMNS, Column, Section, answer, column, wrapped
-from harness.timing import PHASES, summary_stats
 
 UNDECIDED = "undecided: disturbed"
+NOT_IN_TRACE = "not in a trace"
 # Settings that do not affect the results; DeepSpeed itself sets the variable.
 IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUDA_CHECK"}
 RESAMPLES = 2000
@@ -43,11 +45,11 @@ REASONS = {
 
 @dataclass
 class Run:
-    """One run folder."""
+    """One run folder, or a trace of another program."""
 
-    folder: Path
+    folder: Path  # or the trace
     name: str
-    summary: dict
+    summary: dict  # of a trace, what it tells
     analysis: dict | None
     flops: dict | None
 
@@ -77,16 +79,40 @@ class Run:
         return self.analysis["attribution"]["clock"]
 
 
-def read_run(folder: Path, name: str) -> Run:
-    """The run in a folder.  Raises UserError, naming it, where there is none."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    summary = read_document(folder / "performance_summary.json")
-    if summary is None or "exclusion_reason" not in summary.get("steps", {}):
-        raise UserError(f"{folder}: no performance_summary.json of a run in it")
-    profiles = (folder / "operator_analysis.json", folder / "pytorch_profiles" / "operator_analysis.json")
+def read_run(path: Path, name: str) -> Run:
+    """The run in a folder, the trace analyzed in it, or the trace that is this file.  Raises UserError, naming it."""
+    if path.is_file():
+        analyses, refused = analyze_all([path])
+        if refused:
+            raise refused[0]
+        return Run(path, name, summary_of_trace(analyses[0][1]), analyses[0][1], None)
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder")
+    summary = read_document(path / "performance_summary.json")
+    profiles = (path / "operator_analysis.json", path / "pytorch_profiles" / "operator_analysis.json")
     analysis = next((document for file in profiles if (document := read_document(file))), None)
-    return Run(folder, name, summary, analysis, read_document(folder / "flops_profile.json"))
+    if summary is None and analysis:
+        summary = summary_of_trace(analysis)
+    if summary is None or "exclusion_reason" not in summary.get("steps", {}):
+        raise UserError(f"{path}: no performance_summary.json of a run in it, and no operator_analysis.json of a trace")
+    return Run(path, name, summary, analysis, read_document(path / "flops_profile.json"))
+
+
+def summary_of_trace(analysis: dict) -> dict:
+    """What the summary of a run would tell, as far as a trace does: the times of its profiled steps."""
+    times = [row["duration_ms"] for row in analysis["steps"]["rows"]]
+    names = ("samples_per_sec", "tokens_per_sec", "model_flops_per_step", "achieved_tflops")
+    return {
+        "status": "completed",
+        "config": {"training": {"trace": analysis["trace"]}, "profiling": {}, "model": {"parameters": None}},
+        "environment": {"device": {"name": None}, "packages": {}, "variables": {}}
+        | dict.fromkeys(("host", "python", "commit", "uncommitted_changes")),
+        "training": {"world_size": analysis["integrity"]["world_size"]},
+        "performance": dict.fromkeys((*names, *(f"avg_{phase}_time_ms" for phase in PHASES))),
+        "memory": {"peak_mb": None, "source": NOT_IN_TRACE},
+        "loss": {"final": None},
+        "steps": {"time_ms": times, "exclusion_reason": [None] * len(times), "loss": []},
+    }
 
 
 def compare(folders: list[Path]) -> dict:
@@ -142,7 +168,7 @@ def unique_names(folders: list[Path]) -> list[str]:
 def run_row(run: Run, baseline: Run) -> dict:
     summary, stats = run.summary, summary_stats(run.step_ms.tolist())
     performance, model = summary["performance"], summary["config"]["model"]
-    return {
+    row = {
         "name": run.name,
         "folder": str(run.folder),
         "status": summary["status"],
@@ -166,12 +192,17 @@ def run_row(run: Run, baseline: Run) -> dict:
         **run.disturbance,
         **ratio(run.step_ms, baseline.step_ms, same=run is baseline),
     }
+    if summary["memory"]["source"] == NOT_IN_TRACE:
+        phases = explain_nulls(row["phases_ms"], NOT_IN_TRACE)
+        row = {"std_ms_reason": REASONS["std_ms"], "ratio_95_reason": REASONS["ratio_95"]} | row | {"phases_ms": phases}
+        row = explain_nulls(row, NOT_IN_TRACE)
+    return row
 
 
 def peak_ratio(memory: dict, baseline: dict) -> dict:
     """Ratio of peaks if both are of the same quantity: tensors and a resident set size are not compared."""
     if not memory["peak_mb"] or not baseline["peak_mb"]:
-        return {"peak_ratio": None, "peak_ratio_reason": "no step was completed"}
+        return {"peak_ratio": None, "peak_ratio_reason": "the peak of one of them is not known"}
     if memory["source"] != baseline["source"]:
         return {"peak_ratio": None, "peak_ratio_reason": "another quantity than the baseline's"}
     return {"peak_ratio": memory["peak_mb"] / baseline["peak_mb"]}

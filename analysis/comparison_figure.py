@@ -9,7 +9,7 @@ from analysis.comparison_parts import NOISE
 from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
 from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatch_of, series
 from analysis.wording import shortened
-from harness.timing import PHASES as PHASE_NAMES
+from harness.phases import PHASES as PHASE_NAMES
 
 
 def draw_comparison(comparison: dict) -> Figure:

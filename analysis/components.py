@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import fields
 
 import numpy as np
 import pandas as pd
 
 from analysis.costs import category, is_view_or_metadata_op, operator_class
-from analysis.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links, step_at
+from analysis.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links, once, step_at
 from analysis.timeline import covered_until, exposed_us, is_communication, union
 from analysis.trace import MODULE as MODULE_PREFIX
 from analysis.trace import STEP, by_name, where_name
 from analysis.wording import count_of, narrow_table
+from harness.phases import PHASES
 from harness.tables import Column, column
-from harness.timing import PHASES
 
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
 BACKWARD = "autograd::engine::evaluate_function: "
@@ -89,7 +90,8 @@ def attribute(links: Links) -> AttributedLinks:
     categories = np.where((phase == "optimizer") & ~communicates, "optimizer", categories)
     host = host.assign(component=component, phase=phase, category=categories, node=node)
     gpu = attributed_gpu(links.gpu, host, source)
-    return AttributedLinks(**vars(links) | {"host": host, "gpu": gpu}, source=source)
+    known = {one.name: getattr(links, one.name) for one in fields(Links)} | {"results": {}}
+    return AttributedLinks(**known | {"host": host, "gpu": gpu}, source=source)
 
 
 def backward_nodes(host: pd.DataFrame) -> np.ndarray:
@@ -204,6 +206,7 @@ def most_frequent(groups: np.ndarray, values: np.ndarray) -> dict:
     return dict(zip(top["group"].tolist(), top["value"].tolist(), strict=True))
 
 
+@once
 def step_events(links: AttributedLinks) -> tuple[pd.DataFrame, float]:
     """The events of the profiled steps (component, phase, category, us, operator, step), and the steps' time in us.
 
@@ -304,9 +307,9 @@ def class_times(links: AttributedLinks) -> list[dict]:
     kinds = events["category"].to_numpy(object)
     if not links.on_gpu:
         kinds = np.where(views_and_metadata(links)[events["operator"].to_numpy()], rest, kinds)
-    pairs = zip(events["phase"].to_numpy(object), kinds, strict=True)
-    classes = [kind if kind == rest else operator_class(phase, kind) for phase, kind in pairs]
-    sums = events["us"].groupby(np.asarray(classes, dtype=object)).sum()
+    pairs = events[["us", "phase"]].assign(kind=kinds).groupby(["phase", "kind"], dropna=False, sort=False)["us"].sum()
+    classes = [kind if kind == rest else operator_class(phase, kind) for phase, kind in pairs.index]
+    sums = pairs.groupby(np.asarray(classes, dtype=object)).sum()
     sums[rest] = sums.get(rest, 0.0) + max(0.0, total_us - events["us"].sum())
     return [
         {

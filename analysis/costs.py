@@ -13,19 +13,19 @@ _PATTERNS = {
     "attention": r"scaled_dot_product|(flash|efficient|paged|unified|sage)_?(attn|attention)|flash_?(fwd|bwd)|fmha|mha_"
     r"|attn_(fwd|bwd)|attention_(fwd|bwd)|sage_(fwd|bwd)",
     "convolution": r"conv(?!ert)|igemm|winograd|wgrad|dgrad|implicit_gemm|im2col|col2im",
-    "matmul": r"(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)_?$|gemm|cijk_|cutlass"
+    "matmul": r"^bmm_|(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)_?$|gemm|cijk_|cutlass"
     r"|nvjet|fused_moe|mmbackward|mm_backward|linear_backward|wgmma|cublas|hipblas|rocblas|gemv|splitk",
     "normalization": r"norm(?!al(_|$))|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
     "reduction": r"softmax|nll_loss|cross_entropy|mse_loss|reduce(?!r)|_pool|pool\dd|topk|sort"
     r"|::(sum|nansum|mean|prod|cumsum|cumprod|argmax|argmin|amax|amin|all|any|max|min|var|std|logsumexp)$",
     "copy": r"memcpy|memset|copy|clone|contiguous|::cat$|catarray|stack|(?<!pre)fill|zero_|zeros|ones|index|gather"
-    r"|(?<!rotary_)embedding|kv_?cache|scatter|transpose_|batched_transpose|cnhw|nchw|repeat|(?<!un)roll|flip|where"
-    r"|masked|nonzero|local_scalar|item|arange|select_backward|slice_backward|tril|triu|pad|_to_cpu",
-    "element-wise": r"elementwise|rotary|act_and_mul|::_?(add|sub|rsub|mul|div|neg|pow|sqrt|rsqrt|exp|log|abs|sign|sin"
-    r"|cos|tanh|sigmoid|silu|gelu|relu|clamp|clamp_min|clamp_max|threshold|dropout|native_dropout|erf|reciprocal"
-    r"|addcmul|addcdiv|lerp|eq|ne|lt|le|gt|ge|maximum|minimum|bitwise_\w+|logical_\w+|leaky_relu|hardtanh|mish"
-    r"|softplus|mul_out|isnan|isfinite|floor|round|remainder|square|bernoulli|normal|uniform|random|lift_fresh|_amp_\w+)"
-    r"_?(_backward\w*)?_?$",
+    r"|(?<!rotary_)embedding|kv_?cache|scatter|transpose_|batched_transpose|cnhw|nchw|repeat|(?<!un)roll|flip"
+    r"|where|masked|nonzero|local_scalar|item|arange|select_backward|slice_backward|tril|triu|pad|_to_cpu",
+    "element-wise": r"elementwise|rotary|act_and_mul|quant|::_?(add|sub|rsub|mul|div|neg|pow|sqrt|rsqrt|exp|log|log2"
+    r"|abs|sign|sin|cos|tanh|sigmoid|silu|gelu|relu|clamp|clamp_min|clamp_max|threshold|dropout|native_dropout|erf"
+    r"|reciprocal|addcmul|addcdiv|lerp|eq|ne|lt|le|gt|ge|maximum|minimum|bitwise_\w+|logical_\w+|leaky_relu|hardtanh"
+    r"|mish|softplus|mul_out|isnan|nan_to_num|isfinite|floor|round|remainder|square|bernoulli|normal|uniform|random"
+    r"|lift_fresh|_amp_\w+)_?(_backward\w*)?_?$",
 }
 CATEGORIES = (*_PATTERNS, "other")
 _CATEGORY = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}

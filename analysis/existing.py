@@ -8,6 +8,7 @@ from pathlib import Path
 
 from analysis.hardware import described, rows_named
 from analysis.profile import add_prediction, analyze_all, find_traces, profile_answer, profile_lines
+from analysis.slim import check_slim, write_slim
 from analysis.wording import read_on
 from harness.console import say
 from harness.documents import read_document
@@ -25,19 +26,24 @@ def analyze_existing(
     sort: str | None,
     verbose: bool = False,
     *,
+    reading: dict | None = None,
+    slim: tuple[Path | None, float | None] = (None, None),
     target_device: str | None = None,
     peak: str | float = "auto",
 ) -> None:
     """Print what a trace, or each in a folder, shows, and name the files that cannot be read as traces.
 
     With output_dir, writes operator_analysis.json there, those of further traces as operator_analysis_<trace>.json, and
-    report.html if `report`.  With `report` alone, they are written beside the traces.
+    report.html if `report`.  With `report` alone, they are written beside the traces.  reading: options of
+    read_trace().  slim: a smaller trace to write, and the shortest event in it in us.
     """
+    if slim != (None, None):
+        check_slim(path, *slim)
     target = described(rows_named(target_device)[0]) if target_device else None
     paths = find_traces(path) if path.is_dir() else [path]
     if len(paths) > 1:
         say(f"Reading {len(paths)} traces in {path}")
-    analyses, refused = analyze_all(paths, target=target, peak=peak)
+    analyses, refused = analyze_all(paths, reading=reading, target=target, peak=peak)
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
     keep_prediction(analyses)
@@ -60,6 +66,8 @@ def analyze_existing(
             named = [(file.name, analysis) for file, analysis in analyses]
             files += write_report(folder, named, path if path.is_dir() else path.parent)
         say("", "Files:", *(f"  {file}" for file in files))
+    if slim[0]:
+        say("", f"For viewers: {write_slim(path, *slim, reading or {})}")
     say("", *answer_of(analyses, report_in(files)))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.links import AttributedLinks, Links, launched_before_trace
+from analysis.links import AttributedLinks, Links, launched_before_trace, once
 from analysis.timeline import idle_by_cause
 from analysis.trace import Trace
 from harness.documents import read_document
@@ -49,12 +49,13 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
     has_shapes = bool((trace.operators["signature"] >= 0).any())
 
     found = Findings()
+    check_file(found, trace)
     check_steps(found, links, rows)
     check_operators(found, links, linked, int(early.sum()))
     check_clocks(found, links)
     check_gpu(found, links, summary)
-    if not links.steps_are_marked:
-        found.notes.append("no ProfilerStep marks: the entire trace counts as one step")
+    if note := how_found(links):
+        found.notes.append(note)
     if trace.n_malformed:
         found.notes.append(
             f"{trace.n_malformed} of {trace.n_events} events were skipped: no name, no time, or an impossible duration"
@@ -96,6 +97,37 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         "profiler_overhead": overhead,
         "disturbance": disturbance,
     }
+
+
+def how_found(links: Links) -> str | None:
+    """Where the steps come from that no ProfilerStep marks."""
+    if links.trace.steps_from and links.steps_are_marked:
+        return f"steps from one {links.trace.steps_from} to the next (--steps-from)"
+    if not links.steps_are_marked:
+        wanted = f"no event is named {links.trace.steps_from}" if links.trace.steps_from else "no ProfilerStep marks"
+        return f"{wanted}, and no work that repeats: the entire trace counts as one step"
+    if links.steps_found is None:
+        return None
+    first, last = links.steps["start"].iloc[0] / 1e3, links.steps["end"].iloc[-1] / 1e3
+    return (
+        f"no ProfilerStep marks: {len(links.steps)} steps were found, {links.steps_found}, from {first:,.1f} to "
+        f"{last:,.1f} ms; only they are judged, and --steps-from NAME chooses others"
+    )
+
+
+def check_file(found: Findings, trace: Trace) -> None:
+    """Whether the file is whole, and all of it was read."""
+    if trace.cut_off:
+        found.problems.append(
+            f"the file is cut off or damaged after {trace.n_events:,} events: what follows is missing"
+        )
+    if trace.has_nan:
+        found.notes.append(
+            "the file contains NaN or Infinity, which is not JSON: such values count as unknown, and viewers may "
+            "refuse the file"
+        )
+    if trace.steps_in_file is not None:
+        found.notes.append(f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read")
 
 
 def check_idle(found: Findings, links: AttributedLinks) -> dict:
@@ -197,6 +229,7 @@ def launches_without_kernel(rows: list[dict]) -> int:
     return sum(row["kernel_launches"] - row["kernels_of_launches"] for row in rows)
 
 
+@once
 def step_rows(links: Links) -> list[dict]:
     """Duration of each step on the host, and its GPU events; `incomplete` if some of them are missing."""
     gpu, calls, steps = links.gpu, links.calls, links.steps

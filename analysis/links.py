@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
-from analysis.trace import STEP, Trace, where_name
+from analysis.steps import BETWEEN_STEPS, COVERED, GRAPH_LAUNCHES, LAUNCHES, REPEATS, repeated_steps, whole_steps
+from analysis.trace import STEP, Trace, steps_between, where_name
 
 OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
-LAUNCHES = re.compile("LaunchKernel|LaunchCooperativeKernel")  # CUDA and HIP calls that start one kernel
-GRAPH_LAUNCHES = re.compile("GraphLaunch")  # those that start all kernels of a graph
-STARTS_WORK = re.compile(f"{LAUNCHES.pattern}|{GRAPH_LAUNCHES.pattern}|Mem(cpy|set)")
 CLOCK_TICK_US = 1.0  # some traces are in whole us
-CUT_SHORT = 0.1  # of the median step: a last step mark without work that is shorter is none
 # Calls that block until the GPU has finished: synchronization, and copies that are not asynchronous.
 WAITS = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(WithStream|2D|3D|DtoH|HtoD|DtoD)?$")
+
+
+def once(function: Callable) -> Callable:
+    """A function of Links, computed once for the same ones and the same arguments; its result is not to be changed."""
+
+    @functools.wraps(function)
+    def kept(links: Links, *arguments):
+        key = (function, *arguments)
+        if key not in links.results:
+            links.results[key] = function(links, *arguments)
+        return links.results[key]
+
+    return kept
 
 
 @dataclass
@@ -31,14 +43,16 @@ class Links:
     )  # trace.gpu with call (row of launches), operator (row of host), launched, step, of_graph; -1 unknown
     calls: pd.DataFrame  # trace.launches with step, starts_kernel, starts_graph, waits
     steps: pd.DataFrame  # trace.steps; the entire trace as one step if none are marked
-    steps_are_marked: bool
+    steps_are_marked: bool  # or found where the work repeats
     thread: int  # the host thread that ran the steps
+    steps_found: str | None = field(default=None, kw_only=True)  # how, where no ProfilerStep marks them
+    results: dict = field(default_factory=dict, repr=False, kw_only=True)  # of functions that are computed once
 
     @property
     def on_gpu(self) -> bool:
         return len(self.gpu) > 0
 
-    @property
+    @functools.cached_property
     def window(self) -> tuple[float, float]:
         """The time that the step tables account for, in us.
 
@@ -73,27 +87,28 @@ def parents(
 
     An interval ends with its parent at the latest, but for those `apart`, which are nobody's parent.
     """
-    parent, apart = np.full(len(start), -1), np.zeros(len(start), bool) if apart is None else apart
+    apart = np.zeros(len(start), bool) if apart is None else apart
     order = np.lexsort((-end, start, thread))
-    # Plain lists, because indexing NumPy arrays one by one is slow.
-    starts, ends, threads = start.tolist(), end.tolist(), thread.tolist()
-    found, order, leaf = parent.tolist(), order.tolist(), apart.tolist()
-    open_intervals: list[int] = []
+    # Plain lists, because going through NumPy arrays one by one is slow.
+    columns = (order, start[order], end[order], thread[order], apart[order])
+    found, ends, rows, until = [], [], [], []  # of the open intervals: rows, ends
     current = None
-    for i in order:
-        if threads[i] != current:
-            current, open_intervals = threads[i], []
-        started = starts[i]
-        while open_intervals and ends[open_intervals[-1]] <= started:
-            open_intervals.pop()
-        if open_intervals:
-            found[i] = open_intervals[-1]
-        if leaf[i]:
-            continue
-        if open_intervals and ends[i] > ends[found[i]]:
-            ends[i] = ends[found[i]]
-        open_intervals.append(i)
-    return np.array(found, dtype=np.int64), np.array(ends, dtype=float)
+    for row, began, ended, on, alone in zip(*(column.tolist() for column in columns), strict=True):
+        if on != current:
+            current, rows, until = on, [], []
+        while until and until[-1] <= began:
+            until.pop()
+            rows.pop()
+        found.append(rows[-1] if rows else -1)
+        if not alone:
+            if until and ended > until[-1]:
+                ended = until[-1]
+            rows.append(row)
+            until.append(ended)
+        ends.append(ended)
+    parent, within = np.empty(len(start), dtype=np.int64), np.empty(len(start))
+    parent[order], within[order] = found, ends
+    return parent, within
 
 
 def host_events(trace: Trace) -> pd.DataFrame:
@@ -140,7 +155,9 @@ def asynchronous(start: np.ndarray, end: np.ndarray, parent: np.ndarray, is_oper
 
 
 def link(trace: Trace) -> Links:
-    host, steps = host_events(trace), whole_steps(trace)
+    host, steps, found = host_events(trace), whole_steps(trace), None
+    if steps.empty and trace.steps_from is None:
+        steps, found = unmarked_steps(trace, host)
     marked = len(steps) > 0
     if not marked:
         edges = [t for t in (trace.operators, trace.annotations, trace.gpu) if len(t)]
@@ -154,24 +171,48 @@ def link(trace: Trace) -> Links:
     )
     calls["starts_kernel"] &= ~captured(calls)
     gpu = link_gpu(trace, calls, steps)
-    return Links(trace, host, gpu, calls, steps, marked, step_thread(trace, host))
+    return Links(trace, host, gpu, calls, steps, marked, step_thread(trace, host), steps_found=found)
 
 
-def whole_steps(trace: Trace) -> pd.DataFrame:
-    """The marked steps without a last one that is cut: a mark that opened as recording ended, before any work.
+def median_step(links: Links) -> int:
+    """The row of the step with the median duration."""
+    durations = (links.steps["end"] - links.steps["start"]).to_numpy()
+    return int(np.argsort(durations, kind="stable")[len(durations) // 2])
 
-    It contains no operator, on a GPU no call that launches anything, and is far shorter than the others.
-    """
-    steps = trace.steps
-    if len(steps) < 2:
-        return steps
-    start, end = steps["start"].iloc[-1], steps["end"].iloc[-1]
-    launches = trace.launches[where_name(trace.launches, lambda name: STARTS_WORK.search(name))]
-    work = trace.operators if launches.empty else launches
-    empty = len(work) and not ((work["start"] < end) & (work["end"] > start)).any()
-    durations = steps["end"] - steps["start"]
-    cut = empty and end - start < CUT_SHORT * durations.iloc[:-1].median()
-    return steps.iloc[:-1] if cut else steps
+
+def unmarked_steps(trace: Trace, host: pd.DataFrame) -> tuple[pd.DataFrame, str | None]:
+    """Steps where no event marks them, and how they were found; none if they are not."""
+    names, times, between = work_of(trace, host)
+    steps, length = repeated_steps(names, times, between)
+    # Several within one range or operator are parts of what it does, such as layers.
+    ends_in = np.searchsorted(steps["end"], host["end"] + CLOCK_TICK_US, side="right")
+    in_one = ends_in - np.searchsorted(steps["start"], host["start"] - CLOCK_TICK_US)
+    if len(steps) and in_one.max(initial=0) <= 1:
+        return steps, f"repetitions of the same {length:,} events"
+    updates = trace.annotations[where_name(trace.annotations, lambda name: name.startswith("Optimizer.step#"))]
+    often = updates["name"].value_counts()
+    if len(often) and often.iloc[0] > REPEATS:
+        marks = updates[(updates["name"] == often.index[0]).to_numpy()].sort_values("start")
+        between = steps_between(marks["start"].to_numpy(), marks["end"].to_numpy())
+        if between["end"].iloc[-1] - between["start"].iloc[0] > COVERED * (host["end"].max() - host["start"].min()):
+            return between, f"from one {often.index[0]} to the next"
+    return steps.iloc[:0], None
+
+
+def work_of(trace: Trace, host: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The work of a trace in the order in which the host began it: numbers of names, times; and times of what happens
+    only between steps.  On a GPU, its events where their calls are in the trace, else the outermost operators."""
+    calls, gpu = trace.launches, trace.gpu
+    if len(gpu):
+        call = gpu["correlation"].map(first_row_of(calls["correlation"])).fillna(-1).astype(np.int64).to_numpy()
+        work = gpu.assign(began=np.append(calls["start"].to_numpy(), np.nan)[call]).dropna(subset="began")
+    else:
+        outer = (host["operator_parent"] < 0) & (host["thread"] == step_thread(trace, host))
+        work = host.assign(began=host["start"])[(outer & (host["kind"] == OPERATOR)).to_numpy()]
+    work = work.sort_values(["began", "start"], kind="stable")
+    tables = (calls, host, work.assign(start=work["began"]))
+    between = [table["start"].to_numpy()[where_name(table, BETWEEN_STEPS.search)] for table in tables]
+    return work["name"].cat.codes.to_numpy().astype(np.int64), work["began"].to_numpy(), np.concatenate(between)
 
 
 def captured(calls: pd.DataFrame) -> np.ndarray:

@@ -8,8 +8,8 @@ import numpy as np
 
 from analysis.palette import HATCHES, MEMORY
 from analysis.wording import Table, text_of
+from harness.phases import PHASES
 from harness.tables import Column, column
-from harness.timing import PHASES
 from harness.units import MB, megabytes
 
 TENSOR_COLUMNS = [

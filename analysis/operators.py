@@ -8,7 +8,7 @@ import pandas as pd
 from analysis import SORT_KEYS
 from analysis.components import UNATTRIBUTED, at, most_frequent
 from analysis.costs import Cost, cost
-from analysis.links import AttributedLinks, Links
+from analysis.links import AttributedLinks, Links, once
 from analysis.wording import narrow_table
 from harness.tables import Column, column
 from harness.units import MB
@@ -17,6 +17,7 @@ COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for ke
 TIMES = ["self_cpu_us", "cpu_us", "self_device_us", "device_us"]
 
 
+@once
 def operator_calls(links: Links) -> pd.DataFrame:
     """Each call of an operator, with self and total times in us, on the host and on the GPU.
 

@@ -18,10 +18,10 @@ import pandas as pd
 
 from analysis.components import LAYER, UNATTRIBUTED, step_events
 from analysis.costs import MATMUL_CLASSES, Cost, cost, factor_type, is_view_or_metadata_op
-from analysis.hardware import Ceiling, cache, datasheet
+from analysis.hardware import Ceiling, datasheet
 from analysis.links import ANNOTATION, AttributedLinks
 from analysis.timeline import host_code, idle_by_cause
-from analysis.trace import where_name
+from analysis.trace import different_pairs, where_name
 from analysis.verdict import device_of, precision_of, ran_here, roofs_of
 from analysis.wording import narrow_table, text_of
 from harness.tables import Column, column
@@ -78,20 +78,18 @@ class Evidence:
         codes = np.append(operators["name"].cat.codes.to_numpy(), -1)[rows]
         inputs = np.append(operators["signature"].to_numpy(), -1)[rows]
         works = np.append([not is_view_or_metadata_op(name) for name in names], False)[codes]
-        costs: dict[tuple[int, int], Cost] = {}
-        for code, i in set(zip(codes.tolist(), inputs.tolist(), strict=True)):
-            costs[code, i] = cost(names[code], *signatures[i]) if code >= 0 and i >= 0 else Cost()
-        each = [costs[pair] for pair in zip(codes.tolist(), inputs.tolist(), strict=True)]
+        pairs, which = different_pairs(codes, inputs)
+        costs = [cost(names[code], *signatures[i]) if code >= 0 and i >= 0 else Cost() for code, i in pairs]
+        works_of = {work: [getattr(one, work) or 0 for one in costs] for work in ("flops", "bytes")}
         # An operator that launches several kernels does its work once.
         again = pd.Series(rows).duplicated().to_numpy() & (rows >= 0)
         self.events = events.assign(
             code=codes,
             signature=inputs,
-            name=np.append(np.asarray(names, dtype=object), None)[codes],
-            component=events["component"].fillna(UNATTRIBUTED),
+            name=pd.Categorical.from_codes(codes, names),
+            component=events["component"].fillna(UNATTRIBUTED).astype("category"),
             launches=1 if links.on_gpu else works.astype(int),
-            flops=np.where(again, 0.0, np.array([one.flops or 0 for one in each], dtype=float)),
-            bytes=np.where(again, 0.0, np.array([one.bytes or 0 for one in each], dtype=float)),
+            **{work: np.where(again, 0.0, np.array(of, dtype=float)[which]) for work, of in works_of.items()},
         )
         self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
         self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
@@ -279,9 +277,12 @@ def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | 
         gain = rates[1] / rates[0]
         times = f"{narrow} is {gain:.1f} times as fast as {now} by the datasheet of {row.name}"
         return narrow, gain, roof, f"{bound}; estimate: {times}"
-    if ran_here(summary) and device["type"] == "cpu" and (timed := cache.measured(device, "bf16", "gain")):
-        times = f"bf16 is {timed.rate:.2g} times as fast as fp32 on this CPU: {timed.source}"
-        return "bf16", timed.rate, None, times if timed.rate < 1 else f"{vanish}; estimate: {times}"
+    if ran_here(summary) and device["type"] == "cpu":
+        from analysis.hardware import cache  # PyTorch takes seconds to import
+
+        if timed := cache.measured(device, "bf16", "gain"):
+            times = f"bf16 is {timed.rate:.2g} times as fast as fp32 on this CPU: {timed.source}"
+            return "bf16", timed.rate, None, times if timed.rate < 1 else f"{vanish}; estimate: {times}"
     return "bf16", None, None, f"{vanish}; no datasheet gives the speedup, and a CPU may be slower in bf16"
 
 

@@ -19,6 +19,7 @@ from analysis.collectives import (
     predicted_beside,
 )
 from analysis.components import UNATTRIBUTED, attribute, breakdown_lines, class_times, step_breakdown
+from analysis.critical_path import critical_path, path_lines
 from analysis.integrity import (
     UNDISTURBED,
     UNEXPLAINED,
@@ -28,10 +29,11 @@ from analysis.integrity import (
     step_rows,
     summary_beside,
 )
-from analysis.links import OPERATOR, AttributedLinks, Links, link
+from analysis.links import OPERATOR, AttributedLinks, Links, link, median_step
 from analysis.operators import kernel_table, operator_lines, operator_tables
 from analysis.opportunities import best_three, opportunities, opportunity_lines
 from analysis.ranks import Rank, compare_ranks, not_of_one_run, rank_facts, rank_lines, straggler_text
+from analysis.rates import kernel_durations, queue_over_step, rate_lines, shape_rates
 from analysis.timeline import KEYS, gpu_timelines
 from analysis.trace import read_trace
 from analysis.verdict import verdict
@@ -39,24 +41,25 @@ from analysis.wording import count_of, printable, shortened
 from harness.console import progress_bar
 from harness.errors import UserError
 from harness.files import explain_nulls, explain_nulls_recursively, may_be_trace
+from harness.phases import summary_stats
 from harness.tables import answer, labeled, wrapped
-from harness.timing import summary_stats
 from harness.units import MB
 
 MISSING_RANKS_NAMED = 1000  # at most
 PIECES = 1500  # of a timeline's lane at most: more cannot be seen
 LANES = 8  # at most
 NO_COLLECTIVES = "no collectives in the steps of the trace"
+ROUNDING = 1e-3  # of the time of the steps, by which a table of it may be off
 
 
 def analyze_all(
-    paths: list[Path], summary: dict | None = None, **device
+    paths: list[Path], summary: dict | None = None, reading: dict | None = None, **device
 ) -> tuple[list[tuple[Path, dict]], list[UserError]]:
     """Each readable trace with its operator_analysis.json, and the errors of the others.
 
-    summary is the performance_summary.json of the run; without it, the one beside each trace is used.  device: target
-    and peak of each Trace.  If the traces
-    are those of several ranks of one run, each document contains the comparison of the ranks.
+    summary is the performance_summary.json of the run; without it, the one beside each trace is used.  reading: options
+    of read_trace().  device: target and peak of each Trace.  If the traces are those of several ranks of one run, each
+    document contains the comparison of the ranks.
     """
     analyses: list[tuple[Path, dict]] = []
     refused: list[UserError] = []
@@ -64,7 +67,7 @@ def analyze_all(
     runs: list[dict | None] = []
     for path in progress_bar("Reading traces", paths):
         try:
-            links = attribute(link(replace(read_trace(path), **device)))
+            links = attribute(link(replace(read_trace(path, **(reading or {})), **device)))
         except UserError as error:
             refused.append(error)
             continue
@@ -172,17 +175,46 @@ def operator_analysis(links: Links, summary: dict | None = None) -> dict:
         **step_breakdown(links),
         "classes": class_times(links),
         **(opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}),
-        "gpu_timeline": gpu_timelines(links, trust["unreliable"].get("idle_by_cause")),
+        "gpu_timeline": gpu_timelines(links, trust["unreliable"].get("idle_by_cause"))
+        | {"kernel_durations": kernel_durations(links), "queue_over_step": queue_over_step(links)},
         "collectives": rows,
         "communication": communication_beside(communication_of_steps(collectives, rows, len(links.steps)), summary),
         **operator_tables(links),
         "kernels": kernel_table(links),
+        "shape_rates": shape_rates(links, summary),
+        "critical_path": None if (apart := trust["unreliable"].get("step_timeline")) else critical_path(links),
         "step_timeline": step_timeline(links),
         "memory": memory_series(links),
     }
+    if apart:
+        document["critical_path_reason"] = apart
+    note_unclassified(document)
+    check_sums(document)
     if not trust["trustworthy"]:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
     return explain_nulls_recursively(document, REASONS)
+
+
+def note_unclassified(document: dict) -> None:
+    """The kernels of which neither their own name nor their operator tells what they do."""
+    trust, kernels = document["integrity"], document["kernels"]
+    unknown = [row for row in kernels if row["category"] == "other"]
+    trust["unclassified_kernels"] = len(unknown)
+    trust["unclassified_share"] = sum(row["share"] for row in unknown)
+    if unknown:
+        names = ", ".join(shortened(row["name"]) for row in unknown[:3]) + ", …" * (len(unknown) > 3)
+        trust["notes"].append(
+            f"unclassified kernels: {len(unknown)}, {trust['unclassified_share']:.1%} of the GPU events' time: {names}"
+        )
+
+
+def check_sums(document: dict) -> None:
+    """Every table of the step adds up to it; where one does not, nothing is to be trusted."""
+    for name in ("phases", "components", "classes"):
+        total = sum(row["share"] for row in document[name])
+        if total and abs(total - 1) > ROUNDING:
+            document["integrity"]["problems"].append(f"the table of {name} adds up to {total:.1%} of the steps' time")
+            document["integrity"]["trustworthy"] = False
 
 
 NO_GPU, NO_LAUNCH = "the trace has no GPU events", "the trace has no launch call of any kernel"
@@ -196,6 +228,12 @@ REASONS = {  # why a value may be null, by its name
     **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "min_ms", "max_ms"), "the trace has no ProfilerStep marks"),
     "kernels_during": "the clocks of GPU and host differ",
     "launched_by": "it is linked to no operator",
+    "category": "neither its name nor its operator tells it",
+    "tb_per_sec": "the recorded inputs do not determine it",
+    **dict.fromkeys(("roof", "share_of_roof"), "no peak of this device is known for it"),
+    "up_to_us": "the longest kernels",
+    "critical_path": "the step has no GPU events",
+    "queue_over_step": NO_LAUNCH,
     "part_speedup": "the affected part could vanish",
     "speedup_bound": "the whole step is affected",
     "speedup_estimate": "no rate is known to estimate it from",
@@ -219,8 +257,7 @@ def steps_document(links: Links) -> dict:
 def step_timeline(links: AttributedLinks) -> dict:
     """The step with the median duration as lanes of colored pieces: one per host thread and per GPU stream."""
     steps, host, gpu = links.steps, links.host, links.gpu
-    durations = (steps["end"] - steps["start"]).to_numpy()
-    which = int(np.argsort(durations, kind="stable")[len(durations) // 2])
+    which = median_step(links)
     first, last = float(steps["start"].iloc[which]), float(steps["end"].iloc[which])
     if (gpu["step"] == which).any():
         last = max(last, float(gpu.loc[gpu["step"] == which, "end"].max()))
@@ -381,9 +418,13 @@ def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> lis
         "components": breakdown_lines(analysis),
         "opportunities": opportunity_lines(analysis["opportunities"], analysis["not_here"]),
         "operators": operator_lines(analysis, top, sort),
+        "rates": rate_lines(analysis, top),
+        "step_timeline": path_lines(analysis["critical_path"], top),
     }
     lines = head_lines(analysis)
     for name, section in sections.items():
+        if not section:
+            continue
         lines.append("")
         if why := analysis["integrity"]["unreliable"].get(name):
             lines.append(f"UNRELIABLE: {why}")

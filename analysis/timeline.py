@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from analysis.links import OPERATOR, AttributedLinks
+from analysis.links import OPERATOR, AttributedLinks, once
 from analysis.trace import where_name
 from harness.tables import column
 
@@ -160,6 +160,7 @@ def gaps(
     return first, end, last.astype(np.int64), following.astype(np.int64)
 
 
+@once
 def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = None) -> dict[str, float]:
     """Idle time of the GPU in us, by cause.
 
@@ -205,6 +206,7 @@ def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = N
     return causes
 
 
+@once
 def host_code(links: AttributedLinks) -> Intervals:
     """When the host ran the program's own code: no thread that launches was in an operator, a call or a data range."""
     threads = {links.thread, *links.calls["thread"]}

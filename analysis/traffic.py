@@ -18,8 +18,9 @@ from analysis.flop_counts import register_cpu_attention
 from analysis.hardware import NO_PEAK, Ceiling
 from analysis.wording import Table, text_of
 from harness.files import explain_nulls
+from harness.phases import PHASES
 from harness.tables import Column, column, labeled
-from harness.timing import PHASES, range_observers
+from harness.timing import range_observers
 from harness.units import MB, megabytes
 from harness.workload import Workload
 

@@ -6,14 +6,13 @@ import contextlib
 import socket
 
 import numpy as np
-import torch
 
 from analysis.components import at, step_events, views_and_metadata
 from analysis.costs import MATMUL_CLASSES, category, cost, factor_type
 from analysis.hardware import Ceiling, bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
 from analysis.links import AttributedLinks, Links
 from analysis.timeline import by_class, by_priority, host_code, idle_by_cause
-from analysis.trace import where_name
+from analysis.trace import different_pairs, where_name
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import explain_nulls
@@ -54,11 +53,13 @@ def precision_of(links: Links, summary: dict | None) -> str:
 def ran_here(summary: dict | None) -> bool:
     """Whether a run was on this machine, with the thread count and PyTorch version of this process: what was measured
     here then applies to it."""
-    if summary is None:
+    if summary is None or summary["environment"]["host"] != socket.gethostname():
         return False
+    import torch  # takes seconds, and only a run of ours needs it
+
     run = summary["environment"]
-    now = (socket.gethostname(), torch.__version__, torch.get_num_threads())
-    return now == (run["host"], run["packages"]["torch"], run["cpu"]["torch_threads"])
+    now = (torch.__version__, torch.get_num_threads())
+    return now == (run["packages"]["torch"], run["cpu"]["torch_threads"])
 
 
 def roofs_of(links: Links, summary: dict | None) -> tuple[list[Ceiling], list[Ceiling]]:
@@ -116,13 +117,13 @@ def matmuls(links: AttributedLinks, ridge: float | None) -> tuple[np.ndarray, np
     untold = matmul & ((signatures < 0) | (ridge is None))
     computing = matmul & ~untold
     names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
-    pairs, which = np.unique(np.stack([codes, signatures], axis=1)[computing], axis=0, return_inverse=True)
+    pairs, which = different_pairs(codes[computing], signatures[computing])
     above = np.ones(len(pairs), dtype=bool)
-    for i, (code, signature) in enumerate(pairs.tolist()):
+    for i, (code, signature) in enumerate(pairs):
         one = cost(names[code], *trace.signatures[signature])
         if one.flops and one.bytes:
             above[i] = one.flops / one.bytes >= ridge
-    computing[computing] = above[which.reshape(-1)]
+    computing[computing] = above[which]
     return computing, untold
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from harness.tables import COLUMNS, Column, text_table
-from harness.workload import Workload
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import
+    from harness.workload import Workload
 
 Table = tuple[Sequence[Column], list[dict]]  # columns and rows
 

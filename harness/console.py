@@ -19,9 +19,10 @@ def say(*lines: str) -> None:
         print(*lines, sep="\n", flush=True)
 
 
-def progress_bar(description: str, iterable: Iterable | None = None, total: int | None = None):
+def progress_bar(description: str, iterable: Iterable | None = None, total: int | None = None, unit: str = "it"):
     """tqdm on standard error, for work of more than ten seconds; hidden if that is not a terminal."""
     from tqdm import tqdm
 
     shown = None if is_first_rank() else True  # tqdm: None hides the bar if there is no terminal
-    return tqdm(iterable, desc=description, total=total, disable=shown, leave=False, dynamic_ncols=True)
+    options = {"leave": False, "dynamic_ncols": True, "unit": unit, "unit_scale": unit == "B"}
+    return tqdm(iterable, desc=description, total=total, disable=shown, **options)

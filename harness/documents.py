@@ -354,6 +354,8 @@ class Integrity(TypedDict):
     gpu_events_launched_before_the_trace: int
     unexplained_share: float | None  # of the steps' time: the GPU was idle for no recorded reason; null: clocks differ
     graph_launches: int
+    unclassified_kernels: int  # names of which neither they nor their operator tell what the kernel does
+    unclassified_share: float  # of the time of all GPU events
     rank: int | None  # null: not in the trace
     world_size: int | None  # null: not in the trace
     shapes_recorded: bool
@@ -448,6 +450,25 @@ class KernelRow(TypedDict):
     component: str
 
 
+class ShapeRate(TypedDict):
+    name: str  # of a matmul, convolution or attention operator
+    shapes: str  # of its inputs
+    precision: str  # of what it multiplies
+    calls: int
+    ms: float  # over all calls, on the device: self time
+    share: float  # of the self time of all operators
+    tflops: float  # TFLOP/s in its own time
+    tb_per_sec: float | None  # 10^12 bytes per second; null: the recorded inputs do not determine it
+    roof: str | None  # compute or memory, the nearer limit; null: no peak of this device is known for it
+    share_of_roof: float | None  # the least time that the peaks allow over its time; null: no peak is known
+
+
+class CriticalPath(TypedDict):
+    step: int
+    length_ms: float
+    rows: list[dict[str, Any]]  # where (GPU, host, kernel start), component, ms, share; they add up to length_ms
+
+
 class GpuTimeline(TypedDict):
     total_ms: float | None  # from the first GPU event to the end of the last; null: no GPU events
     computation_ms: float | None  # null: no GPU events
@@ -460,6 +481,8 @@ class GpuTimeline(TypedDict):
     idle_by_cause: list[dict[str, Any]] | None  # cause, ms, share_of_total, meaning; null: no GPU events, clocks differ
     launch_delay_us: dict[str, float] | None  # from launch to start; null: no launch calls, clocks differ
     queue_depth: dict[str, float] | None  # kernels launched but not started; null: no launch calls, clocks differ
+    kernel_durations: list[dict[str, Any]]  # up_to_us, kernels_per_step, share_of_kernels, share_of_time
+    queue_over_step: dict[str, Any] | None  # one step: time_ms, kernels queued, ms ahead; null: no launch calls
 
 
 class MeasuredCollectiveRow(TypedDict):
@@ -545,6 +568,8 @@ class OperatorAnalysis(TypedDict):
     operators: list[OperatorRow]
     operators_by_shape: list[OperatorRow]
     kernels: list[KernelRow]
+    shape_rates: list[ShapeRate]
+    critical_path: CriticalPath | None  # null: no GPU events in the step, clocks differ
     step_timeline: dict[str, Any]  # one step as lanes of [start_ms, end_ms, component index], for the figure
     memory: dict[str, Any]  # peak_mb, time_ms, allocated_mb; null: the trace has no memory events
 

@@ -11,8 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
-
 from harness.console import is_first_rank
 from harness.host_memory import host_memory_bytes
 from harness.units import MB
@@ -90,6 +88,11 @@ def innermost_cause(error: BaseException) -> str:
     return innermost_cause(inner) if inner else f"{type(error).__name__}: {first_line(error)}"
 
 
+def imported_torch():
+    """PyTorch, if this process uses it; reading a trace does not, and importing it takes seconds."""
+    return sys.modules.get("torch")
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether a GPU or the host ran out of memory, also if a library or the compiler reports it in its own words."""
     cause = getattr(error, "inner_exception", None) or error.__cause__
@@ -98,7 +101,8 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, UserError):
         return False
     signs = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(sign in first_line(error) for sign in signs)
+    kinds = (torch.OutOfMemoryError, MemoryError) if (torch := imported_torch()) else MemoryError
+    return isinstance(error, kinds) or any(sign in first_line(error) for sign in signs)
 
 
 def explain_error(error: BaseException) -> tuple[str, int]:
@@ -123,7 +127,8 @@ def memory_at_hand(error: BaseException) -> str:
     text = str(error)
     if "GPU" in text:
         return ""
-    if isinstance(error, MemoryError) or "can't allocate memory" in text or not torch.cuda.is_available():
+    torch = imported_torch()
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or not (torch and torch.cuda.is_available()):
         return f"; the machine has {host_memory_bytes() / MB:,.0f} MB"
     free, total = torch.cuda.mem_get_info()
     return f"; the GPU has {total / MB:,.0f} MB, {free / MB:,.0f} MB of them free"

@@ -12,9 +12,11 @@ import io
 import itertools
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from harness.console import say
 from harness.documents import SCHEMA_VERSION
@@ -147,19 +149,27 @@ def files_of_run(*folders: Path) -> list[Path]:
 # ---- Writing -------------------------------------------------------------------------------------------------------
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write the file atomically.  Raises UserError, which names the file."""
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which gets its name at the end of the block.  Raises UserError, which names it."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write the file atomically.  Raises UserError, which names the file."""
+    with written_whole(path) as file:
+        file.write(data)
 
 
 def write_json(path: Path, document: dict) -> None:

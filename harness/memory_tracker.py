@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from harness.files import explain_nulls
-from harness.timing import PHASES, range_observers
+from harness.phases import PHASES
+from harness.timing import range_observers
 
 # Gathered parameters are those that FSDP has of other ranks too; buckets are what collectives read and write, unless it
 # is a gradient, as in DistributedDataParallel.

@@ -395,7 +395,7 @@ def check_profiling(profiling: ProfilerConfig, device: torch.device, output_dir:
     if output_dir or profiling.enabled:
         require("a run folder", ["tensorboard"])
     if profiling.profile_operators:
-        require("--profile-operators", ["orjson", "pandas"])
+        require("--profile-operators", ["msgspec", "pandas"])
     if device.type == "cpu" and profiling.memory_snapshot:
         raise UserError(
             "--memory-snapshot: the allocation history exists only for GPU memory; on a CPU --profile-memory records "

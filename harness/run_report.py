@@ -18,9 +18,10 @@ from harness.environment import describe_environment
 from harness.errors import UserError, deferred_signals, explain_error
 from harness.files import files_of_run, prepare_folder, write_figure, write_json
 from harness.parallel import described
+from harness.phases import summary_stats
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
 from harness.run_summary import MeasuredRun, basis_lines, disturbance_lines, summarize, summary_lines
-from harness.timing import StepMeter, StepRecord, summary_stats
+from harness.timing import StepMeter, StepRecord
 from harness.units import MB
 from harness.workload import Workload
 

@@ -10,8 +10,9 @@ from harness.console import RULE
 from harness.disturbance import disturbance_text
 from harness.files import explain_nulls
 from harness.no_sync import no_sync_text
+from harness.phases import PHASES, summary_stats
 from harness.tables import column, text_table, wrapped
-from harness.timing import PHASES, StepRecord, summary_stats
+from harness.timing import StepRecord
 from harness.units import MB
 
 

@@ -1,4 +1,4 @@
-"""Time: named ranges within a step, the times of its phases, and statistics over many steps."""
+"""Time: named ranges within a step, and the times of its phases."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import math
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from harness.disturbance import DisturbanceMeter, Interval
-
-PHASES = ("data", "forward", "backward", "optimizer")
 
 # ---- Named ranges --------------------------------------------------------------------------------------------------
 
@@ -164,13 +161,3 @@ class UntimedMeter:
     def add_loss(self, loss: Tensor) -> None:
         # A run keeps those of a step's micro-batches until it reads them.
         self.losses.append(mean_over_ranks(loss, self.world_size))
-
-
-def summary_stats(values: list[float]) -> dict[str, float | int | None]:
-    """Mean, median, sample standard deviation (None for one value), 95th percentile, count; None for no values."""
-    names = ("mean", "median", "std", "p95")
-    if not values:
-        return dict.fromkeys(names) | {"count": 0}
-    std = np.std(values, ddof=1).item() if len(values) > 1 else None
-    found = (np.mean(values).item(), np.median(values).item(), std, np.percentile(values, 95).item())
-    return dict(zip(names, found, strict=True)) | {"count": len(values)}

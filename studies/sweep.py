@@ -39,9 +39,9 @@ from harness.files import (
     write_figure,
     write_json,
 )
+from harness.phases import summary_stats
 from harness.run_report import in_words
 from harness.tables import COLUMNS, Column, Section, column, wrapped
-from harness.timing import summary_stats
 from harness.units import megabytes
 from harness.workload import Workload
 from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve

@@ -5,14 +5,17 @@ import json
 import numpy as np
 import pytest
 from helpers import SMALL_MODEL, assert_answer
+from traces import LARGE, analysis_of, gpu_step, write_trace
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
 from analysis.compare import UNDECIDED, compare, comparison_answer, comparison_figure, comparison_lines, ratio
 from analysis.comparison_parts import NOISE, compare_profiles
 from analysis.components import NAMED_RANGES, OPERATOR_KINDS
+from analysis.trace import read_trace
 from harness.documents import SCHEMA_VERSION
 from harness.errors import UserError
+from harness.files import write_json
 from harness.tables import COLUMNS
 
 
@@ -278,3 +281,22 @@ def test_folders_of_the_performance_study(runs, tmp_path):
     analysis = (runs / "small_batch" / "operator_analysis.json").read_text()
     (study / "pytorch_profiles" / "operator_analysis.json").write_text(analysis)
     assert compare([runs / "small_batch", study])["components"]
+
+
+def test_traces_of_other_programs_are_compared(tmp_path, command):
+    """Bare traces, and the folder of an analysis; what only a run tells is null."""
+    parts = [[(LARGE, 100 * i, 90) for i in range(3)], [(LARGE, 100 * i, 50) for i in range(3)]]
+    for name, part in zip("ab", parts, strict=True):
+        write_trace(tmp_path / f"{name}.json", *gpu_step(*part))
+    (tmp_path / "b").mkdir()
+    write_json(tmp_path / "b" / "operator_analysis.json", analysis_of(read_trace(tmp_path / "b.json")))
+    code, out, _ = command(compare_runs, "a.json", "b.json", "b", "--output-dir", "out", "--verbose")
+    assert code == 0, out
+    document = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [row["change_ms"] for row in document["classes"] if row["class"] == "matmul"] == [pytest.approx(-0.12)] * 2
+    assert {row["tokens_per_sec_reason"] for row in document["runs"]} == {"not in a trace"}
+    assert document["repeats"] is None or len(document["repeats"]["groups"]) == 1
+    (tmp_path / "no_trace.json").write_text("{}")
+    code, _, error = command(compare_runs, "a.json", "no_trace.json")
+    assert (code, error.count("\n")) == (1, 1)
+    assert "no_trace.json" in error

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import PROJECT, finish, start
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+from traces import SMALL, write_trace
 
 PACKAGES = ("harness", "analysis", "studies", "workshop")
 SCRIPT = PROJECT / "tiny_llama_v1.py"
@@ -124,6 +125,25 @@ def test_help_is_quick():
     assert ratio <= 1.5
     for path in paths:
         assert answers[str(path)] == [0, f"usage: {path.stem}", []]
+
+
+READ = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as stop:
+    print(stop.code, sorted({"torch", "matplotlib", "transformers"} & set(sys.modules)))
+"""
+
+
+def test_a_trace_is_read_without_pytorch(tmp_path):
+    """It takes seconds to import, and much of a machine's memory."""
+    trace = write_trace(tmp_path / "trace.json", *SMALL)
+    flags = ["--analyze-existing", str(trace), "--output-dir", "out", "--verbose"]
+    command = [sys.executable, "-c", READ, str(PROJECT / "run_pytorch_profiler.py"), *flags]
+    code, out = finish(start(*command, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)}))
+    assert (code, out.splitlines()[-1]) == (0, "0 []"), out
 
 
 # ---- Sizes ---------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ class Machine:
 
 
 HAS_ALL = dict.fromkeys(
-    "deepspeed tensorboard torch_tb_profiler numpy matplotlib jinja2 orjson pandas tabulate tqdm".split(), "1.0"
+    "deepspeed tensorboard torch_tb_profiler numpy matplotlib jinja2 msgspec pandas tabulate tqdm".split(), "1.0"
 )
 
 

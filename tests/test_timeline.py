@@ -1,10 +1,32 @@
 """Where a GPU's time went: busy, exposed, and idle by cause.  Against made-up traces and a real one."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import LARGE, MI300X, REDUCE, analysis_of, attributed, event, on_gpu, real, step, trace_of
+from traces import (
+    ADD,
+    H100_PROPERTIES,
+    LARGE,
+    MI300X,
+    NANOGPT,
+    REDUCE,
+    analysis_of,
+    attributed,
+    event,
+    gpu_step,
+    on_gpu,
+    real,
+    shaped,
+    step,
+    trace_of,
+)
 
+from analysis.components import OVERHEAD
+from analysis.critical_path import critical_path, walk
+from analysis.links import link
+from analysis.rates import kernel_durations, queue_over_step, shape_rates
 from analysis.timeline import exposed_us, gpu_timeline, idle_by_cause
 
 
@@ -98,3 +120,64 @@ def test_the_timeline_of_the_steps_leaves_out_what_came_before(tmp_path):
     timeline = analysis_of(trace_of(tmp_path, step(1, 55, 100), early, *run))["gpu_timeline"]
     assert (timeline["busy_ms"], timeline["of_steps"]["busy_ms"]) == pytest.approx((0.07, 0.02))
     assert (timeline["total_ms"], timeline["of_steps"]["total_ms"]) == pytest.approx((0.09, 0.02))
+
+
+def test_the_critical_path_of_a_step(tmp_path):
+    """Two kernels, the second launched while the first runs, a synchronization, then work of the host."""
+    first, second = (shaped("aten::mm", 0, 4, [[8, 8], [8, 8]]) for _ in range(2))
+    events = [
+        step(1, 0, 1000),
+        *on_gpu("a", 11, 20, 300, 1, operator=first | {"ts": 10, "dur": 10}),
+        *on_gpu("b", 41, 320, 200, 2, operator=second | {"ts": 40, "dur": 10}),
+        event("cudaDeviceSynchronize", 60, 480, kind="cuda_runtime"),
+        event("aten::item", 600, 300),
+    ]
+    path = critical_path(attributed(trace_of(tmp_path, *events)))
+    rows = {(row["where"], row["component"]): 1e3 * row["ms"] for row in path["rows"]}
+    assert rows == pytest.approx(
+        {
+            ("host", "matmul"): 3,  # from its start to the end of the launch
+            ("GPU", "matmul"): 500,
+            ("kernel start", "matmul"): 7,
+            ("host", "copy"): 300,
+            ("host", OVERHEAD): 10 + 20 + 160,  # before the first operator, in the synchronization, around the last
+        }
+    )
+    assert path["length_ms"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", [MI300X, NANOGPT])
+def test_the_critical_path_is_unbroken(name):
+    """Behind the host, it begins where the GPU ended the step before; its length is the time between two ends."""
+    links = attributed(real(name))
+    spans = walk(links, 1)
+    assert all(begin <= end for *_, begin, end in spans)
+    assert all(later[2] == pytest.approx(earlier[3]) for later, earlier in itertools.pairwise(spans))
+    ends = links.gpu[links.gpu["step"] >= 0].groupby("step")["end"].max()
+    assert spans[0][3] - spans[-1][2] == pytest.approx(ends[1] - ends[0])
+
+
+def test_durations_and_queue(tmp_path):
+    links = attributed(trace_of(tmp_path, *gpu_step((ADD, 100, 1.5), (ADD, 110, 40), (ADD, 150, 40), (ADD, 300, 2000))))
+    rows = {row["up_to_us"]: (row["kernels_per_step"], row["share_of_time"]) for row in kernel_durations(links)}
+    total = 1.5 + 40 + 40 + 2000
+    assert rows == {2: (1, 1.5 / total), 50: (2, pytest.approx(80 / total)), None: (1, 2000 / total)}
+    queue = queue_over_step(links)
+    at = dict(zip(queue["time_ms"], zip(queue["queued"], queue["ahead_ms"], strict=True), strict=True))
+    assert at[min(at, key=lambda ms: abs(ms - 0.05))] == (4, pytest.approx(0.25, abs=0.003))
+    assert max(queue["queued"]) == 4 and queue["queued"][-1] == 0
+
+
+def test_rates_by_shape_and_their_roof(tmp_path):
+    """Of 4096^3 in bf16 in 1 ms on an H100, and of a slim one, which its memory limits."""
+    large = shaped("aten::mm", 0, 4, [[4096, 4096], [4096, 4096]], ["c10::BFloat16"] * 2)
+    slim = shaped("aten::mm", 0, 4, [[1, 4096], [4096, 4096]], ["c10::BFloat16"] * 2)
+    fp8 = shaped("aten::_scaled_mm", 0, 4, [[64, 64], [64, 64]], ["c10::Float8_e4m3fn"] * 2)
+    events = gpu_step((large, 100, 1000), (slim, 2000, 20), (fp8, 2100, 5), length=3000)
+    first, second = shape_rates(link(trace_of(tmp_path, *events, **H100_PROPERTIES)), None)
+    assert (first["roof"], second["roof"], second["shapes"]) == ("compute", "memory", "[1, 4096] [4096, 4096]")
+    assert first["tflops"] == pytest.approx(2 * 4096**3 / 1e-3 / 1e12)
+    assert first["share_of_roof"] == pytest.approx(first["tflops"] / 989.4, rel=0.01)
+    assert second["tb_per_sec"] == pytest.approx(2 * (4096 + 4096**2 + 4096) / 20e-6 / 1e12)
+    assert second["share_of_roof"] == pytest.approx(second["tb_per_sec"] / 3.35, rel=0.01)
+    assert shape_rates(link(trace_of(tmp_path, *events)), None)[0]["roof"] is None

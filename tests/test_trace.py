@@ -2,15 +2,31 @@
 
 import collections
 import gzip
+import itertools
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import H100, MI300X, SMALL, TORCH_1_8, analysis_of, event, real, rows_of, trace_of
+from traces import (
+    H100,
+    MI300X,
+    NANOGPT,
+    SMALL,
+    TORCH_1_8,
+    analysis_of,
+    event,
+    on_gpu,
+    real,
+    rows_of,
+    step,
+    trace_of,
+    write_trace,
+)
 
 import tiny_llama_v1 as tiny_llama
 from analysis.links import link, parents
@@ -193,6 +209,140 @@ def test_malformed_events_are_left_out_and_counted(tmp_path):
     assert len(trace.operators) == 3
 
 
+ODD = {"traceEvents": SMALL, "traceName": "a}, {b"}
+
+
+def test_what_comes_before_a_cut_is_read(tmp_path):
+    text, path = json.dumps(ODD, indent=1).encode(), tmp_path / "trace.json"
+    for cut in (*range(text.index(b'"gemm"'), len(text), 11), len(text)):
+        path.write_bytes(text[:cut])
+        trace = read_trace(path)
+        assert trace.n_events == text[:cut].count(b"\n  }")  # an event ends in the second column
+        assert trace.cut_off == (cut < len(text))
+    path.write_bytes(gzip.compress(text, mtime=0)[:-40])
+    trust = analysis_of(read_trace(path))["integrity"]
+    assert 3 < trust["events"] < len(SMALL)
+    assert any("cut off" in problem for problem in trust["problems"])
+    path.write_bytes(gzip.compress(text)[:-6])  # without all of its checksum: nothing is missing
+    assert not read_trace(path).cut_off
+
+
+@pytest.mark.parametrize("part", [50, 300, 2000])
+def test_parts_of_a_file_are_the_file(tmp_path, monkeypatch, part):
+    """Wherever a part ends: in a string that looks like the end of an event, in an object, within a letter."""
+    arguments = {"External id": 4, "list": [{"a": 1}, {"b": [{}, {}]}], "é": "ü]}"}
+    nested = event('}, {"ph": "X"}, {', 110, 1, **arguments)
+    metadata = {"list": [{"a": 1}, {"b": 2}], "traceName": '"traceEvents": [', "baseTimeNanoseconds": 5}
+    document = {**metadata, "traceEvents": [*SMALL, nested, *SMALL], "displayTimeUnit": "ms", "after": [{}, {}]}
+    monkeypatch.setattr("analysis.trace_file.PART", part)
+    for indent, data in itertools.product((None, 2), (document, document["traceEvents"])):
+        text = json.dumps(data, indent=indent, ensure_ascii=False).encode()
+        for name, content in (("a.json", text), ("b.json.gz", gzip.compress(text[:99]) + gzip.compress(text[99:]))):
+            (tmp_path / name).write_bytes(content)
+            trace = read_trace(tmp_path / name)
+            assert not trace.cut_off
+            assert trace.n_events == 2 * len(SMALL) + 1
+            assert trace.operators["name"].tolist().count(nested["name"]) == 1
+            if data is document:
+                assert trace.metadata == {key: value for key, value in document.items() if key != "traceEvents"}
+
+
+def test_a_window_of_the_steps(tmp_path):
+    """The GPU runs one step behind: what the window launched counts, also what ran after it."""
+    events = []
+    for i in range(5):
+        mm = event("aten::mm", 100 * i + 10, 20, **{"External id": i + 1})
+        events += [step(i, 100 * i, 100), *on_gpu(f"gemm_{i}", 100 * i + 12, 100 * i + 130, 60, i + 1, operator=mm)]
+    path = write_trace(tmp_path / "trace.json", *events)
+    trace = read_trace(path, window=2)
+    assert trace.steps["number"].tolist() == [3, 4]
+    assert (len(trace.operators), len(trace.launches)) == (2, 2)
+    assert trace.gpu["name"].tolist() == ["gemm_2", "gemm_3", "gemm_4"]  # the first ran while step 3 did
+    whole, part = analysis_of(read_trace(path)), analysis_of(trace)
+    assert part["steps"]["mean_ms"] == whole["steps"]["mean_ms"]
+    assert part["integrity"]["trustworthy"]
+    assert "only the last 2 of 5 marked steps were read" in part["integrity"]["notes"]
+    assert len(read_trace(path, window=9).steps) == 5
+    with pytest.raises(UserError, match=r"--window 2 .* no event is named epoch"):
+        read_trace(path, window=2, steps_from="epoch")
+
+
+def test_steps_from_a_name(tmp_path):
+    """From one event of this name to the next; marks that fill the time are the steps themselves."""
+    marks = [event("iteration", 100 * i, 30, kind="user_annotation") for i in range(4)]
+    full = [event(f"batch {i}", 100 * i, 99, kind="user_annotation") for i in range(4)]
+    trace = trace_of(tmp_path, *SMALL[1:], *marks, *full)
+    assert [row for row in replace(trace, steps_from="iteration").steps["end"]] == [100, 200, 300]
+    assert [row for row in replace(trace, steps_from="batch").steps["end"]] == [99, 199, 299, 399]
+    assert link(replace(trace, steps_from="iteration")).steps_are_marked
+
+
+def unmarked(kernels: list[str], n: int, end: str = "Memcpy DtoH (Device -> Pageable)", before: int = 0) -> list[dict]:
+    """n times these kernels, 10 us each, and what ends a step; after `before` us of set-up in other kernels."""
+    events, names = [], ["setup"] * (before // 10) + n * [*kernels, *([end] if end else [])]
+    for i, name in enumerate(names):
+        kind = "gpu_memcpy" if name == end else "kernel"
+        operator = event(f"aten::{name[:6]}", 10 * i, 8, **{"External id": i + 1})
+        events += on_gpu(name, 10 * i + 1, 10 * i + 5, 10, i + 1, kind, operator)
+    return events
+
+
+def test_steps_are_found_where_work_repeats(tmp_path):
+    """Set-up is not judged.  Layers, which no copy or synchronization parts, are no steps, nor are parts of a range."""
+    layers = ["embed", *4 * ["gemm", "gemm", "softmax", "norm"], "head"]
+    links = link(trace_of(tmp_path, *unmarked(layers, 5, before=200)))
+    assert links.steps_found == "repetitions of the same 19 events"
+    assert links.steps["start"].tolist() == [201 + 190 * i for i in range(5)]  # at its first launch
+    trust = analysis_of(links.trace)["integrity"]
+    assert trust["steps"] == 5
+    assert any(
+        "5 steps were found, repetitions of the same 19 events, from 0.2 to 1.1 ms" in one for one in trust["notes"]
+    )
+    whole = event("generate", 0, 2000, kind="user_annotation")
+    for events in (unmarked(layers, 5, end=""), [whole, *unmarked(layers, 5)], unmarked(layers, 2)):
+        assert not link(trace_of(tmp_path, *events)).steps_are_marked
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [(MI300X, "repetitions of the same 895"), (NANOGPT, "from one Optimizer.step#NorMuon")]
+)
+def test_steps_are_found_in_a_real_trace_without_its_marks(name, how):
+    marked = real(name)
+    is_mark = marked.annotations["name"].astype(str).str.startswith("ProfilerStep")
+    links = link(
+        replace(
+            marked,
+            annotations=marked.annotations[~is_mark].reset_index(drop=True),
+            gpu_annotations=marked.gpu_annotations.iloc[:0],
+        )
+    )
+    assert links.steps_found.startswith(how)
+    steps = [one.steps["end"] - one.steps["start"] for one in (links, link(marked))]
+    assert steps[0].median() == pytest.approx(steps[1].median(), rel=0.01)
+
+
+def test_a_slim_trace(tmp_path, profiler):
+    frame = event("main.py(1): run", 0, 100, kind="python_function")
+    arrow = {"ph": "s", "id": 9, "pid": 1, "tid": 1, "ts": 25, "cat": "ac2g", "name": "ac2g"}
+    name = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}
+    odd = event("aten::odd", 95, 1, value=float("nan"))
+    write_trace(tmp_path / "trace.json", frame, arrow, name, odd, *SMALL, schemaVersion=1, sigma=float("nan"))
+    code, out = profiler("--analyze-existing", "trace.json", "--slim", "slim.json.gz")
+    assert code == 0, out
+    assert f"For viewers: slim.json.gz, {len(SMALL) + 3} of {len(SMALL) + 4} events" in out
+    document = json.loads(gzip.decompress((tmp_path / "slim.json.gz").read_bytes()), parse_constant=pytest.fail)
+    kept = document.pop("traceEvents")
+    assert document == {"schemaVersion": 1, "sigma": None}
+    assert kept[:2] == [arrow, name] and kept[3:] == list(SMALL)
+    code, out = profiler("--analyze-existing", "trace.json", "--slim", "slim.json", "--shortest", "10", "--window", "1")
+    long = [one for one in SMALL if one["dur"] >= 10]
+    assert json.loads((tmp_path / "slim.json").read_text())["traceEvents"] == [name, *long]
+    for flags in (["--slim", "trace.json"], ["--slim", "a.txt"], ["--shortest", "5"]):
+        code, out = profiler("--analyze-existing", "trace.json", *flags)
+        assert (code, out.count("\n")) == (2, 1), out
+    assert profiler("--window", "2")[0] == 2
+
+
 DAMAGED = {
     "empty": (b"", "empty"),
     "not JSON": (b"hello", "not JSON"),
@@ -328,7 +478,7 @@ def test_existing_traces_are_read_without_training(tmp_path, profiler):
     folder = tmp_path / "traces"
     folder.mkdir()
     (folder / "trace_a.json").write_text(json.dumps({"traceEvents": SMALL}))
-    (folder / "trace_b.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": SMALL}).encode())[:-9])
+    (folder / "trace_b.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": SMALL}).encode())[:15])
     code, out = profiler("--analyze-existing", "traces", "--output-dir", "out", "--verbose")
     assert code == 0, out
     assert "aten::linear" in out

@@ -18,9 +18,10 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 
 import tiny_llama_v1 as tiny_llama
 from harness.devices import cpu_trains_in_fp16
+from harness.phases import PHASES
 from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
 from harness.run_summary import MeasuredRun, averaged_steps
-from harness.timing import PHASES, StepMeter, StepRecord
+from harness.timing import StepMeter, StepRecord
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
 TRACED = [*SMALL_MODEL, *"--num-steps 4 --profile-steps 1 --warmup-steps 2 --enable-pytorch-profiler".split()]

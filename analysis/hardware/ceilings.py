@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.hardware import cache
 from analysis.hardware.matching import datasheet
 
 NO_PEAK = "no peak of this device is known"
@@ -66,7 +65,11 @@ def ridge_point(compute: list[Ceiling], bandwidth: list[Ceiling]) -> tuple[float
 
 
 def _measured(device: dict, precision: str, what: str, measure: str, reached: float = 0.0):
-    return None if measure == "never" else cache.measured(device, precision, what, reached, measure == "now")
+    if measure == "never":
+        return None
+    from analysis.hardware import cache  # PyTorch takes seconds to import
+
+    return cache.measured(device, precision, what, reached, measure == "now")
 
 
 def _part(share: float) -> str:
