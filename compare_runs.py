@@ -27,6 +27,8 @@ def main() -> None:
     if len(args.folders) < 2:
         parser.error(f"only one folder, {args.folders[0]}; give two runs or more")
     require("comparing", ["matplotlib", "jinja2"])
+    if any(path.is_file() for path in args.folders):
+        require("comparing traces", ["msgspec", "pandas"])
     from analysis.compare import (
         compare,
         comparison_answer,

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from analysis.comparison_parts import NOISE, compare_profiles
-from analysis.profile import analyze_all
 from analysis.wording import count_of, narrow_table
 from harness.disturbance import disturbance_text
 from harness.documents import read_document
@@ -82,6 +81,8 @@ class Run:
 def read_run(path: Path, name: str) -> Run:
     """The run in a folder, the trace analyzed in it, or the trace that is this file.  Raises UserError, naming it."""
     if path.is_file():
+        from analysis.profile import analyze_all  # pandas is slow to load, and runs are compared without it
+
         analyses, refused = analyze_all([path])
         if refused:
             raise refused[0]

@@ -199,6 +199,7 @@ def test_a_trace_with_nan_is_read(tmp_path):
     odd = event("aten::mm", 5, 1, **{"External id": float("nan"), "bandwidth": float("nan")})
     trace = trace_of(tmp_path, *SMALL, *broken, odd)
     assert (trace.n_malformed, len(trace.operators)) == (2, 4)
+    assert any("NaN" in note for note in analysis_of(trace)["integrity"]["notes"])
     assert trace.operators["external_id"].tolist()[-1] == -1
 
 
@@ -265,6 +266,13 @@ def test_a_window_of_the_steps(tmp_path):
     assert len(read_trace(path, window=9).steps) == 5
     with pytest.raises(UserError, match=r"--window 2 .* no event is named epoch"):
         read_trace(path, window=2, steps_from="epoch")
+
+
+def test_a_trace_larger_than_memory_is_refused_before_it_fills_it(tmp_path, monkeypatch):
+    path = write_trace(tmp_path / "trace.json", *SMALL)
+    monkeypatch.setattr("analysis.trace.available_host_memory", lambda: 1000)
+    with pytest.raises(UserError, match=r"needs more memory .* --window N"):
+        read_trace(path)
 
 
 def test_steps_from_a_name(tmp_path):
