@@ -153,10 +153,15 @@ def find_traces(folder: Path) -> list[Path]:
     """Files in a folder that may be traces, in the order of ranks; in its pytorch_profiles/ if it has none itself."""
     for place in (folder, folder / "pytorch_profiles"):
         found = [file for file in place.iterdir() if may_be_trace(file.name)] if place.is_dir() else []
-        if found:  # sorted with numbers as numbers: rank2 before rank10
-            parts = {file: re.split(r"(\d+)", file.name) for file in sorted(found)}
-            return sorted(parts, key=lambda file: [int(one) if one.isdigit() else one for one in parts[file]])
+        if found:
+            return in_order_of_ranks(found)
     raise UserError(f"{folder}: the folder has no trace (no *.json or *.json.gz file that may be one)")
+
+
+def in_order_of_ranks(files: list[Path]) -> list[Path]:
+    """By name, with numbers as numbers: rank2 before rank10."""
+    parts = {file: re.split(r"(\d+)", file.name) for file in sorted(files)}
+    return sorted(parts, key=lambda file: [int(one) if one.isdigit() else one for one in parts[file]])
 
 
 def operator_analysis(links: Links, summary: dict | None = None) -> dict:
@@ -219,8 +224,7 @@ def steps_document(links: Links) -> dict:
 def step_timeline(links: AttributedLinks) -> dict:
     """The step with the median duration as lanes of colored pieces: one per host thread and per GPU stream."""
     steps, host, gpu = links.steps, links.host, links.gpu
-    durations = (steps["end"] - steps["start"]).to_numpy()
-    which = int(np.argsort(durations, kind="stable")[len(durations) // 2])
+    which = median_step(steps)
     first, last = float(steps["start"].iloc[which]), float(steps["end"].iloc[which])
     if (gpu["step"] == which).any():
         last = max(last, float(gpu.loc[gpu["step"] == which, "end"].max()))
@@ -243,6 +247,12 @@ def step_timeline(links: AttributedLinks) -> dict:
         "lanes_left_out": max(0, len(names) - LANES),
         "components": list(components),
     }
+
+
+def median_step(steps: pd.DataFrame) -> int:
+    """The row of the step with the median duration."""
+    durations = (steps["end"] - steps["start"]).to_numpy()
+    return int(np.argsort(durations, kind="stable")[len(durations) // 2])
 
 
 def lane(table: pd.DataFrame, first: float, last: float, components: dict[str, int]) -> list[list]:
