@@ -277,6 +277,11 @@ fill_venv() { # VENV FILE...: install what is missing
     echo "Setup: done"
 }
 
+install_tab() { # PYTHON: the tab of TensorBoard, from this checkout; all that it needs is in requirements.txt
+    pip_install "$1" --no-deps --no-build-isolation --editable "$HERE/tensorboard_plugin" ||
+        echo "Setup: TensorBoard's tab STEP PROFILE could not be installed. Everything else works without it." >&2
+}
+
 has_everything() { # PYTHON FILE...
     local names
     names=$(missing "$@" 2>/dev/null) || return 1
@@ -357,6 +362,7 @@ use_python() { # FILE...
     # If python3 has torch, that one is used: a VENV that contains another is replaced.
     { [ -e "$VENV/made" ] && same_torch "$torch"; } || make_venv "$VENV" "$base"
     has_everything "$PYTHON" "$@" || fill_venv "$VENV" "$@"
+    version_in "$PYTHON" tensorboard-step-profile >/dev/null || install_tab "$PYTHON"
     check_gpu
     "$PYTHON" -c "$BUILD_SCRIPT" >"$VENV/made"
     trap - EXIT

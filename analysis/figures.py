@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
 from analysis.opportunities import gain_text
 from analysis.palette import GRAY, MEMORY, color_of, hatch_of, in_order, text_color
-from analysis.wording import shortened
+from analysis.wording import shortened, told_apart
 
 WIDTH = 10.5  # inches
 SEAM = (1, 1, 1, 0.6)  # between segments, and of their hatching
@@ -145,7 +145,7 @@ def bars_figure(title: str, about: str, names: list[str], values: list[float], t
     """Horizontal bars with a text beside each."""
     figure, axes = new_axes(title, 1.2 + 0.3 * len(names), about)
     axes.barh(range(len(names)), values, height=0.72, edgecolor=SEAM, linewidth=0, **style)
-    axes.set_yticks(range(len(names)), [shortened(name, 60) for name in names], fontsize=8.5)
+    axes.set_yticks(range(len(names)), told_apart(names, 60), fontsize=8.5)
     axes.set_xlabel(axis)
     axes.invert_yaxis()
     beside(axes, texts)

@@ -156,10 +156,15 @@ def find_traces(folder: Path) -> list[Path]:
     """Files in a folder that may be traces, in the order of ranks; in its pytorch_profiles/ if it has none itself."""
     for place in (folder, folder / "pytorch_profiles"):
         found = [file for file in place.iterdir() if may_be_trace(file.name)] if place.is_dir() else []
-        if found:  # sorted with numbers as numbers: rank2 before rank10
-            parts = {file: re.split(r"(\d+)", file.name) for file in sorted(found)}
-            return sorted(parts, key=lambda file: [int(one) if one.isdigit() else one for one in parts[file]])
+        if found:
+            return in_order_of_ranks(found)
     raise UserError(f"{folder}: the folder has no trace (no *.json or *.json.gz file that may be one)")
+
+
+def in_order_of_ranks(files: list[Path]) -> list[Path]:
+    """By name, with numbers as numbers: rank2 before rank10."""
+    parts = {file: re.split(r"(\d+)", file.name) for file in sorted(files)}
+    return sorted(parts, key=lambda file: [int(one) if one.isdigit() else one for one in parts[file]])
 
 
 def operator_analysis(links: Links, summary: dict | None = None) -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 from harness.tables import COLUMNS, Column, text_table
@@ -21,6 +22,20 @@ def count_of(n: int, noun: str) -> str:
 
 def shortened(name: str, length: int = 44) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+def told_apart(names: Sequence[str], length: int) -> list[str]:
+    """The names shortened, from the end unless some would then look alike: those show the part in which they differ."""
+    ends = [shortened(name, length) for name in names]
+    out = []
+    for name, text in zip(names, ends, strict=True):
+        alike = [other for other, end in zip(names, ends, strict=True) if end == text and other != name]
+        if alike:
+            differs = max(next(i for i in count() if name[:i] != other[:i]) for other in alike)
+            half = length // 2
+            text = f"{name[: half - 1]}…{shortened(name[max(half, differs - half // 2) :], half)}"
+        out.append(text)
+    return out
 
 
 def printable(line: str) -> str:

@@ -29,6 +29,8 @@ from harness.hardware_seen import unseen_hardware
 from harness.tables import Column, column, text_table
 from harness.units import megabytes
 
+TAB = "tensorboard-step-profile"  # the distribution of tensorboard_plugin/
+
 
 @dataclass(frozen=True)
 class Check:
@@ -59,7 +61,7 @@ def report(title: str, checks: Sequence[Check]) -> None:
 def examine(asked_device: str) -> None:
     """Print what this process sees.  Raises UserError for what will certainly fail."""
     device = choose_device("cpu" if asked_device == "cpu" else "auto")
-    checks = [*package_checks({name: version_of(name) for name in PACKAGES})]
+    checks = [*package_checks({name: version_of(name) for name in PACKAGES}), tab_check(version_of(TAB))]
     checks += [build_check(unseen_hardware(), asked_device), *gpu_checks(device)]
     checks += [thread_check(torch.get_num_threads(), usable_cores(), granted_cores(), os.environ)]
     checks += [*cache_checks(os.environ, Path.home()), *trap_checks(Versions.here(device), os.environ)]
@@ -86,6 +88,13 @@ def package_checks(versions: Mapping[str, str | None]) -> list[Check]:
         cure = None if version else f"pip install {package}, needed for {PACKAGES[package]}"
         checks.append(Check(package, version or "missing", cure))
     return checks
+
+
+def tab_check(version: str | None) -> Check:
+    """TensorBoard's tab of this checkout: set-up installs it in .venv, and nobody else's environment."""
+    folder = Path(__file__).resolve().parent.parent / "tensorboard_plugin"
+    cure = None if version else f"pip install --editable {folder}, needed for TensorBoard's tab STEP PROFILE"
+    return Check(TAB, version or "missing", cure)
 
 
 def build_check(unseen: str | None, asked_device: str) -> Check:

@@ -22,7 +22,7 @@ PACKAGES = {  # package: what needs it
     "torch": "every run",
     "numpy": "every run",
     "tensorboard": "any run that leaves a folder",
-    "torch-tb-profiler": "TensorBoard's PYTORCH_PROFILER tab",
+    "torch-tb-profiler": "TensorBoard's PYTORCH_PROFILER tab (discontinued, needs the internet)",
     "deepspeed": "--enable-deepspeed-flops",
     "matplotlib": "figures",
     "tabulate": "tables",

@@ -34,6 +34,15 @@ TEXT = """
 })()
 """
 
+# The frame that shows: TensorBoard keeps those of other tabs.
+FRAME = """
+(() => {
+  const walk = node => [...node.querySelectorAll("*")].flatMap(one =>
+    [...(one.nodeName === "IFRAME" ? [one] : []), ...(one.shadowRoot ? walk(one.shadowRoot) : [])]);
+  return walk(document).find(frame => frame.getBoundingClientRect().width > 0);
+})()
+"""
+
 
 class Browser:
     """with Browser(folder) as browser: browser.open(url); browser.text_with("words")"""
@@ -57,6 +66,7 @@ class Browser:
         os.close(to_browser)
         os.close(from_browser)
         self.buffer, self.number, self.session = b"", 0, None
+        self.requests = []  # addresses that pages asked for, once there was call("Network.enable")
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         return self
@@ -79,6 +89,8 @@ class Browser:
                 self.buffer += data
             line, self.buffer = self.buffer.split(b"\0", 1)
             answer = json.loads(line)
+            if answer.get("method") == "Network.requestWillBeSent":
+                self.requests.append(answer["params"]["request"]["url"])
             if answer.get("id") == self.number:
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
@@ -90,6 +102,10 @@ class Browser:
     def run(self, script):
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         return result["result"].get("value")
+
+    def in_tab(self, script):
+        """The value of an expression in the frame of a plugin of TensorBoard."""
+        return self.run(f"((document, window) => {script})(({FRAME}).contentDocument, ({FRAME}).contentWindow)")
 
     def text_with(self, *words, timeout=60):
         """The page's text, once it holds all the words; else fails with what it holds."""

@@ -68,6 +68,7 @@ for word in "${names[@]}"; do
         *) echo "hip = cuda = None" ;;
         esac >"$site/torch/version.py"
         ;;
+    */tensorboard_plugin) add tensorboard-step-profile 1.0 ;;
     uv) add uv 1.0 && [ -z "${STUB_UV:-}" ] || cp "$STUB_UV" "${0%/*}/uv" ;;
     *) add "$word" 1.0 ;;
     esac
@@ -160,7 +161,8 @@ class Machine:
 
 
 HAS_ALL = dict.fromkeys(
-    "deepspeed tensorboard torch_tb_profiler numpy matplotlib jinja2 msgspec pandas tabulate tqdm".split(), "1.0"
+    "deepspeed tensorboard torch_tb_profiler numpy matplotlib jinja2 plotly flit_core msgspec pandas tabulate tqdm".split(),
+    "1.0",
 )
 
 
@@ -178,7 +180,8 @@ def test_a_machine_without_a_gpu_gets_the_cpu_build(tmp_path):
     assert code == 0, out
     assert out.endswith(f"PYTHON={machine.project}/.venv/bin/python\n")
     assert "torch==2.13.0+cpu" in machine.pip_calls()[0]
-    assert len(machine.pip_calls()) == 3  # torch, the packages, DeepSpeed
+    assert len(machine.pip_calls()) == 4  # torch, the packages, DeepSpeed, the tab of TensorBoard
+    assert machine.pip_calls()[-1].endswith(f"--no-build-isolation --editable {machine.project}/tensorboard_plugin")
 
 
 def test_without_a_cpu_build_at_hand_its_wheel_source_is_asked(tmp_path):
@@ -518,6 +521,13 @@ def test_deepspeed_that_does_not_build_stops_nothing(tmp_path):
     calls = machine.pip_calls()
     assert machine.set_up()[0] == 0
     assert machine.pip_calls() == calls  # not tried again at every launch
+
+
+def test_a_tab_that_cannot_be_installed_stops_nothing(tmp_path):
+    machine = Machine(tmp_path)
+    code, out = machine.set_up(STUB_FAILS="--editable")
+    assert code == 0
+    assert "tab STEP PROFILE could not be installed" in out
 
 
 @pytest.mark.slow

@@ -17,11 +17,13 @@ import pytest
 from browser import CHARTS, CHROMIUM, Browser, Proxy
 from helpers import PROJECT, SMALL_MODEL, finish, start
 from test_documents import mismatches
-from traces import H100, REAL
+from test_report import HOSTILE
+from traces import EIGHT_RANKS, H100, REAL, write_trace
 
 from analysis.existing import analyze_existing
 from harness.documents import MeasuredCollectiveRow, PerformanceSummary, Ranks, StepCommunication
 
+MARKUP = "<img src=x onerror=alert(1)>"
 pytestmark = pytest.mark.slow  # each test starts TensorBoard, some a browser
 
 
@@ -39,7 +41,7 @@ def fetch(url: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """run: one process, with stacks and memory; ranks: two; gpu: a trace of a GPU, where one is at hand."""
+    """run: one process, with stacks and memory; ranks: two; gpu, eight_ranks: traces of GPUs, where at hand; markup."""
     folder = tmp_path_factory.mktemp("logs")
     flags = [*SMALL_MODEL, "--num-steps", "9", "--profile-steps", "2"]
     command = [sys.executable, str(PROJECT / "run_pytorch_profiler.py"), *flags]
@@ -54,17 +56,30 @@ def logs(tmp_path_factory):
     if (REAL / H100).exists():
         (folder / "gpu").mkdir()
         shutil.copy(REAL / H100, folder / "gpu" / "h100.pt.trace.json.gz")
+        shutil.copytree(REAL / EIGHT_RANKS, folder / "eight_ranks")
+    (folder / MARKUP).mkdir()
+    write_trace(folder / MARKUP / "trace<b>.json", *HOSTILE)
     return folder
 
 
 @pytest.fixture(scope="module")
-def tensorboard(logs):
-    """Its address, once the plugin has read every run."""
+def installed(tmp_path_factory):
+    """The environment of a process in which the tab is installed from the checkout, as set-up does."""
+    site = tmp_path_factory.mktemp("site")
+    flags = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    code, out = finish(start(sys.executable, "-m", "pip", "install", *flags, str(PROJECT / "tensorboard_plugin")))
+    assert code == 0, out
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture(scope="module")
+def tensorboard(logs, installed):
+    """Its address, once the plugin of PyTorch has read every run."""
     port = free_port()
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logs), "--port", str(port)]
     output = (logs.parent / "tensorboard.log").open("w")
-    process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-    url, wanted = f"http://127.0.0.1:{port}", {folder.name for folder in logs.iterdir()}
+    process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=installed)
+    url, wanted = f"http://127.0.0.1:{port}", {path.parent.name for path in logs.glob("*/*.pt.trace.json*")}
     try:
         for _ in range(240):
             try:
@@ -81,6 +96,15 @@ def tensorboard(logs):
         os.killpg(process.pid, signal.SIGKILL)  # its data server too
         process.wait()
         output.close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with Browser(tmp_path_factory.mktemp("chromium")) as browser:
+        browser.call("Network.enable")
+        yield browser
 
 
 def view(url: str, name: str, run: str, worker: str, **parameters):
@@ -163,10 +187,9 @@ def test_our_own_tabs_need_no_plugin(tensorboard):
     assert {f"profile/{name}/text_summary" for name in ("verdict", "components", "operators")} <= set(texts)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_in_a_browser(tensorboard, logs, tmp_path):
+def test_in_a_browser(tensorboard, logs, browser):
     assert CHARTS.encode() in fetch(f"{tensorboard}/data/plugin/pytorch_profiler/index.html")
-    with Proxy(tensorboard) as proxy, Browser(tmp_path / "profile") as browser:
+    with Proxy(tensorboard) as proxy:
         browser.open(f"{proxy.url}/#scalars")
         browser.text_with("step_time_ms", "tag: loss", "used_memory_mb")
         browser.open(f"{proxy.url}/#images&tagFilter=whole_run")
@@ -182,3 +205,106 @@ def test_in_a_browser(tensorboard, logs, tmp_path):
         broken = "[...document.images].filter(image => !image.complete || !image.naturalWidth).length"
         assert browser.run(broken) == 0
         assert browser.run("document.images.length") >= 6
+
+
+# ---- Our tab --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tab(tensorboard, browser):
+    """A browser that shows our tab."""
+    browser.requests.clear()
+    browser.open(f"{tensorboard}/#step_profile")
+    browser.text_with("Compare with", "Trust:")
+    yield browser
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def choose(browser, box: str, name: str) -> None:
+    choice = f"Object.assign(document.querySelector('#{box}'), {{value: {json.dumps(name)}}})"
+    browser.in_tab(f"{choice}.dispatchEvent(new window.Event('change'))")
+
+
+def texts(browser, selector: str) -> list[str]:
+    return browser.in_tab(f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.textContent)")
+
+
+def width_hidden(browser) -> int:
+    """How many pixels of the page or of a table lie behind a scrollbar, at most."""
+    boxes = "[document.documentElement, ...document.querySelectorAll('.scroll')]"
+    return browser.in_tab(f"Math.max(...{boxes}.map(one => one.scrollWidth - one.clientWidth))")
+
+
+def point_at(browser, row: int, share: float) -> None:
+    """Move the pointer over a row of the timeline, at this share of its width."""
+    place = browser.in_tab(
+        "(() => { const plot = document.querySelector('[data-chart=step_timeline] .nsewdrag');"
+        " plot.scrollIntoView({block: 'center'}); const box = plot.getBoundingClientRect();"
+        " const frame = window.frameElement.getBoundingClientRect();"
+        " return [box.x + frame.x, box.y + frame.y, box.width, box.height]; })()"
+    )
+    rows = browser.in_tab("document.querySelectorAll('[data-chart=step_timeline] .heatmaplayer .hm').length")
+    x, y = place[0] + share * place[2], place[1] + (row + 0.5) * place[3] / max(rows, 4)
+    for away in (3, 0):
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + away, y=y)
+        time.sleep(0.2)
+
+
+def test_the_tab_shows_our_run(tab, tensorboard):
+    choose(tab, "run", "run")
+    tab.text_with("Disturbance:", "attention.scores", "Drag to zoom", "The run", "Peak memory")
+    drawn = tab.in_tab("[...document.querySelectorAll('.chart:has(.main-svg)')].map(one => one.dataset.chart)")
+    assert {"step_breakdown", "step_timeline", "memory_timeline", "steps"} <= {*drawn}
+    assert texts(tab, ".legendtext")[:4] == ["data", "forward", "backward", "optimizer"]
+    assert "[4, 16, 32]" in " ".join(texts(tab, "#operators td.name"))
+    point_at(tab, 0, 0.5)
+    assert texts(tab, ".tip")[0].startswith("ProfilerStep#")
+    tab.in_tab("Object.assign(document.querySelector('.search'), {value: 'attention'}).oninput()")
+    tab.text_with("found; Enter shows the next")
+    assert width_hidden(tab) <= 0
+    tab.call("Emulation.setDeviceMetricsOverride", width=800, height=1000, deviceScaleFactor=1, mobile=False)
+    time.sleep(0.5)
+    assert width_hidden(tab) <= 0
+    assert f"{tensorboard}/data/plugin/step_profile/plotly.min.js" in tab.requests
+    assert [url for url in tab.requests if not url.startswith((tensorboard, "data:", "blob:", "about:"))] == []
+
+
+def test_the_tab_shows_kernels_of_a_gpu(tab, logs):
+    if not (logs / "gpu").exists():
+        pytest.skip("no GPU trace is here")
+    choose(tab, "run", "gpu")
+    tab.text_with("launch-bound", "GPU kernels", "GPU 0 stream 7", "Drag to zoom")
+    per_step = "#kernels tbody tr td:nth-child(2)"
+    tab.in_tab("document.querySelector('#kernels th:nth-child(2)').click()")
+    counts = [float(text) for text in texts(tab, per_step)]
+    assert counts == sorted(counts, reverse=True) and len({*counts}) > 1
+    tab.in_tab("document.querySelector('#kernels th:nth-child(2)').click()")
+    assert [float(text) for text in texts(tab, per_step)] == sorted(counts)
+
+
+def test_the_tab_compares_runs(tab):
+    choose(tab, "run", "run")
+    choose(tab, "other", "ranks")
+    tab.text_with("ranks against run", "Operators of ranks against run", "What the parts of both runs take")
+    assert len(texts(tab, "#runs tbody tr")) == 6
+
+
+def test_the_tab_compares_eight_ranks(tab, tensorboard, logs):
+    if not (logs / "eight_ranks").exists():
+        pytest.skip("no traces of eight ranks are here")
+    choose(tab, "run", "eight_ranks")
+    tab.text_with("Read all 8 traces of this run", "communication")
+    assert len(texts(tab, "#trace option")) == 8
+    tab.in_tab("document.querySelector('#read-ranks').click()")
+    started = time.monotonic()
+    fetch(f"{tensorboard}/data/plugins_listing")  # asks every plugin whether it is active
+    assert time.monotonic() - started < 5
+    tab.text_with("Rank 1 is a straggler", "rank 7", "waiting for other ranks", "reduce_scatter", timeout=120)
+
+
+def test_markup_in_names_is_text_in_the_tab(tab):
+    choose(tab, "run", MARKUP)
+    tab.text_with("<script>alert(1)</script>", "{{ 7 * 7 }}", "Drag to zoom", "trace<b>.json")
+    assert tab.in_tab("document.querySelectorAll('img, main b, main script').length") == 0
+    point_at(tab, 0, 0.5)
+    assert texts(tab, ".tip")[0].startswith("ProfilerStep#")

@@ -12,6 +12,7 @@ from analysis.trace import read_trace
 
 REAL = PROJECT.parent / "shared" / "traces"
 H100, MI300X = "h100_bert_small_inference.json.gz", "mi300_resnet_training_rank0.json.gz"
+EIGHT_RANKS = "nanogpt_8_ranks"
 TORCH_1_8, NANOGPT = "torch1.8_resnet50.pt.trace.json.gz", "nanogpt_trailing_step.json.gz"
 
 
