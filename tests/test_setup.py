@@ -161,7 +161,8 @@ class Machine:
 
 
 HAS_ALL = dict.fromkeys(
-    "deepspeed tensorboard torch_tb_profiler numpy matplotlib jinja2 plotly flit_core msgspec pandas tabulate tqdm".split(),
+    "deepspeed tensorboard torch_tb_profiler numpy matplotlib jinja2 plotly flit_core".split()
+    + ["msgspec", "pandas", "tabulate", "tqdm"],
     "1.0",
 )
 

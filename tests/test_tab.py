@@ -35,7 +35,7 @@ def logdir(tmp_path):
         (tmp_path / name).mkdir()
     for name in ("one/a.json", "two/trace_1.json", ".hidden/trace.json"):
         write_trace(tmp_path / name, *SMALL)
-    (tmp_path / "two" / "trace_2.json").write_bytes((tmp_path / "two" / "trace_1.json").read_bytes()[:-9])
+    (tmp_path / "two" / "trace_2.json").write_bytes((tmp_path / "two" / "trace_1.json").read_bytes()[:99])
     (tmp_path / "others" / "package.json").write_text('{"name": "no trace"}')
     return tmp_path
 
