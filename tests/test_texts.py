@@ -189,7 +189,9 @@ def test_pictures_are_small():
 OTHERS = {"--logdir", "--port", "--nproc-per-node", "--version"}  # of programs that are not ours
 OTHERS |= set("--torch-backend --group-add --ipc --security-opt --gpus --rocm --nv --bind".split())
 OTHERS |= set("--job-name --nodes --ntasks --ntasks-per-node --gpus-per-node --cpus-per-task --time".split())
-OTHERS |= set("--gpus-per-task --gpu-bind".split())
+OTHERS |= set("--gpus-per-task --gpu-bind --cpu-bind --signal".split())
+OTHERS |= set("--nnodes --node-rank --master-addr --master-port --rdzv-id --rdzv-backend --rdzv-endpoint".split())
+OTHERS |= {"--numa-binding"}
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
