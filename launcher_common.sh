@@ -6,13 +6,14 @@ HERE=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" &
 
 die() { echo "error: $*" >&2; exit 1; }
 
-# --- Slurm ------------------------------------------------------------------------------------------
+# --- ranks ------------------------------------------------------------------------------------------
 #
-# Under srun with several tasks, each of them starts the launcher.  All share one folder, named after the job; rank 0
-# alone sets up and writes the log, and the output of the others is prefixed.
+# Under srun with several tasks, and under the torchrun of launch_multi_node.sh, the launcher is started once for each
+# rank.  All share one folder, named after the job; rank 0 alone sets up, and the output of the others is prefixed.
 
 RANK_HERE=0
 [ "${SLURM_STEP_NUM_TASKS:-1}" = 1 ] || RANK_HERE=${SLURM_PROCID:-0}
+RANK_HERE=${RANK:-$RANK_HERE}
 STEP=${SLURM_JOB_ID:-}_${SLURM_STEP_ID:-}
 
 # --- setup ------------------------------------------------------------------------------------------
@@ -373,7 +374,10 @@ use_python() { # FILE...
 
 new_folder() { # PREFIX: creates PREFIX_<timestamp> in the working directory; two in one second get two names
     local stamp folder n=1
-    if [ "${SLURM_STEP_NUM_TASKS:-1}" != 1 ]; then # one folder for all ranks
+    if [ -n "${RANK:-}" ] && [ "${TORCHELASTIC_RUN_ID:-none}" != none ]; then # one folder for all ranks
+        echo "$1_$TORCHELASTIC_RUN_ID"
+        return
+    elif [ "${SLURM_STEP_NUM_TASKS:-1}" != 1 ]; then
         echo "$1_$STEP"
         return
     fi
@@ -405,28 +409,11 @@ wants_help() { # ARGUMENT...
     return 1
 }
 
-# run_logged FOLDER COMMAND...: run with output to the terminal and to FOLDER/training_output.log; exits with the
-# command's code.  Signals go to the command, which then reports; tee ignores them, so that the report is logged.
-run_logged() {
-    local folder=$1 log=$1/training_output.log earlier='' child logger code copy
-    shift
-    mkdir -p -- "$folder" 2>/dev/null
-    if ! [ -d "$folder" ] || ! [ -w "$folder" ]; then die "cannot write to folder $folder"; fi
-    if [ "$RANK_HERE" != 0 ]; then
-        copy=(sed -u "s/^/[rank $RANK_HERE] /")
-    else
-        if [ -s "$log" ]; then # of an earlier run: the command moves that run aside, and this file with it
-            earlier=$folder/training_output.$(date -r "$log" +%Y%m%d_%H%M%S).log
-            mv -- "$log" "$earlier"
-        fi
-        export TINY_LLAMA_LOG=$log
-        copy=(tee -- "$log")
-    fi
-    export PYTHONUNBUFFERED=1
-    exec 3> >(trap '' INT TERM HUP PIPE; exec "${copy[@]}" 2>/dev/null)
-    logger=$!
+# await COMMAND...: run it, with signals passed on to it, and return its exit code.
+await() {
+    local child code
     set -m # a job of its own receives Ctrl-C, which the command of a plain `&` would ignore
-    "$@" </dev/null >&3 2>&1 3>&- &
+    "$@" </dev/null 3>&- &
     child=$!
     set +m
     exec 3>&-
@@ -438,12 +425,40 @@ run_logged() {
         wait "$child"
         code=$?
     done
+    return "$code"
+}
+
+# run_logged FOLDER COMMAND...: run with output to the terminal and to FOLDER/training_output.log, with the rank in the
+# name if it is not 0; exits with the command's code.  Signals go to the command, which then reports; what copies the
+# output ignores them, so that the report is logged.
+run_logged() {
+    local folder=$1 log=$1/training_output.log earlier='' logger code
+    [ "$RANK_HERE" = 0 ] || log=$folder/training_output_rank$RANK_HERE.log
+    shift
+    mkdir -p -- "$folder" 2>/dev/null
+    if ! [ -d "$folder" ] || ! [ -w "$folder" ]; then die "cannot write to folder $folder"; fi
+    if [ -s "$log" ]; then # of an earlier run: the command moves that run aside, and this file with it
+        earlier=${log%.log}.$(date -r "$log" +%Y%m%d_%H%M%S).log
+        mv -- "$log" "$earlier"
+    fi
+    if [ "$RANK_HERE" = 0 ]; then export TINY_LLAMA_LOG=$log; fi
+    export PYTHONUNBUFFERED=1
+    exec 3> >(trap '' INT TERM HUP PIPE; exec 2>/dev/null; if [ "$RANK_HERE" = 0 ]; then
+        exec tee -- "$log"
+    else
+        tee -- "$log" | sed -u "s/^/[rank $RANK_HERE] /"
+    fi)
+    logger=$!
+    await "$@" >&3 2>&1
+    code=$?
+    exec 3>&-
     wait "$logger" 2>/dev/null
-    if [ "$code" = 2 ] && [ "$RANK_HERE" = 0 ]; then # wrong arguments: nothing was run, so nothing is left or changed
+    if [ "$code" = 2 ]; then # wrong arguments: nothing was run, so nothing is left or changed
         rm -f -- "$log"
         [ -z "$earlier" ] || mv -- "$earlier" "$log"
         rmdir -- "$folder" 2>/dev/null
     fi
+    [ -z "${EXIT_CODES:-}" ] || echo "$code" >>"$EXIT_CODES"
     exit "$code"
 }
 

@@ -48,8 +48,8 @@ from harness import doctor
 from harness.command_line import OneLineParser, flag, memory_size, network_choice, verbose_flag
 from harness.console import is_first_rank, say
 from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank, set_numerics
-from harness.distributed import facts_of_ranks, process_group, suffix_of_rank
-from harness.errors import UserError, alike_on_all_ranks, exit_code_of, raise_if_interrupted
+from harness.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
+from harness.errors import UserError, exit_code_of, raise_if_interrupted
 from harness.files import explain_nulls, prepare_folder, write_json
 from harness.hardware_seen import unseen_hardware
 from harness.no_sync import check_no_sync, no_sync_steps
@@ -633,7 +633,7 @@ def run(
         except BaseException as error:  # Ctrl-C too: the completed steps are summarized and written
             from analysis.run_explanations import with_prediction
 
-            told = with_prediction(error, workload, device)
+            told = first_failure(with_prediction(error, workload, device))
             close(report, told)
             if told is error:
                 raise
@@ -855,8 +855,7 @@ def check_training(training: TrainingConfig, profiling: ProfilerConfig) -> None:
 
 def run_from_arguments(args: argparse.Namespace) -> None:
     """What the flags ask for: a prediction, a setup check, or a run."""
-    with alike_on_all_ranks():
-        workload, profiling = resolve(args)
+    workload, profiling = resolve(args)
     if args.dry_run:
         dry_run(workload, profiling, args)
     elif args.validate_setup:

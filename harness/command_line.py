@@ -12,7 +12,6 @@ import typing
 from collections.abc import Callable
 from dataclasses import field, fields
 
-from harness.console import is_first_rank
 from harness.errors import UserError
 
 
@@ -79,8 +78,7 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str):
-        # Every rank has the same flags.
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n" if is_first_rank() else None)
+        raise UserError(" ".join(message.split()), 2)
 
     def parse_args(self, args=None, namespace=None):
         parsed, unknown = self.parse_known_args(args, namespace)

@@ -97,6 +97,7 @@ class Progress(TypedDict):
     completed_steps: int
     batch_size: int  # samples per step and rank
     sequence_length: int  # tokens
+    rank: int  # which measured this; figures that are not of all ranks are its own
     world_size: int  # ranks
     parallel: str | None  # how they share the work: ddp, zero1, fsdp; null: one rank
 

@@ -11,29 +11,25 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harness.console import is_first_rank
 from harness.host_memory import host_memory_bytes
+from harness.ranks import Failure, conclude, failure_elsewhere
 from harness.units import MB
 
 
 class UserError(Exception):
     """Something that the user can fix, printed as one line.  Exit code 2 for arguments, 1 for everything else."""
 
-    alike_on_all_ranks = False
-
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)
         self.exit_code = exit_code
 
 
-@contextlib.contextmanager
-def alike_on_all_ranks() -> Iterator[None]:
-    """A UserError of the block is raised by every rank, such as one about flags, so only rank 0 prints it."""
-    try:
-        yield
-    except UserError as error:
-        error.alike_on_all_ranks = True
-        raise
+class RankFailure(UserError):
+    """The failure of another rank, or of all of them together."""
+
+    def __init__(self, failure: Failure):
+        super().__init__(failure.text, failure.exit_code)
+        self.failure = failure
 
 
 class Interrupted(KeyboardInterrupt):
@@ -42,6 +38,12 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, signum: int):
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
         self.exit_code = 128 + signum
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether a signal ended the run, that of this rank or of another."""
+    signals = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+    return isinstance(error, Interrupted) or (isinstance(error, RankFailure) and error.exit_code in signals)
 
 
 # ---- Signals -------------------------------------------------------------------------------------------------------
@@ -55,9 +57,12 @@ def _raise_interrupted(signum: int, frame) -> None:
 
 
 def raise_if_interrupted() -> None:
-    """Raise Interrupted for a signal whose exception was swallowed.  Called once a step."""
+    """Raise Interrupted for a signal whose exception was swallowed, or RankFailure if another rank has failed.  Called
+    once a step."""
     if _received:
         raise Interrupted(_received[-1])
+    if failure := failure_elsewhere():
+        raise RankFailure(failure)
 
 
 @contextlib.contextmanager
@@ -135,24 +140,26 @@ def memory_at_hand(error: BaseException) -> str:
 
 
 def exit_code_of(work: Callable[[], object]) -> int:
-    """Call work() and return the exit code of the command; an error is printed as one line."""
+    """Call work() and return the exit code of the command; an error is printed as one line, by one of the ranks."""
     handlers = {signum: signal.signal(signum, _raise_interrupted) for signum in (signal.SIGINT, signal.SIGTERM)}
     _received.clear()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # folder names may not be encodable
+    failure = None
     try:
         work()
-        return 0
     except (Exception, Interrupted) as error:  # noqa: BLE001
-        line, exit_code = explain_error(error)
+        failure = error.failure if isinstance(error, RankFailure) else Failure(*explain_error(error))
         if os.environ.get("TINY_LLAMA_DEBUG") == "1":
             traceback.print_exc()
-        if isinstance(error, UserError) and error.alike_on_all_ranks and not is_first_rank():
-            return exit_code
-        several = int(os.environ.get("WORLD_SIZE", 1)) > 1 and not getattr(error, "alike_on_all_ranks", False)
-        rank = f"rank {os.environ['RANK']}: " if several else ""
-        print(f"{Path(sys.argv[0]).name}: error: {rank}{' '.join(line.split())}", file=sys.stderr, flush=True)
-        return exit_code
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+    line, exit_code = conclude(failure)
+    if line is not None:
+        print_error(line)
+    return exit_code
+
+
+def print_error(line: str) -> None:
+    print(f"{Path(sys.argv[0]).name}: error: {' '.join(line.split())}", file=sys.stderr, flush=True)

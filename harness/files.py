@@ -21,6 +21,7 @@ from typing import BinaryIO
 from harness.console import say
 from harness.documents import SCHEMA_VERSION
 from harness.errors import UserError
+from harness.ranks import world_size_of_run
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,15 @@ FILES = (
         "times with their spread, throughput, memory, losses, every step",
         "PerformanceSummary",
     ),
+    FileKind(
+        "performance_summary_rank*.json",
+        "every rank but 0 of a run of several",
+        "the same, as this rank measured it",
+        "PerformanceSummary",
+    ),
     FileKind("events.out.tfevents.*", "every run", "TensorBoard: scalars per step, figures, text, hyperparameters"),
     FileKind("training_output.log", "the shell launchers", "everything that was printed"),
+    FileKind("training_output_rank*.log", "the shell launchers", "the same of another rank than 0"),
     FileKind("training_output.*.log", "the shell launchers", "log of the previous run in this folder"),
     FileKind(
         "trace_step_*.pt.trace.json*",
@@ -124,7 +132,7 @@ FOLDERS = (  # created by the launchers and the documented commands; for .gitign
     "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ memory_hotspots/ memory_study*/ "
     "system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
     "scaling_study*/ collective_benchmark*/ "
-    "exercise[0-9]_*/ comparison_*/ runs/"
+    "exercise[0-9]*_*/ comparison_*/ runs/"
 ).split()
 
 _TRACE_PATTERN = "trace_step_*.pt.trace.json*"
@@ -201,7 +209,7 @@ def make_folder(folder: Path) -> None:
 def prepare_folder(folder: Path) -> None:
     """Create the folder, check that it is writable, and move an earlier run in it to earlier_<timestamp>/ inside it.
 
-    The launcher's log, named in TINY_LLAMA_LOG, is not moved, because it is being written.
+    The launcher's log, named in TINY_LLAMA_LOG, and those of other ranks are not moved, because they are being written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -227,10 +235,13 @@ def _earlier_run(folder: Path) -> list[Path]:
     config = folder / "config.json"
     if config.exists() and b'"schema_version"' not in config.read_bytes():
         raise UserError(f"{config} was not written by this workshop; use another folder")
-    log = Path(os.environ.get("TINY_LLAMA_LOG", "")).absolute()
+    written = set()
+    if "TINY_LLAMA_LOG" in os.environ:  # then the launchers of the other ranks have theirs beside it
+        log = Path(os.environ["TINY_LLAMA_LOG"]).absolute()
+        written = {log, *(log.with_name(f"{log.stem}_rank{rank}.log") for rank in range(1, world_size_of_run()))}
     # Without a config.json, only names that no other program would use are assumed to be ours.
     patterns = [k.pattern for k in FILES if not k.is_folder] if config.exists() else [_TRACE_PATTERN, "prediction.json"]
-    found = {f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() != log}
+    found = {f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() not in written}
     folders = [f for kind in FILES if kind.is_folder for f in sorted(folder.glob(kind.pattern)) if f.is_dir()]
     return sorted(found) + (folders if found else [])
 

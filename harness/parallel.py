@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from harness.command_line import flag, number_of
 from harness.devices import PRECISIONS
-from harness.distributed import world_size_of_run
-from harness.errors import UserError, alike_on_all_ranks
+from harness.errors import UserError
+from harness.ranks import world_size_of_run
 
 if TYPE_CHECKING:
     from harness.workload import TrainingState, Workload
@@ -210,5 +210,4 @@ def check_shards(workload: Workload) -> None:
     mode, ranks = workload.parallel.parallel, workload.parallel.world_size
     if mode in SHARDING and ranks > (found := most_ranks(workload))[0]:
         line = f"--parallel {mode}: the {found[0]} {found[1]} cannot be shared by {ranks} ranks"
-        with alike_on_all_ranks():
-            raise UserError(f"{line}; use fewer ranks, or a larger model", 2)
+        raise UserError(f"{line}; use fewer ranks, or a larger model", 2)

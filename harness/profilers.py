@@ -23,10 +23,10 @@ from torch import nn
 
 from harness.command_line import flag, peak_choice, require
 from harness.devices import synchronize
-from harness.distributed import world_size_of_run
 from harness.errors import UserError, first_line, innermost_cause
 from harness.files import explain_nulls, make_folder
 from harness.memory_tracker import MemorySnapshot, MemoryTracker
+from harness.ranks import world_size_of_run
 from harness.timing import range_observers
 from harness.workload import TrainingState, Workload
 

@@ -14,9 +14,10 @@ import torch
 
 from harness.console import RULE, say
 from harness.devices import DeviceSampler
+from harness.distributed import suffix_of_rank, when_stuck
 from harness.environment import describe_environment
-from harness.errors import UserError, deferred_signals, explain_error
-from harness.files import files_of_run, prepare_folder, write_figure, write_json
+from harness.errors import UserError, deferred_signals, explain_error, is_interruption
+from harness.files import files_of_run, make_folder, prepare_folder, write_figure, write_json
 from harness.parallel import described
 from harness.phases import summary_stats
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
@@ -99,6 +100,7 @@ class RunReport:
 
     def open(self) -> None:
         """Create the folder and config.json."""
+        when_stuck(self.write_summary)
         if self.rank != 0 or not self.folder:
             return
         from torch.utils.tensorboard import SummaryWriter
@@ -207,13 +209,15 @@ class RunReport:
         with contextlib.suppress(FloatingPointError, RuntimeError):  # the original error takes precedence
             self.meter.read_finished(wait=True)
         if self.rank != 0:
+            with deferred_signals():
+                self.write_summary(error)
             return
         summary = summarize(self.measured(error))
         basis, lines, explained = basis_lines(summary, self.verbose), summary_lines(summary), []
         figures = {}
         try:
             with deferred_signals():  # a signal may interrupt what follows, but not this write
-                self._write("performance_summary.json", summary)
+                self.write_summary(error)
             for found in explain(summary):
                 self._write(found.file_name, found.document)
                 explained += ["", *found.lines] if found.lines else []
@@ -248,9 +252,16 @@ class RunReport:
             "peak_memory_mb": self.sampler.peak_bytes / MB,
         }
 
+    def write_summary(self, error: BaseException | None) -> None:
+        """performance_summary.json; of another rank than 0, with its number in the name."""
+        if self.folder and self.rank != 0:
+            make_folder(self.folder)  # nodes need not share it
+        name = f"performance_summary{suffix_of_rank(self.rank, self.world_size) if self.rank else ''}.json"
+        self._write(name, summarize(self.measured(error)))
+
     def measured(self, error: BaseException | None) -> MeasuredRun:
         """Everything measured so far, and how the run ended."""
-        status = "completed" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        status = "completed" if error is None else "interrupted" if is_interruption(error) else "failed"
         records, sampler, workload = self.meter.records, self.sampler, self.workload
         tracker = self.instruments and self.instruments.memory
         return MeasuredRun(
@@ -260,6 +271,7 @@ class RunReport:
             num_steps=self.num_steps,
             batch_size=workload.batch_size,
             seq_len=workload.seq_len,
+            rank=self.rank,
             world_size=self.world_size,
             parallel=workload.parallel.parallel,
             step_flops=workload.step_flops(),

@@ -30,6 +30,7 @@ class MeasuredRun:
     step_flops: int | None
     records: list[StepRecord]
     exclusion_reasons: list[str | None]  # why each record is left out of the averages; None if it is not
+    rank: int = 0
     parallel: str | None = None  # ddp, zero1, fsdp; None: one rank
     memory_samples: list[int] = field(default_factory=list)  # bytes
     peak_memory_bytes: int | None = None
@@ -57,7 +58,8 @@ def summarize(run: MeasuredRun) -> dict:
     series |= {phase: [r.phase_ms.get(phase, 0.0) for r in averaged] for phase in PHASES}
     timings = {name: explain_nulls(summary_stats(values), why_no_spread) for name, values in series.items()}
     done = {"num_steps": run.num_steps, "completed_steps": len(run.records)}
-    shape = {"batch_size": run.batch_size, "sequence_length": run.seq_len, "world_size": run.world_size}
+    shape = {"batch_size": run.batch_size, "sequence_length": run.seq_len}
+    shape |= {"rank": run.rank, "world_size": run.world_size}
     shape |= explain_nulls({"parallel": run.parallel}, "one rank")
     return {
         "status": run.status,

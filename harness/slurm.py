@@ -5,6 +5,7 @@ Sources: the output environment variables of srun(1); torch.distributed's env://
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 
@@ -36,12 +37,44 @@ def slurm_ranks(environ: Mapping[str, str]) -> dict[str, str]:
 
 def first_node(nodes: str) -> str:
     """node01 of node[01-03,07],login1; rank 0 runs on the first node."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)[0]
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
+    return next(iter(node_names(nodes)), "")
+
+
+def node_names(nodes: str) -> list[str]:
+    """node01, node02, node07, login1 of node[01-02,07],login1."""
+    names = []
+    for pattern in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
+        parts = [[part] if i % 2 == 0 else indices(part) for i, part in enumerate(re.split(r"\[([^\]]*)\]", pattern))]
+        names += ["".join(chosen) for chosen in itertools.product(*parts)]
+    return names
+
+
+def indices(ranges: str) -> list[str]:
+    """01, 02, 07 of 01-02,07."""
+    found = []
+    for one in ranges.split(","):
+        first, _, last = one.partition("-")
+        found += [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)] if last else [first]
+    return found
+
+
+def tasks_by_node(environ: Mapping[str, str], tasks: int) -> list[int]:
+    """4, 4, 4, 2 of 4(x3),2."""
+    listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE") or str(tasks)
+    return [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed) for _ in range(int(times or 1))]
 
 
 def tasks_of_node(environ: Mapping[str, str], tasks: int) -> int:
     """On this node: the fourth of 4(x3),2 is 2."""
-    listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE") or str(tasks)
-    counts = [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed) for _ in range(int(times or 1))]
+    counts = tasks_by_node(environ, tasks)
     return counts[min(int(environ.get("SLURM_NODEID", 0)), len(counts) - 1)]
+
+
+def hosts_of_tasks(environ: Mapping[str, str]) -> list[str]:
+    """The node of each rank, if srun deals them out in blocks, its default; empty if the ranks are not its tasks."""
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if tasks != environ.get("WORLD_SIZE") or not environ.get("SLURM_DISTRIBUTION", "block").startswith("block"):
+        return []
+    names = node_names(environ.get("SLURM_STEP_NODELIST", ""))
+    counts = tasks_by_node(environ, int(tasks))
+    return [name for name, count in zip(names, counts, strict=False) for _ in range(count)]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from harness.distributed import world_size_of_run
 from harness.parallel import ParallelConfig
+from harness.ranks import world_size_of_run
 
 Batch = Any  # whatever Workload.loss() takes
 

@@ -23,6 +23,10 @@ FOUR, FIVE, SIX, SEVEN, EIGHT = (
     f"exercises/exercise_{name}.md"
     for name in ("4_comparative_analysis", "5_training_benchmark", "6_attention", "7_mixed_precision", "8_compilation")
 )
+TEN, TEN_ANSWERS, ELEVEN, ELEVEN_ANSWERS = (
+    f"exercises/{name}.md"
+    for name in ("exercise_10_data_parallel", "answers/exercise_10", "exercise_11_sharding", "answers/exercise_11")
+)
 TROUBLE, OWN = "docs/troubleshooting.md", "docs/own_script.md"
 
 # The long walkthrough: section, where it is covered, a phrase.
@@ -178,6 +182,37 @@ COURSE = [
     ("compiled training", f"{EIGHT}#step-2-a-training-step", "break-even"),
     ("why small models gain little or much", f"{EIGHT}#questions", "small model's forward pass"),
 ]
+# The part of that course for several GPUs, question by question.
+SEVERAL_GPUS = [
+    ("all-reduce by size", f"{TEN}#step-1-the-network-alone", "each size four times the one before"),
+    ("all-reduce by number of processes", f"{TEN}#questions", "with the number of ranks"),
+    ("backends", f"{TEN_ANSWERS}#answers-to-exercise-10-data-parallel-training", "gloo copies through host memory"),
+    ("naive data parallel training", f"{TEN}#step-2-four-ways-to-reduce-gradients", "an all-reduce for each parameter"),
+    ("its step, and the share of communication", f"{TEN}#worksheet", "step, naive"),
+    ("one flat all-reduce", f"{TEN}#step-2-four-ways-to-reduce-gradients", "copied into a flat tensor"),
+    ("flat and naive compared", f"{TEN}#questions", "Flat and naive send the same bytes"),
+    ("overlap, parameter by parameter or in buckets", f"{TEN}#worksheet", "bytes begun in the backward pass"),
+    ("traces with and without overlap", f"{TEN}#questions", "one with overlap and one without"),
+    ("bucket sizes of 1 to 1000 MB", f"{TEN}#step-4-on-paper-the-best-size-of-a-bucket", "--bucket-mbs 1 10 100 1000"),
+    ("overhead by number of buckets", f"{TEN}#step-4-on-paper-the-best-size-of-a-bucket", "n alpha + s / (n beta)"),
+    ("best size of a bucket", f"{TEN}#step-4-on-paper-the-best-size-of-a-bucket", "sqrt(s alpha beta)"),
+    ("where that model fails", f"{TEN_ANSWERS}#answers-to-exercise-10-data-parallel-training", "fails in every"),
+    ("memory with a sharded optimizer, three moments", f"{ELEVEN}#questions", "after the model is built"),
+    ("the same by category", f"{ELEVEN}#worksheet", "optimizer state at the peak"),
+    ("time with a sharded optimizer", f"{ELEVEN}#worksheet", "zero1: step"),
+    ("how it differs from ZeRO stage 1", f"{ELEVEN}#questions", "The paper by which ZeRO-1 is known"),
+    ("memory of the largest model on one device", f"{ELEVEN}#step-1-on-paper-what-a-rank-keeps", "8 P of optimizer"),
+    ("memory by number of ranks, and the fewest", f"{ELEVEN}#worksheet", "fewest ranks that fit"),
+    ("batch at which the step is bound by arithmetic", f"{ELEVEN}#worksheet", "tokens on a rank for which both are"),
+    (
+        "whether the gathers finish in time",
+        f"{ELEVEN}#step-4-how-many-gpus-does-the-largest-model-need",
+        "1.5 F / beta",
+    ),
+    ("most ranks for a global batch", f"{ELEVEN}#questions", "global batch of 2,048 samples"),
+    ("a smaller batch at the same speed", f"{ELEVEN_ANSWERS}#answers-to-exercise-11-sharding", "Tensor parallelism"),
+    ("resharding, prefetching", f"{ELEVEN}#step-3-gather-twice-or-keep", "gathers it again for the backward"),
+]
 # What ours adds to all of them, and must not lose either.
 EVERY_EXERCISE = ("Worksheet", "Questions", "Troubleshooting", "Key takeaways", "Done when")
 
@@ -199,7 +234,7 @@ def section(text: str, anchor: str) -> str:
     return "\n".join(line for line, _ in lines[start:end])
 
 
-@pytest.mark.parametrize("row", WALKTHROUGH + PAGES + COURSE, ids=lambda row: row[0])
+@pytest.mark.parametrize("row", WALKTHROUGH + PAGES + COURSE + SEVERAL_GPUS, ids=lambda row: row[0])
 def test_a_section_of_the_documents_has_its_place(row):
     _, target, phrase = row
     path, anchor = target.split("#")
@@ -209,7 +244,7 @@ def test_a_section_of_the_documents_has_its_place(row):
 
 
 @pytest.mark.parametrize(
-    "path", [ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT, "exercises/exercise_9_measuring_well.md"]
+    "path", [ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN, EIGHT, "exercises/exercise_9_measuring_well.md", TEN, ELEVEN]
 )
 def test_an_exercise_has_all_its_sections(path):
     titles = re.findall(r"^## (.+)$", outside_of_blocks((PROJECT / path).read_text()), re.M)

@@ -17,7 +17,8 @@ from harness import devices, distributed, hardware_seen, parallel, profilers
 from harness.devices import DeviceSampler, choose_device
 from harness.errors import UserError
 from harness.hardware_seen import unseen_hardware
-from harness.slurm import first_node, slurm_ranks, tasks_of_node
+from harness.ranks import shared_gpu
+from harness.slurm import first_node, hosts_of_tasks, node_names, slurm_ranks, tasks_of_node
 
 MI250X = {"name": "AMD Instinct MI250X", "gcnArchName": "gfx90a:sramecc+:xnack-", "total_memory": 2**36}
 
@@ -62,10 +63,12 @@ def test_a_rank_that_is_given_one_gpu_takes_it(gpus, monkeypatch):
 
 def test_two_ranks_on_one_gpu_are_named(gpus):
     gpus(1)
-    store, device = torch.distributed.HashStore(), torch.device("cuda", 0)
-    distributed.check_gpu_is_not_shared(device, store, 3)
-    with pytest.raises(UserError, match=r"ranks 3 and 5 would share a GPU, AMD Instinct MI250X .*one process per GPU"):
-        distributed.check_gpu_is_not_shared(device, store, 5)
+    gpu = distributed.identity(torch.device("cuda", 0))
+    facts = {rank: {"host": host, "gpu": gpu} for rank, host in enumerate(("a", "b", "a"))}
+    assert shared_gpu({0: facts[0], 1: facts[1]}) is None
+    told = shared_gpu(facts).line
+    assert told.startswith("ranks 0 and 2 would share a GPU, AMD Instinct MI250X ")
+    assert told.endswith(" of a; start one process per GPU")
 
 
 # ---- Hardware that PyTorch does not see ------------------------------------------------------------------------------
@@ -297,6 +300,16 @@ def test_no_ranks_of_slurm(changes):
 )
 def test_first_node(nodes, first):
     assert first_node(nodes) == first
+
+
+def test_the_node_of_each_rank():
+    names = ["rack3n008.site", "rack3n9.site", "rack4n008.site", "rack4n9.site", "login1"]
+    assert node_names("rack[3-4]n[008,9].site,login1") == names
+    step = {"SLURM_STEP_NUM_TASKS": "5", "WORLD_SIZE": "5", "SLURM_STEP_NODELIST": "n[09-10],m"}
+    step["SLURM_STEP_TASKS_PER_NODE"] = "2(x2),1"
+    assert hosts_of_tasks(step) == ["n09", "n09", "n10", "n10", "m"]
+    assert hosts_of_tasks(step | {"SLURM_DISTRIBUTION": "cyclic"}) == []
+    assert hosts_of_tasks(step | {"WORLD_SIZE": "40"}) == []  # torchrun in each task
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """The shell launchers, from anywhere: with a stand-in for the command that they start, and with the command itself."""
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -92,7 +95,13 @@ STARTED = {  # launcher: the command that it starts, in which folder, with which
 
 def test_every_launcher_is_tried():
     tried = {line.split()[0] for line in STARTED}
-    elsewhere = {"launcher_common.sh", "run_tests.sh", "run_system_profiler.sh", "make_wheelhouse.sh"}
+    elsewhere = {
+        "launch_multi_node.sh",
+        "launcher_common.sh",
+        "run_tests.sh",
+        "run_system_profiler.sh",
+        "make_wheelhouse.sh",
+    }
     assert tried | elsewhere == {path.name for path in PROJECT.glob("*.sh")}
 
 
@@ -214,25 +223,29 @@ def test_all_ranks_share_the_folder_of_their_job(project, work):
     assert (code_0, code_1) == (0, 0)
     folder = only_folder(work, "*")
     assert folder.name == "baseline_results_4711_0"
-    assert [path.name for path in folder.iterdir()] == ["training_output.log"]
+    assert {path.name for path in folder.iterdir()} == {"training_output.log", "training_output_rank1.log"}
     assert (folder / "training_output.log").read_text() == out_0
+    assert (folder / "training_output_rank1.log").read_text() == out_1.replace("[rank 1] ", "")
     assert all(line.startswith("[rank 1] ") for line in out_1.splitlines())
     assert "[rank 1] tiny_llama_v1.py --output-dir baseline_results_4711_0\n" in out_1
     assert "logged to None" in out_1
 
 
-def test_only_rank_0_moves_an_earlier_log(project, work):
-    launch(project / "run_baseline.sh", "--output-dir", "here", cwd=work)
-    for rank in (1, 0):
-        code, out = launch(project / "run_baseline.sh", "--output-dir", "here", cwd=work, env=step(rank))
-        assert code == 0, out
-        assert len(list(work.glob("here/*"))) == 2 - rank
+def test_each_rank_moves_its_earlier_log(project, work):
+    for _ in range(2):
+        for rank in (1, 0):
+            code, out = launch(project / "run_baseline.sh", "--output-dir", "here", cwd=work, env=step(rank))
+            assert code == 0, out
+    names = [re.sub(r"\d{8}_\d{6}", "TIME", path.name) for path in work.glob("here/*")]
+    assert sorted(names) == sorted(
+        f"training_output{rank}{time}.log" for rank in ("", "_rank1") for time in ("", ".TIME")
+    )
 
 
 def test_the_exit_code_of_a_rank(project, work):
     assert launch(project / "run_baseline.sh", "--code", "7", cwd=work, env=step(1))[0] == 7
     assert launch(project / "run_baseline.sh", "--code", "2", cwd=work, env=step(1))[0] == 2
-    assert only_folder(work, "*").name == "baseline_results_4711_0"  # which is rank 0's to remove
+    assert [path.name for path in only_folder(work, "*").iterdir()] == ["training_output_rank1.log"]  # of the first
 
 
 def test_several_tasks_of_a_command_that_is_one_process(project, work):
@@ -250,6 +263,116 @@ def test_tasks_that_are_not_used_are_told(project, work):
     note = "Note: this Slurm job has 8 tasks, and this is one process; 'srun run_baseline.sh' starts one in each\n"
     assert out.startswith(note)
     assert re.fullmatch(r"baseline_results_\d{8}_\d{6}", only_folder(work, "*").name)
+
+
+# ---- Several nodes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "rank", "name", "expected"),
+    [
+        ("train --a 1", step(1), "4711_0", "tiny_llama_v1.py --output-dir FOLDER --a 1"),
+        ("profile", step(0), "4711_0", "run_pytorch_profiler.py --profile-dir FOLDER --generate-report"),
+        ("train", {"RANK": "3", "TORCHELASTIC_RUN_ID": "job"}, "job", "tiny_llama_v1.py --output-dir FOLDER"),
+    ],
+)
+def test_a_rank_of_several_nodes(project, work, flags, rank, name, expected):
+    code, out = launch(project / "launch_multi_node.sh", *flags.split(), cwd=work, env=rank)
+    assert code == 0, out
+    folder = only_folder(work, "*")
+    assert folder.name == f"multi_node_results_{name}"
+    assert expected.replace("FOLDER", folder.name) in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("", "say what to do: train or profile"),
+        ("--size small", "say what to do: train or profile; flags of torchrun come before that word"),
+        ("--nnodes 2 --node-rank 1 train", "--nnodes 2: give --rdzv-id NAME, the same on all nodes"),
+    ],
+)
+def test_several_nodes_that_are_not_well_asked_for(project, work, flags, words):
+    code, out = launch(project / "launch_multi_node.sh", *flags.split(), cwd=work)
+    assert (code, out.count("\n")) == (2, 1)
+    assert out.startswith(f"launch_multi_node.sh: error: {words}")
+    assert not list(work.iterdir())
+
+
+def start_nodes(tmp_path, *flags: str, environments=({}, {}), before=((), ())):
+    """The launcher on two nodes: processes that share neither folder nor home."""
+    nodes = []
+    for node, environment in enumerate(environments):
+        cwd = tmp_path / f"node{node}"
+        (cwd / "home").mkdir(parents=True)
+        environment = {"HOME": str(cwd / "home"), "OMP_NUM_THREADS": "1"} | environment
+        command = [str(PROJECT / "launch_multi_node.sh"), *before[node], *flags, *SMALL_MODEL, "--device", "cpu"]
+        nodes.append(start(*command, cwd=cwd, env=environment))
+    return nodes
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def summaries(tmp_path, folder: str) -> list[dict]:
+    paths = (
+        tmp_path / f"node{rank}" / folder / f"performance_summary{f'_rank{rank}' * rank}.json" for rank in range(2)
+    )
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def process_in(folder: Path, script: str) -> int:
+    """The Python process in this folder that runs the script."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            arguments = (process / "cmdline").read_text().split("\0")
+            if os.readlink(process / "cwd") == str(folder) and arguments[1].endswith(script):
+                return int(process.name)
+    raise AssertionError(f"no {script} in {folder}")
+
+
+@pytest.mark.slow
+def test_a_node_whose_rank_dies_ends_the_other(tmp_path):
+    torchrun = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    before = [[*torchrun, "--rdzv-id", "job", "--node-rank", str(node)] for node in range(2)]
+    nodes = start_nodes(tmp_path, "train", "--num-steps", "1000000", "--log-interval", "100000", before=before)
+    for line in nodes[0].stdout:
+        if line.startswith("Step 1/"):
+            break
+    pid = process_in(tmp_path / "node1", "tiny_llama_v1.py")
+    os.kill(pid, signal.SIGKILL)
+    (code, out), (other_code, _) = (finish(node, timeout=60) for node in nodes)
+    assert (code, other_code) == (1, 137), out
+    assert re.search(r"error: rank 1 on \S+: ended without a message: it was killed or crashed", out.splitlines()[-1])
+    assert "Traceback" not in out
+    folder = tmp_path / "node0" / "multi_node_results_job"
+    summary = json.loads((folder / "performance_summary.json").read_text())
+    assert (summary["status"], summary["training"]["world_size"]) == ("failed", 2)
+    assert summary["error"].startswith("rank 1 on ")
+    assert [path.name for path in (tmp_path / "node1" / folder.name).iterdir()] == ["training_output_rank1.log"]
+
+
+@pytest.mark.slow
+def test_the_end_of_a_jobs_time_leaves_the_summaries_of_all_ranks(tmp_path):
+    shared = {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "127.0.0.1,other"}
+    shared |= {"MASTER_PORT": free_port(), "SLURM_LOCALID": "0"}
+    environments = [step(rank) | shared | {"SLURM_NODEID": str(rank)} for rank in range(2)]
+    nodes = start_nodes(
+        tmp_path, "train", "--num-steps", "1000000", "--log-interval", "100000", environments=environments
+    )
+    for line in nodes[0].stdout:
+        if line.startswith("Step 1/"):
+            break
+    for node in nodes:
+        node.send_signal(signal.SIGTERM)
+    (code, out), (other_code, other_out) = (finish(node, timeout=60) for node in nodes)
+    assert (code, other_code) == (143, 143), out + other_out
+    assert (out + other_out).count("error: ") == 1
+    for summary in summaries(tmp_path, "multi_node_results_4711_0"):
+        assert summary["status"] == "interrupted"
+        assert summary["training"]["completed_steps"] > 0
 
 
 # ---- With the commands themselves ----------------------------------------------------------------------------------

@@ -195,6 +195,7 @@ def test_run_folder(train, tmp_path):
         "completed_steps": 4,
         "batch_size": 4,
         "sequence_length": 16,
+        "rank": 0,
         "world_size": 1,
         "parallel": None,
         "parallel_reason": "one rank",

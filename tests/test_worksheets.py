@@ -255,7 +255,7 @@ def test_the_line_is_that_of_the_field(filled, command):
 @pytest.mark.parametrize(
     ("flags", "exit_code", "expected"),
     [
-        ("12", 2, "exercise 12: there is no exercise 12; there are 1 to 9"),
+        ("12", 2, "exercise 12: there is no exercise 12; there are 1 to 11"),
         ("0", 2, "there is no exercise 0"),
         ("one", 2, "one: is not the number of an exercise"),
         ("", 2, "give the number of an exercise, `all`, or --check FILE"),

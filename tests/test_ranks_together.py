@@ -1,0 +1,188 @@
+"""How ranks meet, and how each learns that another has failed: made-up ranks of this process, and real ones."""
+
+import signal
+import socket
+import sys
+import time
+
+import pytest
+from helpers import PROJECT, SMALL_MODEL, finish, start
+
+from harness import distributed, errors, ranks
+from harness.errors import Interrupted, RankFailure, UserError
+from harness.ranks import Failure, Watch, first_problem
+
+
+def said(rank: int, failure=None, **training) -> dict:
+    """What a rank says at the meeting: its host, its failure, its flags; two ranks on each host."""
+    settings = {"training": {"num_steps": 3, "output_dir": "a"} | training}
+    return {"host": f"node{rank // 2}", "failure": failure, "settings": settings, "gpu": None}
+
+
+# ---- The meeting ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "failure"),
+    [
+        ([said(0), said(1)], None),
+        ([said(0), said(1, output_dir="b")], None),  # nodes need not share folders
+        ([said(0, ["bad flag", 2]), said(1, ["bad flag", 2])], Failure("bad flag", 2)),
+        ([said(0), said(1, ["bad flag", 2])], Failure("bad flag", 2, 1, "node0")),
+        ([said(0, ["one", 1]), said(1, ["other", 2])], Failure("one", 1, 0, "node0")),
+        (
+            [said(0), said(1, num_steps=4)],
+            Failure("--num-steps: rank 1 has 4, rank 0 has 3; start all ranks with the same flags", 2),
+        ),
+    ],
+)
+def test_what_keeps_ranks_from_working_together(facts, failure):
+    assert first_problem(dict(enumerate(facts)), len(facts), 50) == failure
+
+
+@pytest.mark.parametrize(
+    ("came", "nodes", "words"),
+    [
+        ((0, 1, 2), "", "rank 3 on node1 did not come within 50 s; 3 of 4 ranks came, on node0, node1"),
+        ((0, 1), "", "ranks 2, 3 on a node that is not here did not come within 50 s; 2 of 4 ranks came, on node0"),
+        ((0,), "n[1-2]", "ranks 1 on n1; 2, 3 on n2 did not come within 50 s; 1 of 4 ranks came, on node0"),
+    ],
+)
+def test_who_did_not_come_and_where_from(monkeypatch, came, nodes, words):
+    environment = {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}
+    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": nodes}
+    for name, value in (environment | (step if nodes else {})).items():
+        monkeypatch.setenv(name, value)
+    assert first_problem({rank: said(rank) for rank in came}, 4, 50) == Failure(words)
+
+
+# ---- While they train ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watches(monkeypatch):
+    """Those of three ranks, all in this process."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(ranks, "STUCK_S", 0.05)
+    monkeypatch.setattr(ranks, "LEAVING_S", 1.0)
+    first = Watch.of_rank_0({0: "a", 1: "a", 2: "b"})
+    return [first, *(Watch.of_other_rank(rank, *first.address) for rank in (1, 2))]
+
+
+def test_all_hear_of_a_failure(watches):
+    watches[2].tell("the disk is full", 1)
+    failure = Failure("the disk is full", 1, 2, socket.gethostname())
+    assert [watch.failure_of_another(5) for watch in watches[:2]] == [failure, failure]
+    assert watches[2].failure_of_another() is None
+    assert failure.text == f"rank 2 on {failure.host}: the disk is full"
+
+
+def test_all_hear_of_a_death(watches):
+    watches[1]._peers[0].shutdown(socket.SHUT_RDWR)  # as the system does with the connections of a dead process
+    for watch in (watches[0], watches[2]):
+        assert watch.failure_of_another(5)[1:3] == (1, 1)
+        assert "was killed or crashed" in watch.failure.line
+        assert not watch.rank_0_is_lost
+
+
+def test_rank_0_dies(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as rank_0:
+        watch = Watch.of_other_rank(1, rank_0.getsockname()[1], "token", "a")
+        rank_0.accept()[0].close()
+    assert watch.failure_of_another(5)[2:] == (0, "a")
+    assert watch.rank_0_is_lost
+
+
+def test_a_rank_that_is_late_hears_of_a_failure_before(watches):
+    watches[0].tell("its own", 1)
+    late = Watch.of_other_rank(1, *watches[0].address)
+    assert late.failure_of_another(5).line == "its own"
+
+
+def test_ranks_that_finish_have_not_failed(watches):
+    for watch in reversed(watches):
+        watch.finish()
+    assert all(watch.failure_of_another(0.1) is None for watch in watches)
+
+
+def test_strangers_are_turned_away(watches):
+    port = watches[0].address[0]
+    for text in ("hello", '["a guess", 1]'):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(f"{text}\n".encode())
+            assert stranger.recv(1) == b""
+    watches[1].tell("its own", 1)
+    assert watches[0].failure_of_another(5).line == "its own"
+
+
+def test_a_main_thread_that_stays_in_a_collective_is_ended(watches):
+    ended = []
+    watches[0].when_stuck = watches[2].when_stuck = ended.append
+    watches[2].stop_ending_stuck()
+    watches[1].tell("its own", 1)
+    ranks.wait_until(lambda: ended, time.monotonic() + 5)
+    assert [failure.rank for failure in ended] == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("Connection closed by peer"), "rank 1 on a: its own"),
+        (Interrupted(signal.SIGTERM), "rank 1 on a: its own"),  # by torchrun, which ends the others
+        (UserError("the disk is full"), "the disk is full"),
+    ],
+)
+def test_an_error_that_follows_from_another_is_told_as_that(watches, monkeypatch, error, told):
+    monkeypatch.setattr(ranks, "_meeting", ranks.Meeting(None, None, watches[2]))
+    watches[1].hosts[1] = "a"
+    watches[1].tell("its own", 1)
+    watches[2].failure_of_another(5)
+    found = distributed.first_failure(error)
+    assert str(found) == told
+    assert isinstance(found, RankFailure) == (told != str(error))
+
+
+def test_a_failure_elsewhere_ends_the_step(watches, monkeypatch):
+    monkeypatch.setattr(ranks, "_meeting", ranks.Meeting(None, None, watches[0]))
+    errors.raise_if_interrupted()
+    watches[1].tell("interrupted by SIGTERM", 143)
+    watches[0].failure_of_another(5)
+    with pytest.raises(RankFailure, match="interrupted by SIGTERM") as raised:
+        errors.raise_if_interrupted()
+    assert errors.is_interruption(raised.value)
+
+
+# ---- Real ranks ----------------------------------------------------------------------------------------------------
+
+
+def start_rank(rank: int, *flags: str, cwd, port: int):
+    ranks_of_run = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TINY_LLAMA_RANKS_TIMEOUT": "1"}
+    script = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, "--device", "cpu"]
+    return start(*script, *flags, cwd=cwd, env=ranks_of_run | meeting | {"OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come(tmp_path, port):
+    code, out = finish(start_rank(0, "--output-dir", "run", cwd=tmp_path, port=port))
+    assert (code, out.count("\n")) == (1, 1)
+    assert "error: rank 1 on " in out and "did not come within 1 s; 1 of 2 ranks came" in out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_port_where_another_program_listens(tmp_path, port):
+    place = f"127.0.0.1:{port} (MASTER_ADDR and MASTER_PORT)"
+    with socket.create_server(("127.0.0.1", port)):
+        both = [start_rank(rank, cwd=tmp_path, port=port) for rank in (0, 1)]
+        (code_0, out_0), (code_1, out_1) = map(finish, both)
+    assert (code_0, code_1, out_0.count("\n"), out_1.count("\n")) == (1, 1, 1, 1)
+    assert out_0.endswith(f"cannot listen at {place}: address already in use\n")
+    assert out_1.endswith(f"rank 0 does not answer at {place} within 1 s: another program listens there\n")
