@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.comparison_parts import NOISE, compare_profiles
-from analysis.wording import count_of, narrow_table
+from analysis.wording import count_of, narrow_table, short_names
 from harness.disturbance import disturbance_text
 from harness.documents import read_document
 from harness.errors import UserError
@@ -141,7 +141,7 @@ def compare(folders: list[Path]) -> dict:
     }
     profiled = [run for run in runs[1:] if run.analysis]
     if not runs[0].analysis or not profiled:
-        out["profiles_reason"] = f"{runs[0].name} and one other run must have an operator_analysis.json"
+        out["profiles_reason"] = "the baseline and one other run must have an operator_analysis.json"
         profiled = []
     for run in profiled:
         if run.clock != runs[0].clock:
@@ -350,17 +350,31 @@ def comparison_sections(comparison: dict, top: int = 12) -> list[Section]:
     return sections + ([Section("Not compared by component", text=reasons)] if reasons else [])
 
 
+def with_short_names(comparison: dict) -> dict:
+    """The comparison as a screen or a figure shows it, where the names of folders have no room; see short_names()."""
+    names = [row["name"] for row in comparison["runs"]]
+    short = dict(zip(names, short_names(names), strict=True))
+    out = comparison | {"baseline": short[comparison["baseline"]]}
+    out["runs"] = [row | {"name": short[row["name"]]} for row in comparison["runs"]]
+    out |= {kind: [row | {"run": short[row["run"]]} for row in comparison[kind]] for kind in KINDS}
+    if repeats := comparison["repeats"]:
+        out["repeats"] = repeats | {"groups": [[short[name] for name in group] for group in repeats["groups"]]}
+    return out
+
+
 def comparison_lines(comparison: dict, top: int = 12) -> list[str]:
     """The tables for a terminal."""
     lines = []
-    for one in comparison_sections(comparison, top):
+    for one in comparison_sections(with_short_names(comparison), top):
         lines += ["", f"{one.title}:", *(narrow_table(one.columns, one.rows) if one.rows else []), *wrapped(one.text)]
     return lines[1:]
 
 
 def comparison_markdown(comparison: dict) -> list[str]:
-    """comparison.md: the tables, with more rows than a terminal shows."""
-    lines = [f"# Comparison with {comparison['baseline']}"]
+    """comparison.md: the finding of each run, and the tables, with more rows than a terminal shows."""
+    baseline, *others = comparison["runs"]
+    lines = [f"# Comparison with {comparison['baseline']}", ""]
+    lines += [f"{finding(row, baseline)} against {baseline['name']}  " for row in others]
     return lines + [line for one in comparison_sections(comparison, ROWS_OF_FILE) for line in one.as_markdown()]
 
 
@@ -424,13 +438,15 @@ def change_sections(comparison: dict, kind: str, top: int) -> list[Section]:
 
 def comparison_answer(comparison: dict, read_on: str) -> list[str]:
     """What compare_runs.py ends with: how much faster or slower, whether that is noise, and the largest reason."""
+    comparison = with_short_names(comparison)
     baseline, *others = comparison["runs"]
     shown = others[:RUNS_IN_ANSWER]
     found = [finding(row, baseline) for row in shown]
+    found[0] += f" against {baseline['name']}"
     if len(others) > len(shown):
         found.append(f"and {count_of(len(others) - len(shown), 'more run')} in the table")
     runs = comparison["runs"]
-    disturbed = [f"{row['name']}: {row['disturbance'].partition(';')[0]}" for row in runs if row["disturbed"]]
+    disturbed = [f"{row['disturbance'].partition(';')[0]}: {row['name']}" for row in runs if row["disturbed"]]
     unmeasured = [row["name"] for row in runs if row["disturbed"] is None]
     quiet = f"not measured in {', '.join(unmeasured)}" if unmeasured else "none seen"
     settings = {row["name"]: row["values"] for row in comparison["differences"]}
@@ -467,40 +483,39 @@ def settings_lines(settings: dict[str, list], limit: int = 2) -> list[str]:
 
 
 def finding(row: dict, baseline: dict) -> str:
-    """'b is 1.20x as fast as a (95%: 1.15x to 1.25x): 100.00 ms against 120.00 ms'"""
+    """'1.20x as fast (95%: 1.15 to 1.25), 100.00 ms against 120.00 ms: b', the name last, for names can be long."""
     if row["ratio"] is None or row["median_ms"] is None:
-        return f"{row['name']} {row['status']}: {row['difference']}"
+        return f"{row['status']}, {row['difference']}: {row['name']}"
     faster = row["ratio"] < 1
-    ratio, (verb, word) = (1 / row["ratio"], ("is", "fast")) if faster else (row["ratio"], ("takes", "long"))
-    text = f"{row['name']} {verb} {ratio:.2f}x as {word} as {baseline['name']}"
+    text = f"{1 / row['ratio']:.2f}x as fast" if faster else f"{row['ratio']:.2f}x as long"
     if row["ratio_95"]:
         low, high = sorted(1 / end for end in row["ratio_95"]) if faster else row["ratio_95"]
-        text += f" (95%: {low:.2f}x to {high:.2f}x)"
+        text += f" (95%: {low:.2f} to {high:.2f})"
     if row["difference"] not in ("slower", "faster"):
         text += f", {row['difference']}"
-    return f"{text}: {row['median_ms']:,.2f} ms against {baseline['median_ms']:,.2f} ms"
+    return f"{text}, {row['median_ms']:,.2f} ms against {baseline['median_ms']:,.2f} ms: {row['name']}"
 
 
 def largest_reason(comparison: dict, row: dict) -> str:
     """The part that changed most beyond noise, in the direction of the step; or why there is none."""
     if row["difference"] == NOISE:
-        return f"{row['name']}: none, the difference is within noise"
+        return f"none, the difference is within noise: {row['name']}"
     for kind, name in (("components", "component"), ("classes", "class")):
         rows = [one for one in comparison[kind] if one["run"] == row["name"]]
         if rows:
             total = sum(one["change_ms"] for one in rows)
             told = [one for one in rows if one["difference"] != NOISE and one["change_ms"] * total > 0]
             if not told:
-                return f"{row['name']}: no {name} changed beyond noise"
+                return f"no {name} changed beyond noise: {row['name']}"
             most = told[0]
             times = f"{most['baseline_ms']:,.2f} to {most['ms']:,.2f}; profiled step {total:+,.2f} ms"
-            return f"{row['name']}: {most[name]} {most['change_ms']:+,.2f} ms, {times}"
-    return f"{row['name']}: not known, {comparison.get('profiles_reason', 'it was not profiled')}"
+            return f"{most[name]} {most['change_ms']:+,.2f} ms, {times}: {row['name']}"
+    return f"not known, {comparison.get('profiles_reason', 'it was not profiled')}: {row['name']}"
 
 
 def memory_text(rows: list[dict]) -> str:
     peaks = [
-        f"{row['name']} {row['peak_mb']:,.0f} MB" if row["peak_mb"] else f"{row['name']} not known" for row in rows
+        f"{row['peak_mb']:,.0f} MB {row['name']}" if row["peak_mb"] else f"not known of {row['name']}" for row in rows
     ]
     alike = len({row["memory_source"] for row in rows}) == 1
     return ", ".join(peaks) + "; not comparable, of several sources" * (not alike)
@@ -510,4 +525,4 @@ def comparison_figure(comparison: dict):
     """Step time by phase, peak memory, and what changed or how it scales."""
     from analysis.comparison_figure import draw_comparison  # matplotlib takes long to import
 
-    return draw_comparison(comparison)
+    return draw_comparison(with_short_names(comparison))

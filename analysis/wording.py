@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -38,27 +39,43 @@ def told_apart(names: Sequence[str], length: int) -> list[str]:
     return out
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """The names of folders without timestamps and without the words that all begin with, as far as they still differ.
+
+    'tiny' and 'small' for performance_results_tiny_20261122_101112 and performance_results_small_20261122_101530.
+    """
+    without = [re.sub(r"_\d{8}_\d{6}", "", name) for name in names]
+    kept = [short if without.count(short) == 1 else name for short, name in zip(without, names, strict=True)]
+    words = [re.findall(r"[^_/]*[_/]|[^_/]+", name) for name in kept]
+    while len({one[0] for one in words}) == 1 and all(len(one) > 1 for one in words):
+        words = [one[1:] for one in words]
+    return ["".join(one) for one in words]
+
+
 def printable(line: str) -> str:
     """Without line breaks and control characters: names in a trace come from any program."""
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 
-def clipped(columns: Sequence[Column], length: int) -> list[Column]:
-    """The columns for a terminal: texts are shortened."""
-
-    def clip(one: Column) -> Column:
-        return replace(one, value=lambda row: shortened(one.text(row), length), form="") if one.left else one
-
-    return [clip(one) for one in columns]
-
-
 def narrow_table(columns: Sequence[Column], rows: Sequence[dict]) -> list[str]:
-    """The table in at most COLUMNS columns: its longest texts are shortened until it fits."""
+    """The table in at most COLUMNS columns: its longest texts and their titles are shortened until it fits."""
     widths = [max(len(text) for text in (one.title, *map(one.text, rows))) for one in columns]
     texts = [width for width, one in zip(widths, columns, strict=True) if one.left]
     room = COLUMNS - 2 * (len(columns) - 1) - sum(widths) + sum(texts)
     fitting = (n for n in range(max(texts, default=0), 4, -1) if sum(min(width, n) for width in texts) <= room)
-    return text_table(clipped(columns, next(fitting, 4)), rows)
+    return text_table(clipped(columns, rows, next(fitting, 4)), rows)
+
+
+def clipped(columns: Sequence[Column], rows: Sequence[dict], length: int) -> list[Column]:
+    """The columns with texts of at most this length, which differ where those of the rows do."""
+    titles = iter(told_apart([one.title for one in columns if one.left], length))
+
+    def clip(one: Column) -> Column:
+        texts = list(dict.fromkeys(map(one.text, rows)))
+        short = dict(zip(texts, told_apart(texts, length), strict=True))
+        return replace(one, title=next(titles), value=lambda row: short[one.text(row)], form="")
+
+    return [clip(one) if one.left else one for one in columns]
 
 
 def read_on(report: object, page: str) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from analysis.compare import IGNORED, check_distinct, settings_lines, unique_names
 from analysis.comparison_parts import NOISE, STANDARD_ERRORS
-from analysis.wording import shortened
+from analysis.wording import narrow_table, shortened
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import FILES, explain_nulls
-from harness.tables import answer, column, labeled, text_table
+from harness.tables import answer, column, labeled
 from studies.sweep import text_columns
 
 DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.json", "_benchmark.json"))]
@@ -125,10 +125,10 @@ def sweep_comparison_lines(comparison: dict) -> list[str]:
         column("", "difference", left=True),
     )
     lines = [f"{comparison['sweep'].replace('_', ' ').capitalize()}, against {comparison['baseline']}", ""]
-    lines += text_table(columns, comparison["rows"])
+    lines += narrow_table(columns, comparison["rows"])
     if comparison["statuses"]:
         lines += ["", "Rows whose status differs:"]
-        lines += text_table(text_columns("row", *comparison["names"]), comparison["statuses"])
+        lines += narrow_table(text_columns("row", *comparison["names"]), comparison["statuses"])
     found = {row["name"]: " | ".join(map(str, row["values"])) for row in comparison["differences"]}
     return [*lines, "", f"Settings that differ:{'' if found else ' none'}", *labeled(found, "  ")]
 

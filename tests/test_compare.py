@@ -1,6 +1,7 @@
 """Runs side by side: real ones, and summaries with known differences."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -9,14 +10,23 @@ from traces import LARGE, analysis_of, gpu_step, write_trace
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
-from analysis.compare import UNDECIDED, compare, comparison_answer, comparison_figure, comparison_lines, ratio
+from analysis.compare import (
+    UNDECIDED,
+    compare,
+    comparison_answer,
+    comparison_figure,
+    comparison_lines,
+    comparison_markdown,
+    ratio,
+)
 from analysis.comparison_parts import NOISE, compare_profiles
 from analysis.components import NAMED_RANGES, OPERATOR_KINDS
 from analysis.trace import read_trace
+from analysis.wording import narrow_table, short_names
 from harness.documents import SCHEMA_VERSION
 from harness.errors import UserError
 from harness.files import write_json
-from harness.tables import COLUMNS
+from harness.tables import COLUMNS, column
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +178,7 @@ def test_the_command(runs, tmp_path, command, monkeypatch):
     assert out.count("\n") < 20
     found = assert_answer(out)[0]
     assert found.startswith("Finding:")
-    assert "as long as small_batch" in found or "as fast as small_batch" in found
+    assert " ms: large_batch" in found
     _, out, _ = command(compare_runs, *flags, "--verbose")
     assert max(map(len, out.splitlines())) <= COLUMNS
     assert "| mlp.up_proj |" in (tmp_path / "c" / "comparison.md").read_text()
@@ -252,14 +262,62 @@ def test_the_answer_names_the_difference_and_its_largest_reason(runs, tmp_path):
     lines = comparison_answer(compare([base, *others]), "comparison.md")
     assert_answer("\n\n" + "\n".join(lines))
     text = "\n".join(lines)
-    assert "same takes 1.00x as long as a (95%: 0." in text
-    assert ", within noise: 100.50 ms against 100.00 ms" in text
-    assert "fast is 1.25x as fast as a (95%: 1.2" in text
-    assert "x): 80.00 ms against 100.00 ms" in text
+    assert "1.00x as long (95%: 0." in text
+    assert ", within noise, 100.50 ms against 100.00 ms: same against a" in text
+    assert "1.25x as fast (95%: 1.2" in text
+    assert "), 80.00 ms against 100.00 ms: fast\n" in text
     assert "and 1 more run in the table" in text
     assert "Scaling:" in text
     assert next(line for line in lines if line.startswith("Settings")).endswith(" more in the table")
-    assert any(" fast: " in line and "ms per profiled" not in line for line in lines)
+    assert next(line for line in lines if line.startswith("Largest reason:")).endswith(": fast")
+
+
+LAUNCHED = [f"performance_results_{size}_20261122_08262{n}" for n, size in enumerate(("tiny", "small", "medium"))]
+
+
+@pytest.mark.parametrize("names", [LAUNCHED[:2], LAUNCHED])
+def test_names_of_launchers_cut_no_answer(runs, tmp_path, names):
+    waited = {"disturbed": True, "waited_share": 0.3, "lost_share": 0.01, "load_before": 2.0, "cores": 2}
+    disturbance = waited | {"reasons": ["30% of thread time waited for a core"]}
+    copies = [copy_of(runs / "small_batch", tmp_path / names[0], [100.0, 101, 99, 100], disturbance=disturbance)]
+    copies += [copy_of(runs / "large_batch", tmp_path / name, [120.0, 121, 119, 120]) for name in names[1:]]
+    comparison = compare(copies)
+    lines = comparison_answer(comparison, f"comparison_20261122_082730/{'x' * 20}.md; docs/optimizations.md")
+    assert_answer("\n\n" + "\n".join(lines))
+    text = "\n".join(lines)
+    assert "…" not in text
+    assert "120.00 ms against 100.00 ms: small against tiny" in text and "(95%: 1.1" in text
+    assert "30% of thread time waited for a core: tiny" in text
+    assert re.search(r"Largest reason: .*: small\n.*Peak memory: .* MB tiny, .* MB small", text, re.DOTALL)
+    screen = comparison_lines(comparison)
+    assert max(map(len, screen)) <= COLUMNS
+    assert "Components of small against tiny, ms per profiled step, largest change first:" in screen
+    found = comparison_markdown(comparison)[2]
+    assert found.endswith(f" ms against 100.00 ms: {names[1]} against {names[0]}  ")
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (LAUNCHED, ["tiny", "small", "medium"]),
+        ([LAUNCHED[0], LAUNCHED[0][:-1] + "9", LAUNCHED[1]], ["tiny_20261122_082620", "tiny_20261122_082629", "small"]),
+        ([LAUNCHED[0], f"{LAUNCHED[0]}_2"], ["tiny", "tiny_2"]),
+        (["base", "base_sdpa"], ["base", "base_sdpa"]),
+        (["small_batch", "large_batch"], ["small_batch", "large_batch"]),
+        (["out/a/run", "out/b/run"], ["a/run", "b/run"]),
+    ],
+)
+def test_short_names_differ(names, short):
+    assert short_names(names) == short
+
+
+def test_a_table_shortens_titles_where_they_differ():
+    columns = [column("setting", "setting", left=True)]
+    columns += [column(f"exercise3_profile_{name}_{'x' * 50}", name, left=True) for name in ("before", "after")]
+    rows = [{"setting": "a", "before": f"{'y' * 70}1", "after": "z"}, {"setting": "b", "before": f"{'y' * 70}2"}]
+    titles, *texts = narrow_table(columns, rows)
+    assert max(map(len, (titles, *texts))) <= COLUMNS
+    assert "before" in titles and "after" in titles and texts[0].split()[1] != texts[1].split()[1]
 
 
 def test_a_run_is_no_repeat_of_itself(runs):
