@@ -14,7 +14,7 @@ def main() -> None:
     from harness.console import is_first_rank, say
     from harness.documents import read_document
     from harness.run_summary import disturbance_lines
-    from harness.tables import labeled
+    from harness.tables import ANSWER_LINES, labeled
     from tiny_llama_v1 import SIZE_ALIASES, SIZES, build_parser, resolve, run_from_arguments
 
     parser = build_parser("launch_performance_study.sh", __doc__.splitlines()[0])
@@ -52,16 +52,24 @@ def main() -> None:
     run_from_arguments(args)
     if args.dry_run or not is_first_rank():
         return
+    report = None
     if args.enable_profilers:
+        from analysis.existing import report_in
         from analysis.report import write_report
 
-        write_report(folder)
+        report = report_in(write_report(folder))
     summary = read_document(folder / "performance_summary.json")
     say("", WIDE_RULE, "PERFORMANCE STUDY COMPLETE", WIDE_RULE)
     say(f"Total Runtime: {time.monotonic() - started:.0f}s")
     say(f"Throughput: {summary['performance']['samples_per_sec']:.1f} samples/sec")
     say(f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})", f"Results: {folder}/")
-    say(*disturbance_lines(summary))
+    if analysis := read_document(folder / "operator_analysis.json"):
+        from analysis.existing import PAGE
+        from analysis.profile import profile_answer
+
+        say("", *profile_answer(analysis, f"{report}; {PAGE}" if report else PAGE, ANSWER_LINES - 1))
+    else:
+        say(*disturbance_lines(summary))
     say(f"Next: another size, then python3 compare_runs.py {folder} and the folder of that one")
 
 

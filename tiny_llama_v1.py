@@ -865,12 +865,12 @@ def run_from_arguments(args: argparse.Namespace) -> None:
 
 
 def run_and_advise(argv: list[str] | None) -> None:
-    from analysis.run_ending import next_step
+    from analysis.run_ending import last_lines
 
     args = build_parser().parse_args(argv)
     run_from_arguments(args)
     if not args.dry_run:
-        say(next_step(args))
+        say(*last_lines(args))
 
 
 def main(argv: list[str] | None = None) -> int:

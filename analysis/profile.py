@@ -42,7 +42,7 @@ from harness.console import progress_bar
 from harness.errors import UserError
 from harness.files import explain_nulls, explain_nulls_recursively, may_be_trace
 from harness.phases import summary_stats
-from harness.tables import answer, labeled, wrapped
+from harness.tables import ANSWER_LINES, answer, labeled, wrapped
 from harness.units import MB
 
 MISSING_RANKS_NAMED = 1000  # at most
@@ -347,8 +347,11 @@ def head_lines(analysis: dict) -> list[str]:
     return labeled(rows) + [f"Note: {note}" for note in trust["notes"]]
 
 
-def profile_answer(analysis: dict, read_on: str) -> list[str]:
-    """What a command that profiles ends with: verdict with trust and disturbance, largest parts, what to try."""
+def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES) -> list[str]:
+    """What a command that profiles ends with: verdict with trust and disturbance, largest parts, what to try.
+
+    limit: of its lines.
+    """
     trust, about = analysis["integrity"], analysis["attribution"]
     steps = f"of {about['ms_per_step']:.2f} ms, mean of {count_of(about['steps'], 'step')}, {about['clock']} time"
     rows = {
@@ -363,7 +366,7 @@ def profile_answer(analysis: dict, read_on: str) -> list[str]:
         rows["Communication"] = communication_text(analysis["communication"])
     if "ranks" in analysis:
         rows["Ranks"] = straggler_text(analysis["ranks"])
-    return [printable(line) for line in answer(rows | {"Read on": read_on})]
+    return [printable(line) for line in answer(rows | {"Read on": read_on}, limit)]
 
 
 def verdict_text(verdict: dict) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from analysis.hardware import compute_ceilings
+from harness.console import is_first_rank
+from harness.documents import read_document
+from harness.tables import ANSWER_LINES
 
 
 def mfu_line(summary: dict) -> str:
@@ -26,13 +30,33 @@ def mfu_line(summary: dict) -> str:
     return f"MFU: {share}, {tflops:.4g} of {peak.rate / 1e12:,.4g} TFLOP/s ({kind}){per_rank}, {tokens}"
 
 
+def last_lines(args: argparse.Namespace) -> list[str]:
+    """What a run of tiny_llama_v1.py with these flags ends with: the answer of its trace, and what to run next."""
+    traced = read_document(Path(folder_of(args)) / "operator_analysis.json") if records_trace(args) else None
+    if traced is None or not is_first_rank():
+        return [next_step(args)]
+    from analysis.existing import PAGE  # pandas takes long to import
+    from analysis.profile import profile_answer
+
+    read_on = f"{PAGE}; --profile-operators --verbose prints the tables"
+    return ["", *profile_answer(traced, read_on, ANSWER_LINES - 1), next_step(args)]
+
+
+def folder_of(args: argparse.Namespace) -> str:
+    return args.output_dir or args.profile_dir or "./pytorch_profiles"
+
+
+def records_trace(args: argparse.Namespace) -> bool:
+    flags = (args.enable_pytorch_profiler, args.profile_stacks, args.profile_operators, args.enable_all_profiling)
+    return any(flags)
+
+
 def next_step(args: argparse.Namespace) -> str:
     """What to run after a run of tiny_llama_v1.py with these flags."""
-    folder = args.output_dir or args.profile_dir or "./pytorch_profiles"
     if args.validate_setup:
         return "Next: ./run_baseline.sh, then ./run_pytorch_profiler.sh"
-    if args.enable_pytorch_profiler or args.profile_stacks or args.profile_operators or args.enable_all_profiling:
-        where = args.profile_dir or folder
+    if records_trace(args):
+        where = args.profile_dir or folder_of(args)
         return f"Next: python3 run_pytorch_profiler.py --analyze-existing {where} --generate-report"
     if args.profile_memory:
         return "Next: ./run_memory_study.sh, memory by batch size and sequence length"

@@ -61,14 +61,14 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
         with contextlib.suppress(FakeRunError):  # a model that cannot run on fake tensors has no prediction
             memory = predicted_memory(report.workload, report.device.type == "cuda").document()
             add_prediction(document, [row | {"group_size": report.world_size} for row in memory["collectives"]])
-    lines = profile_lines(document) if report.profiling.profile_operators else []
-    lines += [f"Not read: {error}" for error in refused]
+    tables = profile_lines(document) if report.profiling.profile_operators else []
+    lines = [f"Not read: {error}" for error in refused]
     if missing:
         ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         lines.append(
             f"Not in {path.parent} after {wait_s:.0f} s: the trace of {ranks}; do all nodes share this folder?"
         )
-    return Explanation(name, document, lines)
+    return Explanation(name, document, lines, tables=tables)
 
 
 def traces_of_ranks(path: Path, world_size: int, wait_s: float) -> tuple[list[Path], list[int]]:

@@ -68,21 +68,21 @@ def wrapped(lines: Iterable[str]) -> list[str]:
     ]
 
 
-def answer(rows: dict[str, str | list[str]]) -> list[str]:
+def answer(rows: dict[str, str | list[str]], limit: int = ANSWER_LINES) -> list[str]:
     """The lines that a command ends with: labeled, a list with a line for each text, wrapped at COLUMNS.
 
-    Of ANSWER_LINES, each text gets one and the last, which says where to read on, those that it needs; what is left
-    goes to the others from the top.  A text that still has no room is cut, and ends with an ellipsis.
+    Of the lines up to the limit, each text gets one, and the last, which says where to read on, those that it needs;
+    what is left goes to the others from the top.  A text that still has no room is cut, and ends with an ellipsis.
     """
     pairs = [
         ("" if i else f"{label}:", text)
         for label, texts in rows.items()
         for i, text in enumerate([texts] if isinstance(texts, str) else texts)
     ]
-    pairs = pairs[:ANSWER_LINES]
+    pairs = pairs[:limit]
     width = max(len(label) for label, _ in pairs) + 1
     texts = [textwrap.wrap(text, COLUMNS - width, break_on_hyphens=False) or [""] for _, text in pairs]
-    spare = ANSWER_LINES - len(pairs)
+    spare = limit - len(pairs)
     for lines in texts[-1:] + texts[:-1]:
         if len(lines) > spare + 1:
             lines[spare] = f"{lines[spare][: COLUMNS - width - 1]}…"

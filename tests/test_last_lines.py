@@ -26,6 +26,7 @@ def lines_from(out: str, first: str) -> list[str]:
     [
         ([], "Performance Summary:"),
         (["--profile-memory", "--profile-dir", "run"], "Memory Analysis Summary:"),
+        (["--profile-operators", "--profile-dir", "run"], "Verdict:"),
         (["--dry-run"], "Prediction"),
         (["--dry-run", "--device-memory", "1"], "Prediction"),
         (["--dry-run", "--verbose"], "Prediction"),
@@ -40,6 +41,8 @@ def test_the_script_ends_with_its_answer(train, flags, first):
     # How much disturbed a run depends on the machine.
     assert max(len(line) for line in answer if not line.startswith("Disturbance: ")) <= COLUMNS
     assert answer[-1].startswith("Next:")
+    if "--profile-operators" in flags:
+        assert any(line.startswith("Try first:") for line in answer) and "operator, input shapes" not in out
     if "--dry-run" not in flags:
         assert any(line.startswith("Disturbance: ") for line in answer)
         assert ("GPU utilization" in out) == ("--verbose" in flags)

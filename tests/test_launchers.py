@@ -14,6 +14,7 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 from traces import SMALL, write_trace
 
 import launch_performance_study
+from harness.tables import ANSWER_LINES
 
 TRIVIAL = [*SMALL_MODEL, "--num-steps", "3"]
 
@@ -461,6 +462,9 @@ def test_performance_study(tmp_path):
     names = {f.name for f in folder.iterdir()}
     assert {"config.json", "training_output.log", "performance_summary.json", "pytorch_profiles"} <= names
     assert list((folder / "pytorch_profiles").glob("trace_*"))
+    answer = out[out.rindex("\nVerdict:") :].strip().splitlines()
+    assert len(answer) <= ANSWER_LINES and answer[-1].startswith("Next: another size")
+    assert f"{folder.name}/report.html" in " ".join(answer)
 
 
 @pytest.mark.parametrize("flags", ["giant", "tiny --num-steps x", "tiny --size small"])

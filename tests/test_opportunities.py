@@ -160,7 +160,7 @@ def test_on_a_cpu_a_timed_matmul_decides_on_mixed_precision(train, tmp_path, mon
     monkeypatch.setattr(measuring, "measured_gain", lambda *a: timed.append(a) or Measurement(gain, "timed"))
     monkeypatch.setattr("analysis.opportunities.WORTH_LISTING", 0.001)
     for _ in range(2):  # the second one knows it from the cache
-        code, out, err = train("--profile-operators", "--profile-dir", "p", "--num-steps", "4")
+        code, out, err = train("--profile-operators", "--verbose", "--profile-dir", "p", "--num-steps", "4")
         assert code == 0, err
         analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
         proposed = {row["name"]: row for row in analysis["opportunities"]}
