@@ -8,7 +8,7 @@ from helpers import SMALL_MODEL, run_command
 import run_training_benchmark
 from analysis.memory import folded_layers, parts_of_peak
 from harness.run_summary import disturbance_lines
-from harness.tables import ANSWER_LINES, COLUMNS, Column, Section, column
+from harness.tables import ANSWER_LINES, COLUMNS, Column, Section, answer, column
 from harness.units import MB
 from studies import memory, precision, timing, training
 from studies.sweep import Sweep, optional, predicted_finding, screen_lines
@@ -87,6 +87,17 @@ def test_a_table_fits_the_screen():
     lines = screen_lines(Section("A table", columns, rows), fold=False)
     assert max(map(len, lines)) <= COLUMNS
     assert "figure 2" in lines[-3] and "figure 19" not in lines[-3] and "figure 19" in " ".join(lines[:-3])
+
+
+def test_an_answer_is_cut_only_where_no_line_is_left():
+    path = f"flops_analysis_20261122_082730/{'d' * 30}/report.html"
+    rows = {"Model FLOPS Utilization": "x " * 70, "Try first": ["y"] * 8, "Read on": f"{path}; a page; --verbose prints"}
+    lines = answer(rows)
+    assert len(lines) == ANSWER_LINES and max(map(len, lines)) <= COLUMNS and "…" not in "".join(lines)
+    assert lines[-1].endswith(" prints") and lines[1].split() == ["x"] * 22
+    lines = answer(rows | {"Try first": ["y"] * 9})
+    assert len(lines) == ANSWER_LINES and [i for i, line in enumerate(lines) if line.endswith("…")] == [0]
+    assert lines[-1].endswith(" prints")
 
 
 def test_equal_tensors_of_layers_are_one_row():
