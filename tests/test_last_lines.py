@@ -91,7 +91,11 @@ def test_a_table_fits_the_screen():
 
 def test_an_answer_is_cut_only_where_no_line_is_left():
     path = f"flops_analysis_20261122_082730/{'d' * 30}/report.html"
-    rows = {"Model FLOPS Utilization": "x " * 70, "Try first": ["y"] * 8, "Read on": f"{path}; a page; --verbose prints"}
+    rows = {
+        "Model FLOPS Utilization": "x " * 70,
+        "Try first": ["y"] * 8,
+        "Read on": f"{path}; a page; --verbose prints",
+    }
     lines = answer(rows)
     assert len(lines) == ANSWER_LINES and max(map(len, lines)) <= COLUMNS and "…" not in "".join(lines)
     assert lines[-1].endswith(" prints") and lines[1].split() == ["x"] * 22
