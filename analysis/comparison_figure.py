@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.comparison_parts import NOISE
 from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
 from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatch_of, series
-from analysis.wording import shortened
+from analysis.wording import shortened, told_apart
 from harness.phases import PHASES as PHASE_NAMES
 
 
@@ -22,11 +24,10 @@ def draw_comparison(comparison: dict) -> Figure:
     heights = [
         1.1 + 0.3 * (max(4, len(changes_of(comparison))) if draw is draw_changes else len(rows)) for draw in panels
     ]
-    heights = [
-        max(height, 2.6) if draw is draw_scaling else height for draw, height in zip(panels, heights, strict=True)
-    ]
+    heights = [2.4 + height if draw is draw_scaling else height for draw, height in zip(panels, heights, strict=True)]
     figure = Figure(figsize=(WIDTH, 0.5 + sum(heights)), layout="constrained")
-    entitle(figure, f"Comparison of {len(rows)} runs with {shortened(rows[0]['name'], 60)}, the baseline", "")
+    baseline = shortened(rows[0]["name"], 60)
+    entitle(figure, f"Comparison of {len(rows)} runs; {baseline} is the baseline", "")
     all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for draw, axes in zip(panels, all_axes, strict=True):
         bare(axes)
@@ -35,8 +36,12 @@ def draw_comparison(comparison: dict) -> Figure:
 
 
 def name_runs(axes, rows: list[dict]) -> None:
-    axes.set_yticks(range(len(rows)), [shortened(row["name"], 48) for row in rows], fontsize=8.5)
+    axes.set_yticks(range(len(rows)), names_of(rows), fontsize=8.5)
     axes.invert_yaxis()
+
+
+def names_of(rows: list[dict]) -> list[str]:
+    return told_apart([row["name"] for row in rows], 48)
 
 
 def draw_step_times(axes, comparison: dict) -> None:
@@ -73,7 +78,7 @@ def draw_peaks(axes, comparison: dict) -> None:
             for row, peak in zip(rows, peaks, strict=True)
         ],
     )
-    axes.set(xlabel=f"MB: {shortened(rows[0]['memory_source'], 80)}")
+    axes.set(xlabel=textwrap.fill(f"MB: {rows[0]['memory_source']}", 80))
     axes.set_title("Peak memory", loc="left", fontsize=10)
 
 
@@ -91,7 +96,7 @@ def draw_changes(axes, comparison: dict) -> None:
     hatches = ["" if still else hatch_of(part) for part, still in zip(parts, noise, strict=True)]
     style = {"color": colors, "hatch": hatches, "edgecolor": SEAM, "linewidth": 0}
     axes.barh(range(len(rows)), [row["change_ms"] for row in rows], **style)
-    axes.set_yticks(range(len(rows)), [shortened(part, 48) for part in parts], fontsize=8.5)
+    axes.set_yticks(range(len(rows)), told_apart(parts, 48), fontsize=8.5)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.invert_yaxis()
     beside(
@@ -99,22 +104,23 @@ def draw_changes(axes, comparison: dict) -> None:
     )
     axes.set_xlabel("change of time per profiled step (ms); gray: within noise")
     what = "Components" if kind == "component" else "Classes of operators"
-    title = f"{what}: {shortened(rows[0]['run'], 40)} against {shortened(comparison['baseline'], 40)}"
-    axes.set_title(title, loc="left", fontsize=10)
+    title = f"{what}: {shortened(rows[0]['run'], 60)} against {shortened(comparison['baseline'], 60)}"
+    axes.set_title(textwrap.fill(title, 80), loc="left", fontsize=10)
 
 
 def draw_scaling(axes, comparison: dict) -> None:
     rows = [row for row in comparison["runs"] if row["median_ms"] and row["step_flops"]]
-    points = sorted((row["step_flops"] / 1e9, row["median_ms"], row["name"]) for row in rows)
+    points = sorted(
+        (row["step_flops"] / 1e9, row["median_ms"], name) for row, name in zip(rows, names_of(rows), strict=True)
+    )
     log_axis(axes.xaxis)
     log_axis(axes.yaxis)
     axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=GRAY, zorder=1)
     for n, (x, y, name) in enumerate(points):
         color, marker, _ = series(n)
-        label = f"{shortened(name, 36)}: {y:,.2f} ms, {x:,.4g} GFLOPs"
+        label = f"{name}: {y:,.2f} ms, {x:,.4g} GFLOPs"
         axes.plot([x], [y], marker, color=color, label=label)
-    axes.margins(0.1)
+    axes.margins(0.1, tight=False)
     axes.set(xlabel="GFLOPs per step", ylabel="median step time (ms)")
-    axes.set_title(f"Scaling: time ~ FLOPs^{comparison['scaling']['exponent']:.2f}", loc="left", fontsize=10)
-    legend(axes, loc="center left", bbox_to_anchor=(1.01, 0.5), ncols=1)
+    legend(axes, f"Scaling: time ~ FLOPs^{comparison['scaling']['exponent']:.2f}", ncols=1)
     axes.spines["left"].set_visible(True)

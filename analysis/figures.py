@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 
 import matplotlib
 import numpy as np
@@ -44,19 +45,37 @@ def bare(axes) -> None:
 
 
 class PlainLogLocator(Locator):
-    """Three to eight ticks of a logarithmic axis at round numbers, however short or long it is."""
+    """Three to eight ticks of a logarithmic axis at round numbers, the first at the lowest point or below it."""
+
+    MANTISSAS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7))
 
     def __call__(self):
         return self.tick_values(*self.axis.get_view_interval())
 
+    def view_limits(self, vmin, vmax):
+        low, high = sorted((vmin, vmax))
+        return min(low, self.round_numbers(low, high)[0]), high
+
     def tick_values(self, vmin, vmax):
         low, high = sorted((vmin, vmax))
-        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        for mantissas in ((1,), (1, 3), (1, 2, 5)) if high >= 10 * low else ():
-            ticks = [m * 10.0**k for k in range(first, last + 1) for m in mantissas if low <= m * 10.0**k <= high]
-            if len(ticks) >= 3:
-                return ticks[:: math.ceil(len(ticks) / 8)]
-        return [tick for tick in MaxNLocator(5, min_n_ticks=3).tick_values(low, high) if low <= tick <= high]
+        return [tick for tick in self.round_numbers(low, high) if low <= tick <= high]
+
+    def round_numbers(self, low: float, high: float) -> list[float]:
+        """Of the series that have three to eight numbers up to `high`, the one that starts closest to the data."""
+        lowest = self.axis.get_data_interval()[0]
+        lowest = lowest if low <= lowest <= high else low
+        decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(high)) + 1)
+        series = [[m * 10.0**k for k in decades for m in mantissas] for mantissas in self.MANTISSAS]
+        series.append(list(MaxNLocator(5, min_n_ticks=3).tick_values(low, high)))
+        found = []
+        for n, numbers in enumerate(series):
+            start = max((one for one in numbers if 0 < one <= lowest), default=math.inf)
+            numbers = [one for one in numbers if start <= one <= high]
+            if n == 0 and len(numbers) > 8:  # of decades, every second or third
+                numbers = numbers[:: math.ceil(len(numbers) / 8)]
+            if 3 <= len(numbers) <= 8:
+                found.append(numbers)
+        return max(found, key=lambda numbers: numbers[0], default=series[-1])
 
 
 def log_axis(axis, ticks: Sequence[float] = ()) -> None:
@@ -64,14 +83,19 @@ def log_axis(axis, ticks: Sequence[float] = ()) -> None:
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_locator(FixedLocator(ticks) if len(ticks) else PlainLogLocator())
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(
-        lambda x, _: f"{x:,.6g}" if 1e-3 <= x < 1e6 else f"{x:.3g}".replace("e-0", "e-").replace("e+0", "e")
-    )
+    axis.set_major_formatter(lambda x, _: plain_number(x))
+    axis.axes.autoscale_view()  # with this locator, where data are drawn already
 
 
-def step_axis(axes) -> None:
+def plain_number(x: float) -> str:
+    """'1,000,000', '2.5', '0.000001': six digits, and no power of ten."""
+    return f"{x:,.0f}" if x >= 1e6 else f"{Decimal(f'{x:.6g}'):,f}"
+
+
+def step_axis(axes, first: int, last: int) -> None:
+    """The steps from first to last, and half a step at both ends for the width of a bar."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("step")
+    axes.set(xlabel="step", xlim=(first - 0.5, last + 0.5))
 
 
 def beside(axes, texts: list[str]) -> None:
@@ -311,7 +335,7 @@ def steps_figure(summary: dict, about: str) -> Figure | None:
     if mean:
         axes.axhline(mean, color="black", linewidth=0.8, linestyle=":", label=f"average, {mean:.2f} ms")
     axes.set_ylabel("time (ms)")
-    step_axis(axes)
+    step_axis(axes, min(numbers), max(numbers))
     figure.legend(loc="outside right center", fontsize=8, frameon=False)
     return figure
 

@@ -105,7 +105,7 @@ def attention_figure(rows: list[dict], about: str) -> Figure:
                 lines_over_sequence(axes, some, predicted, n, scale, predicted=True)
         log_axis(axes.xaxis, ticks_among(sorted({row["seq_len"] for row in rows})))
         log_axis(axes.yaxis)
-        axes.margins(0.1)
+        axes.margins(0.1, tight=False)
         axes.set_xlabel("sequence length (tokens)")
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
@@ -131,12 +131,12 @@ def lines_over_sequence(axes, rows: list[dict], key: str, n: int, scale: float, 
 
 
 def ticks_among(lengths: list[int]) -> list[int]:
-    """Those lengths whose labels have room on a logarithmic axis, from the longest down."""
+    """Those lengths whose labels have room on a logarithmic axis: the longest, the shortest, and between them."""
     kept = lengths[-1:]
     for length in reversed(lengths):
-        if kept[0] / length >= max(1.3, (lengths[-1] / lengths[0]) ** 0.18):
+        if kept[0] / length >= max(1.3, (lengths[-1] / lengths[0]) ** 0.29):
             kept.insert(0, length)
-    return kept
+    return kept if len(kept) < 2 else [lengths[0], *kept[1:]]
 
 
 # ---- Precision -----------------------------------------------------------------------------------------------------
@@ -154,10 +154,10 @@ def precision_figure(rows: list[dict], sums: dict[str, list[float]], addend: flo
         peak_bars(panels[-2], sized)
     for n, (name, totals) in enumerate(sums.items()):
         color, _, dashes = series(n)
-        errors = [abs(total / (addend * k) - 1) or math.nan for k, total in enumerate(totals, 1)]  # 0 has no logarithm
+        errors = [100 * abs(total / (addend * k) - 1) or math.nan for k, total in enumerate(totals, 1)]  # log(0): none
         panels[-1].plot(range(1, len(totals) + 1), errors, color=color, linestyle=dashes, linewidth=1.2, label=name)
     log_axis(panels[-1].yaxis)
-    panels[-1].set(ylim=(1e-8, 2), xlabel="additions", ylabel="relative error")
+    panels[-1].set(ylim=(1e-6, 200), xlabel="additions", ylabel="relative error (%)")
     legend(panels[-1], f"Error of sums of {addend}", ncols=2)
     return figure
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from traces import H100, MI300X, analysis_of, real
 
+from analysis import compare
 from analysis.comparison_figure import draw_comparison
 from analysis.figures import log_axis, plain_text, profile_figures, steps_figure
 from analysis.memory import draw_memory_timeline
@@ -73,10 +74,17 @@ def flaws_of_axes(axes) -> list[str]:
     for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()
         shown = [label.get_text() for label in axis.get_ticklabels() if label.get_text() and drawn(axis, label)]
-        if axis.get_scale() == "log" and len(shown) < 3 and high / low > 3:
-            found.append(f"{len(shown)} ticks on a logarithmic axis: {name}")
-        if axes.get_xlabel() == "step" and axis is axes.xaxis and any("." in text for text in shown):
-            found.append(f"fractions of steps: {shown}")
+        if axis.get_scale() == "log":
+            if len(shown) < 3 and high / low > 3:
+                found.append(f"{len(shown)} ticks on a logarithmic axis: {name}")
+            if any("e" in text for text in shown):
+                found.append(f"no plain numbers: {shown}")
+            lowest = min(axis.get_data_interval())
+            given = not (axes.get_autoscalex_on() if axis is axes.xaxis else axes.get_autoscaley_on())
+            if not given and not any(low <= at <= lowest * 1.001 for at in axis.get_majorticklocs()):
+                found.append(f"points below the lowest tick: {shown}")
+        if axes.get_xlabel() == "step" and axis is axes.xaxis and (any("." in text for text in shown) or low < 0.5):
+            found.append(f"no steps: {low}, {shown}")
     if legend := axes.get_legend():
         box = legend.get_window_extent()
         data = [line.get_window_extent() for line in (*axes.lines, *axes.patches) if line.get_visible()]
@@ -136,7 +144,7 @@ def comparison_document(names, step_flops) -> dict:
             "name": name, "phases_ms": {"data": 0.2, "forward": 20.0 * k, "backward": 30.0 * k, "optimizer": 5.0},
             "std_ms": 20.0 * k, "ratio": 1.0 / k, "difference": "slower", "peak_mb": 100.0 * k,
             "peak_ratio": k if k < 3 else None, "peak_ratio_reason": "another quantity than the baseline's",
-            "memory_source": "resident set size of the process, libraries included (others count only tensors)",
+            "memory_source": RSS,
             "median_ms": 55.0 * k**2, "step_flops": flops,
         }
         for k, (name, flops) in enumerate(zip(names, step_flops, strict=True), 1)
@@ -147,7 +155,8 @@ def comparison_document(names, step_flops) -> dict:
         for k, part in enumerate(parts)
     ]
     scaling = {"exponent": 0.93} if len(set(step_flops)) > 1 else None
-    return {"baseline": names[0], "runs": rows, "components": changes, "scaling": scaling}
+    about = {"baseline": names[0], "repeats": None, "scaling": scaling}
+    return about | {"runs": rows, "components": changes, "classes": [], "operators": []}
 
 
 def steps_document() -> dict:
@@ -190,6 +199,8 @@ def memory_rows() -> list[dict]:
     ]
 
 
+RSS = "resident set size of the process, libraries included (--profile-memory counts only tensors)"
+LAUNCHED = ["performance_results_tiny_20261122_082620", "performance_results_small_20261122_082625"]
 METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
 SUMS = {
     name: [0.1 * n * (1 + n * e) for n in range(1, 1000)]
@@ -202,10 +213,9 @@ FIGURES = {
     "memory_timeline": lambda: draw_memory_timeline(memory_document(), ABOUT),
     "roofline": lambda: draw_roofline(roofline_document(), ABOUT),
     "roofline_of_unknown_device": lambda: draw_roofline(roofline_document(roofs=False), ABOUT),
-    "comparison": lambda: draw_comparison(comparison_document(["baseline", "a_run"], [17e9] * 2)),
-    "comparison_of_sizes": lambda: draw_comparison(
-        comparison_document(["results_tiny_20261122_082620", "results_small_20261122_082625"], [1.8e10, 2.8e11])
-    ),
+    "comparison": lambda: compare.comparison_figure(comparison_document(["baseline", "a_run"], [17e9] * 2)),
+    "comparison_of_sizes": lambda: compare.comparison_figure(comparison_document(LAUNCHED, [1.8e10, 2.8e11])),
+    "comparison_of_long_names": lambda: draw_comparison(comparison_document(LAUNCHED, [1.8e10, 2.8e11])),
     "comparison_of_near_sizes": lambda: draw_comparison(comparison_document(["a", "b", "c" * 60], [8e9, 1e10, 1.8e10])),
     "training": lambda: training_figure([phase_row() for _ in METHODS], [f"tiny {name}" for name in METHODS], ABOUT),
     "memory_study": lambda: memory_figure(memory_rows(), FIT, ABOUT),
@@ -229,6 +239,14 @@ FIGURES = {
 def test_a_figure_can_be_read(name):
     with plain_text():
         assert not flaws(FIGURES[name]())
+
+
+@pytest.mark.parametrize("name", ["comparison_of_sizes", "comparison_of_long_names"])
+def test_names_of_launchers_are_whole_and_leave_room(name):
+    figure = FIGURES[name]()
+    FigureCanvasAgg(figure).draw()
+    assert not [text.get_text() for text in figure.findobj(Text) if "…" in text.get_text()]
+    assert min(axes.get_position().width for axes in figure.axes) > 0.55
 
 
 @pytest.mark.parametrize("name", ["cpu.pt", "gpu.pt"])
@@ -274,4 +292,5 @@ def test_logarithmic_axes_have_three_ticks_or_more(low, high):
     log_axis(axes.xaxis)
     shown = [at for at in axes.get_xticks() if low <= at <= high]
     assert 3 <= len(shown) <= 8
+    assert axes.get_xticks()[0] <= low
     assert all(math.isfinite(float(axes.xaxis.get_major_formatter()(at, 0).replace(",", ""))) for at in shown)
