@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from analysis.comparison_parts import NOISE
 from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
-from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatch_of, series
+from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatches_of, series
 from analysis.wording import shortened, told_apart
 from harness.phases import PHASES as PHASE_NAMES
 
@@ -93,7 +93,8 @@ def draw_changes(axes, comparison: dict) -> None:
     kind = "component" if comparison["components"] else "class"
     parts, noise = [row[kind] for row in rows], [row["difference"] == NOISE for row in rows]
     colors = [GRAY if still else color_of(part) for part, still in zip(parts, noise, strict=True)]
-    hatches = ["" if still else hatch_of(part) for part, still in zip(parts, noise, strict=True)]
+    hatched = hatches_of(parts)
+    hatches = ["" if still else hatched[part] for part, still in zip(parts, noise, strict=True)]
     style = {"color": colors, "hatch": hatches, "edgecolor": SEAM, "linewidth": 0}
     axes.barh(range(len(rows)), [row["change_ms"] for row in rows], **style)
     axes.set_yticks(range(len(rows)), told_apart(parts, 48), fontsize=8.5)

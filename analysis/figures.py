@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
 from analysis.opportunities import gain_text
-from analysis.palette import GRAY, MEMORY, color_of, hatch_of, in_order, text_color
+from analysis.palette import GRAY, MEMORY, color_of, hatch_of, hatches_of, in_order, text_color
 from analysis.wording import shortened, told_apart
 
 WIDTH = 10.5  # inches
@@ -146,7 +146,8 @@ def breakdown_figure(analysis: dict, about: str) -> Figure:
         about,
     )
     left, segments = np.zeros(len(names)), []
-    stacks = [(part, color_of(part), hatch_of(part), [shown[part]]) for part in in_order(shown)]
+    hatches = hatches_of_parts(analysis)
+    stacks = [(part, color_of(part), hatches[part], [shown[part]]) for part in in_order(shown)]
     for part, color, hatch, rows in [*stacks, (f"{len(rest)} smaller", GRAY, "", rest)]:
         widths = np.array([sum(row["phases_ms"].get(phase, 0.0) for row in rows) for phase in names])
         if widths.any():
@@ -193,20 +194,26 @@ def kernels_figure(analysis: dict, about: str, top: int = 12) -> Figure | None:
         return None
     names, values = [row["name"] for row in rows], [row["total_us"] / 1e3 for row in rows]
     texts = [f"{row['share']:.1%}, {row['count_per_step']:.0f} per step, {row['mean_us']:.1f} us" for row in rows]
-    parts = [row["component"] or "other" for row in rows]
-    style = {"color": [color_of(part) for part in parts], "hatch": [hatch_of(part) for part in parts]}
+    parts, hatches = [row["component"] or "other" for row in rows], hatches_of_parts(analysis)
+    style = {"color": [color_of(part) for part in parts], "hatch": [hatches[part] for part in parts]}
     title = "GPU kernels with the most time, in the color of the component that launched them most"
     axis = "GPU time, all profiled steps (ms)"
     figure = bars_figure(title, about, names, values, texts, axis, **style)
-    component_legend(figure, parts)
+    component_legend(figure, parts, hatches)
     return figure
 
 
-def component_legend(figure: Figure, parts: Iterable[str]) -> None:
+def hatches_of_parts(analysis: dict) -> dict[str, str]:
+    """Of every part that a figure of the profile may show, so that each looks the same in all of them."""
+    names = [row["component"] for row in (*analysis["components"], *analysis["kernels"]) if row["component"]]
+    return hatches_of(["other", *names, *analysis["step_timeline"]["components"]])
+
+
+def component_legend(figure: Figure, parts: Iterable[str], hatches: dict[str, str]) -> None:
     """Below the axes, in the order of the palette."""
     style = {"edgecolor": SEAM, "linewidth": 0}
     handles = [
-        Patch(facecolor=color_of(part), hatch=hatch_of(part), label=shortened(part, 30), **style)
+        Patch(facecolor=color_of(part), hatch=hatches[part], label=shortened(part, 30), **style)
         for part in in_order({*parts})
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=5, fontsize=7.5, frameon=False)
@@ -277,20 +284,24 @@ def timeline_figure(analysis: dict, about: str) -> Figure | None:
     title = f"Timeline of step {timeline['step']}, the one of median duration"
     figure, axes = new_axes(title, 2.3 + 0.5 * len(lanes), about)
     seen: dict[str, float] = {}
-    segments = []
+    corners: dict[str, list] = {}
+    segments, hatches = [], hatches_of_parts(analysis)
     for at, lane in enumerate(lanes):
-        corners, faces = [], []
         for start, end, key in lane["pieces"]:
             name = timeline["components"][key]
-            faces.append(color_of(name))
-            corners.append([(start, at - 0.4), (end, at - 0.4), (end, at + 0.4), (start, at + 0.4)])
-            segments.append((start, end - start, at, name, faces[-1]))
+            box = [(start, at - 0.4), (end, at - 0.4), (end, at + 0.4), (start, at + 0.4)]
+            corners.setdefault(name, []).append(box)
+            segments.append((start, end - start, at, name, color_of(name)))
             seen[name] = seen.get(name, 0.0) + end - start
-        # Outlines keep pieces visible that are narrower than a pixel.
-        axes.add_collection(PolyCollection(corners, facecolors=faces, edgecolors=faces, linewidths=0.3))
+    for name, pieces in corners.items():
+        # Outlines keep pieces visible that are narrower than a pixel; the hatching has the color of an outline.
+        filled = {"facecolors": color_of(name), "edgecolors": color_of(name), "linewidths": 0.3}
+        hatched = {"facecolors": "none", "edgecolors": SEAM, "linewidths": 0, "hatch": hatches[name]}
+        for style in (filled, hatched):
+            axes.add_collection(PolyCollection(pieces, **style))
     axes.set(xlim=(0, timeline["length_ms"]), ylim=(len(lanes) - 0.5, -0.5), xlabel="time since the step began (ms)")
     axes.set_yticks(range(len(lanes)), [lane["name"] for lane in lanes])
-    component_legend(figure, sorted(seen, key=lambda name: -seen[name])[:20])
+    component_legend(figure, sorted(seen, key=lambda name: -seen[name])[:20], hatches)
     label_segments(axes, (one for one in segments if one[1] > timeline["length_ms"] / 50))
     return figure
 

@@ -1,6 +1,7 @@
 """Colors: one for each part of a model, fixed by its name alone, so that it is the same in every figure and report.
 
-A family of parts shares a hue and a hatching, which tells families apart without color.
+A family of parts shares a hue and a hatching, which tells families apart without color.  Parts of other models may get
+the same color: a figure tells them apart by more hatching.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
+from itertools import combinations
 from typing import NamedTuple
 from zlib import crc32
 
@@ -59,6 +61,7 @@ FAMILIES = (
     Family(r"(?!)", "", {"framework overhead": "#9a9a9a", "unattributed": "#404040", "other": "#c8c8c8"}),
     Family(r"(?!)", "", {"idle": "#e6e6e6"}),
 )  # fmt: skip
+MARKS = "-|/\\.ox+*"  # sparser than the hatching of a family, which is doubled
 GRAY = "#c8c8c8"
 SOFT = "#5b6675"  # text beside the point
 # Phases and categories of memory; those that are a part of the model as well have its color.
@@ -102,6 +105,22 @@ def color_of(part: str) -> str:
 
 def hatch_of(part: str) -> str:
     return FAMILIES[place_of(part)[0]].hatch
+
+
+def hatches_of(parts: Iterable[str]) -> dict[str, str]:
+    """Hatching of each part in a figure: that of its family, with more lines for a part that would look like another.
+
+    The workshop's own parts keep theirs, so that they are the same in every figure.
+    """
+    out: dict[str, str] = {}
+    taken = set()
+    for part in sorted({*parts}, key=lambda part: (part not in FAMILIES[place_of(part)[0]].members, part)):
+        hatch, color = hatch_of(part), color_of(part)
+        marks = [mark for mark in MARKS if mark not in hatch]
+        more = ("".join(some) for n in range(len(marks)) for some in combinations(marks, n))
+        out[part] = next(hatch + one for one in more if (color, hatch + one) not in taken)
+        taken.add((color, out[part]))
+    return out
 
 
 def in_order(parts: Iterable[str]) -> list[str]:

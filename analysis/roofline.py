@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from analysis.figures import SEAM, WIDTH, bare, beside, entitle, log_axis
 from analysis.hardware import NO_PEAK
-from analysis.palette import color_of, hatch_of, series
+from analysis.palette import color_of, hatches_of, series
 from analysis.wording import count_of, narrow_table
 from harness.files import explain_nulls
 from harness.tables import Column, column
@@ -220,8 +220,9 @@ def draw_roofs(axes, compute: list[dict], bandwidth: list[dict], unit: str, scal
 def draw_bandwidth(axes, data: dict, rows: list[dict]) -> None:
     used, parts = [row["bytes_per_sec"] / 1e9 for row in rows], [row["name"] for row in rows]
     peaks = [(one["rate"] / 1e9, STYLES[one["kind"]]) for one in data["roofs"]["bandwidth"]]
-    colors, hatches = [color_of(part) for part in parts], [hatch_of(part) for part in parts]
-    axes.barh(parts, used, color=colors, hatch=hatches, height=0.7, edgecolor=SEAM, linewidth=0)
+    colors, hatched = [color_of(part) for part in parts], hatches_of(parts)
+    style = {"color": colors, "hatch": [hatched[part] for part in parts], "edgecolor": SEAM, "linewidth": 0}
+    axes.barh(parts, used, height=0.7, **style)
     for rate, style in peaks:
         axes.axvline(rate, color="#444444", linestyle=style, linewidth=1.2, zorder=0)
     limit = max([1e-9, *used, *(rate for rate, _ in peaks)])

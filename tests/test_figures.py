@@ -14,7 +14,7 @@ from analysis import compare
 from analysis.comparison_figure import draw_comparison
 from analysis.figures import log_axis, plain_text, profile_figures, steps_figure
 from analysis.memory import draw_memory_timeline
-from analysis.palette import FAMILIES, MEMORY, PHASES, color_of, hatch_of, in_order
+from analysis.palette import FAMILIES, MEMORY, PHASES, color_of, hatch_of, hatches_of, in_order
 from analysis.roofline import draw_roofline
 from analysis.trace import read_trace
 from harness.units import MB
@@ -50,6 +50,10 @@ def flaws(figure) -> list[str]:
         width, height = min(one.x1, other.x1) - max(one.x0, other.x0), min(one.y1, other.y1) - max(one.y0, other.y0)
         if width > 1 and height > 1:
             found.append(f"overlap: {a!r}, {b!r}")
+    legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    for legend in legends:
+        looks = [(patch.get_facecolor(), patch.get_hatch() or "") for patch in legend.get_patches()]
+        found += [f"looks like another: {look}" for look in {*looks} if looks.count(look) > 1]
     return found + [flaw for axes in figure.axes for flaw in flaws_of_axes(axes)]
 
 
@@ -283,6 +287,15 @@ def test_colors_are_fixed_and_families_differ():
     assert in_order(["mlp.up_proj", "idle", "attention.o_proj", "attention.q_proj", "data"]) == [
         "data", "attention.q_proj", "attention.o_proj", "mlp.up_proj", "idle"
     ]  # fmt: skip
+
+
+def test_parts_of_a_figure_never_look_alike():
+    twins = {"communication", "DistributedDataParallel", "Sequential", "ResNet.Conv2d"}
+    twins |= {f"BertLayer.{n}.Linear" for n in range(60)} | {f"attention.head_{n}" for n in range(60)}
+    found = hatches_of(twins)
+    assert len({(color_of(part), hatch) for part, hatch in found.items()}) == len(twins)
+    assert found["communication"] == hatch_of("communication")
+    assert found["attention.head_0"].startswith(hatch_of("attention.head_0"))
 
 
 @pytest.mark.parametrize(("low", "high"), [(1e-8, 1), (6, 7), (8, 18), (3, 40), (0.01, 2000), (9e9, 2e10)])
