@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from harness.distributed import suffix_of_rank, when_stuck
 from harness.environment import describe_environment
 from harness.errors import UserError, deferred_signals, explain_error, is_interruption
 from harness.files import files_of_run, make_folder, prepare_folder, write_figure, write_json
-from harness.parallel import described
+from harness.parallel import ParallelConfig, described
 from harness.phases import summary_stats
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
 from harness.run_summary import MeasuredRun, basis_lines, disturbance_lines, summarize, summary_lines
@@ -311,7 +311,8 @@ class RunReport:
         from torch.utils.tensorboard.summary import hparams
 
         every = self.config["training"] | self.config["model"]
-        hidden = {name for name in every if name in HIDDEN_SETTINGS or name.endswith("_reason")}
+        hidden = HIDDEN_SETTINGS | {name for name in every if name.endswith("_reason")}
+        hidden |= {one.name for one in fields(ParallelConfig)} if self.world_size == 1 else set()
         settings = in_words({name: every[name] for name in every if name not in hidden})
         performance = summary["performance"]
         metrics = {name: performance[name] for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops")}
