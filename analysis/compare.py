@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.comparison_parts import NOISE, compare_profiles
+from analysis.run_ending import mfu_percent
 from analysis.wording import count_of, narrow_table, short_names
 from harness.disturbance import disturbance_text
 from harness.documents import read_document
@@ -33,7 +34,7 @@ REASONS = {
     "std_ms": "needs at least two steps",
     "ratio_95": "an interval needs three steps of each run",
     "noise_ms": "one of the profiles has a single step",
-    "mfu_percent": "no flops_profile.json in the folder",
+    "mfu_percent": "no step was completed, or no peak of this device is known",
     "verdict": "not profiled",
     **dict.fromkeys(("disturbed", "waited_share", "lost_share"), "not measured by the run"),
     "size": "no --size was given",
@@ -71,6 +72,12 @@ class Run:
             return {"disturbed": None, "waited_share": None, "lost_share": None, "disturbance": "not measured"}
         values = {name: found[name] for name in ("disturbed", "waited_share", "lost_share")}
         return values | {"disturbance": disturbance_text(found)}
+
+    @property
+    def mfu_percent(self) -> float | None:
+        """As the run printed it; a run of another machine may have its peak in its flops_profile.json alone."""
+        found = mfu_percent(self.summary)
+        return self.flops["efficiency_metrics"]["mfu_percent"] if found is None and self.flops else found
 
     @property
     def clock(self) -> str:
@@ -183,7 +190,7 @@ def run_row(run: Run, baseline: Run) -> dict:
         "tokens_per_sec": performance["tokens_per_sec"],
         "step_flops": performance["model_flops_per_step"],
         "achieved_tflops": performance["achieved_tflops"],
-        "mfu_percent": run.flops["efficiency_metrics"]["mfu_percent"] if run.flops else None,
+        "mfu_percent": run.mfu_percent,
         "peak_mb": summary["memory"]["peak_mb"],
         "memory_source": summary["memory"]["source"],
         **peak_ratio(summary["memory"], baseline.summary["memory"]),

@@ -5,28 +5,43 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from analysis.hardware import compute_ceilings
+from analysis.hardware import Ceiling, compute_ceilings
 from harness.console import is_first_rank
 from harness.documents import read_document
 from harness.tables import ANSWER_LINES
 
 
+def known_peak(summary: dict) -> Ceiling | None:
+    """The peak that the MFU of a run refers to, if it is known already: nothing is measured for it."""
+    tflops = summary["performance"]["achieved_tflops"]
+    if tflops is None:
+        return None
+    device, choice = summary["environment"]["device"], summary["config"]["profiling"]["peak"]
+    precision = summary["config"]["training"]["precision"]
+    ceilings = compute_ceilings(device, precision, choice, 1e12 * tflops, measure="kept")
+    return ceilings[0] if ceilings else None
+
+
+def mfu_percent(summary: dict) -> float | None:
+    """MFU of a run, from its performance_summary.json; None if no peak is known."""
+    peak = known_peak(summary)
+    return peak and 1e14 * summary["performance"]["achieved_tflops"] / peak.rate
+
+
 def mfu_line(summary: dict) -> str:
-    """MFU by a peak that is known already: closing a run measures nothing."""
-    performance, training = summary["performance"], summary["config"]["training"]
+    """MFU with its peak, or why it is unknown."""
+    performance = summary["performance"]
     tflops = performance["achieved_tflops"]
     if tflops is None:
         return f"MFU: unknown: {performance['achieved_tflops_reason']}"
-    device, choice = summary["environment"]["device"], summary["config"]["profiling"]["peak"]
-    ceilings = compute_ceilings(device, training["precision"], choice, 1e12 * tflops, measure="kept")
     per_rank = " per rank" if summary["training"]["world_size"] > 1 else ""
     tokens = f"{performance['tokens_per_sec']:,.0f} tokens/sec"
-    if not ceilings:
+    peak = known_peak(summary)
+    if peak is None:
         why = "no peak is known (run_deepspeed_flops.py measures one)"
         return f"MFU: unknown, {why}; {tflops:.4g} TFLOP/s{per_rank}, {tokens}"
-    peak = ceilings[0]
     kind = "measured here" if peak.kind == "measured" else peak.kind
-    share = f"{1e14 * tflops / peak.rate:.1f}%"
+    share = f"{mfu_percent(summary):.1f}%"
     return f"MFU: {share}, {tflops:.4g} of {peak.rate / 1e12:,.4g} TFLOP/s ({kind}){per_rank}, {tokens}"
 
 

@@ -21,6 +21,7 @@ from analysis.compare import (
 )
 from analysis.comparison_parts import NOISE, compare_profiles
 from analysis.components import NAMED_RANGES, OPERATOR_KINDS
+from analysis.run_ending import mfu_line
 from analysis.trace import read_trace
 from analysis.wording import narrow_table, short_names
 from harness.documents import SCHEMA_VERSION
@@ -144,6 +145,16 @@ def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
     # The other way round: the baseline was disturbed, and may have been as fast.
     words = {row["name"]: row["difference"] for row in compare([slow, base])["runs"]}
     assert words == {"slow": NOISE, "base": UNDECIDED}
+
+
+def test_the_mfu_of_a_run_is_the_one_that_it_printed(runs, tmp_path):
+    config = json.loads((runs / "wide" / "performance_summary.json").read_text())["config"]
+    config["profiling"]["peak"] = 0.5
+    given = copy_of(runs / "wide", tmp_path / "given", config=config)
+    rows = compare([runs / "wide", given])["runs"]
+    printed = mfu_line(json.loads((given / "performance_summary.json").read_text()))
+    assert printed.startswith(f"MFU: {rows[1]['mfu_percent']:.1f}%, ")
+    assert rows[1]["mfu_percent"] == pytest.approx(200 * rows[1]["achieved_tflops"])
 
 
 def test_intervals():
