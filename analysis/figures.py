@@ -232,7 +232,8 @@ def gpu_figure(analysis: dict, about: str) -> Figure | None:
     ]
     unknown = [{"cause": "cause unknown", "ms": timeline["idle_ms"]}]
     causes = [row for row in timeline["idle_by_cause"] or unknown if row["ms"] > 0]
-    parts += [(f"idle: {row['cause']}", row["ms"], grey, "") for row, grey in zip(causes, IDLE_GRAYS, strict=False)]
+    named = zip((row["cause"].replace("_", " ") for row in causes), causes, IDLE_GRAYS, strict=False)
+    parts += [(f"idle: {cause}", row["ms"], gray, "") for cause, row, gray in named]
     figure, axes = new_axes(f"GPU timeline, first to last event: {total:.2f} ms", 2.2, about)
     left, segments = 0.0, []
     for name, ms, color, hatch in parts:

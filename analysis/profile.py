@@ -407,7 +407,8 @@ def gpu_facts(timeline: dict) -> dict[str, str]:
         why = f"by cause unknown: {timeline['idle_by_cause_reason']}"
         return facts | {"GPU idle": why, "Launch delay": why.removeprefix("by cause ")}
     causes = [row for row in timeline["idle_by_cause"] if row["share_of_total"] >= 0.001]
-    facts["GPU idle"] = ", ".join(f"{row['cause']} {row['share_of_total']:.1%}" for row in causes) or "never"
+    texts = (f"{row['cause'].replace('_', ' ')} {row['share_of_total']:.1%}" for row in causes)
+    facts["GPU idle"] = ", ".join(texts) or "never"
     if timeline["launch_delay_us"]:
         delay, depth = timeline["launch_delay_us"], timeline["queue_depth"]
         times = f"median {delay['p50']:.1f} us, p95 {delay['p95']:.1f} us"

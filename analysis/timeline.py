@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.links import OPERATOR, AttributedLinks, once
 from analysis.trace import where_name
-from harness.tables import column
+from harness.tables import Column, column
 
 Intervals = tuple[np.ndarray, np.ndarray]  # starts and ends
 
@@ -246,7 +246,7 @@ def queue(links: AttributedLinks) -> dict:
 # ---- For a reader --------------------------------------------------------------------------------------------------
 
 IDLE_COLUMNS = [
-    column("idle cause", "cause", left=True),
+    Column("idle cause", lambda row: row["cause"].replace("_", " "), left=True),
     column("ms", "ms", ",.3f"),
     column("share of total", "share_of_total", ".1%"),
     column("meaning", "meaning", left=True),

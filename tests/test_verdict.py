@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from matplotlib.text import Text
 from traces import (
     ADD,
     H100_PROPERTIES,
@@ -20,10 +21,12 @@ from traces import (
     write_trace,
 )
 
+from analysis.figures import gpu_figure
 from analysis.hardware import described, rows_named
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.links import link
-from analysis.profile import analyze_all, trust_text
+from analysis.profile import analyze_all, head_lines, trust_text
+from analysis.timeline import IDLE_COLUMNS
 from analysis.verdict import ran_here, ridge_of
 from harness.environment import describe_environment
 
@@ -136,6 +139,11 @@ def test_work_of_the_program_outside_of_operators_is_host_code(tmp_path):
     # From the end of the first kernel, or operator, to the next operator.
     assert analysis["verdict"]["shares"]["host_code"] == pytest.approx((20_200 - 330) / 20_310)
     assert on_cpu["shares"]["host_code"] == pytest.approx((20_200 - 109) / 20_310)
+    # For people, in words.
+    shown = [IDLE_COLUMNS[0].text(row) for row in analysis["gpu_timeline"]["idle_by_cause"]]
+    shown += [line for line in head_lines(analysis) if line.startswith("GPU idle:")]
+    shown += [text.get_text() for text in gpu_figure(analysis, "").findobj(Text)]
+    assert "host_code" not in " ".join(shown) and sum("host code" in text for text in shown) >= 3
     assert "launch" not in {row["name"] for row in analysis["opportunities"]}
     assert max(row["speedup_bound"] for row in analysis["opportunities"]) < 1.05
 
