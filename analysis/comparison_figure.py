@@ -57,7 +57,8 @@ def draw_step_times(axes, comparison: dict) -> None:
     name_runs(axes, rows)
     baseline = ["baseline", *(row["difference"] for row in rows[1:])]
     texts = [
-        f"{row['ratio']:.2f}x {text}" if row["ratio"] else "no steps" for row, text in zip(rows, baseline, strict=True)
+        f"ratio {row['ratio']:.2f}, {text}" if row["ratio"] else "no steps"
+        for row, text in zip(rows, baseline, strict=True)
     ]
     beside(axes, texts)
     axes.set(xlabel="time per step, mean (ms); error bars: standard deviation")
