@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.compare import IGNORED, check_distinct, settings_lines, unique_names
 from analysis.comparison_parts import NOISE, STANDARD_ERRORS
-from analysis.wording import narrow_table, shortened
+from analysis.wording import narrow_table, short_names, shortened
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import FILES, explain_nulls
@@ -138,14 +138,17 @@ def sweep_comparison_answer(comparison: dict, read_on: str) -> list[str]:
     rows, key = comparison["rows"], " ".join(comparison["key"])
     changed = [row for row in rows if row["difference"] not in (NOISE, "equal")]
     changed.sort(key=lambda row: -abs(math.log(row["ratio"])) if row["ratio"] else 0)
+    short = dict(zip(comparison["names"], short_names(comparison["names"]), strict=True))
+    baseline = short[comparison["baseline"]]
     largest = [
-        f"{row['row']}: {row['figure']} {row['before']:,.4g}, {row['after']:,.4g} in {row['run']}, {row['difference']}"
+        f"{row['row']}: {row['figure']} {row['before']:,.4g}, {row['after']:,.4g} in {short[row['run']]}, "
+        + row["difference"]
         for row in changed[:5]
     ]
     statuses = [row["row"] for row in comparison["statuses"]]
     return answer(
         {
-            "Finding": f"{len(changed)} of {len(rows)} figures differ from {comparison['baseline']} by more than noise",
+            "Finding": f"{len(changed)} of {len(rows)} figures differ from {baseline} by more than noise",
             f"Largest, by {key}": largest or "none",
             "Other statuses": ", ".join(statuses) or "none",
             "Settings that differ": settings_lines({row["name"]: row["values"] for row in comparison["differences"]}),
