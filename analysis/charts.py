@@ -66,7 +66,7 @@ def gpu_chart(analysis: dict, documents: dict) -> Chart | None:
         ("exposed copies", timeline["exposed_memcpy_ms"], color_of("copy")),
     ]
     causes = timeline["idle_by_cause"] or [{"cause": "cause unknown", "ms": timeline["idle_ms"]}]
-    parts += [(f"idle: {row['cause']}", row["ms"], color_of(IDLE)) for row in causes]
+    parts += [(f"idle: {row['cause'].replace('_', ' ')}", row["ms"], color_of(IDLE)) for row in causes]
     parts = [part for part in parts if part[1] > 0]
     names, ms, colors = ([*column] for column in zip(*parts, strict=True)) if parts else ([], [], [])
     data = [bars("GPU", colors, names, ms, "%{y}: %{x:.3f} ms", showlegend=False)]

@@ -282,8 +282,8 @@ def trust_facts(trust: dict) -> dict[str, str]:
         "Events": f"{trust['events']:,}, of these {trust['operators']:,} operators and {trust['gpu_events']:,} on the "
         f"GPU; {trust['malformed_events']:,} skipped",
         "Steps": f"{trust['steps']} marked" + (f"; {without} without GPU events" if without is not None else ""),
-        "Kernel launches": f"{trust['kernel_launches']:,}; {trust['launches_without_kernel']:,} of the steps' have no "
-        "kernel in the trace",
+        "Kernel launches": f"{trust['kernel_launches']:,}; {trust['launches_without_kernel']:,} in the steps without "
+        "a kernel in the trace",
         "GPU events linked": "no GPU events" if linked is None else f"{linked:.1%} of those launched in the trace",
         "Graph launches": f"{trust['graph_launches']:,}",
         "Ranks": "not in the trace" if trust["world_size"] is None else rank,
