@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from harness.timing import StepRecord
     from harness.workload import Workload
 
-LEAST_RATIO = 0.25  # backward / forward time; twice the matmuls at eight times the rate of the forward pass
+LEAST_RATIO = 0.1  # backward / forward time; twice the matmuls at twenty times the rate of the forward pass
+LEAST_STEPS = 3  # whose times are looked at: fewer may all have been held up in the forward pass
 NAMES_SHOWN = 20  # of the parameters of a finding
 IN_LAYER = re.compile(r"(?:^|\.)layers\.\d+\.")
 
@@ -66,8 +67,8 @@ def audit_document(
     elif first_loss is not None and abs(first_loss - expected[0]) > expected[1]:
         detail = f"the first loss is {first_loss:.3f}, and random weights give {expected[0]:.2f}"
         findings.append({"check": "first_loss", "detail": f"{detail} within {expected[1]:.2f}"})
-    if len(averaged) < 2:
-        reason = "fewer than two averaged steps"
+    if len(averaged) < LEAST_STEPS:
+        reason = f"fewer than {LEAST_STEPS} averaged steps"
         not_checked += [{"check": check, "reason": reason} for check in ("backward_time", "rate")]
     else:
         findings += time_findings(averaged, workload, limit)
