@@ -32,7 +32,6 @@ if __name__ == "__main__":
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -45,14 +44,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness import doctor
+from harness.audit import audit_text
+from harness.chunked_loss import chunked_loss
 from harness.command_line import OneLineParser, flag, memory_size, network_choice, verbose_flag
 from harness.console import is_first_rank, say
+from harness.corpus import synthetic_corpus, text_corpus
+from harness.cuda_graphs import GraphedModel
 from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank, set_numerics
 from harness.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.errors import UserError, exit_code_of, raise_if_interrupted
 from harness.files import explain_nulls, prepare_folder, write_json
+from harness.flag_combinations import check_combinations, check_device_has, check_model
 from harness.hardware_seen import unseen_hardware
-from harness.no_sync import check_no_sync, no_sync_steps
+from harness.no_sync import no_sync_steps
 from harness.parallel import ParallelConfig, check_shards, gradient_sync, parallel_settings, replicated, sharded_state
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig, check_profiling
 from harness.run_report import RunReport
@@ -92,12 +96,15 @@ class TinyLlamaConfig:
         layer = attention + mlp + 2 * self.hidden_dim  # and two norms
         return 2 * self.vocab_size * self.hidden_dim + self.n_layers * layer + self.hidden_dim
 
-    def forward_flops_by_component(self, batch_size: int, seq_len: int, attention: str = "eager") -> dict[str, int]:
+    def forward_flops_by_component(
+        self, batch_size: int, seq_len: int, options: OptimizationConfig | None = None
+    ) -> dict[str, int]:
         """Matmul FLOPs of one forward pass over [batch_size, seq_len] tokens, summed over layers.
 
         Convention: two per multiply-add, the full S x S scores (the causal half is computed and masked, as eager
-        attention below does; a fused kernel may skip it), no element-wise work.
+        attention below does; a fused kernel may skip it), no element-wise work.  Options change the parts, not the sum.
         """
+        options = options or OptimizationConfig()
         tokens = batch_size * seq_len
         per_layer = {
             "attention.q_proj": 2 * tokens * self.hidden_dim * self.hidden_dim,
@@ -110,15 +117,48 @@ class TinyLlamaConfig:
             "mlp.up_proj": 2 * tokens * self.hidden_dim * self.intermediate_dim,
             "mlp.down_proj": 2 * tokens * self.intermediate_dim * self.hidden_dim,
         }
-        if attention == "sdpa":  # one kernel does both
-            per_layer["attention.sdpa"] = per_layer.pop("attention.scores") + per_layer.pop("attention.weighted_sum")
+        fused = {}  # matmuls that become one
+        if options.attention == "sdpa":
+            fused["attention.sdpa"] = ("attention.scores", "attention.weighted_sum")
+        if options.fused_projections:
+            fused["attention.qkv_proj"] = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
+            fused["mlp.gate_up_proj"] = ("mlp.gate_proj", "mlp.up_proj")
+        for one, parts in fused.items():
+            per_layer[one] = sum(per_layer.pop(part) for part in parts)
         flops = {component: self.n_layers * count for component, count in per_layer.items()}
         flops["lm_head"] = 2 * tokens * self.hidden_dim * self.vocab_size
         return flops
 
 
 @dataclass(frozen=True)
-class TrainingConfig(ParallelConfig):
+class OptimizationConfig:
+    """How the same step is computed: none of these changes the result beyond rounding.  docs/optimizations.md"""
+
+    attention: str = flag(
+        "eager", "eager writes the scores to memory; sdpa is PyTorch's fused attention", choices=["eager", "sdpa"]
+    )
+    fused_projections: bool = flag(False, "one matmul for q, k and v, and one for gate and up")
+    fused_norm: bool = flag(False, "PyTorch's RMSNorm, one kernel on a GPU")
+    fused_rope: bool = flag(False, "rotary embedding in three kernels instead of five")
+    fused_loss: bool = flag(False, "loss from a part of the vocabulary at a time: the logits never exist whole")
+    activation_checkpointing: bool = flag(False, "keep only the input of each block, recompute the rest")
+    optimizer_impl: str | None = flag(
+        None, "AdamW over lists of tensors or in one kernel", choices=["foreach", "fused"], shown="PyTorch's choice"
+    )
+    compile: bool = flag(False, "torch.compile the model before step 1")
+    compile_mode: str = flag(
+        "default",
+        "of torch.compile: reduce-overhead replays CUDA graphs, max-autotune times several kernels for each matmul",
+        choices=["default", "reduce-overhead", "max-autotune"],
+    )
+    cuda_graphs: bool = flag(False, "capture forward and backward pass as CUDA graphs: one launch each")
+
+    def fused_parts(self) -> list[str]:
+        return [part for part in ("projections", "norm", "rope", "loss") if getattr(self, f"fused_{part}")]
+
+
+@dataclass(frozen=True)
+class TrainingConfig(OptimizationConfig, ParallelConfig):
     """How the model is trained, on how many ranks, and where the files of the run go."""
 
     batch_size: int = flag(8, "samples per optimizer step and rank")
@@ -127,14 +167,6 @@ class TrainingConfig(ParallelConfig):
     learning_rate: float = flag(1e-4, "AdamW learning rate")
     gradient_accumulation_steps: int = flag(1, "micro-batches that the samples of a step are split into")
     precision: str = flag("fp32", "precision of the arithmetic; bf16 and fp16 use autocast", choices=list(PRECISIONS))
-    attention: str = flag(
-        "eager", "eager writes the scores to memory; sdpa is PyTorch's fused attention", choices=["eager", "sdpa"]
-    )
-    compile: bool = flag(False, "torch.compile the model before step 1")
-    activation_checkpointing: bool = flag(False, "keep only the input of each block, recompute the rest")
-    optimizer_impl: str | None = flag(
-        None, "AdamW over lists of tensors or in one kernel", choices=["foreach", "fused"], shown="PyTorch's choice"
-    )
     device: str = flag(
         "auto", "auto uses a GPU if available; cuda also selects ROCm GPUs", choices=["auto", "cuda", "cpu"]
     )
@@ -181,12 +213,14 @@ SIZE_ALIASES = {"med": "medium", "xl": "very_large", "verylarge": "very_large"}
 class RMSNorm(nn.Module):
     """Root-mean-square normalization over the last dimension, computed in float32 at any precision."""
 
-    def __init__(self, dim: int, eps: float):
+    def __init__(self, dim: int, eps: float, fused: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
+        self.eps, self.fused = eps, fused
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused:  # one kernel on a GPU, which keeps one number per row; on a CPU the operators below
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         x32 = x.float()  # a sum of D squares overflows in fp16 and loses digits in bf16
         x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * x32.to(x.dtype)
@@ -195,18 +229,24 @@ class RMSNorm(nn.Module):
 class RotaryEmbedding(nn.Module):
     """Rotary position embedding, rotate-half convention: dimension i is rotated together with i + E/2."""
 
-    def __init__(self, head_dim: int, max_seq_len: int, theta: float):
+    def __init__(self, head_dim: int, max_seq_len: int, theta: float, fused: bool = False):
         super().__init__()
+        self.fused, sign = fused, torch.ones(head_dim)
+        if fused:  # the minus of the rotation is in the table
+            sign[: head_dim // 2] = -1
         inverse_frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)  # [E/2]
         angles = torch.outer(torch.arange(max_seq_len).float(), inverse_frequency)  # [S, E/2]
         angles = torch.cat((angles, angles), dim=-1)  # [S, E]: i and i + E/2 rotate by the same angle
         # Buffers move with the model; they follow from the configuration, so checkpoints leave them out.
         self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.register_buffer("sin", sign * angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, H, S, E] -> [B, H, S, E], rotated by position."""
         seq_len = x.shape[2]
+        if self.fused:  # halves swapped by one copy; multiplied and added by one kernel
+            swapped = x.roll(x.shape[3] // 2, dims=-1)  # [B, H, S, E]
+            return torch.addcmul(x * self.cos[:seq_len], swapped, self.sin[:seq_len])
         first, second = x.chunk(2, dim=-1)  # [B, H, S, E/2] each
         rotated = torch.cat((-second, first), dim=-1)  # [B, H, S, E]: every pair rotated by 90 degrees
         return x * self.cos[:seq_len] + rotated * self.sin[:seq_len]
@@ -236,23 +276,39 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, part: 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, part: str = "attention") -> Tensor:
     """The same with F.scaled_dot_product_attention: PyTorch picks a kernel, and the fused ones never write the scores.
 
-    Key/value heads are copied as in eager attention, because fused float32 kernels on GPUs require as many as q has.
+    They read each key/value head for all query heads that share it.  Those of GPUs for float32 require as many as q
+    has, so there the heads are copied, as in eager attention.
     """
     with trace_range(f"{part}.sdpa"):
-        n_heads = q.shape[1]
-        return F.scaled_dot_product_attention(q, repeat_kv(k, n_heads), repeat_kv(v, n_heads), None, 0.0, causal)
+        kind = q.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
+        if kind == "cuda" and dtype is torch.float32:
+            k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+        grouped = k.shape[1] < q.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, None, 0.0, causal, enable_gqa=grouped)
+
+
+class FusedLinear(nn.Linear):
+    """Several linear layers of the same input as one matmul, which reads the input once: [..., D] -> [..., sum]."""
+
+    def __init__(self, in_features: int, *widths: int):
+        super().__init__(in_features, sum(widths), bias=False)
+        self.widths = widths
 
 
 class Attention(nn.Module):
     """Causal grouped-query attention, eager or fused."""
 
-    def __init__(self, config: TinyLlamaConfig, rope: RotaryEmbedding, layer: int):
+    def __init__(self, config: TinyLlamaConfig, options: OptimizationConfig, rope: RotaryEmbedding, layer: int):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
-        # Three separate projections: one matmul with concatenated weights would read x once instead of three times.
-        self.q_proj = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
+        self.fused_projections = options.fused_projections
+        if self.fused_projections:
+            self.qkv_proj = FusedLinear(config.hidden_dim, config.hidden_dim, config.kv_dim, config.kv_dim)
+        else:  # each of the three reads x
+            self.q_proj = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
+            self.k_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
+            self.v_proj = nn.Linear(config.hidden_dim, config.kv_dim, bias=False)
         self.o_proj = nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)
         self.rope = rope  # shared by all layers: its tables depend only on the positions
         self.range = f"layers.{layer}.attention"
@@ -260,12 +316,17 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, causal_mask: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D]; fused if there is no mask to add."""
         batch_size, seq_len, hidden_dim = x.shape
-        with trace_range(f"{self.range}.q_proj"):
-            q = self.q_proj(x).view(batch_size, seq_len, self.n_heads, self.head_dim).transpose(1, 2)  # [B, H, S, E]
-        with trace_range(f"{self.range}.k_proj"):
-            k = self.k_proj(x).view(batch_size, seq_len, self.n_kv_heads, self.head_dim).transpose(1, 2)  # [B, K, S, E]
-        with trace_range(f"{self.range}.v_proj"):
-            v = self.v_proj(x).view(batch_size, seq_len, self.n_kv_heads, self.head_dim).transpose(1, 2)  # [B, K, S, E]
+        if self.fused_projections:
+            with trace_range(f"{self.range}.qkv_proj"):
+                heads = self.qkv_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)
+                q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)  # views, shapes as below
+        else:
+            with trace_range(f"{self.range}.q_proj"):
+                q = self.q_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)  # [B, H, S, E]
+            with trace_range(f"{self.range}.k_proj"):
+                k = self.k_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)  # [B, K, S, E]
+            with trace_range(f"{self.range}.v_proj"):
+                v = self.v_proj(x).view(batch_size, seq_len, -1, self.head_dim).transpose(1, 2)  # [B, K, S, E]
         with trace_range(f"{self.range}.rope"):
             q, k = self.rope(q), self.rope(k)
         if causal_mask is None:
@@ -280,18 +341,26 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU feed-forward: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: TinyLlamaConfig, layer: int):
+    def __init__(self, config: TinyLlamaConfig, options: OptimizationConfig, layer: int):
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_dim, config.intermediate_dim, bias=False)
-        self.up_proj = nn.Linear(config.hidden_dim, config.intermediate_dim, bias=False)
+        self.fused_projections = options.fused_projections
+        if self.fused_projections:
+            self.gate_up_proj = FusedLinear(config.hidden_dim, config.intermediate_dim, config.intermediate_dim)
+        else:
+            self.gate_proj = nn.Linear(config.hidden_dim, config.intermediate_dim, bias=False)
+            self.up_proj = nn.Linear(config.hidden_dim, config.intermediate_dim, bias=False)
         self.down_proj = nn.Linear(config.intermediate_dim, config.hidden_dim, bias=False)
         self.range = f"layers.{layer}.mlp"
 
     def forward(self, x: Tensor) -> Tensor:
-        with trace_range(f"{self.range}.gate_proj"):
-            gate = self.gate_proj(x)  # [B, S, D_ff]
-        with trace_range(f"{self.range}.up_proj"):
-            up = self.up_proj(x)  # [B, S, D_ff]
+        if self.fused_projections:
+            with trace_range(f"{self.range}.gate_up_proj"):
+                gate, up = self.gate_up_proj(x).chunk(2, dim=-1)  # [B, S, D_ff] each, views
+        else:
+            with trace_range(f"{self.range}.gate_proj"):
+                gate = self.gate_proj(x)  # [B, S, D_ff]
+            with trace_range(f"{self.range}.up_proj"):
+                up = self.up_proj(x)  # [B, S, D_ff]
         with trace_range(f"{self.range}.activation"):
             activated = F.silu(gate) * up  # [B, S, D_ff]: two memory-bound kernels; both results are saved
         with trace_range(f"{self.range}.down_proj"):
@@ -301,12 +370,12 @@ class MLP(nn.Module):
 class TransformerBlock(nn.Module):
     """Pre-norm residual block: attention, then feed-forward."""
 
-    def __init__(self, config: TinyLlamaConfig, rope: RotaryEmbedding, layer: int):
+    def __init__(self, config: TinyLlamaConfig, options: OptimizationConfig, rope: RotaryEmbedding, layer: int):
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_dim, config.norm_eps)
-        self.attention = Attention(config, rope, layer)
-        self.mlp_norm = RMSNorm(config.hidden_dim, config.norm_eps)
-        self.mlp = MLP(config, layer)
+        self.attention_norm = RMSNorm(config.hidden_dim, config.norm_eps, options.fused_norm)
+        self.attention = Attention(config, options, rope, layer)
+        self.mlp_norm = RMSNorm(config.hidden_dim, config.norm_eps, options.fused_norm)
+        self.mlp = MLP(config, options, layer)
         self.range = f"layers.{layer}"
 
     def forward(self, x: Tensor, causal_mask: Tensor | None) -> Tensor:
@@ -325,26 +394,31 @@ class TransformerBlock(nn.Module):
 class TinyLlamaModel(nn.Module):
     """The decoder: input_ids [B, S] -> logits [B, S, V]; with labels [B, S] also the mean next-token loss.
 
-    labels[b, s] is the token that follows input_ids[b, s]; nothing is shifted here.
+    labels[b, s] is the token that follows input_ids[b, s]; nothing is shifted here.  With fused_loss and labels, the
+    logits are None.
     """
 
-    def __init__(self, config: TinyLlamaConfig, attention: str = "eager", activation_checkpointing: bool = False):
+    def __init__(self, config: TinyLlamaConfig, options: OptimizationConfig | None = None):
         super().__init__()
-        self.config = config
+        options = options or OptimizationConfig()
+        self.config, self.options = config, options
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim)
-        self.rope = RotaryEmbedding(config.head_dim, config.max_seq_len, config.rope_theta)
-        self.layers = nn.ModuleList(TransformerBlock(config, self.rope, layer) for layer in range(config.n_layers))
-        self.norm = RMSNorm(config.hidden_dim, config.norm_eps)
+        self.rope = RotaryEmbedding(config.head_dim, config.max_seq_len, config.rope_theta, options.fused_rope)
+        blocks = (TransformerBlock(config, options, self.rope, layer) for layer in range(config.n_layers))
+        self.layers = nn.ModuleList(blocks)
+        self.norm = RMSNorm(config.hidden_dim, config.norm_eps, options.fused_norm)
         # A matrix of its own, as in LLaMA: GPT-2 would use the embedding's.
         self.lm_head = nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
         mask = None  # fused attention has a flag for causal masking, and skips the masked part
-        if attention == "eager":  # -inf above the diagonal, so that no token attends to a later one
+        if options.attention == "eager":  # -inf above the diagonal, so that no token attends to a later one
             mask = torch.full((config.max_seq_len, config.max_seq_len), float("-inf")).triu(1)  # [S, S]
         self.register_buffer("causal_mask", mask, persistent=False)
-        self.activation_checkpointing = activation_checkpointing
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=config.init_std)
+                weight = module.weight.detach()  # a view
+                # Fused weights part by part: the same seed gives the same numbers as separate ones.
+                for part in weight.split(getattr(module, "widths", len(weight))):
+                    nn.init.normal_(part, std=config.init_std)
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None):
         if input_ids.shape[1] > self.config.max_seq_len:
@@ -352,12 +426,14 @@ class TinyLlamaModel(nn.Module):
         with trace_range("embedding"):
             x = self.embedding(input_ids)  # [B, S, D]
         for layer in self.layers:
-            if self.activation_checkpointing:  # no dropout, so no RNG state to restore when a block is recomputed
+            if self.options.activation_checkpointing:  # no dropout, so no RNG state to restore for the second run
                 x = checkpoint(layer, x, self.causal_mask, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, self.causal_mask)
         with trace_range("norm"):
             x = self.norm(x)
+        if labels is not None and self.options.fused_loss:
+            return None, chunked_loss(x, self.lm_head.weight, labels)
         with trace_range("lm_head"):
             logits = self.lm_head(x)  # [B, S, V]
         if labels is None:
@@ -371,57 +447,11 @@ class TinyLlamaModel(nn.Module):
 # ---- Data -----------------------------------------------------------------------------------------------------------
 
 
-def synthetic_corpus(vocab_size: int, training: TrainingConfig) -> np.ndarray:
-    """A token stream with something to learn: at least 2^18 tokens of a bigram model.
-
-    Token frequencies follow the Zipf-Mandelbrot law of natural text, 1 / (rank + 2.7).  Four times out of five the next
-    token is one of eight fixed successors of the current one, the first of them most likely; otherwise it is drawn from
-    the frequencies.
-    """
-    length = max(2**18, 64 * (training.seq_len + 1))
-    rng = np.random.default_rng(training.seed)
-    frequency = 1.0 / (2.7 + rng.permutation(vocab_size))  # permuted, so that a token's id does not reveal its rank
-    frequency /= frequency.sum()
-    successors = rng.choice(vocab_size, size=(vocab_size, 8), p=frequency)
-    preference = 1.0 / np.arange(1, 9)
-    chains = 256  # independent sequences, generated in parallel and concatenated
-    steps = math.ceil(length / chains)
-    fresh = rng.choice(vocab_size, size=(steps, chains), p=frequency)
-    choice = rng.choice(8, size=(steps, chains), p=preference / preference.sum())
-    follows = rng.random((steps, chains)) < 0.8  # the rest is unpredictable: the loss cannot fall to 0
-    tokens = np.empty((steps, chains), dtype=np.int32)
-    tokens[0] = fresh[0]
-    for i in range(1, steps):
-        tokens[i] = np.where(follows[i], successors[tokens[i - 1], choice[i]], fresh[i])
-    return tokens.T.reshape(-1)[:length]
-
-
-def text_corpus(path: str, vocab_size: int, seq_len: int) -> np.ndarray:
-    """The bytes of a text file as tokens.  Memory-mapped, because a corpus may be larger than the memory."""
-    try:
-        size = os.path.getsize(path)
-        if size < seq_len + 1:
-            raise UserError(
-                f"--data {path}: {size} bytes, but one sample of --seq-len {seq_len} needs {seq_len + 1}; "
-                f"use a longer file or a shorter --seq-len",
-                exit_code=2,
-            )
-        tokens = np.memmap(path, dtype=np.uint8, mode="r")
-    except OSError as error:
-        raise UserError(f"--data {path}: {error.strerror}; use a text file", exit_code=2) from error
-    if not tokens[: 1 << 16].all():
-        raise UserError(f"--data {path}: contains NUL bytes, so it is not text; use a text file", exit_code=2)
-    if vocab_size < 256 and (largest := int(tokens.max())) >= vocab_size:
-        raise UserError(
-            f"--vocab-size {vocab_size}: {path} contains the byte {largest}; use 256 or more with --data", exit_code=2
-        )
-    return tokens
-
-
 def corpus_of(config: TinyLlamaConfig, training: TrainingConfig) -> np.ndarray:
     """The tokens to train on: integers of [0, vocab_size)."""
     if training.data == "synthetic":
-        return synthetic_corpus(config.vocab_size, training)
+        length = max(2**18, 64 * (training.seq_len + 1))
+        return synthetic_corpus(config.vocab_size, length, training.seed)
     return text_corpus(training.data, config.vocab_size, training.seq_len)
 
 
@@ -447,7 +477,7 @@ def batches(corpus: np.ndarray, training: TrainingConfig, device: torch.device, 
 
 def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.device, place=None) -> TrainingState:
     """Model, optimizer, gradient scaler and autocast of a run, on the device, not compiled."""
-    model = TinyLlamaModel(config, training.attention, training.activation_checkpointing)
+    model = TinyLlamaModel(config, training)
     if place:  # in shards: the device may have no room for the whole model
         model = place(model)
     elif device.type != "cpu":  # fake tensors cannot be moved
@@ -458,9 +488,10 @@ def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.devic
     # range of fp32 and needs no scaling.
     scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
     dtype = PRECISIONS[training.precision]
-    return TrainingState(
-        model, optimizer, scaler, torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
+    autocast = torch.autocast(
+        device.type, dtype=dtype, enabled=dtype is not torch.float32, cache_enabled=not training.cuda_graphs
     )
+    return TrainingState(model, optimizer, scaler, autocast)
 
 
 def train(state: TrainingState, stream: Iterator, num_steps: int, micro_steps: int, meter: StepMeter, instruments):
@@ -532,26 +563,38 @@ class TinyLlamaWorkload(Workload):
         return self.config.parameter_count()
 
     def forward_flops_by_component(self) -> dict[str, int]:
-        return self.config.forward_flops_by_component(self.batch_size, self.seq_len, self.training.attention)
+        return self.config.forward_flops_by_component(self.batch_size, self.seq_len, self.training)
 
     def forward_flops_per_layer(self) -> dict[str, int]:
         flops = self.forward_flops_by_component()
         return {part: count // self.config.n_layers for part, count in flops.items() if part != "lm_head"}
 
+    def least_forward_flops(self) -> int:
+        """A fused kernel may skip the masked half of the scores."""
+        parts = self.forward_flops_by_component()
+        return sum(parts.values()) - parts.get("attention.sdpa", 0) // 2
+
+    def first_loss(self) -> tuple[float, float]:
+        """ln V of a uniform guess, and s^2 / 2 for logits of standard deviation s.  The mean over tokens varies with s;
+        ten are assumed to be independent, because frequent ones repeat."""
+        uniform, s = math.log(self.config.vocab_size), self.config.init_std * self.config.hidden_dim**0.5
+        return uniform + s**2 / 2, 0.02 * uniform + 4 * s / min(10, self.batch_size * self.seq_len) ** 0.5
+
     def recomputed_flops(self) -> int:
-        """Fused attention recomputes the scores.  Checkpointing recomputes every matmul of each block except the last,
-        down_proj, because no operator needs its output in the backward pass."""
+        """Fused attention recomputes the scores, the fused loss the logits.  Checkpointing recomputes every matmul of
+        each block except the last, down_proj, because no operator needs its output in the backward pass."""
         scores = 2 * self.batch_size * self.seq_len**2 * self.config.hidden_dim * self.config.n_layers
-        again = scores if self.training.attention == "sdpa" else 0
+        parts, again = self.forward_flops_by_component(), 0
+        again += scores if self.training.attention == "sdpa" else 0
+        again += parts["lm_head"] if self.training.fused_loss else 0
         if self.training.activation_checkpointing:
-            parts = self.forward_flops_by_component()
             again += sum(count for part, count in parts.items() if part not in ("mlp.down_proj", "lm_head"))
         return again
 
-    def kept_for_backward(self) -> dict[str, tuple[int, int]]:
+    def kept_for_backward(self, on_gpu: bool = False) -> dict[str, tuple[int, int]]:
         from analysis.decoder_memory import kept_by_formula
 
-        return kept_by_formula(self.config, self.training)
+        return kept_by_formula(self.config, self.training, on_gpu)
 
     def settings(self) -> dict[str, dict]:
         model = explain_nulls({"size": self.size}, "no --size was given") | asdict(self.config)
@@ -582,8 +625,10 @@ class TinyLlamaWorkload(Workload):
             "Learning Rate": t.learning_rate,
             "Gradient Accumulation Steps": t.gradient_accumulation_steps,
             "Attention": t.attention,
+            **({"Fused": fused} if (fused := ", ".join(t.fused_parts())) else {}),
             "Optimizer": f"AdamW, {t.optimizer_impl or default_impl}",
-            "Compiled": t.compile,
+            "Compiled": t.compile if t.compile_mode == "default" else t.compile_mode,
+            **({"CUDA Graphs": True} if t.cuda_graphs else {}),
             "Activation Checkpointing": t.activation_checkpointing,
             "Precision": t.precision,
             "Data": t.data,
@@ -597,14 +642,15 @@ class TinyLlamaWorkload(Workload):
 
 def run(
     workload: TinyLlamaWorkload, profiling: ProfilerConfig, examine: Callable | None = None, verbose: bool = False
-) -> None:
-    """One run: check, announce, train, report.  Errors are raised, and become one line in main().
+) -> dict | None:
+    """One run: check, announce, train, report; returns the summary on rank 0.  Errors become one line in main().
 
     examine(device, rank, world_size) is called once the ranks have met.  verbose: print tables too.
     """
     config, training = workload.config, workload.training
     device = choose_device(training.device)
     check_precision(training.precision, device)
+    check_device_has(training, device)
     check_profiling(profiling, device, training.output_dir)
     if training.data != "synthetic":
         corpus_of(config, training)  # an unusable file is an error before anything is written
@@ -638,7 +684,7 @@ def run(
             if told is error:
                 raise
             raise told from error
-        close(report, None)
+        return close(report, None)
 
 
 def train_and_measure(
@@ -650,7 +696,11 @@ def train_and_measure(
     if workload.compiled:
         say("Compiling the model...")
         stream = workload.batches(device, rank)
-        report.compilation = Compilation(workload, state, stream, device, profiling.records_trace)
+        traced = profiling.records_trace
+        report.compilation = Compilation(workload, state, stream, device, training.compile_mode, traced)
+    if training.cuda_graphs:
+        say("Capturing CUDA graphs...")
+        state = state._replace(model=GraphedModel(workload, state, workload.batches(device, rank)))
     instruments = report.instruments = Instruments(
         schedule,
         profiling,
@@ -670,8 +720,9 @@ def train_and_measure(
     report.ranks = facts_of_ranks(report.rank_facts())  # waits for all: rank 0 reads the traces of all ranks
 
 
-def close(report: RunReport, error: BaseException | None) -> None:
-    """Summary and files, with the analysis of what each instrument recorded."""
+def close(report: RunReport, error: BaseException | None) -> dict | None:
+    """Summary and files, with the analysis of what each instrument recorded; returns the summary on rank 0."""
+    from analysis.hardware.rate_limits import rate_limit
 
     def explain(summary: dict):
         from analysis.run_explanations import explanations  # imported late: it can take longer than a short run
@@ -683,7 +734,8 @@ def close(report: RunReport, error: BaseException | None) -> None:
 
         return mfu_line(summary)
 
-    report.close(error, explain, conclude)
+    limit = rate_limit(report.environment["device"], report.workload.precision, report.profiling.peak)
+    return report.close(error, explain, conclude, limit)
 
 
 def check_memory(workload: TinyLlamaWorkload, device: torch.device) -> None:
@@ -737,7 +789,10 @@ def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, args: argpar
 def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbose: bool) -> None:
     """What the doctor finds on this machine, then three steps."""
     doctor.examine(workload.training.device)
-    run(replace(workload, training=replace(workload.training, num_steps=3)), profiling, doctor.examine_ranks, verbose)
+    short = replace(workload, training=replace(workload.training, num_steps=3))
+    summary = run(short, profiling, doctor.examine_ranks, verbose)
+    if summary and summary["audit"]["findings"]:
+        raise UserError(f"three steps ran, but they do not train: {audit_text(summary['audit'])}")
     say("Setup is valid: three steps were trained.")
 
 
@@ -755,6 +810,8 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
     group.add_argument(
         "--size", metavar="NAME", choices=[*SIZES, *SIZE_ALIASES], help=f"{', '.join(SIZES)}; other flags override it"
     )
+    text = "all: the flags that were fastest on this device in stored measurements, which are printed"
+    group.add_argument("--optimize", choices=["all", "none"], help=text)
     switches = {
         "--use-amp": "the same as --precision bf16",
         "--enable-all-profiling": "every profiler below except --memory-snapshot and --system-profiler",
@@ -774,18 +831,10 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
     verbose_flag(group)
     parser.add_dataclass_flags("model", TinyLlamaConfig)
     parser.add_dataclass_flags("training", TrainingConfig)
+    parser.add_dataclass_flags("optimizations", OptimizationConfig)
     parser.add_dataclass_flags("several ranks", ParallelConfig)
     parser.add_dataclass_flags("profiling", ProfilerConfig)
     return parser
-
-
-ALL_PROFILERS = (
-    "enable_pytorch_profiler",
-    "profile_stacks",
-    "profile_operators",
-    "profile_memory",
-    "enable_deepspeed_flops",
-)
 
 
 def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig]:
@@ -793,7 +842,12 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     code 2, for values that contradict each other."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     size = SIZE_ALIASES.get(args.size, args.size)
-    values = (SIZES[size] if size else {}) | given | parallel_settings(given)
+    optimized = {}
+    if args.optimize == "all":
+        from analysis.fastest import fastest_settings
+
+        optimized = fastest_settings(args.device or "auto", build_parser())
+    values = (SIZES[size] if size else {}) | optimized | given | parallel_settings(given)
     if not size and "n_heads" in given:
         # So that --n-heads alone is a valid change: the default of 4 need not divide it.
         values.setdefault("n_kv_heads", args.n_heads // 2 if args.n_heads % 2 == 0 else args.n_heads)
@@ -802,55 +856,19 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     if args.use_amp:
         values.setdefault("precision", "bf16")
     if args.enable_all_profiling:
-        values = dict.fromkeys(ALL_PROFILERS, True) | values
+        values = dict.fromkeys(ProfilerConfig.ALL, True) | values
     config, training, profiling = (
         kind(**{f.name: values[f.name] for f in fields(kind) if f.name in values})
         for kind in (TinyLlamaConfig, TrainingConfig, ProfilerConfig)
     )
     check_model(config)
-    check_training(training, profiling)
+    check_combinations(training, profiling, given)
     for name in ("device_memory", "target_device", "world_size", "network"):
         if given.get(name) is not None and not args.dry_run:
             raise UserError(f"--{name.replace('_', '-')}: requires --dry-run", 2)
     if args.use_amp and training.precision != "bf16":
         raise UserError(f"--use-amp: means bf16, but --precision is {training.precision}; use only one of the two", 2)
     return TinyLlamaWorkload(replace(config, max_seq_len=training.seq_len), training, size), profiling
-
-
-def check_model(config: TinyLlamaConfig) -> None:
-    hidden, heads, kv_heads = config.hidden_dim, config.n_heads, config.n_kv_heads
-    if hidden % heads != 0:
-        raise UserError(f"--hidden-dim {hidden}: not divisible by --n-heads {heads}; use a multiple of it", 2)
-    if config.head_dim % 2 == 1:
-        raise UserError(
-            f"--hidden-dim {hidden}: the head dimension is {config.head_dim}, and rotary embedding needs an even one; "
-            f"use a multiple of {2 * heads}",
-            2,
-        )
-    if heads % kv_heads != 0:
-        raise UserError(f"--n-kv-heads {kv_heads}: does not divide --n-heads {heads}; use a divisor of it", 2)
-
-
-def check_training(training: TrainingConfig, profiling: ProfilerConfig) -> None:
-    check_no_sync(training, profiling.no_sync_steps)
-    batch_size, micro_steps = training.batch_size, training.gradient_accumulation_steps
-    if batch_size % micro_steps != 0:
-        flag_ = f"--gradient-accumulation-steps {micro_steps}"
-        raise UserError(f"{flag_}: does not divide --batch-size {batch_size}; use a divisor of it", 2)
-    if "" in (training.output_dir, profiling.profile_dir):
-        raise UserError("--output-dir and --profile-dir: must not be empty", 2)
-    if profiling.system_profiler and profiling.records_trace:
-        raise UserError(
-            "--system-profiler: nsys and rocprofv3 replace torch.profiler, because only one profiler can be attached "
-            "to a GPU; omit --enable-pytorch-profiler, --profile-stacks and --profile-operators",
-            2,
-        )
-    if training.compile and profiling.profile_memory:
-        raise UserError(
-            "--profile-memory: records tensors operator by operator, and a compiled model runs no separate operators; "
-            "use only one of the two (--dry-run --compile predicts the memory)",
-            2,
-        )
 
 
 def run_from_arguments(args: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis.comparison_parts import NOISE, compare_profiles
 from analysis.run_ending import mfu_percent
+from analysis.same_training import NOT_THE_SAME, training_check
 from analysis.wording import count_of, narrow_table, short_names
 from harness.disturbance import disturbance_text
 from harness.documents import read_document
@@ -37,6 +38,9 @@ REASONS = {
     "mfu_percent": "no step was completed, or no peak of this device is known",
     "verdict": "not profiled",
     **dict.fromkeys(("disturbed", "waited_share", "lost_share"), "not measured by the run"),
+    "audit_ok": "not measured by the run",
+    "loss_bound": "no step in common, or another model, data, seed, learning rate or number of samples per step",
+    "not_the_same": "neither its audit nor its losses say so",
     "size": "no --size was given",
     "repeats": "no two of the runs have the same settings",
     "scaling": "all runs have the same FLOPs per step",
@@ -136,6 +140,8 @@ def compare(folders: list[Path]) -> dict:
             row["difference"] = NOISE
         if row["difference"] in ("slower", "faster") and may_be_disturbance(row, rows[0]):
             row["difference"] = UNDECIDED
+        if row["not_the_same"]:
+            row["difference"] = f"{NOT_THE_SAME}: {row['not_the_same']}"
     out = {
         "baseline": runs[0].name,
         "runs": rows,
@@ -175,6 +181,7 @@ def unique_names(folders: list[Path]) -> list[str]:
 
 def run_row(run: Run, baseline: Run) -> dict:
     summary, stats = run.summary, summary_stats(run.step_ms.tolist())
+    losses_differ = loss_difference(run, baseline)
     performance, model = summary["performance"], summary["config"]["model"]
     row = {
         "name": run.name,
@@ -195,7 +202,8 @@ def run_row(run: Run, baseline: Run) -> dict:
         "memory_source": summary["memory"]["source"],
         **peak_ratio(summary["memory"], baseline.summary["memory"]),
         "final_loss": summary["loss"]["final"],
-        "largest_loss_difference": loss_difference(run, baseline),
+        "largest_loss_difference": losses_differ,
+        **training_check(summary, baseline.summary, losses_differ),
         "verdict": run.analysis["verdict"]["bound"] if run.analysis else None,
         **run.disturbance,
         **ratio(run.step_ms, baseline.step_ms, same=run is baseline),
@@ -330,6 +338,7 @@ OTHER_COLUMNS = [
     ),
     column("final loss", "final_loss", ".4f"),
     column("largest loss difference", "largest_loss_difference", ".1e"),
+    column("by rounding", "loss_bound", ".1e"),
 ]
 
 
@@ -340,6 +349,7 @@ def comparison_sections(comparison: dict, top: int = 12) -> list[Section]:
         "Only the steps that averages include; ratio of medians, with its 95% interval over these steps",
         "Waited: share of thread time spent waiting for a core",
         *(f"Disturbance of {row['name']}: {row['disturbance']}" for row in rows if row["disturbed"]),
+        *(f"Audit of {row['name']}: {row['audit']}" for row in rows if row["audit_ok"] is False),
     ]
     failed = [f"{row['name']} {row['status']}" for row in rows if row["status"] != "completed"]
     notes += [f"Not completed: {', '.join(failed)}"] if failed else []
@@ -459,12 +469,11 @@ def comparison_answer(comparison: dict, read_on: str) -> list[str]:
     settings = {row["name"]: row["values"] for row in comparison["differences"]}
     lines = 2 if len(shown) < RUNS_IN_ANSWER else 1  # ANSWER_LINES in all
     changed = sorted(shown, key=lambda row: abs(math.log(row["ratio"] or 1)), reverse=True)
-    losses = [row["largest_loss_difference"] for row in others if row["largest_loss_difference"] is not None]
     rows = {
         "Finding": found,
         "Largest reason": [largest_reason(comparison, row) for row in changed[:lines]],
         "Peak memory": memory_text(runs),
-        "Loss": f"differs by {max(losses):.1e} at most" if losses else "not known: no step in common",
+        "Loss": loss_text(others),
         "Settings that differ": settings_lines(settings, lines),
         "Same settings": repeats_text(comparison["repeats"]),
     }
@@ -494,6 +503,9 @@ def finding(row: dict, baseline: dict) -> str:
     if row["ratio"] is None or row["median_ms"] is None:
         return f"{row['status']}, {row['difference']}: {row['name']}"
     faster = row["ratio"] < 1
+    if row["not_the_same"]:
+        times = f"{row['median_ms']:,.2f} ms against {baseline['median_ms']:,.2f} ms"
+        return f"no speedup, {row['difference']}, {times}: {row['name']}"
     text = f"{1 / row['ratio']:.2f}x as fast" if faster else f"{row['ratio']:.2f}x as long"
     if row["ratio_95"]:
         low, high = sorted(1 / end for end in row["ratio_95"]) if faster else row["ratio_95"]
@@ -501,6 +513,16 @@ def finding(row: dict, baseline: dict) -> str:
     if row["difference"] not in ("slower", "faster"):
         text += f", {row['difference']}"
     return f"{text}, {row['median_ms']:,.2f} ms against {baseline['median_ms']:,.2f} ms: {row['name']}"
+
+
+def loss_text(others: list[dict]) -> str:
+    """The largest difference between losses, beside what rounding explains where the runs train the same."""
+    known = [row for row in others if row["largest_loss_difference"] is not None]
+    if not known:
+        return "not known: no step in common"
+    row = max(known, key=lambda row: row["largest_loss_difference"])
+    bound = "" if row["loss_bound"] is None else f"; rounding explains {row['loss_bound']:.1e}"
+    return f"differs by {row['largest_loss_difference']:.1e} at most{bound}"
 
 
 def largest_reason(comparison: dict, row: dict) -> str:

@@ -12,8 +12,10 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeVar
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
@@ -52,8 +54,40 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], r
         with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
             return child.submit(fake_step, workload, on_gpu, watch, ranks).result()
     group = fake_process_group(workload.parallel.world_size) if several else contextlib.nullcontext()
-    with group, FakeTensorMode(), explained_fake_run("the step"):
+    kernels = gpu_kernels() if on_gpu and not workload.compiled else contextlib.nullcontext()
+    with group, FakeTensorMode(), explained_fake_run("the step"), kernels:
         return _fake_step(workload, on_gpu, watch, several)
+
+
+class GpuNorm(torch.autograd.Function):
+    """What a GPU's kernel for F.rms_norm keeps and moves, on fake tensors, whose CPU has none: it keeps one number per
+    row, and computes the normalized rows again."""
+
+    @staticmethod
+    def forward(ctx, x, shape, weight, eps):
+        ctx.save_for_backward(x, weight, torch.empty_like(x[..., :1]))
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight, _ = ctx.saved_tensors
+        return gradient * x, None, torch.empty_like(weight), None
+
+
+@contextlib.contextmanager
+def gpu_kernels() -> Iterator[None]:
+    """Fake tensors are on the CPU, whose operators keep other tensors than those of a GPU in two cases: a GPU has one
+    kernel for RMSNorm, and its fused attention in float32 needs as many key/value heads as query heads."""
+    attention = F.scaled_dot_product_attention
+
+    def same_heads(q, k, v, *rest, enable_gqa=False, **options):
+        in_float32 = q.dtype is torch.float32 and not torch.is_autocast_enabled(q.device.type)
+        if enable_gqa and in_float32:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        return attention(q, k, v, *rest, enable_gqa=enable_gqa and not in_float32, **options)
+
+    with mock.patch.multiple(F, rms_norm=GpuNorm.apply, scaled_dot_product_attention=same_heads):
+        yield
 
 
 @contextlib.contextmanager

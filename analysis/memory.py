@@ -59,9 +59,14 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
         f"Memory at Optimizer Step: {reached['optimizer']}",
         f"Number of Allocations: {memory['allocations']}",
         f"Largest Tensor: {named}",
-        f"The step's peak, {megabytes(memory['peak_bytes'])}, is in {place_of_peak(memory)}; {prediction_text(memory)}",
         f"At the peak: {parts_of_peak(memory['peak']['bytes_by_category'])}",
     ]
+
+
+def peak_line(memory: dict) -> str:
+    """Where the step needs most, and what was predicted."""
+    peak = megabytes(memory["peak_bytes"])
+    return f"The step's peak, {peak}, is in {place_of_peak(memory)}; {prediction_text(memory)}"
 
 
 def memory_table_lines(memory: dict) -> list[str]:

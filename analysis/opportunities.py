@@ -31,10 +31,12 @@ WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
 COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program's trace has
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
 ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
-FUSED_PROJECTIONS = {  # proposal: its components, and their weights in words
-    "fuse q, k and v": (("attention.q_proj", "attention.k_proj", "attention.v_proj"), "the three weights"),
-    "fuse gate and up": (("mlp.gate_proj", "mlp.up_proj"), "both weights"),
-}
+FUSED_PROJECTIONS = {  # proposal: its components, the one they become, and their weights in words
+    "fuse q, k and v": (
+        ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.qkv_proj", "the three weights"
+    ),
+    "fuse gate and up": (("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj", "both weights"),
+}  # fmt: skip
 
 
 @dataclass
@@ -171,9 +173,13 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
 
 
 def fused_projections(evidence: Evidence) -> Found:
-    for name, (components, weights) in FUSED_PROJECTIONS.items():
+    for name, (components, fused, weights) in FUSED_PROJECTIONS.items():
+        if (evidence.events["component"] == fused).any():
+            yield NotHere(name, "already fused")
+            continue
         rows, _ = evidence.part(evidence.events["component"].isin(components))
-        yield from evidence.at_best_rate(name, f"concatenate {weights} into one matmul, and split its output", rows)
+        how = f"concatenate {weights} into one matmul, and split its output"
+        yield from evidence.at_best_rate(name, how, rows, "--fused-projections")
 
 
 def fused_attention(evidence: Evidence) -> Found:
@@ -203,13 +209,61 @@ def fused_norms(evidence: Evidence) -> Found:
         best += calls * phase.groupby("name")["us"].mean().max()
     if rows["launches"].sum() > 3 * calls:
         how = "F.rms_norm or a compiled norm: one pass instead of one per operator"
+        flag = "--fused-norm"
+        if not evidence.links.on_gpu:
+            how, flag = (
+                "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs",
+                "--compile",
+            )
         basis = (
             f"at most: its time could vanish; estimate: {calls / evidence.steps:.0f} norms per step, each as long as "
             "its most expensive operator, forward and backward"
         )
-        yield Proposal("fused norm", how, us, evidence.described(rows), basis, likely_us=min(us, best))
+        yield Proposal("fused norm", how, us, evidence.described(rows), basis, flag, likely_us=min(us, best))
     else:
         yield NotHere("fused norm", f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels")
+
+
+def fused_rope(evidence: Evidence) -> Found:
+    """Three operators instead of five that each pass over queries and keys: 7 reads and writes instead of 9."""
+    rows, us = evidence.part(evidence.events["component"] == "attention.rope")
+    name = "fused rotary embedding"
+    if rows.empty:
+        return
+    if rows["name"].str.contains("addcmul", na=False).any():
+        yield NotHere(name, "already fused")
+        return
+    how = "halves swapped by one copy, multiplied and added by one kernel"
+    basis = "its five operators become three, which move 7 tensors instead of 9"
+    yield Proposal(name, how, us, evidence.described(rows), basis, "--fused-rope", us * 7 / 9)
+
+
+def fused_loss(evidence: Evidence) -> Found:
+    """The operators after the head pass over [B, S, V] logits; only the memory is sure to shrink."""
+    name = "fused loss"
+    rows, us = evidence.part(evidence.events["component"] == "loss")
+    if rows.empty or not evidence.is_ours:
+        return
+    if evidence.config.get("training", {}).get("fused_loss"):
+        yield NotHere(name, "already in chunks")
+        return
+    how = "loss from a part of the vocabulary at a time: the logits stay in the cache, and are never in memory whole"
+    basis = "the time of the loss could vanish; its chunks are computed again in the backward pass, one more matmul"
+    yield Proposal(name, how, us, evidence.described(rows), basis, "--fused-loss")
+
+
+def cuda_graphs(evidence: Evidence) -> Found:
+    name = "CUDA graphs"
+    if not evidence.idle:
+        yield NotHere(name, "there is no GPU")
+        return
+    if evidence.links.gpu["of_graph"].any():
+        yield NotHere(name, "already replayed")
+        return
+    us = evidence.idle["launch"] + evidence.idle["latency"]
+    text = f"the GPU waits for launches for {evidence.share(us)} of the step"
+    how = "one launch each for forward and backward pass; with --compile, --compile-mode reduce-overhead"
+    yield Proposal(name, how, us, text, "the wait for launches could vanish", "--cuda-graphs")
 
 
 def fused_optimizer(evidence: Evidence) -> Found:
@@ -318,7 +372,7 @@ def larger_batch(evidence: Evidence) -> Found:
         text = f"{evidence.share(us)} of the step is Python and overhead between operators"
     batch = evidence.config.get("training", {}).get("batch_size")
     flag = batch and f"--batch-size {2 * batch}"
-    how = "more work per launch at the same overhead; or one launch for the whole step (torch.cuda.graphs)"
+    how = "more work per launch at the same overhead"
     yield Proposal("larger batch", how, us, text, "the overhead per sample could vanish", flag)
 
 
@@ -357,9 +411,12 @@ MAKERS = (
     fused_projections,
     fused_attention,
     fused_norms,
+    fused_rope,
+    fused_loss,
     fused_optimizer,
     mixed_precision,
     compilation,
+    cuda_graphs,
     larger_batch,
     fewer_synchronizations,
     faster_data,

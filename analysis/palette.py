@@ -41,6 +41,7 @@ FAMILIES = (
         "",
         {
             "attention.q_proj": "#1f4e8c", "attention.k_proj": "#5b8ecb", "attention.v_proj": "#9cc0e7",
+            "attention.qkv_proj": "#27619f",
             "attention.rope": "#2c6fb7", "attention.scores": "#0b3566", "attention.softmax": "#7fabdc",
             "attention.weighted_sum": "#3f7fc4", "attention.sdpa": "#174a7e", "attention.o_proj": "#b9d4ef",
             "attention_residual": "#d5e5f5", "attention": "#3a6ea5",
@@ -50,8 +51,8 @@ FAMILIES = (
         r"mlp|ffn|feed_?forward|intermediate|[gs][ei]lu|relu|activation|expert",
         "//",
         {
-            "mlp.gate_proj": "#d9660a", "mlp.up_proj": "#f7a95c", "mlp.activation": "#b04c00",
-            "mlp.down_proj": "#ef8a2b", "mlp_residual": "#fcdcb8",
+            "mlp.gate_proj": "#d9660a", "mlp.up_proj": "#f7a95c", "mlp.gate_up_proj": "#e88a35",
+            "mlp.activation": "#b04c00", "mlp.down_proj": "#ef8a2b", "mlp_residual": "#fcdcb8",
         },
     ),
     Family(r"matmul|linear|conv|\bmm\b|gemm", "||", {"matmul": "#00796b", "convolution": "#4db6ac"}),

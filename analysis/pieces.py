@@ -22,6 +22,7 @@ from analysis.ranks import rank_columns, straggler_text
 from analysis.timeline import IDLE_COLUMNS, STREAM_COLUMNS, stream_rows
 from analysis.wording import Table, count_of, run_title, told_apart
 from harness import disturbance
+from harness.audit import audit_text
 from harness.documents import read_document
 from harness.tables import Column, column
 from harness.units import megabytes
@@ -249,6 +250,7 @@ def run_facts(summary: dict) -> dict[str, str]:
     if performance["achieved_tflops"]:
         facts["Achieved"] = f"{performance['achieved_tflops']:.4g} TFLOP/s in matmuls"
     facts["Disturbance"] = disturbance.disturbance_text(summary["disturbance"])
+    facts["Audit"] = audit_text(summary.get("audit"))
     if memory["peak_mb"]:
         facts["Peak memory"] = f"{memory['peak_mb']:,.1f} MB: {memory['source']}"
     return facts

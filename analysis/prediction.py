@@ -235,7 +235,7 @@ def memory_prediction(
         **explain_nulls({"library_workspaces_mb": None if workspaces is None else workspaces / MB}, NO_WORKSPACES),
         "peak_where": place_of_peak(memory),
         "largest_tensors": memory["peak"]["largest_tensors"],
-        "kept_for_backward": kept_rows(workload, memory),
+        "kept_for_backward": kept_rows(workload, memory, on_gpu),
         "device_memory_mb": capacity.total / MB,
         "device_memory_source": capacity.source,
         "in_use_mb": capacity.in_use / MB,
@@ -250,10 +250,10 @@ def memory_prediction(
     }
 
 
-def kept_rows(workload: Workload, memory: dict) -> list[dict]:
+def kept_rows(workload: Workload, memory: dict, on_gpu: bool) -> list[dict]:
     """What the forward pass keeps for the backward pass, by component; by formula where the workload has one."""
     kept = kept_by_component(memory)
-    formula = None if workload.compiled else workload.kept_for_backward()
+    formula = None if workload.compiled else workload.kept_for_backward(on_gpu)
     if workload.compiled:
         kept = {"compiled model": sum(kept.values())}
     if formula:
@@ -335,13 +335,18 @@ KEPT_COLUMNS = [
 ]
 
 
+FUSED_PARTS = ("projections", "norm", "rope", "loss")  # --fused-projections and so on
+
+
 def limit(n: int) -> str:
     return f"{n:,}" if n < LONGEST - 1 else f"more than {LONGEST:,}"
 
 
 def optimization_flags(training: dict) -> list[str]:
     """The flags of optimizations that are on."""
-    defaults = {"attention": "eager", "optimizer_impl": None, "activation_checkpointing": False, "compile": False}
+    defaults = {"attention": "eager"} | dict.fromkeys((f"fused_{part}" for part in FUSED_PARTS), False)
+    defaults |= {"optimizer_impl": None, "activation_checkpointing": False, "compile": False}
+    defaults |= {"compile_mode": "default", "cuda_graphs": False}
     flags = []
     for name, default in defaults.items():
         value = training.get(name, default)
@@ -375,6 +380,8 @@ def prediction_lines(document: dict, verbose: bool = False) -> list[str]:
     lines += [f"Prediction, nothing was allocated or trained: {shape}", *labeled(facts)]
     if training.get("compile"):
         lines.append("--compile: fused kernels write less, so the peak is at most this; what would fit is without it")
+    if training.get("cuda_graphs"):
+        lines.append("--cuda-graphs: a graph keeps the memory of its passes, also while the optimizer needs more")
     return wrapped(lines)
 
 
@@ -480,7 +487,7 @@ def beside_measured(memory: dict, workload: Workload, device: torch.device) -> d
         predicted = predicted_memory(workload, device.type == "cuda").document()
     except FakeRunError as error:
         return explain_nulls({"predicted": None}, str(error))
-    kept, formula = kept_by_component(memory), workload.kept_for_backward()
+    kept, formula = kept_by_component(memory), workload.kept_for_backward(device.type == "cuda")
     rows = []
     for name in sorted({*kept, *(formula or {})}, key=lambda name: -kept.get(name, 0)):
         row = {"component": name, "bytes": kept.get(name, 0), "formula_bytes": None, "quadratic_bytes": None}

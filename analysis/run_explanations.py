@@ -12,7 +12,7 @@ import torch
 
 from analysis.fake_run import FakeRunError
 from analysis.flops import flops_lines, flops_profile, flops_summary
-from analysis.memory import draw_memory_timeline, memory_lines, memory_table_lines
+from analysis.memory import draw_memory_timeline, memory_lines, memory_table_lines, peak_line
 from analysis.prediction import beside_measured, memory_prediction, predicted_memory, what_fits
 from analysis.wording import run_title
 from harness.errors import UserError, explain_error, out_of_memory
@@ -32,7 +32,7 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
         memory |= beside_measured(memory, report.workload, report.device)
         figure = draw_memory_timeline(memory, run_title(summary)) if importlib.util.find_spec("matplotlib") else None
         texts = memory_lines(memory, summary), figure, memory_table_lines(memory)
-        yield Explanation("memory_timeline.json", memory, *texts)
+        yield Explanation("memory_timeline.json", memory, *texts, basis=[peak_line(memory)])
     profile = None
     if instruments.flops and instruments.flops.counts and summary["performance"]["avg_step_time_ms"]:
         # Before the trace, whose verdict uses the same ridge point: this measures the peaks if they are unknown.

@@ -29,11 +29,17 @@ from tiny_llama_v1 import SIZES
 
 VARIANTS = (
     "--attention sdpa",
+    "--fused-projections",
+    "--fused-norm",
+    "--fused-rope",
+    "--fused-loss",
     "--optimizer-impl foreach",
     "--optimizer-impl fused",
     "--compile",
     "--precision bf16",
+    "--attention sdpa --fused-projections --fused-rope --optimizer-impl fused",
     "--attention sdpa --compile --optimizer-impl fused",
+    "--attention sdpa --fused-projections --compile --optimizer-impl fused",
     "--attention sdpa --compile --optimizer-impl fused --precision bf16",
 )
 
@@ -58,7 +64,7 @@ def main() -> None:
     parser = benchmark_parser(__doc__, repetitions=10)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--size", choices=list(SIZES), default="small")
-    text = "a set of flags, such as --variant='--compile'; may be repeated (seven sets)"
+    text = "a set of flags, such as --variant='--compile'; may be repeated (thirteen sets)"
     parser.add_argument("--variant", action="append", metavar="FLAGS", help=text)
     parser.add_argument("--batch-size", type=int, help="samples per step (that of the size)")
     args = parser.parse_args()

@@ -188,6 +188,20 @@ class RankFacts(TypedDict):
     peak_memory_mb: float  # MB, as memory.source says
 
 
+class AuditFinding(TypedDict):
+    # missing_gradient, zero_gradient, non_finite_gradient, unmoved_parameter, first_loss, backward_time, rate
+    check: str
+    detail: str  # the finding with its figures
+    parameters: NotRequired[list[str]]  # names, 20 at most; checks of parameters only
+
+
+class Audit(TypedDict):
+    ok: bool | None  # whether there is no finding; null: no step was completed
+    findings: list[AuditFinding]
+    not_checked: list[dict[str, str]]  # check and reason
+    gradient_norms: dict[str, float]  # of the first step, by part of the model over all layers
+
+
 class PerformanceSummary(TypedDict):
     status: str  # completed, interrupted, failed
     error: str | None  # one line; null: completed
@@ -201,6 +215,7 @@ class PerformanceSummary(TypedDict):
     ranks: list[RankFacts]  # those that reached the end together; empty: one rank, or none did
     no_sync: NoSyncSteps | None  # null: --no-sync-steps was not given
     disturbance: Disturbance
+    audit: Audit  # whether the run trains
 
 
 # ---- Memory --------------------------------------------------------------------------------------------------------

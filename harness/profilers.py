@@ -25,6 +25,7 @@ from harness.command_line import flag, peak_choice, require
 from harness.devices import synchronize
 from harness.errors import UserError, first_line, innermost_cause
 from harness.files import explain_nulls, make_folder
+from harness.first_step import FirstStepAudit
 from harness.memory_tracker import MemorySnapshot, MemoryTracker
 from harness.ranks import world_size_of_run
 from harness.timing import range_observers
@@ -61,6 +62,9 @@ class ProfilerConfig:
         metavar="PEAK",
         type=peak_choice,
     )
+
+    # --enable-all-profiling
+    ALL = ("enable_pytorch_profiler", "profile_stacks", "profile_operators", "profile_memory", "enable_deepspeed_flops")
 
     @property
     def records_trace(self) -> bool:
@@ -292,6 +296,7 @@ class Instruments:
     ):
         """folder is None on ranks that write only their trace."""
         self.schedule, self.on_gpu = schedule, device.type == "cuda"
+        self.audit = FirstStepAudit(state.model, state.scaler)
         self.trace = self.memory = self.flops = self.snapshot = self.system_profiler = None
         if profiling.records_trace:
             self.trace = TraceRecorder(profiling, schedule.window, self.on_gpu, trace_folder, rank_suffix)
@@ -317,6 +322,7 @@ class Instruments:
     @contextlib.contextmanager
     def step(self, step: int):
         with (
+            self.audit if step == 1 else contextlib.nullcontext(),
             self.system_profiler.step(step) if self.system_profiler else contextlib.nullcontext(),
             self.memory if step == self.schedule.memory_step else contextlib.nullcontext(),
             self.snapshot if step == self.schedule.snapshot_step else contextlib.nullcontext(),
@@ -341,15 +347,25 @@ class Compilation:
 
     PASSES = 3  # timed passes before and after compiling, each time after an untimed one
 
-    def __init__(self, workload: Workload, state: TrainingState, stream: Iterator, device: torch.device, traced: bool):
+    def __init__(
+        self,
+        workload: Workload,
+        state: TrainingState,
+        stream: Iterator,
+        device: torch.device,
+        mode: str = "default",
+        traced: bool = False,
+    ):
         from torch._dynamo import exc, utils  # takes seconds
+        from torch._inductor import list_mode_options
 
         self.workload, self.state, self.stream, self.device = workload, state, stream, device
         self._pass_ms()
         self.uncompiled_ms = self._median_pass_ms()
         utils.counters.clear()
         # A trace always shows GPU kernels, but generated CPU kernels only if the generated code records them.
-        state.model.compile(dynamic=False, options={"cpp.enable_kernel_profile": traced and device.type == "cpu"})
+        options = list_mode_options(mode) | {"cpp.enable_kernel_profile": traced and device.type == "cpu"}
+        state.model.compile(dynamic=False, options=options)  # mode and options exclude each other
         try:
             first_ms = self._pass_ms()
         except exc.TorchDynamoException as error:

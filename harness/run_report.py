@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from harness.audit import RateLimit, audit_document
 from harness.console import RULE, say
 from harness.devices import DeviceSampler
 from harness.distributed import suffix_of_rank, when_stuck
@@ -21,7 +23,7 @@ from harness.files import files_of_run, make_folder, prepare_folder, write_figur
 from harness.parallel import ParallelConfig, described
 from harness.phases import summary_stats
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
-from harness.run_summary import MeasuredRun, basis_lines, disturbance_lines, summarize, summary_lines
+from harness.run_summary import MeasuredRun, audit_lines, basis_lines, disturbance_lines, summarize, summary_lines
 from harness.timing import StepMeter, StepRecord
 from harness.units import MB
 from harness.workload import Workload
@@ -49,13 +51,14 @@ def in_words(settings: dict) -> dict:
 class Explanation(NamedTuple):
     """The result of one instrument: a JSON file, lines to print, and perhaps a figure, a PNG of the same name.
 
-    tables: lines that are printed only with --verbose, before the answer."""
+    tables: lines that are printed only with --verbose, before the answer; basis: those that are printed always."""
 
     file_name: str
     document: dict | None
     lines: list[str]
     figure: Any = None
     tables: Sequence[str] = ()
+    basis: Sequence[str] = ()
 
 
 class RunReport:
@@ -91,6 +94,7 @@ class RunReport:
         self.meter = StepMeter(device, self.world_size, self.prints, self.on_record)
         self.instruments: Instruments | None = None
         self.compilation: Compilation | None = None
+        self.rate_limit = RateLimit(math.inf, "not known yet")  # of a step that has done its work
         self.no_sync: dict | None = None  # communication by difference
         self.ranks: list[dict] = []  # rank_facts() of each
         self._unwritten: list[StepRecord] = []
@@ -200,18 +204,21 @@ class RunReport:
         error: BaseException | None,
         explain: Callable[[dict], Iterable[Explanation]],
         conclude: Callable[[dict], str],
-    ) -> None:
-        """After the last step, or the error that ended the run: write the files, and print the summary.
+        limit: RateLimit,
+    ) -> dict | None:
+        """After the last step, or the error that ended the run: write the files, print the summary and return it; None
+        on ranks that print nothing.
 
-        explain(summary) yields the results of the instruments; conclude(summary) is the last line of the summary.
-        Raises UserError if a file cannot be written.
+        explain(summary) yields the results of the instruments; conclude(summary) is the last line of the summary; limit
+        is a rate above which a step cannot have done its work.  Raises UserError if a file cannot be written.
         """
+        self.rate_limit = limit
         with contextlib.suppress(FloatingPointError, RuntimeError):  # the original error takes precedence
             self.meter.read_finished(wait=True)
         if self.rank != 0:
             with deferred_signals():
                 self.write_summary(error)
-            return
+            return None
         summary = summarize(self.measured(error))
         basis, lines, explained = basis_lines(summary, self.verbose), summary_lines(summary), []
         figures = {}
@@ -222,6 +229,7 @@ class RunReport:
                 self._write(found.file_name, found.document)
                 explained += ["", *found.lines] if found.lines else []
                 basis += [*found.tables, ""] if found.tables and self.verbose else []
+                basis += found.basis
                 if found.figure is not None and self.folder:
                     figures[Path(found.file_name).stem] = found.figure
             if summary["training"]["completed_steps"]:
@@ -234,7 +242,8 @@ class RunReport:
                 self._write("performance_summary.json", summary | {"status": "failed", "error": str(failure)})
             raise
         finally:
-            say("", *basis, *lines, *explained, *disturbance_lines(summary))
+            say("", *basis, *lines, *explained, *disturbance_lines(summary), *audit_lines(summary))
+        return summary
 
     def _file_lines(self) -> list[str]:
         files = list(files_of_run(*dict.fromkeys((self.folder, self.trace_folder))))
@@ -264,6 +273,9 @@ class RunReport:
         status = "completed" if error is None else "interrupted" if is_interruption(error) else "failed"
         records, sampler, workload = self.meter.records, self.sampler, self.workload
         tracker = self.instruments and self.instruments.memory
+        reasons = [self.schedule.exclusion_reason(record.step) for record in records]
+        free = [record for record, reason in zip(records, reasons, strict=True) if reason is None]
+        first = self.instruments and self.instruments.audit.result
         return MeasuredRun(
             config=self.config,
             environment=self.environment,
@@ -276,7 +288,7 @@ class RunReport:
             parallel=workload.parallel.parallel,
             step_flops=workload.step_flops(),
             records=records,
-            exclusion_reasons=[self.schedule.exclusion_reason(record.step) for record in records],
+            exclusion_reasons=reasons,
             memory_samples=sampler.memory_bytes,
             peak_memory_bytes=sampler.peak_bytes,
             memory_source=sampler.memory_source,
@@ -287,6 +299,7 @@ class RunReport:
             no_sync=self.no_sync,
             compilation=self.compilation and self.compilation.document(workload.micro_steps),
             disturbance=self.meter.disturbance.document(),
+            audit=audit_document(first, free, records[0].loss if records else None, workload, self.rate_limit),
             compilation_reason="the run ended before compilation" if workload.compiled else "--compile is off",
             status=status,
             error=explain_error(error)[0] if error else None,

@@ -6,6 +6,7 @@ import collections
 import math
 from dataclasses import dataclass, field
 
+from harness.audit import audit_text
 from harness.console import RULE
 from harness.disturbance import disturbance_text
 from harness.files import explain_nulls
@@ -43,6 +44,7 @@ class MeasuredRun:
     compilation: dict | None = None
     compilation_reason: str = "--compile is off"
     disturbance: dict = field(default_factory=dict)  # DisturbanceMeter.document()
+    audit: dict = field(default_factory=dict)  # audit_document()
     status: str = "completed"
     error: str | None = None
 
@@ -83,6 +85,7 @@ def summarize(run: MeasuredRun) -> dict:
         "ranks": [explain_nulls(one, NO_STEP) for one in run.ranks],
         **explain_nulls({"no_sync": run.no_sync}, "--no-sync-steps was not given"),
         "disturbance": run.disturbance,
+        "audit": run.audit,
     }
 
 
@@ -229,6 +232,10 @@ def rank_lines(summary: dict) -> list[str]:
     if summary["no_sync"]:
         lines.append(f"Communication by difference: {no_sync_text(summary['no_sync'])}")
     return lines
+
+
+def audit_lines(summary: dict) -> list[str]:
+    return wrapped([f"Audit: {audit_text(summary['audit'])}"])
 
 
 def _flops_lines(performance: dict, world_size: int) -> list[str]:

@@ -100,13 +100,23 @@ class Workload(ABC):
         """The same for a single layer, for the components that repeat."""
         return {}
 
+    def least_forward_flops(self) -> int | None:
+        """The same of a forward pass whose kernels skip what they may, such as the masked half of the scores."""
+        return self.forward_flops()
+
+    def first_loss(self) -> tuple[float, float] | None:
+        """The loss of random weights, and how far the first loss may be from it; None if it is not known."""
+        return None
+
     def recomputed_flops(self) -> int:
         """Matmul FLOPs that the backward passes of a step recompute; not included in step_flops()."""
         return 0
 
-    def kept_for_backward(self) -> dict[str, tuple[int, int]] | None:
+    def kept_for_backward(self, on_gpu: bool = False) -> dict[str, tuple[int, int]] | None:
         """Bytes that the forward pass of a micro-batch keeps for its backward pass, by component over all layers: the
-        part linear in the tokens, and the part quadratic in the sequence length.  None if there is no formula."""
+        part linear in the tokens, and the part quadratic in the sequence length.  None if there is no formula.
+
+        on_gpu: with the kernels of a GPU, where they keep other tensors than those of a CPU."""
         return None
 
     # ---- Derived from the above ------------------------------------------------------------------------------------

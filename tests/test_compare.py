@@ -157,6 +157,22 @@ def test_the_mfu_of_a_run_is_the_one_that_it_printed(runs, tmp_path):
     assert rows[1]["mfu_percent"] == pytest.approx(200 * rows[1]["achieved_tflops"])
 
 
+def test_a_run_that_does_not_train_is_no_speedup(runs, tmp_path):
+    base = copy_of(runs / "small_batch", tmp_path / "base", [100.0, 101, 99, 100, 102, 98])
+    detail = "19 of 20 parameters have no gradient"
+    audit = {"ok": False, "findings": [{"check": "missing_gradient", "detail": detail}], "not_checked": []}
+    fast = copy_of(runs / "small_batch", tmp_path / "fast", [50.0, 51, 49, 50, 52, 48], audit=audit)
+    comparison = compare([base, fast])
+    row = comparison["runs"][1]
+    assert row["difference"] == f"not the same training: {detail}"
+    assert (row["audit_ok"], row["largest_loss_difference"]) == (False, 0)
+    told = comparison_answer(comparison, "here")
+    assert f"no speedup, not the same training: {detail}, 50.00 ms against 100.00 ms: fast" in " ".join(
+        " ".join(told).split()
+    )
+    assert f"Audit of fast: {detail}" in " ".join(" ".join(comparison_lines(comparison)).split())
+
+
 def test_intervals():
     rng = np.random.default_rng(1)
     a, b = rng.normal(110, 2, 60), rng.normal(100, 2, 60)

@@ -45,6 +45,7 @@ def test_the_script_ends_with_its_answer(train, flags, first):
         assert any(line.startswith("Try first:") for line in answer) and "operator, input shapes" not in out
     if "--dry-run" not in flags:
         assert any(line.startswith("Disturbance: ") for line in answer)
+        assert any(line.startswith("Audit: ") for line in out.splitlines())
         assert ("GPU utilization" in out) == ("--verbose" in flags)
     else:
         assert ("largest tensors" in out) == ("--verbose" in flags)

@@ -2,14 +2,22 @@
 
 import itertools
 import json
+import math
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 from helpers import SMALL_MODEL
 
 import tiny_llama_v1
+from analysis import fastest
+from analysis.flop_counts import reconciliation
 from analysis.prediction import predicted_memory
+from harness.chunked_loss import chunk_size, chunked_loss
+from harness.environment import describe_environment
+from harness.files import write_json
+from harness.memory_tracker import kept_by_component
 from harness.profilers import InstrumentSchedule, ProfilerConfig, SystemProfilerWindow
 from studies.timing import Step
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser, repeat_kv, resolve
@@ -20,12 +28,14 @@ TRAINING = TrainingConfig(batch_size=4, seq_len=16, num_steps=20, learning_rate=
 WORKLOAD = TinyLlamaWorkload(CONFIG, TRAINING)
 # How far losses around 4.5 may lie from the baseline's over 20 steps: other kernels add up in another order.
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
+FUSED = {f"fused_{part}": True for part in ("projections", "norm", "rope", "loss")}
 OPTIMIZATIONS = [
     {"attention": "sdpa"},
+    *({name: True} for name in FUSED),
+    FUSED | {"attention": "sdpa", "activation_checkpointing": True, "optimizer_impl": "fused"},
     {"activation_checkpointing": True},
     {"optimizer_impl": "foreach"},
     {"optimizer_impl": "fused"},
-    {"attention": "sdpa", "activation_checkpointing": True, "optimizer_impl": "fused"},
 ]
 
 
@@ -80,20 +90,160 @@ def names_in(trace) -> set[str]:
 
 def test_fused_attention_and_optimizer_are_in_the_trace_and_not_proposed(train, tmp_path):
     flags = "--enable-pytorch-profiler --profile-dir p --num-steps 6 --profile-steps 1 --profile-memory".split()
-    code, out, err = train(*flags, "--attention", "sdpa", "--optimizer-impl", "fused")
+    fused = "--fused-projections --fused-norm --fused-rope --fused-loss --optimizer-impl fused".split()
+    code, out, err = train(*flags, "--attention", "sdpa", *fused)
     assert code == 0, err
+    assert "  Fused: projections, norm, rope, loss" in out
     assert "  Attention: sdpa" in out
     assert "  Optimizer: AdamW, fused" in out
     trace = next((tmp_path / "p").glob("*.pt.trace.json"))
     names = names_in(trace)
-    assert {"layers.0.attention.sdpa", "aten::_fused_adamw_"} <= names
-    assert not {"layers.0.attention.scores", "aten::_softmax"} & names
+    assert {"layers.0.attention.sdpa", "aten::_fused_adamw_", "aten::addcmul"} <= names
+    assert not {"layers.0.attention.scores", "aten::_softmax", "aten::_log_softmax"} & names
     analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
-    assert "attention.sdpa" in {row["component"] for row in analysis["components"]}
-    assert not {"fused attention", "fused optimizer"} & {row["name"] for row in analysis["opportunities"]}
+    phases = {row["component"]: set(row["phases_ms"]) for row in analysis["components"]}
+    for part in ("attention.sdpa", "attention.qkv_proj", "attention.rope", "mlp.gate_up_proj", "lm_head", "loss"):
+        assert {"forward", "backward"} <= phases[part]
+    assert not {"attention.q_proj", "mlp.up_proj"} & set(phases)
+    already = {"fused attention", "fused optimizer", "fuse q, k and v", "fuse gate and up", "fused loss"}
+    assert not already & {row["name"] for row in analysis["opportunities"]}
+    assert already <= {row["name"] for row in analysis["not_here"] if "already" in row["reason"]}
     memory = json.loads((tmp_path / "p" / "memory_timeline.json").read_text())
     assert memory["predicted"]["peak_bytes"] == memory["peak_bytes"]
     assert all(row["bytes"] == row["formula_bytes"] for row in memory["predicted"]["kept_for_backward"])
+
+
+def test_fused_weights_are_the_separate_ones():
+    models = []
+    for options in ({}, FUSED):
+        torch.manual_seed(0)
+        models.append(WORKLOAD.with_settings(**options).build(CPU).model)
+    separate, fused = models
+    of, kv = dict(separate.named_parameters()), dict(fused.named_parameters())
+    for layer in range(CONFIG.n_layers):
+        for part, names in (("attention.qkv", "qkv"), ("mlp.gate_up", ("gate", "up"))):
+            module = f"layers.{layer}.{part.partition('.')[0]}"
+            parts = [of.pop(f"{module}.{name}_proj.weight") for name in names]
+            assert torch.equal(torch.cat(parts), kv.pop(f"layers.{layer}.{part}_proj.weight"))
+    assert of.keys() == kv.keys()
+    assert all(torch.equal(of[name], kv[name]) for name in of)
+
+
+@pytest.mark.parametrize("options", [{"fused_projections": True}, {"fused_loss": True}, FUSED | {"attention": "sdpa"}])
+def test_flops_are_the_same_by_formula_and_by_counter(options):
+    workload = WORKLOAD.with_settings(**options)
+    assert workload.step_flops() == WORKLOAD.step_flops()
+    counted = reconciliation(workload, "not asked")
+    assert counted["agree"], counted["rows"]
+    again = workload.forward_flops_by_component()["lm_head"] if workload.training.fused_loss else 0
+    assert counted["recomputed_flops"] >= again
+    parts = set(workload.forward_flops_by_component())
+    assert ("attention.qkv_proj" in parts) == bool(options.get("fused_projections"))
+
+
+@pytest.mark.parametrize("vocab_size", [2, 7, 33, 1000])
+def test_the_loss_in_chunks_is_the_loss(vocab_size):
+    """Value and gradients, in float64 to the digit, whatever the last chunk has."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(vocab_size, 8, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(vocab_size, (2, 5))
+    expected = torch.nn.functional.cross_entropy((x @ weight.T).view(10, -1), labels.view(-1))
+    with mock.patch.object(torch.Tensor, "float", lambda tensor: tensor):  # the loss is computed in float32 elsewhere
+        found = chunked_loss(x, weight, labels)
+        gradients = torch.autograd.grad(found, (x, weight))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    for one, other in zip(gradients, torch.autograd.grad(expected, (x, weight)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert chunk_size(vocab_size, 8) < vocab_size
+    assert math.ceil(vocab_size / chunk_size(vocab_size, 8)) <= 16
+
+
+def test_the_logits_never_exist_whole():
+    """A vocabulary of 32,000: the largest tensor of a step is a weight's, not one of logits."""
+    config = replace(CONFIG, vocab_size=32_000, max_seq_len=64)
+    whole = 4 * 16 * 64 * 32_000
+    sizes = {}
+    for fused in (False, True):
+        settings = replace(TRAINING, batch_size=16, seq_len=64, fused_loss=fused)
+        memory = predicted_memory(TinyLlamaWorkload(config, settings), False).document()
+        sizes[fused] = memory["peak"]["largest_tensors"][0]["bytes"], memory["peak_bytes"]
+    assert sizes[False][0] == whole
+    assert sizes[True][0] <= whole / 14
+    assert sizes[False][1] - sizes[True][1] > 1.5 * whole
+
+
+def test_grouped_heads_are_read_in_place():
+    """On a CPU, and in narrow types on a GPU; in float32 a GPU's kernels need copies, in a prediction as in a run."""
+
+    def kept(on_gpu, **options):
+        workload = WORKLOAD.with_settings(attention="sdpa", **options)
+        found = kept_by_component(predicted_memory(workload, on_gpu).document())
+        assert found == {name: sum(parts) for name, parts in workload.kept_for_backward(on_gpu).items()}
+        return found
+
+    assert kept(False)["attention.sdpa"] < kept(True)["attention.sdpa"]
+    assert kept(False, precision="bf16") == kept(True, precision="bf16")
+    assert kept(True, fused_norm=True)["norm"] < kept(False, fused_norm=True)["norm"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        ("--cuda-graphs --device cpu", 1, "only a GPU has them"),
+        ("--compile --compile-mode reduce-overhead --device cpu", 1, "use default or max-autotune"),
+        ("--compile-mode max-autotune", 2, "--compile-mode: requires --compile"),
+        ("--compile --cuda-graphs", 2, "use --compile --compile-mode reduce-overhead"),
+        ("--cuda-graphs --profile-memory", 2, "--dry-run predicts"),
+        ("--cuda-graphs --enable-deepspeed-flops", 2, "use only one of the two"),
+        ("--cuda-graphs --gradient-accumulation-steps 2", 2, "cannot accumulate"),
+        ("--cuda-graphs --parallel fsdp --world-size 2 --dry-run", 2, "use ddp or zero1"),
+    ],
+)
+def test_what_cannot_be_combined_or_is_not_here(train, tmp_path, flags, code, words):
+    found, out, err = train(*flags.split())
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert words in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_cuda_graphs_give_the_losses_of_the_baseline(train, tmp_path, precision):
+    for name, more in (("baseline", ()), ("graphs", ("--cuda-graphs", "--fused-loss", "--attention", "sdpa"))):
+        assert train("--precision", precision, "--num-steps", "20", "--output-dir", name, *more)[0] == 0
+    baseline, graphs = (
+        json.loads((tmp_path / name / "performance_summary.json").read_text()) for name in ("baseline", "graphs")
+    )
+    assert graphs["steps"]["loss"] == pytest.approx(baseline["steps"]["loss"], abs=TOLERANCE[precision])
+    assert graphs["audit"]["ok"]
+
+
+def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
+    name = describe_environment(CPU)["device"]["name"]
+    rows = [
+        {"flags": flags, "ratio": ratio, "ratio_95_high": high}
+        for flags, ratio, high in (
+            ("--fused-rope", 0.98, 1.02),
+            ("--attention sdpa", 0.95, 0.97),
+            ("--attention sdpa --fused-projections", 0.90, 0.94),
+            ("--precision bf16", 0.5, 0.6),
+        )
+    ]
+    monkeypatch.setattr(fastest, "RESULTS", tmp_path / "results")
+    code, out, _ = train("--optimize", "all", "--dry-run")
+    assert code == 0
+    assert f"--optimize all: no flags (nothing was measured on {name} yet: python3 benchmarks/optimizations.py" in out
+    document = {"environment": {"device": {"name": name}}, "size": "small", "rows": rows}
+    (tmp_path / "results" / "here").mkdir(parents=True)
+    write_json(tmp_path / "results" / "here" / "optimizations.json", document)
+    code, out, _ = train("--optimize", "all", "--attention", "eager", "--num-steps", "2")
+    assert code == 0
+    assert "--optimize all: --attention sdpa --fused-projections (1.11x as fast as without; the best of 3 sets" in out
+    assert "  Fused: projections" in out
+    assert "  Attention: eager" in out  # a flag that was given wins
+    write_json(tmp_path / "results" / "here" / "optimizations.json", document | {"rows": rows[:1]})
+    assert "no flags (none of 1 sets was faster beyond noise" in train("--optimize", "all", "--dry-run")[1]
 
 
 @pytest.mark.slow

@@ -86,7 +86,8 @@ def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
         str(PROJECT / "tiny_llama_v1.py"),
     ]
     flags = ["--device", "cpu", "--num-steps", "3", "--profile-memory", "--parallel", "fsdp", "--output-dir", "run"]
-    code, out = finish(start(sys.executable, *launcher, *flags, *SMALL_MODEL, cwd=tmp_path))
+    fused = "--attention sdpa --fused-projections --fused-norm --fused-rope --fused-loss".split()
+    code, out = finish(start(sys.executable, *launcher, *flags, *fused, *SMALL_MODEL, cwd=tmp_path))
     assert code == 0, out
     assert "Ranks: 2, each with 4 samples per step (fsdp, by block, resharded after the forward pass" in out
     summary, config, memory = (
@@ -95,9 +96,11 @@ def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
     )
     assert summary["training"]["parallel"] == config["training"]["parallel"] == "fsdp"
     assert config["training"]["world_size"] == 2
+    assert summary["audit"]["ok"], summary["audit"]["findings"]
+    assert summary["audit"]["gradient_norms"]["attention.qkv_proj"] > 0
     assert {row["kind"] for row in memory["collectives"]} == {"all_gather", "all_reduce", "reduce_scatter"}
     assert memory["peak"]["bytes_by_category"]["gathered parameters"] > 0
-    assert memory["predicted"]["bytes_by_category"].keys() == memory["peak"]["bytes_by_category"].keys()
+    assert memory["predicted"]["bytes_by_category"] == memory["peak"]["bytes_by_category"]
 
 
 # ---- What is refused -----------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from harness.workspaces import library_workspaces
 
 TINY = tiny_llama.TinyLlamaConfig()
 SMALL = tiny_llama.TinyLlamaConfig(50, 32, 3, 4, 2, 48, 16)
+FUSED = {f"fused_{part}": True for part in ("projections", "norm", "rope", "loss")}
 
 
 def workload_of(config, **training):
@@ -62,6 +63,9 @@ def read(path):
         pytest.param("--batch-size 16 --seq-len 32 --precision bf16", marks=pytest.mark.slow),
         pytest.param("--gradient-accumulation-steps 4", marks=pytest.mark.slow),
         pytest.param("--activation-checkpointing", marks=pytest.mark.slow),
+        pytest.param(
+            "--fused-projections --fused-norm --fused-rope --fused-loss --vocab-size 900", marks=pytest.mark.slow
+        ),
         pytest.param("--size small --batch-size 2", marks=pytest.mark.slow),
         pytest.param("--size small --batch-size 1 --seq-len 40 --precision bf16", marks=pytest.mark.slow),
     ],
@@ -83,7 +87,7 @@ def test_the_predicted_peak_is_the_measured_one(train, tmp_path, flags):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("shape", [(1, 7), (2, 2), (3, 16)])
-@pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True}, {"attention": "sdpa"}])
+@pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True}, {"attention": "sdpa"}, FUSED])
 def test_what_is_kept_for_the_backward_pass_follows_the_formula(precision, kv_heads, shape, options):
     settings = {"batch_size": shape[0], "seq_len": shape[1], "precision": precision} | options
     workload = workload_of(replace(SMALL, n_kv_heads=kv_heads), **settings)

@@ -17,6 +17,7 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, start
 
 import tiny_llama_v1 as tiny_llama
+from harness.corpus import synthetic_corpus
 from harness.devices import cpu_trains_in_fp16
 from harness.phases import PHASES
 from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
@@ -76,8 +77,7 @@ def test_training_lowers_the_loss(train):
 
 
 def test_corpus_has_zipf_frequencies_and_successors():
-    training = tiny_llama.TrainingConfig(seed=0)
-    corpus = tiny_llama.synthetic_corpus(1000, training)
+    corpus = synthetic_corpus(1000, 2**18, seed=0)
     assert len(corpus) == 2**18
     frequency = np.sort(np.bincount(corpus, minlength=1000) / len(corpus))[::-1]
     entropy = -(frequency[frequency > 0] * np.log(frequency[frequency > 0])).sum()
@@ -85,7 +85,7 @@ def test_corpus_has_zipf_frequencies_and_successors():
     assert frequency[0] > 20 * frequency[300]
     after = corpus[1:][corpus[:-1] == np.bincount(corpus).argmax()]  # what follows the most frequent token
     assert np.sort(np.bincount(after))[::-1][:8].sum() > 0.7 * len(after)
-    assert np.array_equal(corpus, tiny_llama.synthetic_corpus(1000, training))
+    assert np.array_equal(corpus, synthetic_corpus(1000, 2**18, seed=0))
 
 
 def test_labels_are_the_next_tokens():

@@ -74,6 +74,18 @@ def layer_parts() -> str:
     return table([*titles, "limit on an MI300X in fp32"], rows)
 
 
+def fused_loss_memory() -> str:
+    """The predicted peak of the default model with other vocabularies, with and without --fused-loss."""
+    rows = []
+    for vocab_size in (1000, 32_000, 128_000):
+        workload = workload_of(vocab_size=vocab_size)
+        logits = 4 * workload.batch_size * workload.seq_len * vocab_size
+        both = [workload.with_settings(fused_loss=fused) for fused in (False, True)]
+        peaks = [predicted_memory(one, False).live_bytes_at_allocations().max() for one in both]
+        rows.append([f"{vocab_size:,}", *(f"{size / MB:,.0f}" for size in (logits, *peaks))])
+    return table(["vocabulary", "all logits, MB", "peak of a step, MB", "with `--fused-loss`, MB"], rows)
+
+
 def ridge_point(device: Datasheet, precision: str) -> float:
     """FLOPs per byte."""
     return 1e3 * getattr(device, precision) / device.bandwidth

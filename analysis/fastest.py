@@ -1,0 +1,43 @@
+"""Which flags made a step fastest on this device?  From the stored results of benchmarks/optimizations.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from harness.command_line import OneLineParser
+from harness.console import say
+from harness.devices import choose_device
+from harness.documents import read_document
+from harness.environment import describe_environment
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+MEASURE = "python3 benchmarks/optimizations.py --output benchmarks/results/NAME/optimizations.json"
+
+
+def fastest_settings(device: str, parser: OneLineParser) -> dict:
+    """What --optimize all stands for with this --device, by name; its flags are printed."""
+    flags, why = fastest_flags(choose_device(device))
+    say(f"--optimize all: {' '.join(flags) or 'no flags'} ({why})")
+    return {name: value for name, value in vars(parser.parse_args(flags)).items() if value is not None}
+
+
+def fastest_flags(device: torch.device) -> tuple[list[str], str]:
+    """The flags of the fastest set that was measured on a device of this name, [] if none was faster than the baseline
+    beyond noise; and where that is from.  A precision is not chosen: it changes the arithmetic."""
+    name = describe_environment(device)["device"]["name"]
+    found = [
+        (row["ratio"], row["flags"], row["ratio_95_high"], f"--size {document['size']}, {file.relative_to(RESULTS)}")
+        for file in sorted(RESULTS.glob("*/optimizations*.json"))
+        if (document := read_document(file)) and document["environment"]["device"]["name"] == name
+        for row in document["rows"]
+        if "--precision" not in row["flags"]
+    ]
+    if not found:
+        return [], f"nothing was measured on {name} yet: {MEASURE}"
+    faster = [row for row in found if row[2] < 1]
+    if not faster:
+        return [], f"none of {len(found)} sets was faster beyond noise on {name}"
+    ratio, flags, _, where = min(faster)
+    return flags.split(), f"{1 / ratio:.2f}x as fast as without; the best of {len(found)} sets on {name}, {where}"

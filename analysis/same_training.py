@@ -1,0 +1,51 @@
+"""Does a run train as the baseline does?  Its audit, and how far rounding may take its losses from the baseline's."""
+
+from __future__ import annotations
+
+from harness.audit import audit_text
+
+NOT_THE_SAME = "not the same training"
+# Unit roundoff of the numbers that matmuls multiply.
+UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+# The same steps with the samples of each batch in another order, whose sums are rounded otherwise, and in float64, stay
+# within a tenth of this many roundoffs of the first loss per step: tests/test_audit.py.
+ROUNDOFFS_PER_STEP = 20
+OF_THE_MODEL = {"size", "size_reason", "parameters", "max_seq_len"}  # names of settings, or that follow from others
+OF_THE_DATA = ("seq_len", "learning_rate", "data", "seed")
+
+
+def trains_the_same_model(config: dict) -> tuple:
+    """Equal for runs whose losses differ by rounding alone: model, data, seed, learning rate, samples per step."""
+    training, model = config["training"], config["model"]
+    shape = sorted((name, value) for name, value in model.items() if name not in OF_THE_MODEL)
+    samples = training["batch_size"] * (training.get("world_size") or 1)
+    return repr(shape), samples, *(training.get(name) for name in OF_THE_DATA)
+
+
+def training_check(summary: dict, baseline: dict, loss_difference: float | None) -> dict:
+    """audit_ok, audit; loss_bound: the difference that rounding explains; not_the_same: why it is another training,
+    None if nothing says so."""
+    found, base = summary.get("audit"), baseline.get("audit")
+    checked = {"audit_ok": found["ok"] if found else None, "audit": audit_text(found), "loss_bound": None}
+    in_common = loss_difference is not None  # of traces of other programs there are no settings either
+    if in_common and trains_the_same_model(summary["config"]) == trains_the_same_model(baseline["config"]):
+        checked["loss_bound"] = loss_bound(summary, baseline)
+    bound, reason = checked["loss_bound"], None
+    if checked["audit_ok"] is False:
+        reason = audit_text(found)
+    elif base and base["ok"] is False:
+        reason = f"the baseline fails its audit: {audit_text(base)}"
+    elif bound is not None and loss_difference > bound:
+        reason = f"the losses differ by {loss_difference:.1e}, and rounding explains {bound:.1e}"
+    return checked | {"not_the_same": reason}
+
+
+def loss_bound(summary: dict, baseline: dict) -> float | None:
+    """The largest difference between the losses of any step that both completed that rounding explains.  It grows with
+    the steps, because each continues from weights that differ already."""
+    first = baseline["loss"]["first"]
+    if first is None:
+        return None
+    steps = min(one["training"]["completed_steps"] for one in (summary, baseline))
+    roundoff = max(UNIT_ROUNDOFF[one["config"]["training"]["precision"]] for one in (summary, baseline))
+    return ROUNDOFFS_PER_STEP * roundoff * first * (1 + steps)
