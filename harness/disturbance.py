@@ -309,6 +309,22 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def crowding(threads: int, cores: int, quota: float | None) -> list[str]:
+    """Whether there are more threads than cores.
+
+    Ranks of a node share a CPU quota, and all cores of the machine if they are not bound.  Of a smaller mask it is not
+    known here whether it is this rank's own: the doctor compares the masks of all ranks."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    on_cores = ranks if cores == os.cpu_count() else 1  # ranks on these cores
+    limit, sharing = f"{cores} core{'s' * (cores > 1)}", on_cores
+    if quota and quota / ranks < cores / on_cores:
+        limit, sharing, cores = f"a CPU quota of {quota:.3g} cores", ranks, quota
+    if threads * sharing <= cores:
+        return []
+    each = f" in each of {sharing} ranks" if sharing > 1 else ""
+    return [f"{threads} thread{'s' * (threads > 1)}{each} on {limit}"]
+
+
 def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
     """What disturbed a measurement, each with its figure."""
     found = []
@@ -319,12 +335,8 @@ def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
     elif (values["steps_disturbed"] or 0) >= max(2, STEPS * intervals):
         quota = " or for the CPU quota" if values["throttled_share"] else ""
         found.append(f"{values['steps_disturbed']} of {intervals} steps waited for a core{quota}")
-    cores, quota = values["cores"], values["quota_cores"]
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if not on_gpu and values["threads"] * ranks > min(cores, quota or cores):
-        each = f" in each of {ranks} ranks" if ranks > 1 else ""
-        limit = f"a CPU quota of {quota:.3g} cores" if quota and quota < cores else f"{cores} core{'s' * (cores > 1)}"
-        found.append(f"{values['threads']} threads{each} on {limit}")
+    if not on_gpu:
+        found += crowding(values["threads"], values["cores"], values["quota_cores"])
     if (values["throttled_share"] or 0) >= THROTTLED:
         found.append(f"CPU quota used up in {values['throttled_share']:.0%} of its periods")
     if (values["steal_share"] or 0) >= STEAL:

@@ -247,8 +247,21 @@ def test_more_threads_than_cores(system, monkeypatch):
     assert steps(system, (0.1, 0.1)).document()["reasons"] == ["2 threads on 1 core"]
     monkeypatch.setattr(disturbance, "available_cores", lambda: 3)
     assert steps(system, (0.1, 0.1)).document()["reasons"] == []
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert steps(system, (0.1, 0.1)).document()["reasons"] == ["2 threads in each of 2 ranks on 3 cores"]
+
+
+def test_threads_of_all_ranks_count_where_ranks_share_cores(monkeypatch):
+    """On a node of 64 cores: ranks of a launcher that binds each to its own, of one that does not, and under a quota."""
+    monkeypatch.setattr(disturbance.os, "cpu_count", lambda: 64)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert disturbance.crowding(7, 7, None) == []  # srun -c7
+    assert disturbance.crowding(8, 7, None) == ["8 threads on 7 cores"]
+    assert disturbance.crowding(8, 64, None) == []
+    assert disturbance.crowding(64, 64, None) == ["64 threads in each of 8 ranks on 64 cores"]
+    assert disturbance.crowding(1, 64, 4.0) == ["1 thread in each of 8 ranks on a CPU quota of 4 cores"]
+    assert disturbance.crowding(1, 1, 4.0) == ["1 thread in each of 8 ranks on a CPU quota of 4 cores"]
+    assert disturbance.crowding(7, 7, 60.0) == []
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert disturbance.crowding(1, 2, 0.5) == ["1 thread on a CPU quota of 0.5 cores"]
 
 
 # ---- The GPU -------------------------------------------------------------------------------------------------------
