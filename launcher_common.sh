@@ -41,10 +41,6 @@ rocm6.3 6.3
 rocm6.2.4 6.2.4
 rocm6.1 6.1"
 
-# AMD GPUs that published wheels are built for, as the driver names them: 90010 is gfx90a.  Others, such as the graphics
-# of a processor, count only where ROCm is installed.
-BUILT_FOR='90000|90006|90008|90010|90402|90500|100300|110000|110001|110002|110500|110501|120000|120001'
-
 MISSING_SCRIPT='
 import re, sys
 from importlib import metadata
@@ -107,16 +103,24 @@ nvidia_driver() { # its version
         grep . || nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | grep -m 1 -xE '[0-9.]+'
 }
 
-amd_gpu() { # its architecture, such as gfx90a
-    local root=${TINY_LLAMA_ROOT:-} version rocminfo
-    if [ -e "$root/dev/kfd" ]; then
-        version=$(cat "$root"/sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null |
-            sed -n 's/^gfx_target_version //p' | grep -m 1 -xE "$BUILT_FOR") &&
-            printf 'gfx%d%x%x\n' $((version / 10000)) $((version / 100 % 100)) $((version % 100)) && return
-    fi
-    for rocminfo in rocminfo "${ROCM_PATH:-}/bin/rocminfo" "$root/opt/rocm/bin/rocminfo"; do
-        "$rocminfo" 2>/dev/null | grep -m 1 -oE '^ *Name: *gfx[0-9a-f]+' | grep -oE 'gfx.*' && return
+kernel_gpus() { # architectures of AMD's GPUs, such as gfx90a; a container without the devices shows them as well
+    local version
+    cat "${TINY_LLAMA_ROOT:-}"/sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null |
+        sed -n 's/^gfx_target_version //p' | grep -vx 0 | while read -r version; do
+        printf 'gfx%d%x%x\n' $((version / 10000)) $((version / 100 % 100)) $((version % 100))
     done
+}
+
+rocm_gpus() { # the same by ROCm, which knows HSA_OVERRIDE_GFX_VERSION
+    local rocminfo
+    for rocminfo in rocminfo "${ROCM_PATH:-}/bin/rocminfo" "${TINY_LLAMA_ROOT:-}/opt/rocm/bin/rocminfo"; do
+        "$rocminfo" 2>/dev/null | grep -oE '^ *Name: *gfx[0-9a-f]+' | grep -oE 'gfx.*' && return
+    done
+}
+
+amd_gpu() { # architecture of the first one that published builds are for
+    local built_for=$HERE/harness/gpu_architectures.txt
+    kernel_gpus | grep -m 1 -xFf "$built_for" || rocm_gpus | grep -m 1 -xFf "$built_for"
 }
 
 accelerator() { # what this machine computes on: cuda DRIVER, rocm ARCHITECTURE, or cpu
@@ -204,7 +208,8 @@ install_gpu_torch() { # PYTHON PINNED cuda DRIVER | rocm ARCHITECTURE
 }
 
 install_torch() { # PYTHON: the build of torch for this machine
-    local python=$1 pinned device
+    local python=$1 pinned device others
+    check_gpu access
     pinned=$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' "$HERE/constraints.txt")
     device=$(accelerator)
     if [ -n "${WHEELHOUSE:-}" ]; then
@@ -218,7 +223,9 @@ install_torch() { # PYTHON: the build of torch for this machine
         # shellcheck disable=SC2086 # two words
         install_gpu_torch "$python" "$pinned" $device
     else
-        echo "Setup: $pinned for cpu: no GPU was found"
+        others=$(kernel_gpus | sort -u | paste -sd ' ')
+        if [ -n "$others" ]; then others="published builds are not for $others (TORCH_INDEX_URL names an index)"; fi
+        echo "Setup: $pinned for cpu: ${others:-no GPU was found}"
         if [ "$(uname -s)" = Linux ]; then
             pip_install "$python" "$pinned+cpu" 2>/dev/null && return
             pip_install "$python" --retries 1 --index-url "$WHEELS/cpu" "$pinned" 2>/dev/null && return
@@ -302,10 +309,10 @@ check_kind() { # that VENV was not made on another kind of node; nothing is dele
         complain "$VENV has torch for $build, of another kind of node: this one has a GPU for $here; $cure"
 }
 
-check_gpu() { # that torch sees the GPU that is here
+check_gpu() { # [access]: that torch sees the GPU that is here, or that its device files can be used
     local told
     [ "$(accelerator)" != cpu ] || return 0
-    told=$(cd -- "$HERE" && "$PYTHON" -m harness.hardware_seen 2>&1) || complain "${told#error: }"
+    told=$(cd -- "$HERE" && "$PYTHON" -m harness.hardware_seen "$@" 2>&1) || complain "${told#error: }"
 }
 
 use_caches() { # a home that cannot be written: caches of this user's elsewhere

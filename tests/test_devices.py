@@ -16,7 +16,7 @@ from analysis import run_explanations
 from harness import devices, distributed, hardware_seen, parallel, profilers
 from harness.devices import DeviceSampler, choose_device
 from harness.errors import UserError
-from harness.hardware_seen import unseen_hardware
+from harness.hardware_seen import unreachable_hardware, unseen_hardware
 from harness.ranks import shared_gpu
 from harness.slurm import first_node, hosts_of_tasks, node_names, slurm_ranks, tasks_of_node
 
@@ -151,10 +151,48 @@ def test_hidden_by_a_variable(node, monkeypatch, value):
     assert f"ROCR_VISIBLE_DEVICES='{value}' hides every GPU" in unseen_hardware(root)
 
 
-def test_a_container_without_the_devices(node):
-    root = node(hip="7.1.0")
+@pytest.mark.parametrize(("version", "arch"), [(110500, "gfx1150"), (100301, None)])
+def test_what_setup_has_no_build_for_is_not_reported(node, version, arch):
+    """gfx1031 is not among what wheels are built for; some graphics of processors are."""
+    root = node()
+    put_amd_gpu(root, version=version)
+    found = unseen_hardware(root)
+    assert found is None if arch is None else f"AMD GPU ({arch})" in found
+
+
+def test_gpus_of_both_makers(node):
+    """The launchers install a build for CUDA; one for ROCm is then the user's choice."""
+    root = node()
+    put_amd_gpu(root)
+    put_nvidia_gpu(root)
+    assert "for CPUs only; install one for CUDA" in unseen_hardware(root)
+    node(hip="7.1.0")
+    (root / "dev/kfd").unlink()
+    assert "AMD GPU (gfx90a), but PyTorch" in unseen_hardware(root)
+    assert "/dev/kfd is missing" in unseen_hardware(root)
+
+
+def test_a_gpu_of_another_job(node, monkeypatch):
+    root = node()
+    put_amd_gpu(root)
+    read_text = type(root).read_text
+
+    def refused(path, *arguments):
+        if path.parent.name == "1":
+            raise PermissionError(1, "Operation not permitted")
+        return read_text(path, *arguments)
+
+    monkeypatch.setattr(type(root), "read_text", refused)
+    assert "AMD GPU (of another job), but PyTorch" in unseen_hardware(root)
+    assert "it was not given to this job" in unseen_hardware(root)
+
+
+@pytest.mark.parametrize("hip", [None, "7.1.0"])  # a build for CPUs is the lesser problem
+def test_a_container_without_the_devices(node, hip):
+    root = node(hip=hip)
     put_amd_gpu(root, devices=False)
     assert "/dev/kfd is missing; start a container with --device=/dev/kfd" in unseen_hardware(root)
+    assert unreachable_hardware(root).startswith("this machine has an AMD GPU (gfx90a), but /dev/kfd is missing; ")
     root = node(cuda="13.0")
     (root / "sys/class/kfd/kfd/topology/nodes/1/properties").unlink()
     put_nvidia_gpu(root, devices=False)

@@ -84,7 +84,7 @@ done
 """
 
 
-HARDWARE_SEEN = "import os, sys; sys.exit(os.environ.get('STUB_UNSEEN'))"
+HARDWARE_SEEN = "import os, sys; sys.exit(os.environ.get('STUB_UNSEEN') if sys.argv[1:] == [] else None)"
 
 
 class Machine:
@@ -98,6 +98,8 @@ class Machine:
             (self.project / name).write_bytes((PROJECT / name).read_bytes())
         (self.project / "harness").mkdir()
         (self.project / "harness" / "hardware_seen.py").write_text(HARDWARE_SEEN)
+        architectures = "harness/gpu_architectures.txt"
+        (self.project / architectures).write_bytes((PROJECT / architectures).read_bytes())
         self.root = folder / "root"  # where drivers show themselves
         self.bin = folder / "base" / "bin"
         self.bin.mkdir(parents=True)
@@ -307,11 +309,25 @@ def test_rocminfo_that_is_not_on_path(tmp_path):
     assert "whl/rocm7.0" in machine.torch_call()
 
 
-def test_graphics_of_a_processor_are_no_gpu(tmp_path):
+def test_gpus_that_no_wheel_is_built_for_are_named(tmp_path):
     machine = Machine(tmp_path)
-    machine.amd(0, 100306)  # which no wheel is built for
-    machine.set_up()
+    machine.amd(0, 100306, 100301)
+    code, out = machine.set_up()
+    assert code == 0, out
     assert "torch==2.13.0+cpu" in machine.pip_calls()[0]
+    assert "Setup: torch==2.13.0 for cpu: published builds are not for gfx1031 gfx1036 (TORCH_INDEX_URL names" in out
+
+
+def test_a_container_without_the_devices_ends_setup(tmp_path):
+    """Before anything is installed: the kernel shows GPUs of the host, which the container was not given."""
+    machine = Machine(tmp_path)
+    (machine.project / "harness" / "hardware_seen.py").write_bytes((PROJECT / "harness/hardware_seen.py").read_bytes())
+    machine.amd(0, 90402)
+    (machine.root / "dev" / "kfd").unlink()
+    code, out = machine.set_up()
+    assert (code, machine.pip_calls()) == (1, [])
+    cause = "this machine has an AMD GPU (gfx942), but /dev/kfd is missing; start a container with --device=/dev/kfd"
+    assert out.strip().splitlines()[-1].startswith(f"error: {cause}")
 
 
 def test_rocm_of_an_unknown_version_asks(tmp_path):

@@ -99,6 +99,7 @@ class Machine:
         for empty in (self.torch / "__init__.py", self.torch / "lib" / "libtorch.so", self.seen):
             empty.parent.mkdir(parents=True, exist_ok=True)
             empty.touch()
+        shutil.copy(PROJECT / "harness" / "gpu_architectures.txt", self.seen.parent)
         self.python = self.command("python3", f'PYTHONPATH={self.torch.parent} exec {sys.executable} -S "$@"')
         self.settings = folder / "settings"
         self.settings.write_text(json.dumps({"captures": captures, **settings}))
