@@ -54,7 +54,7 @@ from harness.devices import PRECISIONS, check_precision, choose_device, memory_o
 from harness.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.errors import UserError, exit_code_of, raise_if_interrupted
 from harness.files import explain_nulls, prepare_folder, write_json
-from harness.flag_combinations import check_combinations, check_device_has, check_model
+from harness.flag_combinations import check_combinations, check_device_has, check_model, only_predicted
 from harness.hardware_seen import unseen_hardware
 from harness.no_sync import no_sync_steps
 from harness.parallel import ParallelConfig, check_shards, gradient_sync, parallel_settings, replicated, sharded_state
@@ -776,7 +776,7 @@ def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, args: argpar
     from analysis.prediction import predict, prediction_lines
 
     document = predict(workload, device, profiling.peak, args.device_memory, targets, args.network)
-    lines = prediction_lines(document, args.verbose)
+    lines = prediction_lines(document, args.verbose, only_predicted(vars(args)))
     if device.type == "cpu" and (unseen := unseen_hardware()):
         lines.append(f"Warning: {unseen}")
     if folder := training.output_dir or profiling.profile_dir:
@@ -863,9 +863,6 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     )
     check_model(config)
     check_combinations(training, profiling, given)
-    for name in ("device_memory", "target_device", "world_size", "network"):
-        if given.get(name) is not None and not args.dry_run:
-            raise UserError(f"--{name.replace('_', '-')}: requires --dry-run", 2)
     if args.use_amp and training.precision != "bf16":
         raise UserError(f"--use-amp: means bf16, but --precision is {training.precision}; use only one of the two", 2)
     return TinyLlamaWorkload(replace(config, max_seq_len=training.seq_len), training, size), profiling

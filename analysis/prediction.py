@@ -36,7 +36,7 @@ from analysis.network import network_of
 from analysis.traffic import step_work
 from analysis.wording import text_of
 from harness.console import progress_bar
-from harness.devices import PRECISIONS, host_memory, memory_of_a_rank
+from harness.devices import PRECISIONS, host_memory, memory_of_a_rank, missing_arithmetic
 from harness.environment import describe_environment
 from harness.files import explain_nulls
 from harness.memory_tracker import MemoryTracker, kept_by_component
@@ -355,15 +355,16 @@ def optimization_flags(training: dict) -> list[str]:
     return flags
 
 
-def prediction_lines(document: dict, verbose: bool = False) -> list[str]:
-    """What a dry run prints; verbose: with the tables."""
+def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequence[str] = ()) -> list[str]:
+    """What a dry run prints.  verbose: with the tables.  only_predicted: its flags that no training takes."""
     training, peak_mb = document["training"], document["peak_memory_mb"]
     shape = f"batch {training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
     shape += "".join(f", {name}" for name in optimization_flags(training))
     if document["world_size"] > 1:
         shape += f", on each of {document['world_size']:,} ranks, {document['parallel']}"
     target = document["target_device"]
-    also = f"; also matching: {', '.join(target['other_rows'])}" if target and target["other_rows"] else ""
+    also = ", one GCD: half of a card" if target and "one GCD" in target["source"] else ""
+    also += f"; also matching: {', '.join(target['other_rows'])}" if target and target["other_rows"] else ""
     facts = {
         **({"Target device": target["name"] + also} if target else {}),
         **fit_facts(document),
@@ -374,7 +375,7 @@ def prediction_lines(document: dict, verbose: bool = False) -> list[str]:
         **time_facts(document),
         **communication_facts(document),
         "Work": f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters",
-        "Next": "the same command without --dry-run trains" if document["fits"] else f"{cure(document)}, then train",
+        "Next": next_step(document, only_predicted),
     }
     lines = detail_lines(document) if verbose else []
     lines += [f"Prediction, nothing was allocated or trained: {shape}", *labeled(facts)]
@@ -383,6 +384,18 @@ def prediction_lines(document: dict, verbose: bool = False) -> list[str]:
     if training.get("cuda_graphs"):
         lines.append("--cuda-graphs: a graph keeps the memory of its passes, also while the optimizer needs more")
     return wrapped(lines)
+
+
+def next_step(document: dict, only_predicted: Sequence[str]) -> str:
+    target, training, ranks = document["target_device"], document["training"], document["world_size"]
+    if target and (missing := missing_arithmetic(training["precision"], target["name"], target["arch"])):
+        return f"--precision {training['precision']} cannot train there: {missing}"
+    if not document["fits"]:
+        return f"{cure(document)}, then train"
+    where = f", on {target['name']}" if target else ""
+    where += f", started on {ranks} ranks" if "--world-size" in only_predicted and ranks > 1 else ""
+    flags = ", ".join(["--dry-run", *only_predicted])
+    return f"the same command without {flags} trains{where}"
 
 
 def detail_lines(document: dict) -> list[str]:
@@ -456,26 +469,26 @@ def refusal(workload: Workload, device: torch.device) -> str | None:
 
 
 def cure(document: dict) -> str:
-    """What to change so that a step fits."""
+    """What to change so that a step fits, if it does not."""
     batch, seq, now = document["max_batch_size"], document["max_seq_len"], document["training"]
     fitting = [
         *([f"--batch-size {batch}"] if 0 < batch < now["batch_size"] else []),
         *([f"--seq-len {seq}"] if 0 < seq < now["seq_len"] else []),
     ]
-    return f"lower to {' or '.join(fitting)}" if fitting else "lower --size"
+    lower = f"lower to {' or '.join(fitting)}" if fitting else "lower --size"
+    alone = document["device_memory_mb"] - document["reserve_mb"] - (document["context_mb"] or 0)
+    if document["peak_memory_mb"] <= alone:
+        return f"it would fit without other processes: stop those, or {lower}"
+    return lower
 
 
 def what_fits(document: dict) -> str:
     """The prediction in a clause: what a step needs, what is available, what would fit."""
     named = sorted(document["memory_by_category_mb"].items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size:,.0f}" for name, size in named[:3])
-    advice = cure(document)
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
-    alone = document["device_memory_mb"] - document["reserve_mb"] - (document["context_mb"] or 0)
-    if document["fits"]:
-        advice = "fragmentation or other processes took the rest: stop those, or lower --batch-size"
-    elif document["peak_memory_mb"] <= alone:
-        advice = f"it would fit without other processes: stop those, or {advice}"
+    advice = "fragmentation or other processes took the rest: stop those, or lower --batch-size"
+    advice = advice if document["fits"] else cure(document)
     available = document["peak_memory_mb"] + document["margin_mb"]
     in_use = f" ({document['in_use_mb']:,.0f} MB are in use)" if document["in_use_mb"] else ""
     return f"{needs}, {document['device']['name']} has {available:,.0f} MB for it{in_use}; {advice}"

@@ -39,16 +39,24 @@ def check_precision(precision: str, device: torch.device, option: str = "--preci
     refusal = None
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            refusal = f"{gpu.name} has no bfloat16 arithmetic; use fp16 or fp32"
-        if precision == "tf32" and not (gpu.gcnArchName.startswith("gfx94") if torch.version.hip else gpu.major >= 8):
-            refusal = f"{gpu.name} has no TF32 arithmetic; use fp32, bf16 or fp16"
+        arch = gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
+        refusal = missing_arithmetic(precision, gpu.name, arch)
     elif precision == "tf32":
         refusal = "TF32 exists only in Tensor Cores and Matrix Cores of GPUs; on a CPU use fp32 or bf16"
     elif precision == "fp16" and not cpu_trains_in_fp16():
         refusal = f"PyTorch {torch.__version__} cannot train in fp16 on this CPU; use fp32 or bf16"
     if refusal:
         raise UserError(f"{option} {precision}: {refusal}", exit_code=2)
+
+
+def missing_arithmetic(precision: str, name: str, arch: str) -> str | None:
+    """What a GPU lacks for a precision, as far as its architecture tells (gfx942, sm_80); None if nothing."""
+    is_early = arch.startswith("sm_") and int(arch[3:-1]) < 8  # before Ampere
+    if precision == "bf16" and is_early:
+        return f"{name} has no bfloat16 arithmetic; use fp16 or fp32"
+    if precision == "tf32" and (is_early or arch.startswith("gfx") and not arch.startswith("gfx94")):
+        return f"{name} has no TF32 arithmetic; use fp32, bf16 or fp16"
+    return None
 
 
 def cpu_trains_in_fp16() -> bool:

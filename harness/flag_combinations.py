@@ -30,12 +30,20 @@ def check_model(config) -> None:
         raise UserError(f"--n-kv-heads {kv_heads}: does not divide --n-heads {heads}; use a divisor of it", 2)
 
 
+def only_predicted(given: dict) -> list[str]:
+    """The flags passed that only a dry run takes."""
+    names = ("device_memory", "target_device", "world_size", "network")
+    return [f"--{name.replace('_', '-')}" for name in names if given.get(name) is not None]
+
+
 def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None:
     """Raise UserError, exit code 2, for flags that contradict each other or would have no effect.
 
     training has the fields of TrainingConfig; given are the flags that the user passed.
     """
     check_no_sync(training, profiling.no_sync_steps)
+    if not given.get("dry_run") and (found := only_predicted(given)):
+        raise UserError(f"{found[0]}: requires --dry-run", 2)
     batch_size, micro_steps = training.batch_size, training.gradient_accumulation_steps
     if batch_size % micro_steps != 0:
         flag = f"--gradient-accumulation-steps {micro_steps}"

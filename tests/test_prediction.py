@@ -24,6 +24,7 @@ from analysis.prediction import (
     largest_batch,
     longest_sequence,
     memory_prediction,
+    next_step,
     peak_bytes,
     predicted_memory,
     prediction_lines,
@@ -205,6 +206,50 @@ def test_a_target_device_without_the_precision_is_told(train, tmp_path):
     assert re.search(r"matmuls unknown: the datasheet of NVIDIA B200 has no fp32", out)
     bounds = read(tmp_path / "run" / "prediction.json")["step_time_bounds"]
     assert (bounds["compute_ms"], bool(bounds["bandwidth_ms"])) == (None, True)
+    code, out, _ = train("--dry-run", "--target-device", "MI250X")
+    assert "\nTarget device:    AMD Instinct MI250X, one GCD: half of a card\n" in out
+    assert "the same command without --dry-run, --target-device trains, on AMD Instinct MI250X" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "words"),
+    [
+        ({}, [], "the same command without --dry-run trains"),
+        ({}, ["--device-memory"], "the same command without --dry-run, --device-memory trains"),
+        (
+            {"target_device": {"name": "AMD Instinct MI300X", "arch": "gfx942"}, "world_size": 16},
+            ["--target-device", "--world-size", "--network"],
+            "the same command without --dry-run, --target-device, --world-size, --network trains, on AMD Instinct MI300X, "
+            "started on 16 ranks",
+        ),
+        (
+            {"target_device": {"name": "NVIDIA T4", "arch": "sm_75"}},
+            ["--target-device"],
+            "--precision bf16 cannot train there: NVIDIA T4 has no bfloat16 arithmetic; use fp16 or fp32",
+        ),
+        ({"fits": False, "peak_memory_mb": 90.0}, [], "lower to --batch-size 2, then train"),
+        (
+            {"fits": False},
+            [],
+            "it would fit without other processes: stop those, or lower to --batch-size 2, then train",
+        ),
+    ],
+)
+def test_the_last_line_of_a_dry_run_holds(changes, flags, words):
+    """A command that it names can be typed, and trains where the prediction is for."""
+    document = {
+        "target_device": None,
+        "training": {"precision": "bf16", "batch_size": 4, "seq_len": 8},
+        "world_size": 1,
+        "fits": True,
+        "max_batch_size": 2,
+        "max_seq_len": 0,
+        "device_memory_mb": 100.0,
+        "reserve_mb": 20.0,
+        "context_mb": None,
+        "peak_memory_mb": 60.0,
+    }
+    assert next_step(document | changes, flags) == words
 
 
 def test_memory_given_for_a_target_device_overrides_its_own(train, tmp_path):
@@ -219,6 +264,7 @@ def test_memory_given_for_a_target_device_overrides_its_own(train, tmp_path):
     ("flags", "words"),
     [
         ("--dry-run --target-device MI300", "the nearest: MI300"),
+        ("--dry-run --target-device NVIDIA", "the nearest: A100, L40S, L4"),
         ("--dry-run --target-device=", "no row of the datasheets matches"),
         ("--target-device MI300X", "--target-device: requires --dry-run"),
     ],

@@ -23,7 +23,8 @@ def rows_named(text: str) -> list[Datasheet]:
     asked = set(_words(text))
     rows = [row for row in DATASHEETS if asked <= set(_words(row.name)) and _model(row) in asked]
     if not rows:
-        models = dict.fromkeys(_model(row).upper() for row in DATASHEETS)
+        akin = [row for row in DATASHEETS if asked & set(_words(row.name))]  # of this maker
+        models = dict.fromkeys(_model(row).upper() for row in akin or DATASHEETS)
         nearest = ", ".join(difflib.get_close_matches(text.upper(), models, n=3, cutoff=0))
         raise UserError(
             f"--target-device {text}: no row of the datasheets matches; the nearest: {nearest}", exit_code=2
