@@ -16,7 +16,7 @@ from harness.startup import run_command
 
 
 def main() -> None:
-    from harness.command_line import OneLineParser, require
+    from harness.command_line import OneLineParser, require, require_one_process
 
     parser = OneLineParser(
         prog="run_exercise.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -31,6 +31,7 @@ def main() -> None:
     add("--output-dir", metavar="DIR", type=Path, help="(exercise_N_results_<timestamp>, class_N_results_<timestamp>)")
     args = parser.parse_args()
     check_flags(parser, args)
+    require_one_process(parser.prog)
     require("an exercise", ["matplotlib", "jinja2", "msgspec", "tensorboard"])
     from workshop import runner
     from workshop.pages import exercises

@@ -8,6 +8,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 import math
+import os
 import typing
 from collections.abc import Callable
 from dataclasses import field, fields
@@ -129,3 +130,9 @@ def require(what: str, modules: list[str]) -> None:
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise UserError(f"{what} needs {module}, which is missing: pip install {module}")
+
+
+def require_one_process(command: str) -> None:
+    """Raise UserError if several ranks were started: each would write the same files."""
+    if (ranks := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+        raise UserError(f"{command} is one process, and {ranks} were started: use srun --ntasks=1, and no torchrun")

@@ -24,7 +24,7 @@ from typing_extensions import NotRequired, get_type_hints
 
 from analysis.fake_run import FakeRunError
 from analysis.wording import narrow_table
-from harness.command_line import OneLineParser, memory_size, number_of, require, verbose_flag
+from harness.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
 from harness.console import progress_bar, say
 from harness.devices import PRECISIONS, check_precision, choose_device
 from harness.disturbance import DisturbanceMeter, available_cores
@@ -391,6 +391,7 @@ RESUME = "continue an interrupted sweep; use the same flags"
 def parse_sweep(parser: OneLineParser) -> tuple[argparse.Namespace, DeviceProperties]:
     """The checked command line, with defaults for the device, and the properties of the device."""
     args = parser.parse_args()
+    require_one_process(parser.prog)
     if args.device_memory and not args.dry_run:
         parser.error("--device-memory: requires --dry-run")
     if args.resume and args.output_dir:

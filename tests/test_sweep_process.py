@@ -1,6 +1,7 @@
 """The process of a sweep leaves a GPU to its rows: it makes no context of its own."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import run_precision_study
 import run_scaling_study
 import run_timing_study
 import run_training_benchmark
+from harness.errors import UserError
 from studies import sweep
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -69,4 +71,14 @@ def test_what_fails_in_the_process_for_the_gpu_is_an_error_of_the_command(scratc
     monkeypatch.setattr(sweep, "in_fresh_process", lambda *work: ("failed", "all GPUs are busy"))
     assert run_command(run_timing_study, "--output-dir", "run") == 1
     assert capfd.readouterr().err.endswith("error: all GPUs are busy\n")
+    assert not list(scratch.iterdir())
+
+
+def test_ranks_of_a_sweep_are_refused(scratch, monkeypatch):
+    """srun and torchrun start several: each would write the folder."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(sys, "argv", ["run_memory_study.py", "--output-dir", "run"])
+    told = "run_memory_study.py is one process, and 2 were started: use srun --ntasks=1, and no torchrun"
+    with pytest.raises(UserError, match=f"^{told}$"):
+        run_memory_study.main()
     assert not list(scratch.iterdir())
