@@ -23,7 +23,7 @@ from harness.files import explain_nulls, explain_nulls_recursively
 from harness.phases import PHASES, summary_stats
 from harness.tables import COLUMNS, Column, Section, answer, column, wrapped
 
-UNDECIDED = "undecided: disturbed"
+UNDECIDED, SPREAD_UNKNOWN = "undecided: disturbed", "spread unknown"
 NOT_IN_TRACE = "not in a trace"
 # Settings that do not affect the results; DeepSpeed itself sets the variable.
 IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUDA_CHECK"}
@@ -138,7 +138,8 @@ def compare(folders: list[Path]) -> dict:
         # The most distant repeat lies exactly at the spread: rounding must not turn it into a difference.
         if repeats and row["ratio"] is not None and abs(math.log(row["ratio"])) <= math.log1p(spread) + 1e-9:
             row["difference"] = NOISE
-        if row["difference"] in ("slower", "faster") and may_be_disturbance(row, rows[0]):
+        decided = row["difference"] in ("slower", "faster", SPREAD_UNKNOWN)
+        if decided and row is not rows[0] and may_be_disturbance(row, rows[0]):
             row["difference"] = UNDECIDED
         if row["not_the_same"]:
             row["difference"] = f"{NOT_THE_SAME}: {row['not_the_same']}"
@@ -226,7 +227,11 @@ def peak_ratio(memory: dict, baseline: dict) -> dict:
 
 def may_be_disturbance(row: dict, baseline: dict) -> bool:
     """Whether the ratio of step times could be 1 without the largest possible effect of the disturbance."""
-    shorter, longer = (1 - (side["lost_share"] or 0.0) if side["disturbed"] else 1.0 for side in (row, baseline))
+    if not (row["disturbed"] or baseline["disturbed"]):
+        return False
+    lost = (1.0 if side["lost_share"] is None else side["lost_share"] for side in (row, baseline))
+    sides = zip((row, baseline), lost, strict=True)
+    shorter, longer = (1 - share if side["disturbed"] else 1.0 for side, share in sides)
     return row["ratio"] * shorter <= 1 <= row["ratio"] / max(longer, 1e-9)
 
 
@@ -242,7 +247,7 @@ def ratio(times: np.ndarray, baseline: np.ndarray, same: bool = False) -> dict:
         return {"ratio": None, "ratio_95": None, "difference": "no steps to compare"}
     value = float(np.median(times) / np.median(baseline))
     if min(len(times), len(baseline)) < 3:
-        return {"ratio": value, "ratio_95": None, "difference": "spread unknown"}
+        return {"ratio": value, "ratio_95": None, "difference": SPREAD_UNKNOWN}
     rng = np.random.default_rng(0)
     medians = [np.median(rng.choice(series, (RESAMPLES, len(series))), axis=1) for series in (times, baseline)]
     low, high = (float(value) for value in np.percentile(medians[0] / medians[1], (2.5, 97.5)))

@@ -11,6 +11,7 @@ from traces import LARGE, analysis_of, gpu_step, write_trace
 import compare_runs
 import tiny_llama_v1 as tiny_llama
 from analysis.compare import (
+    SPREAD_UNKNOWN,
     UNDECIDED,
     compare,
     comparison_answer,
@@ -145,6 +146,14 @@ def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
     # The other way round: the baseline was disturbed, and may have been as fast.
     words = {row["name"]: row["difference"] for row in compare([slow, base])["runs"]}
     assert words == {"slow": NOISE, "base": UNDECIDED}
+    # With too few steps for an interval the ratio is a single figure, and no more certain.
+    few = [
+        copy_of(runs / "large_batch", tmp_path / f"few{lost}", [200.0, 201], **disturbed(lost)) for lost in (0.6, 0.4)
+    ]
+    words = {row["name"]: row["difference"] for row in compare([base, *few])["runs"]}
+    assert words == {"base": NOISE, "few0.6": UNDECIDED, "few0.4": SPREAD_UNKNOWN}
+    unknown = copy_of(runs / "large_batch", tmp_path / "unknown", slow_times, **disturbed(None))
+    assert compare([base, unknown])["runs"][1]["difference"] == UNDECIDED
 
 
 def test_the_mfu_of_a_run_is_the_one_that_it_printed(runs, tmp_path):
