@@ -86,6 +86,7 @@ def efficiency_metrics(workload: Workload, summary: dict, counts: dict, flops_pe
     device, choice = summary["environment"]["device"], summary["config"]["profiling"]["peak"]
     seconds = summary["performance"]["avg_step_time_ms"] / 1e3
     executed_per_sec = (counts["step_flops"] + counts["recomputed_flops"]) / seconds
+    least_bytes = 28 * counts["parameters"] / summary["training"]["world_size"]  # of AdamW alone, if all ranks share it
     ceilings = compute_ceilings(device, workload.precision, choice, executed_per_sec)
     peak = ceilings[0] if ceilings else None
     metrics = {
@@ -95,7 +96,7 @@ def efficiency_metrics(workload: Workload, summary: dict, counts: dict, flops_pe
         "peak_source": peak and peak.label,
         "precision": workload.precision,
         "peaks": [asdict(one) | {"mfu_percent": 100 * flops_per_sec / one.rate} for one in ceilings],
-        "bandwidth_peaks": [asdict(one) for one in bandwidth_ceilings(device, choice)],
+        "bandwidth_peaks": [asdict(one) for one in bandwidth_ceilings(device, choice, reached=least_bytes / seconds)],
     }
     unknown = f"{NO_DATASHEET}; measured here, no matmul was as fast as the model's own steps, or memory ran out"
     return explain_nulls(metrics, unknown, hfu_percent="nothing is recomputed: it would equal MFU")
@@ -176,5 +177,6 @@ def mfu_text(profile: dict) -> str:
     if efficiency["mfu_percent"] is None:
         return f"unknown: {efficiency['mfu_percent_reason']}; {achieved} achieved"
     peak = efficiency["peaks"][0]
-    about = f"{peak['rate'] / 1e12:.4g} TFLOP/s, the {efficiency['precision']} peak ({peak['kind']})"
+    kind = peak["kind"] + ", DISTURBED" * peak.get("disturbed", False)
+    about = f"{peak['rate'] / 1e12:.4g} TFLOP/s, the {efficiency['precision']} peak ({kind})"
     return f"{efficiency['mfu_percent']:.1f}%: {achieved} of {about}"

@@ -106,6 +106,8 @@ def flops_answer(profile: dict, documents: dict[str, dict], source: Path, report
     rows["Trust"] += (
         f"; step {rates['avg_step_time_ms']:.2f} ms, mean of {count_of(rates['steps_averaged'], 'step')}{spread}"
     )
+    if summary and summary["disturbance"]["disturbed"]:
+        rows["Trust"] = f"times NOT trustworthy: the steps were disturbed; {rows['Trust']}"
     rows["Disturbance"] = disturbance_text(summary["disturbance"]) if summary else "not measured"
     rows["Largest parts"] = largest_parts(profile, documents.get("roofline_data.json"))
     rows["Try first"] = best_three(trace) if trace else least_times(profile, intensity)

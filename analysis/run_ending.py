@@ -40,7 +40,7 @@ def mfu_line(summary: dict) -> str:
     if peak is None:
         why = "no peak is known (run_deepspeed_flops.py measures one)"
         return f"MFU: unknown, {why}; {tflops:.4g} TFLOP/s{per_rank}, {tokens}"
-    kind = "measured here" if peak.kind == "measured" else peak.kind
+    kind = ("measured here" if peak.kind == "measured" else peak.kind) + ", DISTURBED" * peak.disturbed
     share = f"{mfu_percent(summary):.1f}%"
     return f"MFU: {share}, {tflops:.4g} of {peak.rate / 1e12:,.4g} TFLOP/s ({kind}){per_rank}, {tokens}"
 

@@ -142,7 +142,12 @@ def test_a_measurement_below_what_a_model_reached_is_repeated(machine):
 def disturb(monkeypatch, *waits, gpu=()):
     """What DisturbanceMeter tells about the next measurements: shares of waiting, or what it saw of the GPU."""
     found = [
-        {"disturbed": share > 0.05, "reasons": [f"{share:.0%} of thread time waited for a core"], "load_before": None}
+        {
+            "gpu": None,
+            "disturbed": share > 0.05,
+            "reasons": [f"{share:.0%} of thread time waited for a core"],
+            "load_before": None,
+        }
         | {"cores": 2}
         for share in waits
     ]

@@ -10,10 +10,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import run_deepspeed_flops
 from analysis.flop_counts import detail_tables
+from analysis.hardware import bandwidth_ceilings
 from analysis.hardware.measuring import Measurement
+from analysis.limits import flops_answer
 from analysis.roofline import NO_TRACE, POINT_COLUMNS, draw_roofline, roofline_lines, roofline_rows
 from analysis.traffic import intensity_tables
 from harness.errors import exit_code_of
+
+SUMMARY = "performance_summary"
 
 
 @pytest.fixture
@@ -99,6 +103,15 @@ def test_a_report_without_a_trace(flops, tmp_path):
     assert 'id="flops"' in page
     assert 'id="operators"' not in page
     assert 'id="trust"' not in page
+    # The same results from steps and a peak that were disturbed.
+    profile, summary = (json.loads((tmp_path / "run" / f"{n}.json").read_text()) for n in ("flops_profile", SUMMARY))
+    assert not any("NOT trustworthy" in line for line in flops_answer(profile, {}, tmp_path, None))
+    summary["disturbance"] |= {"disturbed": True, "reasons": ["77% of thread time waited for a core"]}
+    (tmp_path / "run" / f"{SUMMARY}.json").write_text(json.dumps(summary))
+    profile["efficiency_metrics"]["peaks"][0]["disturbed"] = True
+    answer = " ".join(" ".join(flops_answer(profile, {}, tmp_path / "run", None)).split())
+    assert "peak (measured, DISTURBED)" in answer
+    assert "times NOT trustworthy: the steps were disturbed" in answer
 
 
 @pytest.mark.slow
@@ -173,6 +186,10 @@ def test_a_ceiling_is_asked_for_what_was_reached(flops, documents, monkeypatch):
     code, out, _ = flops(*SMALL_MODEL, "--num-steps", "3")
     assert code == 0
     assert "Model FLOPS Utilization: unknown" in out
+    reached = {"type": "cpu", "name": "some CPU"}, "auto", "now"
+    monkeypatch.setattr("analysis.hardware.measuring.measured_bandwidth", lambda *a: slow)
+    assert bandwidth_ceilings(*reached, reached=2.0) == []
+    assert bandwidth_ceilings(*reached, reached=0.5)[0].rate == slow.rate
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ class Ceiling:
     rate: float  # FLOPs or bytes per second
     kind: str  # datasheet, measured, given
     source: str
+    disturbed: bool = False  # while it was measured
 
     @property
     def label(self) -> str:
@@ -38,21 +39,23 @@ def compute_ceilings(
         source = f"{row.name} {precision} ({row.source}{_part(share)})"
         known.append(Ceiling(1e12 * share * getattr(row, precision), "datasheet", source))
     if measured := _measured(device, precision, "flops", measure, reached):
-        known.append(Ceiling(measured.rate, "measured", measured.source))
+        known.append(Ceiling(measured.rate, "measured", measured.source, measured.disturbed))
     if isinstance(choice, float):
         return [Ceiling(1e12 * choice, "given", f"--peak {choice:g}"), *known]
     return _chosen_first(known, choice)
 
 
-def bandwidth_ceilings(device: dict, choice: str | float = "auto", measure: str = "now") -> list[Ceiling]:
+def bandwidth_ceilings(
+    device: dict, choice: str | float = "auto", measure: str = "now", reached: float = 0.0
+) -> list[Ceiling]:
     """Bytes per second between the device and its memory, from every known source: the datasheet first, unless
-    --peak is `measured`."""
+    --peak is `measured`.  reached: as for compute_ceilings(), in bytes per second."""
     known = []
     if found := datasheet(device):
         row, share = found
         known.append(Ceiling(1e9 * share * row.bandwidth, "datasheet", f"{row.name} ({row.source}{_part(share)})"))
-    if measured := _measured(device, "fp32", "bandwidth", measure):
-        known.append(Ceiling(measured.rate, "measured", measured.source))
+    if measured := _measured(device, "fp32", "bandwidth", measure, reached):
+        known.append(Ceiling(measured.rate, "measured", measured.source, measured.disturbed))
     return _chosen_first(known, choice)
 
 
