@@ -305,8 +305,8 @@ def profile_disturbance(trace: Trace, summary: dict | None) -> dict:
         return {"text": text, "lost_share": float(waited["lost_share"].sum() / len(steps))}
     if run["disturbed"] is None:
         return explain_nulls(unknown, run["disturbed_reason"])
-    # Waiting in other steps does not concern the trace.
-    others = [reason for reason in run["reasons"] if "waited for a core" not in reason]
+    # Waiting in other steps does not concern the trace.  Of another rank it is not known here in which steps it waited.
+    others = [text for text in run["reasons"] if "waited for a core" not in text or re.match("rank [1-9]", text)]
     return {"text": "; ".join(others) or UNDISTURBED, "lost_share": 0.0}
 
 

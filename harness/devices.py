@@ -54,7 +54,7 @@ def missing_arithmetic(precision: str, name: str, arch: str) -> str | None:
     is_early = arch.startswith("sm_") and int(arch[3:-1]) < 8  # before Ampere
     if precision == "bf16" and is_early:
         return f"{name} has no bfloat16 arithmetic; use fp16 or fp32"
-    if precision == "tf32" and (is_early or arch.startswith("gfx") and not arch.startswith("gfx94")):
+    if precision == "tf32" and (is_early or (arch.startswith("gfx") and not arch.startswith("gfx94"))):
         return f"{name} has no TF32 arithmetic; use fp32, bf16 or fp16"
     return None
 

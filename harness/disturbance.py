@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from harness.files import explain_nulls
-from harness.gpu_watch import GpuWatch, gpu_reasons
+from harness.gpu_watch import GpuWatch, gpu_reasons, may_be_shared
 
 # From these shares on, a measurement counts as disturbed.  benchmarks/disturbance.py compares each with what quiet runs
 # show and with what runs show that were slowed down on purpose; its table tells which ones a machine could test.
@@ -296,7 +296,7 @@ class DisturbanceMeter:
 def most_lost(values: dict, waiting: float | None) -> float | None:
     """Upper bound of the share of the time lost to everything that disturbed the measurement."""
     gpu = values["gpu"]
-    if waiting is None or (gpu and gpu["other_processes"]):  # what they take of the GPU is unknown
+    if waiting is None or (gpu and may_be_shared(gpu)):  # what they take of the GPU is unknown
         return None if waiting is None else 1.0
     lost = waiting + (values["throttled_share"] or 0.0) + (values["steal_share"] or 0.0)
     if gpu and gpu["lowered_by"] and gpu["clock_mhz"] and gpu["max_clock_mhz"]:
@@ -344,12 +344,33 @@ def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
     return found + (gpu_reasons(values["gpu"]) if values["gpu"] else [])
 
 
+def over_ranks(documents: list[dict]) -> dict:
+    """The document of a run from those of its ranks: of the one that was disturbed most, as all wait for the slowest.
+
+    lost_share is the sum: the ranks may have been disturbed one after the other.
+    """
+    lost = [one["lost_share"] for one in documents]
+    worst = max(range(len(documents)), key=lambda rank: (bool(documents[rank]["disturbed"]), lost[rank] or 0.0))
+    found, disturbed = documents[worst], sum(bool(one["disturbed"]) for one in documents)
+    if not disturbed:  # "unknown" is said of any rank
+        return next((one for one in documents if one["disturbed"] is None), found)
+    if len(documents) == 1:
+        return found
+    more = f" (of {disturbed} disturbed)" if disturbed > 1 else ""
+    reasons = [f"rank {worst}{more}: {found['reasons'][0]}", *found["reasons"][1:]]
+    unknown = next((one["lost_share_reason"] for one in documents if one["lost_share"] is None), "")
+    total = {"lost_share": None if unknown else min(1.0, sum(lost))}
+    return found | {"reasons": reasons} | explain_nulls(total, unknown)
+
+
 def disturbance_text(document: dict) -> str:
     """What follows 'Disturbance: ' in a summary."""
     if document["disturbed"] is None:
         return f"unknown: {document['disturbed_reason']}"
     if not document["disturbed"]:
-        return "none seen"
+        gpu = document["gpu"]
+        silent = gpu and gpu["other_processes"] is None and gpu["lowered_by"] is None
+        return "none seen" + "; GPU: not known here" * bool(silent)
     load, cores = document["load_before"], document["cores"]
     before = [] if load is None else [f"load {load:.1f} on {cores} core{'s' * (cores > 1)}"]
     return "; ".join([*document["reasons"], *before])

@@ -153,11 +153,11 @@ class GpuDisturbance(TypedDict):
     lowered_by: dict[str, float] | None  # causes other than the power limit, share of the time; null: not known
 
 
-class Disturbance(TypedDict):
+class Disturbance(TypedDict):  # of several ranks, that of the one that was disturbed most
     disturbed: bool | None  # null: not reported by the system
     waited_share: float | None  # of thread time, waiting for a core; null: not reported by the system
     longest_wait_share: float | None  # of the steps, for the thread that waited longest in each; null: not known
-    lost_share: float | None  # of the steps' time, that is due to the disturbance at most; null: not known
+    lost_share: float | None  # of the steps' time, that is due to it at most, sum over ranks; null: not known
     steps_disturbed: int | None  # null: not reported by the system
     threads: int  # that PyTorch uses for one operator
     cores: int  # that the affinity mask allows
@@ -186,6 +186,7 @@ class RankFacts(TypedDict):
     host: str
     mean_step_ms: float | None  # over the averaged steps; null: no step was completed
     peak_memory_mb: float  # MB, as memory.source says
+    disturbance: Disturbance
 
 
 class AuditFinding(TypedDict):
@@ -621,6 +622,7 @@ class Peak(TypedDict):
     rate: float  # FLOP/s, or bytes/s of a bandwidth
     kind: str  # datasheet, measured, given (by the user)
     source: str
+    disturbed: NotRequired[bool]  # while it was measured
     mfu_percent: NotRequired[float]  # only for FLOP/s
 
 

@@ -105,14 +105,20 @@ class GpuWatch:
         return explain_nulls(values, "no reading was taken", **self.reasons)
 
 
+def may_be_shared(gpu: dict) -> bool:
+    """Whether other processes use the GPU, or nothing tells why more of its memory is in use than this one needs."""
+    return bool(gpu["other_processes"]) or (
+        gpu["other_processes"] is None and gpu["memory_in_use_mb"] * MB > MEMORY_OF_OTHERS
+    )
+
+
 def gpu_reasons(gpu: dict) -> list[str]:
     """What disturbed the GPU, each with its figure."""
     found = []
-    if gpu["other_processes"]:
-        n = gpu["other_processes"]
+    if n := gpu["other_processes"]:
         found.append(f"{n} other process{'es' * (n > 1)} on the GPU")
-    elif gpu["other_processes"] is None and gpu["memory_in_use_mb"] * MB > MEMORY_OF_OTHERS:
-        found.append(f"{gpu['memory_in_use_mb']:,.0f} MB of the GPU in use before the run")
+    elif may_be_shared(gpu):
+        found.append(f"{gpu['memory_in_use_mb']:,.0f} MB of the GPU in use before the run, own context included")
     for cause, share in (gpu["lowered_by"] or {}).items():
         if share >= LOWERED_CLOCKS:
             found.append(f"GPU clocks lowered by {cause} for {share:.0%} of the time")

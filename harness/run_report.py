@@ -17,6 +17,7 @@ from harness.audit import RateLimit, audit_document
 from harness.console import RULE, say
 from harness.devices import DeviceSampler
 from harness.distributed import suffix_of_rank, when_stuck
+from harness.disturbance import over_ranks
 from harness.environment import describe_environment
 from harness.errors import UserError, deferred_signals, explain_error, is_interruption
 from harness.files import files_of_run, make_folder, prepare_folder, write_figure, write_json
@@ -259,6 +260,7 @@ class RunReport:
             "host": self.environment["host"],
             "mean_step_ms": summary_stats(steps)["mean"],
             "peak_memory_mb": self.sampler.peak_bytes / MB,
+            "disturbance": self.meter.disturbance.document(),
         }
 
     def write_summary(self, error: BaseException | None) -> None:
@@ -267,6 +269,12 @@ class RunReport:
             make_folder(self.folder)  # nodes need not share it
         name = f"performance_summary{suffix_of_rank(self.rank, self.world_size) if self.rank else ''}.json"
         self._write(name, summarize(self.measured(error)))
+
+    def disturbance(self) -> dict:
+        """Of all ranks, in the summary of rank 0 of a run that reached its end; else of this one."""
+        if self.ranks and self.rank == 0:
+            return over_ranks([one["disturbance"] for one in self.ranks])
+        return self.meter.disturbance.document()
 
     def measured(self, error: BaseException | None) -> MeasuredRun:
         """Everything measured so far, and how the run ended."""
@@ -298,7 +306,7 @@ class RunReport:
             ranks=self.ranks,
             no_sync=self.no_sync,
             compilation=self.compilation and self.compilation.document(workload.micro_steps),
-            disturbance=self.meter.disturbance.document(),
+            disturbance=self.disturbance(),
             audit=audit_document(first, free, records[0].loss if records else None, workload, self.rate_limit),
             compilation_reason="the run ended before compilation" if workload.compiled else "--compile is off",
             status=status,

@@ -1,5 +1,6 @@
 """Disturbed measurements are named, with figures; quiet ones are not accused; what is not known is not zero."""
 
+import itertools
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ from benchmarks import disturbance as benchmark
 from benchmarks import waiting_policies
 from benchmarks.common import busy_processes
 from harness import disturbance, gpu_watch
-from harness.disturbance import Counters, DisturbanceMeter, disturbance_text
+from harness.disturbance import Counters, DisturbanceMeter, disturbance_text, over_ranks
 from harness.gpu_driver import Slowdowns
 from harness.startup import WAITING_POLICIES, default_variables
 from studies import sweep
@@ -250,7 +251,7 @@ def test_more_threads_than_cores(system, monkeypatch):
 
 
 def test_threads_of_all_ranks_count_where_ranks_share_cores(monkeypatch):
-    """On a node of 64 cores: ranks of a launcher that binds each to its own, of one that does not, and under a quota."""
+    """On a node of 64 cores: ranks that are bound to their own, ranks that are not, and under a quota."""
     monkeypatch.setattr(disturbance.os, "cpu_count", lambda: 64)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert disturbance.crowding(7, 7, None) == []  # srun -c7
@@ -267,25 +268,66 @@ def test_threads_of_all_ranks_count_where_ranks_share_cores(monkeypatch):
 # ---- The GPU -------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def on_gpu(system, monkeypatch):
+    """The document of a quiet interval on a GPU: on_gpu(processes=function or error of the driver, used=GB)."""
+    run_ms = itertools.count(2000, 1000)
+
+    def measure(processes, used: int = 1) -> dict:
+        silent = isinstance(processes, OSError)
+        driver = SimpleNamespace(
+            processes=processes, clock_mhz=lambda: 1000, max_clock_mhz=lambda: 2000, slowdowns=lambda: Slowdowns()
+        )
+
+        def find(device):
+            if silent:
+                raise processes
+            return driver
+
+        monkeypatch.setattr(gpu_watch, "gpu_driver", find)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((80 - used) * 2**30, 80 * 2**30))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+        meter = DisturbanceMeter(torch.device("cuda", 0), Counters(system.proc, system.cgroups))
+        with meter.long_interval():
+            system.clock.advance(2)
+            system.thread("1", next(run_ms), 10)
+        return meter.document()
+
+    return measure
+
+
 @pytest.mark.parametrize("others", [0, 1])
-def test_what_a_gpu_does_is_part_of_the_document(system, monkeypatch, others):
-    driver = SimpleNamespace(
-        processes=lambda: [os.getpid(), *range(others)],
-        clock_mhz=lambda: 1000,
-        max_clock_mhz=lambda: 2000,
-        slowdowns=lambda: Slowdowns(),
-    )
-    monkeypatch.setattr(gpu_watch, "gpu_driver", lambda device: driver)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (79 * 2**30, 80 * 2**30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
-    meter = DisturbanceMeter(torch.device("cuda", 0), Counters(system.proc, system.cgroups))
-    with meter.long_interval():
-        system.clock.advance(2)
-        system.thread("1", 2000, 10)
-    found = meter.document()
+def test_what_a_gpu_does_is_part_of_the_document(on_gpu, others):
+    found = on_gpu(lambda: [os.getpid(), *range(others)])
     assert found["gpu"]["other_processes"] == others
     assert found["reasons"] == (["1 other process on the GPU"] if others else [])
     assert found["lost_share"] == others  # what another process takes of a GPU is unknown
+
+
+def test_a_gpu_whose_driver_tells_nothing(on_gpu):
+    unknown = OSError("no such library")
+    found = on_gpu(unknown)
+    assert (found["disturbed"], disturbance_text(found)) == (False, "none seen; GPU: not known here")
+    found = on_gpu(unknown, used=14)
+    assert found["reasons"] == ["14,336 MB of the GPU in use before the run, own context included"]
+    assert found["lost_share"] == 1  # as with another process
+
+
+def test_the_rank_that_was_disturbed_most_speaks_for_all(system):
+    quiet, shorter, longer = (
+        steps(system, *[(wait, 1.0)] * 3).document() | {"lost_share": lost}
+        for wait, lost in ((0.1, 0.01), (20, 0.2), (60, 0.6))
+    )
+    assert over_ranks([quiet]) == over_ranks([quiet, quiet]) == quiet
+    assert over_ranks([longer]) == longer
+    found = over_ranks([quiet, longer])
+    assert disturbance_text(found).startswith("rank 1: 30% of thread time waited for a core; load")
+    found = over_ranks([shorter, quiet, longer])
+    assert found["reasons"] == ["rank 2 (of 2 disturbed): 30% of thread time waited for a core"]
+    assert found["lost_share"] == pytest.approx(0.81)  # one after the other, at worst
+    unknown = quiet | {"disturbed": None, "disturbed_reason": "no /proc", "lost_share": None, "lost_share_reason": "?"}
+    assert over_ranks([quiet, unknown])["disturbed"] is None
+    assert over_ranks([unknown, longer])["lost_share_reason"] == "?"
 
 
 # ---- This machine --------------------------------------------------------------------------------------------------
@@ -479,11 +521,12 @@ def test_a_quota_is_noticed():
     groups = disturbance.cgroup_folders(Path("/proc"), Path("/sys/fs/cgroup"))
     if why := benchmark.why_no_quota(groups):
         pytest.skip(f"no CPU quota can be set: {why}")
-    with benchmark.cpu_quota(0.5, groups) as prefix:
+    quota = 0.1  # far less than what is left beside other work
+    with benchmark.cpu_quota(quota, groups) as prefix:
         code, out = finish(start(*prefix, sys.executable, "-c", METER, cwd=PROJECT, env={"OMP_NUM_THREADS": "1"}))
     assert code == 0, out
-    quota, throttled, reasons = out.split(" ", 2)
-    assert float(quota) == 0.5
+    found, throttled, reasons = out.split(" ", 2)
+    assert float(found) == quota
     assert float(throttled) > 0.2
     assert "CPU quota used up in " in reasons
 

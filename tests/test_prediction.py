@@ -219,8 +219,8 @@ def test_a_target_device_without_the_precision_is_told(train, tmp_path):
         (
             {"target_device": {"name": "AMD Instinct MI300X", "arch": "gfx942"}, "world_size": 16},
             ["--target-device", "--world-size", "--network"],
-            "the same command without --dry-run, --target-device, --world-size, --network trains, on AMD Instinct MI300X, "
-            "started on 16 ranks",
+            "the same command without --dry-run, --target-device, --world-size, --network trains, on AMD Instinct "
+            "MI300X, started on 16 ranks",
         ),
         (
             {"target_device": {"name": "NVIDIA T4", "arch": "sm_75"}},
