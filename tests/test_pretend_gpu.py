@@ -190,6 +190,26 @@ def test_children_have_the_card_too(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("card", "tool", "window"),
+    [
+        ("mi300x", "rocprofv3", ["roctxProfilerResume", "roctxProfilerPause"]),
+        ("h100", "nsys", ["cudaProfilerStart", "cudaProfilerStop"]),
+    ],
+)
+def test_the_system_profiler_of_both_makers(tmp_path, card, tool, window):
+    log, path = tmp_path / "calls", os.pathsep.join((str(FOLDER / "bin"), str(Path(sys.executable).parent)))
+    variables = {"PATH": f"{path}:{os.environ['PATH']}", "PRETEND_LOG": str(log), "ROCM_PATH": str(tmp_path)}
+    command = (str(PROJECT / "run_system_profiler.sh"), *SMALL_MODEL, "--num-steps", "8")
+    done = pretended(card, *command, "--output-dir", str(tmp_path / "run"), **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "System profile: " in done.stdout
+    calls = [line.split()[0] for line in log.read_text().splitlines()]
+    assert [call for call in calls if call in window] == window  # one capture, and none while the tool was tried out
+    assert tool in calls[: calls.index(window[0])]
+
+
+@pytest.mark.slow
 def test_the_ranks_of_torchrun_have_a_card_each(tmp_path):
     flags = [*SMALL_MODEL, *STEPS, "--profile-memory", "--output-dir", str(tmp_path / "run")]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PROJECT / "tiny_llama_v1.py")]

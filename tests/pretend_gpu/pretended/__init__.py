@@ -7,15 +7,17 @@ cards.txt would.  CONTRIBUTING.md tells what this shows and what it cannot.
     device     which tensors are on the GPU, and what that changes
     cuda       torch.cuda
     trace      GPU events in the traces of torch.profiler
+    profiler   how nsys and rocprofv3 are told what to capture
 """
 
 
 def install() -> None:
     """Put the card that PRETEND_GPU names into torch, for this process and those that it starts."""
-    from pretended import cards, cuda, device, trace
+    from pretended import cards, cuda, device, profiler, trace
 
     card = cards.chosen()
     if card and not cards.fault("unseen"):
         gpu = cuda.install(card)
         device.install(gpu)
         trace.install(card)
+        profiler.install()
