@@ -24,6 +24,7 @@ from analysis.timeline import host_code, idle_by_cause
 from analysis.trace import different_pairs, where_name
 from analysis.verdict import device_of, precision_of, ran_here, roofs_of
 from analysis.wording import narrow_table, text_of
+from harness.command_line import compiler_problem
 from harness.tables import Column, column
 from harness.units import MB
 
@@ -343,6 +344,9 @@ def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | 
 def compilation(evidence: Evidence) -> Found:
     if any(COMPILED.search(name) for name in evidence.links.host["name"].cat.categories):
         yield NotHere("compile", "already compiled")
+        return
+    if ran_here(evidence.summary) and (problem := compiler_problem(evidence.links.on_gpu)):
+        yield NotHere("compile", problem)
         return
     kinds = ("element-wise", "normalization", "reduction", "copy")
     elsewhere = evidence.events["phase"].isin(("data", "optimizer"))

@@ -9,9 +9,13 @@ import importlib.metadata
 import importlib.util
 import math
 import os
+import shutil
+import sys
+import sysconfig
 import typing
 from collections.abc import Callable
 from dataclasses import field, fields
+from pathlib import Path
 
 from harness.errors import UserError
 
@@ -130,6 +134,22 @@ def require(what: str, modules: list[str]) -> None:
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise UserError(f"{what} needs {module}, which is missing: pip install {module}")
+
+
+def compiler_problem(on_gpu: bool) -> str | None:
+    """Why torch.compile cannot work on this machine, as far as a look tells; None if nothing is missing.
+
+    For a CPU it writes C++ that includes Python.h; for a GPU it has Triton, which compiles its launchers from C.
+    """
+    cpp = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    wanted = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    wanted, language = (wanted, "C") if on_gpu else ([cpp], "C++")
+    if on_gpu and importlib.util.find_spec("triton") is None:
+        return "it needs triton, which is missing: pip install triton"
+    if not any(shutil.which(command.split()[0]) for command in wanted if command.strip()):
+        return f"it needs a {language} compiler, and {' or '.join(wanted)} is not on PATH"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    return None if header.exists() else f"it needs {header}, of Python's development package"
 
 
 def require_one_process(command: str) -> None:

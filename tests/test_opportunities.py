@@ -1,6 +1,8 @@
 """What to try on a trace, and what its bound says."""
 
 import json
+import sys
+import sysconfig
 
 import pytest
 from traces import (
@@ -21,6 +23,7 @@ from traces import (
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
 from analysis.opportunities import best_three, gain_text
+from harness.command_line import compiler_problem
 
 
 def opportunities(train, tmp_path, *flags):
@@ -75,6 +78,26 @@ def test_a_compiled_program_is_not_told_to_compile(tmp_path):
     named = [{row["name"] for row in analysis["opportunities"]} for analysis in rows]
     assert "compile" in named[0]
     assert "compile" not in named[1]
+
+
+def test_where_nothing_can_be_compiled_it_is_not_proposed(tmp_path, monkeypatch):
+    trace = trace_of(tmp_path, step(1, 0, 1000), ADD | {"ts": 50, "dur": 900})
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "compile" in {
+        row["name"] for row in analysis_of(trace)["opportunities"]
+    }  # it ran elsewhere, as far as known
+    monkeypatch.setattr("analysis.opportunities.ran_here", lambda summary: True)
+    analysis = analysis_of(trace)
+    assert "compile" not in {row["name"] for row in analysis["opportunities"]}
+    reasons = {row["name"]: row["reason"] for row in analysis["not_here"]}
+    assert reasons["compile"] == "it needs a C++ compiler, and g++ is not on PATH"
+    assert compiler_problem(on_gpu=True).startswith("it needs ")
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert compiler_problem(on_gpu=False) == f"it needs {tmp_path}/Python.h, of Python's development package"
+    (tmp_path / "Python.h").touch()
+    assert compiler_problem(on_gpu=False) is None
 
 
 def test_synchronizations_are_proposed_with_their_number(tmp_path):
