@@ -39,8 +39,9 @@ import torch
 from benchmarks.common import benchmark_parser, environment_of, report, save, training_run
 from benchmarks.waiting_policies import extent, extent_column
 from harness import disturbance
+from harness.cgroups import cgroup_folders
 from harness.console import progress_bar, say
-from harness.disturbance import available_cores, cgroup_folders
+from harness.disturbance import available_cores
 from harness.files import explain_nulls
 from harness.tables import Column, column, text_table
 from studies.sweep import text_columns
@@ -174,7 +175,7 @@ def main() -> None:
     parser.add_argument("--slow-down", type=float, default=0.1, metavar="X", help=text)
     args, flags = parser.parse_known_args()
     flags = [*STEPS_OF_A_RUN, *flags]
-    groups = cgroup_folders(Path("/proc"), Path("/sys/fs/cgroup"))
+    groups = cgroup_folders("cpu")
     no_quota = why_no_quota(groups) if args.quotas else "--quotas names none"
     about = {"environment": environment_of(torch.device("cpu")), "flags": flags, "slow_down": args.slow_down}
     if no_quota:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from harness.cgroups import cgroup_folders
 from harness.files import explain_nulls
 from harness.gpu_watch import GpuWatch, gpu_reasons, may_be_shared
 
@@ -106,7 +107,7 @@ class Counters:
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
         self.proc, self._files = proc, {}
-        folders = cgroup_folders(proc, cgroups)
+        folders = cgroup_folders("cpu", proc, cgroups)
         self.limited = [folder for folder in folders if quota_cores(folder)]
         self.no_quota_reason = unknown_quota(folders, proc, cgroups) or "no quota"
         self.missing = None  # why the threads' times are unknown
@@ -158,23 +159,6 @@ def fields(path: Path) -> dict[str, int]:
         return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
     except (OSError, ValueError):
         return {}
-
-
-def cgroup_folders(proc: Path, cgroups: Path) -> list[Path]:
-    """Control groups of this process that may limit its cores, with their ancestors: each of them may have a quota."""
-    try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mount = cgroups / controllers  # version 1; version 2 names no controllers
-        folder = mount / path.strip("/")
-        # In a container the path may be that of the host; its own group is then the mount itself.
-        found += [one for one in (folder, *folder.parents) if one.is_relative_to(mount) and (one / "cpu.stat").exists()]
-    return found
 
 
 def unknown_quota(folders: list[Path], proc: Path, cgroups: Path) -> str | None:

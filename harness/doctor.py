@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
+from harness.cgroups import cgroup_folders
 from harness.command_line import version_of
 from harness.console import RULE, say
 from harness.devices import choose_device
-from harness.disturbance import cgroup_folders, quota_cores
+from harness.disturbance import quota_cores
 from harness.environment import PACKAGES
 from harness.errors import UserError
 from harness.gpu_driver import pci_folder
@@ -156,7 +157,7 @@ def usable_cores() -> set[int]:
 
 def granted_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
     """CPU quota of this process's cgroups, in cores; None without a limit, or outside of Linux."""
-    return min(filter(None, map(quota_cores, cgroup_folders(proc, cgroups))), default=None)
+    return min(filter(None, map(quota_cores, cgroup_folders("cpu", proc, cgroups))), default=None)
 
 
 def thread_check(threads: int, cores: set[int], granted: float | None, environ: Mapping[str, str]) -> Check:

@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from harness.cgroups import cgroup_folders
+
 ROOT = Path("/")  # tests put another one in its place
 
 
@@ -25,18 +27,14 @@ def available_host_memory() -> int | None:
 
 
 def cgroup_limits() -> list[tuple[int, int]]:
-    """(limit, bytes in use that cannot be reclaimed) of this process's cgroup and those above it, where they are set: a
-    container and a Slurm job have one (version 2 of cgroups)."""
+    """(limit, bytes in use that cannot be reclaimed) of this process's cgroups, where they have a limit: a container
+    and a Slurm job have one."""
     limits = []
-    with contextlib.suppress(OSError, StopIteration):
-        entries = (ROOT / "proc/self/cgroup").read_text().splitlines()
-        group = next(line for line in entries if line.startswith("0::")).removeprefix("0::/")
-        base = ROOT / "sys/fs/cgroup"
-        for folder in (base / group, *(base / group).parents):
-            with contextlib.suppress(OSError, ValueError):  # no limit is written as "max"
-                limit, current = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                limits.append((limit, current - int(stat["file"])))
-            if folder == base:
-                break
+    for folder in cgroup_folders("memory", ROOT / "proc", ROOT / "sys/fs/cgroup"):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no limit is written as "max"
+            is_first = (folder / "memory.limit_in_bytes").exists()  # version
+            names = ("limit_in_bytes", "usage_in_bytes") if is_first else ("max", "current")
+            limit, current = (int((folder / f"memory.{name}").read_text()) for name in names)
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            limits.append((limit, current - int(stat["total_cache" if is_first else "file"])))
     return limits

@@ -16,6 +16,7 @@ from benchmarks import disturbance as benchmark
 from benchmarks import waiting_policies
 from benchmarks.common import busy_processes
 from harness import disturbance, gpu_watch
+from harness.cgroups import cgroup_folders
 from harness.disturbance import Counters, DisturbanceMeter, disturbance_text, over_ranks
 from harness.gpu_driver import Slowdowns
 from harness.startup import WAITING_POLICIES, default_variables
@@ -518,7 +519,7 @@ print(found["quota_cores"], found["throttled_share"], found["reasons"])
 @needs_linux
 @pytest.mark.slow
 def test_a_quota_is_noticed():
-    groups = disturbance.cgroup_folders(Path("/proc"), Path("/sys/fs/cgroup"))
+    groups = cgroup_folders("cpu")
     if why := benchmark.why_no_quota(groups):
         pytest.skip(f"no CPU quota can be set: {why}")
     quota = 0.1  # far less than what is left beside other work

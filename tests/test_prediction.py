@@ -432,16 +432,17 @@ def test_a_context_and_the_workspaces_count_once(monkeypatch):
     assert here.reserve("bf16") == 0 < here.reserve("fp32") == there.reserve("bf16")
 
 
-def host(tmp_path, monkeypatch, available_kb: int, limit: str = "max", current: int = 0, file: int = 0):
-    """A machine's /proc and the cgroup of a Slurm job."""
-    job = tmp_path / "sys/fs/cgroup/slurm/job_7"
+def host(tmp_path, monkeypatch, available_kb: int, limit: str = "max", current: int = 0, file: int = 0, v=2):
+    """A machine's /proc and the cgroup of a Slurm job, of version 1 or 2."""
+    job = tmp_path / "sys/fs/cgroup" / ("memory" if v == 1 else "") / "slurm/job_7"
     job.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {available_kb} kB\n")
-    (tmp_path / "proc/self/cgroup").write_text("0::/slurm/job_7/step_0\n")
-    (job / "memory.max").write_text(limit)
-    (job / "memory.current").write_text(str(current))
-    (job / "memory.stat").write_text(f"anon 1\nfile {file}\n")
+    entries = "3:cpu,cpuacct:/\n5:memory:/slurm/job_7/step_0\n" if v == 1 else "0::/slurm/job_7/step_0\n"
+    (tmp_path / "proc/self/cgroup").write_text(entries)
+    (job / ("memory.limit_in_bytes" if v == 1 else "memory.max")).write_text(limit)
+    (job / ("memory.usage_in_bytes" if v == 1 else "memory.current")).write_text(str(current))
+    (job / "memory.stat").write_text(f"cache 0\ntotal_cache {file}\n" if v == 1 else f"anon 1\nfile {file}\n")
     monkeypatch.setattr(host_memory, "ROOT", tmp_path)
 
 
@@ -456,8 +457,9 @@ def test_what_is_available_on_a_host(tmp_path, monkeypatch):
     assert total - in_use == 2**20
 
 
-def test_a_job_has_what_its_cgroup_allows(tmp_path, monkeypatch):
-    host(tmp_path, monkeypatch, 2**22, limit=str(3 * 2**20), current=2 * 2**20, file=2**20)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_job_has_what_its_cgroup_allows(tmp_path, monkeypatch, version):
+    host(tmp_path, monkeypatch, 2**22, limit=str(3 * 2**20), current=2 * 2**20, file=2**20, v=version)
     assert host_memory.host_memory_bytes() == 3 * 2**20
     assert host_memory.available_host_memory() == 2 * 2**20  # what is cached from files can be reclaimed
 
