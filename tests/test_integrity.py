@@ -21,8 +21,8 @@ from traces import (
 
 from analysis.figures import gpu_figure, plain_text
 from analysis.integrity import profiler_overhead
+from analysis.pieces import FILES, page
 from analysis.profile import analyze_all, head_lines, profile_answer, profile_lines
-from analysis.report import FILES, render
 from analysis.trace import read_trace
 
 MM = event("aten::mm", 0, 4)
@@ -257,7 +257,8 @@ def test_a_few_kernels_before_their_launch_make_the_verdict_unreliable(tmp_path)
 def page_of(analysis: dict) -> str:
     """report.html without figures."""
     trust = analysis["integrity"] | {"ranks_missing": []}
-    return render("a trace", analysis | {"integrity": trust}, [], dict.fromkeys(FILES), {})
+    found = [("a trace", analysis | {"integrity": trust})]
+    return page("report_page.html", found, dict.fromkeys(FILES), images={}, top=20)
 
 
 def assert_two_clocks(analysis: dict, lines: list[str]) -> None:
@@ -271,12 +272,12 @@ def assert_two_clocks(analysis: dict, lines: list[str]) -> None:
     assert analysis["steps"]["rows"][0]["kernels_during"] is None
     assert why in analysis["steps"]["rows"][0]["kernels_during_reason"]
     assert all(why in line for line in lines if line.startswith(("GPU idle", "Launch delay")))
-    page = page_of(analysis)
-    assert page.count(why) >= 3
-    assert "mean queue depth" not in page
+    text = page_of(analysis)
+    assert text.count(why) >= 3
+    assert "mean queue depth" not in text
     with plain_text():
-        legend = [text.get_text() for text in gpu_figure(analysis, "").legends[0].get_texts()]
-    assert any("idle: cause unknown" in text for text in legend) == (timeline["idle_ms"] > 0)
+        legend = [one.get_text() for one in gpu_figure(analysis, "").legends[0].get_texts()]
+    assert any("idle: cause unknown" in one for one in legend) == (timeline["idle_ms"] > 0)
 
 
 def test_two_profilers_in_one_trace_are_not_trusted(tmp_path):
