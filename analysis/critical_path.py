@@ -1,8 +1,9 @@
 """The critical path of a step: the chain of work on host and GPU that its end had to wait for, by component.
 
 From the end backwards: a kernel waited either for its launch, then the path goes on at the host, or for the GPU event
-that ended last before it began.  The host waited for the GPU where it called a synchronization, then the path goes on
-at the event that ended last before the call returned.  Making something shorter that is not on the path saves nothing.
+that ended last before it began.  A call that also waits, as a blocking copy does, launched as it began.  The host
+waited for the GPU where it called a synchronization, then the path goes on at the event that ended last before the call
+returned.  Making something shorter that is not on the path saves nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
     ends = end[order]
     waits = calls[calls["waits"].to_numpy(bool)].sort_values("end")
     wait_starts, wait_ends = waits["start"].to_numpy(), waits["end"].to_numpy()
-    call_ends, call_threads = calls["end"].to_numpy(), calls["thread"].to_numpy()
+    launched_at = np.where(calls["waits"].to_numpy(bool), calls["start"], calls["end"])
+    call_threads = calls["thread"].to_numpy()
 
     own = np.flatnonzero(gpu["step"].to_numpy()[order] == which)
     place = int(own[-1])  # of the event in the order of ends
@@ -69,7 +71,7 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
                 break
             place = min(place, int(np.searchsorted(ends, time + CLOCK_TICK_US, side="right"))) - 1
             ended = min(ends[place], time) if place >= 0 else -np.inf
-            launched = min(call_ends[call[row]], time) if call[row] >= 0 else -np.inf
+            launched = min(launched_at[call[row]], time) if call[row] >= 0 else -np.inf
             until = max(ended, launched, first)
             spans.append((START, row, until, time))
             on_gpu = ended > launched

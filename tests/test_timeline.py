@@ -146,6 +146,23 @@ def test_the_critical_path_of_a_step(tmp_path):
     assert path["length_ms"] == pytest.approx(1)
 
 
+def test_the_critical_path_behind_a_blocking_copy(tmp_path):
+    """The copy was launched as its call began, and waited for the kernel before it: that is what the step waits for."""
+    matmul = shaped("aten::mm", 0, 4, [[8, 8], [8, 8]]) | {"ts": 10, "dur": 10}
+    copy = event("Memcpy DtoH", 810, 80, "gpu_memcpy", correlation=2, device=0, stream=7)
+    call = event("hipMemcpyWithStream", 40, 860, "cuda_runtime", correlation=2)
+    events = [
+        step(1, 0, 1000),
+        *on_gpu("a", 11, 20, 780, 1, operator=matmul),
+        event("aten::copy_", 35, 870),
+        call,
+        copy,
+    ]
+    rows = critical_path(attributed(trace_of(tmp_path, *events)))["rows"]
+    ms = {where: sum(row["ms"] for row in rows if row["where"] == where) for where in ("GPU", "host")}
+    assert ms == pytest.approx({"GPU": 0.78 + 0.08, "host": 0.013 + 0.11})
+
+
 @pytest.mark.parametrize("name", [MI300X, NANOGPT])
 def test_the_critical_path_is_unbroken(name):
     """Behind the host, it begins where the GPU ended the step before; its length is the time between two ends."""
