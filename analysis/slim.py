@@ -38,7 +38,8 @@ def write_slim(source: Path, target: Path, shortest: float | None, reading: dict
     if reading.get("window"):
         trace = read_trace(source, **reading)
         tables = (trace.operators, trace.annotations, trace.launches, trace.gpu)
-        within = trace.first_us, trace.first_us + max(table["end"].max() for table in tables if len(table))
+        begin, end = trace.steps["start"].min(), max(table["end"].max() for table in tables if len(table))
+        within = trace.first_us + begin, trace.first_us + end
     file, n, kept = TraceFile(source), 0, 0
     with ExitStack() as stack:
         out = stack.enter_context(written_whole(target))
@@ -60,7 +61,9 @@ def stays(event: Event, within: tuple[float, float] | None, shortest: float) -> 
     if event.ph == "M":  # names of threads and processes, without a time
         return True
     lasts = event.dur if event.dur > 0 else 0.0
-    if event.cat == "python_function" or (within and not (event.ts < within[1] and event.ts + lasts >= within[0])):
+    if event.cat == "python_function":
+        return False
+    if within and not (within[0] <= event.ts < within[1] or event.ts < within[0] < event.ts + lasts):
         return False
     if event.ph in ARROWS:
         return not shortest

@@ -31,6 +31,7 @@ from traces import (
 import tiny_llama_v1 as tiny_llama
 from analysis.links import link, parents
 from analysis.operators import operator_lines
+from analysis.slim import write_slim
 from analysis.timeline import by_priority, exclusive_us, gpu_timeline
 from analysis.trace import read_trace
 from harness.errors import UserError
@@ -349,6 +350,16 @@ def test_a_slim_trace(tmp_path, profiler):
         code, out = profiler("--analyze-existing", "trace.json", *flags)
         assert (code, out.count("\n")) == (2, 1), out
     assert profiler("--window", "2")[0] == 2
+
+
+def test_a_slim_trace_of_the_last_steps(tmp_path):
+    """Of three steps the last two, with what reaches into them; the first event of the file is long before them."""
+    steps = [[step(n, 1000 * n, 1000), event(f"aten::op{n}", 1000 * n + 10, 20)] for n in (1, 2, 3)]
+    reaches = event("kernel", 1900, 200, "kernel", correlation=1, device=0, stream=7)
+    write_trace(tmp_path / "trace.json", event("aten::early", 5, 10), reaches, *itertools.chain(*steps))
+    write_slim(tmp_path / "trace.json", tmp_path / "slim.json", None, {"window": 2})
+    kept = json.loads((tmp_path / "slim.json").read_text())["traceEvents"]
+    assert kept == [reaches, *steps[1], *steps[2]]
 
 
 DAMAGED = {
