@@ -28,6 +28,7 @@ BACKWARD = "autograd::engine::evaluate_function: "
 NODE_1_8 = re.compile(r"^\w+Backward\d*$|^torch::autograd::AccumulateGrad$")
 ACCUMULATE = BACKWARD + "torch::autograd::AccumulateGrad"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
+NEARLY_ALL = 0.9  # of what ran: one component with so much tells nothing of where the time goes
 BETWEEN = "between phases"
 LAYER = re.compile(r"layers\.\d+\.")
 # Ranges that PyTorch itself opens: they may name the phase, but never a component of the model.
@@ -360,6 +361,22 @@ def sum_row(title: str, rows: list[dict]) -> dict:
     return {"component": title, "phases_ms": dict(phases), **total}
 
 
+CLASS_COLUMNS = [
+    column("class", "class", left=True),
+    column("ms", "ms_per_step", ",.3f"),
+    column("share", "share", ".1%"),
+]
+
+
+def largest_parts(analysis: dict) -> tuple[list[dict], str]:
+    """The rows that tell best where the time goes, and the key of their names: the components, or the classes of
+    operators where one component holds nearly all that ran."""
+    ran = [row["share"] for row in analysis["components"] if row["component"] not in (IDLE, OVERHEAD)]
+    if max(ran, default=0.0) >= NEARLY_ALL * sum(ran):
+        return analysis["classes"], "class"
+    return analysis["components"], "component"
+
+
 def breakdown_lines(analysis: dict) -> list[str]:
     about = analysis["attribution"]
     return [
@@ -367,3 +384,8 @@ def breakdown_lines(analysis: dict) -> list[str]:
         f"{about['ms_per_step']:.3f} ms each",
         *narrow_table(component_columns(analysis["phases"]), breakdown_rows(analysis)),
     ]
+
+
+def class_lines(analysis: dict) -> list[str]:
+    title = f"The same {analysis['attribution']['clock']} time by class, as the names of operators and kernels tell it"
+    return [title, *narrow_table(CLASS_COLUMNS, analysis["classes"])]

@@ -119,8 +119,9 @@ PATH_COLUMNS = [
 ]
 
 
+def path_title(path: dict) -> str:
+    return f"Critical path of step {path['step']}: {path['length_ms']:.3f} ms; nothing else can make it shorter"
+
+
 def path_lines(path: dict | None, top: int) -> list[str]:
-    if path is None:
-        return []
-    title = f"Critical path of step {path['step']}: {path['length_ms']:.3f} ms; nothing else can make it shorter"
-    return [title, *narrow_table(PATH_COLUMNS, path["rows"][:top])]
+    return [path_title(path), *narrow_table(PATH_COLUMNS, path["rows"][:top])] if path else []

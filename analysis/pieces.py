@@ -11,7 +11,8 @@ from pathlib import Path
 import jinja2
 
 from analysis.collectives import BESIDE_COLUMNS, collective_columns, communication_text, difference_text
-from analysis.components import breakdown_rows, component_columns
+from analysis.components import CLASS_COLUMNS, breakdown_rows, component_columns
+from analysis.critical_path import PATH_COLUMNS, path_title
 from analysis.integrity import disturbance_text, overhead_text
 from analysis.memory import memory_tables, place_of_peak, prediction_text
 from analysis.operators import KERNEL_COLUMNS, operator_columns
@@ -19,6 +20,7 @@ from analysis.opportunities import NOT_HERE_COLUMNS, OPPORTUNITY_COLUMNS, best_t
 from analysis.palette import color_of
 from analysis.profile import gpu_facts, steps_text, trust_text, verdict_text
 from analysis.ranks import rank_columns, straggler_text
+from analysis.rates import DURATION_COLUMNS, RATE_COLUMNS
 from analysis.timeline import IDLE_COLUMNS, STREAM_COLUMNS, stream_rows
 from analysis.wording import Table, count_of, run_title, told_apart
 from harness import disturbance
@@ -82,6 +84,7 @@ def page(
         title=title_of(analysis, documents),
         analysis=analysis,
         steps=steps_text(analysis["steps"]) if analysis and analysis["steps"]["count"] else None,
+        path=path_title(analysis["critical_path"]) if analysis and analysis["critical_path"] else None,
         gpu=gpu_facts(analysis["gpu_timeline"]) if analysis else {},
         images=images or {},
         charts=[*charts],
@@ -144,13 +147,17 @@ def trace_tables(analysis: dict, analyses: list[tuple[str, dict]]) -> dict[str, 
     columns = [*OPPORTUNITY_COLUMNS, *(column(title, title, left=True) for title in ("basis", "how"))]
     tables = {
         "components": (component_columns(analysis["phases"]), breakdown_rows(analysis)),
+        "classes of operators": (CLASS_COLUMNS, analysis["classes"]),
+        "critical path": (PATH_COLUMNS, path["rows"] if (path := analysis["critical_path"]) else []),
         "opportunities": ([*columns, column("flag", "flag", left=True)], analysis["opportunities"]),
         "not worthwhile here": (NOT_HERE_COLUMNS, analysis["not_here"]),
         "streams": (STREAM_COLUMNS, stream_rows(analysis["gpu_timeline"])),
         "idle": (IDLE_COLUMNS, analysis["gpu_timeline"]["idle_by_cause"] or []),
         "operators": (operator_columns(on_gpu), analysis["operators"]),
         "operators by shape": (operator_columns(on_gpu, by_shape=True), analysis["operators_by_shape"]),
+        "rates by shape": (RATE_COLUMNS, analysis["shape_rates"]),
         "kernels": (KERNEL_COLUMNS, analysis["kernels"]),
+        "kernel durations": (DURATION_COLUMNS, analysis["gpu_timeline"]["kernel_durations"]),
         "traces": (TRACE_COLUMNS, traces),
     }
     return tables | communication_tables(analysis)

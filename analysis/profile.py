@@ -18,7 +18,15 @@ from analysis.collectives import (
     communication_text,
     predicted_beside,
 )
-from analysis.components import UNATTRIBUTED, attribute, breakdown_lines, class_times, step_breakdown
+from analysis.components import (
+    UNATTRIBUTED,
+    attribute,
+    breakdown_lines,
+    class_lines,
+    class_times,
+    largest_parts,
+    step_breakdown,
+)
 from analysis.critical_path import critical_path, path_lines
 from analysis.integrity import (
     UNDISTURBED,
@@ -359,7 +367,7 @@ def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES) -> l
         "Trust": trust_text(trust),
         "Disturbance": disturbance_text(trust["disturbance"]),
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
-        "Largest parts": f"{top_shares(analysis['components'], 'component', 3)} {steps}",
+        "Largest parts": f"{top_shares(*largest_parts(analysis), 3)} {steps}",
         "Try first": best_three(analysis),
     }
     if analysis["communication"]:
@@ -424,7 +432,7 @@ def top_shares(rows: list[dict], key: str, n: int) -> str:
 def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:
     """All tables of a trace: the facts, components, opportunities, operators, kernels, ranks."""
     sections = {
-        "components": breakdown_lines(analysis),
+        "components": [*breakdown_lines(analysis), "", *class_lines(analysis)],
         "opportunities": opportunity_lines(analysis["opportunities"], analysis["not_here"]),
         "operators": operator_lines(analysis, top, sort),
         "rates": rate_lines(analysis, top),

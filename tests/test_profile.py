@@ -136,6 +136,16 @@ def test_the_answer_is_a_dozen_lines_and_tables_are_no_wider_than_the_screen(tmp
     assert max(map(len, profile_lines(analysis))) <= COLUMNS
 
 
+def test_one_range_around_everything_tells_less_than_the_classes(tmp_path):
+    parts = (shaped("aten::mm", 10, 60, [[8, 8], [8, 8]]), event("aten::add", 75, 20))
+    around = event("generate", 5, 92, kind="user_annotation")
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 100), around, *parts))
+    assert {row["component"] for row in analysis["components"]} >= {"generate"}
+    shown = next(line for line in profile_answer(analysis, "the report") if line.startswith("Largest parts"))
+    assert "generate" not in shown and "matmul 60.0%, " in shown
+    assert any(line.split() == ["matmul", "0.060", "60.0%"] for line in profile_lines(analysis))
+
+
 def test_the_same_percentiles_as_numpy(tmp_path):
     durations = [3, 1, 4, 1, 5, 9, 2, 6, 5]
     events = [event("aten::mm", 0, 1)]

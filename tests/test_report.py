@@ -65,6 +65,9 @@ def test_reports_of_real_gpus(tmp_path, name, capsys):
         "Opportunities",
         "GPU timeline",
         "GPU kernels",
+        "by class, as the names",
+        "Critical path of step",
+        "Durations of the steps",
         "idle cause",
         "Trust",
     ):
