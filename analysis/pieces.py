@@ -188,7 +188,7 @@ TRACE_COLUMNS = [
     column("trace", "name", left=True),
     Column("rank", lambda row: row["integrity"]["rank"]),
     Column("step ms", lambda row: row["steps"]["mean_ms"], ",.3f"),
-    Column("GPU busy ms", lambda row: row["gpu_timeline"]["busy_ms"], ",.3f"),
+    Column("GPU busy ms", lambda row: row["gpu_timeline"]["of_steps"]["busy_ms"], ",.3f"),
     Column("verdict", lambda row: row["verdict"]["line"], left=True),
 ]
 

@@ -26,6 +26,7 @@ from traces import (
 from analysis.components import OVERHEAD
 from analysis.critical_path import critical_path, walk
 from analysis.links import link
+from analysis.pieces import TRACE_COLUMNS
 from analysis.rates import kernel_durations, queue_over_step, shape_rates
 from analysis.timeline import exposed_us, gpu_timeline, idle_by_cause
 
@@ -117,9 +118,12 @@ def test_a_single_step_is_accounted_for_whole(tmp_path):
 def test_the_timeline_of_the_steps_leaves_out_what_came_before(tmp_path):
     early = event("gemm", 0, 50, "kernel", correlation=1, device=0, stream=7)
     run = on_gpu("gemm", 60, 70, 20, 2, operator=event("aten::mm", 59, 4))
-    timeline = analysis_of(trace_of(tmp_path, step(1, 55, 100), early, *run))["gpu_timeline"]
+    analysis = analysis_of(trace_of(tmp_path, step(1, 55, 100), early, *run))
+    timeline = analysis["gpu_timeline"]
     assert (timeline["busy_ms"], timeline["of_steps"]["busy_ms"]) == pytest.approx((0.07, 0.02))
     assert (timeline["total_ms"], timeline["of_steps"]["total_ms"]) == pytest.approx((0.09, 0.02))
+    shown = {one.title: one.text({"name": "a trace", **analysis}) for one in TRACE_COLUMNS}
+    assert shown["GPU busy ms"] == "0.020"  # as in the comparison of ranks
 
 
 def test_the_critical_path_of_a_step(tmp_path):
