@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 
 from analysis.hardware import described, rows_named
-from analysis.profile import add_prediction, analyze_all, find_traces, profile_answer, profile_lines
+from analysis.profile import add_prediction, analyze_all, find_traces, profile_answer, profile_lines, verdict_text
 from analysis.slim import check_slim, write_slim
-from analysis.wording import read_on
+from analysis.wording import printable, read_on
 from harness.console import say
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import make_folder, write_json
+from harness.tables import wrapped
 
 PAGE = "docs/reading_a_profile.md"
 
@@ -52,8 +53,8 @@ def analyze_existing(
         for _, analysis in analyses[:1] if one_run else analyses:
             say("", *profile_lines(analysis, top, sort))
     if verbose and one_run:  # one of them in full, with the comparison, and the verdicts of the others
-        others = ((file.name, one["integrity"]["rank"], one["verdict"]["line"]) for file, one in analyses[1:])
-        say("", *(f"Rank {rank}, {name}: {line}" for name, rank, line in others))
+        others = ((file.name, one["integrity"]["rank"], verdict_text(one["verdict"])) for file, one in analyses[1:])
+        say("", *wrapped(printable(f"Rank {rank}, {name}: {text}") for name, rank, text in others))
     if refused:
         say("", "Not read:", *(f"  {error}" for error in refused))
     folder = output_dir or (paths[0].parent if report else None)
@@ -86,7 +87,8 @@ def answer_of(analyses: list[tuple[Path, dict]], report: Path | None) -> list[st
     """The answer of a single trace, or of the first of several, which is that of rank 0."""
     (first, analysis), *others = analyses
     hint = f"{first.name} is one of {len(analyses)} traces; " if others else ""
-    return profile_answer(analysis, hint + read_on(report or "--generate-report", PAGE))
+    named = [(file.name, one) for file, one in others]
+    return profile_answer(analysis, hint + read_on(report or "--generate-report", PAGE), others=named)
 
 
 def report_in(files: list[Path]) -> Path | None:

@@ -104,8 +104,7 @@ def how_found(links: Links) -> str | None:
     if links.trace.steps_from and links.steps_are_marked:
         return f"steps from one {links.trace.steps_from} to the next (--steps-from)"
     if not links.steps_are_marked:
-        wanted = f"no event is named {links.trace.steps_from}" if links.trace.steps_from else "no ProfilerStep marks"
-        return f"{wanted}, and no work that repeats: the entire trace counts as one step"
+        return "no ProfilerStep marks, and no work that repeats: the entire trace counts as one step"
     if links.steps_found is None:
         return None
     first, last = links.steps["start"].iloc[0] / 1e3, links.steps["end"].iloc[-1] / 1e3
@@ -126,7 +125,7 @@ def check_file(found: Findings, trace: Trace) -> None:
             "the file contains NaN or Infinity, which is not JSON: such values count as unknown, and viewers may "
             "refuse the file"
         )
-    if trace.steps_in_file is not None:
+    if trace.steps_in_file is not None and trace.steps_in_file > len(trace.steps):
         found.notes.append(f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read")
 
 

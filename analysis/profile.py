@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def analyze_all(
     for document, rank in zip(documents, facts, strict=True):
         note_missing_ranks(document["integrity"], {rank.rank} if apart else {other.rank for other in facts})
         if apart and len(facts) > 1:
+            document["integrity"]["not_compared"] = apart
             document["integrity"]["notes"].append(f"the {len(facts)} traces are not compared: {apart}")
     if not apart and len(facts) > 1:
         add_comparison(documents, facts, runs[0])
@@ -355,15 +357,21 @@ def head_lines(analysis: dict) -> list[str]:
     return labeled(rows) + [f"Note: {note}" for note in trust["notes"]]
 
 
-def profile_answer(analysis: dict, read_on: str, limit: int = ANSWER_LINES) -> list[str]:
+def profile_answer(
+    analysis: dict, read_on: str, limit: int = ANSWER_LINES, others: Sequence[tuple[str, dict]] = ()
+) -> list[str]:
     """What a command that profiles ends with: verdict with trust and disturbance, largest parts, what to try.
 
-    limit: of its lines.
+    limit: of its lines.  others: names and analyses of the traces that were read with it; of those of other runs the
+    bounds are told too.
     """
     trust, about = analysis["integrity"], analysis["attribution"]
     steps = f"of {about['ms_per_step']:.2f} ms, mean of {count_of(about['steps'], 'step')}, {about['clock']} time"
-    rows = {
-        "Verdict": verdict_text(analysis["verdict"]),
+    rows = {"Verdict": verdict_text(analysis["verdict"])}
+    if "not_compared" in trust:
+        bounds = (f"{name}: {one['verdict']['line'].partition(':')[0]}" for name, one in others)
+        rows["Ranks"] = "; ".join([f"not compared: {trust['not_compared']}", *bounds])
+    rows |= {
         "Trust": trust_text(trust),
         "Disturbance": disturbance_text(trust["disturbance"]),
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
@@ -393,6 +401,8 @@ def steps_text(steps: dict) -> str:
 def trust_text(trust: dict) -> str:
     recorded = [name for name in ("shapes", "stacks", "modules") if trust[f"{name}_recorded"]]
     text = "complete" if trust["trustworthy"] else f"NOT trustworthy: {'; '.join(trust['problems'])}"
+    if trust["trustworthy"] and trust["malformed_events"]:
+        text = f"complete but for {count_of(trust['malformed_events'], 'event')} skipped as damaged"
     if trust["trustworthy"] and trust["disturbance"]["text"] not in (None, UNDISTURBED):
         text = "events complete, times NOT trustworthy: the steps were disturbed"
     if (trust["unexplained_share"] or 0.0) >= UNEXPLAINED:

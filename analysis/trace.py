@@ -148,7 +148,10 @@ def read_trace(path: Path, window: int | None = None, steps_from: str | None = N
                     f"{path}: needs more memory than the {available / MB:,.0f} MB that are available, after "
                     f"{size / MB:,.0f} MB of JSON; --window N reads only its last N steps"
                 )
-        return trace_of(file, events, steps_from, n_steps)
+        trace = trace_of(file, events, steps_from, n_steps)
+        if steps_from and trace.steps.empty:
+            raise UserError(f"{path}: --steps-from {steps_from}: no event has this name")
+        return trace
     finally:
         if collecting:
             gc.enable()

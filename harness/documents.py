@@ -381,6 +381,7 @@ class Integrity(TypedDict):
     profiler_overhead: dict[str, Any] | None  # ratio of medians, profiled to unprofiled; null: no summary of the run
     disturbance: ProfileDisturbance
     ranks_missing: list[int]
+    not_compared: NotRequired[str]  # why the traces that were read together are not those of the ranks of one run
 
 
 class Verdict(TypedDict):

@@ -85,6 +85,13 @@ def test_runs_that_are_a_year_apart_are_not_compared(tmp_path):
     assert "the 2 traces are not compared: they were recorded 532 days apart" in analysis["integrity"]["notes"]
 
 
+def test_the_answer_says_that_traces_were_not_compared(tmp_path, profiler):
+    write_ranks(tmp_path, (0, 46e12), None, ranks=(0, 1))
+    code, out = profiler("--analyze-existing", str(tmp_path))
+    said = " ".join(out.split())
+    assert code == 0 and "Ranks: not compared: they were recorded 532 days apart; trace_rank1.json: " in said, out
+
+
 def test_no_straggler_where_ranks_are_absent(tmp_path):
     write_ranks(tmp_path, (0, 0, 0), 2, ranks=(0, 2))
     analysis = ranks_of(tmp_path)["ranks"]

@@ -267,6 +267,11 @@ def test_a_window_of_the_steps(tmp_path):
     assert len(read_trace(path, window=9).steps) == 5
     with pytest.raises(UserError, match=r"--window 2 .* no event is named epoch"):
         read_trace(path, window=2, steps_from="epoch")
+    with pytest.raises(UserError, match=r"--steps-from epoch: no event has this name"):
+        read_trace(path, steps_from="epoch")
+    assert not any(
+        "marked steps were read" in note for note in analysis_of(read_trace(path, window=5))["integrity"]["notes"]
+    )
 
 
 def test_a_trace_larger_than_memory_is_refused_before_it_fills_it(tmp_path, monkeypatch):
