@@ -91,7 +91,7 @@ def page(
         top=top,
         tables=(trace_tables(analysis, analyses) if analysis else {}) | run_tables(documents),
         run=run_facts(summary) if summary else {},
-        trusted=trust_text(analysis["integrity"]) if analysis else None,
+        trusted=trust_text(analysis) if analysis else None,
         trust=trust_facts(analysis["integrity"]) if analysis else {},
         flops=limit_facts(documents),
         counted=conventions(documents),
@@ -116,7 +116,7 @@ def profile_facts(analysis: dict) -> dict[str, str]:
         "Trace": analysis["trace"],
         "Step": f"{about['ms_per_step']:,.3f} ms of {about['clock']} time, mean of {count_of(about['steps'], 'step')}",
         "Verdict": verdict_text(analysis["verdict"]),
-        "Trust": trust_text(trust),
+        "Trust": trust_text(analysis),
         "Disturbance": disturbance_text(trust["disturbance"]),
         "Try first": "; ".join(best_three(analysis)),
     }

@@ -343,7 +343,7 @@ def head_lines(analysis: dict) -> list[str]:
     rows = {
         "Trace": f"{analysis['trace']}: {trust['events']:,} events",
         "Verdict": analysis["verdict"]["line"],
-        "Trust": trust_text(trust),
+        "Trust": trust_text(analysis),
         "Disturbance": disturbance_text(trust["disturbance"]),
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
     }
@@ -372,7 +372,7 @@ def profile_answer(
         bounds = (f"{name}: {one['verdict']['line'].partition(':')[0]}" for name, one in others)
         rows["Ranks"] = "; ".join([f"not compared: {trust['not_compared']}", *bounds])
     rows |= {
-        "Trust": trust_text(trust),
+        "Trust": trust_text(analysis),
         "Disturbance": disturbance_text(trust["disturbance"]),
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
         "Largest parts": f"{top_shares(*largest_parts(analysis), 3)} {steps}",
@@ -398,19 +398,30 @@ def steps_text(steps: dict) -> str:
     return f"{steps['count']}, {means}, range {steps['min_ms']:.3f} to {steps['max_ms']:.3f} ms"
 
 
-def trust_text(trust: dict) -> str:
+def trust_text(analysis: dict) -> str:
+    trust = analysis["integrity"]
     recorded = [name for name in ("shapes", "stacks", "modules") if trust[f"{name}_recorded"]]
     text = "complete" if trust["trustworthy"] else f"NOT trustworthy: {'; '.join(trust['problems'])}"
     if trust["trustworthy"] and trust["malformed_events"]:
         text = f"complete but for {count_of(trust['malformed_events'], 'event')} skipped as damaged"
     if trust["trustworthy"] and trust["disturbance"]["text"] not in (None, UNDISTURBED):
         text = "events complete, times NOT trustworthy: the steps were disturbed"
-    if (trust["unexplained_share"] or 0.0) >= UNEXPLAINED:
-        text += f", but {trust['unexplained_share']:.1%} of the steps' time unexplained"
+    if analysis["verdict"]["shares"]["unexplained"] >= UNEXPLAINED:
+        text += f", but {unexplained_text(analysis)}"
     text += f"; recorded: {', '.join(recorded) or 'no shapes, no stacks'}"
     if trust["kernels_linked_to_an_operator"] is not None:
         text += f"; {trust['kernels_linked_to_an_operator']:.1%} of the steps' GPU events linked to operators"
     return text
+
+
+def unexplained_text(analysis: dict) -> str:
+    """The share of the steps' time of which the verdict cannot tell what limits it, and what is not known of it."""
+    share, idle = analysis["verdict"]["shares"]["unexplained"], analysis["integrity"]["unexplained_share"] or 0.0
+    ridge = analysis["verdict"]["thresholds"]["ridge_flops_per_byte"]
+    matmuls = "matmuls, no peaks known of the device" if ridge is None else "matmuls without shapes"
+    parts = {matmuls: share - idle, "idle, no event says why": idle}
+    why = "; ".join(f"{what} {part:.1%}" for what, part in parts.items() if part >= 0.001)
+    return f"{share:.1%} of the steps' time unexplained ({why})"
 
 
 def gpu_facts(timeline: dict) -> dict[str, str]:

@@ -71,7 +71,9 @@ def test_a_kernel_that_starts_late_for_no_recorded_reason_is_unexplained(tmp_pat
     assert analysis["integrity"]["unexplained_share"] == pytest.approx((990 - 12 - 100) / 1000)
     assert analysis["verdict"]["shares"]["unexplained"] == pytest.approx(0.878)
     assert "unexplained 87.8%" in analysis["verdict"]["line"]
-    assert trust_text(analysis["integrity"]).startswith("complete, but 87.8% of the steps' time unexplained")
+    assert trust_text(analysis).startswith(
+        "complete, but 87.8% of the steps' time unexplained (idle, no event says why"
+    )
     assert max(row["speedup_bound"] for row in analysis["opportunities"]) == pytest.approx(1 / (1 - 0.112))
 
 
@@ -91,6 +93,7 @@ def test_kernels_of_a_compiled_region_are_what_their_names_say(tmp_path):
         (0.7, 0.2)
     )
     assert "unknown for 70.0% of the step: no shapes of them" in analysis["verdict"]["line"]
+    assert "70.0% of the steps' time unexplained (matmuls without shapes 70.0%)" in trust_text(analysis)
 
 
 def test_kernels_of_a_graph_are_what_their_names_say(tmp_path):
