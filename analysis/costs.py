@@ -82,13 +82,15 @@ def cost(name: str, shapes: list, types: list | None, values: list | None) -> Co
     Traces do not record outputs.  Their shapes follow from the inputs for matmuls, convolutions, element-wise
     operators, normalizations and copies; the cost of others is unknown.
     """
-    base = name.rsplit("::", 1)[-1].strip("_") if name.startswith("aten::") else None
+    base = name.rsplit("::", 1)[-1].strip("_") if name.startswith("aten::") else name if name in _ATTENTIONS else None
     if base is None or is_view_or_metadata_op(name) or not all(map(is_shape, shapes)):
         return Cost()
     try:
         sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]  # PyTorch 1.8 records no types
         if base in _MATMULS:
             return matmul_cost(base, shapes, sizes)
+        if base == "scaled_mm":
+            return scaled_matmul_cost(shapes, sizes, values or [])
         if base in _CONVOLUTIONS:
             return convolution_cost(shapes, sizes, (values or [])[_CONVOLUTIONS[base] :])
         if base == "convolution_backward":
@@ -123,6 +125,8 @@ _ATTENTIONS = {  # order of sequence and head dimensions, and position of the qu
     "efficient_attention_forward": ("SH", 0),
     "scaled_dot_product_cudnn_attention": ("HS", 0),
     "scaled_dot_product_flash_attention_for_cpu": ("HS", 0),
+    "flash_attn_3::fwd": ("SH", 0),
+    "flash_attn_3::bwd": ("SH", 1),
     "flash_attention_backward": ("SH", 1),
     "efficient_attention_backward": ("SH", 1),
     "scaled_dot_product_cudnn_attention_backward": ("HS", 1),
@@ -139,6 +143,15 @@ def matmul_cost(base: str, shapes: list, sizes: list) -> Cost:
     flops = 2 * out * a[-1]
     elements = math.prod(a) + math.prod(b) + out + (math.prod(shapes[0]) if first else 0)
     return Cost(flops, elements * sizes[first] if sizes[first] else None)
+
+
+def scaled_matmul_cost(shapes: list, sizes: list, values: list) -> Cost:
+    """[M, K] @ [K, N] of 8-bit numbers -> [M, N] in the type that the seventh input names by its number in PyTorch"""
+    a, b = shapes[:2]
+    written = {"5": 2, "6": 4, "15": 2}.get(values[6]) if len(values) > 6 else None  # fp16, fp32, bf16
+    read = math.prod(a) * sizes[0] + math.prod(b) * sizes[1] if sizes[0] and sizes[1] else None
+    known = written is not None and read is not None
+    return Cost(2 * a[0] * a[1] * b[1], read + a[0] * b[1] * written if known else None)
 
 
 def convolution_cost(shapes: list, sizes: list, values: list) -> Cost:
@@ -165,7 +178,8 @@ def convolution_backward_cost(shapes: list, sizes: list, values: list) -> Cost:
 def attention_cost(shapes: list, sizes: list, order: str, first: int) -> Cost:
     """query [B, S, H, E] or [B, H, S, E], keys of length T -> the query's shape; the full S x T, causal or not.
 
-    Two matmuls forward; five backward, one of which recomputes the scores.
+    Two matmuls forward; five backward, one of which recomputes the scores.  Unknown of sequences packed into one
+    ([tokens, H, E]): traces do not record their lengths.
     """
     query, key, value = shapes[first : first + 3]
     length = -3 if order == "SH" else -2

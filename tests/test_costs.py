@@ -50,6 +50,19 @@ def test_flops_agree_with_the_flop_counter(kind):
     assert ours == theirs > 0
 
 
+def test_costs_of_fp8_matmuls_and_of_flash_attention_3():
+    types = ["c10::Float8_e5m2", "c10::Float8_e4m3fn", "float", "float", "", "", "Scalar", "Scalar"]
+    shapes = [[64, 256], [256, 32], [], [], [], [], [], []]
+    fp8 = cost("aten::_scaled_mm", shapes, types, [*[""] * 6, "15", "False"])
+    assert (fp8.flops, fp8.bytes) == (2 * 64 * 256 * 32, 64 * 256 + 256 * 32 + 2 * 64 * 32)
+    assert cost("aten::_scaled_mm", shapes, types, None).bytes is None
+    query, bf16 = [2, 128, 6, 64], ["c10::BFloat16"] * 4
+    forward = cost("flash_attn_3::fwd", [query] * 3, bf16, None)
+    assert forward.flops == 2 * 2 * 2 * 6 * 128 * 128 * 64
+    assert cost("flash_attn_3::bwd", [query] * 4, bf16, None).flops == 2.5 * forward.flops
+    assert cost("flash_attn_3::fwd", [[256, 6, 64]] * 3, bf16, None).flops is None  # packed, of unknown lengths
+
+
 def test_flops_of_fused_attention():
     """torch's counter is 0 for it on a CPU, so the products are counted by hand."""
     q, k, v = (torch.randn(2, 4, n, 16, requires_grad=True) for n in (32, 48, 48))

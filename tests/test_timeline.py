@@ -195,7 +195,8 @@ def test_rates_by_shape_and_their_roof(tmp_path):
     slim = shaped("aten::mm", 0, 4, [[1, 4096], [4096, 4096]], ["c10::BFloat16"] * 2)
     fp8 = shaped("aten::_scaled_mm", 0, 4, [[64, 64], [64, 64]], ["c10::Float8_e4m3fn"] * 2)
     events = gpu_step((large, 100, 1000), (slim, 2000, 20), (fp8, 2100, 5), length=3000)
-    first, second = shape_rates(link(trace_of(tmp_path, *events, **H100_PROPERTIES)), None)
+    first, second, third = shape_rates(link(trace_of(tmp_path, *events, **H100_PROPERTIES)), None)
+    assert (third["precision"], third["roof"]) == ("c10::Float8_e4m3fn", None)  # of which no peak is known here
     assert (first["roof"], second["roof"], second["shapes"]) == ("compute", "memory", "[1, 4096] [4096, 4096]")
     assert first["tflops"] == pytest.approx(2 * 4096**3 / 1e-3 / 1e12)
     assert first["share_of_roof"] == pytest.approx(first["tflops"] / 989.4, rel=0.01)
