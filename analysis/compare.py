@@ -19,7 +19,7 @@ from analysis.wording import count_of, narrow_table, short_names
 from harness.disturbance import disturbance_text
 from harness.documents import read_document
 from harness.errors import UserError
-from harness.files import explain_nulls, explain_nulls_recursively
+from harness.files import explain_nulls, explain_nulls_recursively, may_be_trace
 from harness.phases import PHASES, summary_stats
 from harness.tables import COLUMNS, Column, Section, answer, column, wrapped
 
@@ -90,14 +90,10 @@ class Run:
 
 
 def read_run(path: Path, name: str) -> Run:
-    """The run in a folder, the trace analyzed in it, or the trace that is this file.  Raises UserError, naming it."""
+    """The run in a folder, the trace analyzed in it or else its first trace, which is that of rank 0, or the trace that
+    is this file.  Raises UserError, naming it."""
     if path.is_file():
-        from analysis.profile import analyze_all  # pandas is slow to load, and runs are compared without it
-
-        analyses, refused = analyze_all([path])
-        if refused:
-            raise refused[0]
-        return Run(path, name, summary_of_trace(analyses[0][1]), analyses[0][1], None)
+        return run_of_trace(path, path, name)
     if not path.is_dir():
         raise UserError(f"{path}: no such folder")
     summary = read_document(path / "performance_summary.json")
@@ -105,9 +101,22 @@ def read_run(path: Path, name: str) -> Run:
     analysis = next((document for file in profiles if (document := read_document(file))), None)
     if summary is None and analysis:
         summary = summary_of_trace(analysis)
+    if summary is None and any(may_be_trace(file.name) for file in path.iterdir()):
+        from analysis.profile import find_traces
+
+        return run_of_trace(find_traces(path)[0], path, name)
     if summary is None or "exclusion_reason" not in summary.get("steps", {}):
-        raise UserError(f"{path}: no performance_summary.json of a run in it, and no operator_analysis.json of a trace")
+        raise UserError(f"{path}: neither performance_summary.json of a run nor a trace in it")
     return Run(path, name, summary, analysis, read_document(path / "flops_profile.json"))
+
+
+def run_of_trace(trace: Path, path: Path, name: str) -> Run:
+    from analysis.profile import analyze_all  # pandas is slow to load, and runs are compared without it
+
+    analyses, refused = analyze_all([trace])
+    if refused:
+        raise refused[0]
+    return Run(path, name, summary_of_trace(analyses[0][1]), analyses[0][1], None)
 
 
 def summary_of_trace(analysis: dict) -> dict:

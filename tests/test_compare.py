@@ -223,7 +223,7 @@ def test_the_command(runs, tmp_path, command, monkeypatch):
     for flags, expected, words in (
         (("small_batch",), 2, "two runs or more"),
         (("small_batch", "nowhere"), 1, "nowhere"),
-        (("small_batch", str(tmp_path / "c")), 1, "c: no performance_summary.json of a run"),
+        (("small_batch", str(tmp_path / "c")), 1, "c: neither performance_summary.json of a run"),
         (("small_batch", "wide", "--output-dir", "wide/config.json"), 1, "wide/config.json"),
     ):
         code, _, err = command(compare_runs, *flags)
@@ -390,6 +390,11 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
     assert [row["change_ms"] for row in document["classes"] if row["class"] == "matmul"] == [pytest.approx(-0.12)] * 2
     assert {row["tokens_per_sec_reason"] for row in document["runs"]} == {"not in a trace"}
     assert document["repeats"] is None or len(document["repeats"]["groups"]) == 1
+    (tmp_path / "ranks").mkdir()
+    for i in range(2):
+        write_trace(tmp_path / "ranks" / f"rank{i}.json", *gpu_step(*parts[1]))
+    from_folder = compare([tmp_path / "a.json", tmp_path / "ranks"])["classes"]
+    assert [row["change_ms"] for row in from_folder if row["class"] == "matmul"] == [pytest.approx(-0.12)]
     (tmp_path / "no_trace.json").write_text("{}")
     code, _, error = command(compare_runs, "a.json", "no_trace.json")
     assert (code, error.count("\n")) == (1, 1)
