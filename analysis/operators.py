@@ -200,4 +200,4 @@ def first_rows(rows: list[dict], top: int) -> list[dict]:
         for key in ("calls", "self_cpu_us", "self_device_us", "share", "count_per_step", "total_us")
         if rows[0].get(key) is not None
     }
-    return [*rows[:top], {"name": f"{len(rows) - top:,} more", "launched_by": "", "component": ""} | sums]
+    return [*rows[:top], {"name": f"{len(rows) - top:,} more", "launched_by": "-", "component": "-"} | sums]

@@ -71,12 +71,13 @@ def stays(event: Event, within: tuple[float, float] | None, shortest: float) -> 
 
 
 def texts_of(text: memoryview) -> list[msgspec.Raw] | list[bytes]:
-    """The text of each event; strict JSON, also where the file has NaN."""
+    """The text of each event; strict JSON, also where the file has NaN: an event loses a time that is none."""
     try:
         return texts_of_events(text)
     except msgspec.DecodeError:
         events = json.loads(bytes(text).decode(errors="replace"), parse_constant=lambda name: None)
-        return [json.dumps(event).encode() for event in events]
+        known = ({key: value for key, value in event.items() if value is not None} for event in events)
+        return [json.dumps(event).encode() for event in known]
 
 
 def without_nan(value):

@@ -340,14 +340,17 @@ def test_a_slim_trace(tmp_path, profiler):
     arrow = {"ph": "s", "id": 9, "pid": 1, "tid": 1, "ts": 25, "cat": "ac2g", "name": "ac2g"}
     name = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}
     odd = event("aten::odd", 95, 1, value=float("nan"))
-    write_trace(tmp_path / "trace.json", frame, arrow, name, odd, *SMALL, schemaVersion=1, sigma=float("nan"))
+    endless = event("aten::endless", 97, float("nan"))
+    events = (frame, arrow, name, odd, endless, *SMALL)
+    write_trace(tmp_path / "trace.json", *events, schemaVersion=1, sigma=float("nan"))
     code, out = profiler("--analyze-existing", "trace.json", "--slim", "slim.json.gz")
     assert code == 0, out
-    assert f"For viewers: slim.json.gz, {len(SMALL) + 3} of {len(SMALL) + 4} events" in out
+    assert f"For viewers: slim.json.gz, {len(SMALL) + 4} of {len(SMALL) + 5} events" in out
     document = json.loads(gzip.decompress((tmp_path / "slim.json.gz").read_bytes()), parse_constant=pytest.fail)
     kept = document.pop("traceEvents")
     assert document == {"schemaVersion": 1, "sigma": None}
-    assert kept[:2] == [arrow, name] and kept[3:] == list(SMALL)
+    assert kept[:2] == [arrow, name] and kept[4:] == list(SMALL)
+    assert kept[3]["name"] == "aten::endless" and "dur" not in kept[3]
     code, out = profiler("--analyze-existing", "trace.json", "--slim", "slim.json", "--shortest", "10", "--window", "1")
     long = [one for one in SMALL if one["dur"] >= 10]
     assert json.loads((tmp_path / "slim.json").read_text())["traceEvents"] == [name, *long]
