@@ -53,7 +53,7 @@ class Timeline {
     this.names = { run, trace };
     this.steps = element("select", { className: "steps", onchange: () => this.show({ step: this.steps.value }) });
     const placeholder = "operator, kernel or component";
-    this.search = element("input", { type: "search", className: "search", placeholder });
+    this.search = element("input", { type: "search", className: "search", placeholder, size: placeholder.length });
     this.search.oninput = () => this.color(true);
     this.search.onkeydown = (event) => event.key === "Enter" && this.next();
     this.found = element("span", { className: "soft found" });
@@ -192,6 +192,7 @@ class Timeline {
 
   zoomed(change) {
     const { step, left_out } = this.events;
+    if (change.autosize) return this.color(false); // another width: other names have room
     if (change["xaxis.autorange"]) return this.show({ step });
     if (change["xaxis.range[0]"] === undefined) return;
     this.range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
