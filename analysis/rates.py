@@ -42,7 +42,6 @@ def shape_rates(links: Links, summary: dict | None) -> list[dict]:
             {
                 "name": name,
                 "shapes": shapes_text(shapes),
-                "class": category(name),
                 "precision": precision,
                 "calls": n,
                 "ms": us / 1e3,

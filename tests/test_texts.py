@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -31,8 +32,17 @@ name_of = lambda path: str(path.relative_to(PROJECT))  # noqa: E731
 # ---- Commands ---------------------------------------------------------------------------------------------------
 
 
+def with_cores(number: int):
+    """Ranks of an exercise need cores of their own beside the other tests."""
+    too_few = number in SEVERAL_RANKS and (os.cpu_count() or 1) < 4
+    return pytest.param(number, marks=pytest.mark.skipif(too_few, reason="its ranks need four cores"))
+
+
+SEVERAL_RANKS = (10, 11)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", exercises())
+@pytest.mark.parametrize("number", map(with_cores, exercises()))
 def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
     """All blocks that this machine can run, in order; then each field has its answer, and the check agrees."""
     folder = run_one(exercises()[number], tmp_path / "results", long=False)

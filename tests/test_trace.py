@@ -402,7 +402,7 @@ def test_a_missing_file(tmp_path):
 
 @pytest.mark.slow
 def test_a_step_is_attributed_whole(train, tmp_path):
-    code, out, _ = train("--profile-operators", "--profile-dir", "p", "--num-steps", "8", small=False)
+    code, out, _ = train("--profile-operators", "--verbose", "--profile-dir", "p", "--num-steps", "8", small=False)
     assert code == 0
     analysis = json.loads((tmp_path / "p" / "operator_analysis.json").read_text())
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1, abs=1e-6)
