@@ -52,7 +52,7 @@ from harness.corpus import synthetic_corpus, text_corpus
 from harness.cuda_graphs import GraphedModel
 from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank, set_numerics
 from harness.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
-from harness.errors import UserError, exit_code_of, raise_if_interrupted
+from harness.errors import UserError, ending_despite_signals, exit_code_of, raise_if_interrupted
 from harness.files import explain_nulls, prepare_folder, write_json
 from harness.flag_combinations import check_combinations, check_device_has, check_model, only_predicted
 from harness.hardware_seen import unseen_hardware
@@ -677,10 +677,11 @@ def run(
             check_memory(workload, device)
             train_and_measure(workload, profiling, schedule, device, report)
         except BaseException as error:  # Ctrl-C too: the completed steps are summarized and written
-            from analysis.run_explanations import with_prediction
+            with ending_despite_signals():
+                from analysis.run_explanations import with_prediction
 
-            told = first_failure(with_prediction(error, workload, device))
-            close(report, told)
+                told = first_failure(with_prediction(error, workload, device))
+                close(report, told)
             if told is error:
                 raise
             raise told from error

@@ -428,7 +428,7 @@ def collective_columns(rows: list[dict]) -> list[Column]:
 def communication_text(about: dict) -> str:
     """'5.20 ms per step: 2.10 hidden, 3.10 exposed (1.00 transfer, 2.10 waiting for other ranks)'"""
     if about["waiting_ms"] is None:
-        parts = f"transfer and waiting not told apart: {about['waiting_ms_reason']}"
+        parts = f"waiting unknown: {about['waiting_ms_reason']}"
     else:
         parts = f"{about['transfer_ms']:.2f} transfer, {about['waiting_ms']:.2f} waiting for other ranks"
     hidden, exposed = f"{about['hidden_ms']:.2f} hidden", f"{about['exposed_ms']:.2f} exposed"

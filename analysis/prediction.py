@@ -365,16 +365,21 @@ def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequ
     target = document["target_device"]
     also = ", one GCD: half of a card" if target and "one GCD" in target["source"] else ""
     also += f"; also matching: {', '.join(target['other_rows'])}" if target and target["other_rows"] else ""
+    several = document["world_size"] > 1  # with the lines about their communication, the rest is for --verbose
+    limits = {
+        "Largest batch": f"{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens would fit",
+        "Longest sequence": f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples, would fit",
+    }
+    work = {"Work": f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters"}
     facts = {
         **({"Target device": target["name"] + also} if target else {}),
         **fit_facts(document),
         "Peak memory": f"{peak_mb:,.1f} MB, in {document['peak_where']}",
         "  made of": parts_of_peak(document["memory_by_category_mb"], unit=1),
-        "Largest batch": f"{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens would fit",
-        "Longest sequence": f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples, would fit",
+        **({} if several and not verbose else limits),
         **time_facts(document),
         **communication_facts(document),
-        "Work": f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters",
+        **({} if several and not verbose else work),
         "Next": next_step(document, only_predicted),
     }
     lines = detail_lines(document) if verbose else []

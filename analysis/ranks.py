@@ -153,7 +153,7 @@ def compare_ranks(ranks: list[Rank]) -> RankComparison:
     limit = max(ENDS_MEET_US, ENDS_MEET_SHARE * float(np.median((end - start).max(axis=0))))
     if (typical := float(np.median(ends_differ))) > limit:
         return unknown(
-            f"the clocks do not meet: aligned by the collectives, these still end {typical / 1e3:,.1f} ms apart"
+            f"the clocks do not meet, or ranks waited for cores: collectives end {typical / 1e3:,.1f} ms apart"
         )
     late = arrived - arrived.min(axis=0)
     last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]

@@ -9,7 +9,14 @@ from typing import NoReturn
 
 import torch
 
-from harness.errors import Interrupted, RankFailure, explain_error, out_of_memory, print_error
+from harness.errors import (
+    Interrupted,
+    RankFailure,
+    ending_despite_signals,
+    explain_error,
+    out_of_memory,
+    print_error,
+)
 from harness.hardware_seen import VISIBLE
 from harness.ranks import Failure, abort_collectives, conclude, meet, watch_of_run, world_size_of_run
 
@@ -46,8 +53,9 @@ def process_group(device: torch.device, settings: dict[str, dict]) -> Iterator[t
         if failure := meeting.watch.failure_of_another():
             raise RankFailure(failure)
     except BaseException as error:
-        told = first_failure(error)
-        abort_collectives()  # destroying the group could wait for them
+        with ending_despite_signals():
+            told = first_failure(error)
+            abort_collectives()  # destroying the group could wait for them
         if told is error:
             raise
         raise told from error

@@ -80,6 +80,14 @@ def deferred_signals() -> Iterator[None]:
         raise Interrupted(_received[-1])
 
 
+@contextlib.contextmanager
+def ending_despite_signals() -> Iterator[None]:
+    """For what a failed run still writes: a signal in the block changes nothing.  torchrun sends SIGTERM to the ranks
+    that are left as soon as one has died."""
+    with contextlib.suppress(Interrupted), deferred_signals():
+        yield
+
+
 # ---- Errors as text ------------------------------------------------------------------------------------------------
 
 

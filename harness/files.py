@@ -199,25 +199,25 @@ def png(figure) -> bytes:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder.  Raises UserError, which names it."""
+    """Create the folder and check that it is writable.  Raises UserError, which names it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write_test{os.environ.get('RANK', '')}"  # ranks may share the folder
+        try:
+            probe.write_bytes(bytes(4096))
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
 
 
 def prepare_folder(folder: Path) -> None:
-    """Create the folder, check that it is writable, and move an earlier run in it to earlier_<timestamp>/ inside it.
+    """Make the folder, and move an earlier run in it to earlier_<timestamp>/ inside it.
 
     The launcher's log, named in TINY_LLAMA_LOG, and those of other ranks are not moved, because they are being written.
     """
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write_test"
-        try:
-            probe.write_bytes(bytes(4096))
-        finally:
-            probe.unlink(missing_ok=True)
         earlier = _earlier_run(folder)
         if earlier:
             stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime("%Y%m%d_%H%M%S")

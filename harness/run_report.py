@@ -106,7 +106,10 @@ class RunReport:
     def open(self) -> None:
         """Create the folder and config.json."""
         when_stuck(self.write_summary)
-        if self.rank != 0 or not self.folder:
+        if not self.folder:
+            return
+        if self.rank != 0:
+            make_folder(self.folder)  # found now rather than after training: nodes need not share it
             return
         from torch.utils.tensorboard import SummaryWriter
 
@@ -265,8 +268,6 @@ class RunReport:
 
     def write_summary(self, error: BaseException | None) -> None:
         """performance_summary.json; of another rank than 0, with its number in the name."""
-        if self.folder and self.rank != 0:
-            make_folder(self.folder)  # nodes need not share it
         name = f"performance_summary{suffix_of_rank(self.rank, self.world_size) if self.rank else ''}.json"
         self._write(name, summarize(self.measured(error)))
 

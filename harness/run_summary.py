@@ -224,9 +224,11 @@ def rank_lines(summary: dict) -> list[str]:
     lines, ranks = [], summary["ranks"]
     if ranks and ranks[0]["mean_step_ms"] is not None:
         steps, peaks = ([one[key] for one in ranks] for key in ("mean_step_ms", "peak_memory_mb"))
+        # Of a process, libraries included: more than the tensors that --profile-memory counts.
+        memory = "memory" if summary["environment"]["device"]["type"] == "cuda" else "resident memory"
         slowest, largest = steps.index(max(steps)), peaks.index(max(peaks))
         lines.append(
-            f"Ranks: step {min(steps):.2f} to {max(steps):.2f} ms (rank {slowest}), peak memory {min(peaks):,.0f} to "
+            f"Ranks: step {min(steps):.2f} to {max(steps):.2f} ms (rank {slowest}), peak {memory} {min(peaks):,.0f} to "
             f"{max(peaks):,.0f} MB (rank {largest})"
         )
     if summary["no_sync"]:

@@ -124,7 +124,7 @@ def uneven_ranks(row: dict) -> dict[str, str]:
     if local:
         factor = local[worst] / statistics.median(local[:worst] + local[worst + 1 :])
         waits = f"ranks wait {row['waiting_ms']:,.1f} ms a step"
-        longer = f"{factor:.2f} times the others' step without communication; {waits}"
+        longer = f"{factor:.2f} times the others' step without communication; {waits}" if factor > 1 else waits
     if uneven:
         text = f"rank {worst} has more data, {samples[worst]} samples, others {min(samples)}"
         return {"more-data": text + f"; {longer}" * bool(longer)}
@@ -168,5 +168,7 @@ def verdicts(rows: list[dict]) -> list[dict]:
         before = findings(reference, None) if reference else {}
         named = wanted <= now.keys() and not wanted & before.keys()
         texts = [now[name] for name in sorted(now, key=lambda name: name not in wanted)]
-        found.append({"fault": row["fault"], "named": named, "text": "; ".join(texts) or "nothing was found"})
+        disturbed = any(one and one.get("disturbed") for one in (row, reference))
+        nothing = "not decidable: the run was disturbed" if disturbed else "nothing was found"
+        found.append({"fault": row["fault"], "named": named, "text": "; ".join(texts) or nothing})
     return found

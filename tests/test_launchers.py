@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -353,6 +354,28 @@ def test_a_node_whose_rank_dies_ends_the_other(tmp_path):
     assert (summary["status"], summary["training"]["world_size"]) == ("failed", 2)
     assert summary["error"].startswith("rank 1 on ")
     assert [path.name for path in (tmp_path / "node1" / folder.name).iterdir()] == ["training_output_rank1.log"]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_leaves_the_summary_of_the_one_that_torchrun_ends(tmp_path):
+    """On one node: the signal comes while the other rank writes about the death that it has heard of by itself."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    flags = ["--num-steps", "1000000", "--log-interval", "100000", "--device", "cpu", "--output-dir", "run"]
+    command = [*torchrun, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, *flags]
+    run = start(*command, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    for line in run.stdout:
+        if line.startswith("Step 1/"):
+            break
+    ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    (pid,) = (pid for pid in ranks if "RANK=1" in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+    os.kill(int(pid), signal.SIGKILL)
+    code, out = finish(run, timeout=60)
+    assert code == 1, out
+    summary = json.loads((tmp_path / "run" / "performance_summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert re.match(r"rank 1 on \S+: ended without a message: it was killed or crashed", summary["error"])
+    assert f"error: {summary['error']}" in out
+    assert summary["training"]["completed_steps"] >= 1
 
 
 @pytest.mark.slow
