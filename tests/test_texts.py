@@ -42,7 +42,7 @@ SEVERAL_RANKS = (10, 11)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", map(with_cores, exercises()))
+@pytest.mark.parametrize("number", [with_cores(number) for number in exercises()])
 def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
     """All blocks that this machine can run, in order; then each field has its answer, and the check agrees."""
     folder = run_one(exercises()[number], tmp_path / "results", long=False)
