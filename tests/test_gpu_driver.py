@@ -215,7 +215,7 @@ def test_what_a_driver_does_not_tell_has_a_reason(nvml, monkeypatch, lacks):
     assert gpu_reasons(found) == []
     assert gpu_text(found).startswith("unknown: libnvidia-ml.so.1")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * 2**30, 80 * 2**30))
-    assert gpu_reasons(watched()) == ["60,928 MB of the GPU in use before the run"]
+    assert gpu_reasons(watched()) == ["60,928 MB of the GPU in use before the run, own context included"]
 
 
 def test_work_without_steps_is_read_meanwhile(nvml, monkeypatch):
