@@ -20,6 +20,7 @@ from harness.run_report import Explanation, RunReport
 from harness.workload import Workload
 
 SHARED_FOLDER_WAIT_S = 60.0  # NFS shows a new file of another node at latest after acdirmax, 60 s; nfs(5)
+OPERATORS = 10  # that --profile-operators prints without --verbose
 
 
 def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
@@ -47,6 +48,7 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     """The analysis of the traces of all ranks, in the folder of rank 0's trace."""
     name = "operator_analysis.json"
     try:
+        from analysis.operators import operator_lines
         from analysis.profile import add_prediction, analyze_all, profile_lines
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
@@ -62,13 +64,14 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
             memory = predicted_memory(report.workload, report.device.type == "cuda").document()
             add_prediction(document, [row | {"group_size": report.world_size} for row in memory["collectives"]])
     tables = profile_lines(document) if report.profiling.profile_operators else []
+    operators = operator_lines(document, OPERATORS)[: OPERATORS + 2] + [""] if tables and not report.verbose else []
     lines = [f"Not read: {error}" for error in refused]
     if missing:
         ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         lines.append(
             f"Not in {path.parent} after {wait_s:.0f} s: the trace of {ranks}; do all nodes share this folder?"
         )
-    return Explanation(name, document, lines, tables=tables)
+    return Explanation(name, document, lines, tables=tables, basis=operators)
 
 
 def traces_of_ranks(path: Path, world_size: int, wait_s: float) -> tuple[list[Path], list[int]]:
