@@ -46,7 +46,7 @@ class ProfilerConfig:
     profile_steps: int = flag(5, "steps in the trace")
     warmup_steps: int = flag(5, "steps before the profiling window", minimum=0)
     profile_stacks: bool = flag(False, "Python stacks and modules in the trace, much larger; implies the profiler")
-    profile_operators: bool = flag(False, "with --verbose, print the tables of the trace; implies the profiler")
+    profile_operators: bool = flag(False, "print the largest operators, all tables with --verbose; implies profiling")
     gzip: bool = flag(False, "compress the trace")
     no_sync_steps: int = flag(
         0, "with several ranks: steps after training with and without reducing gradients, to compare", minimum=0
