@@ -2,14 +2,15 @@
 """How long does our analysis of a GPU trace take, and how much memory, beside orjson and HolisticTraceAnalysis?
 
     python3 benchmarks/trace_analysis.py TRACE [--megabytes 10 60 200 1000] [--repetitions N] [--hta-python PYTHON]
-                                               [--output FILE]
+                                               [--hta-up-to MB] [--output FILE]
 
 TRACE is any GPU trace of torch.profiler.  It is repeated, with later times and new ids, until its JSON has the
 requested size.  Each tool then reads the same file, alternating, each time in a process of its own:
 
     orjson  orjson.loads of the file with the garbage collector off, nothing else
     ours    run_pytorch_profiler.py --analyze-existing
-    hta     HolisticTraceAnalysis: TraceAnalysis, get_temporal_breakdown, get_gpu_kernel_breakdown
+    hta     HolisticTraceAnalysis: TraceAnalysis, get_temporal_breakdown, get_gpu_kernel_breakdown; up to --hta-up-to,
+            because a trace of 1 GB takes it more than five minutes
 
 Times are those of whole processes, with starting and imports; memory is their peak resident set size.  Ratios are
 ratios of medians.  HolisticTraceAnalysis requires pandas < 3, so it needs an environment of its own, given with
@@ -146,6 +147,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[10, 60, 200, 1000], help="(10 60 200 1000)")
     parser.add_argument("--hta-python", metavar="PYTHON", help="an interpreter that has HolisticTraceAnalysis")
+    parser.add_argument("--hta-up-to", metavar="MB", type=float, default=200, help="(200)")
     args = parser.parse_args()
     tools = {"orjson": sys.executable, "ours": sys.executable}
     environment = environment_of(choose_device("cpu"))
@@ -155,7 +157,10 @@ def main() -> None:
         versions = "from importlib.metadata import version as v; print(v('HolisticTraceAnalysis'), v('pandas'))"
         done = subprocess.run([args.hta_python, "-c", versions], capture_output=True, text=True, check=True)
         environment["packages"]["HolisticTraceAnalysis, its pandas"] = done.stdout.strip()
-    rows = [row_of(args.trace, megabytes, tools, args.repetitions) for megabytes in args.megabytes]
+    rows = []
+    for megabytes in args.megabytes:
+        some = {tool: python for tool, python in tools.items() if tool != "hta" or megabytes <= args.hta_up_to}
+        rows.append(row_of(args.trace, megabytes, some, args.repetitions))
     columns = [column("MB", "megabytes", ".0f"), column("events", "events", ",")]
     for tool in tools:
         columns += [column(f"{tool} (s)", f"{tool}_s", ".2f"), column("peak (MB)", f"{tool}_mb", ",.0f")]
