@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
 from harness.files import explain_nulls
 from harness.phases import PHASES
@@ -67,7 +68,8 @@ class MemoryTracker(TorchDispatchMode):
     part.
 
     Of a tensor that is sharded over ranks, the part of this rank counts.  FSDP frees and allocates gathered parameters
-    by resizing their storage, which is no operator, so resizing is watched too.  Collectives are counted.
+    by resizing their storage, which is no operator, so resizing is watched too.  Collectives are counted; those of
+    gloo work on copies (see on_copies), so that the peak does not depend on when its threads let go of a tensor.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
@@ -186,9 +188,10 @@ class MemoryTracker(TorchDispatchMode):
             self._record_all(args[0], "gradients")  # whole ones, before they are reduced
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        out = on_copies(func, args, kwargs) if held_by_gloo(func) else func(*args, **kwargs)
         if func.namespace in ("c10d", "fsdp"):
-            self._communicates(func, args, kwargs or {})
+            self._communicates(func, args, kwargs)
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor) and self._is_on_device(tensor):
                 entry = self._record(tensor, existed=writes_in_place(func))
@@ -356,6 +359,43 @@ class MemorySnapshot:
             path = self.folder / f"memory_snapshot_{what}.pickle"
             torch.cuda.memory._dump_snapshot(str(path))
             self.written.append(path)
+
+
+def held_by_gloo(func) -> bool:
+    """Whether this is a collective of FSDP's on gloo: what DistributedDataParallel and ZeRO-1 send lives on anyway."""
+    if func.namespace != "c10d":
+        return False
+    kind = COLLECTIVES.get(func._schema.name.removeprefix("c10d::"))
+    return kind in ("all_gather", "reduce_scatter") and dist.get_backend() == "gloo"
+
+
+def on_copies(func, args: tuple, kwargs: dict):
+    """The result of a collective of gloo's that reads and writes copies, and has ended.
+
+    The thread of gloo's that runs a collective lets go of its tensors only after it has told that it is done; on busy
+    cores that is many operators later.  Nothing of the program needs them any more, and no other backend holds them.
+    """
+    from torch._C._distributed_c10d import FakeWork  # some builds have no torch.distributed
+
+    originals = {}  # by id of the copy
+
+    def copy(tensor: Tensor) -> Tensor:
+        copied = tensor.clone()
+        originals[id(copied)] = (tensor, copied)
+        return copied
+
+    def ended(value):
+        """The original of a copy, and work that is done in place of gloo's, whose wait() would write the copy again."""
+        if isinstance(value, torch.ScriptObject):
+            dist.Work.unbox(value).wait()
+            return FakeWork().boxed()
+        return originals[id(value)][0] if isinstance(value, Tensor) else value
+
+    out = func(*tree_map_only(Tensor, copy, args), **tree_map_only(Tensor, copy, kwargs))
+    out = tree_map(ended, out)
+    for tensor, copied in originals.values():
+        tensor.copy_(copied)
+    return out
 
 
 def local_part(tensor: Tensor) -> Tensor:

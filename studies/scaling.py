@@ -228,8 +228,6 @@ def measured_columns(ranks: list[dict], seq_len: int, earlier: dict | None) -> d
     first, collectives = ranks[0], ranks[0]["collectives"]
     memory = {"measured_memory_bytes": first["peak_bytes"], "measured_memory_by_category": first["bytes_by_category"]}
     memory["memory_bytes_by_rank"] = [one["peak_bytes"] for one in ranks]
-    if earlier and earlier["measured_memory_bytes"] <= first["peak_bytes"]:  # gloo's threads may keep a buffer
-        memory = {name: earlier[name] for name in memory}
     return {
         "launches": len(times),
         "step_times_ms": times,

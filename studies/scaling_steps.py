@@ -20,7 +20,6 @@ from studies.ranks import Rank
 
 EXTRA_PASSES = 2  # forward passes that a slow rank computes in addition
 MORE_DATA = 2  # times the samples, on the rank that has more
-TRACKED = 2  # steps: a thread of gloo's may keep a buffer a moment after the collective has ended
 
 # ---- Faults --------------------------------------------------------------------------------------------------------
 
@@ -165,13 +164,10 @@ class Tracker(MemoryTracker):
 
 
 def tracked(workload: Workload, state: TrainingState, model: nn.Module, stream: Iterator, rank: Rank) -> dict:
-    """Memory of a step, the least of some."""
-    trackers = [Tracker(model, state.optimizer) for _ in range(TRACKED)]
-    for tracker in trackers:
-        meter = UntimedMeter(world_size=rank.world_size)
-        workload.train(state, stream, 1, meter, UntimedMeter(tracker))
-    least = min(trackers, key=lambda tracker: tracker.live_bytes_at_allocations().max())
-    return least.document() | {"overlapped_bytes": least.overlapped_bytes}
+    """Memory of a step."""
+    tracker = Tracker(model, state.optimizer)
+    workload.train(state, stream, 1, UntimedMeter(world_size=rank.world_size), UntimedMeter(tracker))
+    return tracker.document() | {"overlapped_bytes": tracker.overlapped_bytes}
 
 
 def local_steps(

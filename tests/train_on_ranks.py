@@ -18,7 +18,7 @@ from harness.parallel import replicated, sharded_state
 from harness.timing import UntimedMeter
 
 CPU = torch.device("cpu")
-STEPS, TRACKED = 4, 2
+STEPS = 4
 
 
 def trained(flags: str, rank: int) -> dict:
@@ -29,12 +29,10 @@ def trained(flags: str, rank: int) -> dict:
     model, optimizer = state.model, state.optimizer
     state = state._replace(model=replicated(model, workload.training, CPU))
     stream, meter = workload.batches(CPU, rank), UntimedMeter(world_size=workload.training.world_size)
-    workload.train(state, stream, STEPS - TRACKED, meter, UntimedMeter())
-    trackers = [MemoryTracker(model, optimizer) for _ in range(TRACKED)]
-    for tracker in trackers:
-        workload.train(state, stream, 1, meter, UntimedMeter(tracker))
-    # A thread of gloo's may keep a buffer a moment after the collective has ended, so the least is what a step needs.
-    memory = min((tracker.document() for tracker in trackers), key=lambda memory: memory["peak_bytes"])
+    workload.train(state, stream, STEPS - 1, meter, UntimedMeter())
+    tracker = MemoryTracker(model, optimizer)
+    workload.train(state, stream, 1, meter, UntimedMeter(tracker))
+    memory = tracker.document()
     losses = torch.stack(meter.losses).view(STEPS, -1).mean(1).tolist()  # of the micro-batches of a step
     return {"losses": losses, "peak": memory["peak"]["bytes_by_category"], "collectives": memory["collectives"]}
 
