@@ -1,7 +1,8 @@
 """Runs commands of the project on pretended cards.  Reads a request a line, as JSON: card, module, flags, folder,
 variables; runs it in the folder, its output in output.log there; answers with the exit code.
 
-torch and the project are imported once: each command is a fork, which puts its card into torch.
+torch and the project are imported once, with all that is slow to import: each command is a fork, which puts its card
+into torch, and so is each row of a sweep.
 """
 
 import importlib
@@ -15,7 +16,10 @@ MODULES = (
     "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study run_precision_study "
     "run_attention_benchmark run_training_benchmark launch_performance_study compare_runs "
     "studies.memory studies.timing studies.precision studies.attention studies.training studies.compare "
-    "analysis.profile analysis.report analysis.prediction analysis.run_explanations"
+    "studies.figures analysis.profile analysis.report analysis.prediction analysis.run_explanations analysis.existing "
+    "analysis.limits analysis.comparison_figure analysis.decoder_memory analysis.hardware.rate_limits "
+    # What commands import late.  Not DeepSpeed: it looks for a GPU as it is imported.
+    "torch._dynamo torch.utils.tensorboard matplotlib.pyplot matplotlib.backends.backend_agg tabulate"
 ).split()
 TIME_LIMIT_S = 240  # of a command, on a machine with much else to do
 
