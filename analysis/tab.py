@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from pathlib import Path
 
+from analysis.captures import with_replayed_operators
 from analysis.charts import charts, comparison_chart
 from analysis.compare import change_sections
 from analysis.comparison_parts import compare_profiles
@@ -86,7 +87,7 @@ def stamp(path: Path) -> Stamp:
 
 @lru_cache(maxsize=1)
 def links_of(of: Stamp) -> AttributedLinks:
-    return attribute(link(read_trace(of[0])))
+    return attribute(link(with_replayed_operators(read_trace(of[0]))))
 
 
 @lru_cache(maxsize=16)

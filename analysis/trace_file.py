@@ -43,6 +43,7 @@ class Arguments(msgspec.Struct, gc=False):
     device: int = -1
     stream: int = -1
     correlation: int = -1
+    kernel: msgspec.Raw = ABSENT  # its name, in calls that launch one on ROCm
     # Of collectives
     collective: Any = msgspec.field(name="Collective name", default=None)
     in_elements: float = msgspec.field(name="In msg nelems", default=0.0)

@@ -371,6 +371,9 @@ class Integrity(TypedDict):
     gpu_events_launched_before_the_trace: int
     unexplained_share: float | None  # of the steps' time: the GPU was idle for no recorded reason; null: clocks differ
     graph_launches: int
+    graph_events: int  # GPU events that they started
+    graph_events_attributed: int  # of these, to the operators of which a capture or a warm-up tells
+    graphs_attributed_through: list[str]  # what tells of them, as 'the capture trace FILE'
     unclassified_kernels: int  # names of which neither they nor their operator tell what the kernel does
     unclassified_share: float  # of the time of all GPU events
     rank: int | None  # null: not in the trace
