@@ -252,7 +252,7 @@ REASONS = {  # why a value may be null, by its name
     "launched_by": "it is linked to no operator",
     "category": "neither its name nor its operator tells it",
     "tb_per_sec": "the recorded inputs do not determine it",
-    **dict.fromkeys(("roof", "share_of_roof"), "no peak of this device is known for it"),
+    **dict.fromkeys(("roof", "share_of_roof"), "no peak of this device is known for it, or not its FLOPs"),
     "up_to_us": "the longest kernels",
     "critical_path": "the step has no GPU events",
     "queue_over_step": NO_LAUNCH,

@@ -479,8 +479,9 @@ class ShapeRate(TypedDict):
     ms: float  # over all calls, on the device: self time
     share: float  # of the self time of all operators
     tflops: float  # TFLOP/s in its own time
+    at_most: bool  # tflops is an upper limit: attention over packed sequences, whose lengths are not recorded
     tb_per_sec: float | None  # 10^12 bytes per second; null: the recorded inputs do not determine it
-    roof: str | None  # compute or memory, the nearer limit; null: no peak of this device is known for it
+    roof: str | None  # compute or memory, the nearer limit; null: no peak of this device is known for it, or at_most
     share_of_roof: float | None  # the least time that the peaks allow over its time; null: no peak is known
 
 
