@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from analysis.trace_file import ABSENT, Arguments, Event, TraceFile
+from analysis.trace_file import ABSENT, Arguments, Event, TraceFile, Watch
 from harness.errors import UserError
 from harness.host_memory import available_host_memory
 from harness.units import MB
@@ -143,17 +143,19 @@ def different_pairs(a: np.ndarray, b: np.ndarray) -> tuple[list[tuple[int, int]]
     return [(int(key // width) - 1, int(key % width) - 1) for key in keys], which
 
 
-def read_trace(path: Path, window: int | None = None, steps_from: str | None = None) -> Trace:
+def read_trace(
+    path: Path, window: int | None = None, steps_from: str | None = None, watch: Watch | None = None
+) -> Trace:
     """The trace in a .json or .json.gz file.  Raises UserError, naming the file, for any other file.
 
     window: only its last so many marked steps, and what they launched on the GPU, in the memory that these need.
-    steps_from: the name of the events that begin a step, in place of ProfilerStep#N.
+    steps_from: the name of the events that begin a step, in place of ProfilerStep#N.  watch: is told how far it is.
     """
     collecting = gc.isenabled()
     gc.disable()  # collecting would traverse hundreds of thousands of objects, all of them in use
     try:
         n_steps, within = window_of(path, window, steps_from) if window else (None, None)
-        file, events = TraceFile(path), Events(within)
+        file, events = TraceFile(path, watch), Events(within)
         available, size = available_host_memory(), 0
         for records, text in file.parts():
             events.add(records)
