@@ -154,6 +154,7 @@ class Timeline {
       })),
       annotations: this.labels(),
     }, CONFIG);
+    if (this.width() !== this.fitted) await Plotly.relayout(this.plot, { annotations: this.labels() });
     const left = this.events.left_out;
     this.note.textContent = "Drag to zoom, drag with Shift to move, double-click to see the whole step."
       + (left ? ` ${left.toLocaleString("en")} shorter events are not shown; zoom in to see them.` : "");
@@ -172,10 +173,16 @@ class Timeline {
     this.tip.hidden = false;
   }
 
+  // Of the cells' area, which plotly sets beside the names of the lanes when it draws; until then about that.
+  width() {
+    return this.plot.querySelector(".nsewdrag")?.getBoundingClientRect().width ?? Math.max(this.plot.clientWidth - 190, 100);
+  }
+
   // Names in the cells that have room for them.
   labels() {
     const [first, last] = this.range;
-    const pxPerMs = Math.max(this.plot.clientWidth - 190, 100) / (last - first);
+    this.fitted = this.width();
+    const pxPerMs = this.fitted / (last - first);
     const { names, parts } = this.events;
     const found = [];
     this.rows.forEach((row, y) => row.start_ms.forEach((start, i) => {
