@@ -62,7 +62,8 @@ def attribute(links: Links) -> AttributedLinks:
     is_range = (kind == ANNOTATION) & ~is_phase & ~is_framework
     node = nearest(parent, is_node)
     phase = phases_of(host, is_phase, is_framework, node)
-    source = component_source(host, is_range, phase)
+    replayed, first_replayed = links.trace.replayed, links.first_replayed
+    source = replayed.source if replayed else component_source(host, is_range, phase)
     labels = np.full(len(host), None, dtype=object)  # of the rows that define a component
     if source == NAMED_RANGES:
         defines = is_range
@@ -86,11 +87,14 @@ def attribute(links: Links) -> AttributedLinks:
     ranges = pd.isna(component) & (kind != OPERATOR)
     component[ranges] = OVERHEAD
     component[communicates & (pd.isna(component) | ranges)] = "communication"
+    if replayed:
+        of_graphs = slice(first_replayed, first_replayed + len(replayed))
+        component[of_graphs], phase[of_graphs] = replayed.component, replayed.phase
     if source != NAMED_RANGES:  # operators outside of all modules, by their kind
         component = np.where(pd.isna(component), categories, component)
     categories = np.where((phase == "optimizer") & ~communicates, "optimizer", categories)
     host = host.assign(component=component, phase=phase, category=categories, node=node)
-    gpu = attributed_gpu(links.gpu, host, source)
+    gpu = attributed_gpu(links, host, source)
     known = {one.name: getattr(links, one.name) for one in fields(Links)} | {"results": {}}
     return AttributedLinks(**known | {"host": host, "gpu": gpu}, source=source)
 
@@ -170,9 +174,9 @@ def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray
     return phase
 
 
-def attributed_gpu(gpu: pd.DataFrame, host: pd.DataFrame, source: str) -> pd.DataFrame:
+def attributed_gpu(links: Links, host: pd.DataFrame, source: str) -> pd.DataFrame:
     """The GPU events with the component, phase and category of the operator that launched each."""
-    operator = gpu["operator"].to_numpy()
+    gpu, operator = links.gpu, links.gpu["operator"].to_numpy()
     linked = {name: at(host[name], operator) for name in ("component", "phase", "category")}
     codes = gpu["name"].cat.codes.to_numpy()
     # A kernel without an operator takes the usual category of its name: MIOpen's transposes belong to convolutions.
@@ -182,7 +186,7 @@ def attributed_gpu(gpu: pd.DataFrame, host: pd.DataFrame, source: str) -> pd.Dat
     own = by_name(gpu["name"], category)
     by_kernel = np.where(usual.notna(), usual, own)
     # Where one operator stands for many, a graph or a compiled region, a kernel's own name says more.
-    many = (linked["category"] == "other") | gpu["of_graph"].to_numpy()
+    many = (linked["category"] == "other") | links.only_of_graph
     linked["category"] = np.where(pd.isna(linked["category"]), by_kernel, linked["category"])
     linked["category"] = np.where(many, np.where(own == "other", by_kernel, own), linked["category"])
     communicates = is_communication(gpu)

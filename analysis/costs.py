@@ -56,6 +56,8 @@ class Cost:
 
     flops: int | None = None
     bytes: int | None = None  # inputs read and outputs written once
+    most_flops: int | None = None  # an upper limit of attention over packed sequences, whose lengths are not recorded
+    keys: int | None = None  # of each query at most, where that is not all of them: packed sequences, windows
 
 
 def category(name: str) -> str:
@@ -96,7 +98,9 @@ def cost(name: str, shapes: list, types: list | None, values: list | None) -> Co
         if base == "convolution_backward":
             return convolution_backward_cost(shapes, sizes, values or [])
         if base in _ATTENTIONS:
-            return attention_cost(shapes, sizes, *_ATTENTIONS[base])
+            return attention_cost(shapes, sizes, values or [], base)
+        if base == "cudnn_convolution_backward_input":  # PyTorch 1.8: size of the input, gradient, weight
+            return Cost(2 * math.prod(shapes[1]) * math.prod(shapes[2][1:]))
         if category(name) in ("element-wise", "normalization") or base in _SAME_SHAPE:
             return streaming_cost(base, shapes, sizes)
     except (IndexError, TypeError, ValueError):  # shapes that no operator of this name takes
@@ -131,6 +135,13 @@ _ATTENTIONS = {  # order of sequence and head dimensions, and position of the qu
     "efficient_attention_backward": ("SH", 1),
     "scaled_dot_product_cudnn_attention_backward": ("HS", 1),
     "scaled_dot_product_flash_attention_for_cpu_backward": ("HS", 1),
+}
+# Among their inputs: the edges of packed keys, the most keys of a sequence, whether causal, window to the left, right.
+_PACKING = {
+    "flash_attention_forward": (4, 6, 8, 11, 12),
+    "flash_attention_backward": (7, 9, 11, 15, 16),
+    "flash_attn_3::fwd": (8, 13, 24, 25, 26),
+    "flash_attn_3::bwd": (10, 14, 16, 17, 18),
 }
 _SAME_SHAPE = {"softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "copy", "fill", "zero"}
 
@@ -175,21 +186,37 @@ def convolution_backward_cost(shapes: list, sizes: list, values: list) -> Cost:
     return Cost(wanted * 2 * math.prod(grad) * math.prod(weight[1:]), elements * sizes[0] if sizes[0] else None)
 
 
-def attention_cost(shapes: list, sizes: list, order: str, first: int) -> Cost:
-    """query [B, S, H, E] or [B, H, S, E], keys of length T -> the query's shape; the full S x T, causal or not.
+def attention_cost(shapes: list, sizes: list, values: list, base: str) -> Cost:
+    """query [B, S, H, E] or [B, H, S, E], keys of length T -> the query's shape; the full S x T, causal or not, but of
+    a window its width.
 
-    Two matmuls forward; five backward, one of which recomputes the scores.  Unknown of sequences packed into one
-    ([tokens, H, E]): traces do not record their lengths.
+    Two matmuls forward; five backward, one of which recomputes the scores.  Of sequences packed into one
+    ([tokens, H, E]) traces record the number and the longest, not the lengths: FLOPs are known where no query can have
+    more keys than a sequence has on average, and else limited.
     """
+    order, first = _ATTENTIONS[base]
     query, key, value = shapes[first : first + 3]
-    length = -3 if order == "SH" else -2
-    heads = query[-2 if order == "SH" else -3]
-    if len(query) != 4:
-        return Cost()
-    each = 2 * query[0] * heads * query[length] * key[length]
-    flops = each * (3 * query[-1] + 2 * value[-1]) if first else each * (query[-1] + value[-1])
     elements = 2 * math.prod(query) + math.prod(key) + math.prod(value)
-    return Cost(flops, elements * (2 if first else 1) * sizes[first] if sizes[first] else None)
+    moved = elements * (2 if first else 1) * sizes[first] if sizes[first] else None
+    packed, length = len(query) == 3, key[-3 if order == "SH" else -2]
+    if packed and base not in _PACKING:
+        return Cost()
+    keys = length
+    if base in _PACKING:
+        edges, longest, *mask = _PACKING[base]
+        keys = parse_value(values[longest]) if packed else length
+        keys = min(keys, window_of(*(values[i] if i < len(values) else "" for i in mask)))
+    flops = 2 * math.prod(query[:-1]) * keys * (3 * query[-1] + 2 * value[-1] if first else query[-1] + value[-1])
+    if packed and keys > length / (shapes[edges][0] - 1):
+        return Cost(None, moved, flops, keys)
+    return Cost(flops, moved, None, keys if keys < length else None)
+
+
+def window_of(causal: str, left: str, right: str) -> float:
+    """How many keys a query sees at most, by the texts of these inputs; a negative number, or none, is no limit."""
+    left, right = (int(text) if re.fullmatch(r"-?\d+", text) else -1 for text in (left, right))
+    right = 0 if causal == "True" else right
+    return left + right + 1 if left >= 0 and right >= 0 else math.inf
 
 
 def streaming_cost(base: str, shapes: list, sizes: list) -> Cost:

@@ -73,13 +73,14 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
     if slower:
         found.unreliable |= dict.fromkeys(TIMES, "; ".join(slower))
 
+    of_graph = gpu["of_graph"].to_numpy()
     world_size = trace.distributed.get("world_size")
     return {
         "trustworthy": not found.problems,
         **vars(found),
         "events": trace.n_events,
         "malformed_events": trace.n_malformed,
-        "operators": len(trace.operators),
+        "operators": links.first_replayed,
         "gpu_events": len(gpu),
         "steps": len(rows) if links.steps_are_marked else 0,
         "steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None,
@@ -89,6 +90,9 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         "gpu_events_launched_before_the_trace": int(early.sum()),
         **unexplained,
         "graph_launches": int(calls["starts_graph"].sum()),
+        "graph_events": int(of_graph.sum()),
+        "graph_events_attributed": int((of_graph & ~links.only_of_graph).sum()),
+        "graphs_attributed_through": trace.replayed.where if trace.replayed else [],
         "rank": trace.rank,
         "world_size": world_size if isinstance(world_size, int) else None,
         "shapes_recorded": has_shapes,
@@ -168,7 +172,7 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
 
 def check_operators(found: Findings, links: Links, linked: float | None, early: int) -> None:
     """Which GPU events belong to an operator.  early: how many were launched before the trace began."""
-    gpu, n_operators = links.gpu, len(links.trace.operators)
+    gpu, n_operators = links.gpu, links.first_replayed
     launches, graphs = int(links.calls["starts_kernel"].sum()), int(links.calls["starts_graph"].sum())
     if n_operators and linked is not None and linked < 1 - UNLINKED_KERNELS:
         why = f"{1 - linked:.0%} of the GPU events of the steps are linked to no operator"
@@ -186,12 +190,26 @@ def check_operators(found: Findings, links: Links, linked: float | None, early: 
             "they count in gpu_timeline, but not in the steps"
         )
     if graphs:
-        found.notes.append(
-            f"{graphs} graph launches: their kernels belong to no operator and need no launch of their own"
-        )
-        found.unreliable["operators"] = f"{graphs} graph launches stand for many operators"
+        check_graphs(found, links, graphs)
     if launches and not links.on_gpu:
         found.problems.append(f"kernels were launched ({launches}), but the trace has no GPU events")
+
+
+def check_graphs(found: Findings, links: Links, launches: int) -> None:
+    """How many of the GPU events of replayed graphs could be attributed to operators."""
+    n, unknown = int(links.gpu["of_graph"].sum()), int(links.only_of_graph.sum())
+    if links.trace.replayed:
+        through = " and ".join(links.trace.replayed.where)
+        found.notes.append(
+            f"{launches} graph launches: {n - unknown:,} of their {n:,} GPU events are attributed through {through}"
+        )
+    else:
+        found.notes.append(
+            f"{launches} graph launches: their kernels belong to no operator and need no launch of their own; a trace "
+            "of the capture beside this one would tell their operators"
+        )
+    if unknown > UNLINKED_KERNELS * n or not n:
+        found.unreliable["operators"] = f"{launches} graph launches stand for many operators"
 
 
 def early_kernels(links: Links) -> np.ndarray:

@@ -52,6 +52,16 @@ class Links:
     def on_gpu(self) -> bool:
         return len(self.gpu) > 0
 
+    @property
+    def first_replayed(self) -> int:
+        """The first row of the operators of replayed graphs that another trace, or another part of this one, tells."""
+        return len(self.trace.operators) - len(self.trace.replayed or ())
+
+    @property
+    def only_of_graph(self) -> np.ndarray:
+        """The GPU events of a graph of which nothing tells which of its operators they belong to."""
+        return (self.gpu["of_graph"] & (self.gpu["operator"] < self.first_replayed)).to_numpy()
+
     @functools.cached_property
     def window(self) -> tuple[float, float]:
         """The time that the step tables account for, in us.

@@ -294,7 +294,8 @@ def trust_facts(trust: dict) -> dict[str, str]:
         "Kernel launches": f"{trust['kernel_launches']:,}; {trust['launches_without_kernel']:,} in the steps without "
         "a kernel in the trace",
         "GPU events linked": "no GPU events" if linked is None else f"{linked:.1%} of those launched in the trace",
-        "Graph launches": f"{trust['graph_launches']:,}",
+        "Graph launches": f"{trust['graph_launches']:,}; {trust['graph_events_attributed']:,} of their "
+        f"{trust['graph_events']:,} GPU events attributed to operators",
         "Ranks": "not in the trace" if trust["world_size"] is None else rank,
         "Recorded": ", ".join(recorded),
         "Disturbance": disturbance_text(trust["disturbance"]),

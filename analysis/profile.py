@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis.captures import with_replayed_operators
 from analysis.collectives import (
     collective_lines,
     collective_rows,
@@ -74,15 +75,21 @@ def analyze_all(
     refused: list[UserError] = []
     facts: list[Rank] = []
     runs: list[dict | None] = []
+    captures: set[Path] = set()
     for path in progress_bar("Reading traces", paths):
         try:
-            links = attribute(link(replace(read_trace(path, **(reading or {})), **device)))
+            trace = with_replayed_operators(replace(read_trace(path, **(reading or {})), **device))
+            links = attribute(link(trace))
         except UserError as error:
             refused.append(error)
             continue
         runs.append(summary or summary_beside(path))
         analyses.append((path, operator_analysis(links, runs[-1])))
         facts.append(rank_facts(links))
+        captures |= trace.replayed.files if trace.replayed else set()
+    # A trace of captures tells of the graphs of the others, and is no rank of its own.
+    keep = [path not in captures or one["integrity"]["graph_events"] > 0 for path, one in analyses]
+    analyses, facts, runs = ([*itertools.compress(one, keep)] for one in (analyses, facts, runs))
     documents = [document for _, document in analyses]
     apart = not_of_one_run(facts)
     for document, rank in zip(documents, facts, strict=True):
@@ -245,7 +252,7 @@ REASONS = {  # why a value may be null, by its name
     "launched_by": "it is linked to no operator",
     "category": "neither its name nor its operator tells it",
     "tb_per_sec": "the recorded inputs do not determine it",
-    **dict.fromkeys(("roof", "share_of_roof"), "no peak of this device is known for it"),
+    **dict.fromkeys(("roof", "share_of_roof"), "no peak of this device is known for it, or not its FLOPs"),
     "up_to_us": "the longest kernels",
     "critical_path": "the step has no GPU events",
     "queue_over_step": NO_LAUNCH,
@@ -277,7 +284,8 @@ def step_timeline(links: AttributedLinks) -> dict:
     if (gpu["step"] == which).any():
         last = max(last, float(gpu.loc[gpu["step"] == which, "end"].max()))
     components: dict[str, int] = {}
-    outer = host[((host["kind"] == OPERATOR) & (host["operator_parent"] < 0)).to_numpy()]
+    took_time = host["end"] > host["start"]  # the operators of replayed graphs took none here
+    outer = host[((host["kind"] == OPERATOR) & (host["operator_parent"] < 0) & took_time).to_numpy()]
     lanes = {
         "host" if thread == links.thread else f"host thread {thread}": lane(rows, first, last, components)
         for thread, rows in outer.groupby("thread")
@@ -411,6 +419,9 @@ def trust_text(analysis: dict) -> str:
     text += f"; recorded: {', '.join(recorded) or 'no shapes, no stacks'}"
     if trust["kernels_linked_to_an_operator"] is not None:
         text += f"; {trust['kernels_linked_to_an_operator']:.1%} of the steps' GPU events linked to operators"
+    if through := trust["graphs_attributed_through"]:
+        share = trust["graph_events_attributed"] / trust["graph_events"]
+        text += f"; {share:.1%} of those of graphs attributed through {' and '.join(through)}"
     return text
 
 

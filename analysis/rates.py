@@ -31,22 +31,23 @@ def shape_rates(links: Links, summary: dict | None) -> list[dict]:
     for (code, signature), sums in calls[rated].groupby(["code", "signature"])[["calls", clock]].sum().iterrows():
         name, (shapes, types, values) = names[code], trace.signatures[signature]
         one, n, us = cost(name, shapes, types, values), int(sums["calls"]), float(sums[clock])
-        if not one.flops:
+        if not (flops := one.flops or one.most_flops):
             continue
         precision, peak = compute.of(factor_type(shapes, types))
-        least = {"compute": n * one.flops / peak.rate} if peak else {}
+        least = {"compute": n * flops / peak.rate} if peak and one.flops else {}
         if bandwidth and one.bytes:
             least["memory"] = n * one.bytes / bandwidth[0].rate
-        roof = max(least, key=least.get) if peak and least else None
+        roof = max(least, key=least.get) if "compute" in least else None
         rows.append(
             {
                 "name": name,
-                "shapes": shapes_text(shapes),
+                "shapes": shapes_text(shapes) + (f", up to {one.keys:,} keys each" if one.keys else ""),
                 "precision": precision,
                 "calls": n,
                 "ms": us / 1e3,
                 "share": us / total,
-                "tflops": n * one.flops / us / 1e6,
+                "tflops": n * flops / us / 1e6,
+                "at_most": one.flops is None,
                 "tb_per_sec": n * one.bytes / us / 1e6 if one.bytes else None,
                 "roof": roof,
                 "share_of_roof": 1e6 * least[roof] / us if roof else None,
@@ -124,7 +125,7 @@ RATE_COLUMNS = [
     column("calls", "calls", ","),
     column("ms", "ms", ",.3f"),
     column("share", "share", ".1%"),
-    column("TFLOP/s", "tflops", ",.4g"),
+    Column("TFLOP/s", lambda row: f"{'<= ' * row['at_most']}{row['tflops']:,.4g}"),
     column("TB/s", "tb_per_sec", ",.3g"),
     column("roof", "roof", left=True),
     column("of its roof", "share_of_roof", ".1%"),

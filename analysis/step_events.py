@@ -61,7 +61,10 @@ def all_events(links: AttributedLinks) -> pd.DataFrame:
     """Host events, calls of the runtime and GPU events: lane, name, part, start, end."""
     columns = ["name", "start", "end", "component", "phase"]
     calls = links.calls.assign(component=CALL, phase=None)
-    host = pd.concat([table[[*columns, "thread"]] for table in (links.host, calls)], ignore_index=True)
+    host = links.host.drop(
+        index=range(links.first_replayed, len(links.trace.operators))
+    )  # of graphs: they took no time
+    host = pd.concat([table[[*columns, "thread"]] for table in (host, calls)], ignore_index=True)
     thread = host["thread"].to_numpy()
     # An asynchronous range has a thread of its own, after those of the trace.
     of_trace = [table["thread"].max() for table in (links.trace.operators, links.trace.annotations) if len(table)]

@@ -1,7 +1,8 @@
 """Answers for the tab in TensorBoard, as a process of its own that TensorBoard never waits for.
 
 python3 -m analysis.tab LOGDIR reads requests from standard input and writes the answers, a line of JSON each, in any
-order.  It ends when its input does, and writes nothing to the folders that it reads.
+order.  Several log directories are given as NAME LOGDIR NAME LOGDIR ..., and their runs begin with these names.  It
+ends when its input does, and writes nothing to the folders that it reads.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from pathlib import Path
 
+from analysis.captures import with_replayed_operators
 from analysis.charts import charts, comparison_chart
 from analysis.compare import change_sections
 from analysis.comparison_parts import compare_profiles
@@ -35,6 +37,7 @@ DOCUMENTS = {"performance_summary.json", "operator_analysis.json"}  # a folder w
 SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"ph"')  # one of these is among the first BEGIN bytes of a trace
 BEGIN = 1 << 16
 READING = threading.Lock()  # one trace at a time: a large one takes gigabytes
+PROGRESS: dict[str, str | float] = {}  # file and share of it, of the trace that is being read
 Stamp = tuple[Path, int]  # a file and when it was changed, until when it is kept what was read
 
 
@@ -84,9 +87,15 @@ def stamp(path: Path) -> Stamp:
     return path, path.stat().st_mtime_ns
 
 
+def note_progress(path: Path, share: float) -> None:
+    PROGRESS.update(file=path.name, share=share)
+
+
 @lru_cache(maxsize=1)
 def links_of(of: Stamp) -> AttributedLinks:
-    return attribute(link(read_trace(of[0])))
+    trace = read_trace(of[0], watch=note_progress)
+    PROGRESS.clear()
+    return attribute(link(with_replayed_operators(trace)))
 
 
 @lru_cache(maxsize=16)
@@ -102,7 +111,8 @@ def analysis_of(of: Stamp, alone: bool) -> dict:
 @lru_cache(maxsize=4)
 def analyses_of(of: tuple[Stamp, ...]) -> tuple[list[tuple[str, dict]], list[str]]:
     """All ranks of a run: (trace, document with their comparison), and why others were not read."""
-    analyses, refused = analyze_all([path for path, _ in of])
+    analyses, refused = analyze_all([path for path, _ in of], reading={"watch": note_progress})
+    PROGRESS.clear()
     return [(path.name, analysis) for path, analysis in analyses], list(map(str, refused))
 
 
@@ -110,19 +120,27 @@ def analyses_of(of: tuple[Stamp, ...]) -> tuple[list[tuple[str, dict]], list[str
 
 
 class Tab:
-    """What the tab asks for.  `run` and `trace` are names in the log directory: no path leads out of it."""
+    """What the tab asks for.  `run` and `trace` are names in a log directory: no path leads out of it."""
 
-    def __init__(self, logdir: Path):
-        self.logdir = logdir
+    def __init__(self, *logdirs: tuple[str, Path]):
+        """logdirs: names, which begin those of their runs, and folders; the name may be empty."""
+        self.logdirs = logdirs
 
     def runs(self) -> dict:
-        return {"runs": runs_in(self.logdir), "logdir": str(self.logdir)}
+        runs = [os.path.normpath(os.path.join(name, run)) for name, logdir in self.logdirs for run in runs_in(logdir)]
+        return {"runs": runs, "logdir": self.places}
+
+    @property
+    def places(self) -> str:
+        return ", ".join(str(logdir) for _, logdir in self.logdirs)
 
     def folder(self, run: str) -> Path:
-        folder = self.logdir / run
-        if Path(run).is_absolute() or ".." in Path(run).parts or not folder.is_dir():
-            raise UserError(f"{run}: no such run in {self.logdir}")
-        return folder
+        for name, logdir in self.logdirs:
+            if Path(run).is_relative_to(name) and ".." not in Path(run).parts:
+                folder = logdir / Path(run).relative_to(name)
+                if folder.is_dir():
+                    return folder
+        raise UserError(f"{run}: no such run in {self.places}")
 
     def analysis(self, folder: Path, trace: str = "") -> tuple[str, dict] | None:
         """The document of a trace, by default of the first; a trace without one is read."""
@@ -159,6 +177,10 @@ class Tab:
             "traces": list(dict.fromkeys([*names, *analyses_in(folder)])),
             "ranks_to_read": len(files) if len(files) > 1 and "ranks" not in (analysis or {}) else 0,
         }
+
+    def progress(self) -> dict:
+        """Which file is being read, and what share of it has been."""
+        return PROGRESS
 
     def timeline(self, run: str, trace: str, step: str = "", window: str = "") -> dict:
         """The events of a step; window: 'first,last' in ms since it began."""
@@ -197,8 +219,9 @@ def answer(tab: Tab, request: dict) -> dict:
         return {"error": explain_error(error)[0]}
 
 
-def main(logdir: str) -> None:
-    tab, out, writing = Tab(Path(logdir)), sys.stdout, threading.Lock()
+def main(*arguments: str) -> None:
+    names, logdirs = (arguments[::2], arguments[1::2]) if len(arguments) > 1 else ([""], arguments)
+    tab, out, writing = Tab(*zip(names, map(Path, logdirs), strict=True)), sys.stdout, threading.Lock()
     sys.stdout = sys.stderr  # what a library prints is no answer
 
     def reply(request: dict) -> None:
@@ -213,4 +236,4 @@ def main(logdir: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

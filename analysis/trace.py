@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from analysis.trace_file import ABSENT, Arguments, Event, TraceFile
+from analysis.trace_file import ABSENT, Arguments, Event, TraceFile, Watch
 from harness.errors import UserError
 from harness.host_memory import available_host_memory
 from harness.units import MB
@@ -30,7 +30,7 @@ TABLES = {
     "operators": (["cpu_op"], "thread external_id sequence forward_thread signature"),
     "annotations": (["user_annotation"], "thread signature"),
     "modules": (["python_function"], "thread"),
-    "launches": (["cuda_runtime", "cuda_driver"], "thread external_id correlation"),  # HIP calls have these names too
+    "launches": (["cuda_runtime", "cuda_driver"], "thread external_id correlation kernel"),  # HIP calls too
     "gpu": ([*GPU_KINDS], "kind device stream external_id correlation"),
     "gpu_annotations": (["gpu_user_annotation"], ""),
 }
@@ -47,6 +47,20 @@ MEMORY_PER_BYTE = 2.5  # of JSON, for the whole analysis
 
 
 @dataclass
+class Replayed:
+    """The operators of replayed graphs, the last ones of a trace: captures.with_replayed_operators() adds them."""
+
+    component: np.ndarray  # of each; None: unknown
+    phase: np.ndarray
+    source: str  # of the components
+    where: list[str]  # they were found
+    files: set[Path]
+
+    def __len__(self) -> int:
+        return len(self.component)
+
+
+@dataclass
 class Trace:
     """One trace file.  Times are us after its first event, threads are numbered, and -1 means unknown.
 
@@ -58,7 +72,7 @@ class Trace:
     operators: pd.DataFrame  # name, start, end, thread, external_id, sequence, forward_thread, signature
     annotations: pd.DataFrame  # name, start, end, thread, signature: record_function ranges and ProfilerStep#N
     modules: pd.DataFrame  # name, start, end, thread: calls of nn.Modules, where stacks were recorded
-    launches: pd.DataFrame  # name, start, end, thread, external_id, correlation: runtime calls on the host
+    launches: pd.DataFrame  # name, start, end, thread, external_id, correlation, kernel: runtime calls on the host
     gpu: pd.DataFrame  # name, kind, start, end, device, stream, external_id, correlation
     gpu_annotations: pd.DataFrame  # name, start, end: host ranges over the time of their GPU events
     memory: pd.DataFrame  # start, bytes, total, on_gpu: a row for each allocation or free that was recorded
@@ -75,6 +89,7 @@ class Trace:
     steps_from: str | None = None  # the events that begin a step, in place of ProfilerStep#N
     target: dict | None = None  # the device that --target-device names, in place of the trace's own
     peak: str | float = "auto"  # --peak
+    replayed: Replayed | None = None  # the operators of graphs, at the end of `operators`
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -128,17 +143,19 @@ def different_pairs(a: np.ndarray, b: np.ndarray) -> tuple[list[tuple[int, int]]
     return [(int(key // width) - 1, int(key % width) - 1) for key in keys], which
 
 
-def read_trace(path: Path, window: int | None = None, steps_from: str | None = None) -> Trace:
+def read_trace(
+    path: Path, window: int | None = None, steps_from: str | None = None, watch: Watch | None = None
+) -> Trace:
     """The trace in a .json or .json.gz file.  Raises UserError, naming the file, for any other file.
 
     window: only its last so many marked steps, and what they launched on the GPU, in the memory that these need.
-    steps_from: the name of the events that begin a step, in place of ProfilerStep#N.
+    steps_from: the name of the events that begin a step, in place of ProfilerStep#N.  watch: is told how far it is.
     """
     collecting = gc.isenabled()
     gc.disable()  # collecting would traverse hundreds of thousands of objects, all of them in use
     try:
         n_steps, within = window_of(path, window, steps_from) if window else (None, None)
-        file, events = TraceFile(path), Events(within)
+        file, events = TraceFile(path, watch), Events(within)
         available, size = available_host_memory(), 0
         for records, text in file.parts():
             events.add(records)
@@ -259,7 +276,7 @@ class Events:
         self.counts: Counter[str] = Counter()  # by category of today, malformed ones too
         self.unread: Counter[str] = Counter()
         self.n_malformed = 0
-        self.names, self.threads, self.inputs = Numbers(), Numbers(), Numbers()
+        self.names, self.threads, self.inputs, self.kernels = Numbers(), Numbers(), Numbers(), Numbers()
         self.parts: dict[str, list[dict[str, np.ndarray]]] = {kind: [] for kind in COLUMNS_OF}
         self.memory: list[np.ndarray] = []  # rows of start, bytes, total, device type
         self.comms: list[Arguments] = []  # of collectives
@@ -302,6 +319,8 @@ class Events:
             elif name == "signature":
                 fields = ("shapes_1_8" if is_1_8 else "shapes", "types", "values")
                 out[name] = self.inputs.of(map(inputs_of, map(attrgetter(*fields), arguments)), n)
+            elif name == "kernel":
+                out[name] = self.kernels.of((bytes(one.kernel) or None for one in arguments), n)
             elif name != "kind":
                 out[name] = whole_numbers(arguments, name)
         if is_1_8 and "external_id" in out:
@@ -326,6 +345,10 @@ class Events:
                 lengths = [len(part["name"]) for _, part in parts]
                 numbers_of_kinds = np.repeat([kinds.index(kind) for kind, _ in parts], lengths).astype(np.int64)
                 found["kind"] = pd.Categorical.from_codes(numbers_of_kinds, [*GPU_KINDS.values()])
+            if "kernel" in columns:
+                kernels = [str(msgspec.json.decode(text)) for text in list(self.kernels)[1:]]
+                codes, kernels = pd.factorize(np.array([*kernels, None], object))
+                found["kernel"] = pd.Categorical.from_codes(codes[found["kernel"]], kernels)
             tables[table] = found
         if self.within:
             keep_what_ran(tables, self.within)

@@ -29,6 +29,7 @@ SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")  # between two events, if no other p
 AT_BYTE = re.compile(r"\(byte (\d+)\)$")  # where msgspec found an error
 AFTER_EVENT = re.compile(rb"\s*,?\s*")
 ABSENT = msgspec.Raw(b"")
+Watch = Callable[[Path, float], object]  # is told of a file which share of it has been read
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -43,6 +44,7 @@ class Arguments(msgspec.Struct, gc=False):
     device: int = -1
     stream: int = -1
     correlation: int = -1
+    kernel: msgspec.Raw = ABSENT  # its name, in calls that launch one on ROCm
     # Of collectives
     collective: Any = msgspec.field(name="Collective name", default=None)
     in_elements: float = msgspec.field(name="In msg nelems", default=0.0)
@@ -78,8 +80,8 @@ decode = msgspec.json.Decoder(list[Event]).decode
 class TraceFile:
     """A .json or .json.gz file.  parts() reads it; what is known of the whole file is complete after the last part."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, watch: Watch | None = None):
+        self.path, self.watch = path, watch
         self.metadata: dict = {}  # everything in the file but its events
         self.is_list = False  # of events, without metadata
         self.cut_off = False  # it ends before its document does, or is damaged from there on
@@ -109,13 +111,19 @@ class TraceFile:
         try:
             size = self.path.stat().st_size
             with self.path.open("rb") as file, progress_bar(f"Reading {self.path.name}", total=size, unit="B") as bar:
+
+                def tell() -> None:
+                    bar.update(file.tell() - bar.n)
+                    if self.watch:
+                        self.watch(self.path, file.tell() / max(size, 1))
+
                 zipped = file.read(2) == GZIP
                 file.seek(0)
                 if not zipped:
-                    yield Text(file.readinto, lambda: bar.update(file.tell() - bar.n))
+                    yield Text(file.readinto, tell)
                     return
                 with ThreadPoolExecutor(1) as ahead:
-                    yield Text(filling(unzipped(file), ahead), lambda: bar.update(file.tell() - bar.n))
+                    yield Text(filling(unzipped(file), ahead), tell)
         except OSError as error:
             raise UserError(f"{self.path}: {error.strerror}") from error
 

@@ -142,7 +142,7 @@ def gpu_split(links: AttributedLinks, computing: np.ndarray, untold: np.ndarray)
     # The operator of a convolution or matmul may launch copies and transposes too, which count with it.  One that
     # stands for many, or none, has no shapes of the matmul.
     category_of = at(links.host["category"], operator).astype(str)
-    by_name = (operator < 0) | (category_of == "other") | gpu["of_graph"].to_numpy()
+    by_name = (operator < 0) | (category_of == "other") | links.only_of_graph
     compute = computation & ~by_name & computing[operator]
     unclear = computation & np.where(by_name, by_kind, untold[operator])
     sets = (compute, unclear, computation & ~compute & ~unclear, communication, memcpy)

@@ -4,8 +4,9 @@
     python3 benchmarks/trace_figures.py FOLDER [--output FILE]
 
 For each trace, in folders of FOLDER too: verdict, trust, the share of the steps' time that is unexplained, that of
-unclassified kernels; and kernels, busy time of the GPU and mean marked step, ours and recomputed here.  The
-recomputation shares no code with the analysis: the json module, loops, no tables.  Exits with 1 if they disagree.
+unclassified kernels; and GPU events, busy time of the GPU and mean marked step, ours and recomputed here.  The
+recomputation shares no code with the analysis: the json module, loops, no tables.  For each folder with the ranks of a
+run: who waits for whom.  Exits with 1 if figures disagree.
 """
 
 import argparse
@@ -21,6 +22,7 @@ if __name__ == "__main__":
     begin_command()
 
 from analysis.profile import analyze_all
+from analysis.ranks import straggler_text
 from harness.console import say
 from harness.errors import UserError
 from harness.files import write_json
@@ -81,17 +83,14 @@ def recomputed(path: Path) -> dict:
     }
 
 
-def row_of(path: Path) -> dict:
-    analyses, refused = analyze_all([path])
-    if refused:
-        raise refused[0]
-    analysis = analyses[0][1]
+def row_of(path: Path, name: str, analysis: dict) -> dict:
     trust = analysis["integrity"]
     return {
-        "trace": path.name.partition(".json")[0].removesuffix(".pt.trace"),
+        "trace": name.partition(".json")[0].removesuffix(".pt.trace"),
         "verdict": analysis["verdict"]["bound"],
         "trust": "complete" if trust["trustworthy"] else "not trustworthy",
-        **{name: trust[name] for name in ("unexplained_share", "unclassified_share", "gpu_events")},
+        "unexplained_share": analysis["verdict"]["shares"]["unexplained"],
+        **{name: trust[name] for name in ("unclassified_share", "gpu_events")},
         "sum": sum(one["share"] for one in analysis["components"]),
         "busy_ms": analysis["gpu_timeline"]["busy_ms"],
         "step_ms": analysis["steps"]["mean_ms"],
@@ -107,10 +106,17 @@ def main() -> None:
     paths = sorted(path for kind in ("*.json", "*.json.gz") for path in args.folder.rglob(kind))
     if not paths:
         raise UserError(f"{args.folder}: no *.json or *.json.gz in it")
-    rows = [row_of(path) for path in paths]
-    say(*text_table(COLUMNS, rows))
+    rows, runs = [], {}
+    for folder in sorted({path.parent for path in paths}):
+        analyses, refused = analyze_all([path for path in paths if path.parent == folder])
+        if refused:
+            raise refused[0]
+        rows += [row_of(path, str(path.relative_to(args.folder)), analysis) for path, analysis in analyses]
+        if "ranks" in (analysis := analyses[0][1]):
+            runs[folder.name] = straggler_text(analysis["ranks"])
+    say(*text_table(COLUMNS, rows), "", *(f"{name}: {text}" for name, text in runs.items()))
     if args.output:
-        write_json(args.output, {"rows": rows})
+        write_json(args.output, {"rows": rows, "runs": runs})
     keys = ("gpu_events", "busy_ms", "step_ms")
     differ = [
         row["trace"]

@@ -371,6 +371,9 @@ class Integrity(TypedDict):
     gpu_events_launched_before_the_trace: int
     unexplained_share: float | None  # of the steps' time: the GPU was idle for no recorded reason; null: clocks differ
     graph_launches: int
+    graph_events: int  # GPU events that they started
+    graph_events_attributed: int  # of these, to the operators of which a capture or a warm-up tells
+    graphs_attributed_through: list[str]  # what tells of them, as 'the capture trace FILE'
     unclassified_kernels: int  # names of which neither they nor their operator tell what the kernel does
     unclassified_share: float  # of the time of all GPU events
     rank: int | None  # null: not in the trace
@@ -476,8 +479,9 @@ class ShapeRate(TypedDict):
     ms: float  # over all calls, on the device: self time
     share: float  # of the self time of all operators
     tflops: float  # TFLOP/s in its own time
+    at_most: bool  # tflops is an upper limit: attention over packed sequences, whose lengths are not recorded
     tb_per_sec: float | None  # 10^12 bytes per second; null: the recorded inputs do not determine it
-    roof: str | None  # compute or memory, the nearer limit; null: no peak of this device is known for it
+    roof: str | None  # compute or memory, the nearer limit; null: no peak of this device is known for it, or at_most
     share_of_roof: float | None  # the least time that the peaks allow over its time; null: no peak is known
 
 

@@ -63,6 +63,42 @@ def test_costs_of_fp8_matmuls_and_of_flash_attention_3():
     assert cost("flash_attn_3::fwd", [[256, 6, 64]] * 3, bf16, None).flops is None  # packed, of unknown lengths
 
 
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "longest", "window", "keys", "known"),
+    [
+        (1024, 4, 256, -1, 256, True),  # all are of this length
+        (1024, 5, 256, -1, 256, False),  # up to so many, but fewer on average
+        (1024, 4, 1024, 127, 128, True),  # the window allows fewer
+        (1024, 16, 1024, 127, 128, False),
+    ],
+)
+@pytest.mark.parametrize("name", ["flash_attn_3::fwd", "flash_attn_3::bwd", "aten::_flash_attention_forward"])
+def test_flops_of_packed_sequences(name, tokens, sequences, longest, window, keys, known):
+    """By hand: traces record the number of sequences and the longest, but not their lengths."""
+    first, edges, most, causal, left = {
+        "flash_attn_3::fwd": (0, 8, 13, 24, 25),
+        "flash_attn_3::bwd": (1, 10, 14, 16, 17),
+        "aten::_flash_attention_forward": (0, 4, 6, 8, 11),
+    }[name]
+    shapes, values = [[] for _ in range(34)], [""] * 34
+    shapes[first : first + 3] = [[tokens, 6, 64]] * 3
+    shapes[edges], values[most], values[causal], values[left] = [sequences + 1], str(longest), "True", str(window)
+    values[left + 1] = "-1"
+    found = cost(name, shapes, ["c10::BFloat16"] * 34, values)
+    flops = (5 if first else 2) * 2 * tokens * 6 * 64 * keys
+    assert (found.flops, found.most_flops) == ((flops, None) if known else (None, flops))
+    assert found.keys == keys
+    batched = [[2, 512, 6, 64] if len(shape) == 3 else shape for shape in shapes]
+    values[left] = "-1"
+    assert cost(name, batched, None, values).flops == flops // keys * 512  # without a window, all keys
+
+
+def test_flops_of_the_gradient_of_a_convolutions_input():
+    shapes = [[], [32, 2048, 7, 7], [2048, 512, 3, 3], *[[]] * 6]
+    flops = cost("aten::cudnn_convolution_backward_input", shapes, None, None).flops
+    assert flops == 2 * 32 * 2048 * 7 * 7 * 512 * 9
+
+
 def test_flops_of_fused_attention():
     """torch's counter is 0 for it on a CPU, so the products are counted by hand."""
     q, k, v = (torch.randn(2, 4, n, 16, requires_grad=True) for n in (32, 48, 48))

@@ -3,6 +3,7 @@ looked at in a browser in test_tensorboard.py."""
 
 import ast
 import json
+import os
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ from test_report import HOSTILE
 from traces import SMALL, attributed, event, on_gpu, step, trace_of, write_trace
 
 from analysis import step_events as step_events_module
+from analysis import tab as tab_module
 from analysis.charts import breakdown_chart
 from analysis.step_events import DEPTH, rows_of, step_events
 from analysis.tab import Tab, answer, runs_in
@@ -47,15 +49,24 @@ def test_folders_with_a_run_or_a_trace_are_runs(logdir):
     assert runs_in(logdir) == ["one", "two"]
     [summary, *_] = PROJECT.glob("benchmarks/results/*/run_baseline.json")
     shutil.copy(summary, logdir / "others" / "performance_summary.json")
-    assert Tab(logdir).runs()["runs"] == ["one", "others", "two"]
-    page = Tab(logdir).page("others")
+    assert Tab(("", logdir)).runs()["runs"] == ["one", "others", "two"]
+    page = Tab(("", logdir)).page("others")
     assert (page["trace"], page["traces"], [*page["charts"]]) == (None, [], ["steps"])
     assert "Throughput" in page["html"]
 
 
+def test_log_directories_with_names(logdir):
+    tab = Tab(("a", logdir / "one"), ("b", logdir), ("", logdir / "two"))
+    assert tab.runs()["runs"] == ["a", "b/one", "b/two", "."]
+    assert [tab.folder(run) for run in ("a", "b/one", ".")] == [logdir / "one", logdir / "one", logdir / "two"]
+    assert tab.page("b/two")["traces"] == ["trace_1.json", "trace_2.json"]
+    for run in ("c", "a/../two", "b/../../x", "/"):
+        assert "no such run in" in answer(tab, {"route": "page", "parameters": {"run": run}})["error"]
+
+
 def test_a_trace_is_read_where_nothing_was_written(logdir):
     before = sorted(logdir.rglob("*"))
-    page = Tab(logdir).page("two")
+    page = Tab(("", logdir)).page("two")
     assert (page["trace"], page["ranks_to_read"]) == ("trace_1.json", 2)
     assert page["traces"] == ["trace_1.json", "trace_2.json"]
     for words in ("Trust: ", "Disturbance:", "aten::linear", "GPU kernels", 'data-chart="step_timeline"'):
@@ -63,8 +74,19 @@ def test_a_trace_is_read_where_nothing_was_written(logdir):
     assert {"step_breakdown", "gpu_timeline"} <= page["charts"].keys()
     assert sorted(logdir.rglob("*")) == before
     json.dumps(page, allow_nan=False)  # a browser reads no NaN
-    both = Tab(logdir).page("two", ranks="1")
+    both = Tab(("", logdir)).page("two", ranks="1")
     assert len(both["not_read"]) == 1 and "trace_2.json: truncated" in both["not_read"][0]
+
+
+def test_how_far_reading_is(logdir, monkeypatch):
+    told = []
+    monkeypatch.setattr(tab_module, "note_progress", lambda path, share: told.append((path.name, share)))
+    tab = Tab(("", logdir))
+    tab.page("one")
+    assert told[0][0] == "a.json" and told[-1] == ("a.json", 1.0)
+    tab.page("two", ranks="1")
+    assert {name for name, _ in told} == {"a.json", "trace_1.json", "trace_2.json"}
+    assert tab.progress() == {}  # nothing is being read
 
 
 @pytest.mark.parametrize(
@@ -81,26 +103,26 @@ def test_a_trace_is_read_where_nothing_was_written(logdir):
 def test_what_cannot_be_shown_is_a_line(logdir, parameters, words):
     (logdir / "three").mkdir()
     (logdir / "three" / "operator_analysis.json").write_text('{"schema_version": 1}')
-    error = answer(Tab(logdir), {"route": "page", "parameters": parameters})["error"]
+    error = answer(Tab(("", logdir)), {"route": "page", "parameters": parameters})["error"]
     assert words in error
     assert "\n" not in error
 
 
 def test_two_runs_side_by_side(logdir):
     write_trace(logdir / "two" / "trace_1.json", step(3, 0, 200), *SMALL[1:5], event("aten::add", 150, 20))
-    found = Tab(logdir).compare("one", "", "two")
+    found = Tab(("", logdir)).compare("one", "", "two")
     assert "two against one" in found["html"]
     assert "Operators of two against one" in found["html"]
     before, after = found["charts"]["comparison"]["data"]
     assert (before["name"], after["name"], before["y"]) == ("one", "two", after["y"])
     write_trace(logdir / "two" / "trace_1.json", *[one for one in SMALL if one["cat"] != "kernel"])
     with pytest.raises(UserError, match="no clock in common"):
-        Tab(logdir).compare("one", "", "two")
+        Tab(("", logdir)).compare("one", "", "two")
 
 
 def test_names_with_markup_are_text(logdir, tmp_path):
     write_trace(logdir / "one" / "a.json", *HOSTILE)
-    page = Tab(logdir).page("one")
+    page = Tab(("", logdir)).page("one")
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page["html"]
     assert "<script" not in page["html"] and "<img" not in page["html"]
     row = {"component": "<b>x</b>", "ms_per_step": 1.0, "phases_ms": {"forward": 1.0}}
@@ -165,7 +187,7 @@ for line in sys.stdin:
 def reader(monkeypatch):
     """Of a process that answers with its parameters, and ends where it is told to."""
     monkeypatch.setattr(plugin, "checkout", lambda: PROJECT)
-    made = plugin.Reader("unused")
+    made = plugin.Reader([("", "unused")])
     made.command = [sys.executable, "-S", "-c", ECHO]
     yield made
     if made.process:
@@ -190,7 +212,7 @@ def test_a_checkout_that_was_moved_is_a_line(reader, monkeypatch, tmp_path):
 def test_tensorboard_is_never_kept_waiting(reader):
     """A question has no answer yet: is_active, which TensorBoard asks again and again, has."""
     reader.command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
-    tab = plugin.StepProfile(SimpleNamespace(logdir="~/logs"))
+    tab = plugin.StepProfile(SimpleNamespace(logdir="~/logs", flags=None))
     tab.reader = reader
     waiting = threading.Thread(target=reader.ask, args=("page", {}), daemon=True)
     waiting.start()
@@ -200,6 +222,24 @@ def test_tensorboard_is_never_kept_waiting(reader):
     assert {"/index.js", "/page.css", "/runs", "/page", "/timeline", "/compare"} <= tab.get_plugin_apps().keys()
     assert time.monotonic() - started < 1
     assert waiting.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("logdir", "spec", "found"),
+    [
+        ("/logs:1,2", "", [("", "/logs:1,2")]),
+        ("", "a:/x/one,b:two,/with:colon,three", [("a", "/x/one"), ("b", "two"), ("", "/with:colon"), ("", "three")]),
+        ("", "a:~/logs", [("a", "~/logs")]),
+        ("", "", []),
+        ("", None, []),
+    ],
+)
+def test_log_directories_as_tensorboard_names_them(logdir, spec, found):
+    context = SimpleNamespace(logdir=logdir, flags=SimpleNamespace(logdir_spec=spec))
+    tab = plugin.StepProfile(context)
+    assert tab.logdirs == [(name, os.path.abspath(os.path.expanduser(path))) for name, path in found]
+    assert tab.is_active() == bool(found)
+    assert tab.reader.command[3:] == [part for one in tab.logdirs for part in one]
 
 
 def test_its_routes_are_methods_of_the_tab():

@@ -282,6 +282,29 @@ def test_the_tab_shows_kernels_of_a_gpu(tab, logs):
     assert [float(text) for text in texts(tab, per_step)] == sorted(counts)
 
 
+def test_a_new_width_redraws_the_tab(tab):
+    """Charts become as wide as their places, and names in the timeline no wider than the cells that they are in."""
+    choose(tab, "run", "run")
+    tab.text_with("Drag to zoom")
+    names, timeline = [], "[data-chart=step_timeline]"
+    charts = "[...document.querySelectorAll('.chart:has(.main-svg)')]"
+    misfits = (
+        f"{charts}.filter(one => Math.abs(one.querySelector('.main-svg').clientWidth - one.clientWidth) > 2).length"
+    )
+    edge = f"document.querySelector('{timeline} .nsewdrag').getBoundingClientRect().right + 2"
+    cut = f"document.querySelectorAll('{timeline} .annotation-text')].filter(one => one.getBoundingClientRect().right"
+    for width in (1400, 800):
+        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)
+        until = time.monotonic() + 30
+        while (
+            tab.in_tab(f"{charts}[0].clientWidth > {width} || {misfits} || [...{cut} > {edge}).length")
+            or (shown := texts(tab, f"{timeline} .annotation-text")) == names
+        ):
+            assert time.monotonic() < until, f"the charts do not fit into {width} pixels"
+            time.sleep(0.2)
+        names = shown
+
+
 def test_the_tab_compares_runs(tab):
     choose(tab, "run", "run")
     choose(tab, "other", "ranks")

@@ -258,6 +258,43 @@ def flags() -> str:
     return table(["flag", "meaning", "default"], rows, left=3)
 
 
+# ---- Of the tools themselves -----------------------------------------------------------------------------------------
+
+
+def trace_reading() -> str:
+    """Time and memory of --analyze-existing beside orjson and HolisticTraceAnalysis, by size of the trace."""
+    document = read_document(RESULTS / "trace_analysis.json")
+    rows = []
+    for row in document["rows"]:
+        cells = [f"{row['megabytes']:,.0f}", f"{row['events']:,}"]
+        for tool in ("orjson", "ours", "hta"):
+            known = f"{tool}_s" in row
+            cells += [f"{row[f'{tool}_s']:,.2f}", f"{row[f'{tool}_mb']:,.0f}"] if known else ["-", "-"]
+        cells.append(f"{row['ours_bytes_per_byte']:.2f}")
+        cells += [f"{row[key]:.2f}" if key in row else "-" for key in ("ours_to_orjson", "ours_to_hta")]
+        rows.append(cells)
+    titles = ["MB of JSON", "events", "orjson, s", "MB", "ours, s", "MB", "HTA, s", "MB"]
+    titles += ["our bytes per byte", "ours / orjson", "ours / HTA"]
+    return f"{machine(document['environment'])}.\n\n{table(titles, rows, left=0)}"
+
+
+def trace_figures() -> str:
+    """What the analysis makes of traces of other programs, beside figures recomputed from their raw events."""
+    document = read_document(PROJECT / "benchmarks" / "results" / "trace_figures.json")
+    figures = {"gpu_events": ",", "busy_ms": ",.3f", "step_ms": ",.3f"}
+    rows = []
+    for row in document["rows"]:
+        cells = [f"`{row['trace']}`", row["verdict"], row["trust"]]
+        cells += [f"{row[key]:.1%}" for key in ("unexplained_share", "unclassified_share")]
+        for key, form in figures.items():
+            ours, other = (row[name] and format(row[name], form) for name in (key, f"{key}_recomputed"))
+            cells.append("-" if other is None else f"{ours} {'=' if ours == other else '!='} {other}")
+        rows.append(cells)
+    titles = ["trace", "verdict", "trust", "unexplained", "unclassified", "GPU events", "busy, ms", "step, ms"]
+    runs = "".join(f"\n\n`{name}`: {text}." for name, text in document["runs"].items())
+    return table(titles, rows, left=3) + runs
+
+
 # ---- Measured on a named machine -------------------------------------------------------------------------------------
 
 

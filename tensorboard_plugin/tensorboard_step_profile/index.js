@@ -154,6 +154,7 @@ class Timeline {
       })),
       annotations: this.labels(),
     }, CONFIG);
+    if (this.width() !== this.fitted) await Plotly.relayout(this.plot, { annotations: this.labels() });
     const left = this.events.left_out;
     this.note.textContent = "Drag to zoom, drag with Shift to move, double-click to see the whole step."
       + (left ? ` ${left.toLocaleString("en")} shorter events are not shown; zoom in to see them.` : "");
@@ -172,10 +173,16 @@ class Timeline {
     this.tip.hidden = false;
   }
 
+  // Of the cells' area, which plotly sets beside the names of the lanes when it draws; until then about that.
+  width() {
+    return this.plot.querySelector(".nsewdrag")?.getBoundingClientRect().width ?? Math.max(this.plot.clientWidth - 190, 100);
+  }
+
   // Names in the cells that have room for them.
   labels() {
     const [first, last] = this.range;
-    const pxPerMs = Math.max(this.plot.clientWidth - 190, 100) / (last - first);
+    this.fitted = this.width();
+    const pxPerMs = this.fitted / (last - first);
     const { names, parts } = this.events;
     const found = [];
     this.rows.forEach((row, y) => row.start_ms.forEach((start, i) => {
@@ -268,12 +275,14 @@ class Page {
   // ranks: read all traces of the run.
   async show({ ranks = false }) {
     const [run, trace, other] = [this.run.value, this.trace.value, this.other.value];
-    const shown = (this.asked = {}); // an answer that comes after the next question is not shown
+    const shown = (this.asked = { waits: true }); // an answer that comes after the next question is not shown
     this.say("Reading …");
+    this.tellProgress(shown);
     try {
-      const answer = other
-        ? await ask("compare", { run, trace, other })
-        : await ask("page", { run, trace, ...(ranks ? { ranks } : {}) });
+      const answer = await (other
+        ? ask("compare", { run, trace, other })
+        : ask("page", { run, trace, ...(ranks ? { ranks } : {}) })
+      ).finally(() => (shown.waits = false));
       if (shown !== this.asked) return;
       this.content.innerHTML = answer.html; // of a template with autoescape
       if (answer.traces) this.trace.replaceChildren(...answer.traces.map((name) => new Option(name, name, false, name === answer.trace)));
@@ -286,6 +295,15 @@ class Page {
       }
     } catch (error) {
       if (shown === this.asked) this.say(error.message);
+    }
+  }
+
+  // How far reading is, until the answer to this question comes, or another question is asked.
+  async tellProgress(question) {
+    while (question.waits && question === this.asked) {
+      const { file, share } = await ask("progress").catch(() => ({}));
+      if (file && question.waits && question === this.asked) this.say(`Reading ${file}: ${Math.round(100 * share)}% …`);
+      await new Promise((done) => setTimeout(done, 500));
     }
   }
 
