@@ -19,7 +19,7 @@ from analysis.communication import (
     fitting,
     sent_share,
 )
-from analysis.fake_run import FakeRunError, fake_step
+from analysis.fake_run import FakeRunError, GpuMemoryTracker, fake_step
 from analysis.flop_counts import flops_of_step
 from analysis.hardware import (
     NO_PEAK,
@@ -69,7 +69,7 @@ LONGEST = 2**31  # samples or tokens: no search goes further
 @functools.lru_cache(maxsize=8)
 def predicted_memory(workload: Workload, on_gpu: bool) -> MemoryTracker:
     """The tensors of a step of rank 0, as --profile-memory would count them, by a fake-tensor run."""
-    return fake_step(workload, on_gpu, MemoryTracker, ranks=True)
+    return fake_step(workload, on_gpu, GpuMemoryTracker if on_gpu else MemoryTracker, ranks=True)
 
 
 def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:

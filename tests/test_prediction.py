@@ -650,6 +650,18 @@ def test_what_stays_on_the_host_is_no_memory_of_a_gpu():
     assert tracker.live_bytes().sum(axis=0).max() == 2 * 4 * (6 + 3)
 
 
+@pytest.mark.parametrize(("impl", "on_device"), [(None, False), ("fused", True)])
+def test_step_counters_are_predicted_where_they_live(impl, on_device):
+    """4 bytes for each parameter tensor; everything else of the optimizer's state is on the GPU."""
+    workload = workload_of(SMALL, optimizer_impl=impl)
+    tensors = len([*tiny_llama.TinyLlamaModel(SMALL).parameters()])
+    on_gpu, on_cpu = (
+        predicted_memory(workload, where).document()["peak"]["bytes_by_category"] for where in (True, False)
+    )
+    assert on_cpu["optimizer"] == 8 * workload.parameter_count() + 4 * tensors
+    assert on_gpu["optimizer"] == 8 * workload.parameter_count() + 4 * tensors * on_device
+
+
 def allocated_in_a_step(tmp_path, tracked: bool) -> float:
     """By how many bytes the CPU's own allocator grows within a step, as torch.profiler records it."""
     torch.manual_seed(0)
