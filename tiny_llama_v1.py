@@ -779,7 +779,7 @@ def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, args: argpar
     document = predict(workload, device, profiling.peak, args.device_memory, targets, args.network)
     lines = prediction_lines(document, args.verbose, only_predicted(vars(args)))
     if device.type == "cpu" and (unseen := unseen_hardware()):
-        lines.append(f"Warning: {unseen}")
+        lines.insert(0, f"Warning: {unseen}")
     if folder := training.output_dir or profiling.profile_dir:
         prepare_folder(Path(folder))
         write_json(Path(folder) / "prediction.json", document)

@@ -150,7 +150,7 @@ def fitting(workload: Workload, document: dict, on_gpu: bool, predicted: Callabl
     workload = workload.with_settings(compile=False)
     rows = None if document["fits"] else what_would_fit(workload, on_gpu, capacity, predicted)
     ranks, mode = smallest_world_size(workload, on_gpu, capacity, predicted), workload.parallel.parallel
-    why = "fits on no number of them" if mode in SHARDING else f"more need no less memory, as {mode} shards nothing"
+    why = "fits on no number of them" if mode in SHARDING else f"{mode} needs as much on any number"
     found = {"would_fit": rows, "smallest_world_size": ranks}
     return explain_nulls(found, "it fits", smallest_world_size=why)
 
@@ -179,10 +179,14 @@ FIT_COLUMNS = [
 
 
 def communication_lines(document: dict) -> list[str]:
-    """The tables of collectives and of what would fit."""
+    """The tables of collectives and of what would fit, and the least time of a step with communication."""
+    found, times = document["communication"] or {}, []
+    if hidden := found.get("overlapped_ms"):
+        apart = found["not_overlapped_ms"]
+        times = ["", f"A step takes at least {hidden:,.2f} ms if communication is hidden, {apart:,.2f} ms if not"]
     would_fit = [row | {"fits": "yes" if row["fits"] else "no"} for row in document["would_fit"] or []]
     tables = ((COLLECTIVE_COLUMNS, document["collectives"]), (FIT_COLUMNS, would_fit))
-    return text_of([(columns, rows) for columns, rows in tables if rows])
+    return text_of([(columns, rows) for columns, rows in tables if rows]) + times
 
 
 def communication_facts(document: dict) -> dict[str, str]:
@@ -190,30 +194,24 @@ def communication_facts(document: dict) -> dict[str, str]:
     found = document["communication"]
     if found is None:
         return {}
-    fewest, would = (
-        document["smallest_world_size"],
-        [row["flags"] for row in document["would_fit"] or [] if row["fits"]],
-    )
+    fewest = document["smallest_world_size"]
+    would = [row["flags"] for row in document["would_fit"] or [] if row["fits"]]
     fits = f"fits on {fewest:,} or more" if fewest else document["smallest_world_size_reason"]
     fits += f"; would fit with {' or '.join(would[:2])}" if would else ""
-    facts = {"Ranks": f"{fits}; each sends {found['sent_bytes'] / MB:,.1f} MB per step{network_text(found)}"}
+    facts = {"Ranks": f"each sends {found['sent_bytes'] / MB:,.1f} MB{network_text(found)}; {fits}"}
     if found["overlapped_ms"] is None:
         return facts
-    best, worst = found["efficiency_overlapped"], found["efficiency_not_overlapped"]
-    weak, strong = (
-        f"from {ranks:,} ranks on" if (ranks := found[f"{name}_scaling_bound_from"]) else "never"
-        for name in ("weak", "strong")
-    )
-    hidden = f"{best:.1%} efficient, {found['overlapped_ms']:,.2f} ms a step, if communication is hidden"
-    apart = f"else {worst:.1%}, {found['not_overlapped_ms']:,.2f} ms"
-    bound = f"communication-bound {weak} (weak scaling), {strong} (strong)"
-    return facts | {"Scaling": f"at most {hidden}, {apart}; {bound}"}
+    least, most = found["efficiency_not_overlapped"], found["efficiency_overlapped"]
+    weak, strong = (found[f"{name}_scaling_bound_from"] for name in ("weak", "strong"))
+    bound = f"communication-bound {f'from {weak:,} ranks on' if weak else 'never'} (weak scaling), "
+    bound += f"{f'from {strong:,}' if strong else 'never'} (strong)"
+    return facts | {"Scaling": f"efficiency at most {least:.1%} to {most:.1%}; {bound}"}
 
 
 def network_text(found: dict) -> str:
     """The time of a step's communication, and the network that it is for."""
     if found["network_ms"] is None:
-        return ""
+        return " a step"
     latency = found["network_latency_us"]
-    calls = ", latency not counted" if latency is None else f" and {latency:,.3g} us a call, {found['network_source']}"
-    return f" in {found['network_ms']:,.2f} ms ({found['network_gb_per_sec']:,.3g} GB/s{calls})"
+    calls = "no latency" if latency is None else f"{latency:,.3g} us a call, {found['network_source']}"
+    return f" in {found['network_ms']:,.2f} ms a step ({found['network_gb_per_sec']:,.3g} GB/s, {calls})"

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 
 from harness.devices import PRECISIONS
 from harness.errors import UserError, first_line
+from harness.memory_tracker import MemoryTracker, local_part
 from harness.parallel import ParallelConfig, sharded_state
 from harness.timing import UntimedMeter, trace_range
 from harness.units import MB
@@ -88,6 +89,21 @@ def gpu_kernels() -> Iterator[None]:
 
     with mock.patch.multiple(F, rms_norm=GpuNorm.apply, scaled_dot_product_attention=same_heads):
         yield
+
+
+class GpuMemoryTracker(MemoryTracker):
+    """What a tracker on a GPU would count: without step counters that an optimizer keeps on the host, as AdamW does
+    unless it is fused or captured in a graph.  Fake tensors are all on the CPU."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
+        super().__init__(model, optimizer, step)
+        inner = getattr(optimizer, "optim", optimizer)  # ZeRO-1 wraps the optimizer of its rank
+        on_host = [group for group in inner.param_groups if not (group.get("fused") or group.get("capturable"))]
+        counters = [inner.state[p]["step"] for group in on_host for p in group["params"] if "step" in inner.state[p]]
+        self._counters = {counter.untyped_storage()._cdata for counter in counters if isinstance(counter, torch.Tensor)}
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        return super()._is_on_device(tensor) and local_part(tensor).untyped_storage()._cdata not in self._counters
 
 
 @contextlib.contextmanager

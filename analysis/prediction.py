@@ -19,7 +19,7 @@ from analysis.communication import (
     fitting,
     sent_share,
 )
-from analysis.fake_run import FakeRunError, fake_step
+from analysis.fake_run import FakeRunError, GpuMemoryTracker, fake_step
 from analysis.flop_counts import flops_of_step
 from analysis.hardware import (
     NO_PEAK,
@@ -40,7 +40,7 @@ from harness.devices import PRECISIONS, host_memory, memory_of_a_rank, missing_a
 from harness.environment import describe_environment
 from harness.files import explain_nulls
 from harness.memory_tracker import MemoryTracker, kept_by_component
-from harness.tables import column, labeled, wrapped
+from harness.tables import ANSWER_LINES, answer, column, labeled, wrapped
 from harness.units import MB
 from harness.workload import Workload
 
@@ -56,7 +56,7 @@ class Overhead(NamedTuple):
 
 
 # The memory in use on this GPU includes the context of this process; on another one, the least context is assumed.
-CONTEXT = Overhead(256 * MB, 612 * MB, "a context of up to 612 MB")  # 256: InvokeAI#9413; 612: unsloth#8669
+CONTEXT = Overhead(256 * MB, 612 * MB, "context up to 612 MB")  # 256: InvokeAI#9413; 612: unsloth#8669
 RESERVES = {  # by kind of device
     "cpu": Overhead(95 * MB, 549 * MB, "threads and freed memory that is not returned, 95 to 549 MB where measured"),
     "cuda": Overhead(8320 * 1024, 256 * MB, "matmul libraries' workspaces: 8 MB on sm75 to 2 x 128 MB on gfx942"),
@@ -69,7 +69,7 @@ LONGEST = 2**31  # samples or tokens: no search goes further
 @functools.lru_cache(maxsize=8)
 def predicted_memory(workload: Workload, on_gpu: bool) -> MemoryTracker:
     """The tensors of a step of rank 0, as --profile-memory would count them, by a fake-tensor run."""
-    return fake_step(workload, on_gpu, MemoryTracker, ranks=True)
+    return fake_step(workload, on_gpu, GpuMemoryTracker if on_gpu else MemoryTracker, ranks=True)
 
 
 def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:
@@ -155,10 +155,10 @@ class Capacity:
     def on_top(self, precision: str, peak: int) -> tuple[int, str]:
         """What may come on top of a peak, in bytes, and why."""
         reserve = RESERVES[self.kind]
-        more = f"a reserve of up to {reserve.most / MB:,.0f} MB"
+        more = f"reserve up to {reserve.most / MB:,.0f} MB"
         parts = {more: reserve.most - reserve.least if self.reserve(precision) else 0}
         if self.kind == "cuda":
-            parts[f"fragmentation, {FRAGMENTATION[1]:.0%} of the peak in simulation"] = int(FRAGMENTATION[1] * peak)
+            parts[f"fragmentation up to {FRAGMENTATION[1]:.0%}"] = int(FRAGMENTATION[1] * peak)
             parts[CONTEXT.source] = CONTEXT.most - CONTEXT.least if self.elsewhere else 0
         return sum(parts.values()), "; ".join(why for why, size in parts.items() if size)
 
@@ -358,37 +358,36 @@ def optimization_flags(training: dict) -> list[str]:
 def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequence[str] = ()) -> list[str]:
     """What a dry run prints.  verbose: with the tables.  only_predicted: its flags that no training takes."""
     training, peak_mb = document["training"], document["peak_memory_mb"]
+    several = document["world_size"] > 1
     shape = f"batch {training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
+    shape += f", on each of {document['world_size']:,} ranks, {document['parallel']}" if several else ""
     shape += "".join(f", {name}" for name in optimization_flags(training))
-    if document["world_size"] > 1:
-        shape += f", on each of {document['world_size']:,} ranks, {document['parallel']}"
     target = document["target_device"]
     also = ", one GCD: half of a card" if target and "one GCD" in target["source"] else ""
     also += f"; also matching: {', '.join(target['other_rows'])}" if target and target["other_rows"] else ""
-    several = document["world_size"] > 1  # with the lines about their communication, the rest is for --verbose
-    limits = {
-        "Largest batch": f"{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens would fit",
-        "Longest sequence": f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples, would fit",
-    }
-    work = {"Work": f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters"}
+    peak = f"{'at most ' if training.get('compile') else ''}{peak_mb:,.1f} MB, in {document['peak_where']}"
+    peak += "; fused kernels write less" if training.get("compile") else ""
+    peak += "; a graph keeps the memory of its passes" if training.get("cuda_graphs") else ""
     facts = {
         **({"Target device": target["name"] + also} if target else {}),
         **fit_facts(document),
-        "Peak memory": f"{peak_mb:,.1f} MB, in {document['peak_where']}",
+        "Peak memory": peak,
         "  made of": parts_of_peak(document["memory_by_category_mb"], unit=1),
-        **({} if several and not verbose else limits),
         **time_facts(document),
         **communication_facts(document),
-        **({} if several and not verbose else work),
-        "Next": next_step(document, only_predicted),
     }
-    lines = detail_lines(document) if verbose else []
-    lines += [f"Prediction, nothing was allocated or trained: {shape}", *labeled(facts)]
-    if training.get("compile"):
-        lines.append("--compile: fused kernels write less, so the peak is at most this; what would fit is without it")
-    if training.get("cuda_graphs"):
-        lines.append("--cuda-graphs: a graph keeps the memory of its passes, also while the optimizer needs more")
-    return wrapped(lines)
+    more = {
+        "Largest batch": f"{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens would fit",
+        "Longest sequence": f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples, would fit",
+        "Work": f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters",
+    }
+    head = wrapped([f"Prediction, nothing was allocated or trained: {shape}"])
+    left = ANSWER_LINES - len(head)
+    # The lines about communication, and those that need two, leave no room for these.
+    apart = several or len(facts) + len(more) + 1 > left
+    lines = [*detail_lines(document, more if apart else {}), ""] if verbose else []
+    facts |= {} if apart else more
+    return [*wrapped(lines), *head, *answer(facts | {"Next": next_step(document, only_predicted)}, left)]
 
 
 def next_step(document: dict, only_predicted: Sequence[str]) -> str:
@@ -403,8 +402,9 @@ def next_step(document: dict, only_predicted: Sequence[str]) -> str:
     return f"the same command without {flags} trains{where}"
 
 
-def detail_lines(document: dict) -> list[str]:
-    """Sources of the figures, then the tables of the peak, of its largest tensors, and of what is kept."""
+def detail_lines(document: dict, facts: dict[str, str]) -> list[str]:
+    """These facts and the sources of the figures, then the tables of the peak, of its largest tensors, and of what is
+    kept."""
     bounds, share = document["step_time_bounds"], document["peak_memory_mb"]
     rows = [{"name": name, "mb": mb} for name, mb in (document["memory_by_category_mb"] | {"sum": share}).items()]
     categories = [
@@ -413,6 +413,7 @@ def detail_lines(document: dict) -> list[str]:
         column("share", "mb", ".1%", share),
     ]
     sources = {
+        "Device memory": f"{document['device_memory_mb']:,.0f} MB: {document['device_memory_source']}",
         "Reserve": f"{document['reserve_mb']:,.0f} MB: {document['reserve_source']}",
         "Peak FLOP/s": bounds["compute_peak"] or bounds["compute_peak_reason"],
         "Bandwidth": bounds["bandwidth_peak"] or bounds["bandwidth_peak_reason"],
@@ -422,21 +423,20 @@ def detail_lines(document: dict) -> list[str]:
         (TENSOR_COLUMNS, folded_layers(document["largest_tensors"])),
         (KEPT_COLUMNS, document["kept_for_backward"]),
     )
-    return [*labeled(sources), *text_of(tables), *communication_lines(document), ""]
+    return [*labeled(facts | sources), *text_of(tables), *communication_lines(document)]
 
 
 def fit_facts(document: dict) -> dict[str, str]:
-    """Whether a step fits, with how much to spare, of what, and what may come on top."""
-    margin, has = document["margin_mb"], f"{document['device_memory_mb']:,.0f} MB, {document['device_memory_source']}"
-    assumed = document["in_use_mb"] == document["context_mb"]
-    used = f"{document['in_use_mb']:,.0f} {'for a context' if assumed else 'in use'}"
-    spent = [used] if document["in_use_mb"] else []
-    has += f" ({' and '.join([*spent, format(document['reserve_mb'], ',.0f') + ' in reserve'])})"
+    """Whether a step fits, with how much to spare, and what may come on top."""
+    margin, context = document["margin_mb"], document["in_use_mb"] == document["context_mb"]
+    kept = [f"{document['in_use_mb']:,.0f} {'for a context' if context else 'in use'}"] if document["in_use_mb"] else []
+    kept += [f"{document['reserve_mb']:,.0f} in reserve"]
     verdict = f"yes, {margin:,.0f} MB to spare" if document["fits"] else f"NO, {-margin:,.0f} MB short"
     on_top = f"up to {document['on_top_mb']:,.0f} MB: {document['on_top_source']}"
     if document["fits"] and document["on_top_mb"] > margin:
         on_top = f"MAY NOT FIT, {on_top}"
-    return {"Fits": f"{verdict}: {has}", "May come on top": on_top}
+    has = f"{document['device_memory_mb']:,.0f} MB ({' and '.join(kept)})"
+    return {"Fits": f"{verdict}: the device has {has}", "May come on top": on_top}
 
 
 def time_facts(document: dict) -> dict[str, str]:
@@ -444,10 +444,10 @@ def time_facts(document: dict) -> dict[str, str]:
     if document["step_time_lower_bound_ms"] is None:
         return {"Step time": f"no lower bound: {document['step_time_lower_bound_ms_reason']}"}
     bounds = document["step_time_bounds"]
-    ends = (("matmuls", "compute"), ("memory traffic", "bandwidth"))
-    ends += (("communication", "network"),) if document["communication"] else ()
+    ends = (("matmuls", "compute"), ("memory", "bandwidth"))
+    ends += (("network", "network"),) if document["communication"] else ()
     parts = [
-        f"{what} {bounds[f'{name}_ms']:,.2f} ms"
+        f"{what} {bounds[f'{name}_ms']:,.2f}"
         if bounds[f"{name}_ms"] is not None
         else f"{what} unknown: {bounds[f'{name}_ms_reason']}"
         for what, name in ends

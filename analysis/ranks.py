@@ -2,8 +2,9 @@
 
 In a collective the last rank to arrive makes the others wait, so a slow rank has the shortest collectives, and the
 shortest of all ranks is what the transfer takes.  What counts is the waiting that a rank causes, not how often it is
-last: most collectives begin within microseconds.  The clocks of ranks on several machines differ: they are aligned by
-the ends of the collectives, which all ranks leave together.
+last: most collectives begin within microseconds.  The clocks of ranks on several hosts differ, and so do those of
+GPUs: they are aligned by the ends of the collectives, which all ranks leave together.  Processes of one host have one
+clock: if they leave far apart, they waited for cores.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import numpy as np
 
 from analysis.collectives import ONE_TRACE, Collectives, collectives_of
 from analysis.links import AttributedLinks
-from analysis.timeline import gpu_timeline
+from analysis.timeline import gpu_timeline, is_communication
 from analysis.wording import count_of, narrow_table
 from harness.tables import Column, column
 
 # Ends of a collective on aligned clocks: if most differ by more than 1 ms and by more than this share of its duration,
 # they do not tell who was late.  Threads of a busy CPU leave a long one some ms apart.
 ENDS_MEET_US, ENDS_MEET_SHARE = 1e3, 0.1
+ONE_CLOCK_US = 100.0  # by which times of two processes on it may be off: calibrated for each, to a few us
 SAME_RUN_US = 86_400e6  # ranks that recorded a day apart are not of one run
 WORTH_NAMING = 0.01  # of the time: less waiting than this makes no straggler
 
@@ -37,6 +39,7 @@ class Rank:
     busy_ms: float | None  # of the steps
     found: Collectives
     base_us: float  # time of the trace's 0 on the rank's own clock
+    clock: str | None  # which one it is; None: not known, or that of a GPU
 
     def times(self, name: str) -> np.ndarray:
         """Starts or ends of the collectives on the rank's own clock, in us."""
@@ -73,7 +76,8 @@ def rank_facts(links: AttributedLinks) -> Rank:
     world_size = trace.distributed.get("world_size")
     world_size = world_size if isinstance(world_size, int) else None
     steps_ms = ((steps["end"] - steps["start"]) / 1e3).tolist()
-    return Rank(rank, world_size, trace.path.name, steps_ms, busy, collectives_of(links), trace.base_us)
+    clock = None if is_communication(links.gpu).any() else trace.host
+    return Rank(rank, world_size, trace.path.name, steps_ms, busy, collectives_of(links), trace.base_us, clock)
 
 
 def not_of_one_run(ranks: list[Rank]) -> str | None:
@@ -147,18 +151,23 @@ def compare_ranks(ranks: list[Rank]) -> RankComparison:
     start, end = (
         np.stack([one.times(key)[i] for one, i in zip(ranks, which, strict=True)]) for key in ("start", "end")
     )
-    offsets = np.median(end - end[0], axis=1)  # of each rank's clock against the first's
+    one_clock = ranks[0].clock is not None and len({one.clock for one in ranks}) == 1
+    # Of each rank's clock against the first's.
+    offsets = np.zeros(len(ranks)) if one_clock else np.median(end - end[0], axis=1)
     arrived, left = start - offsets[:, None], end - offsets[:, None]  # [ranks, collectives]
+    if one_clock and (left.min(axis=0) < arrived.max(axis=0)).all():
+        return unknown("no collective of one rank overlaps with that of the others: the traces are of different runs")
     ends_differ = left.max(axis=0) - left.min(axis=0)
     limit = max(ENDS_MEET_US, ENDS_MEET_SHARE * float(np.median((end - start).max(axis=0))))
     if (typical := float(np.median(ends_differ))) > limit:
-        return unknown(
-            f"the clocks do not meet, or ranks waited for cores: collectives end {typical / 1e3:,.1f} ms apart"
-        )
+        apart = f"ranks waited for cores: collectives end {typical / 1e3:,.1f} ms apart"
+        if not one_clock:
+            return unknown(f"the clocks do not meet, or {apart}")
+        out["caution"] = apart
     late = arrived - arrived.min(axis=0)
     last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]
     caused = np.bincount(last, weights=late.max(axis=0) - before, minlength=len(ranks)) / 1e3
-    spread = late.max(axis=0) > ends_differ.max()
+    spread = late.max(axis=0) > (ONE_CLOCK_US if one_clock else ends_differ.max())
     last_where_spread = np.bincount(last[spread], minlength=len(ranks))
     columns = zip(rows, offsets, late, caused, last_where_spread, strict=True)
     for row, offset, lateness, waiting, times_last in columns:
@@ -170,6 +179,7 @@ def compare_ranks(ranks: list[Rank]) -> RankComparison:
             "last_to_arrive": int(times_last),
         }
     out |= {
+        "one_clock": one_clock,
         "collectives_compared": which.shape[1],
         "collectives_with_spread": int(spread.sum()),
         "excess_waiting_ms": float(caused.sum()),
@@ -228,21 +238,22 @@ def rank_columns(comparison: dict) -> list[Column]:
 
 
 def straggler_text(comparison: dict) -> str:
+    caution = f"; {comparison['caution']}" if "caution" in comparison else ""
     if comparison["straggler"] is None:
-        return f"No straggler: {comparison['straggler_reason']}"
+        return f"No straggler: {comparison['straggler_reason']}{caution}"
     row = next(row for row in comparison["rows"] if row["rank"] == comparison["straggler"])
     return (
         f"Rank {row['rank']} is a straggler: it causes {row['caused_waiting_ms']:.1f} of "
         f"{comparison['excess_waiting_ms']:.1f} ms of waiting, last in {row['last_to_arrive']} of "
-        f"{comparison['collectives_with_spread']} collectives"
+        f"{comparison['collectives_with_spread']} collectives{caution}"
     )
 
 
 def rank_lines(comparison: dict) -> list[str]:
     n = comparison["collectives_compared"]
-    aligned = ", clocks aligned by the ends of these" if n else ""
+    clocks = ", on the clock of their host" if comparison.get("one_clock") else ", clocks aligned by the ends of these"
     return [
-        f"Ranks: {len(comparison['rows'])}, {n} collectives compared{aligned}",
+        f"Ranks: {len(comparison['rows'])}, {n} collectives compared{clocks if n else ''}",
         *narrow_table(rank_columns(comparison), comparison["rows"]),
         straggler_text(comparison),
     ]

@@ -116,6 +116,14 @@ class Trace:
         return {"name": str(first.get("name", "")), **known}
 
     @property
+    def host(self) -> str | None:
+        """What tells the host, and so its clock, from others: the boot of its kernel, else its name; None: nothing.
+        Only traces of this workshop have it."""
+        found = self.metadata.get("hostInfo")
+        found = found if isinstance(found, dict) else {}
+        return next((str(found[name]) for name in ("boot_id", "name") if found.get(name)), None)
+
+    @property
     def base_us(self) -> float:
         """Time of the first event on the clock of the machine that wrote the trace."""
         base = self.metadata.get("baseTimeNanoseconds")

@@ -566,6 +566,8 @@ class RankRow(TypedDict, total=False):
 
 class Ranks(TypedDict):
     rows: list[RankRow]
+    one_clock: NotRequired[bool]  # of their host; false: clocks were aligned by the ends of collectives
+    caution: NotRequired[str]  # why waiting is more than that for other ranks; absent: no reason was seen
     collectives_compared: int
     collectives_with_spread: NotRequired[int]  # in which ranks arrived further apart than their clocks may differ
     excess_waiting_ms: NotRequired[float]  # caused by all ranks together

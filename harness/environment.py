@@ -68,6 +68,14 @@ def describe_environment(device: torch.device) -> dict:
     return explain_nulls(environment, "the project is not in a git checkout, or git is missing", **reasons)
 
 
+def host_info() -> dict:
+    """The host by name and, if the system tells, by the boot of its kernel, which containers of one host share."""
+    boot = None
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return explain_nulls({"name": socket.gethostname(), "boot_id": boot}, "not told by the system")
+
+
 def cpu_name() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -8,6 +8,7 @@ import functools
 import gzip
 import importlib
 import importlib.util
+import json
 import math
 import os
 import shutil
@@ -23,6 +24,7 @@ from torch import nn
 
 from harness.command_line import flag, peak_choice, require
 from harness.devices import synchronize
+from harness.environment import host_info
 from harness.errors import UserError, first_line, innermost_cause
 from harness.files import explain_nulls, make_folder
 from harness.first_step import FirstStepAudit
@@ -166,6 +168,8 @@ class TraceRecorder:
             with_stack=profiling.profile_stacks,  # also records the calls of nn.Modules
             profile_memory=profiling.profile_memory,
         )
+        # Who compares the ranks has to know whether their clocks are one.
+        self.profile.preset_metadata_json("hostInfo", json.dumps(host_info()))
 
     def step(self) -> None:
         self.steps_seen += 1

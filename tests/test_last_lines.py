@@ -51,6 +51,33 @@ def test_the_script_ends_with_its_answer(train, flags, first):
         assert ("largest tensors" in out) == ("--verbose" in flags)
 
 
+RANKS = "--dry-run --world-size 16 --network 0.01 --parallel"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--dry-run --target-device H100 --activation-checkpointing --attention sdpa --fused-norm --fused-rope",
+        *(
+            pytest.param(flags, marks=pytest.mark.slow)
+            for flags in (
+                f"{RANKS} ddp --device-memory 0.27 --gradient-accumulation-steps 2",
+                f"{RANKS} fsdp --target-device MI250X --activation-checkpointing --verbose",
+                f"{RANKS} zero1 --target-device H100 --attention sdpa --precision bf16",
+                "--dry-run --world-size 3 --optimizer-impl fused --cuda-graphs",
+            )
+        ),
+    ],
+)
+def test_a_dry_run_ends_with_a_dozen_lines_that_say_all(train, flags):
+    code, out, err = train(*SMALL_MODEL, *flags.split(), small=False)
+    assert code == 0, err
+    answer = lines_from(out, "Prediction")
+    assert 8 < len(answer) <= ANSWER_LINES and max(map(len, answer)) <= COLUMNS
+    assert "…" not in "".join(answer) and "Next: " in answer[-1] + answer[-2]
+    assert ("--world-size" in flags) == any(line.startswith("Ranks: ") for line in answer)
+
+
 @pytest.mark.slow
 def test_a_dry_run_that_does_not_fit_says_what_would(train):
     code, out, _ = train("--dry-run", "--device-memory", "0.36", small=False)

@@ -196,7 +196,8 @@ def test_a_target_device_is_predicted_by_its_datasheet(train, tmp_path, monkeypa
     assert bounds["bandwidth_ms"] == pytest.approx(1e-6 * bounds["least_bytes"] / sheet.bandwidth)
     assert f"datasheet: {row} {precision}" in bounds["compute_peak"]
     assert document["max_batch_size"] > 4000
-    assert f"MB, {sheet.memory_source} (256 for a context and 8 in reserve)" in " ".join(out.split())
+    assert document["device_memory_source"] == sheet.memory_source
+    assert f"the device has {sheet.memory_mb:,} MB (256 for a context and 8 in reserve)" in out
     assert re.search(r"^May come on top: +up to .*fragmentation", out, re.M)
 
 
@@ -282,8 +283,8 @@ def test_another_device(train, tmp_path):
     code, out, _ = train(*flags, small=False)
     assert code == 0
     assert re.search(r"^Reserve: +8 MB: matmul libraries", out, re.M)
-    fits = r"^Fits: +NO, 31 MB short: 369 MB, --device-memory \(256 for a context and 8 in reserve\)$"
-    assert re.search(fits, out, re.M)
+    fits = r"^Fits: +NO, 31 MB short: the device has 369 MB \(256 for a context and 8 in reserve\)$"
+    assert re.search(fits, out, re.M) and re.search("^Device memory: +369 MB: --device-memory$", out, re.M)
     assert re.search(r"^Largest batch: +\d samples of", out, re.M)
     assert "--device-memory does not name a device; use --target-device" in out
     document = read(tmp_path / "run" / "prediction.json")
@@ -485,7 +486,7 @@ def test_a_fit_that_may_be_spoiled_is_told():
         "would_fit": None,
     }
     (line,) = (line for line in prediction_lines(document) if line.startswith("May come on top:"))
-    assert "MAY NOT FIT, up to 626 MB: a reserve of up to 256 MB; fragmentation" in line
+    assert "MAY NOT FIT, up to 626 MB: reserve up to 256 MB; fragmentation" in line
 
 
 # --- what does not fit ---
@@ -647,6 +648,18 @@ def test_what_stays_on_the_host_is_no_memory_of_a_gpu():
         torch.ones(1000)
     assert tracker.live_bytes().max() == 4 * (6 + 3)
     assert tracker.live_bytes().sum(axis=0).max() == 2 * 4 * (6 + 3)
+
+
+@pytest.mark.parametrize(("impl", "on_device"), [(None, False), ("fused", True)])
+def test_step_counters_are_predicted_where_they_live(impl, on_device):
+    """4 bytes for each parameter tensor; everything else of the optimizer's state is on the GPU."""
+    workload = workload_of(SMALL, optimizer_impl=impl)
+    tensors = len([*tiny_llama.TinyLlamaModel(SMALL).parameters()])
+    on_gpu, on_cpu = (
+        predicted_memory(workload, where).document()["peak"]["bytes_by_category"] for where in (True, False)
+    )
+    assert on_cpu["optimizer"] == 8 * workload.parameter_count() + 4 * tensors
+    assert on_gpu["optimizer"] == 8 * workload.parameter_count() + 4 * tensors * on_device
 
 
 def allocated_in_a_step(tmp_path, tracked: bool) -> float:

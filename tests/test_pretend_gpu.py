@@ -216,6 +216,8 @@ def test_the_ranks_of_torchrun_have_a_card_each(tmp_path):
     done = pretended("mi250x", *launch, *flags, PRETEND_COUNT="2")
     assert done.returncode == 0 and "Using device: cuda" in done.stdout, done.stdout + done.stderr
     assert not impossible_figures(tmp_path / "run")
+    memory = json.loads((tmp_path / "run" / "memory_timeline.json").read_text())
+    assert memory["predicted"]["bytes_by_category"] == memory["peak"]["bytes_by_category"]
 
 
 # ---- The runner, and what a run must not say ------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 from traces import SMALL, event, on_gpu, real_path, step, write_trace
 
 from analysis.profile import analyze_all, find_traces, profile_lines
+from analysis.ranks import straggler_text
 
 
 def rank_events(rank, clock, late):
@@ -74,6 +75,42 @@ def test_no_straggler_where_the_clocks_do_not_meet(tmp_path):
     analysis = ranks_of(tmp_path)["ranks"]
     assert analysis["straggler"] is None
     assert "clocks do not meet" in analysis["straggler_reason"]
+
+
+def write_gloo(folder, begins, ends, boots):
+    """The same on CPUs; boots tell the hosts."""
+    for rank, times in enumerate(zip(begins, ends, strict=True)):
+        events = [step(1, 0, 100_000), event("aten::mm", 5, 90)]
+        for begin, end in zip(*times, strict=True):
+            events.append(event("c10d::allreduce_", begin - 9, 5))
+            events.append(event("gloo:all_reduce", begin, end - begin, kind="user_annotation", thread=9))
+        world, host = {"rank": rank, "world_size": len(begins)}, {"name": "a", "boot_id": boots[rank]}
+        write_trace(folder / f"t_rank{rank}.json", *events, distributedInfo=world, hostInfo=host)
+
+
+def test_ranks_of_one_host_that_leave_apart_waited_for_cores(tmp_path):
+    """Rank 1 begins 2 ms later, and leaves in turn 4 ms before and after rank 0: its waiting is told all the same."""
+    begins = [[10_000 * i for i in range(1, 7)], [10_000 * i + 2000 for i in range(1, 7)]]
+    ends = [[begin + 6000 + 4000 * (i % 2) for i, begin in enumerate(begins[0])]]
+    ends.append([end + 4000 - 8000 * (i % 2) for i, end in enumerate(ends[0])])
+    write_gloo(tmp_path, begins, ends, "xx")
+    analysis = ranks_of(tmp_path)
+    ranks = analysis["ranks"]
+    assert (ranks["straggler"], ranks["one_clock"], ranks["collectives_with_spread"]) == (1, True, 6)
+    assert ranks["caution"] == "ranks waited for cores: collectives end 4.0 ms apart"
+    assert [row["clock_offset_us"] for row in ranks["rows"]] == [0, 0]
+    assert ranks["excess_waiting_ms"] == pytest.approx(6 * 2)
+    assert analysis["communication"]["waiting_ms"] is not None
+    assert straggler_text(ranks).endswith(f"last in 6 of 6 collectives; {ranks['caution']}")
+    write_gloo(tmp_path, begins, ends, "xy")
+    assert "the clocks do not meet, or ranks waited" in ranks_of(tmp_path)["ranks"]["straggler_reason"]
+
+
+def test_runs_of_one_host_after_one_another_are_not_compared(tmp_path):
+    ends = [[10_000 * (i + 1) + 3_600_000_000 * rank for i in range(6)] for rank in (0, 1)]
+    write_gloo(tmp_path, [[end - 3000 for end in one] for one in ends], ends, "xx")
+    ranks = ranks_of(tmp_path)["ranks"]
+    assert ranks["straggler"] is None and "the traces are of different runs" in ranks["straggler_reason"]
 
 
 def test_runs_that_are_a_year_apart_are_not_compared(tmp_path):
