@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from analysis.hardware import cache
 from analysis.same_training import explained_by_rounding
 from harness.command_line import require
 from harness.documents import OptimizationStudyRow, read_document
@@ -105,16 +106,13 @@ def measured_ladder(sweep: Sweep, spec: dict, device: DeviceProperties, repetiti
     """The rows of a size and precision; those of every process are kept as soon as it ends."""
     baseline = spec["workloads"][0]
     rows = [row | peak for row, peak in zip(spec["rows"], predictions(sweep, spec["workloads"]), strict=True)]
-    bounds = [predicted_ratio(one.rungs, None) for one in spec["sets"]]
-    if not sweep.dry_run:
-        analysis = profile_of(sweep, baseline)
-        bounds = [predicted_ratio(one.rungs, analysis) for one in spec["sets"]]
+    analysis = None if sweep.dry_run else profile_of(sweep, baseline)
     todo = []
-    for row, workload, bound in zip(rows, spec["workloads"], bounds, strict=True):
-        row |= bound
+    for row, workload, flags in zip(rows, spec["workloads"], spec["sets"], strict=True):
+        row |= predicted_ratio(flags.rungs, analysis)
         if is_finished(before := sweep.known(row)):
             row["status"] = before["status"]
-        elif why := not_here(workload, device):
+        elif why := not_here(workload, device) or slower_type(workload, baseline, sweep):
             row |= {"status": "skipped", "reason": why}
         elif skipped := sweep.skipped(row["predicted_memory_bytes"], workload.precision):
             row |= skipped
@@ -153,8 +151,19 @@ def profile_of(sweep: Sweep, baseline: TinyLlamaWorkload) -> dict:
         outcome, _ = sweep.measure_row(None, run_script, run, PROFILED, folder, precision=baseline.precision)
         analysis = read_document(folder / "operator_analysis.json")
         if analysis is None:
-            return {"opportunities": [], "opportunities_reason": f"the baseline was not profiled: {outcome['reason']}"}
+            why = f"the baseline was not profiled: {outcome['reason']}"
+            return {"opportunities": [], "not_here": [], "opportunities_reason": why}
     return analysis
+
+
+def slower_type(workload: TinyLlamaWorkload, baseline: TinyLlamaWorkload, sweep: Sweep) -> str | None:
+    """Why another precision is not worth its time: a CPU without its arithmetic may take 25 times as long."""
+    if sweep.on_gpu or sweep.dry_run or sweep.force or workload.precision == baseline.precision:
+        return None
+    gain = cache.measured(sweep.environment["device"], workload.precision, "gain")
+    if gain is None or gain.rate >= 1:
+        return None
+    return f"{workload.precision} is {gain.rate:.2g} times as fast as fp32 here: {gain.source}; --force runs it"
 
 
 Measured = list[tuple[dict, TinyLlamaWorkload]]  # rows and their workloads
