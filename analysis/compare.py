@@ -20,14 +20,13 @@ from harness.disturbance import disturbance_text
 from harness.documents import read_document
 from harness.errors import UserError
 from harness.files import explain_nulls, explain_nulls_recursively, may_be_trace
-from harness.phases import PHASES, summary_stats
+from harness.phases import PHASES, median_interval, summary_stats
 from harness.tables import COLUMNS, Column, Section, answer, column, wrapped
 
 UNDECIDED, SPREAD_UNKNOWN = "undecided: disturbed", "spread unknown"
 NOT_IN_TRACE = "not in a trace"
 # Settings that do not affect the results; DeepSpeed itself sets the variable.
 IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUDA_CHECK"}
-RESAMPLES = 2000
 REASONS = {
     **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "ratio"), "no step was completed, or the baseline took no time"),
     **dict.fromkeys(("samples_per_sec", "tokens_per_sec", "achieved_tflops", *PHASES), "no step was completed"),
@@ -257,9 +256,7 @@ def ratio(times: np.ndarray, baseline: np.ndarray, same: bool = False) -> dict:
     value = float(np.median(times) / np.median(baseline))
     if min(len(times), len(baseline)) < 3:
         return {"ratio": value, "ratio_95": None, "difference": SPREAD_UNKNOWN}
-    rng = np.random.default_rng(0)
-    medians = [np.median(rng.choice(series, (RESAMPLES, len(series))), axis=1) for series in (times, baseline)]
-    low, high = (float(value) for value in np.percentile(medians[0] / medians[1], (2.5, 97.5)))
+    low, high = median_interval(np.divide, [times], [baseline])
     difference = "slower" if low > 1 else "faster"
     if same or low <= 1 <= high:
         difference = NOISE

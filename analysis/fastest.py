@@ -1,4 +1,4 @@
-"""Which flags made a step fastest on this device?  From the stored results of benchmarks/optimizations.py."""
+"""Which flags made a step fastest on this device?  From the stored results of run_optimization_study.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.documents import read_document
 from harness.environment import describe_environment
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-MEASURE = "python3 benchmarks/optimizations.py --output benchmarks/results/NAME/optimizations.json"
+MEASURE = "./run_optimization_study.sh, then store its optimization_study.json in benchmarks/results/NAME/"
 
 
 def fastest_settings(device: str, parser: OneLineParser) -> dict:
@@ -28,10 +28,11 @@ def fastest_flags(device: torch.device) -> tuple[list[str], str]:
     beyond noise; and where that is from.  A precision is not chosen: it changes the arithmetic."""
     name = describe_environment(device)["device"]["name"]
     found = [
-        (row["ratio"], row["flags"], row["ratio_95_high"], f"--size {document['size']}, {file.relative_to(RESULTS)}")
-        for file in sorted(RESULTS.glob("*/optimizations*.json"))
+        (row["ratio"], row["flags"], row["ratio_high"], f"--size {row['size']}, {file.relative_to(RESULTS)}")
+        for file in sorted(RESULTS.glob("*/optimization_study*.json"))
         if (document := read_document(file)) and document["environment"]["device"]["name"] == name
         for row in document["rows"]
+        if row["flags"] and row["ratio_high"] is not None and row["not_the_same"] is None
         if "--precision" not in row["flags"]
     ]
     if not found:

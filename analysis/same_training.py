@@ -47,5 +47,9 @@ def loss_bound(summary: dict, baseline: dict) -> float | None:
     if first is None:
         return None
     steps = min(one["training"]["completed_steps"] for one in (summary, baseline))
-    roundoff = max(UNIT_ROUNDOFF[one["config"]["training"]["precision"]] for one in (summary, baseline))
-    return ROUNDOFFS_PER_STEP * roundoff * first * (1 + steps)
+    return explained_by_rounding(first, steps, *(one["config"]["training"]["precision"] for one in (summary, baseline)))
+
+
+def explained_by_rounding(first_loss: float, steps: int, *precisions: str) -> float:
+    """How far apart the losses of runs in these precisions may be after so many steps."""
+    return ROUNDOFFS_PER_STEP * max(UNIT_ROUNDOFF[precision] for precision in precisions) * first_loss * (1 + steps)

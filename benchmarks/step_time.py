@@ -34,46 +34,9 @@ from harness.devices import choose_device
 from harness.errors import UserError
 from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
 from harness.run_report import RunReport
+from studies.reference import reference_model
 from studies.sweep import text_columns, workload_of
-from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaModel, TinyLlamaWorkload
-
-NAMES = {  # part of a name in transformers: ours
-    "model.": "",
-    "embed_tokens": "embedding",
-    "self_attn": "attention",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "mlp_norm",
-}
-
-
-def our_name(theirs: str) -> str:
-    for old, new in NAMES.items():
-        theirs = theirs.replace(old, new)
-    return theirs
-
-
-def reference_model(config: TinyLlamaConfig, model: TinyLlamaModel):
-    """LlamaForCausalLM of the same shape, with the same weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    reference = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_dim,
-            intermediate_size=config.intermediate_dim,
-            num_hidden_layers=config.n_layers,
-            num_attention_heads=config.n_heads,
-            num_key_value_heads=config.n_kv_heads,
-            max_position_embeddings=config.max_seq_len,
-            rms_norm_eps=config.norm_eps,
-            tie_word_embeddings=False,
-            use_cache=False,
-            attn_implementation="eager",
-        )
-    )
-    ours = model.state_dict()
-    reference.load_state_dict({theirs: ours[our_name(theirs)] for theirs in reference.state_dict()})
-    return reference
+from tiny_llama_v1 import SIZES, TinyLlamaWorkload
 
 
 def minimal_step(forward, parameters, stream):

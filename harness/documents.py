@@ -750,6 +750,7 @@ class SweepDocument(TypedDict, total=False):
     accumulation: list[dict[str, Any]]  # precision study: a sum of equal terms in each pair of types
     lacking: dict[str, str]  # precision study: precisions that the device does not have, and why
     methods: dict[str, str]  # timing study: what each method of timing does
+    reference: list[dict[str, Any]]  # optimization study: transformers' LLaMA, a row like the others for each size
 
 
 class SweepRow(TypedDict):
@@ -908,6 +909,42 @@ class TimingStudyRow(SweepRow):
     baseline_times_ms: NotRequired[list[float]]
     changed_times_ms: NotRequired[list[float]]
     ratios_of_pairs: NotRequired[list[float]]  # of the right method
+
+
+class OptimizationStudyRow(SweepRow):
+    size: str
+    seq_len: int  # tokens
+    batch_size: int
+    precision: str  # of the baseline
+    flags: str  # of tiny_llama_v1.py, in addition to the baseline's, which has none; of the reference: what it is
+    ladder: int | None  # its rung, 0 the baseline; null: measured alone, or the reference
+    step_ms: float | None  # median over the rounds; null: not measured
+    step_mean_ms: float | None  # null: not measured
+    step_std_ms: float | None  # null: not measured, or one round
+    step_times_ms: list[float] | None  # round by round; null: not measured
+    ratio: float | None  # step time / baseline's, medians; null: either was not measured
+    ratio_low: float | None  # 95% interval over rounds; null: fewer than three, or no ratio
+    ratio_high: float | None  # null: as for ratio_low
+    bound: float | None  # least ratio that the opportunities of the baseline's trace allow; null: see the reason
+    estimate: float | None  # the likely one; null: see the reason
+    ratio_to_previous: float | None  # step time / that of the rung below; null: not on the ladder, or not in turn
+    ratio_to_previous_low: float | None  # 95% interval; null: fewer than three rounds, or no ratio
+    ratio_to_previous_high: float | None  # null: as for ratio_to_previous_low
+    ratio_to_reference: float | None  # step time / that of transformers' LLaMA; null: it was not measured in turn
+    ratio_to_reference_low: float | None  # 95% interval; null: fewer than three rounds, or no ratio
+    ratio_to_reference_high: float | None  # null: as for ratio_to_reference_low
+    predicted_memory_bytes: int | None  # peak of a step; null: it cannot run on fake tensors
+    measured_memory_bytes: int | None  # live tensors at the peak; null: not measured, compiled or CUDA graphs
+    largest_loss_difference: float | None  # from the baseline's, over all steps; null: either was not measured
+    loss_bound: float | None  # the difference that rounding explains; null: either was not measured
+    audit_ok: bool | None  # null: not measured
+    audit: str | None  # ok, or the findings; null: not measured
+    not_the_same: str | None  # why it is another training than the baseline's; null: nothing says so
+    achieved_tflops: float | None  # 10^12 FLOP/s of the model's matmuls, at the median; null: not measured
+    measured_peak_tflops: float | None  # of a matmul, measured in the same process; null: not measured
+    share_of_measured_peak: float | None  # achieved / measured peak; null: either was not measured
+    compile_s: float | None  # seconds, without a cache; null: not compiled
+    break_even_step: int | None  # from which on compiling has saved time; null: not compiled, or not faster
 
 
 # ---- Exercises -----------------------------------------------------------------------------------------------------

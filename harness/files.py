@@ -115,8 +115,12 @@ FILES = (
     *_sweep("attention_benchmark", "AttentionBenchmarkRow"),
     *_sweep("precision_study", "PrecisionStudyRow"),
     *_sweep("timing_study", "TimingStudyRow"),
+    *_sweep("optimization_study", "OptimizationStudyRow"),
     *_sweep("scaling_study", "ScalingStudyRow"),
     *_sweep("collective_benchmark", "CollectiveBenchmarkRow"),
+    FileKind(
+        "profile_*", "run_optimization_study.py", "the profiled baseline, one per size and precision", is_folder=True
+    ),
     FileKind("bs*_seq*", "run_memory_study.py", "the folder of a run, one per row", is_folder=True),
     FileKind("rows", "the sweeps", "event files for TensorBoard's HPARAMS tab, one per row", is_folder=True),
     FileKind("snapshots", "run_training_benchmark.py", "allocator histories, one folder per row", is_folder=True),
@@ -131,7 +135,7 @@ FILES = (
 FOLDERS = (  # created by the launchers and the documented commands; for .gitignore
     "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ memory_hotspots/ memory_study*/ "
     "system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
-    "scaling_study*/ collective_benchmark*/ "
+    "optimization_study*/ scaling_study*/ collective_benchmark*/ "
     "exercise[0-9]*_*/ comparison_*/ runs/"
 ).split()
 

@@ -15,10 +15,9 @@ import torch
 
 from harness.errors import UserError
 from harness.parallel import ParallelConfig
+from harness.phases import median_interval
 from harness.timing import StepMeter, UntimedMeter
 from harness.workload import TrainingState, Workload
-
-RESAMPLES = 2000  # of the bootstrap
 
 
 def check_no_sync(parallel: ParallelConfig, pairs: int) -> None:
@@ -62,15 +61,13 @@ def no_sync_steps(
 def document_of(step: list[float], no_sync: list[float]) -> dict:
     """The document, from the times of both kinds of steps in ms, pair by pair."""
     differences = np.subtract(step, no_sync)
-    samples = np.random.default_rng(0).choice(differences, (RESAMPLES, len(differences)))
-    low, high = np.percentile(np.median(samples, axis=1), (2.5, 97.5))
     difference = float(np.median(differences))
     return {
         "steps": len(step),
         "step_ms": statistics.median(step),
         "no_sync_step_ms": statistics.median(no_sync),
         "difference_ms": difference,
-        "difference_95_ms": [float(low), float(high)],
+        "difference_95_ms": median_interval(np.asarray, [differences]),
         "share": difference / statistics.median(step),
     }
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 PHASES = ("data", "forward", "backward", "optimizer")
+RESAMPLES = 2000  # of the bootstrap
 
 
 def summary_stats(values: list[float]) -> dict[str, float | int | None]:
@@ -15,3 +18,23 @@ def summary_stats(values: list[float]) -> dict[str, float | int | None]:
     std = np.std(values, ddof=1).item() if len(values) > 1 else None
     found = (np.mean(values).item(), np.median(values).item(), std, np.percentile(values, 95).item())
     return dict(zip(names, found, strict=True)) | {"count": len(values)}
+
+
+def median_interval(combine: Callable[..., np.ndarray], *series: Sequence[Sequence[float]]) -> list[float]:
+    """95% bootstrap interval of combine(median of each series), such as np.divide for a ratio of medians.
+
+    series: [launches, steps] each.  Launches are drawn for all series together, because the same moment of the machine
+    affects them alike; the steps within a launch for each series on its own.  One launch of many steps is a comparison
+    of two runs; launches of one step each are rounds in which the series took turns.
+    """
+    rng = np.random.default_rng(0)
+    launches = min(map(len, series))
+    chosen = rng.integers(0, launches, (RESAMPLES, launches, 1))
+
+    def medians(one: Sequence[Sequence[float]]) -> np.ndarray:
+        values = np.array(one[:launches], dtype=float)
+        steps = rng.integers(0, values.shape[1], (RESAMPLES, launches, values.shape[1]))
+        return np.median(values[chosen, steps], axis=(1, 2))
+
+    low, high = np.percentile(combine(*map(medians, series)), (2.5, 97.5))
+    return [float(low), float(high)]

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
 from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis, new_axes
 from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, series
+from analysis.wording import shortened
 from harness.units import MB
 
 
@@ -298,3 +299,67 @@ def memory_of_mode(axes, rows: list[dict], group: tuple, n: int) -> None:
     known = [row for row in some if row["predicted_memory_bytes"] is not None]
     points = [row["world_size"] for row in known], [row["predicted_memory_bytes"] / MB for row in known]
     axes.plot(*points, "o", color=color, markersize=14 - 2 * min(n, 4), markerfacecolor="none", markeredgewidth=0.8)
+
+
+# ---- Optimizations -------------------------------------------------------------------------------------------------
+
+GAIN, LOSS = ("#0072b2", ""), ("#d55e00", "//")  # color and hatching, as of a comparison
+
+
+def optimization_figure(ladders: dict[str, list[dict]], about: str) -> Figure:
+    """A panel for each size and precision: the ladder as a waterfall, from the baseline to all rungs, each bar from the
+    ratio below it to its own; then each optimization alone, and the reference, with intervals and bounds."""
+    counts = [len(rows) + 1 for rows in ladders.values()]
+    figure = Figure(figsize=(WIDTH, 1.2 + sum(0.9 + 0.24 * count for count in counts)), layout="constrained")
+    panels = figure.subplots(len(counts), 1, squeeze=False, height_ratios=counts)[:, 0]
+    for axes, (name, rows) in zip(panels, ladders.items(), strict=True):
+        waterfall(axes, name, rows)
+    entitle(figure, "Optimizations: step time relative to the baseline's", about)
+    return figure
+
+
+def waterfall(axes, name: str, rows: list[dict]) -> None:
+    known = [row for row in rows if row["ratio"] is not None]
+    climbing = sorted((row for row in known if row["ladder"]), key=lambda row: row["ladder"])
+    others = [row for row in known if row["ladder"] is None]
+    names, texts = ["baseline"], ["1.000"]
+    axes.barh(0, 1, color=GRAY, linewidth=0)
+    below = 1.0
+    for y, row in enumerate(climbing, 1):
+        color, hatch = GAIN if row["ratio"] <= below else LOSS
+        axes.barh(y, row["ratio"] - below, left=below, color=color, hatch=hatch, edgecolor=SEAM, linewidth=0)
+        below = row["ratio"]
+        names.append(f"+ {last_flag(row['flags'])}")
+        texts.append(f"{row['ratio']:.3f}")
+    for y, row in enumerate(others, len(names)):
+        ends = [row["ratio_low"] or row["ratio"], row["ratio_high"] or row["ratio"]]
+        axes.plot(ends, [y, y], color="black", linewidth=1.2)
+        axes.plot([row["ratio"]], [y], "o", color=(GAIN if row["ratio"] <= 1 else LOSS)[0], markersize=5)
+        names.append(shortened(row["flags"], 40))
+        texts.append(f"{row['ratio']:.3f}")
+    bounds = [(row["bound"], names.index(shortened(row["flags"], 40))) for row in others if row["bound"]]
+    bounds += [(row["bound"], y) for y, row in enumerate(climbing, 1) if row["bound"]]
+    if bounds:
+        axes.plot(
+            *zip(*bounds, strict=True),
+            "|",
+            color="#009e73",
+            markersize=12,
+            markeredgewidth=2,
+            label="at least, by the trace",
+        )
+        legend(axes, name)
+    else:
+        axes.set_title(name, loc="left", fontsize=10)
+    axes.axvline(1, color="#404040", linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.margins(x=0.05)
+    axes.set_xlabel("step time / baseline's (ratio)")
+    bare(axes)
+    beside(axes, texts)
+
+
+def last_flag(flags: str) -> str:
+    """'--compile' of '--attention sdpa --compile'"""
+    return f"--{flags.split('--')[-1]}".strip()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ import numpy as np
 import tiny_llama_v1
 from analysis.memory import parts_of_peak
 from harness.documents import MemoryStudyRow, read_document
-from harness.errors import exit_code_of
 from harness.files import explain_nulls
 from harness.profilers import ProfilerConfig
 from harness.tables import Column, Section, column
@@ -26,6 +23,7 @@ from studies.sweep import (
     optional,
     predicted_finding,
     predicted_peak,
+    run_script,
     status_column,
 )
 from tiny_llama_v1 import TinyLlamaWorkload
@@ -79,21 +77,9 @@ def settings_of(workload: TinyLlamaWorkload) -> dict:
 
 
 def run_of_row(workload: TinyLlamaWorkload, profiling: ProfilerConfig, parent: Path) -> dict:
-    """In a new process: run the script, discard its output, and read the columns from its files."""
+    """In a new process: run the script, and read the columns from its files."""
     folder = parent / f"bs{workload.batch_size}_seq{workload.seq_len}"
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            tiny_llama_v1.run(workload.with_settings(output_dir=str(folder)), profiling)
-        except Exception as error:
-            errors.append(error)
-            raise
-
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        exit_code_of(run)  # so that an interrupted run writes its summary
-    if errors:
-        raise errors[0]
+    run_script(workload, profiling, folder)
     performance = read_document(folder / "performance_summary.json")["performance"]
     memory = read_document(folder / "memory_timeline.json")
     return {

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.compare import RESAMPLES
 from analysis.network import Network
 from harness.files import explain_nulls
+from harness.phases import median_interval
 from studies.scaling_steps import FAULTS
 
 KEY = ("scaling", "parallel", "world_size", "bucket_mb", "fault")
@@ -63,30 +63,12 @@ def efficiency(row: dict, base: dict | None) -> dict:
     found = row["tokens_per_sec"] / row["world_size"] / (base["tokens_per_sec"] / base["world_size"])
     if same(row, base, *KEY):
         return explain_nulls({"efficiency": 1.0, "efficiency_95": None}, "it is the base")
-    interval = ratio_interval(row["step_times_ms"], base["step_times_ms"])
-    if interval is None:
+    times = row["step_times_ms"], base["step_times_ms"]
+    if min(map(len, times)) < 2:
         return explain_nulls({"efficiency": found, "efficiency_95": None}, "needs two launches")
+    interval = median_interval(np.divide, *times)
     scale = found * row["step_ms"] / base["step_ms"]  # samples per rank, relative to the base
     return {"efficiency": found, "efficiency_95": [scale / high for high in reversed(interval)]}
-
-
-def ratio_interval(times: list[list[float]], base: list[list[float]]) -> list[float] | None:
-    """95% bootstrap interval of the ratio of medians, over launches, in pairs, and their steps; None for one launch.
-
-    times, base: [launches, steps], ms.
-    """
-    launches = min(len(times), len(base))
-    if launches < 2:
-        return None
-    rng = np.random.default_rng(0)
-    chosen = rng.integers(0, launches, (RESAMPLES, launches))
-
-    def medians(series: list[list[float]]) -> np.ndarray:
-        found = np.array(series[:launches])[chosen]  # [resamples, launches, steps]
-        steps = rng.integers(0, found.shape[2], found.shape)
-        return np.median(np.take_along_axis(found, steps, axis=2), axis=(1, 2))
-
-    return [float(one) for one in np.percentile(medians(times) / medians(base), (2.5, 97.5))]
 
 
 def predicted_efficiency(row: dict, base: dict | None, network: Network | None) -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from typing_extensions import NotRequired, get_type_hints
 
+import tiny_llama_v1
 from analysis.fake_run import FakeRunError
 from analysis.wording import narrow_table
 from harness.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
@@ -30,7 +32,7 @@ from harness.devices import PRECISIONS, check_precision, choose_device
 from harness.disturbance import DisturbanceMeter, available_cores
 from harness.documents import read_document
 from harness.environment import describe_environment
-from harness.errors import UserError, explain_error, innermost_cause, out_of_memory
+from harness.errors import UserError, exit_code_of, explain_error, innermost_cause, out_of_memory
 from harness.files import (
     explain_nulls,
     explain_nulls_recursively,
@@ -48,6 +50,7 @@ from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve
 
 if TYPE_CHECKING:
     from analysis.prediction import Capacity
+    from harness.profilers import ProfilerConfig
 
 FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
 NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row
@@ -172,8 +175,11 @@ class Sweep:
         for part in ("device", "packages"):
             if config["environment"][part] != self.environment[part]:
                 raise UserError(f"{flag}: started on another device or with other package versions", exit_code=2)
-        self.rows = [row for row in document["rows"] if row["status"] in FINISHED_STATUSES]
+        self.rows = [row for row in self.rows_in(document) if row["status"] in FINISHED_STATUSES]
         say(f"Resumed; finished rows: {len(self.rows)}")
+
+    def rows_in(self, document: dict) -> list[dict]:
+        return document["rows"]
 
     def run(
         self,
@@ -282,10 +288,11 @@ class Sweep:
         }
         write_json(self.folder / f"{self.name}.json", document | more)
 
-    def close(self, finding: list[str], sections: list[Section], figure, **more) -> None:
+    def close(self, finding: list[str], sections: list[Section], figure, brief: bool = False, **more) -> None:
         """Write tables, figure and TensorBoard events; print the finding and the first table, with --verbose all.
 
-        finding: sentences; `more` goes into the JSON document.  Raises UserError if a row failed.
+        finding: sentences; brief: without --verbose no table is printed; `more` goes into the JSON document.  Raises
+        UserError if a row failed.
         """
         self.write(device_memory_bytes=self.available_bytes, **more)
         text = self.markdown(finding, sections, figure)
@@ -297,10 +304,12 @@ class Sweep:
         for section in others if self.verbose else []:
             say(*screen_lines(section, fold=False), *wrapped(section.text))
         kinds = "json, .md" if figure is None else "json, .md, .png"
-        more_tables = "" if self.verbose or not others else "; --verbose prints all of its tables"
+        left_out = sections if brief else others
+        more_tables = "" if self.verbose or not left_out else "; --verbose prints all of its tables"
         say("", f"Files: {self.folder / self.name}.{kinds}{more_tables}", "", *wrapped([" ".join(finding)]))
         say(f"Disturbance: {self.disturbance()}")
-        say(*screen_lines(first), *(wrapped(first.text) if self.verbose else []))
+        if self.verbose or not brief:
+            say(*screen_lines(first), *(wrapped(first.text) if self.verbose else []))
         failed = sum(row["status"] == "failed" for row in self.rows)
         if failed:
             raise UserError(f"{failed} of {len(self.rows)} rows failed; see the table")
@@ -497,6 +506,23 @@ def _with_disturbance(work: Callable, arguments: tuple, device: torch.device | N
     with meter.long_interval():
         result = work(*arguments)
     return result, meter.document()
+
+
+def run_script(workload: TinyLlamaWorkload, profiling: ProfilerConfig, folder: Path) -> None:
+    """In a new process: a run of the script into the folder, without its output.  Raises what ended it."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            tiny_llama_v1.run(workload.with_settings(output_dir=str(folder)), profiling)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        exit_code_of(run)  # so that an interrupted run writes its summary
+    if errors:
+        raise errors[0]
 
 
 @contextlib.contextmanager

@@ -162,13 +162,14 @@ def folders_of_texts() -> list[str]:
 
 DEFAULTS = (  # of the commands, where no folder is named
     "pytorch_profiles performance_results_tiny comparison_20260101_000000 memory_study training_benchmark "
-    "attention_benchmark precision_study timing_study scaling_study collective_benchmark "
+    "attention_benchmark precision_study timing_study optimization_study scaling_study "
+    "collective_benchmark "
     "exercise_1_results_20260101_000000 exercise_all_results_20260101_000000"
 ).split()
 
 
 def test_what_commands_write_is_ignored_by_git():
-    assert len(folders_of_launchers()) == 12
+    assert len(folders_of_launchers()) == 13
     assert len(folders_of_texts()) > 50
     paths = [f"{name}/config.json" for name in (*DEFAULTS, *folders_of_launchers(), *folders_of_texts())]
     command = ["git", "-C", str(PROJECT), "check-ignore", "--no-index", "--stdin"]

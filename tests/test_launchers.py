@@ -90,6 +90,7 @@ STARTED = {  # launcher: the command that it starts, in which folder, with which
     "run_attention_benchmark.sh": "attention_benchmark run_attention_benchmark.py --output-dir FOLDER ",
     "run_precision_study.sh": "precision_study run_precision_study.py --output-dir FOLDER ",
     "run_timing_study.sh": "timing_study run_timing_study.py --output-dir FOLDER ",
+    "run_optimization_study.sh": "optimization_study run_optimization_study.py --output-dir FOLDER ",
     "run_scaling_study.sh": "scaling_study run_scaling_study.py --output-dir FOLDER ",
     "run_collective_benchmark.sh": "collective_benchmark run_collective_benchmark.py --output-dir FOLDER ",
 }

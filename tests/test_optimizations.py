@@ -222,7 +222,7 @@ def test_cuda_graphs_give_the_losses_of_the_baseline(train, tmp_path, precision)
 def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
     name = describe_environment(CPU)["device"]["name"]
     rows = [
-        {"flags": flags, "ratio": ratio, "ratio_95_high": high}
+        {"flags": flags, "ratio": ratio, "ratio_high": high, "size": "small", "not_the_same": None}
         for flags, ratio, high in (
             ("--fused-rope", 0.98, 1.02),
             ("--attention sdpa", 0.95, 0.97),
@@ -233,16 +233,17 @@ def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
     monkeypatch.setattr(fastest, "RESULTS", tmp_path / "results")
     code, out, _ = train("--optimize", "all", "--dry-run")
     assert code == 0
-    assert f"--optimize all: no flags (nothing was measured on {name} yet: python3 benchmarks/optimizations.py" in out
-    document = {"environment": {"device": {"name": name}}, "size": "small", "rows": rows}
+    assert f"--optimize all: no flags (nothing was measured on {name} yet: ./run_optimization_study.sh" in out
+    apart = {"flags": "--fused-loss", "ratio": 0.1, "ratio_high": 0.2, "size": "small", "not_the_same": "no gradient"}
+    document = {"environment": {"device": {"name": name}}, "rows": [*rows, apart]}
     (tmp_path / "results" / "here").mkdir(parents=True)
-    write_json(tmp_path / "results" / "here" / "optimizations.json", document)
+    write_json(tmp_path / "results" / "here" / "optimization_study.json", document)
     code, out, _ = train("--optimize", "all", "--attention", "eager", "--num-steps", "2")
     assert code == 0
     assert "--optimize all: --attention sdpa --fused-projections (1.11x as fast as without; the best of 3 sets" in out
     assert "  Fused: projections" in out
     assert "  Attention: eager" in out  # a flag that was given wins
-    write_json(tmp_path / "results" / "here" / "optimizations.json", document | {"rows": rows[:1]})
+    write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": rows[:1]})
     assert "no flags (none of 1 sets was faster beyond noise" in train("--optimize", "all", "--dry-run")[1]
 
 

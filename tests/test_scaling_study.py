@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from helpers import SMALL_MODEL, run_command, unregistered
@@ -14,10 +15,11 @@ from test_documents import mismatches
 import run_scaling_study
 from analysis.network import Network
 from harness import documents
+from harness.phases import median_interval
 from studies import scaling
 from studies.ranks import answer_of
 from studies.scaling import single_specs
-from studies.scaling_results import concluded, findings, ratio_interval, verdicts
+from studies.scaling_results import concluded, findings, verdicts
 from studies.scaling_steps import FAULTS, ReducedAfterBackward
 
 study = functools.partial(run_command, run_scaling_study)
@@ -83,9 +85,9 @@ def test_without_one_rank_the_base_is_that_of_the_mode():
 
 
 def test_the_interval_is_over_launches():
-    assert ratio_interval([[1.0, 1.0]], [[1.0, 1.0]]) is None
-    low, high = ratio_interval([[1.0] * 5, [2.0] * 5], [[1.0] * 5] * 2)
-    assert (low, high) == (1.0, 2.0)
+    assert median_interval(np.divide, [[1.0] * 5, [2.0] * 5], [[1.0] * 5] * 2) == [1.0, 2.0]
+    once = concluded([row(1, 8.0), row(2, 10.0, step_times_ms=[[10.0] * 3])], None)[1]
+    assert once["efficiency_95"] is None and once["efficiency_95_reason"] == "needs two launches"
 
 
 FOUND = {

@@ -1,0 +1,411 @@
+"""The ladder of optimizations, each alone and one on top of another, in turn, beside transformers' LLaMA.
+
+Every size and precision is profiled once, for what the baseline's trace allows.  Then one process has them all, as far
+as memory permits, and each takes one step in every round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from analysis.hardware import cache
+from analysis.same_training import explained_by_rounding
+from harness.command_line import require
+from harness.documents import OptimizationStudyRow, read_document
+from harness.files import explain_nulls
+from harness.phases import median_interval
+from harness.profilers import ProfilerConfig
+from harness.tables import Column, Section, column
+from harness.units import MB
+from studies.optimization_steps import take_turns
+from studies.reference import MISSING, ReferenceWorkload, reference_of, reference_title
+from studies.rungs import FlagSet, flag_sets, not_here, predicted_ratio
+from studies.sweep import (
+    FINISHED_STATUSES,
+    DeviceProperties,
+    Sweep,
+    optional,
+    predicted_finding,
+    predicted_peak,
+    run_script,
+    status_column,
+    text_columns,
+    time_statistics,
+    workload_of,
+)
+from tiny_llama_v1 import TinyLlamaWorkload
+
+KEY = ("size", "seq_len", "batch_size", "precision", "flags")
+SHAPE = KEY[:-1]  # of a ladder
+FIGURES = {"step_ms": "step_std_ms", "ratio": None, "measured_memory_bytes": None, "compile_s": None}
+RESTING_BYTES = 12  # per parameter between two steps: weight and two moments of AdamW in float32
+LEAST_ROUNDS = 3  # for an interval
+PROFILED = ProfilerConfig(enable_pytorch_profiler=True, warmup_steps=1, profile_steps=2, profile_memory=True)
+
+
+class OptimizationSweep(Sweep):
+    """Its document has the rows of transformers' LLaMA apart, in `reference`."""
+
+    def rows_in(self, document: dict) -> list[dict]:
+        return document["rows"] + document["reference"]
+
+    def write(self, **more) -> None:
+        ours = [row for row in self.rows if not is_reference(row)]
+        super().write(rows=ours, reference=[row for row in self.rows if is_reference(row)], **more)
+
+
+def study(args, device: DeviceProperties) -> None:
+    """Run the sweep."""
+    from studies.figures import optimization_figure
+
+    device.check_precisions(args.precisions, "--precisions")
+    require("the profile of the baseline", ["pandas"])
+    specs = specs_of(args, device)
+    if args.reference and not any(isinstance(one, ReferenceWorkload) for spec in specs for one in spec["workloads"]):
+        args.notes.append(MISSING)
+    sweep = OptimizationSweep("optimization_study", args, device, OptimizationStudyRow, KEY, FIGURES)
+    sweep.open()
+
+    def measure(spec: dict) -> list[dict]:
+        return measured_ladder(sweep, spec, device, args.repetitions, args.warmup_steps)
+
+    sweep.run(specs, measure, label, result, table)
+    measured = [row for row in sweep.rows if row["status"] == "ok"]
+    figure = optimization_figure(ladders(measured), device.name) if measured else None
+    lines = finding(sweep.rows, device.name, sweep.available_bytes)
+    sweep.close(lines, sections(sweep.rows), figure, brief=True)
+
+
+def specs_of(args, device: DeviceProperties) -> list[dict]:
+    """One spec for each size and precision, with a row and a workload for each set of flags."""
+    specs = []
+    common = {name: getattr(args, name) for name in ("batch_size", "seq_len", "device")}
+    for size in args.sizes:
+        for precision in args.precisions:
+            settings = common | {"size": size, "precision": precision}
+            sets = flag_sets(args.rungs, precision)
+            workloads = [workload_of(one.flags.split(), **settings) for one in sets]
+            shape = dict(zip(SHAPE, (size, workloads[0].seq_len, workloads[0].batch_size, precision), strict=True))
+            rows = [shape | {"flags": one.flags, "ladder": one.ladder} for one in sets]
+            if args.reference and (reference := reference_of(workloads[0], device.on_gpu)):
+                below = max(1, len(sets) - 1)  # the top of the ladder
+                workloads.insert(below, reference)
+                rows.insert(below, shape | {"flags": reference_title(reference), "ladder": None})
+                sets.insert(below, FlagSet((), None))
+            specs.append({"rows": rows, "workloads": workloads, "sets": sets})
+    return specs
+
+
+# ---- One ladder ----------------------------------------------------------------------------------------------------
+
+
+def measured_ladder(sweep: Sweep, spec: dict, device: DeviceProperties, repetitions: int, warmup: int) -> list[dict]:
+    """The rows of a size and precision; those of every process are kept as soon as it ends."""
+    baseline = spec["workloads"][0]
+    rows = [row | peak for row, peak in zip(spec["rows"], predictions(sweep, spec["workloads"]), strict=True)]
+    analysis = None if sweep.dry_run else profile_of(sweep, baseline)
+    todo = []
+    for row, workload, flags in zip(rows, spec["workloads"], spec["sets"], strict=True):
+        row |= predicted_ratio(flags.rungs, analysis)
+        if is_finished(before := sweep.known(row)):
+            row["status"] = before["status"]
+        elif why := not_here(workload, device) or slower_type(workload, baseline, sweep):
+            row |= {"status": "skipped", "reason": why}
+        elif skipped := sweep.skipped(row["predicted_memory_bytes"], workload.precision):
+            row |= skipped
+        else:
+            todo.append((row, workload))
+    for group in groups_that_fit(todo, (rows[0], baseline), sweep.available_bytes):
+        found = in_turn(sweep, group, repetitions, warmup)
+        sweep.keep([row for row in found if not is_finished(sweep.known(row))])
+        sweep.write()
+    return [sweep.known(row) or row for row in rows]
+
+
+def is_finished(row: dict | None) -> bool:
+    return row is not None and row["status"] in FINISHED_STATUSES
+
+
+def is_reference(row: dict) -> bool:
+    return row["flags"].startswith("transformers")
+
+
+def predictions(sweep: Sweep, workloads: Sequence[TinyLlamaWorkload]) -> list[dict]:
+    """`predicted_memory_bytes` of each."""
+    return sweep.predict(predicted_peaks, workloads, sweep.predicts_gpu)
+
+
+def predicted_peaks(workloads: Sequence[TinyLlamaWorkload], on_gpu: bool) -> list[dict]:
+    return [predicted_peak(workload, on_gpu, "predicted_memory_bytes") for workload in workloads]
+
+
+def profile_of(sweep: Sweep, baseline: TinyLlamaWorkload) -> dict:
+    """operator_analysis.json of the baseline, from a run of its own; without opportunities if that fails."""
+    folder = sweep.folder / f"profile_{baseline.size}_{baseline.precision}"
+    analysis = read_document(folder / "operator_analysis.json")
+    if analysis is None:
+        run = baseline.with_settings(num_steps=PROFILED.warmup_steps + PROFILED.profile_steps + 1)
+        outcome, _ = sweep.measure_row(None, run_script, run, PROFILED, folder, precision=baseline.precision)
+        analysis = read_document(folder / "operator_analysis.json")
+        if analysis is None:
+            why = f"the baseline was not profiled: {outcome['reason']}"
+            return {"opportunities": [], "not_here": [], "opportunities_reason": why}
+    return analysis
+
+
+def slower_type(workload: TinyLlamaWorkload, baseline: TinyLlamaWorkload, sweep: Sweep) -> str | None:
+    """Why another precision is not worth its time: a CPU without its arithmetic may take 25 times as long."""
+    if sweep.on_gpu or sweep.dry_run or sweep.force or workload.precision == baseline.precision:
+        return None
+    gain = cache.measured(sweep.environment["device"], workload.precision, "gain")
+    if gain is None or gain.rate >= 1:
+        return None
+    return f"{workload.precision} is {gain.rate:.2g} times as fast as fp32 here: {gain.source}; --force runs it"
+
+
+Measured = list[tuple[dict, TinyLlamaWorkload]]  # rows and their workloads
+
+
+def groups_that_fit(todo: Measured, baseline: tuple[dict, TinyLlamaWorkload], available: int) -> Iterator[Measured]:
+    """Rows whose states are in memory together, each group with the baseline, unless that is skipped."""
+    always = [] if baseline[0].get("status") == "skipped" else [baseline]
+    group = always[:]
+    for one in todo:
+        if one[0] is baseline[0]:
+            continue
+        if len(group) > len(always) and bytes_together([*group, one]) > available:
+            yield group
+            group = always[:]
+        group.append(one)
+    if any(row.get("status") is None for row, _ in group):
+        yield group
+
+
+def bytes_together(group: Measured) -> int:
+    """What all keep between two steps, and what one of them needs on top at its peak."""
+    resting = [RESTING_BYTES * workload.parameter_count() for _, workload in group]
+    peaks = [row["predicted_memory_bytes"] or 0 for row, _ in group]
+    return sum(resting) + max(max(0, peak - rest) for peak, rest in zip(peaks, resting, strict=True))
+
+
+def in_turn(sweep: Sweep, group: Measured, repetitions: int, warmup: int) -> list[dict]:
+    """The rows of a group, measured in one process; if it dies, one process for each with the baseline."""
+    workloads = [workload for _, workload in group]
+    outcome, found = sweep.measure_row(None, take_turns, workloads, repetitions, warmup)
+    if found is None:
+        if len(group) > 2:
+            pairs = [in_turn(sweep, [group[0], one], repetitions, warmup) for one in group[1:]]
+            return [pairs[0][0], *(pair[-1] for pair in pairs)]
+        return [row | outcome for row, _ in group[-1:]]
+    rows = [row | outcome | answer_columns(one, workload) for (row, workload), one in zip(group, found, strict=True)]
+    return [row | beside(row, rows, found) for row in rows]
+
+
+# ---- Columns -------------------------------------------------------------------------------------------------------
+
+
+def answer_columns(found: dict, workload: TinyLlamaWorkload) -> dict:
+    """What a set of flags is by itself.  found: of take_turns()."""
+    row = {name: value for name, value in found.items() if name not in ("losses", "first_step_ms")}
+    if row["status"] != "ok":
+        return row
+    row |= time_statistics("step", row["step_times_ms"])
+    row["achieved_tflops"] = workload.step_flops() / row["step_ms"] / 1e9
+    if peak := row["measured_peak_tflops"]:
+        row["share_of_measured_peak"] = row["achieved_tflops"] / peak
+    if workload.compiled:
+        row["compile_s"] = max(0.0, found["first_step_ms"] - row["step_ms"]) / 1e3
+    return row
+
+
+def beside(row: dict, group: list[dict], found: list[dict]) -> dict:
+    """What a row is beside those that took turns with it: ratios, difference of the losses, whether it trains the same.
+
+    found: of take_turns(), in the order of the group.
+    """
+    if row["status"] != "ok":
+        return {}
+    measured = [one for one in group if one["status"] == "ok"]
+    baseline = next((one for one in measured if one["ladder"] == 0), None)
+    below = next((one for one in measured if row["ladder"] and one["ladder"] == row["ladder"] - 1), None)
+    reference = next(filter(is_reference, measured), None)
+    columns = ratio_to(baseline, row, "ratio") | ratio_to(below, row, "ratio_to_previous")
+    columns |= ratio_to(reference, row, "ratio_to_reference")
+    why = None if row["audit_ok"] else row["audit"]
+    if baseline:
+        losses, expected = (found[group.index(one)]["losses"] for one in (row, baseline))
+        pairs = list(zip(losses, expected, strict=False))  # a compiled one has no step for its memory
+        precision = "bf16" if "--precision bf16" in row["flags"] else row["precision"]
+        off, bound = max(abs(a - b) for a, b in pairs), explained_by_rounding(expected[0], len(pairs), precision)
+        columns |= {"largest_loss_difference": off, "loss_bound": bound}
+        if why is None and off > bound:
+            why = f"the losses differ by {off:.1e}, and rounding explains {bound:.1e}"
+        saved_ms = baseline["step_ms"] - row["step_ms"]
+        if row.get("compile_s") is not None:
+            step = math.ceil(1e3 * row["compile_s"] / saved_ms) if saved_ms > 0 else None
+            columns |= explain_nulls({"break_even_step": step}, "it is not faster than the baseline")
+    return columns | explain_nulls({"not_the_same": why}, "nothing says so")
+
+
+def ratio_to(other: dict | None, row: dict, name: str) -> dict:
+    """The ratio of the medians and its 95% interval over rounds, in each of which both took a step."""
+    found: dict[str, float | None] = dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    if other is None:
+        return explain_nulls(found, "there is none that was measured in turn with this one")
+    found[name] = row["step_ms"] / other["step_ms"]
+    times = row["step_times_ms"], other["step_times_ms"]
+    if len(times[0]) >= LEAST_ROUNDS:
+        rounds = ([[ms] for ms in series] for series in times)
+        found[f"{name}_low"], found[f"{name}_high"] = median_interval(np.divide, *rounds)
+    return explain_nulls(found, f"an interval needs {LEAST_ROUNDS} rounds")
+
+
+# ---- Reporting -----------------------------------------------------------------------------------------------------
+
+
+def label(row: dict) -> str:
+    return f"{row['size']} {row['batch_size']} x {row['seq_len']} {row['precision']}"
+
+
+def result(row: dict) -> str:
+    ratio = "" if row["ratio"] is None else f", {row['ratio']:.3f} of the baseline's"
+    return f"{row['flags'] or 'baseline'}: {row['step_ms']:,.2f} ms{ratio}"
+
+
+def ladders(rows: list[dict]) -> dict[str, list[dict]]:
+    """The rows of each size and precision, by their label."""
+    found: dict[str, list[dict]] = {}
+    for row in rows:
+        found.setdefault(label(row), []).append(row)
+    return found
+
+
+def interval_text(row: dict, name: str = "ratio") -> str:
+    """'0.85 (0.83 to 0.87)'; the ratio alone without an interval."""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{row[name]:.2f}" + (f" ({low:.2f} to {high:.2f})" if low is not None else "")
+
+
+def best_of(rows: list[dict]) -> dict | None:
+    """The fastest that trains the same and is faster than the baseline beyond noise.  A precision is not chosen: it
+    changes the arithmetic."""
+    faster = [
+        row
+        for row in rows
+        if row["ratio_high"] is not None and row["ratio_high"] < 1 and row["not_the_same"] is None
+        if not is_reference(row) and "--precision" not in row["flags"]
+    ]
+    return min(faster, key=lambda row: row["ratio"], default=None)
+
+
+def finding(rows: list[dict], device: str, available_bytes: int) -> list[str]:
+    """What to keep on this device, and what not; and how that compares with transformers' LLaMA."""
+    measured = [row for row in rows if row["status"] == "ok"]
+    if not measured:
+        return predicted_finding(
+            rows, "predicted_memory_bytes", lambda row: f"{label(row)} {row['flags']}", available_bytes
+        )
+    by_label = ladders(measured)
+    best = {name: best_of(some) for name, some in by_label.items()}
+    kept: dict[str, list[str]] = {}  # flags: where, with the ratio
+    for name, row in best.items():
+        kept.setdefault(row["flags"] if row else "", []).append(
+            f"{interval_text(row)} at {name}" if row else f"at {name}"
+        )
+    texts = [
+        f"{flags}, ratio {', '.join(where)}"
+        if flags
+        else f"the baseline, which no set of flags beats {', '.join(where)}"
+        for flags, where in kept.items()
+    ]
+    lines = [f"Keep on {device}: {'; '.join(texts)}."]
+    lines += [f"Leave out: {'; '.join(found)}."] if (found := left_out(by_label, best)) else []
+    against = [
+        f"{interval_text(row, 'ratio_to_reference')} at {name}"
+        for name, row in (
+            (name, row or some[0]) for (name, some), row in zip(by_label.items(), best.values(), strict=True)
+        )
+        if row.get("ratio_to_reference") is not None and not is_reference(row)
+    ]
+    lines += [f"Relative to transformers' LLaMA with its best settings: {', '.join(against)}."] if against else []
+    rates = [
+        f"{row['share_of_measured_peak']:.0%} at {name}"
+        for name, row in best.items()
+        if row and row["share_of_measured_peak"]
+    ]
+    return lines + ([f"Share of the matmul rate measured here: {', '.join(rates)}."] if rates else [])
+
+
+def left_out(by_label: dict[str, list[dict]], best: dict[str, dict | None]) -> list[str]:
+    """What loses, by the reason: alone, on top of the rungs below, or because it does not train the same."""
+    slower: dict[str, list[str]] = {}
+    for name, rows in by_label.items():
+        where = f" at {name}" if len(by_label) > 1 else ""
+        for row in rows:
+            if is_reference(row) or not row["flags"]:
+                continue
+            last = row["flags"].split(" --")[-1].removeprefix("--")
+            if row["not_the_same"]:
+                slower.setdefault("not the same training", []).append(f"{row['flags']}{where} ({row['not_the_same']})")
+            elif row["ladder"] is None and row["ratio_low"] is not None and row["ratio_low"] > 1:
+                slower.setdefault("slower", []).append(f"{row['flags']} {row['ratio']:.2f}{where}")
+            elif row["ratio_to_previous_low"] is not None and row["ratio_to_previous_low"] > 1:
+                slower.setdefault("slower on top of the rungs below", []).append(
+                    f"--{last} {row['ratio_to_previous']:.2f}{where}"
+                )
+    return [f"{why}: {', '.join(names)}" for why, names in slower.items()]
+
+
+def ratio_column(title: str, name: str) -> Column:
+    """'0.850 (0.830 to 0.870)'"""
+
+    def text(row: dict) -> str | None:
+        if row[name] is None:
+            return None
+        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        return f"{row[name]:.3f}" + (f" ({low:.3f} to {high:.3f})" if low is not None else "")
+
+    return Column(title, text)
+
+
+def table(rows: list[dict]) -> Section:
+    size, precision = text_columns("size", "precision")
+    columns = (
+        size,
+        *optional(column("batch", "batch_size", ","), column("sequence", "seq_len", ",")),
+        precision,
+        Column("flags", lambda row: row["flags"] or "baseline", left=True),
+        column("rung", "ladder"),
+        column("step (ms)", "step_ms", ",.2f"),
+        ratio_column("ratio", "ratio"),
+        *optional(
+            column("at least", "bound", ".3f"),
+            column("estimate", "estimate", ".3f"),
+            ratio_column("/ rung below", "ratio_to_previous"),
+            ratio_column("/ transformers", "ratio_to_reference"),
+            column("of peak", "share_of_measured_peak", ".1%"),
+            column("TFLOP/s", "achieved_tflops", ".4f"),
+            column("memory (MB)", "measured_memory_bytes", ",.1f", MB),
+            column("predicted (MB)", "predicted_memory_bytes", ",.1f", MB),
+            column("loss difference", "largest_loss_difference", ".1e"),
+            column("by rounding", "loss_bound", ".1e"),
+            column("audit", "audit", left=True),
+            column("compile (s)", "compile_s", ".1f"),
+            column("break-even step", "break_even_step", ","),
+        ),
+        status_column(),
+    )
+    return Section("Each alone, and one on top of another: step time relative to the baseline's", columns, rows)
+
+
+def sections(rows: list[dict]) -> list[Section]:
+    first = table(rows)
+    first.text = [
+        "ratio: of the median step times, in brackets its 95% interval over the rounds; below 1 is faster",
+        "at least, estimate: what the baseline's trace allows and suggests, see the folders profile_*",
+        "of peak: FLOPs of the model by the median step, relative to the rate of matmuls measured in the same process",
+    ]
+    return [first]

@@ -1,0 +1,132 @@
+"""Training steps of several sets of flags, in turn in one process; what each takes, needs and learns."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+from collections.abc import Sequence
+
+import torch
+
+from analysis.hardware import measuring
+from analysis.hardware.rate_limits import rate_limit
+from harness.audit import audit_document, audit_text
+from harness.cuda_graphs import GraphedModel
+from harness.devices import choose_device, set_numerics
+from harness.environment import describe_environment
+from harness.errors import explain_error, out_of_memory
+from harness.files import explain_nulls
+from harness.first_step import FirstStepAudit
+from harness.memory_tracker import MemoryTracker
+from harness.timing import StepMeter, StepRecord, UntimedMeter
+from studies.sweep import cold_compiler
+from tiny_llama_v1 import TinyLlamaWorkload
+
+
+class Variant:
+    """A training run that takes one step at a time, so that others can take theirs in between.
+
+    Built, compiled if its flags say so, and its first step audited.
+    """
+
+    def __init__(self, workload: TinyLlamaWorkload, device: torch.device):
+        from torch._inductor import list_mode_options  # takes seconds
+
+        self.workload, self.device = workload, device
+        self.meter = StepMeter(device, 1, lambda step: True, lambda record: None)
+        training = workload.training
+        set_numerics(training.seed, training.precision, training.deterministic)
+        self.state, self.stream = workload.build(device), workload.batches(device)
+        if training.cuda_graphs:
+            graphed = GraphedModel(workload, self.state, workload.batches(device))
+            self.state = self.state._replace(model=graphed)
+        if workload.compiled:
+            self.state.model.compile(dynamic=False, options=list_mode_options(training.compile_mode))
+        audit = FirstStepAudit(self.state.model, self.state.scaler)
+        with cold_compiler() if workload.compiled else contextlib.nullcontext():
+            self.first = self.step(audit)
+        self.audit = audit.result
+
+    def step(self, watching: contextlib.AbstractContextManager | None = None) -> StepRecord:
+        """One step, waited for.  Raises FloatingPointError if its loss is not finite."""
+        training = self.workload.training  # the precision of float32 matmuls is a setting of the process
+        set_numerics(training.seed, training.precision, training.deterministic)
+        self.workload.train(self.state, self.stream, 1, self.meter, UntimedMeter(watching))
+        return self.meter.records[-1]
+
+    def peak_memory(self) -> dict:
+        """`measured_memory_bytes`: live tensors at the peak of a step, without those of other variants."""
+        if self.workload.compiled or self.workload.training.cuda_graphs:
+            reason = "a compiled model or a CUDA graph runs no separate operators, whose tensors could be counted"
+            return explain_nulls({"measured_memory_bytes": None}, reason)
+        tracker = MemoryTracker(self.state.model, self.state.optimizer)
+        self.step(tracker)
+        return {"measured_memory_bytes": int(tracker.live_bytes_at_allocations().max())}
+
+
+def take_turns(workloads: Sequence[TinyLlamaWorkload], repetitions: int, warmup_steps: int) -> list[dict]:
+    """In a new process: for each workload its status and reason; if that is ok, the milliseconds of its steps, round by
+    round, its losses from the first step, its audit, memory, and the rate of matmuls measured here.
+
+    One that fails is left out of the rounds that follow; the others go on.
+    """
+    if any(workload.compiled for workload in workloads):
+        importlib.import_module("torch._inductor.compile_fx")  # takes seconds, and is no compile time
+    device = choose_device(workloads[0].training.device)
+    # Before anything else is in memory.
+    rates = {precision: matmul_rate(device, precision) for precision in {one.precision for one in workloads}}
+    found: list[dict] = [{"status": "ok", "reason": ""} for _ in workloads]
+    variants: dict[int, Variant] = {}
+
+    def attempt(i: int, work) -> None:
+        """work(), noted in the row if it fails; its memory is freed for the others."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 any set of flags may fail, and the others go on
+            status = "oom" if out_of_memory(error) else "failed"
+            found[i] = {"status": status, "reason": explain_error(error)[0]}
+            variants.pop(i, None)
+            error.__traceback__ = None  # whose frames hold its tensors
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def prepare(i: int) -> None:
+        variants[i] = Variant(workloads[i], device)
+        found[i] |= variants[i].peak_memory()
+        for _ in range(warmup_steps):
+            variants[i].step()
+
+    for i in range(len(workloads)):
+        attempt(i, lambda i=i: prepare(i))
+    for n in range(repetitions):
+        for i in list(variants)[:: -1 if n % 2 else 1]:  # drift of the machine affects all alike
+            attempt(i, variants[i].step)
+    about = describe_environment(device)["device"]
+    for i, variant in variants.items():
+        found[i] |= results_of(variant, repetitions, about) | {
+            "measured_peak_tflops": rates[variant.workload.precision]
+        }
+    return found
+
+
+def matmul_rate(device: torch.device, precision: str) -> float | None:
+    """The highest rate of a matmul that is measured now, in TFLOP/s; None where memory does not suffice."""
+    found = measuring.measured_flops(device.type, precision)
+    return found and found.rate / 1e12
+
+
+def results_of(variant: Variant, repetitions: int, device: dict) -> dict:
+    """device: of describe_environment()."""
+    workload, records = variant.workload, variant.meter.records
+    rounds = records[-repetitions:]
+    limit = rate_limit(device, workload.precision)
+    audit = audit_document(variant.audit, rounds, records[0].loss, workload, limit)
+    return {
+        "step_times_ms": [record.total_ms for record in rounds],
+        "losses": [record.loss for record in records],
+        "first_step_ms": variant.first.total_ms,
+        "audit_ok": audit["ok"],
+        "audit": audit_text(audit),
+    }

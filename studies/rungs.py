@@ -1,0 +1,128 @@
+"""The rungs of the ladder: optimizations by name, alone and one on top of another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.command_line import compiler_problem
+from harness.errors import UserError
+from harness.files import explain_nulls
+from harness.flag_combinations import check_device_has
+from studies.sweep import DeviceProperties
+from tiny_llama_v1 import TinyLlamaWorkload
+
+
+class Rung(NamedTuple):
+    """An optimization: what --rungs calls it, its flags, and what a trace's opportunities call it."""
+
+    name: str
+    flags: str
+    opportunities: tuple[str, ...]
+    climbs: bool = True  # it is part of the ladder; the others save memory, or change the arithmetic
+    fuses: bool = False  # element-wise operators, which a compiler does too: compiling takes its place in the ladder
+
+
+RUNGS = (  # in the order of the ladder
+    Rung("sdpa", "--attention sdpa", ("fused attention",)),
+    Rung("fused-optimizer", "--optimizer-impl fused", ("fused optimizer",)),
+    Rung("fused-projections", "--fused-projections", ("fuse q, k and v", "fuse gate and up")),
+    Rung("fused-norm", "--fused-norm", ("fused norm",), fuses=True),
+    Rung("fused-rope", "--fused-rope", ("fused rotary embedding",), fuses=True),
+    Rung("compile", "--compile", ("compile",)),
+    Rung("cuda-graphs", "--cuda-graphs", ("CUDA graphs",), climbs=False),  # excludes compiling
+    Rung("fused-loss", "--fused-loss", ("fused loss",), climbs=False),
+    Rung("checkpointing", "--activation-checkpointing", ("activation checkpointing",), climbs=False),
+    Rung("bf16", "--precision bf16", ("mixed precision",), climbs=False),
+)
+NAMES = tuple(rung.name for rung in RUNGS)
+
+
+class FlagSet(NamedTuple):
+    """Rungs that are measured together, and their place: alone, on the ladder (0: the baseline), or both."""
+
+    rungs: tuple[Rung, ...]
+    ladder: int | None
+
+    @property
+    def flags(self) -> str:
+        return " ".join(rung.flags for rung in self.rungs)
+
+
+def flag_sets(names: Sequence[str], precision: str) -> list[FlagSet]:
+    """The baseline, each rung alone, and the ladder of those that climb: those on the ladder last, from the bottom.
+
+    precision: of the baseline; a rung that is this precision is left out.
+    """
+    rungs = [rung for rung in RUNGS if rung.name in names and rung.flags != f"--precision {precision}"]
+    ladder: list[tuple[Rung, ...]] = [()]
+    for rung in rungs:
+        if rung.climbs:
+            below = ladder[-1]
+            if rung.name == "compile":
+                below = tuple(one for one in below if not one.fuses)
+            ladder.append((*below, rung))
+    alone = [FlagSet((rung,), None) for rung in rungs if (rung,) not in ladder]
+    climbing = [FlagSet(some, height) for height, some in enumerate(ladder)]
+    return [climbing[0], *alone, *climbing[1:]]
+
+
+def not_here(workload: TinyLlamaWorkload, device: DeviceProperties) -> str | None:
+    """Why this device cannot run it, None if it can."""
+    if workload.precision in device.unsupported:
+        return device.unsupported[workload.precision]
+    if workload.compiled and (problem := compiler_problem(device.on_gpu)):
+        return problem
+    try:
+        check_device_has(workload.training, device.device)
+    except UserError as refusal:
+        return str(refusal)
+    return None
+
+
+# ---- What the baseline's trace allows ------------------------------------------------------------------------------
+
+
+def predicted_ratio(rungs: Sequence[Rung], analysis: dict | None) -> dict:
+    """`bound`, the least ratio of step times that the opportunities of the baseline's trace allow these rungs, and
+    `estimate`, the likely one; of several rungs by the sum of what each saves, so too low where they save the same.
+
+    analysis: operator_analysis.json of the baseline; None if there is none.
+    """
+    unknown: dict[str, float | None] = {"bound": None, "estimate": None}
+    if not rungs:
+        return explain_nulls(unknown, "it is the baseline")
+    if analysis is None or not analysis["opportunities"]:
+        return explain_nulls(unknown, (analysis or {}).get("opportunities_reason", "there is no trace"))
+    rows = {row["name"]: row for row in analysis["opportunities"]}
+    refused = {row["name"]: row["reason"] for row in analysis["not_here"]}
+    known, reasons = [], []
+    for flags, name in ((rung.flags, name) for rung in rungs for name in rung.opportunities):
+        row = rows.get(name, {})
+        if row.get("flag") == flags:
+            known.append(row)
+        else:  # F.rms_norm, for one, is no kernel of its own on a CPU
+            reasons.append(f"{name}: {refused.get(name) or row.get('how', 'not in this trace')}")
+    if not known:
+        return explain_nulls(unknown, "; ".join(reasons))
+    faster = [row for row in known if "memory_bound_mb" not in row]  # the others save memory, and cost time
+    costs = sum(1 / row["speedup_bound"] - 1 for row in known if row not in faster)
+    least = 1 - sum(saving(row["speedup_bound"]) for row in faster)
+    likely = 1 + costs - sum(saving(row["speedup_estimate"] or row["speedup_bound"]) for row in faster)
+    estimated = costs or any(row["speedup_estimate"] for row in faster)
+    found = {
+        "bound": least if faster and least > 0 else None,
+        "estimate": likely if estimated and likely > 0 else None,
+    }
+    overlap = "what each saves adds up to the whole step, so they must save the same"
+    return explain_nulls(
+        found,
+        overlap,
+        bound=overlap if faster else "it saves memory, not time",
+        estimate=overlap if estimated else "the trace gives a bound alone",
+    )
+
+
+def saving(speedup: float | None) -> float:
+    """The share of the step that is saved; all of it without a limit."""
+    return 1 - 1 / speedup if speedup else 1.0

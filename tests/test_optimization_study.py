@@ -1,0 +1,338 @@
+"""The ladder of optimizations: its rungs, what a trace allows them, measurements in turn, and what is concluded."""
+
+import functools
+import json
+import types
+
+import numpy as np
+import pytest
+import torch
+from helpers import run_command, unregistered
+from test_documents import mismatches
+
+import run_optimization_study
+from harness import documents
+from harness.phases import median_interval
+from studies import optimization, optimization_steps, reference, rungs
+from studies.optimization import beside, best_of, finding, groups_that_fit, in_turn
+from studies.optimization_steps import take_turns
+from studies.reference import ReferenceWorkload, reference_of
+from studies.rungs import NAMES, flag_sets, predicted_ratio
+from studies.sweep import workload_of
+from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
+
+study = functools.partial(run_command, run_optimization_study)
+FAST = "--sizes tiny --batch-size 1 --seq-len 16 --repetitions 3 --warmup-steps 0 --device cpu".split()
+SMALL = TinyLlamaWorkload(
+    TinyLlamaConfig(64, 32, 2, 4, 2, 64, max_seq_len=16), TrainingConfig(batch_size=2, seq_len=16, device="cpu")
+)
+
+
+# ---- Rungs ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_rung_alone_and_on_top_of_those_below():
+    sets = flag_sets(NAMES, "fp32")
+    assert [one.flags for one in sets if one.ladder is not None] == [
+        "",
+        "--attention sdpa",
+        "--attention sdpa --optimizer-impl fused",
+        "--attention sdpa --optimizer-impl fused --fused-projections",
+        "--attention sdpa --optimizer-impl fused --fused-projections --fused-norm",
+        "--attention sdpa --optimizer-impl fused --fused-projections --fused-norm --fused-rope",
+        "--attention sdpa --optimizer-impl fused --fused-projections --compile",  # which fuses norm and rope itself
+    ]
+    assert sets[0].ladder == 0 and sets[-1].ladder == 6
+    alone = {one.flags for one in sets if len(one.rungs) == 1}
+    assert alone == {rung.flags for rung in rungs.RUNGS}
+    assert len({one.flags for one in sets}) == len(sets)
+
+
+def test_a_rung_that_is_the_baseline_is_left_out():
+    assert [one.flags for one in flag_sets(["bf16", "compile"], "bf16")] == ["", "--compile"]
+
+
+def opportunity(name: str, flag: str, bound: float | None, estimate: float | None = None, **more) -> dict:
+    return {"name": name, "flag": flag, "speedup_bound": bound, "speedup_estimate": estimate, "how": "so", **more}
+
+
+ANALYSIS = {
+    "opportunities": [
+        opportunity("fused attention", "--attention sdpa", 1.25, 1.0 / 0.9),
+        opportunity("fuse q, k and v", "--fused-projections", 1.0 / 0.95, 1.0 / 0.97),
+        opportunity("fuse gate and up", "--fused-projections", 1.0 / 0.95, 1.0 / 0.99),
+        opportunity("compile", "--compile", 2.0),
+        opportunity("fused norm", "--compile", 1.25),
+        opportunity("activation checkpointing", "--activation-checkpointing", 1 / 1.3, memory_bound_mb=5.0),
+        opportunity("CUDA graphs", "--cuda-graphs", None),
+    ],
+    "not_here": [{"name": "fused loss", "reason": "0.2% could be saved"}],
+}
+BY_NAME = {rung.name: rung for rung in rungs.RUNGS}
+
+
+@pytest.mark.parametrize(
+    ("names", "bound", "estimate"),
+    [
+        ("sdpa", 0.8, 0.9),
+        ("fused-projections", 0.9, 0.96),
+        ("sdpa fused-projections", 0.7, 0.86),
+        ("sdpa compile", 0.3, 0.4),
+        ("compile", 0.5, "the trace gives a bound alone"),
+        ("checkpointing", "it saves memory, not time", 1.3),
+        ("fused-norm", "fused norm: so", "fused norm: so"),  # on a CPU only a compiler fuses it
+        ("fused-loss", "fused loss: 0.2% could be saved", "fused loss: 0.2% could be saved"),
+        ("cuda-graphs", "what each saves adds up to the whole step, so they must save the same", "the trace gives"),
+        ("", "it is the baseline", "it is the baseline"),
+    ],
+)
+def test_what_the_trace_allows(names, bound, estimate):
+    found = predicted_ratio([BY_NAME[name] for name in names.split()], ANALYSIS)
+    for name, expected in (("bound", bound), ("estimate", estimate)):
+        if isinstance(expected, str):
+            assert found[name] is None and found[f"{name}_reason"].startswith(expected)
+        else:
+            assert found[name] == pytest.approx(expected)
+
+
+def test_without_a_trace_there_is_no_bound():
+    why = {"opportunities": [], "not_here": [], "opportunities_reason": "not trustworthy"}
+    assert predicted_ratio([BY_NAME["sdpa"]], why)["bound_reason"] == "not trustworthy"
+    assert predicted_ratio([BY_NAME["sdpa"]], None)["bound_reason"] == "there is no trace"
+
+
+# ---- In turn -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("available", "expected"), [(1000, [4]), (139, [2, 2, 2]), (10, [2, 2, 2])])
+def test_as_many_as_fit_in_memory_take_turns(monkeypatch, available, expected):
+    """Each keeps 40 bytes between steps, and 20 more at its peak."""
+    monkeypatch.setattr(optimization, "RESTING_BYTES", 40)
+    workload = types.SimpleNamespace(parameter_count=lambda: 1)
+    rows = [({"flags": name, "predicted_memory_bytes": 60}, workload) for name in "abcd"]
+    groups = list(groups_that_fit(rows, rows[0], available))
+    assert [len(group) for group in groups] == expected
+    assert {row["flags"] for group in groups for row, _ in group} == set("abcd")
+    assert all(group[0] is rows[0] for group in groups)
+    rows[0][0]["status"] = "skipped"
+    assert [row["flags"] for group in groups_that_fit(rows[1:], rows[0], 1000) for row, _ in group] == list("bcd")
+
+
+def test_if_the_process_dies_each_is_measured_with_the_baseline_alone():
+    calls = []
+
+    def measure_row(peak, work, workloads, *rest):
+        calls.append(len(workloads))
+        return ({"status": "oom", "reason": "killed"}, None)
+
+    group = [({"flags": name, "ladder": n}, name) for n, name in enumerate(["", "a", "b"])]
+    rows = in_turn(types.SimpleNamespace(measure_row=measure_row), group, 3, 0)
+    assert calls == [3, 2, 2]
+    assert [(row["flags"], row["status"]) for row in rows[1:]] == [("a", "oom"), ("b", "oom")]
+
+
+def test_one_that_fails_leaves_the_others_their_turns(monkeypatch):
+    """And all train as the script does: audited, memory as predicted, with the losses of the baseline."""
+    build, failing = optimization_steps.Variant.__init__, "PyTorch: DefaultCPUAllocator: can't allocate memory: 8 bytes"
+
+    def fail(self, workload, device):
+        if workload.training.fused_rope:
+            raise RuntimeError(failing)
+        build(self, workload, device)
+
+    monkeypatch.setattr(optimization_steps.Variant, "__init__", fail)
+    monkeypatch.setattr(optimization_steps, "matmul_rate", lambda device, precision: 1.0)
+    kinds = ({}, {"fused_rope": True}, {"attention": "sdpa"}, {"precision": "bf16"})
+    baseline, failed, sdpa, bf16 = take_turns([SMALL.with_settings(**kind) for kind in kinds], 3, 1)
+    assert failed["status"] == "oom" and "8 bytes" in failed["reason"]
+    for row in (baseline, sdpa, bf16):
+        assert row["status"] == "ok" and row["audit_ok"], row
+        assert len(row["step_times_ms"]) == 3 and len(row["losses"]) == 6
+    assert sdpa["losses"] == pytest.approx(baseline["losses"], abs=1e-5)
+    assert bf16["losses"] != baseline["losses"]
+    peak = optimization.predicted_peaks([SMALL], False)[0]["predicted_memory_bytes"]
+    assert baseline["measured_memory_bytes"] == peak
+
+
+@pytest.mark.slow
+def test_the_reference_trains_as_ours_does(monkeypatch):
+    """Same weights, data and loss; its memory is predicted too."""
+    monkeypatch.setattr(reference, "compiler_problem", lambda on_gpu: "there is none")
+    theirs = reference_of(SMALL, False)
+    assert isinstance(theirs, ReferenceWorkload) and not theirs.compiled and theirs.training.attention == "sdpa"
+    monkeypatch.setattr(optimization_steps, "matmul_rate", lambda device, precision: None)
+    ours, found = take_turns([SMALL, theirs], 3, 0)
+    assert found["audit_ok"], found
+    assert found["losses"] == pytest.approx(ours["losses"], abs=1e-5)
+    (predicted,) = optimization.predicted_peaks([theirs], False)
+    # Not to the byte: while PyTorch traces, transformers copies grouped heads.
+    assert predicted["predicted_memory_bytes"] == pytest.approx(found["measured_memory_bytes"], rel=0.05)
+
+
+# ---- Rows side by side ---------------------------------------------------------------------------------------------
+
+
+def row(flags: str, times: list[float], ladder: int | None = None, **more) -> dict:
+    found = {
+        "size": "tiny", "seq_len": 16, "batch_size": 1, "precision": "fp32", "flags": flags, "ladder": ladder,
+        "status": "ok", "reason": "", "step_ms": float(np.median(times)), "step_times_ms": times,
+        "audit_ok": True, "audit": "ok", "share_of_measured_peak": 0.5,
+    }  # fmt: skip
+    return found | more
+
+
+def together(*rows: dict, losses: dict[str, list[float]] | None = None) -> list[dict]:
+    found = [{"losses": (losses or {}).get(one["flags"], [4.0, 3.9])} for one in rows]
+    return [one | beside(one, list(rows), found) for one in rows]
+
+
+BASE = [10.0, 11.0, 10.0, 12.0, 10.0]
+TIMES = {
+    "": (BASE, 0),
+    "--attention sdpa": ([ms * 0.9 for ms in BASE], 1),
+    "--attention sdpa --fused-rope": ([ms * 0.99 for ms in BASE], 2),
+    "--fused-loss": ([ms * 1.2 for ms in BASE], None),
+    "--precision bf16": ([ms * 0.4 for ms in BASE], None),
+    "transformers 1.0 LlamaForCausalLM: sdpa": ([ms * 0.95 for ms in BASE], None),
+}
+
+
+def test_ratios_are_of_rounds_in_which_both_took_a_step():
+    rows = {one["flags"]: one for one in together(*(row(flags, *found) for flags, found in TIMES.items()))}
+    sdpa = rows["--attention sdpa"]
+    assert [sdpa[name] for name in ("ratio", "ratio_low", "ratio_high")] == pytest.approx([0.9] * 3)  # in pairs
+    assert sdpa["ratio_to_previous"] == pytest.approx(0.9)
+    assert sdpa["ratio_to_reference"] == pytest.approx(0.9 / 0.95)
+    assert rows["--attention sdpa --fused-rope"]["ratio_to_previous"] == pytest.approx(1.1)
+    assert rows["--fused-loss"]["ratio_to_previous"] is None
+    assert best_of([*rows.values()])["flags"] == "--attention sdpa"  # bf16 is other arithmetic
+    assert finding([*rows.values()], "this CPU", 0) == [
+        "Keep on this CPU: --attention sdpa, ratio 0.90 (0.90 to 0.90) at tiny 1 x 16 fp32.",
+        "Leave out: slower on top of the rungs below: --fused-rope 1.10; slower: --fused-loss 1.20.",
+        "Relative to transformers' LLaMA with its best settings: 0.95 (0.95 to 0.95) at tiny 1 x 16 fp32.",
+        "Share of the matmul rate measured here: 50% at tiny 1 x 16 fp32.",
+    ]
+
+
+def test_within_noise_the_baseline_is_kept():
+    rows = together(row("", BASE, 0), row("--fused-rope", [*BASE[1:], BASE[0]], 1))
+    assert finding(rows, "this CPU", 0)[0] == (
+        "Keep on this CPU: the baseline, which no set of flags beats at tiny 1 x 16 fp32."
+    )
+
+
+def test_what_does_not_train_the_same_is_not_kept():
+    fails = "19 of 20 parameters have no gradient"
+    unaudited = row("--attention sdpa", [1.0] * 5, 1, audit_ok=False, audit=fails)
+    rows = together(row("", BASE, 0), unaudited, row("--fused-rope", [2.0] * 5), losses={"--fused-rope": [4.0, 3.0]})
+    assert rows[1]["not_the_same"] == fails
+    assert rows[2]["not_the_same"].startswith("the losses differ by 9.0e-01, and rounding explains")
+    assert best_of(rows) is None
+    assert f"not the same training: --attention sdpa ({fails}), --fused-rope (the losses" in finding(rows, "x", 0)[1]
+    bf16 = together(row("", BASE, 0), row("--precision bf16", BASE), losses={"--precision bf16": [4.0, 3.88]})[1]
+    assert bf16["not_the_same"] is None and bf16["loss_bound"] > 0.02
+
+
+def test_break_even_step_and_a_row_without_a_baseline():
+    base, compiled = together(row("", BASE, 0), row("--compile", [9.0] * 5, 1, compile_s=2.0))
+    assert compiled["break_even_step"] == 2000
+    slower = together(base, row("--compile", [10.5] * 5, 1, compile_s=2.0))[1]
+    assert slower["break_even_step"] is None and "not faster" in slower["break_even_step_reason"]
+    (alone,) = together(row("--compile", [9.0] * 5, 1, compile_s=2.0))
+    assert alone["ratio"] is None and best_of([alone]) is None
+    two = together(row("", [10.0, 11.0], 0), row("--fused-rope", [9.0, 9.0], 1))[1]
+    assert two["ratio"] and two["ratio_low_reason"] == "an interval needs 3 rounds"
+
+
+def test_the_interval_of_pairs_is_narrower_than_that_of_two_runs():
+    """What slows the machine down slows both steps of a round."""
+    base = [10.0, 20.0, 10.0, 15.0, 12.0, 30.0]
+    changed = [0.9 * ms for ms in base]
+    assert median_interval(np.divide, *([[ms] for ms in one] for one in (changed, base))) == pytest.approx([0.9, 0.9])
+    low, high = median_interval(np.divide, [changed], [base])
+    assert low < 0.7 and high > 1.2
+
+
+# ---- The command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Measured without a process for each, of which every one would import PyTorch and measure matmuls for seconds."""
+
+    def work_here(work, *arguments, disturbance=None, **options):
+        torch.compiler.reset()
+        return "ok", work(*arguments)
+
+    monkeypatch.setattr("studies.sweep.in_fresh_process", work_here)
+
+
+@pytest.mark.slow
+def test_the_study_and_its_resumption(scratch, capfd, in_this_process, monkeypatch):
+    flags = [*FAST, "--rungs", "sdpa", "checkpointing", "cuda-graphs", "--no-reference"]
+    assert study(*flags, "--output-dir", "run") == 0, capfd.readouterr().err
+    document = json.loads((scratch / "run" / "optimization_study.json").read_text())
+    rows = {one["flags"]: one for one in document["rows"]}
+    assert {*rows} == {"", "--attention sdpa", "--activation-checkpointing", "--cuda-graphs"}
+    for one in rows.values():
+        assert not mismatches(one, documents.OptimizationStudyRow, "row")
+        if one["status"] == "ok":
+            assert one["audit_ok"] and one["not_the_same"] is None and one["ratio"] > 0
+            assert one["measured_memory_bytes"] == one["predicted_memory_bytes"]
+    assert rows["--cuda-graphs"]["status"] == "skipped" and "only a GPU has them" in rows["--cuda-graphs"]["reason"]
+    assert rows["--activation-checkpointing"]["estimate"] > 1
+    assert document["reference"] == []
+    assert (scratch / "run" / "profile_tiny_fp32" / "operator_analysis.json").exists()
+    assert (scratch / "run" / "optimization_study.png").stat().st_size > 10_000
+    assert unregistered(scratch / "run") == []
+    answer = capfd.readouterr().out.rpartition("Files: ")[2].splitlines()
+    assert len(answer) <= 12 and any(line.startswith("Keep on ") for line in answer)
+
+    document["rows"] = [one for one in document["rows"] if one["flags"] != "--attention sdpa"]
+    (scratch / "run" / "optimization_study.json").write_text(json.dumps(document))
+    measured = []
+    monkeypatch.setattr(
+        optimization, "take_turns", lambda workloads, *rest: measured.append(workloads) or take_turns(workloads, *rest)
+    )
+    assert study(*flags, "--resume", "run") == 0
+    assert [one.training.attention for one in measured[0]] == ["eager", "sdpa"]
+    resumed = json.loads((scratch / "run" / "optimization_study.json").read_text())
+    again = {one["flags"]: one for one in resumed["rows"]}
+    assert again[""] == rows[""] and again["--attention sdpa"]["status"] == "ok"
+
+
+@pytest.mark.slow
+def test_a_dry_run_predicts_memory_alone(scratch, capfd):
+    assert study(*FAST, "--rungs", "sdpa", "--no-reference", "--dry-run", "--output-dir", "run") == 0
+    document = json.loads((scratch / "run" / "optimization_study.json").read_text())
+    assert {one["status"] for one in document["rows"]} == {"skipped"}
+    assert all(one["predicted_memory_bytes"] for one in document["rows"])
+    assert "Predicted peaks: from" in capfd.readouterr().out
+    assert [path.name for path in (scratch / "run").glob("profile_*")] == []
+
+
+def test_without_transformers_one_line_says_so(without):
+    without("transformers")
+    assert reference_of(workload_of(device="cpu"), False) is None
+    args = types.SimpleNamespace(
+        sizes=["tiny"], precisions=["fp32"], rungs=["sdpa"], reference=True, batch_size=1, seq_len=8, device="cpu"
+    )
+    (spec,) = optimization.specs_of(args, types.SimpleNamespace(on_gpu=False))
+    assert [one["flags"] for one in spec["rows"]] == ["", "--attention sdpa"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--rungs nothing", "invalid choice: 'nothing'"),
+        ("--sizes giant", "giant"),
+        ("--repetitions 0", "--repetitions"),
+        ("--precisions tf32", "--precisions tf32"),
+    ],
+)
+def test_wrong_input(scratch, capfd, flags, words):
+    assert study(*flags.split(), "--device", "cpu") == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+    assert not list(scratch.iterdir())
