@@ -23,6 +23,8 @@ from harness.timing import StepMeter, StepRecord, UntimedMeter
 from studies.sweep import cold_compiler
 from tiny_llama_v1 import TinyLlamaWorkload
 
+ROUNDS = 2  # of matmuls of all shapes: seconds, where the peak that is kept for a machine takes four times as long
+
 
 class Variant:
     """A training run that takes one step at a time, so that others can take theirs in between.
@@ -113,7 +115,7 @@ def take_turns(workloads: Sequence[TinyLlamaWorkload], repetitions: int, warmup_
 
 def matmul_rate(device: torch.device, precision: str) -> float | None:
     """The highest rate of a matmul that is measured now, in TFLOP/s; None where memory does not suffice."""
-    found = measuring.measured_flops(device.type, precision)
+    found = measuring.measured_flops(device.type, precision, ROUNDS)
     return found and found.rate / 1e12
 
 

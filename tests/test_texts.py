@@ -63,7 +63,6 @@ def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
 
 
 WRITTEN_BY_BLOCKS = {
-    Path("exercise4_interleaved/optimizations.json"),
     Path("exercise7_matmuls/matmuls.json"),
     Path("exercise10_setup/device"),
     Path("exercise11_setup/device"),

@@ -172,12 +172,17 @@ def test_compiled_steps_of_a_gpu(scratch, command):
 
 
 def test_without_a_compiler_the_others_are_compared(scratch, command):
-    recorded(4)
-    for run in ("compile", "together"):
-        Path(f"exercise4_{run}/performance_summary.json").unlink()
+    _, documents = recorded(4)
+    name = "exercise4_study/optimization_study.json"
+    for row in documents[name]["rows"]:
+        if "--compile" in row["flags"]:
+            known = [column for column in row if not column.endswith("_reason") and column not in ("flags", "ladder")]
+            row |= dict.fromkeys(known) | {f"{column}_reason": "there is no compiler" for column in known}
+            row |= {"status": "skipped", "reason": "there is no compiler"}
+    write(Path(name), documents[name])
     found = answered(4, command)
     unknown = {nr for nr in known_ids(4) if found[nr]["value"] is None}
-    assert unknown == {"4.7", "4.8", "4.9", "4.22", "4.28"}
+    assert unknown == {"4.6", "4.9", "4.10", "4.11", "4.12", "4.18", "4.22", "4.28"}
 
 
 # ---- Checking ---------------------------------------------------------------------------------------------------

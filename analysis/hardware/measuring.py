@@ -86,11 +86,11 @@ def matmul_precision(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def measured_flops(device_type: str, precision: str) -> Measurement | None:
+def measured_flops(device_type: str, precision: str, rounds: int = ROUNDS) -> Measurement | None:
     """The best of many square matmuls, of a few sizes, in the three layouts of a layer's forward and backward pass;
     None where memory does not suffice for any.  Sizes that take too long in a layout or do not fit are left out."""
     times: dict[tuple[str, int], list[float]] = {}
-    passes = [layout for _ in range(ROUNDS) for layout in LAYOUTS]
+    passes = [layout for _ in range(rounds) for layout in LAYOUTS]
     with matmul_precision(precision), torch.no_grad():
         for layout in progress_bar(f"Measuring matmuls in {precision}", passes):
             for n in SQUARES[device_type]:
