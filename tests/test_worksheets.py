@@ -175,7 +175,7 @@ def test_without_a_compiler_the_others_are_compared(scratch, command):
     _, documents = recorded(4)
     name = "exercise4_study/optimization_study.json"
     for row in documents[name]["rows"]:
-        if "--compile" in row["flags"]:
+        if row.get("flags") == "--compile" or row["ladder"] == 3:
             known = [column for column in row if not column.endswith("_reason") and column not in ("flags", "ladder")]
             row |= dict.fromkeys(known) | {f"{column}_reason": "there is no compiler" for column in known}
             row |= {"status": "skipped", "reason": "there is no compiler"}
