@@ -304,6 +304,7 @@ def memory_of_mode(axes, rows: list[dict], group: tuple, n: int) -> None:
 # ---- Optimizations -------------------------------------------------------------------------------------------------
 
 GAIN, LOSS = ("#0072b2", ""), ("#d55e00", "//")  # color and hatching, as of a comparison
+LARGEST_RATIO = 2.0  # of the axis; what takes longer is at its end
 
 
 def optimization_figure(ladders: dict[str, list[dict]], about: str) -> Figure:
@@ -322,42 +323,32 @@ def waterfall(axes, name: str, rows: list[dict]) -> None:
     known = [row for row in rows if row["ratio"] is not None]
     climbing = sorted((row for row in known if row["ladder"]), key=lambda row: row["ladder"])
     others = [row for row in known if row["ladder"] is None]
-    names, texts = ["baseline"], ["1.000"]
     axes.barh(0, 1, color=GRAY, linewidth=0)
     below = 1.0
     for y, row in enumerate(climbing, 1):
         color, hatch = GAIN if row["ratio"] <= below else LOSS
         axes.barh(y, row["ratio"] - below, left=below, color=color, hatch=hatch, edgecolor=SEAM, linewidth=0)
         below = row["ratio"]
-        names.append(f"+ {last_flag(row['flags'])}")
-        texts.append(f"{row['ratio']:.3f}")
-    for y, row in enumerate(others, len(names)):
-        ends = [row["ratio_low"] or row["ratio"], row["ratio_high"] or row["ratio"]]
-        axes.plot(ends, [y, y], color="black", linewidth=1.2)
-        axes.plot([row["ratio"]], [y], "o", color=(GAIN if row["ratio"] <= 1 else LOSS)[0], markersize=5)
-        names.append(shortened(row["flags"], 40))
-        texts.append(f"{row['ratio']:.3f}")
-    bounds = [(row["bound"], names.index(shortened(row["flags"], 40))) for row in others if row["bound"]]
-    bounds += [(row["bound"], y) for y, row in enumerate(climbing, 1) if row["bound"]]
+    for y, row in enumerate(others, 1 + len(climbing)):
+        color, at = (GAIN if row["ratio"] <= 1 else LOSS)[0], min(row["ratio"], LARGEST_RATIO)
+        axes.plot([row["ratio_low"] or at, row["ratio_high"] or at], [y, y], color="black", linewidth=1.2)
+        axes.plot([at], [y], "o" if at == row["ratio"] else ">", color=color, markersize=5, clip_on=False)
+    bounds = [(row["bound"], y) for y, row in enumerate((*climbing, *others), 1) if row["bound"]]
     if bounds:
-        axes.plot(
-            *zip(*bounds, strict=True),
-            "|",
-            color="#009e73",
-            markersize=12,
-            markeredgewidth=2,
-            label="at least, by the trace",
-        )
+        style = {"color": "#009e73", "markersize": 12, "markeredgewidth": 2}
+        axes.plot(*zip(*bounds, strict=True), "|", label="least ratio that the baseline's trace allows", **style)
         legend(axes, name)
     else:
         axes.set_title(name, loc="left", fontsize=10)
     axes.axvline(1, color="#404040", linewidth=0.8, linestyle=":")
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    names = [f"+ {last_flag(row['flags'])}" for row in climbing] + [shortened(row["flags"], 40) for row in others]
+    axes.set_yticks(range(1 + len(names)), ["baseline", *names], fontsize=8)
+    axes.set_ylim(len(names) + 0.6, -0.6)
     axes.margins(x=0.05)
+    axes.set_xlim(0, min(axes.get_xlim()[1], LARGEST_RATIO))
     axes.set_xlabel("step time / baseline's (ratio)")
     bare(axes)
-    beside(axes, texts)
+    beside(axes, [f"{row['ratio']:.3f}" for row in ({"ratio": 1.0}, *climbing, *others)])
 
 
 def last_flag(flags: str) -> str:

@@ -22,6 +22,7 @@ from studies.figures import (
     attention_figure,
     comparison_figure,
     memory_figure,
+    optimization_figure,
     precision_figure,
     timing_figure,
     training_figure,
@@ -203,6 +204,22 @@ def memory_rows() -> list[dict]:
     ]
 
 
+def optimization_rows(bound: float | None) -> list[dict]:
+    """The ladder, of which one rung loses, and others alone."""
+    ladder = {"": 1.0, "--attention sdpa": 0.9, "--attention sdpa --fused-rope": 0.95}
+    ladder["--attention sdpa --fused-projections --optimizer-impl fused --compile"] = 0.7
+    alone = {"--activation-checkpointing": 1.3, "--precision bf16": 25.0 if bound is None else 0.6}
+    alone["transformers 5.23.0 LlamaForCausalLM: sdpa, fused AdamW, compiled"] = 0.8
+    return [
+        {
+            "flags": flags, "ladder": place, "ratio": ratio, "ratio_low": ratio * 0.95, "ratio_high": ratio * 1.1,
+            "bound": bound and ratio * bound,
+        }
+        for some, climbs in ((ladder, True), (alone, False))
+        for place, (flags, ratio) in ((n if climbs else None, one) for n, one in enumerate(some.items()))
+    ]  # fmt: skip
+
+
 RSS = "resident set size of the process, libraries included (--profile-memory counts only tensors)"
 LAUNCHED = ["performance_results_tiny_20261122_082620", "performance_results_small_20261122_082625"]
 METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
@@ -231,6 +248,10 @@ FIGURES = {
     "precision_dry_run": lambda: precision_figure(precision_rows(timed=False, on_gpu=False), SUMS, 0.1, ABOUT),
     "timing": lambda: timing_figure(
         [{"method": name, "ratio": 0.9 + 0.02 * k} for k, name in enumerate(METHODS)], (0.88, 0.93), "--compile", ABOUT
+    ),
+    "optimizations": lambda: optimization_figure({"tiny 8 x 128 fp32": optimization_rows(0.8)}, ABOUT),
+    "optimizations_of_sizes": lambda: optimization_figure(
+        {f"{size} 8 x 128 fp32": optimization_rows(bound) for size, bound in (("tiny", None), ("small", 0.9))}, ABOUT
     ),
     "sweeps": lambda: comparison_figure(SWEEP, "a_sweep"),
 }

@@ -301,16 +301,6 @@ def test_the_study_and_its_resumption(scratch, capfd, in_this_process, monkeypat
     assert again[""] == rows[""] and again["--attention sdpa"]["status"] == "ok"
 
 
-@pytest.mark.slow
-def test_a_dry_run_predicts_memory_alone(scratch, capfd):
-    assert study(*FAST, "--rungs", "sdpa", "--no-reference", "--dry-run", "--output-dir", "run") == 0
-    document = json.loads((scratch / "run" / "optimization_study.json").read_text())
-    assert {one["status"] for one in document["rows"]} == {"skipped"}
-    assert all(one["predicted_memory_bytes"] for one in document["rows"])
-    assert "Predicted peaks: from" in capfd.readouterr().out
-    assert [path.name for path in (scratch / "run").glob("profile_*")] == []
-
-
 def test_without_transformers_one_line_says_so(without):
     without("transformers")
     assert reference_of(workload_of(device="cpu"), False) is None

@@ -62,6 +62,10 @@ COMMANDS = {
     "training benchmark": with_precision(
         "--precisions", "run_training_benchmark", *BRIEF, "--sizes", "tiny", "--seq-lens", "8"
     ),
+    "optimization study": with_precision(
+        "--precisions", "run_optimization_study", *BRIEF, "--sizes", "tiny", "--seq-len", "8", "--no-reference",
+        "--rungs", "sdpa", "checkpointing",
+    ),
     "compare runs": lambda precision: [
         *(("tiny_llama_v1", *SMALL_MODEL, *STEPS, "--output-dir", name, "--precision", precision) for name in "ab"),
         ("compare_runs", "a", "b", "--output-dir", "c"),
@@ -303,6 +307,8 @@ def combinations() -> list:
             for precision in ("fp32", "tf32", "bf16", "fp16"):
                 if precision in LACKS.get(card, ()) or (command, precision) == ("attention benchmark", "tf32"):
                     continue
+                if command == "optimization study" and (card, precision) != ("mi300x", "bf16"):
+                    continue  # each of its rows is a training step, and those run everywhere
                 marks = [] if (card, command, precision) in IN_FAST_SET else [pytest.mark.slow]
                 found.append(pytest.param(command, card, precision, id=f"{command}-{card}-{precision}", marks=marks))
     return found

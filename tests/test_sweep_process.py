@@ -9,6 +9,7 @@ from helpers import run_command
 
 import run_attention_benchmark
 import run_memory_study
+import run_optimization_study
 import run_precision_study
 import run_scaling_study
 import run_timing_study
@@ -22,6 +23,7 @@ SWEEPS = {
     "memory_study": (run_memory_study, "--dry-run --batch-sizes 1 --seq-lens 8"),
     "precision_study": (run_precision_study, "--dry-run --size tiny --seq-len 8 --precisions fp32"),
     "training_benchmark": (run_training_benchmark, "--dry-run --sizes tiny --seq-lens 8 --precisions fp32"),
+    "optimization_study": (run_optimization_study, "--dry-run --sizes tiny --seq-len 8 --rungs sdpa --no-reference"),
     "scaling_study": (run_scaling_study, "--dry-run --seq-len 8 --world-sizes 2 --parallel-modes ddp --scalings weak"),
     "timing_study": (run_timing_study, "--seq-len 8 --batch-size 1 --repetitions 2 --warmup-steps 1"),
 }

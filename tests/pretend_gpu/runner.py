@@ -14,8 +14,9 @@ import sys
 
 MODULES = (
     "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study run_precision_study "
-    "run_attention_benchmark run_training_benchmark launch_performance_study compare_runs "
+    "run_attention_benchmark run_training_benchmark run_optimization_study launch_performance_study compare_runs "
     "studies.memory studies.timing studies.precision studies.attention studies.training studies.compare "
+    "studies.optimization "
     "studies.figures analysis.profile analysis.report analysis.prediction analysis.run_explanations analysis.existing "
     "analysis.limits analysis.comparison_figure analysis.decoder_memory analysis.hardware.rate_limits "
     # What commands import late.  Not DeepSpeed: it looks for a GPU as it is imported.
