@@ -72,7 +72,8 @@ def with_replayed_operators(trace: Trace) -> Trace:
     events = trace.gpu[trace.gpu["correlation"].isin(replays["correlation"][replays["correlation"] > 0])]
     if events.empty:
         return trace
-    launched = [one for file in (trace.path, *captures_beside(trace.path)) for one in launched_in(file, trace)]
+    launched = [*launched_by(attribute(link(trace)), "a capture in this trace", "the same work without a graph in it")]
+    launched += [one for file in captures_beside(trace.path) for one in launched_in(file, file.stat().st_mtime_ns)]
     began = dict(zip(replays["correlation"], replays["start"], strict=True))
     matches: dict[tuple[Work, ...], Match] = {}
     numbers: dict[tuple[int, Path, int], int] = {}  # of the operators that are added, by replay and launcher
@@ -141,7 +142,8 @@ def captures_beside(path: Path) -> Iterator[Path]:
     """Traces in the same folder, or in its capture_traces/, in which a graph is captured."""
     for folder in (path.parent, path.parent / FOLDER):
         for file in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if file != path and may_be_trace(file.name) and has_capture(file, file.stat().st_mtime_ns):
+            is_other = file != path and file.is_file() and may_be_trace(file.name)
+            if is_other and has_capture(file, file.stat().st_mtime_ns):
                 yield file
 
 
@@ -160,28 +162,31 @@ def has_capture(path: Path, changed: int) -> bool:
     return False
 
 
-def launched_in(file: Path, trace: Trace) -> Iterator[Launched]:
-    """What each capture in a file records, and all that was launched otherwise.  trace: the one that has been read."""
-    own = file == trace.path
+@lru_cache(maxsize=64)
+def launched_in(file: Path, changed: int) -> list[Launched]:
+    """The same of a file, which all ranks of a run may need; changed: when it was."""
     try:
-        links = attribute(link(trace if own else read_trace(file)))
+        links = attribute(link(read_trace(file)))
     except UserError:  # not a trace after all
-        return
+        return []
+    return [*launched_by(links, f"the capture trace {file.name}", f"the warm-up in the capture trace {file.name}")]
+
+
+def launched_by(links: AttributedLinks, in_capture: str, otherwise: str) -> Iterator[Launched]:
+    """What each capture in a trace records, and all that was launched otherwise; with the names of these places."""
     calls = links.calls.sort_values("start", kind="stable")
     begins = calls["start"].to_numpy()[where_name(calls, lambda name: CAPTURE in name)]
     works = where_name(calls, STARTS_WORK.search) & ~calls["starts_graph"].to_numpy(bool)
     nodes = calls[captured(calls) & works]
     number = np.searchsorted(begins, nodes["start"].to_numpy(), side="right")
     operator = operators_around(nodes, links.trace.operators) if len(nodes) else np.zeros(0, np.int64)
-    where = "a capture in this trace" if own else f"the capture trace {file.name}"
     for one in np.unique(number):
         part = nodes[number == one]
         work = [*map(work_of_call, part["name"], part["kernel"])]
-        yield Launched(work, launchers_of(links, operator[number == one]), links.source, where, True)
+        yield Launched(work, launchers_of(links, operator[number == one]), links.source, in_capture, True)
     gpu = links.gpu[((links.gpu["call"] >= 0) & ~links.gpu["of_graph"]).to_numpy()]
     gpu = gpu.sort_values("launched", kind="stable")
-    where = "the same work without a graph in this trace" if own else f"the warm-up in the capture trace {file.name}"
-    yield Launched([*work_of(gpu)], launchers_of(links, gpu["operator"].to_numpy()), links.source, where, False)
+    yield Launched([*work_of(gpu)], launchers_of(links, gpu["operator"].to_numpy()), links.source, otherwise, False)
 
 
 def work_of(gpu: pd.DataFrame) -> Iterator[Work]:

@@ -8,6 +8,7 @@ kernels.  Here they are one call.  On a GPU its time is that of the kernels, on 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import pandas as pd
 
 from analysis.components import most_frequent, nearest
 from analysis.costs import BYTES_OF
-from analysis.links import ANNOTATION, OPERATOR, AttributedLinks, first_row_of, step_at
+from analysis.links import ANNOTATION, OPERATOR, AttributedLinks, first_row_of, once, step_at
 from analysis.timeline import Intervals, by_class, covered_until, exclusive_us, is_communication, union
 from analysis.trace import Trace, by_name, where_name
 from analysis.wording import count_of, narrow_table
@@ -92,6 +93,7 @@ class Collectives:
         return out
 
 
+@once
 def collectives_of(links: AttributedLinks) -> Collectives:
     """The collectives of a trace: those on the GPU if it has any, else those of the host."""
     calls, call_of = host_calls(links)
@@ -202,7 +204,7 @@ def elements_of_inputs(signature: tuple | None) -> list[int]:
 
 def elements_in(shape: list) -> int:
     """Elements of a tensor of this shape, or of all in a list of shapes."""
-    return sum(map(elements_in, shape)) if shape and isinstance(shape[0], list) else int(np.prod(shape))
+    return sum(map(elements_in, shape)) if shape and isinstance(shape[0], list) else math.prod(shape)
 
 
 def phases_of_calls(links: AttributedLinks, rows: np.ndarray) -> np.ndarray:

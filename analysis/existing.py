@@ -86,7 +86,9 @@ def keep_prediction(analyses: list[tuple[Path, dict]]) -> None:
 def answer_of(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:
     """The answer of a single trace, or of the first of several, which is that of rank 0."""
     (first, analysis), *others = analyses
-    hint = f"{first.name} is one of {len(analyses)} traces; " if others else ""
+    merged = analysis["integrity"]["ranks_in_file"]
+    of_rank = f"rank {analysis['integrity']['rank']} of {first.name}" if merged else first.name
+    hint = f"{of_rank} is one of {len(analyses)} traces; " if others else ""
     named = [(file.name, one) for file, one in others]
     return profile_answer(analysis, hint + read_on(report or "--generate-report", PAGE), others=named)
 

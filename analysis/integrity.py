@@ -94,6 +94,7 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         "graph_events_attributed": int((of_graph & ~links.only_of_graph).sum()),
         "graphs_attributed_through": trace.replayed.where if trace.replayed else [],
         "rank": trace.rank,
+        "ranks_in_file": trace.ranks_in_file,
         "world_size": world_size if isinstance(world_size, int) else None,
         "shapes_recorded": has_shapes,
         "stacks_recorded": trace.n_python > 0,
@@ -129,6 +130,9 @@ def check_file(found: Findings, trace: Trace) -> None:
             "the file contains NaN or Infinity, which is not JSON: such values count as unknown, and viewers may "
             "refuse the file"
         )
+    if trace.ranks_in_file:
+        ranks = ", ".join(map(str, trace.ranks_in_file))
+        found.notes.append(f"the file was merged from the traces of ranks {ranks}; this is rank {trace.rank}")
     if trace.steps_in_file is not None and trace.steps_in_file > len(trace.steps):
         found.notes.append(f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read")
 
@@ -167,7 +171,10 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
         found.notes.append(f"step {number} was marked as recording ended, before any of its work: it is no step here")
     steps = links.steps
     if (steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1]).any():
-        found.problems.append("the step marks overlap: two profilers were recording, so the steps cannot be told apart")
+        found.problems.append(
+            "the step marks overlap: two profilers were recording, or traces were merged into one whose events tell no "
+            "rank, so the steps cannot be told apart"
+        )
 
 
 def check_operators(found: Findings, links: Links, linked: float | None, early: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +45,7 @@ from analysis.opportunities import best_three, opportunities, opportunity_lines
 from analysis.ranks import Rank, compare_ranks, not_of_one_run, rank_facts, rank_lines, straggler_text
 from analysis.rates import kernel_durations, queue_over_step, rate_lines, shape_rates
 from analysis.timeline import KEYS, gpu_timelines
-from analysis.trace import read_trace
+from analysis.trace import Trace, read_trace
 from analysis.verdict import verdict
 from analysis.wording import count_of, printable, shortened
 from harness.console import progress_bar
@@ -76,15 +76,11 @@ def analyze_all(
     facts: list[Rank] = []
     runs: list[dict | None] = []
     captures: set[Path] = set()
-    for path in progress_bar("Reading traces", paths):
-        try:
-            trace = with_replayed_operators(replace(read_trace(path, **(reading or {})), **device))
-            links = attribute(link(trace))
-        except UserError as error:
-            refused.append(error)
-            continue
-        runs.append(summary or summary_beside(path))
-        analyses.append((path, operator_analysis(links, runs[-1])))
+    for trace in traces_of(paths, reading or {}, refused):
+        trace = with_replayed_operators(replace(trace, **device))
+        links = attribute(link(trace))
+        runs.append(summary or summary_beside(trace.path))
+        analyses.append((trace.path, operator_analysis(links, runs[-1])))
         facts.append(rank_facts(links))
         captures |= trace.replayed.files if trace.replayed else set()
     # A trace of captures tells of the graphs of the others, and is no rank of its own.
@@ -100,6 +96,18 @@ def analyze_all(
     if not apart and len(facts) > 1:
         add_comparison(documents, facts, runs[0])
     return analyses, refused
+
+
+def traces_of(paths: list[Path], reading: dict, refused: list[UserError]) -> Iterator[Trace]:
+    """The trace in each file, or those of the ranks that were merged into it.  refused: takes why others cannot."""
+    for path in progress_bar("Reading traces", paths):
+        try:
+            yield (first := read_trace(path, **reading))
+            for rank in first.ranks_in_file:
+                if rank != first.rank:
+                    yield read_trace(path, **reading, rank=rank)
+        except UserError as error:
+            refused.append(error)
 
 
 def add_comparison(documents: list[dict], facts: list[Rank], run: dict | None) -> None:

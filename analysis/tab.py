@@ -168,6 +168,7 @@ class Tab:
             analyses = [found] if found else []
         name, analysis = analyses[0] if analyses else (None, None)
         drawn, names = charts(analysis, documents), [file.name for file in files]
+        n_ranks = max(len(files), len(analysis["integrity"]["ranks_in_file"]) if analysis else 0)
         shown = [*drawn, "step_timeline"] if name in names else [*drawn]
         return {
             "html": page("report_sections.html", analyses, documents, charts=shown, top=TOP),
@@ -175,7 +176,7 @@ class Tab:
             "trace": name,
             "not_read": refused,
             "traces": list(dict.fromkeys([*names, *analyses_in(folder)])),
-            "ranks_to_read": len(files) if len(files) > 1 and "ranks" not in (analysis or {}) else 0,
+            "ranks_to_read": n_ranks if n_ranks > 1 and "ranks" not in (analysis or {}) else 0,
         }
 
     def progress(self) -> dict:

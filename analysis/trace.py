@@ -6,7 +6,7 @@ import gc
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
@@ -41,6 +41,7 @@ ON_HOST = ("cpu_op", "user_annotation", "python_function")  # of these, only eve
 STEP = "ProfilerStep#"
 MODULE = "nn.Module: "
 NO_ARGUMENTS = Arguments()
+MOSTLY = 0.9  # of the events tell their rank in a file that was merged from those of several
 MARKS_FILL = 0.9  # of the time from the first to the last: then the marks are the steps, not only their beginnings
 CUT_SHORT = 0.1  # of the median step: a last step mark without work that is shorter is none
 MEMORY_PER_BYTE = 2.5  # of JSON, for the whole analysis
@@ -90,6 +91,8 @@ class Trace:
     target: dict | None = None  # the device that --target-device names, in place of the trace's own
     peak: str | float = "auto"  # --peak
     replayed: Replayed | None = None  # the operators of graphs, at the end of `operators`
+    ranks_in_file: list[int] = field(default_factory=list)  # whose traces were merged into it; the first was read
+    merged_rank: int | None = None  # which of them was read
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -98,6 +101,8 @@ class Trace:
 
     @property
     def rank(self) -> int | None:
+        if self.merged_rank is not None:
+            return self.merged_rank
         rank = self.distributed.get("rank")
         return rank if isinstance(rank, int) else None
 
@@ -152,18 +157,23 @@ def different_pairs(a: np.ndarray, b: np.ndarray) -> tuple[list[tuple[int, int]]
 
 
 def read_trace(
-    path: Path, window: int | None = None, steps_from: str | None = None, watch: Watch | None = None
+    path: Path,
+    window: int | None = None,
+    steps_from: str | None = None,
+    watch: Watch | None = None,
+    rank: int | None = None,
 ) -> Trace:
     """The trace in a .json or .json.gz file.  Raises UserError, naming the file, for any other file.
 
     window: only its last so many marked steps, and what they launched on the GPU, in the memory that these need.
     steps_from: the name of the events that begin a step, in place of ProfilerStep#N.  watch: is told how far it is.
+    rank: of a file that was merged from the traces of several, the one to read, by default the first.
     """
     collecting = gc.isenabled()
     gc.disable()  # collecting would traverse hundreds of thousands of objects, all of them in use
     try:
-        n_steps, within = window_of(path, window, steps_from) if window else (None, None)
-        file, events = TraceFile(path, watch), Events(within)
+        n_steps, within = window_of(path, window, steps_from, rank) if window else (None, None)
+        file, events = TraceFile(path, watch), Events(within, rank)
         available, size = available_host_memory(), 0
         for records, text in file.parts():
             events.add(records)
@@ -182,9 +192,9 @@ def read_trace(
             gc.enable()
 
 
-def window_of(path: Path, n: int, steps_from: str | None) -> tuple[int, tuple[float, float]]:
+def window_of(path: Path, n: int, steps_from: str | None, rank: int | None) -> tuple[int, tuple[float, float]]:
     """The number of marked steps of a file, and the time of the last n, as in the file: a first pass over it."""
-    file, events = TraceFile(path), Events()
+    file, events = TraceFile(path), Events(rank=rank)
     marks = (steps_from, MODULE + steps_from) if steps_from else (STEP,)
     for records, _ in file.parts():
         events.add([record for record in records if record.name and record.name.startswith(marks)])
@@ -258,6 +268,8 @@ def trace_of(file: TraceFile, events: Events, steps_from: str | None, n_steps: i
         has_nan=file.has_nan,
         steps_in_file=n_steps,
         steps_from=steps_from,
+        ranks_in_file=sorted(events.ranks) if len(events.ranks) > 1 else [],
+        merged_rank=events.rank if len(events.ranks) > 1 else None,
     )
 
 
@@ -278,8 +290,10 @@ class Numbers(dict):
 class Events:
     """The columns of the events of a file, taken part by part; `within` restricts them to a time, as in the file."""
 
-    def __init__(self, within: tuple[float, float] | None = None):
-        self.within = within
+    def __init__(self, within: tuple[float, float] | None = None, rank: int | None = None):
+        self.within, self.rank = within, rank
+        self.is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
+        self.ranks: set[int] = set()
         self.first = np.inf  # the earliest start
         self.counts: Counter[str] = Counter()  # by category of today, malformed ones too
         self.unread: Counter[str] = Counter()
@@ -292,7 +306,7 @@ class Events:
     def add(self, events: list[Event]) -> None:
         found: dict[str, list[Event]] = defaultdict(list)
         memory: list[Event] = []
-        for event in events:
+        for event in self.of_one_rank(events):
             if event.ph == "X":
                 found[event.cat].append(event)
             elif event.name == "[memory]" and event.args:
@@ -313,6 +327,17 @@ class Events:
             arguments = [event.args for event in memory]
             rows = [numbers(memory, "ts"), *(numbers(arguments, key) for key in ("bytes", "total", "device_type"))]
             self.memory.append(np.stack(rows, axis=1))
+
+    def of_one_rank(self, events: list[Event]) -> list[Event]:
+        """Of a file in which events tell their rank, those of one rank, by default of the first."""
+        if self.is_merged is None and events:
+            ranks = [rank for one in events if one.ph == "X" and (rank := rank_of(one)) >= 0]
+            self.is_merged = len(ranks) >= MOSTLY * sum(one.ph == "X" for one in events) > 0
+            self.rank = ranks[0] if self.is_merged and self.rank is None else self.rank
+        if not self.is_merged:
+            return events
+        self.ranks.update(rank for rank in map(rank_of, events) if rank >= 0)
+        return [one for one in events if rank_of(one) in (-1, self.rank)]
 
     def columns(self, kind: str, events: list[Event], is_1_8: bool) -> dict[str, np.ndarray]:
         """The columns of the table of these events, without malformed ones."""
@@ -450,6 +475,10 @@ def partition(events: list[Event], kind_of: Callable[[str], str]) -> dict[str, l
     for event in events:
         parts.setdefault(kind_of(str(event.name)), []).append(event)
     return parts
+
+
+def rank_of(event: Event) -> int:
+    return event.args.rank if event.args else -1
 
 
 def on_device(event: Event) -> bool:

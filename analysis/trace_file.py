@@ -45,6 +45,7 @@ class Arguments(msgspec.Struct, gc=False):
     stream: int = -1
     correlation: int = -1
     kernel: msgspec.Raw = ABSENT  # its name, in calls that launch one on ROCm
+    rank: int = -1  # in files that were merged from the traces of several
     # Of collectives
     collective: Any = msgspec.field(name="Collective name", default=None)
     in_elements: float = msgspec.field(name="In msg nelems", default=0.0)

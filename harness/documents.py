@@ -377,6 +377,7 @@ class Integrity(TypedDict):
     unclassified_kernels: int  # names of which neither they nor their operator tell what the kernel does
     unclassified_share: float  # of the time of all GPU events
     rank: int | None  # null: not in the trace
+    ranks_in_file: list[int]  # whose traces were merged into this file; empty: that of one
     world_size: int | None  # null: not in the trace
     shapes_recorded: bool
     stacks_recorded: bool

@@ -99,7 +99,7 @@ BY_OPERATOR = {name: operator for operator, _, names in MODEL for name in names}
             "the capture trace capture.json, by order alone, because it names no kernels",
         ),
         (None, [one | {"ts": one["ts"] - 2000} for one in capture()], "a capture in this trace"),
-        (None, [one | {"ts": one["ts"] - 2000} for one in work(0, 1)], "the same work without a graph in this trace"),
+        (None, [one | {"ts": one["ts"] - 2000} for one in work(0, 1)], "the same work without a graph in it"),
     ],
 )
 def test_replayed_kernels_have_the_operators_of_the_capture(tmp_path, place, events, where):
@@ -176,6 +176,7 @@ def test_a_folder_with_a_capture_is_that_of_one_run(tmp_path, capsys):
     with gzip.open(tmp_path / "trace_rank0.json.gz", "wt") as file:
         file.write(write_trace(tmp_path / "x", *replays()).read_text())
     (tmp_path / "x").unlink()
+    (tmp_path / "broken_link.json").symlink_to(tmp_path / "nowhere")
     analyze_existing(tmp_path, None, report=False, top=5, sort=None)
     out = capsys.readouterr().out
     assert "the capture trace a_capture.json" in out and "is one of" not in out and "not compared" not in out

@@ -33,6 +33,33 @@ def test_every_json_file_but_our_own_may_be_a_trace(tmp_path):
     assert [path.name for path in find_traces(tmp_path)] == ["my_trace.json.gz", "rank0.json"]
 
 
+def test_a_file_merged_from_ranks_is_those_of_the_ranks(tmp_path):
+    """Each event tells its rank, and ids and threads of the ranks differ, as TraceLens's TraceFusion writes them."""
+    ranks, merged = [], []
+    for rank, slower in enumerate((1, 2)):
+        events = [step(1, 0, 100 * slower), event("aten::mm", 10, 4)]
+        events += [one for i in range(3) for one in on_gpu("gemm", 11 + i, 20 + 9 * i, 8, 1 + i)]
+        for one in events:
+            one["args"] |= {key: one["args"][key] + 1000 * rank for key in ("correlation",) if key in one["args"]}
+            one["pid"] += 1000 * rank
+        ranks.append(analysis_of(trace_of(tmp_path, *events)))
+        merged += [one | {"args": one["args"] | {"rank": rank}} for one in events]
+    analyses, refused = analyze_all([write_trace(tmp_path / "merged.json", *merged)])
+    assert not refused
+    for rank, ((_, found), alone) in enumerate(zip(analyses, ranks, strict=True)):
+        assert found["integrity"]["rank"] == rank
+        assert found["integrity"]["problems"] == alone["integrity"]["problems"] == []
+        assert f"merged from the traces of ranks 0, 1; this is rank {rank}" in " ".join(found["integrity"]["notes"])
+        assert [row["rank"] for row in found["ranks"]["rows"]] == [0, 1]
+        for name in ("steps", "components", "kernels", "gpu_timeline"):
+            assert found[name] == alone[name], name
+    for one in merged:
+        del one["args"]["rank"]  # which is whose is not told
+    write_trace(tmp_path / "merged.json", *merged)
+    [(_, found)], _ = analyze_all([tmp_path / "merged.json"])
+    assert "traces were merged into one whose events tell no rank" in " ".join(found["integrity"]["problems"])
+
+
 def test_folders_without_traces(tmp_path):
     with pytest.raises(UserError, match=str(tmp_path)):
         find_traces(tmp_path)
