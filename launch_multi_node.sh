@@ -70,6 +70,6 @@ code=$?
 [ "${TINY_LLAMA_DEBUG:-}" != 1 ] || cat -- "$said" >&2
 if rank_code=$(sort -n -- "$EXIT_CODES" | grep -m 1 -vx 0); then exit "$rank_code"; fi
 rmdir -- "${folder:-/nowhere}" 2>/dev/null
-why=$(grep -E '(Error|error):' -- "$said" | tail -n 1 | sed 's/^.*[Ee]rror: //; s/\.$//')
+why=$(grep -E '(Error|error): *[^ ]' -- "$said" | tail -n 1 | sed 's/^.*[Ee]rror: //; s/\.$//')
 [ "$code" != 2 ] || refuse "$why"
 die "torchrun on $(hostname) started no rank: ${why:-exit code $code}; start the same command on each node within a minute"

@@ -16,6 +16,8 @@ RANK_HERE=0
 RANK_HERE=${RANK:-$RANK_HERE}
 STEP=${SLURM_JOB_ID:-}_${SLURM_STEP_ID:-}
 
+one_process() { [ -z "${RANK:-}" ] && [ "${SLURM_STEP_NUM_TASKS:-1}" = 1 ]; }
+
 # --- setup ------------------------------------------------------------------------------------------
 #
 # use_python FILE...: sets PYTHON to an interpreter that has the packages of the requirement files.  That is the
@@ -426,13 +428,16 @@ await() {
     exec 3>&-
     trap 'kill -TERM -- -$child 2>/dev/null' TERM HUP
     trap 'kill -INT -- -$child 2>/dev/null' INT
-    wait "$child"
-    code=$?
-    while kill -0 "$child" 2>/dev/null; do # a signal ends `wait`, not the command
-        wait "$child"
-        code=$?
+    while :; do
+        { wait "$child" && code=0 || code=$?; } 2>/dev/null # where bash would say which job was killed
+        kill -0 "$child" 2>/dev/null || break               # a signal ends `wait`, not the command
     done
     return "$code"
+}
+
+hand_on() { # CODE: exit with it, and tell it the launcher that started this one as a rank
+    [ -z "${EXIT_CODES:-}" ] || echo "$1" >>"$EXIT_CODES"
+    exit "$1"
 }
 
 # run_logged FOLDER COMMAND...: run with output to the terminal and to FOLDER/training_output.log, with the rank in the
@@ -443,7 +448,11 @@ run_logged() {
     [ "$RANK_HERE" = 0 ] || log=$folder/training_output_rank$RANK_HERE.log
     shift
     mkdir -p -- "$folder" 2>/dev/null
-    if ! [ -d "$folder" ] || ! [ -w "$folder" ]; then die "cannot write to folder $folder"; fi
+    if ! [ -d "$folder" ] || ! [ -w "$folder" ]; then
+        one_process && die "cannot write to folder $folder"
+        await "$@" 2>&1 # which finds that, too, and tells the other ranks
+        hand_on $?
+    fi
     if [ -s "$log" ]; then # of an earlier run: the command moves that run aside, and this file with it
         earlier=${log%.log}.$(date -r "$log" +%Y%m%d_%H%M%S).log
         mv -- "$log" "$earlier"
@@ -465,8 +474,10 @@ run_logged() {
         [ -z "$earlier" ] || mv -- "$earlier" "$log"
         rmdir -- "$folder" 2>/dev/null
     fi
-    [ -z "${EXIT_CODES:-}" ] || echo "$code" >>"$EXIT_CODES"
-    exit "$code"
+    if [ "$code" = 137 ] && one_process; then # of several ranks, another one tells
+        echo "error: killed by SIGKILL, as the operating system does when memory runs out" | tee -a -- "$log" >&2
+    fi
+    hand_on "$code"
 }
 
 check_tasks() { # SCRIPT: that it runs as ranks, if srun starts several tasks

@@ -193,8 +193,10 @@ class FakeDataParallel:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         self.syncs = False
-        yield
-        self.syncs = True
+        try:
+            yield
+        finally:
+            self.syncs = True
 
     def __call__(self, *arguments):
         self.gradients.zero_()  # so that a tracker meets them as tensors that were there before the step

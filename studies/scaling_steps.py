@@ -82,8 +82,10 @@ class ReducedAfterBackward:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         before, self.syncs = self.syncs, False
-        yield
-        self.syncs = before
+        try:
+            yield
+        finally:
+            self.syncs = before
 
 
 def compute_again(model: nn.Module, arguments: tuple) -> None:
@@ -174,6 +176,9 @@ def local_steps(
     workload: Workload, state: TrainingState, stream: Iterator, steps: int, rank: Rank
 ) -> list[float] | None:
     """Milliseconds of steps without communication, on all ranks at once; None if the mode needs it to compute.
+
+    In harness.no_sync.no_sync_steps() ranks wait for one another in every step, as they reduce its loss, and so all
+    take as long as the slowest.  Here none waits, which tells a slow rank from those that it holds up.
 
     The ranks' parameters differ from then on, so nothing can follow.
     """

@@ -32,6 +32,8 @@ if "--lines" in arguments:
     for number in range(int(arguments[arguments.index("--lines") + 1])):
         print("line", number)
     Path(os.environ["TINY_LLAMA_LOG"]).with_name("finished").touch()
+if "--die" in arguments:
+    os.kill(os.getpid(), signal.SIGKILL)
 if "--wait" in arguments:
     def stop(signum, frame):
         time.sleep(0.2)
@@ -159,6 +161,13 @@ def test_exit_codes_pass_through_tee(project, work, expected):
     assert len(list(work.iterdir())) == (0 if expected == 2 else 1)  # wrong arguments leave nothing
 
 
+def test_a_command_that_is_killed_is_told_in_one_line(project, work):
+    code, out = launch(project / "run_baseline.sh", "--die", cwd=work)
+    assert (code, "Killed" in out) == (137, False)
+    assert out.endswith("\nerror: killed by SIGKILL, as the operating system does when memory runs out\n")
+    assert (only_folder(work, "*") / "training_output.log").read_text().endswith(out.splitlines()[-1] + "\n")
+
+
 def test_wrong_arguments_change_nothing_in_a_folder(project, work):
     launch(project / "run_baseline.sh", "--output-dir", "here", cwd=work)
     before = {path: path.read_bytes() for path in work.glob("here/*")}
@@ -249,6 +258,13 @@ def test_the_exit_code_of_a_rank(project, work):
     assert launch(project / "run_baseline.sh", "--code", "7", cwd=work, env=step(1))[0] == 7
     assert launch(project / "run_baseline.sh", "--code", "2", cwd=work, env=step(1))[0] == 2
     assert [path.name for path in only_folder(work, "*").iterdir()] == ["training_output_rank1.log"]  # of the first
+
+
+def test_a_rank_whose_folder_cannot_be_written_says_so_itself(project, work):
+    """To the other ranks, before the first step; a file in its place stops root, too."""
+    (work / "here").touch()
+    code, out = launch(project / "run_baseline.sh", "--output-dir", "here", "--code", "1", cwd=work, env=step(1))
+    assert (code, "error: " in out, "--output-dir here" in out) == (1, False, True)
 
 
 def test_several_tasks_of_a_command_that_is_one_process(project, work):
@@ -346,8 +362,9 @@ def test_a_node_whose_rank_dies_ends_the_other(tmp_path):
             break
     pid = process_in(tmp_path / "node1", "tiny_llama_v1.py")
     os.kill(pid, signal.SIGKILL)
-    (code, out), (other_code, _) = (finish(node, timeout=60) for node in nodes)
+    (code, out), (other_code, other_out) = (finish(node, timeout=60) for node in nodes)
     assert (code, other_code) == (1, 137), out
+    assert "Killed" not in out + other_out and "error: " not in other_out
     assert re.search(r"error: rank 1 on \S+: ended without a message: it was killed or crashed", out.splitlines()[-1])
     assert "Traceback" not in out
     folder = tmp_path / "node0" / "multi_node_results_job"

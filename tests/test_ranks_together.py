@@ -1,5 +1,6 @@
 """How ranks meet, and how each learns that another has failed: made-up ranks of this process, and real ones."""
 
+import re
 import signal
 import socket
 import sys
@@ -156,9 +157,9 @@ def test_a_failure_elsewhere_ends_the_step(watches, monkeypatch):
 # ---- Real ranks ----------------------------------------------------------------------------------------------------
 
 
-def start_rank(rank: int, *flags: str, cwd, port: int):
+def start_rank(rank: int, *flags: str, cwd, port: int, wait_s: str = "1"):
     ranks_of_run = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TINY_LLAMA_RANKS_TIMEOUT": "1"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TINY_LLAMA_RANKS_TIMEOUT": wait_s}
     script = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, "--device", "cpu"]
     return start(*script, *flags, cwd=cwd, env=ranks_of_run | meeting | {"OMP_NUM_THREADS": "1"})
 
@@ -186,3 +187,16 @@ def test_a_port_where_another_program_listens(tmp_path, port):
     assert (code_0, code_1, out_0.count("\n"), out_1.count("\n")) == (1, 1, 1, 1)
     assert out_0.endswith(f"cannot listen at {place}: address already in use\n")
     assert out_1.endswith(f"rank 0 does not answer at {place} within 1 s: another program listens there\n")
+
+
+@pytest.mark.slow
+def test_a_folder_that_one_rank_cannot_write(tmp_path, port):
+    """Before the first step; a file in its place stops root, too."""
+    (tmp_path / "file").touch()
+    folders = enumerate(("run", "file"))
+    both = [start_rank(rank, "--output-dir", one, cwd=tmp_path, port=port, wait_s="50") for rank, one in folders]
+    (code_0, out_0), (code_1, out_1) = map(finish, both)
+    assert (code_0, code_1, out_1) == (1, 1, "")
+    (line,) = (line for line in out_0.splitlines() if "error: " in line)
+    assert re.search(r"error: rank 1 on \S+: cannot write to folder file: File exists$", line)
+    assert "Step 1/" not in out_0 and "Traceback" not in out_0
