@@ -109,10 +109,7 @@ def _fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], 
     for group in optimizer.param_groups:
         if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    workload.settle(state)
     watcher = watch(model, optimizer)
     stream = workload.fake_batches()
     sharded = several and parallel.parallel == "fsdp"  # then graphs end at hooks that a watcher would not see

@@ -463,10 +463,15 @@ def peak_bytes(workload: Workload, on_gpu: bool) -> int:
 
 
 def refusal(workload: Workload, device: torch.device) -> str | None:
-    """Why a run cannot fit, None if it can; what would fit is searched for only where it does not."""
+    """Why a run cannot fit, None if it can or if that cannot be predicted; what would fit is searched for only where it
+    does not."""
     available = capacity_of(device, [workload.precision], measure=True).for_tensors(workload.precision)
     on_gpu = device.type == "cuda"
-    if peak_bytes(workload.with_settings(compile=False), on_gpu) <= available:  # which is predicted sooner
+    try:
+        peak = peak_bytes(workload.with_settings(compile=False), on_gpu)  # which is predicted sooner
+    except FakeRunError:
+        return None
+    if peak <= available:
         return None
     if workload.compiled and peak_bytes(workload, on_gpu) <= available:
         return None
