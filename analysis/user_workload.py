@@ -226,6 +226,7 @@ class UserWorkload(Workload):
     parallel = property(lambda self: self.training)
     own_step = property(lambda self: examined(self.file).own_step)
     micro_steps = 1
+    scales = ("batch_size",)  # many models take no longer sequences than those they were made for
 
     def __getstate__(self) -> dict:
         return vars(self) | {"latest": {}}  # models stay in their process
@@ -303,7 +304,7 @@ class UserWorkload(Workload):
                     with meter.phase("data"):
                         batch = next(stream)
                     if made.own_step:
-                        with self.file.users_code(), StepPhases(meter, instruments, step, model, optimizer):
+                        with self.file.users_code(), StepPhases(meter, instruments, step, made.model, optimizer):
                             loss = made.loss(model, optimizer, batch)
                         meter.add_loss(self._own_loss(loss))
                         del loss, batch

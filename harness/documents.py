@@ -335,7 +335,7 @@ class Prediction(TypedDict):
     fits: bool  # an upper bound: fragmentation may come on top
     margin_mb: float  # MB left; negative: missing
     max_batch_size: int  # samples; 0: not even one fits
-    max_seq_len: int  # tokens; 0: not even one fits
+    max_seq_len: int | None  # tokens; 0: not even one fits; null: of --workload, whose model may be made for one length
     would_fit: list[FitRow] | None  # other flags; null: it fits, or one rank
     smallest_world_size: int | None  # on which it fits; null: one rank, on none, or nothing is sharded
     parameters: int

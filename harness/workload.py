@@ -40,6 +40,7 @@ class Workload(ABC):
     micro_steps: int  # forward and backward passes per optimizer step
     precision: str  # a key of devices.PRECISIONS
     compiled: bool  # with torch.compile
+    scales = ("batch_size", "seq_len")  # the settings whose largest value that fits is known to mean something
 
     @property
     def parallel(self) -> ParallelConfig:
