@@ -3,6 +3,7 @@ fake tensors, FLOPs by counting."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -10,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from analysis.fake_run import FakeRunError
@@ -88,14 +91,16 @@ def shapes_of(batch: Any) -> str:
 
 
 def endless(file: UserFile, made: Made) -> Iterator[Any]:
-    """The batches; those of a DataLoader again and again.  Raises UserError if an iterator ends."""
+    """The batches; those of a DataLoader again and again.  Raises UserError if an iterator ends.
+
+    Drawn unseen by memory trackers: what the file's own code needs for it is not part of the step."""
     where = file.where(file.function())
     for epoch in itertools.count(1):
         number = 0
         with file.users_code():
             stream = iter(made.batches)
         while True:
-            with file.users_code():
+            with file.users_code(), _disable_current_modes():
                 batch = next(stream, endless)
             if batch is endless:
                 break
@@ -141,7 +146,6 @@ class Examined(NamedTuple):
     """What a look at model, optimizer and first batch tells."""
 
     batch: Any  # the first one; perhaps of fake tensors
-    draws_fake: bool  # the file's batches can be drawn under FakeTensorMode
     batch_size: int
     seq_len: int
     parameters: int  # trainable
@@ -156,7 +160,7 @@ class Examined(NamedTuple):
 def examined(file: UserFile) -> Examined:
     """A look at what the file makes, on fake tensors where they allow it.  Raises UserError."""
     file.function()  # imported for real
-    made, batch, draws_fake = first_batch(file)
+    made, batch = first_batch(file)
     if not tensors_of(batch):
         where, found = file.where(file.function()), type(batch).__name__
         raise UserError(f"{where}: a batch is {found} without tensors; expected a tensor, or a tuple or dict of them")
@@ -168,7 +172,6 @@ def examined(file: UserFile) -> Examined:
     names = {dtype: name for name, dtype in reversed(PRECISIONS.items())}  # fp32 is the name of float32
     return Examined(
         batch=batch,
-        draws_fake=draws_fake,
         batch_size=first.shape[0] if first.dim() else 1,
         seq_len=first.shape[1] if tokens else 1,
         parameters=sum(p.numel() for p in made.model.parameters() if p.requires_grad),
@@ -180,22 +183,35 @@ def examined(file: UserFile) -> Examined:
     )
 
 
-def first_batch(file: UserFile) -> tuple[Made, Any, bool]:
-    """Model, first batch, and whether that was drawn on fake tensors: with model and batch fake, else with a fake model
-    and batches as they are, else all of it for real, as data that is read from a file may need."""
+def first_batch(file: UserFile) -> tuple[Made, Any]:
+    """What the file makes, and the first batch: with a fake model, else for real, as data in tensors may need."""
     try:
-        with FakeTensorMode():
+        with FakeTensorMode(), on_fake_tensors():
             made = file.make()
-            return made, next(endless(file, made)), True
+        return made, next(endless(file, made))
     except Exception:  # noqa: BLE001 - whatever code of the user's raises here, it may not raise for real
-        pass
-    try:
-        with FakeTensorMode():
-            made = file.make()
-        return made, next(endless(file, made)), False
-    except Exception:  # noqa: BLE001
         made = file.make()
-        return made, next(endless(file, made)), False
+        return made, next(endless(file, made))
+
+
+@contextlib.contextmanager
+def on_fake_tensors() -> Iterator[None]:
+    """Lets code of the user's build a model of fake tensors, which cannot be converted in place and are on the CPU."""
+
+    def apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        changed: dict[int, nn.Parameter] = {}  # by id: tied ones stay tied
+        for one in module.modules():
+            for name, tensor in one._parameters.items():
+                if tensor is not None and (new := change(tensor)) is not tensor:
+                    new = changed.setdefault(id(tensor), nn.Parameter(new.detach(), tensor.requires_grad))
+                    one._parameters[name] = new
+            for name, tensor in one._buffers.items():
+                one._buffers[name] = None if tensor is None else change(tensor)
+        return module
+
+    no_gpu = mock.patch.object(torch.cuda, "is_available", lambda: False)
+    with mock.patch.object(nn.Module, "_apply", apply), no_gpu:
+        yield
 
 
 @functools.lru_cache(maxsize=8)
@@ -243,7 +259,9 @@ class UserWorkload(Workload):
     # ---- The step ----------------------------------------------------------------------------------------------------
 
     def build(self, device: torch.device, place: Callable[[nn.Module], nn.Module] | None = None) -> TrainingState:
-        made = self.file.make()
+        is_fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        with on_fake_tensors() if is_fake else contextlib.nullcontext():
+            made = self.file.make()
         self.file.check_device(made, device)
         model, optimizer = made.model, made.optimizer
         if place:
@@ -266,10 +284,9 @@ class UserWorkload(Workload):
         yield from self._checked(endless(self.file, self.latest.get("made") or self.file.make()), device)
 
     def fake_batches(self) -> Iterator[Any]:
-        found = examined(self.file)
-        if found.draws_fake and not self.scaled:
-            yield from self._checked(endless(self.file, self.latest["made"]), torch.device("cpu"))
-        sizes = {0: self.batch_size} | ({1: self.seq_len} if found.seq_len > 1 else {}) if self.scaled else {}
+        found, sizes = examined(self.file), {}
+        if self.scaled:
+            sizes = {0: self.batch_size} | ({1: self.seq_len} if found.seq_len > 1 else {})
         while True:
             yield map_tensors(Tensor.detach, zeros_like_batch(found.batch, sizes))
 

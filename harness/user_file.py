@@ -164,6 +164,8 @@ class UserFile:
         where = self.at(frames[-1].lineno) if frames else self.path.name
         if isinstance(error, (AssertionError, RuntimeError)) and NO_GPU.search(first_line(error)):
             return UserError(f"{where}: {first_line(error)}, and this run is on a CPU; {ON_ITS_DEVICE}")
+        if type(error).__name__ == "DataDependentOutputException":  # of fake tensors
+            return UserError(f"{where}: it reads a value of a tensor, as .item(), float() and `if` do")
         if isinstance(error, ImportError):
             return UserError(f"{where}: {first_line(error)}; install it in the environment of this command")
         shown = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
