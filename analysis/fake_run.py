@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -36,10 +37,15 @@ class FakeRunError(UserError):
 @contextlib.contextmanager
 def explained_fake_run(what: str) -> Iterator[None]:
     """Turn whatever a model raises on fake tensors into a FakeRunError."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would tell the error too, with a traceback
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         yield
     except Exception as error:  # any code of the model may raise here
         raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}") from error
+    finally:
+        log.setLevel(level)
 
 
 def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], ranks: bool = False) -> Watcher:

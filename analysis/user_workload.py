@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -55,7 +56,7 @@ def user_workload(text: str, training: Any, given: dict) -> UserWorkload:
             raise UserError(f"--{found.replace('_', '-')}: has no effect with --workload: {why}; leave it out", 2)
     file = UserFile.of(text)
     found = examined(file)
-    if found.own_step and "precision" in given:
+    if found.own_step and given.get("precision", "fp32") != "fp32":
         raise UserError(f"--precision: {file.path.name} has a step of its own, which chooses its precision", 2)
     return UserWorkload(file, replace(training, batch_size=found.batch_size, seq_len=found.seq_len))
 
@@ -190,8 +191,9 @@ def first_batch(file: UserFile) -> tuple[Made, Any]:
             made = file.make()
         return made, next(endless(file, made))
     except Exception:  # noqa: BLE001 - whatever code of the user's raises here, it may not raise for real
-        made = file.make()
-        return made, next(endless(file, made))
+        pass
+    made = file.make()
+    return made, next(endless(file, made))
 
 
 @contextlib.contextmanager
@@ -344,7 +346,7 @@ class UserWorkload(Workload):
         """The loss that the step returned, a tensor or a number."""
         if isinstance(loss, float):
             return torch.tensor(loss)
-        return self.file.check_loss(loss, self.latest["made"].loss)
+        return self.file.check_loss(loss, self.latest["made"].loss, own_step=True)
 
     def settle(self, state: TrainingState) -> None:
         """By a step: which parameters have gradients, only that tells."""
@@ -376,10 +378,21 @@ class UserWorkload(Workload):
 
     def settings(self) -> dict[str, dict]:
         found, every = examined(self.file), asdict(self.training)
-        model = {"file": self.file.path.name, "function": self.file.name, "model": found.model}
+        model = {"file": os.path.relpath(self.file.path), "function": self.file.name, "model": found.model}
         training = {"batch_size": self.batch_size, "seq_len": self.seq_len, "learning_rate": found.learning_rate}
         training |= {"optimizer": found.optimizer} | {name: every[name] for name in USED}
         return {"model": model | {"parameters": found.parameters}, "training": training | {"precision": self.precision}}
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, dict], training: type) -> UserWorkload:
+        """The workload of a run, from its config.json; training is the script's TrainingConfig.  Raises UserError if the
+        file is no longer there."""
+        model, kept = settings["model"], settings["training"]
+        file = UserFile.of(f"{model['file']}:{model['function']}")
+        known = {one.name: kept[one.name] for one in fields(training) if one.name in kept}
+        if kept["precision"] == examined(file).precision:
+            known["precision"] = "fp32"  # of autocast: that is the precision of the parameters
+        return cls(file, training(**known))
 
     def settings_lines(self, device: torch.device) -> dict[str, object]:
         found, training = examined(self.file), self.training

@@ -769,7 +769,7 @@ class MemoryStudyRow(SweepRow):
 
 
 class StepTimesRow(SweepRow):
-    size: str  # as for --size
+    size: str  # as for --size; the file and function of --workload
     seq_len: int  # tokens
     batch_size: int
     precision: str
@@ -788,7 +788,7 @@ class StepTimesRow(SweepRow):
     optimizer_ms: float | None  # median; null: not measured, or the forward pass alone
     optimizer_mean_ms: float | None  # null: not measured, or the forward pass alone
     optimizer_std_ms: float | None  # null: fewer than two steps, or the forward pass alone
-    achieved_tflops: float | None  # 10^12 FLOP/s at the median; null: not measured
+    achieved_tflops: float | None  # 10^12 FLOP/s at the median; null: not measured, or FLOPs cannot be counted
     compile_s: float | None  # seconds; null: not compiled
     peak_bytes: int | None  # of the allocator; null: not measured, or no GPU
     predicted_peak_bytes: int | None  # with workspace_bytes where measured; null: it cannot run on fake tensors

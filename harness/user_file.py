@@ -105,6 +105,9 @@ class UserFile:
     def make(self) -> Made:
         """Call the function and check what it returns.  Raises UserError."""
         function = self.function()
+        if needed := required(function):
+            takes = f"{self.name}() needs the argument {needed[0].name}"
+            raise UserError(f"{self.where(function)}: {takes}; expected a function that can be called without any")
         with self.users_code():
             found = function()
         line, what = f"{self.where(function)}: {self.name}() returned", EXPECTED
@@ -130,8 +133,7 @@ class UserFile:
         """2 for loss(model, batch), 3 for step(model, optimizer, batch).  Raises UserError for another number."""
         given = inspect.signature(loss).parameters.values()
         places = [one for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-        needed = sum(one.default is one.empty for one in places)
-        several = any(one.kind is one.VAR_POSITIONAL for one in given)
+        several, needed = any(one.kind is one.VAR_POSITIONAL for one in given), len(required(loss))
         number = 2 if needed <= 2 <= len(places) or (several and needed <= 2) else needed
         if number not in (2, 3):
             takes = f"takes {len(places)} argument{'s' * (len(places) != 1)}"
@@ -168,7 +170,7 @@ class UserFile:
             return UserError(f"{where}: it reads a value of a tensor, as .item(), float() and `if` do")
         if isinstance(error, ImportError):
             return UserError(f"{where}: {first_line(error)}; install it in the environment of this command")
-        shown = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+        shown = "".join(traceback.format_exception(type(error), error, trace, chain=False)).rstrip()
         return UserError(f"{where}: {type(error).__name__}: {first_line(error)}", shown=shown)
 
     def check_device(self, made: Made, device: torch.device) -> None:
@@ -178,15 +180,24 @@ class UserFile:
             line = f"{self.where(self.function())}: the model is on {elsewhere.pop()}, and this run is on {device.type}"
             raise UserError(f"{line}; {ON_ITS_DEVICE}")
 
-    def check_loss(self, loss: object, of: Callable) -> Tensor:
-        """The loss, if it is a scalar to call backward() on.  Raises UserError."""
+    def check_loss(self, loss: object, of: Callable, own_step: bool = False) -> Tensor:
+        """The loss, if it is a scalar to call backward() on, or that a step of its own has done.  Raises UserError."""
         if isinstance(loss, Tensor) and loss.dim() == 0 and loss.is_floating_point():
+            if torch.is_grad_enabled() and not loss.requires_grad and not own_step:
+                gone = "no .detach(), no .item(), no torch.no_grad()"
+                raise UserError(f"{self.where(of)}: the loss has no gradient; expected one of the parameters: {gone}")
             return loss
         what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else a_type(loss)
         if isinstance(loss, Tensor) and not loss.is_floating_point():
             what += f" and {str(loss.dtype).removeprefix('torch.')}"
         more = ", such as its .loss" if hasattr(loss, "loss") else ", such as a mean"
         raise UserError(f"{self.where(of)}: the loss is {what}; expected a scalar tensor{more}")
+
+
+def required(function: Callable) -> list[inspect.Parameter]:
+    """The arguments without which it cannot be called."""
+    given = inspect.signature(function).parameters.values()
+    return [one for one in given if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
 def a_type(value: object) -> str:
