@@ -305,7 +305,7 @@ class UserWorkload(Workload):
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         made: Made = self.latest["made"]
-        with self.file.users_code(), trace_range("loss"):
+        with self.file.users_code(), trace_range("model and loss" if self.compiled else "loss"):
             if made.own_step:
                 return loss_of_step(made.loss, model, made.optimizer, batch)
             return self.file.check_loss(made.loss(model, batch), made.loss)
@@ -385,8 +385,9 @@ class UserWorkload(Workload):
 
     @classmethod
     def from_settings(cls, settings: dict[str, dict], training: type) -> UserWorkload:
-        """The workload of a run, from its config.json; training is the script's TrainingConfig.  Raises UserError if the
-        file is no longer there."""
+        """The workload of a run, from its config.json; training is the script's TrainingConfig.
+
+        Raises UserError if the file is no longer there."""
         model, kept = settings["model"], settings["training"]
         file = UserFile.of(f"{model['file']}:{model['function']}")
         known = {one.name: kept[one.name] for one in fields(training) if one.name in kept}
