@@ -96,6 +96,8 @@ class UserFile:
         """The function NAME of the imported file.  Raises UserError."""
         module = imported(self)
         found = getattr(module, self.name, None)
+        if found is None:
+            check_source(self)
         if not callable(found):
             raise UserError(
                 f"{self.at(1)}: {self.name} is not a function; {EXPECTED} from a function without arguments"
@@ -244,7 +246,8 @@ def check_source(file: UserFile) -> None:
     if file.name in names or "*" in names:
         return
     problem = f"there is no function {file.name}() at the top level; {EXPECTED} from it"
-    trainer = next((node.lineno for node in ast.walk(tree) if calls(node, "Trainer")), None)
+    nodes = [] if "workload" in names else [*ast.walk(tree)]  # else only the name is another
+    trainer = next((node.lineno for node in nodes if calls(node, "Trainer")), None)
     if trainer:
         raise UserError(
             f"{file.at(trainer)}: transformers' Trainer has a loop of its own, and {problem}", shown=TRAINER
@@ -252,8 +255,8 @@ def check_source(file: UserFile) -> None:
     guard = next(
         (one.lineno for one in tree.body if isinstance(one, ast.If) and "__name__" in ast.dump(one.test)), None
     )
-    loop = next((node.lineno for node in ast.walk(tree) if calls(node, "backward")), None)
-    if guard or loop:
+    loop = next((node.lineno for node in nodes if calls(node, "backward")), None)
+    if nodes and (guard or loop):
         has = "its loop is under `if __name__`" if guard else "it has a training loop"
         raise UserError(f"{file.at(guard or loop)}: {has}, and {problem}", shown=LOOP)
     functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
