@@ -80,14 +80,19 @@ def explain_file(args: argparse.Namespace) -> None:
     from analysis.limits import explain_limits
     from harness.console import say
     from harness.errors import UserError
-    from tiny_llama_v1 import TinyLlamaWorkload
+    from tiny_llama_v1 import TinyLlamaWorkload, TrainingConfig
 
     file, folder = args.analyze_results, args.analyze_results.parent
     profile = read_flops_profile(file)
     args.generate_roofline = args.generate_roofline or (folder / "roofline_data.json").exists()
     target = Path(args.output_dir or args.profile_dir or folder)
     try:
-        workload = TinyLlamaWorkload.from_settings(profile["config"])
+        if "file" in profile["config"]["model"]:
+            from analysis.user_workload import UserWorkload
+
+            workload = UserWorkload.from_settings(profile["config"], TrainingConfig)
+        else:
+            workload = TinyLlamaWorkload.from_settings(profile["config"])
         say(*(["", *flops_lines(profile)] if args.verbose else []))
         explain_limits(workload, profile, folder, target, **asked_for(args))
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:

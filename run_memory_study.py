@@ -3,6 +3,7 @@
 
 python3 run_memory_study.py [--batch-sizes 4 8 16] [--seq-lens 64 128 256 512] [--output-dir DIR]
                             [flags of tiny_llama_v1.py]
+python3 run_memory_study.py --workload FILE.py[:NAME]      the batches of a training step of your own
 python3 run_memory_study.py --resume DIR
 """
 
@@ -21,7 +22,7 @@ NOT_HERE = {
 
 def main() -> None:
     from studies.memory import study
-    from studies.sweep import COUNT, RESUME, parse_sweep
+    from studies.sweep import COUNT, RESUME, parse_sweep, refuse_with_workload
     from tiny_llama_v1 import build_parser
 
     parser = build_parser("run_memory_study.py", __doc__.splitlines()[0])
@@ -32,6 +33,7 @@ def main() -> None:
     group.add_argument("--seq-lens", type=COUNT, nargs="+", default=[64, 128, 256, 512], metavar="N", help=text)
     group.add_argument("--resume", metavar="FOLDER", help=RESUME)
     args, device = parse_sweep(parser)
+    refuse_with_workload(parser, ("batch_sizes", "seq_lens"))
     for name, why in NOT_HERE.items():
         if getattr(args, name):
             parser.error(f"argument --{name.replace('_', '-')}: {why}")

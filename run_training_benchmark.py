@@ -3,6 +3,7 @@
 
 python3 run_training_benchmark.py [--sizes gpt2-small gpt2-medium] [--seq-lens 128 256] [--modes forward train]
                                   [--precisions fp32 bf16] [--warmups 0 1 2 5] [--compile] [--output-dir DIR]
+python3 run_training_benchmark.py --workload FILE.py[:NAME]      of a training step of your own
 """
 
 from harness.startup import run_command
@@ -10,7 +11,7 @@ from harness.startup import run_command
 
 def main() -> None:
     from harness.devices import PRECISIONS
-    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
+    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, refuse_with_workload, sweep_parser
     from studies.training import MODES, benchmark
     from tiny_llama_v1 import SIZES
 
@@ -35,7 +36,11 @@ def main() -> None:
     add("--activation-checkpointing", action="store_true", help="as in tiny_llama_v1.py")
     text = "peak memory by sequence length (128 256 512): from a GPU's allocator, with its history, else predicted"
     add("--memory-snapshot", action="store_true", help=text)
-    benchmark(*parse_sweep(parser))
+    add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
+    args, device = parse_sweep(parser)
+    own = ("sizes", "seq_lens", "batch_size", "attention", "optimizer_impl", "activation_checkpointing")
+    refuse_with_workload(parser, (*own, "memory_snapshot"))
+    benchmark(args, device)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from harness.command_line import OneLineParser, flag, memory_size, network_choic
 from harness.console import is_first_rank, say
 from harness.corpus import synthetic_corpus, text_corpus
 from harness.cuda_graphs import GraphedModel
-from harness.devices import PRECISIONS, check_precision, choose_device, memory_of_a_rank, set_numerics
+from harness.devices import PRECISIONS, check_precision, choose_device, set_numerics
 from harness.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.errors import UserError, ending_despite_signals, exit_code_of, raise_if_interrupted
 from harness.files import explain_nulls, prepare_folder, write_json
@@ -580,6 +580,17 @@ class TinyLlamaWorkload(Workload):
         uniform, s = math.log(self.config.vocab_size), self.config.init_std * self.config.hidden_dim**0.5
         return uniform + s**2 / 2, 0.02 * uniform + 4 * s / min(10, self.batch_size * self.seq_len) ** 0.5
 
+    def least_bytes(self) -> int:
+        """Weight, gradient and two Adam moments of four bytes each, the mask, and the attention weights that are saved
+        in every layer, or in one layer at a time with checkpointing."""
+        config, training = self.config, self.training
+        quadratic = 0  # bytes per element of the S x S mask and scores
+        if training.attention == "eager":
+            layers = 1 if training.activation_checkpointing else config.n_layers
+            scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
+            quadratic = 4 + PRECISIONS[training.precision].itemsize * scores
+        return 16 * config.parameter_count() + quadratic * training.seq_len**2
+
     def recomputed_flops(self) -> int:
         """Fused attention recomputes the scores, the fused loss the logits.  Checkpointing recomputes every matmul of
         each block except the last, down_proj, because no operator needs its output in the backward pass."""
@@ -647,16 +658,18 @@ def run(
 
     examine(device, rank, world_size) is called once the ranks have met.  verbose: print tables too.
     """
-    config, training = workload.config, workload.training
+    training = workload.training
     device = choose_device(training.device)
     check_precision(training.precision, device)
     check_device_has(training, device)
     check_profiling(profiling, device, training.output_dir)
     if training.data != "synthetic":
-        corpus_of(config, training)  # an unusable file is an error before anything is written
+        corpus_of(workload.config, training)  # an unusable file is an error before anything is written
     set_numerics(training.seed, training.precision, training.deterministic)
     check_shards(workload)
     schedule = InstrumentSchedule(training.num_steps, profiling)  # which steps are profiled
+    from analysis.room import check_room
+
     with process_group(device, workload.settings() | {"profiling": asdict(profiling)}) as (rank, world_size):
         if examine:
             examine(device, rank, world_size)
@@ -674,7 +687,7 @@ def run(
         report.open()
         try:
             report.announce()
-            check_memory(workload, device)
+            check_room(workload, device, training.force)
             train_and_measure(workload, profiling, schedule, device, report)
         except BaseException as error:  # Ctrl-C too: the completed steps are summarized and written
             with ending_despite_signals():
@@ -739,29 +752,6 @@ def close(report: RunReport, error: BaseException | None) -> dict | None:
     return report.close(error, explain, conclude, limit)
 
 
-def check_memory(workload: TinyLlamaWorkload, device: torch.device) -> None:
-    """Stop before allocations that cannot succeed: on a CPU the OOM killer would end the process without a message.
-
-    A lower bound in closed form decides whether to run the prediction, which takes seconds: weight, gradient and two
-    Adam moments of four bytes each, the mask, and the attention weights that are saved in every layer, or in one layer
-    at a time with checkpointing.
-    """
-    config, training = workload.config, workload.training
-    quadratic = 0  # bytes per element of the S x S mask and scores
-    if training.attention == "eager":
-        layers = 1 if training.activation_checkpointing else config.n_layers
-        scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
-        quadratic = 4 + PRECISIONS[training.precision].itemsize * scores
-    at_least = 16 * config.parameter_count() + quadratic * training.seq_len**2
-    total, in_use = memory_of_a_rank(device)
-    if training.force or at_least < (total - in_use) / 8:  # far below the limit: not worth a prediction
-        return
-    from analysis.prediction import refusal
-
-    if why := refusal(workload, device):
-        raise UserError(f"out of memory: {why}; --force trains anyway")
-
-
 def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, args: argparse.Namespace) -> None:
     """prediction.json and its lines, instead of a run."""
     from analysis.hardware import rows_named
@@ -813,6 +803,8 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
     )
     text = "all: the flags that were fastest on this device in stored measurements, which are printed"
     group.add_argument("--optimize", choices=["all", "none"], help=text)
+    text = "a training step of your own, from a function in a file; docs/your_own_model.md"
+    group.add_argument("--workload", metavar="FILE.py[:NAME]", help=text)
     switches = {
         "--use-amp": "the same as --precision bf16",
         "--enable-all-profiling": "every profiler below except --memory-snapshot and --system-profiler",
@@ -866,6 +858,10 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     check_combinations(training, profiling, given)
     if args.use_amp and training.precision != "bf16":
         raise UserError(f"--use-amp: means bf16, but --precision is {training.precision}; use only one of the two", 2)
+    if args.workload:
+        from analysis.user_workload import user_workload
+
+        return user_workload(args.workload, training, given), profiling
     return TinyLlamaWorkload(replace(config, max_seq_len=training.seq_len), training, size), profiling
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import fields
 
 import numpy as np
@@ -31,6 +32,7 @@ OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
 NEARLY_ALL = 0.9  # of what ran: one component with so much tells nothing of where the time goes
 BETWEEN = "between phases"
 LAYER = re.compile(r"layers\.\d+\.")
+NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")  # in the path of a module
 # Ranges that PyTorch itself opens: they may name the phase, but never a component of the model.
 _FRAMEWORK = re.compile(
     rf"{STEP}|Optimizer\.|enumerate\(|DistributedDataParallel|FullyShardedDataParallel|FSDP|nccl:|gloo:|c10d"
@@ -67,7 +69,7 @@ def attribute(links: Links) -> AttributedLinks:
     labels = np.full(len(host), None, dtype=object)  # of the rows that define a component
     if source == NAMED_RANGES:
         defines = is_range
-        labels[defines] = by_name(names[defines], lambda name: LAYER.sub("", name))
+        labels[defines] = by_name(names[defines], folded_names(names[defines].unique()).get)
     elif source == MODULE_CALLS:
         defines = kind == MODULE
         labels[defines] = module_labels(host, defines)
@@ -97,6 +99,25 @@ def attribute(links: Links) -> AttributedLinks:
     gpu = attributed_gpu(links, host, source)
     known = {one.name: getattr(links, one.name) for one in fields(Links)} | {"results": {}}
     return AttributedLinks(**known | {"host": host, "gpu": gpu}, source=source)
+
+
+def folded_names(names: Iterable[str]) -> dict[str, str]:
+    """By name, what repeated blocks have in common: attention.scores for layers.3.attention.scores, 12 x h.*.attn for
+    h.0.attn to h.11.attn.
+
+    A number stands for a block if other names go on after it: the members of a plain nn.Sequential stay apart.
+    """
+    names = [*names]
+    blocks = {name[: at.end()] for name in names for at in NUMBER.finditer(name) if name[at.end() :]}
+
+    def folded(name: str) -> str:
+        if LAYER.match(name):
+            return LAYER.sub("", name)
+        return NUMBER.sub(lambda at: "*" if name[: at.end()] in blocks else at[0], name)
+
+    alike = Counter(folded(name) for name in names)
+    several = {one: f"{n} x {one}" for one, n in alike.items() if n > 1 and "*" in one}
+    return {name: several.get(one, name if "*" in one else one) for name in names for one in [folded(name)]}
 
 
 def backward_nodes(host: pd.DataFrame) -> np.ndarray:

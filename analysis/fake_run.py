@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -37,10 +38,15 @@ class FakeRunError(UserError):
 @contextlib.contextmanager
 def explained_fake_run(what: str) -> Iterator[None]:
     """Turn whatever a model raises on fake tensors into a FakeRunError."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would tell the error too, with a traceback
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         yield
     except Exception as error:  # any code of the model may raise here
         raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}") from error
+    finally:
+        log.setLevel(level)
 
 
 def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], ranks: bool = False) -> Watcher:
@@ -125,10 +131,7 @@ def _fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], 
     for group in optimizer.param_groups:
         if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    workload.settle(state)
     watcher = watch(model, optimizer)
     stream = workload.fake_batches()
     sharded = several and parallel.parallel == "fsdp"  # then graphs end at hooks that a watcher would not see

@@ -58,7 +58,7 @@ def counted_by_torch(workload: Workload) -> dict:
 
 
 def flops_of_step(workload: Workload) -> tuple[int, int]:
-    """Matmul FLOPs of a step, in forward passes and in total: by the workload's formula, else by PyTorch's counter,
+    """Matmul FLOPs of a step, in forward passes and in total: as the workload knows them, else by PyTorch's counter,
     which includes recomputation in the backward pass."""
     if workload.forward_flops() is not None:
         return workload.forward_flops(), workload.step_flops()
@@ -74,8 +74,9 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
     """
     workload = workload.one_micro_batch()
     by_torch, recomputed = counted_by_torch(workload), workload.recomputed_flops()
-    forward = workload.forward_flops()
-    backward = None if forward is None else workload.step_flops() - forward + recomputed
+    formula = workload.forward_flops_by_component()
+    forward = formula and sum(formula.values())
+    backward = formula and workload.step_flops() - forward + recomputed
     by_deepspeed = (None, None, None)
     if not isinstance(deepspeed, str):
         by_deepspeed = (2 * deepspeed["macs"], None, deepspeed["flops"] - 2 * deepspeed["macs"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from analysis.components import folded_names
 from analysis.existing import report_in
 from analysis.flop_counts import detail_lines
 from analysis.flops import mfu_text
@@ -139,9 +141,20 @@ def largest_parts(profile: dict, roof: dict | None) -> str:
             for row, (step, roof) in zip(rows, words, strict=False)
         ]
         return ", ".join(texts)
-    parts = profile["flops_analysis"]["by_component"][:3]
-    shares = ", ".join(f"{row['component']} {row['share']:.1%}" for row in parts)
-    return f"{shares} of the FLOPs" if parts else "not known here: the workload has no formula by component"
+    parts = profile["flops_analysis"]["by_component"] or by_module(profile["flops_analysis"]["reconciliation"])
+    shares = ", ".join(f"{row['component']} {row['share']:.1%}" for row in parts[:3])
+    return f"{shares} of the FLOPs" if parts else "not known here: no module was counted"
+
+
+def by_module(reconciliation: dict) -> list[dict]:
+    """Forward FLOPs of the modules that contain no others, alike ones of repeated blocks together, largest first."""
+    counts = reconciliation["forward_flops_by_module"]
+    around = {name.rpartition(".")[0] for name in counts}
+    sums: Counter[str] = Counter()
+    for name, label in folded_names(counts).items():
+        sums[label] += 0 if name in around else counts[name]
+    total = sum(sums.values())
+    return [{"component": name, "share": flops / total} for name, flops in sums.most_common() if flops]
 
 
 def least_times(profile: dict, intensity: dict | None) -> list[str]:

@@ -118,7 +118,7 @@ def folded_layers(tensors: list[dict]) -> list[dict]:
     """Tensors that differ only in their layer as one row, `layers.*`, with their number and bytes in total."""
     groups: dict[tuple, list[dict]] = {}
     for row in tensors:
-        where = re.sub(r"\blayers\.\d+\b", "layers.*", row["where"])
+        where = re.sub(r"\.\d+(?=\.)", ".*", row["where"])
         key = (where, row["phase"], str(row["shape"]), row["dtype"], row["category"], row["bytes"])
         groups.setdefault(key, []).append(row)
     return [

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.components import LAYER, UNATTRIBUTED, step_events
+from analysis.components import NAMED_RANGES, UNATTRIBUTED, step_events
 from analysis.costs import MATMUL_CLASSES, Cost, cost, factor_type, is_view_or_metadata_op
 from analysis.hardware import Ceiling, datasheet
 from analysis.links import ANNOTATION, AttributedLinks
@@ -31,6 +31,8 @@ from harness.units import MB
 WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
 COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program's trace has
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
+FOR_ANY_MODEL = ("--compile", "--precision")  # flags that --workload takes
+NORM = re.compile(r"norm(?:alization)?\d*$|(?:^|[._])ln_?\w*$")  # names of normalization layers
 ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
 FUSED_PROJECTIONS = {  # proposal: its components, the one they become, and their weights in words
     "fuse q, k and v": (
@@ -97,7 +99,14 @@ class Evidence:
         self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
         self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
         self.idle = idle_by_cause(links, links.window) if links.on_gpu else {}  # us by cause
-        self.is_ours = self.events["component"].str.startswith("attention.").any() or summary is not None
+        self.of_file = "file" in self.config.get("model", {})  # --workload: what other flags change is in the file
+        self.is_ours = not self.of_file and (
+            self.events["component"].str.startswith("attention.").any() or summary is not None
+        )
+
+    def takes(self, flag: str | None) -> bool:
+        """Whether the run that was traced has this flag."""
+        return self.is_ours or (self.of_file and (flag or "").startswith(FOR_ANY_MODEL))
 
     def best_rate(self, work: str) -> float | None:
         """The highest rate that an operator with 1% of the step or more reached, per us, over all its calls."""
@@ -169,7 +178,7 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
         "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
         "speedup_estimate": 1 / (1 - likely) if proposal.likely_us is not None and likely < 1 else None,
         "basis": proposal.basis,
-        "flag": proposal.flag if evidence.is_ours else None,
+        "flag": proposal.flag if evidence.takes(proposal.flag) else None,
     }
 
 
@@ -199,11 +208,11 @@ def fused_attention(evidence: Evidence) -> Found:
 def fused_norms(evidence: Evidence) -> Found:
     """A fused norm still passes once over its tensor, as the most expensive of its operators does."""
     host = evidence.links.host
-    rows, us = evidence.part(evidence.events["component"].str.contains(r"(?:^|_)norm$"))
-    if rows.empty or not evidence.is_ours:
-        yield NotHere("fused norm", "no component of the model has a name that ends in norm")
+    rows, us = evidence.part(evidence.events["component"].str.contains(NORM))
+    if rows.empty or evidence.links.source != NAMED_RANGES:
+        yield NotHere("fused norm", "no component of the model has the name of a norm")
         return
-    is_norm = where_name(host, lambda name: LAYER.sub("", name).endswith("norm"))
+    is_norm = where_name(host, lambda name: bool(NORM.search(name)))
     calls = int((is_norm & (host["kind"] == ANNOTATION).to_numpy()).sum())
     best = 0.0
     for _, phase in rows[rows["launches"] > 0].groupby("phase"):
@@ -241,9 +250,12 @@ def fused_rope(evidence: Evidence) -> Found:
 
 def fused_loss(evidence: Evidence) -> Found:
     """The operators after the head pass over [B, S, V] logits; only the memory is sure to shrink."""
-    name = "fused loss"
-    rows, us = evidence.part(evidence.events["component"] == "loss")
-    if rows.empty or not evidence.is_ours:
+    name, events = "fused loss", evidence.events
+    mask = events["component"] == "loss"
+    if not evidence.is_ours:  # elsewhere, what passes over the logits wherever that is
+        mask = events["name"].str.contains("_log_softmax|nll_loss", na=False)
+    rows, us = evidence.part(mask)
+    if rows.empty:
         return
     if evidence.config.get("training", {}).get("fused_loss"):
         yield NotHere(name, "already in chunks")

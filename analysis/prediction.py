@@ -212,11 +212,12 @@ def memory_prediction(
     peak = memory["peak_bytes"] + (workspaces or 0)
     on_top, why = capacity.on_top(precision, peak)
     uncompiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
-    searches = {"max_batch_size": largest_batch, "max_seq_len": longest_sequence}
+    searches = {"batch_size": largest_batch, "seq_len": longest_sequence}
     fitting = {
-        name: search(uncompiled, on_gpu, available)
+        f"max_{name}": search(uncompiled, on_gpu, available) if name in workload.scales else None
         for name, search in progress_bar("Searching for what fits", searches.items())
     }
+    fitting = explain_nulls(fitting, "its file decides how long a sequence is, and its model may take no longer one")
     gpu_only = {"fragmentation_share": list(FRAGMENTATION), "context_mb": CONTEXT.least / MB}
     gpu_only = gpu_only if on_gpu else dict.fromkeys(gpu_only)
     ranks = workload.parallel.world_size
@@ -359,6 +360,7 @@ def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequ
     """What a dry run prints.  verbose: with the tables.  only_predicted: its flags that no training takes."""
     training, peak_mb = document["training"], document["peak_memory_mb"]
     several = document["world_size"] > 1
+    of_tokens = f" of {training['seq_len']:,} tokens" if training["seq_len"] > 1 else ""
     shape = f"batch {training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
     shape += f", on each of {document['world_size']:,} ranks, {document['parallel']}" if several else ""
     shape += "".join(f", {name}" for name in optimization_flags(training))
@@ -376,11 +378,11 @@ def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequ
         **time_facts(document),
         **communication_facts(document),
     }
-    more = {
-        "Largest batch": f"{limit(document['max_batch_size'])} samples of {training['seq_len']:,} tokens would fit",
-        "Longest sequence": f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples, would fit",
-        "Work": f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters",
-    }
+    more = {"Largest batch": f"{limit(document['max_batch_size'])} samples{of_tokens} would fit"}
+    if document["max_seq_len"] is not None:
+        longest = f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples, would fit"
+        more["Longest sequence"] = longest
+    more["Work"] = f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters"
     head = wrapped([f"Prediction, nothing was allocated or trained: {shape}"])
     left = ANSWER_LINES - len(head)
     # The lines about communication, and those that need two, leave no room for these.
@@ -463,10 +465,15 @@ def peak_bytes(workload: Workload, on_gpu: bool) -> int:
 
 
 def refusal(workload: Workload, device: torch.device) -> str | None:
-    """Why a run cannot fit, None if it can; what would fit is searched for only where it does not."""
+    """Why a run cannot fit, None if it can or if that cannot be predicted; what would fit is searched for only where it
+    does not."""
     available = capacity_of(device, [workload.precision], measure=True).for_tensors(workload.precision)
     on_gpu = device.type == "cuda"
-    if peak_bytes(workload.with_settings(compile=False), on_gpu) <= available:  # which is predicted sooner
+    try:
+        peak = peak_bytes(workload.with_settings(compile=False), on_gpu)  # which is predicted sooner
+    except FakeRunError:
+        return None
+    if peak <= available:
         return None
     if workload.compiled and peak_bytes(workload, on_gpu) <= available:
         return None
@@ -476,11 +483,13 @@ def refusal(workload: Workload, device: torch.device) -> str | None:
 def cure(document: dict) -> str:
     """What to change so that a step fits, if it does not."""
     batch, seq, now = document["max_batch_size"], document["max_seq_len"], document["training"]
+    own_file = seq is None  # of --workload
     fitting = [
-        *([f"--batch-size {batch}"] if 0 < batch < now["batch_size"] else []),
-        *([f"--seq-len {seq}"] if 0 < seq < now["seq_len"] else []),
+        *([f"a batch of {batch}" if own_file else f"--batch-size {batch}"] if 0 < batch < now["batch_size"] else []),
+        *([f"--seq-len {seq}"] if not own_file and 0 < seq < now["seq_len"] else []),
     ]
-    lower = f"lower to {' or '.join(fitting)}" if fitting else "lower --size"
+    smaller = "make the model smaller" if own_file else "lower --size"
+    lower = f"lower to {' or '.join(fitting)}" if fitting else smaller
     alone = document["device_memory_mb"] - document["reserve_mb"] - (document["context_mb"] or 0)
     if document["peak_memory_mb"] <= alone:
         return f"it would fit without other processes: stop those, or {lower}"
@@ -492,7 +501,7 @@ def what_fits(document: dict) -> str:
     named = sorted(document["memory_by_category_mb"].items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {size:,.0f}" for name, size in named[:3])
     needs = f"a step needs {document['peak_memory_mb']:,.0f} MB ({parts})"
-    advice = "fragmentation or other processes took the rest: stop those, or lower --batch-size"
+    advice = "fragmentation or other processes took the rest: stop those, or lower the batch size"
     advice = advice if document["fits"] else cure(document)
     available = document["peak_memory_mb"] + document["margin_mb"]
     in_use = f" ({document['in_use_mb']:,.0f} MB are in use)" if document["in_use_mb"] else ""

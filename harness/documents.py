@@ -335,7 +335,7 @@ class Prediction(TypedDict):
     fits: bool  # an upper bound: fragmentation may come on top
     margin_mb: float  # MB left; negative: missing
     max_batch_size: int  # samples; 0: not even one fits
-    max_seq_len: int  # tokens; 0: not even one fits
+    max_seq_len: int | None  # tokens; 0: not even one fits; null: of --workload, whose model may be made for one length
     would_fit: list[FitRow] | None  # other flags; null: it fits, or one rank
     smallest_world_size: int | None  # on which it fits; null: one rank, on none, or nothing is sharded
     parameters: int
@@ -777,7 +777,7 @@ class MemoryStudyRow(SweepRow):
 
 
 class StepTimesRow(SweepRow):
-    size: str  # as for --size
+    size: str  # as for --size; the file and function of --workload
     seq_len: int  # tokens
     batch_size: int
     precision: str
@@ -796,7 +796,7 @@ class StepTimesRow(SweepRow):
     optimizer_ms: float | None  # median; null: not measured, or the forward pass alone
     optimizer_mean_ms: float | None  # null: not measured, or the forward pass alone
     optimizer_std_ms: float | None  # null: fewer than two steps, or the forward pass alone
-    achieved_tflops: float | None  # 10^12 FLOP/s at the median; null: not measured
+    achieved_tflops: float | None  # 10^12 FLOP/s at the median; null: not measured, or FLOPs cannot be counted
     compile_s: float | None  # seconds; null: not compiled
     peak_bytes: int | None  # of the allocator; null: not measured, or no GPU
     predicted_peak_bytes: int | None  # with workspace_bytes where measured; null: it cannot run on fake tensors

@@ -17,11 +17,13 @@ from harness.units import MB
 
 
 class UserError(Exception):
-    """Something that the user can fix, printed as one line.  Exit code 2 for arguments, 1 for everything else."""
+    """Something that the user can fix, printed as one line.  Exit code 2 for arguments, 1 for everything else.
 
-    def __init__(self, message: str, exit_code: int = 1):
+    shown: lines that are printed before it: the traceback of the user's own code, or an example of what to write."""
+
+    def __init__(self, message: str, exit_code: int = 1, shown: str = ""):
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code, self.shown = exit_code, shown
 
 
 class RankFailure(UserError):
@@ -124,7 +126,7 @@ def explain_error(error: BaseException) -> tuple[str, int]:
     if isinstance(error, (UserError, Interrupted)):
         return text, error.exit_code
     if isinstance(error, FloatingPointError):
-        return f"{text}; lower --learning-rate, or use another --precision", 1
+        return f"{text}; lower the learning rate (--learning-rate), or use another --precision", 1
     if out_of_memory(error):
         asked = text.split("allocate memory: ")[-1]
         return f"out of memory: {asked}{memory_at_hand(error)}; lower --batch-size, --seq-len or --size", 1
@@ -153,10 +155,11 @@ def exit_code_of(work: Callable[[], object]) -> int:
     _received.clear()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # folder names may not be encodable
-    failure = None
+    failure, shown = None, ""
     try:
         work()
     except (Exception, Interrupted) as error:  # noqa: BLE001
+        shown = getattr(error, "shown", "")
         failure = error.failure if isinstance(error, RankFailure) else Failure(*explain_error(error))
         if os.environ.get("TINY_LLAMA_DEBUG") == "1":
             traceback.print_exc()
@@ -165,6 +168,8 @@ def exit_code_of(work: Callable[[], object]) -> int:
             signal.signal(signum, handler)
     line, exit_code = conclude(failure)
     if line is not None:
+        if shown:
+            print(shown, file=sys.stderr)
         print_error(line)
     return exit_code
 

@@ -40,7 +40,7 @@ COLLECTIVES = {  # by the name of PyTorch's operator
     "reduce_scatter_tensor_coalesced_": "reduce_scatter",
     "broadcast_": "broadcast",
 }
-IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+IN_LAYER = re.compile(r"(.*?)\.?\b(\d+)\.(.+)")
 
 
 @dataclass
@@ -229,6 +229,7 @@ class MemoryTracker(TorchDispatchMode):
         self._started = time.perf_counter()
         self._record_all(self.model.parameters(), "parameters")
         self._record_all(self.model.buffers(), "buffers")
+        self._record_all((p.grad for p in self.model.parameters() if p.grad is not None), "gradients")
         self._record_all(self._optimizer_state(), "optimizer")
         self._found = len(self.allocations)  # allocations before the step
         self.times_us, self.places = [0.0], self._stack[:1]  # these count from the first event on
@@ -410,9 +411,12 @@ def writes_in_place(func) -> bool:
 
 
 def layer_and_part(where: str) -> tuple[int | None, str]:
-    """(3, 'attention.scores') for layers.3.attention.scores; (None, 'lm_head') for lm_head."""
+    """(3, 'attention.scores') for layers.3.attention.scores, (3, 'model.h.*.mlp') for model.h.3.mlp; (None, 'lm_head')
+    for lm_head."""
     found = IN_LAYER.match(where)
-    return (int(found[1]), found[2]) if found else (None, where)
+    if not found:
+        return None, where
+    return int(found[2]), found[3] if found[1] == "layers" else f"{found[1]}.*.{found[3]}".lstrip(".")
 
 
 def kept_rows(kept: list[Allocation]) -> list[dict]:

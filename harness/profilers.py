@@ -323,6 +323,10 @@ class Instruments:
         finally:
             range_observers.clear()
 
+    def observes(self, step: int) -> bool:
+        """Whether anything may watch the parts of this step; it is then excluded from averages."""
+        return self.schedule.exclusion_reason(step) is not None
+
     @contextlib.contextmanager
     def step(self, step: int):
         with (

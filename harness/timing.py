@@ -146,11 +146,14 @@ class UntimedMeter:
     """Stands in for the timer and the instruments of the loop: names the phases, and may watch the step."""
 
     def __init__(self, watching: contextlib.AbstractContextManager | None = None, world_size: int = 1):
-        self.watching, self.world_size = watching or contextlib.nullcontext(), world_size
+        self.watching, self.world_size = watching, world_size
         self.losses: list[Tensor] = []
 
     def step(self, step: int) -> contextlib.AbstractContextManager:
-        return self.watching
+        return self.watching or contextlib.nullcontext()
+
+    def observes(self, step: int) -> bool:
+        return self.watching is not None
 
     def phase(self, name: str) -> contextlib.AbstractContextManager:
         return trace_range(name)

@@ -40,6 +40,7 @@ class Workload(ABC):
     micro_steps: int  # forward and backward passes per optimizer step
     precision: str  # a key of devices.PRECISIONS
     compiled: bool  # with torch.compile
+    scales = ("batch_size", "seq_len")  # the settings whose largest value that fits is known to mean something
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -90,6 +91,13 @@ class Workload(ABC):
     def parameter_count(self) -> int:
         """Trainable parameters."""
 
+    def settle(self, state: TrainingState) -> None:
+        """Bring fake tensors to where they are after the first step of a run: the optimizer has its state."""
+        for parameter in state.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+
     # ---- Closed forms, where a workload has them -------------------------------------------------------------------
 
     def forward_flops_by_component(self) -> dict[str, int] | None:
@@ -124,6 +132,10 @@ class Workload(ABC):
     def forward_flops(self) -> int | None:
         parts = self.forward_flops_by_component()
         return None if parts is None else sum(parts.values())
+
+    def least_bytes(self) -> int | None:
+        """Memory that a step needs at least, as far as it is known without running it; None: not known."""
+        return None
 
     def step_flops(self) -> int | None:
         """Forward and backward.  The backward pass of a matmul y = a b takes two of the same size, for a and for b."""

@@ -40,7 +40,10 @@ def study(args, device: DeviceProperties) -> None:
     args.num_steps = args.num_steps or 6
     workload, profiling = tiny_llama_v1.resolve(args)
     device.check_precisions([workload.precision])
-    specs = [spec_of(args, batch_size, seq_len) for seq_len in args.seq_lens for batch_size in args.batch_sizes]
+    if args.workload:  # its file decides the batches
+        specs = [{"rows": [{"batch_size": workload.batch_size, "seq_len": workload.seq_len}], "workload": workload}]
+    else:
+        specs = [spec_of(args, batch_size, seq_len) for seq_len in args.seq_lens for batch_size in args.batch_sizes]
     sweep = Sweep("memory_study", args, device, MemoryStudyRow, KEY, FIGURES)
     sweep.settings |= settings_of(workload)
     sweep.open()

@@ -418,6 +418,16 @@ def parse_sweep(parser: OneLineParser) -> tuple[argparse.Namespace, DeviceProper
     return args, device
 
 
+def refuse_with_workload(parser: OneLineParser, names: Sequence[str]) -> None:
+    """Refuse flags of a sweep that --workload, if it was given, takes the place of."""
+    given = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(names)))
+    if given.workload and (found := next((name for name in names if getattr(given, name)), None)):
+        flag = f"--{found.replace('_', '-')}"
+        parser.error(
+            f"{flag}: has no effect with --workload: model, batches and optimizer are the file's; leave it out"
+        )
+
+
 def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload:
     """The workload that tiny_llama_v1.py trains with these settings (None: its default) and further flags."""
     args = build_parser().parse_args(list(more_flags), argparse.Namespace(**settings))

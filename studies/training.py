@@ -117,7 +117,7 @@ def measure(workload: TinyLlamaWorkload, mode: str, steps: int, snapshot_folder:
     }
 
 
-def figures(answer: dict, warmup: int, repetitions: int, flops: int) -> dict:
+def figures(answer: dict, warmup: int, repetitions: int, flops: int | None) -> dict:
     """The measured columns of a row: the result of measure() without the warm-up steps."""
     found = {name: answer[name] for name in ("compile_s", "peak_bytes", "workspace_bytes")}
     found["repetitions"] = repetitions
@@ -129,7 +129,8 @@ def figures(answer: dict, warmup: int, repetitions: int, flops: int) -> dict:
     if answer["peak_bytes"] is None:
         found["peak_bytes_reason"] = "only the allocator of a GPU records it; see predicted_peak_bytes"
     found |= {"first_loss": answer["losses"][0], "final_loss": answer["losses"][-1]}
-    return found | {"achieved_tflops": flops / (found["step_ms"] / 1e3) / 1e12}
+    achieved = {"achieved_tflops": flops and flops / (found["step_ms"] / 1e3) / 1e12}
+    return found | explain_nulls(achieved, "its FLOPs cannot be counted on fake tensors")
 
 
 # ---- The sweep -----------------------------------------------------------------------------------------------------
@@ -179,13 +180,16 @@ def measured_rows(sweep: Sweep, spec: dict, repetitions: int, snapshots: Path | 
 def specs_of(args) -> list[dict]:
     """One spec for each run; it has a row for each number of warm-up steps."""
     names = ("batch_size", "device", "attention", "optimizer_impl", "activation_checkpointing")
-    common = {name: getattr(args, name) for name in names}
+    common, sizes = {name: getattr(args, name) for name in names}, args.sizes
+    if args.workload:
+        common, sizes = {"workload": args.workload, "device": args.device}, [None]
     specs = []
     for size, seq_len, mode, precision, compiled in itertools.product(
-        args.sizes, args.seq_lens, args.modes, args.precisions, [False, True] if args.compile else [False]
+        sizes, args.seq_lens, args.modes, args.precisions, [False, True] if args.compile else [False]
     ):
-        workload = workload_of(size=size, seq_len=seq_len, precision=precision, compile=compiled, **common)
-        values = (size, workload.seq_len, workload.batch_size, mode, precision, compiled)
+        workload = workload_of(size=size, seq_len=seq_len, precision=precision, compile=compiled or None, **common)
+        name = size or Path(args.workload).name
+        values = (name, workload.seq_len, workload.batch_size, mode, workload.precision, compiled)
         rows = [dict(zip(KEY, (*values, warmup), strict=True)) for warmup in args.warmups]
         specs.append({"rows": rows, "workload": workload, "mode": mode})
     return specs
@@ -241,7 +245,8 @@ def finding(rows: list[dict], available_bytes: int) -> list[str]:
     phases = [f"{name} {row_ms / most['step_ms']:.0%}" for name in PHASES if (row_ms := most[f"{name}_ms"]) is not None]
     first = f"The slowest is {label(most)}, median {most['step_ms']:,.2f} ms: {', '.join(phases)}."
     if least is most:
-        return [first, f"It reaches {most['achieved_tflops']:.4g} TFLOP/s."]
+        achieved = most["achieved_tflops"]
+        return [first, f"It reaches {achieved:.4g} TFLOP/s." if achieved else "Its FLOPs are not known."]
     if changes := [line["speedup"] for line in compiled_rows(rows) if line["speedup"]]:
         return [first, f"Compiled, a pass takes {1 / max(changes):.2f} to {1 / min(changes):.2f} of the time."]
     size = f" with {most['parameters'] / least['parameters']:.3g} times the parameters" * (

@@ -1,0 +1,458 @@
+"""--workload FILE.py[:NAME]: a training step that knows nothing of this project, measured, predicted and explained; and
+what is wrong with a file, in one line with its number."""
+
+import json
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from test_documents import mismatches
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import run_memory_study
+import run_pytorch_profiler
+import run_training_benchmark
+import tiny_llama_v1 as tiny_llama
+from analysis.components import folded_names
+from analysis.flop_counts import flops_of_step
+from analysis.limits import by_module
+from analysis.prediction import peak_bytes, predict, predicted_memory, prediction_lines
+from analysis.user_workload import IN_THE_FILE, USED, UserWorkload, examined, on_fake_tensors
+from harness import documents
+from harness.errors import UserError
+from harness.memory_tracker import MemoryTracker, layer_and_part
+from harness.timing import UntimedMeter
+from harness.user_file import UserFile
+
+CPU = torch.device("cpu")
+FILE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.conv(self.norm(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.blocks, self.head = nn.Conv2d(1, 4, 1), nn.ModuleList([Block(), Block()]), nn.Linear(256, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.flatten(1))
+
+
+def made():
+    model = Net()
+    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def drawn():
+    while True:
+        yield torch.randn(4, 1, 8, 8), torch.randint(5, (4,))
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def step(model, optimizer, batch):
+    optimizer.zero_grad()
+    found = loss(model, batch)
+    found.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return found
+
+
+def workload():
+    return *made(), drawn(), loss
+
+
+def with_loader():
+    return *made(), DataLoader(TensorDataset(torch.randn(12, 1, 8, 8), torch.randint(5, (12,))), 4, shuffle=True), loss
+
+
+def with_step():
+    return *made(), drawn(), step
+
+
+def with_unused():
+    model = Net()
+    model.unused, model.stem.weight.requires_grad = nn.Linear(9, 9), False
+    return model, torch.optim.AdamW(model.parameters()), drawn(), loss
+
+
+def in_bfloat16():
+    model = Net().to(torch.bfloat16)
+    return model, torch.optim.AdamW(model.parameters()), drawn(), lambda model, batch: loss(model, (batch[0].bfloat16(), batch[1]))
+
+
+def three():
+    return *made(), drawn()
+
+
+def no_model():
+    return 1, made()[1], drawn(), loss
+
+
+def other_optimizer():
+    return Net(), made()[1], drawn(), loss
+
+
+def other_loss():
+    return *made(), drawn(), lambda model: 0
+
+
+def needs(size):
+    return workload()
+
+
+def vector():
+    return *made(), drawn(), lambda model, batch: model(batch[0]).mean(1)
+
+
+def no_loss():
+    return *made(), drawn(), lambda model, batch: None
+
+
+def detached():
+    return *made(), drawn(), lambda model, batch: loss(model, batch).detach()
+
+
+def wrong():
+    return *made(), drawn(), lambda model, batch: batch[2]
+
+
+def on_gpu():
+    return Net().cuda(), made()[1], drawn(), loss
+
+
+def on_meta():
+    with torch.device("meta"):
+        return workload()
+
+
+def changes():
+    return *made(), iter([(torch.randn(n, 1, 8, 8), torch.randint(5, (n,))) for n in (4, 4, 3)]), loss
+
+
+def ends():
+    return *made(), iter([next(drawn())]), loss
+
+
+def empty():
+    return *made(), [], loss
+
+
+def words():
+    return *made(), ["a word"], loss
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("workload") / "net.py"
+    path.write_text(FILE)
+    return path
+
+
+def workload_of(file: Path, name: str = "workload", *flags: str) -> UserWorkload:
+    arguments = ["--workload", f"{file}:{name}", *flags]
+    return tiny_llama.resolve(tiny_llama.build_parser().parse_args(arguments))[0]
+
+
+def second_step(workload: UserWorkload) -> MemoryTracker:
+    state = workload.build(CPU)
+    stream = workload.batches(CPU)
+    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())
+    tracker = MemoryTracker(state.model, state.optimizer)
+    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(tracker))
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in state.model.modules())
+    return tracker
+
+
+# ---- What is found by itself ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["workload", "with_loader", "with_step", "with_unused", "in_bfloat16"])
+def test_the_predicted_peak_is_that_of_a_real_step(file, name):
+    workload = workload_of(file, name)
+    measured, predicted = second_step(workload).document(), predicted_memory(workload, False).document()
+    assert predicted["peak_bytes"] == measured["peak_bytes"]
+    assert predicted["peak"]["bytes_by_category"] == measured["peak"]["bytes_by_category"]
+    kept = {(row["component"], row["layer"]) for row in measured["kept_for_backward"]}
+    assert {("stem", None), ("blocks.*.norm", 0), ("blocks.*.norm", 1), ("loss", None)} <= kept
+    assert [row["name"] for row in measured["phases"]] == ["data", "forward", "backward", "optimizer"]
+    assert workload.precision == ("bf16" if name == "in_bfloat16" else "fp32")
+
+
+def test_flops_are_counted_and_a_step_of_its_own_has_the_same(file):
+    images, kernel = 4, 9
+    blocks = 2 * (2 * images * 64 * 4 * 4 * kernel)
+    forward = 2 * images * 64 * 4 + blocks + 2 * images * 256 * 5
+    for name in ("workload", "with_step"):
+        assert flops_of_step(workload_of(file, name)) == (
+            forward,
+            3 * forward - 2 * images * 64 * 4,
+        )  # images need none
+
+
+def test_the_largest_batch_that_fits_is_predicted_and_the_length_is_the_files(file):
+    workload = workload_of(file)
+    document = predict(workload, CPU, peak=0.5, device_memory=2**30)
+    assert not mismatches(json.loads(json.dumps(document)) | {"schema_version": 2}, documents.Prediction, "prediction")
+    assert document["max_seq_len"] is None and document["max_seq_len_reason"]
+    eight, nine = (peak_bytes(workload.with_settings(batch_size=n), False) for n in (8, 9))
+    sixteen = peak_bytes(workload.with_settings(batch_size=16), False)
+    assert 0 < nine - eight == (sixteen - eight) / 8
+    assert "Longest sequence" not in "\n".join(prediction_lines(document))
+
+
+def test_repeated_blocks_are_folded():
+    blocks = [f"model.h.{n}{part}" for n in range(12) for part in ("", ".attn", ".mlp.0", ".mlp.1")]
+    found = folded_names([*blocks, "layers.3.attention.scores", "net.0", "net.1", "net.1.conv", "head"])
+    assert found["model.h.7"] == "12 x model.h.*"
+    assert found["model.h.11.attn"] == "12 x model.h.*.attn"
+    assert found["model.h.11.mlp.1"] == "12 x model.h.*.mlp.1"
+    assert found["layers.3.attention.scores"] == "attention.scores"
+    assert [found[name] for name in ("net.0", "net.1.conv", "head")] == ["net.0", "net.1.conv", "head"]
+    assert layer_and_part("model.h.3.attn") == (3, "model.h.*.attn")
+    assert layer_and_part("layers.3.attention.scores") == (3, "attention.scores")
+    counts = {"h": 12, "h.0": 6, "h.0.fc": 6, "h.1": 6, "h.1.fc": 6, "head": 4}
+    rows = by_module({"forward_flops_by_module": counts})
+    assert rows == [{"component": "2 x h.*.fc", "share": 0.75}, {"component": "head", "share": 0.25}]
+
+
+def test_a_module_of_fake_tensors_can_be_converted():
+    with FakeTensorMode(), on_fake_tensors():
+        model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8))
+        model[1].weight = model[0].weight
+        model.to("cuda" if torch.cuda.is_available() else "cpu").half()
+    assert model[1].weight is model[0].weight and model[1].weight.requires_grad
+    assert {x.dtype for x in (*model.parameters(), model[2].running_mean)} == {torch.float16}
+
+
+def test_parts_are_named_in_observed_steps_alone(file):
+    workload, seen = workload_of(file), []
+
+    class Watch:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            pass
+
+    state, stream = workload.build(CPU), workload.batches(CPU)
+    for module in state.model.modules():
+        module.register_forward_hook(lambda module, *call: seen.append(len(module._forward_pre_hooks)))
+    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())
+    assert set(seen) == {0}
+    seen.clear()
+    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(Watch()))
+    assert set(seen) == {1}
+
+
+# ---- What is wrong with a file -------------------------------------------------------------------------------------
+
+
+def line_of(text: str) -> int:
+    return FILE.splitlines().index(text) + 1
+
+
+WRONG = {
+    "three": ("def three():", r"three\(\) returned a tuple of 3; expected \(model, optimizer, batches, loss\)"),
+    "no_model": ("def no_model():", "returned an int as model; expected an nn.Module"),
+    "other_optimizer": ("def other_optimizer():", "none of the model's parameters"),
+    "other_loss": ("    return *made(), drawn(), lambda model: 0", r"takes 1 argument; expected loss\(model, batch\)"),
+    "needs": ("def needs(size):", r"needs\(\) needs the argument size; expected a function that can be called without"),
+    "vector": (
+        "    return *made(), drawn(), lambda model, batch: model(batch[0]).mean(1)",
+        r"the loss is a tensor of shape \[4\]; expected a scalar tensor",
+    ),
+    "no_loss": ("    return *made(), drawn(), lambda model, batch: None", "the loss is None; expected a scalar tensor"),
+    "detached": (
+        "    return *made(), drawn(), lambda model, batch: loss(model, batch).detach()",
+        "no gradient; expected",
+    ),
+    "wrong": ("    return *made(), drawn(), lambda model, batch: batch[2]", "IndexError: tuple index out of range"),
+    "on_gpu": ("    return Net().cuda(), made()[1], drawn(), loss", r"leave out .cuda\(\)"),
+    "on_meta": ("def on_meta():", "the model is on meta, and this run is on cpu"),
+    "changes": ("def changes():", r"batch 3 is \[3, 1, 8, 8\] float32, \[3\] int64, the first was \[4, 1, 8, 8\]"),
+    "ends": ("def ends():", "batches ended before the last step; expected a DataLoader"),
+    "empty": ("def empty():", "there is no batch; expected a DataLoader"),
+    "words": ("def words():", "a batch is str without tensors; expected a tensor"),
+    "absent": (FILE.splitlines()[0], r"there is no function absent\(\) at the top level"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_with_file_and_line(file, name):
+    line, text = WRONG[name]
+    if name == "on_gpu" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match=rf"^net\.py:{line_of(line)}: .*{text}") as error:
+        workload = workload_of(file, name)
+        workload.train(workload.build(CPU), workload.batches(CPU), 3, UntimedMeter(), UntimedMeter())
+    assert "\n" not in str(error.value)
+    assert ("Traceback" in error.value.shown) == (name == "wrong")
+    assert name != "wrong" or "batch[2]" in error.value.shown
+
+
+SOURCES = {
+    "def workload(:\n": (1, "SyntaxError", ""),
+    "import nothing_of_this_name\ndef workload(): pass\n": (1, "No module named 'nothing_of_this_name'", ""),
+    "x = 1\ny = x / 0\ndef workload(): pass\n": (2, "ZeroDivisionError: division by zero", "y = x / 0"),
+    "workload = 3\n": (1, "workload is not a function", ""),
+    "def train():\n    pass\n": (1, "it has train: use --workload", ""),
+    "def main():\n    loss.backward()\nif __name__ == '__main__':\n    main()\n": (3, "its loop is", "def workload"),
+    "for x in data:\n    f(x).backward()\n": (2, "it has a training loop", "def workload"),
+    "import transformers\nt = transformers.Trainer(m)\nt.train()\n": (2, "Trainer has a loop", "create_optimizer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_file_that_is_no_workload_is_not_run(tmp_path, source):
+    """But imported, where it has the function."""
+    line, text, shown = SOURCES[source]
+    (tmp_path / "program.py").write_text(source)
+    with pytest.raises(UserError, match=rf"^program\.py:{line}: .*{text}") as error:
+        UserFile.of(str(tmp_path / "program.py")).make()
+    assert shown in error.value.shown
+
+
+def test_a_file_that_is_none(tmp_path, train):
+    for value in ("nothing.py", str(tmp_path), f"{tmp_path}:workload"):
+        code, out, err = train("--workload", value, small=False)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"--workload {value.removesuffix(':workload')}: there is no such file" in err
+
+
+def test_every_flag_is_used_or_refused():
+    """Each flag of the script means the same for a file's step, or is refused."""
+    parser = tiny_llama.build_parser()
+    groups = {"model", "training", "optimizations", "several ranks"}
+    training = {a.dest for group in parser._action_groups if group.title in groups for a in group._group_actions}
+    assert training >= {"hidden_dim", "batch_size", "compile", "parallel"}
+    refused = {name for names in IN_THE_FILE.values() for name in names}
+    assert training <= refused | set(USED)
+    assert not refused & set(USED)
+
+
+def test_flags_without_effect_are_refused(file, train, command):
+    for flag in ("--size", "tiny"), ("--seq-len", "8"), ("--learning-rate", "1"), ("--fused-norm",):
+        code, out, err = train("--workload", str(file), *flag, small=False)
+        assert (code, out) == (2, "") and f"{flag[0]}: has no effect with --workload" in err
+    code, _, err = train("--workload", f"{file}:with_step", "--precision", "bf16", small=False)
+    assert code == 2 and "a step of its own" in err
+    for module, flag in ((run_memory_study, "--seq-lens"), (run_training_benchmark, "--batch-size")):
+        code, out, err = command(module, "--workload", str(file), flag, "8")
+        assert (code, out) == (2, "") and f"{flag}: has no effect with --workload" in err
+
+
+# ---- Commands ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_profiled_run(file, command):
+    """Documents as declared, components that add up to the step and name the modules, opportunities without flags that
+    the file has no use for."""
+    flags = ["--workload", f"{file}:with_step", "--num-steps", "9", "--include-memory", "--peak", "1"]
+    code, out, err = command(run_pytorch_profiler, *flags, "--profile-dir", "run")
+    assert code == 0, err
+    assert "Net of net.py" in out and "off by +0.00%" in out and "Audit: ok" in out
+    kinds = {
+        "config": "RunConfig",
+        "performance_summary": "PerformanceSummary",
+        "operator_analysis": "OperatorAnalysis",
+    }
+    found = {}
+    for name, kind in (kinds | {"memory_timeline": "MemoryTimeline"}).items():
+        found[name] = json.loads(Path(f"run/{name}.json").read_text())
+        assert not mismatches(found[name], getattr(documents, kind), name)
+    analysis, steps = found["operator_analysis"], found["performance_summary"]["performance"]
+    parameters = sum(p.numel() for p in UserFile(file, "workload").make().model.parameters())
+    about = {"file": os.path.relpath(file), "function": "with_step", "model": "Net", "parameters": parameters}
+    assert found["config"]["model"] == about
+    assert analysis["attribution"]["source"] == "named ranges"
+    names = {row["component"] for row in analysis["components"]}
+    assert {"stem", "2 x blocks.*.norm", "2 x blocks.*.conv", "2 x blocks.*", "head", "loss", "optimizer"} <= names
+    total = sum(row["ms_per_step"] for row in analysis["components"])
+    assert total == pytest.approx(analysis["attribution"]["ms_per_step"])
+    assert {row["flag"] for row in analysis["opportunities"]} <= {None, "--compile", "--precision bf16"}
+    assert steps["model_flops_per_step"] and steps["avg_backward_time_ms"] and steps["avg_optimizer_time_ms"]
+
+
+@pytest.mark.slow
+def test_sweeps_have_a_row_for_the_file(file, command):
+    flags = ["--workload", str(file), "--dry-run"]
+    for module in (run_memory_study, run_training_benchmark):
+        code, _, err = command(module, *flags, "--output-dir", module.__name__)
+        assert code == 0, err
+    rows = json.loads(Path("run_memory_study/memory_study.json").read_text())["rows"]
+    assert [(row["batch_size"], row["seq_len"]) for row in rows] == [(4, 1)]
+    assert rows[0]["predicted_bytes"] == peak_bytes(workload_of(file), False)
+    rows = json.loads(Path("run_training_benchmark/training_benchmark.json").read_text())["rows"]
+    assert {(row["size"], row["mode"]) for row in rows} == {("net.py", "forward"), ("net.py", "train")}
+
+
+LLAMA = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def made(hidden, layers, heads):
+    config = LlamaConfig(
+        hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads // 2, vocab_size=100, max_position_embeddings=32, attn_implementation="sdpa",
+    )
+    model = LlamaForCausalLM(config)
+
+    def batches():
+        while True:
+            tokens = torch.randint(100, (2, 16))
+            yield {"input_ids": tokens, "labels": tokens}
+
+    return model, torch.optim.AdamW(model.parameters()), batches(), lambda model, batch: model(**batch).loss
+
+
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_nobody_here_wrote(tmp_path):
+    """transformers' LLaMA by config, at three sizes: the peak to the byte, FLOPs by the formula of ours."""
+    pytest.importorskip("transformers")
+    sizes = {"small": (32, 2, 4), "middle": (64, 3, 4), "large": (128, 4, 8)}
+    made = [f"def {name}():\n    return made{size}\n" for name, size in sizes.items()]
+    (tmp_path / "llama.py").write_text(textwrap.dedent(LLAMA) + "\n\n".join(made))
+    for name, (hidden, layers, heads) in sizes.items():
+        workload = workload_of(tmp_path / "llama.py", name)
+        assert (workload.batch_size, workload.seq_len) == (2, 16)
+        assert (
+            predicted_memory(workload, False).document()["peak_bytes"] == second_step(workload).document()["peak_bytes"]
+        )
+        ours = tiny_llama.TinyLlamaConfig(
+            vocab_size=100,
+            hidden_dim=hidden,
+            n_layers=layers,
+            n_heads=heads,
+            n_kv_heads=heads // 2,
+            intermediate_dim=2 * hidden,
+        )
+        assert examined(workload.file).parameters == ours.parameter_count()
+        assert workload.forward_flops() == sum(ours.forward_flops_by_component(2, 16).values())
