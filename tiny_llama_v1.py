@@ -62,6 +62,7 @@ from harness.profilers import Compilation, Instruments, InstrumentSchedule, Prof
 from harness.run_report import RunReport
 from harness.timing import StepMeter, trace_range
 from harness.workload import TrainingState, Workload
+from kernels.selection import kernel_lines, norm_kernel, swiglu_kernel
 
 # ---- Configuration --------------------------------------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class OptimizationConfig:
     fused_norm: bool = flag(False, "PyTorch's RMSNorm, one kernel on a GPU")
     fused_rope: bool = flag(False, "rotary embedding in three kernels instead of five")
     fused_loss: bool = flag(False, "loss from a part of the vocabulary at a time: the logits never exist whole")
+    kernels: str = flag("eager", "norm and SwiGLU: PyTorch's, or ours in Triton (GPUs)", choices=["eager", "triton"])
     activation_checkpointing: bool = flag(False, "keep only the input of each block, recompute the rest")
     optimizer_impl: str | None = flag(
         None, "AdamW over lists of tensors or in one kernel", choices=["foreach", "fused"], shown="PyTorch's choice"
@@ -152,9 +154,6 @@ class OptimizationConfig:
         choices=["default", "reduce-overhead", "max-autotune"],
     )
     cuda_graphs: bool = flag(False, "capture forward and backward pass as CUDA graphs: one launch each")
-
-    def fused_parts(self) -> list[str]:
-        return [part for part in ("projections", "norm", "rope", "loss") if getattr(self, f"fused_{part}")]
 
 
 @dataclass(frozen=True)
@@ -213,14 +212,14 @@ SIZE_ALIASES = {"med": "medium", "xl": "very_large", "verylarge": "very_large"}
 class RMSNorm(nn.Module):
     """Root-mean-square normalization over the last dimension, computed in float32 at any precision."""
 
-    def __init__(self, dim: int, eps: float, fused: bool = False):
+    def __init__(self, dim: int, eps: float, kernel: Callable | None = None):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
-        self.eps, self.fused = eps, fused
+        self.eps, self.kernel = eps, kernel
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fused:  # one kernel on a GPU, which keeps one number per row; on a CPU the operators below
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if self.kernel:  # one for all of the operators below, which keeps one number per row
+            return self.kernel(x, self.weight, self.eps)
         x32 = x.float()  # a sum of D squares overflows in fp16 and loses digits in bf16
         x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * x32.to(x.dtype)
@@ -343,7 +342,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: TinyLlamaConfig, options: OptimizationConfig, layer: int):
         super().__init__()
-        self.fused_projections = options.fused_projections
+        self.fused_projections, self.swiglu = options.fused_projections, swiglu_kernel(options)
         if self.fused_projections:
             self.gate_up_proj = FusedLinear(config.hidden_dim, config.intermediate_dim, config.intermediate_dim)
         else:
@@ -362,7 +361,8 @@ class MLP(nn.Module):
             with trace_range(f"{self.range}.up_proj"):
                 up = self.up_proj(x)  # [B, S, D_ff]
         with trace_range(f"{self.range}.activation"):
-            activated = F.silu(gate) * up  # [B, S, D_ff]: two memory-bound kernels; both results are saved
+            # [B, S, D_ff]: two memory-bound kernels whose results are both saved, or one of our own
+            activated = F.silu(gate) * up if self.swiglu is None else self.swiglu(gate, up)
         with trace_range(f"{self.range}.down_proj"):
             return self.down_proj(activated)  # [B, S, D]
 
@@ -372,9 +372,9 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, config: TinyLlamaConfig, options: OptimizationConfig, rope: RotaryEmbedding, layer: int):
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_dim, config.norm_eps, options.fused_norm)
+        self.attention_norm = RMSNorm(config.hidden_dim, config.norm_eps, norm_kernel(options))
         self.attention = Attention(config, options, rope, layer)
-        self.mlp_norm = RMSNorm(config.hidden_dim, config.norm_eps, options.fused_norm)
+        self.mlp_norm = RMSNorm(config.hidden_dim, config.norm_eps, norm_kernel(options))
         self.mlp = MLP(config, options, layer)
         self.range = f"layers.{layer}"
 
@@ -406,7 +406,7 @@ class TinyLlamaModel(nn.Module):
         self.rope = RotaryEmbedding(config.head_dim, config.max_seq_len, config.rope_theta, options.fused_rope)
         blocks = (TransformerBlock(config, options, self.rope, layer) for layer in range(config.n_layers))
         self.layers = nn.ModuleList(blocks)
-        self.norm = RMSNorm(config.hidden_dim, config.norm_eps, options.fused_norm)
+        self.norm = RMSNorm(config.hidden_dim, config.norm_eps, norm_kernel(options))
         # A matrix of its own, as in LLaMA: GPT-2 would use the embedding's.
         self.lm_head = nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
         mask = None  # fused attention has a flag for causal masking, and skips the masked part
@@ -636,7 +636,7 @@ class TinyLlamaWorkload(Workload):
             "Learning Rate": t.learning_rate,
             "Gradient Accumulation Steps": t.gradient_accumulation_steps,
             "Attention": t.attention,
-            **({"Fused": fused} if (fused := ", ".join(t.fused_parts())) else {}),
+            **kernel_lines(t),
             "Optimizer": f"AdamW, {t.optimizer_impl or default_impl}",
             "Compiled": t.compile if t.compile_mode == "default" else t.compile_mode,
             **({"CUDA Graphs": True} if t.cuda_graphs else {}),

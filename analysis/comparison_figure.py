@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from analysis.comparison_parts import NOISE
 from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
 from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatches_of, series
+from analysis.same_training import NOT_THE_SAME
 from analysis.wording import shortened, told_apart
 from harness.phases import PHASES as PHASE_NAMES
 
@@ -55,7 +56,8 @@ def draw_step_times(axes, comparison: dict) -> None:
     spread = np.array([row["std_ms"] or 0.0 for row in rows])
     axes.errorbar(left, at, xerr=spread, fmt="none", ecolor="black", capsize=3)
     name_runs(axes, rows)
-    baseline = ["baseline", *(row["difference"] for row in rows[1:])]
+    # Why it is not is in the tables: here it would leave no room for the bars.
+    baseline = ["baseline", *(NOT_THE_SAME if row["not_the_same"] else row["difference"] for row in rows[1:])]
     texts = [
         f"ratio {row['ratio']:.2f}, {text}" if row["ratio"] else "no steps"
         for row, text in zip(rows, baseline, strict=True)

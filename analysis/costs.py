@@ -21,8 +21,8 @@ _PATTERNS = {
     "copy": r"memcpy|memset|copy|clone|contiguous|::cat$|catarray|stack|(?<!pre)fill|zero_|zeros|ones|index|gather"
     r"|(?<!rotary_)embedding|kv_?cache|scatter|transpose_|batched_transpose|cnhw|nchw|repeat|(?<!un)roll|flip"
     r"|where|masked|nonzero|local_scalar|item|arange|select_backward|slice_backward|tril|triu|pad|_to_cpu",
-    "element-wise": r"elementwise|rotary|act_and_mul|quant|::_?(add|sub|rsub|mul|div|neg|pow|sqrt|rsqrt|exp|log|log2"
-    r"|abs|sign|sin|cos|tanh|sigmoid|silu|gelu|relu|clamp|clamp_min|clamp_max|threshold|dropout|native_dropout|erf"
+    "element-wise": r"elementwise|rotary|act_and_mul|swiglu|quant|::_?(add|sub|rsub|mul|div|neg|pow|sqrt|rsqrt|exp|log"
+    r"|log2|abs|sign|sin|cos|tanh|sigmoid|silu|gelu|relu|clamp|clamp_min|clamp_max|threshold|dropout|native_dropout|erf"
     r"|reciprocal|addcmul|addcdiv|lerp|eq|ne|lt|le|gt|ge|maximum|minimum|bitwise_\w+|logical_\w+|leaky_relu|hardtanh"
     r"|mish|softplus|mul_out|isnan|nan_to_num|isfinite|floor|round|remainder|square|bernoulli|normal|uniform|random"
     r"|lift_fresh|_amp_\w+)_?(_backward\w*)?_?$",
@@ -84,7 +84,8 @@ def cost(name: str, shapes: list, types: list | None, values: list | None) -> Co
     Traces do not record outputs.  Their shapes follow from the inputs for matmuls, convolutions, element-wise
     operators, normalizations and copies; the cost of others is unknown.
     """
-    base = name.rsplit("::", 1)[-1].strip("_") if name.startswith("aten::") else name if name in _ATTENTIONS else None
+    ours = name.startswith(("aten::", "kernels::"))
+    base = name.rsplit("::", 1)[-1].strip("_") if ours else name if name in _ATTENTIONS else None
     if base is None or is_view_or_metadata_op(name) or not all(map(is_shape, shapes)):
         return Cost()
     try:
@@ -143,6 +144,7 @@ _PACKING = {
     "flash_attn_3::fwd": (8, 13, 24, 25, 26),
     "flash_attn_3::bwd": (10, 14, 16, 17, 18),
 }
+_OUTPUTS = {"swiglu_backward": 2}  # of the same size each; all others have one
 _SAME_SHAPE = {"softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "copy", "fill", "zero"}
 
 
@@ -220,7 +222,7 @@ def window_of(causal: str, left: str, right: str) -> float:
 
 
 def streaming_cost(base: str, shapes: list, sizes: list) -> Cost:
-    """Inputs read once, an output of their broadcast shape and widest type written once.
+    """Inputs read once, each output, of their broadcast shape and widest type, written once.
 
     The first input of a copy is its target: it is written, not read.
     """
@@ -230,7 +232,8 @@ def streaming_cost(base: str, shapes: list, sizes: list) -> Cost:
         return Cost()
     elements = max(n for n, _ in tensors)
     read = 0 if base in ("fill", "zero") else sum(n * size for n, size in tensors[base == "copy" :])
-    return Cost(None, read + elements * (tensors[0][1] if base == "copy" else max(size for _, size in tensors)))
+    written = elements * (tensors[0][1] if base == "copy" else max(size for _, size in tensors))
+    return Cost(None, read + _OUTPUTS.get(base, 1) * written)
 
 
 def parse_value(text: str):

@@ -217,7 +217,9 @@ def fused_norms(evidence: Evidence) -> Found:
     best = 0.0
     for _, phase in rows[rows["launches"] > 0].groupby("phase"):
         best += calls * phase.groupby("name")["us"].mean().max()
-    if rows["launches"].sum() > 3 * calls:
+    if rows["name"].str.contains("kernels::rms_norm", na=False).any():
+        yield NotHere("fused norm", "already fused")
+    elif rows["launches"].sum() > 3 * calls:
         how = "F.rms_norm or a compiled norm: one pass instead of one per operator"
         flag = "--fused-norm"
         if not evidence.links.on_gpu:
@@ -232,6 +234,22 @@ def fused_norms(evidence: Evidence) -> Found:
         yield Proposal("fused norm", how, us, evidence.described(rows), basis, flag, likely_us=min(us, best))
     else:
         yield NotHere("fused norm", f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels")
+
+
+def fused_swiglu(evidence: Evidence) -> Found:
+    """One operator forward and one backward pass over 3 and 5 tensors; silu and the product pass over 14 in all."""
+    rows, us = evidence.part(evidence.events["component"] == "mlp.activation")
+    name = "fused SwiGLU"
+    if rows.empty:
+        return
+    if rows["name"].str.contains("swiglu", na=False).any():
+        yield NotHere(name, "already fused")
+        return
+    how, flag = "one kernel forward and one backward", "--kernels triton"
+    if not evidence.links.on_gpu:
+        how, flag = "a compiled activation: one loop forward and one backward", "--compile"
+    basis = "its five operators become two, which move 8 tensors instead of 14"
+    yield Proposal(name, how, us, evidence.described(rows), basis, flag, us * 8 / 14)
 
 
 def fused_rope(evidence: Evidence) -> Found:
@@ -427,6 +445,7 @@ MAKERS = (
     fused_projections,
     fused_attention,
     fused_norms,
+    fused_swiglu,
     fused_rope,
     fused_loss,
     fused_optimizer,

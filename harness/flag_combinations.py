@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from harness.command_line import compiler_problem
 from harness.errors import UserError
 from harness.no_sync import check_no_sync
 
@@ -66,6 +67,9 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
         f"--enable-deepspeed-flops: {NO_OPERATORS.format(what='a CUDA graph')}": (
             training.cuda_graphs and profiling.enable_deepspeed_flops
         ),
+        "--kernels triton: has a norm of its own; omit --fused-norm": (
+            training.kernels == "triton" and training.fused_norm
+        ),
         "--compile-mode: requires --compile": given.get("compile_mode") is not None and not training.compile,
         "--cuda-graphs: a compiled model has graphs of its own; use --compile --compile-mode reduce-overhead": (
             training.cuda_graphs and training.compile
@@ -84,7 +88,11 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
 def check_device_has(training, device: torch.device) -> None:
     """Raise UserError, exit code 1, for an optimization that this device does not have."""
     if device.type == "cuda":
+        if training.kernels == "triton" and (problem := compiler_problem(on_gpu=True)):
+            raise UserError(f"--kernels triton: {problem}; or use --fused-norm")
         return
+    if training.kernels == "triton":
+        raise UserError("--kernels triton: its kernels are for GPUs; on a CPU --compile fuses norm and SwiGLU")
     if training.cuda_graphs:
         raise UserError("--cuda-graphs: only a GPU has them; on a CPU --compile lowers the overhead between operators")
     if training.compile_mode == "reduce-overhead":

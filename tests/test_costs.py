@@ -120,6 +120,7 @@ def test_bytes():
     assert cost("aten::copy_", [[8, 4], [8, 4], []], ["float", "c10::Half", "Scalar"], None).bytes == 32 * 4 + 32 * 2
     assert cost("aten::fill_", [[8, 4], []], ["float", "Scalar"], None).bytes == 32 * 4
     assert cost("aten::_softmax", [[8, 4], [], []], ["float", "Scalar", "Scalar"], None).bytes == 2 * 32 * 4
+    assert cost("kernels::swiglu_backward", [[8, 4]] * 3, ["float"] * 3, None).bytes == 5 * 32 * 4
     for name in ("aten::view", "aten::linear", "aten::sum", "MyFunction", "aten::mm"):
         assert cost(name, [], [], None).bytes is None
     assert cost("aten::mm", [[8], "nonsense"], ["float"], None).flops is None
@@ -130,7 +131,8 @@ CATEGORIES = {
     "attention": "aten::_flash_attention_forward fmha_cutlassF_f32_aligned aten::_scaled_dot_product_attention_math",
     "convolution": "aten::miopen_convolution aten::convolution_backward igemm_fwd_gtcx3_nhwc cudnn_scudnn_winograd",
     "normalization": "aten::native_layer_norm aten::native_batch_norm_backward void_rms_norm_kernel",
-    "element-wise": "aten::mul aten::normal_ aten::add_ aten::silu_backward elementwise_kernel triton_poi_fused",
+    "element-wise": "aten::mul aten::normal_ aten::add_ aten::silu_backward elementwise_kernel triton_poi_fused "
+    "kernels::swiglu swiglu_backward_kernel",
     "reduction": "aten::_softmax aten::sum at::native::reduce_kernel<512> triton_per_fused_sum_3",
     "copy": "aten::copy_ Memcpy aten::embedding_dense_backward aten::cat",
     "communication": "ncclDevKernel_AllReduce c10d::allreduce_ gloo:all_reduce",

@@ -1,6 +1,7 @@
 """Who imports whom, what an import does, and the sizes that the script and the README keep to."""
 
 import ast
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from helpers import PROJECT, finish, start
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 from traces import SMALL, write_trace
 
-PACKAGES = ("harness", "analysis", "studies", "workshop")
+PACKAGES = ("harness", "kernels", "analysis", "studies", "workshop")
 SCRIPT = PROJECT / "tiny_llama_v1.py"
 COMMANDS = sorted(path for path in PROJECT.glob("*.py") if path != SCRIPT)
 MODULES = sorted(file for package in PACKAGES for file in (PROJECT / package).rglob("*.py"))
@@ -36,15 +37,15 @@ def module_name(file: Path) -> str:
 
 
 def test_imports_go_one_way(monkeypatch, capfd):
-    """The contracts of pyproject.toml: commands, workshop > studies > tiny_llama_v1 > analysis > harness."""
+    """The contracts of pyproject.toml: commands, workshop > studies > tiny_llama_v1 > analysis, kernels > harness."""
     monkeypatch.setattr(sys, "path", [*sys.path])  # import-linter adds to it
     passed = lint_imports(str(PROJECT / "pyproject.toml"), no_cache=True, no_logo=True) == EXIT_STATUS_SUCCESS
     assert passed, capfd.readouterr().out
 
 
-def test_the_script_imports_no_more_than_harness_and_analysis():
+def test_the_script_imports_no_more_than_what_is_below_it():
     tree = ast.parse(SCRIPT.read_text())
-    allowed = {"harness", "analysis", "numpy", "torch"} | sys.stdlib_module_names
+    allowed = {"harness", "kernels", "analysis", "numpy", "torch"} | sys.stdlib_module_names
     assert imported_names(tree) <= allowed
     functions = (ast.FunctionDef, ast.ClassDef)
     at_once = [imported_names(statement) for statement in tree.body if not isinstance(statement, functions)]
@@ -62,6 +63,8 @@ IMPORT_ALL = """
 import os, signal, sys, threading
 import numpy, torch  # what these do is theirs
 import torch.utils.tensorboard, matplotlib.pyplot, pandas, jinja2
+if "kernels.device_code" in sys.argv:
+    import triton
 
 def state():
     handlers = {number.name: repr(signal.getsignal(number)) for number in signal.valid_signals()
@@ -85,6 +88,8 @@ assert len({id(module) for module in sys.modules.values() if module in ours}) ==
 
 def test_an_import_has_no_effect_but_definitions(tmp_path):
     names = [module_name(file) for file in (SCRIPT, *COMMANDS, *MODULES)]
+    if importlib.util.find_spec("triton") is None:
+        names.remove("kernels.device_code")
     command = [sys.executable, "-c", IMPORT_ALL, *names]
     code, out = finish(start(*command, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)}))
     assert (code, out) == (0, ""), out

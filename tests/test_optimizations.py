@@ -64,7 +64,7 @@ def test_losses_are_those_of_the_baseline(precision, options, kv_heads):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("options", [*OPTIMIZATIONS, {"compiled": True}])
+@pytest.mark.parametrize("options", [*OPTIMIZATIONS, {"kernels": "triton"}, {"compiled": True}])
 def test_gpu_losses_are_those_of_the_baseline(precision, options):
     device = torch.device("cuda")
     baseline = losses(device=device, precision=precision)
@@ -191,6 +191,8 @@ def test_grouped_heads_are_read_in_place():
     ("flags", "code", "words"),
     [
         ("--cuda-graphs --device cpu", 1, "only a GPU has them"),
+        ("--kernels triton --device cpu", 1, "are for GPUs; on a CPU --compile fuses norm and SwiGLU"),
+        ("--kernels triton --fused-norm", 2, "omit --fused-norm"),
         ("--compile --compile-mode reduce-overhead --device cpu", 1, "use default or max-autotune"),
         ("--compile-mode max-autotune", 2, "--compile-mode: requires --compile"),
         ("--compile --cuda-graphs", 2, "use --compile --compile-mode reduce-overhead"),

@@ -16,7 +16,7 @@ BARE = (sys.executable, "-S")  # without site-packages
 @pytest.fixture
 def project(tmp_path):
     """A copy of the project, without .venv."""
-    for name in ("harness", "analysis", "studies", "workshop"):
+    for name in ("harness", "kernels", "analysis", "studies", "workshop"):
         shutil.copytree(PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in COMMANDS:
         shutil.copy(PROJECT / name, tmp_path)

@@ -220,7 +220,7 @@ def test_only_flags_that_exist_are_named(path):
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_only_files_that_exist_are_named(path):
-    places = ("", "harness", "analysis", "studies", "workshop", "benchmarks", "tests")
+    places = ("", "harness", "kernels", "analysis", "studies", "workshop", "benchmarks", "tests")
     for name in re.findall(r"`\.?/?([\w/]+\.(?:py|sh|txt|toml))`", path.read_text()):
         assert any((PROJECT / place / name).exists() for place in places) or kind_of(Path(name).name), name
 

@@ -614,9 +614,9 @@ def test_two_ranks_share_a_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_script_needs_harness_and_analysis_alone(tmp_path):
+def test_the_script_needs_what_is_below_it_alone(tmp_path):
     shutil.copy(SCRIPT, tmp_path)
-    for folder in ("harness", "analysis"):
+    for folder in ("harness", "kernels", "analysis"):
         shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     flags = [*SMALL_MODEL, "--num-steps", "3", "--profile-steps", "1", "--enable-pytorch-profiler"]
     code, out = finish(start(sys.executable, "tiny_llama_v1.py", *flags, cwd=tmp_path))

@@ -260,7 +260,7 @@ def test_the_line_is_that_of_the_field(filled, command):
 @pytest.mark.parametrize(
     ("flags", "exit_code", "expected"),
     [
-        ("12", 2, "exercise 12: there is no exercise 12; there are 1 to 11"),
+        ("13", 2, "exercise 13: there is no exercise 13; there are 1 to 12"),
         ("0", 2, "there is no exercise 0"),
         ("one", 2, "one: is not the number of an exercise"),
         ("", 2, "give the number of an exercise, `all`, or --check FILE"),
@@ -661,7 +661,7 @@ def test_sheets_that_do_not_fit_are_a_line_each(sheets, command):
         ("--class nowhere", 1, "--class nowhere: does not exist"),
         ("--class empty", 1, "--class: no worksheet was found"),
         ("3 --class class", 1, "none of the sheets of exercise 3 can be summed up"),
-        ("12 --class class", 2, "there is no exercise 12"),
+        ("13 --class class", 2, "there is no exercise 13"),
         ("all --class class", 2, "--class: needs the number of one exercise"),
         ("9 --blank a --class class", 2, "--blank: does not go with --class"),
         ("9 --blank a --results .", 2, "--results: does not go with --blank"),

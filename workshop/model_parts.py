@@ -13,7 +13,7 @@ from dataclasses import replace
 from analysis.fake_run import fake_forward, fake_step
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.prediction import PERSISTENT_BYTES_PER_PARAM, predicted_memory
-from analysis.traffic import WorkCounter
+from analysis.traffic import WorkCounter, step_work
 from harness.memory_tracker import MemoryTracker
 from harness.units import MB
 from studies.sweep import workload_of
@@ -84,6 +84,24 @@ def fused_loss_memory() -> str:
         peaks = [predicted_memory(one, False).live_bytes_at_allocations().max() for one in both]
         rows.append([f"{vocab_size:,}", *(f"{size / MB:,.0f}" for size in (logits, *peaks))])
     return table(["vocabulary", "all logits, MB", "peak of a step, MB", "with `--fused-loss`, MB"], rows)
+
+
+def kernel_costs() -> str:
+    """Operators, bytes and memory of a step on a GPU with each kind of norm and SwiGLU, as predicted."""
+    rows = []
+    for flags, settings in (
+        ("none", {}),
+        ("--fused-norm", {"fused_norm": True}),
+        ("--kernels triton", {"kernels": "triton"}),
+    ):
+        workload = workload_of(["--size", "small", "--precision", "bf16"]).with_settings(**settings)
+        work, memory = step_work(workload, on_gpu=True).table(), predicted_memory(workload, True)
+        kept = sum(map(sum, workload.kept_for_backward(True).values()))
+        sizes = (work["bytes"].sum(), kept, memory.live_bytes_at_allocations().max())
+        rows.append(
+            [flags if not settings else f"`{flags}`", f"{work['calls'].sum():,}", *(f"{s / MB:,.0f}" for s in sizes)]
+        )
+    return table(["flags", "operators of a step", "bytes they move, MB", "kept for backward, MB", "peak, MB"], rows)
 
 
 def ridge_point(device: Datasheet, precision: str) -> float:

@@ -301,6 +301,8 @@ def trace_figures() -> str:
 def measured(number: int) -> str:
     """Every field of an exercise's worksheet as filled in on the machine of the stored results, with the evidence."""
     path, document, rows = stored_path(number), stored_answers(number), []
+    if not document:
+        return f"Not recorded yet: `python3 run_exercise.py {number}` fills it in."
     for field in fields(worksheet(exercises()[number].text)):
         answer = Answer(*(document["answers"][field.id][name] for name in ("value", "evidence")))
         value = {True: "yes", False: "no"}[answer.value] if isinstance(answer.value, bool) else answer.shown

@@ -1,0 +1,33 @@
+"""Which kernels a model runs, by its flags; None stands for the operators that the model itself names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.rms_norm import rms_norm
+from kernels.swiglu import swiglu
+
+
+def norm_kernel(options) -> Callable[[Tensor, Tensor, float], Tensor] | None:
+    """(x [..., D], weight [D], eps) -> [..., D]; options has the fields of OptimizationConfig."""
+    return rms_norm if options.kernels == "triton" else pytorch_rms_norm if options.fused_norm else None
+
+
+def swiglu_kernel(options) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """(gate, up) -> silu(gate) * up, [..., D_ff] each."""
+    return swiglu if options.kernels == "triton" else None
+
+
+def pytorch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """One kernel on a GPU; on a CPU PyTorch runs the same operators as without it."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def kernel_lines(options) -> dict[str, str]:
+    """What is not as in the baseline, to print, by label."""
+    fused = [part for part in ("projections", "norm", "rope", "loss") if getattr(options, f"fused_{part}")]
+    lines = {"Fused": ", ".join(fused), "Kernels": "" if options.kernels == "eager" else options.kernels}
+    return {label: text for label, text in lines.items() if text}
