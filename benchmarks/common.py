@@ -28,9 +28,11 @@ from studies.timing import alternating
 from workshop.results import machine
 
 
-def benchmark_parser(documentation: str, repetitions: int) -> argparse.ArgumentParser:
+def benchmark_parser(documentation: str, repetitions: int | None = None) -> argparse.ArgumentParser:
+    """repetitions: the default of --repetitions; None: there is no such flag."""
     parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=repetitions, help="of each comparison (%(default)s)")
+    if repetitions is not None:
+        parser.add_argument("--repetitions", type=int, default=repetitions, help="of each comparison (%(default)s)")
     parser.add_argument("--output", type=Path, help="JSON file for the results, with all times")
     return parser
 
@@ -42,6 +44,28 @@ def environment_of(device: torch.device) -> dict:
     environment["command_line"] = shlex.join(["python", *words])
     say(machine(environment))
     return environment
+
+
+# A process of its own, because the peak memory of a child is at least that of the process that starts it.
+LAUNCH = """
+import json, os, subprocess, sys, time
+started = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, used = os.wait4(process.pid, 0)
+print(json.dumps([time.perf_counter() - started, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))
+sys.exit(os.waitstatus_to_exitcode(status) & 255)
+"""
+
+
+def process_cost(command: Sequence[str]) -> list[float]:
+    """Seconds of a process, its CPU seconds, and its peak memory in MB.
+
+    Raises UserError with the last line of its standard error, and its exit code, if it fails.
+    """
+    done = subprocess.run([sys.executable, "-S", "-c", LAUNCH, *command], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(done.stderr.strip().rpartition("\n")[2], done.returncode)
+    return json.loads(done.stdout)
 
 
 BUSY = """

@@ -18,7 +18,6 @@ ratios of medians.  HolisticTraceAnalysis requires pandas < 3, so it needs an en
 """
 
 import gzip
-import json
 import statistics
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from harness.startup import begin_command, run_command
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
 
-from benchmarks.common import benchmark_parser, environment_of, report
+from benchmarks.common import benchmark_parser, environment_of, process_cost, report
 from harness.command_line import version_of
 from harness.console import progress_bar
 from harness.devices import choose_device
@@ -59,15 +58,6 @@ analyzer.get_temporal_breakdown(visualize=False)
 analyzer.get_gpu_kernel_breakdown(visualize=False)
 """,
 }
-# A process of its own, because the peak memory of a child is at least that of the process that starts it.
-LAUNCH = """
-import json, os, subprocess, sys, time
-started = time.perf_counter()
-process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
-_, status, used = os.wait4(process.pid, 0)
-print(json.dumps([time.perf_counter() - started, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))
-sys.exit(os.waitstatus_to_exitcode(status) & 255)
-"""
 OURS = [str(PROJECT / "run_pytorch_profiler.py"), "--analyze-existing"]
 ID_FIELDS = ("External id", "correlation", "Sequence number", "Ev Idx", "Python id", "Python parent id")
 
@@ -118,10 +108,10 @@ def shifted(event: dict, time: float, id_offset: int, step: int) -> dict:
 def measure(tool: str, python: str, path: Path) -> list[float]:
     """Seconds of a process, its CPU seconds, and its peak memory in MB."""
     command = [python, *(["-c", SCRIPTS[tool]] if tool in SCRIPTS else OURS), str(path)]
-    done = subprocess.run([sys.executable, "-S", "-c", LAUNCH, *command], capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"{tool} failed on {path.name}: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout)
+    try:
+        return process_cost(command)
+    except UserError as error:
+        raise UserError(f"{tool} failed on {path.name}: {error}") from error
 
 
 def row_of(trace: Path, megabytes: float, tools: dict[str, str], repetitions: int) -> dict:

@@ -14,7 +14,11 @@ import tiny_llama_v1 as tiny_llama
 from analysis.communication import communication, first_world_size, sent_bytes, smallest_world_size, what_would_fit
 from analysis.network import Network
 from analysis.prediction import predicted_memory
+from benchmarks import many_ranks
+from harness.errors import UserError
+from harness.files import write_json
 from harness.timing import UntimedMeter
+from workshop import numbers
 
 BATCH = 8  # of all ranks
 MODES = (
@@ -247,6 +251,35 @@ def test_what_would_fit_is_told():
         "--activation-checkpointing --attention sdpa --precision bf16",
     ]
     assert rows[-1]["fits"] and rows[-1]["peak_memory_mb"] < min(row["peak_memory_mb"] for row in rows[:-1])
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_many_ranks_and_its_table(tmp_path, monkeypatch):
+    def in_process(command):
+        if code := tiny_llama.main(command[2:]):
+            raise UserError("tiny_llama_v1.py: error: too many ranks", code)
+        return [1.5, 1.0, 400.0]
+
+    monkeypatch.setattr(many_ranks, "process_cost", in_process)
+    flags = [*many_ranks.PREDICTED, "--size", "tiny", *SMALL_MODEL]
+    rows = [many_ranks.predicted_row("fsdp", world_size, flags) for world_size in (16, 2000)]
+    assert [row["status"] for row in rows] == ["ok", "refused"] and rows[0]["fits"]
+
+    def as_predicted(world_size, device, work, rank_workload, *more):
+        memory = predicted_memory(rank_workload, False).document()
+        found = {"peak_bytes": memory["peak_bytes"] + 8, "bytes_by_category": {}, "collectives": memory["collectives"]}
+        return "ok", [found] * world_size
+
+    monkeypatch.setattr(many_ranks, "on_ranks", as_predicted)
+    real = many_ranks.real_row("zero1", 2, "tiny")
+    assert (real["memory_difference_bytes"], real["collectives_difference_bytes"]) == (8, 0)
+    environment = json.loads((numbers.RESULTS / "waiting_policies.json").read_text())["environment"]
+    write_json(tmp_path / "many_ranks.json", {"environment": environment, "rows": rows, "real": [real]})
+    monkeypatch.setattr(numbers, "RESULTS", tmp_path)
+    text = numbers.many_ranks()
+    assert re.search(r"^\| fsdp \| 5 all_gather, .* \| 16 \|", text, re.M), text
+    assert re.search(r"^\| zero1 \| 2 \| [\d,]+ \| 8 \| [\d,]+ \| 0 \|$", text, re.M), text
+    assert "2,000 ranks are refused: too many ranks." in text
 
 
 @pytest.mark.slow

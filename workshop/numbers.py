@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from analysis.communication import sent_bytes
 from analysis.memory import place_of_peak
@@ -205,6 +206,10 @@ def memory_peak() -> str:
     return table(["size", *titles, "peak, MB", "peak / weights", "where"], rows)
 
 
+def calls_text(collectives: list[dict]) -> str:
+    return ", ".join(f"{row['calls']} {row['kind']}" for row in collectives)
+
+
 def modes() -> str:
     """The predicted memory of rank 0 and what it sends in a step, by mode and number of ranks."""
     rows = []
@@ -215,8 +220,7 @@ def modes() -> str:
             parts, collectives = memory["peak"]["bytes_by_category"], memory["collectives"]
             sizes = [parts["parameters"], parts.get("gathered parameters", 0), parts["gradients"], parts["optimizer"]]
             sizes += [memory["peak_bytes"], sent_bytes(collectives, ranks)]
-            calls = ", ".join(f"{row['calls']} {row['kind']}" for row in collectives)
-            rows.append([mode, calls, f"{ranks}", *(f"{size / MB:.2f}" for size in sizes)])
+            rows.append([mode, calls_text(collectives), f"{ranks}", *(f"{size / MB:.2f}" for size in sizes)])
     titles = ["parameters", "gathered", "gradients", "optimizer", "peak", "sent"]
     return table(["mode", "collectives", "W", *(f"{title}, MB" for title in titles)], rows, left=2)
 
@@ -293,6 +297,72 @@ def trace_figures() -> str:
     titles = ["trace", "verdict", "trust", "unexplained", "unclassified", "GPU events", "busy, ms", "step, ms"]
     runs = "".join(f"\n\n`{name}`: {text}." for name, text in document["runs"].items())
     return table(titles, rows, left=3) + runs
+
+
+def shares(low_high: Sequence[float]) -> str:
+    """'1.3% to 9.1%', '-' for none."""
+    return f"{min(low_high):.1%} to {max(low_high):.1%}" if low_high else "-"
+
+
+def waiting_policies() -> str:
+    """The default model's step by waiting policy of OpenMP, beside busy processes."""
+    document = read_document(RESULTS / "waiting_policies.json")
+    rows = []
+    for row in document["rows"]:
+        times = [f"{row[f'{name}_ms']:,.1f}" for name in ("median", "smallest", "largest")]
+        low, high = row["slower_95"]
+        slower = [f"{row['slower']:.2f}", f"{low:.2f} to {high:.2f}", f"{row['fair_share']:.2f}"]
+        cells = [f"`{row['setting']}`", str(row["busy_processes"]), *times, *slower]
+        rows.append([*cells, f"{row['slower'] / row['fair_share']:.2f}"])
+    titles = ["setting", "busy", "median, ms", "smallest, ms", "largest, ms", "slower", "95% interval", "fair share"]
+    return f"{machine(document['environment'])}.\n\n{table([*titles, 'slower / fair share'], rows)}"
+
+
+def disturbed_runs() -> str:
+    """What runs of the default model beside busy processes, or under a CPU quota, say of their disturbance."""
+    document = read_document(RESULTS / "disturbance.json")
+    runs: dict[tuple, list[dict]] = {}
+    for run in document["rows"]:
+        busy, quota = run["busy_processes"], run["quota_cores"]
+        runs.setdefault((quota is not None, busy, -(quota or 0)), []).append(run)
+    cores = document["environment"]["cpu"]["logical_cores"]
+    idle = [run for run in document["rows"] if not run["busy_processes"]]
+    quiet_ms = median(run["step_ms"] for run in idle if run["quota_cores"] is None or run["quota_cores"] > cores)
+    rows = []
+    for (has_quota, busy, quota), found in sorted(runs.items()):
+        step_ms = median(run["step_ms"] for run in found)
+        cells = [f"{busy:g}", f"{-quota:.3g}" if has_quota else "-", f"{step_ms:,.1f}", f"{step_ms / quiet_ms:.2f}"]
+        for name in ("waited", "longest_wait", "steps_disturbed", "throttled"):
+            cells.append(shares([run[f"{name}_share"] for run in found if run[f"{name}_share"] is not None]))
+        rows.append([*cells, f"{sum(run['disturbed'] for run in found)} of {len(found)}"])
+    titles = ["busy", "quota", "median, ms", "slower", "waited", "longest wait", "disturbed", "throttled", "named"]
+    return f"{machine(document['environment'])}.\n\n{table(titles, rows, left=0)}"
+
+
+def many_ranks() -> str:
+    """Memory, collectives and efficiency of ranks that do not exist, with what each dry run took; and how far bytes are
+    from those measured where ranks exist."""
+    path = RESULTS / "many_ranks.json"
+    document, rows, notes = read_document(path), [], []
+    if document is None:
+        return "Not recorded yet."
+    for row in document["rows"]:
+        if row["status"] != "ok":
+            notes.append(f"{row['world_size']:,} ranks are refused: {row['reason']}.")
+            continue
+        parts = row["memory_by_category_mb"]
+        cells = [row["parallel"], calls_text(row["collectives"]), f"{row['world_size']:,}"]
+        cells += [f"{mb:,.0f}" for mb in (parts["parameters"], parts["optimizer"], row["peak_memory_mb"])]
+        cells += ["yes" if row["fits"] else "no", f"{row['sent_bytes'] / MB:,.0f}"]
+        cells.append(f"{row['efficiency_not_overlapped']:.0%} to {row['efficiency_overlapped']:.0%}")
+        rows.append([*cells, f"{row['seconds']:.0f}", f"{row['process_mb']:,.0f}"])
+    titles = ["mode", "collectives of a step", "W", "parameters, MB", "optimizer, MB", "peak, MB", "fits", "sent, MB"]
+    predicted = table([*titles, "efficiency", "dry run, s", "its memory, MB"], rows, left=2)
+    names = ["measured_memory_bytes", "memory_difference_bytes", "collective_bytes", "collectives_difference_bytes"]
+    real = [[row["parallel"], *(f"{row[name]:,}" for name in ("world_size", *names))] for row in document["real"]]
+    titles = ["mode", "W", "peak, bytes", "measured - predicted", "collectives, bytes", "measured - predicted"]
+    about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/{path.name})."
+    return "\n\n".join([about, predicted, *notes, "On ranks that exist:", table(titles, real)])
 
 
 # ---- Measured on a named machine -------------------------------------------------------------------------------------
