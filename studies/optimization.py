@@ -6,6 +6,7 @@ as memory permits, and each takes one step in every round.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -105,7 +106,8 @@ def specs_of(args, device: DeviceProperties) -> list[dict]:
 def measured_ladder(sweep: Sweep, spec: dict, device: DeviceProperties, repetitions: int, warmup: int) -> list[dict]:
     """The rows of a size and precision; those of every process are kept as soon as it ends."""
     baseline = spec["workloads"][0]
-    rows = [row | peak for row, peak in zip(spec["rows"], predictions(sweep, spec["workloads"]), strict=True)]
+    peaks = sweep.predict(predicted_peaks, spec["workloads"], sweep.predicts_gpu)
+    rows = [row | peak for row, peak in zip(spec["rows"], peaks, strict=True)]
     analysis = None if sweep.dry_run else profile_of(sweep, baseline)
     todo = []
     for row, workload, flags in zip(rows, spec["workloads"], spec["sets"], strict=True):
@@ -131,11 +133,6 @@ def is_finished(row: dict | None) -> bool:
 
 def is_reference(row: dict) -> bool:
     return row["flags"].startswith("transformers")
-
-
-def predictions(sweep: Sweep, workloads: Sequence[TinyLlamaWorkload]) -> list[dict]:
-    """`predicted_memory_bytes` of each."""
-    return sweep.predict(predicted_peaks, workloads, sweep.predicts_gpu)
 
 
 def predicted_peaks(workloads: Sequence[TinyLlamaWorkload], on_gpu: bool) -> list[dict]:
@@ -192,16 +189,25 @@ def bytes_together(group: Measured) -> int:
 
 
 def in_turn(sweep: Sweep, group: Measured, repetitions: int, warmup: int) -> list[dict]:
-    """The rows of a group, measured in one process; if it dies, one process for each with the baseline."""
+    """The rows of a group, measured in one process; if it dies, in one for each, with the baseline if that is there."""
     workloads = [workload for _, workload in group]
     outcome, found = sweep.measure_row(None, take_turns, workloads, repetitions, warmup)
-    if found is None:
-        if len(group) > 2:
-            pairs = [in_turn(sweep, [group[0], one], repetitions, warmup) for one in group[1:]]
-            return [pairs[0][0], *(pair[-1] for pair in pairs)]
-        return [row | outcome for row, _ in group[-1:]]
-    rows = [row | outcome | answer_columns(one, workload) for (row, workload), one in zip(group, found, strict=True)]
-    return [row | beside(row, rows, found) for row in rows]
+    if found is not None:
+        both = zip(group, found, strict=True)
+        rows = [row | outcome | answer_columns(one, workload) for (row, workload), one in both]
+        return [row | beside(row, rows, found) for row in rows]
+    base = group[:1] if group[0][0]["ladder"] == 0 else []
+    others = group[len(base) :]
+    if len(others) > 1:
+        parts = [in_turn(sweep, [*base, one], repetitions, warmup) for one in others]
+    elif base and others:
+        parts = [in_turn(sweep, base, repetitions, warmup), [others[0][0] | outcome]]
+    else:
+        parts = [[group[0][0] | outcome]]
+    by_flags: dict[str, dict] = {}  # the baseline, which several have, once, and measured if it was
+    for row in sorted(itertools.chain(*parts), key=lambda row: row["status"] == "ok"):
+        by_flags[row["flags"]] = row
+    return [*by_flags.values()]
 
 
 # ---- Columns -------------------------------------------------------------------------------------------------------
@@ -310,36 +316,27 @@ def finding(rows: list[dict], device: str, available_bytes: int) -> list[str]:
         )
     by_label = ladders(measured)
     best = {name: best_of(some) for name, some in by_label.items()}
-    kept: dict[str, list[str]] = {}  # flags: where, with the ratio
+    kept: dict[str, list[str]] = {}  # flags: where they are best, with the ratio
     for name, row in best.items():
-        kept.setdefault(row["flags"] if row else "", []).append(
-            f"{interval_text(row)} at {name}" if row else f"at {name}"
+        where = f"{interval_text(row)} at {name}" if row else f"at {name}"
+        kept.setdefault(f"{row['flags']}, ratio" if row else "the baseline, which no set of flags beats", []).append(
+            where
         )
-    texts = [
-        f"{flags}, ratio {', '.join(where)}"
-        if flags
-        else f"the baseline, which no set of flags beats {', '.join(where)}"
-        for flags, where in kept.items()
-    ]
+    texts = [f"{what} {', '.join(where)}" for what, where in kept.items()]
     lines = [f"Keep on {device}: {'; '.join(texts)}."]
-    lines += [f"Leave out: {'; '.join(found)}."] if (found := left_out(by_label, best)) else []
-    against = [
-        f"{interval_text(row, 'ratio_to_reference')} at {name}"
-        for name, row in (
-            (name, row or some[0]) for (name, some), row in zip(by_label.items(), best.values(), strict=True)
-        )
-        if row.get("ratio_to_reference") is not None and not is_reference(row)
-    ]
+    lines += [f"Leave out: {'; '.join(found)}."] if (found := left_out(by_label)) else []
+    against, rates = [], []
+    for name, rows in by_label.items():
+        row = best[name] or rows[0]
+        if row["ratio_to_reference"] is not None and not is_reference(row):
+            against.append(f"{interval_text(row, 'ratio_to_reference')} at {name}")
+        if row["share_of_measured_peak"] is not None:
+            rates.append(f"{row['share_of_measured_peak']:.0%} at {name}")
     lines += [f"Relative to transformers' LLaMA with its best settings: {', '.join(against)}."] if against else []
-    rates = [
-        f"{row['share_of_measured_peak']:.0%} at {name}"
-        for name, row in best.items()
-        if row and row["share_of_measured_peak"]
-    ]
     return lines + ([f"Share of the matmul rate measured here: {', '.join(rates)}."] if rates else [])
 
 
-def left_out(by_label: dict[str, list[dict]], best: dict[str, dict | None]) -> list[str]:
+def left_out(by_label: dict[str, list[dict]]) -> list[str]:
     """What loses, by the reason: alone, on top of the rungs below, or because it does not train the same."""
     slower: dict[str, list[str]] = {}
     for name, rows in by_label.items():

@@ -122,13 +122,15 @@ def test_if_the_process_dies_each_is_measured_with_the_baseline_alone():
     calls = []
 
     def measure_row(peak, work, workloads, *rest):
-        calls.append(len(workloads))
-        return ({"status": "oom", "reason": "killed"}, None)
+        calls.append("".join(workloads))
+        alone = workloads == ["0"]
+        answer = [{"status": "failed", "reason": "too slow", "losses": []}] if alone else None
+        return {"status": "oom", "reason": "killed"}, answer
 
-    group = [({"flags": name, "ladder": n}, name) for n, name in enumerate(["", "a", "b"])]
-    rows = in_turn(types.SimpleNamespace(measure_row=measure_row), group, 3, 0)
-    assert calls == [3, 2, 2]
-    assert [(row["flags"], row["status"]) for row in rows[1:]] == [("a", "oom"), ("b", "oom")]
+    group = [({"flags": name, "ladder": n}, str(n)) for n, name in enumerate(["", "--a", "--b"])]
+    rows = {row["flags"]: row for row in in_turn(types.SimpleNamespace(measure_row=measure_row), group, 3, 0)}
+    assert calls == ["012", "01", "0", "02", "0"]
+    assert {flags: row["status"] for flags, row in rows.items()} == {"": "failed", "--a": "oom", "--b": "oom"}
 
 
 def test_one_that_fails_leaves_the_others_their_turns(monkeypatch):
