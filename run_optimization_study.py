@@ -3,6 +3,7 @@
 
 python3 run_optimization_study.py [--sizes tiny small] [--precisions fp32] [--rungs sdpa fused-optimizer compile]
                                   [--repetitions N] [--no-reference] [--output-dir DIR]
+python3 run_optimization_study.py --workload FILE.py[:NAME]      a training step of your own: compile and bf16
 python3 run_optimization_study.py --resume DIR
 """
 
@@ -14,7 +15,7 @@ from harness.startup import run_command
 def main() -> None:
     from harness.devices import PRECISIONS
     from studies.rungs import NAMES
-    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
+    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, refuse_with_workload, sweep_parser
     from tiny_llama_v1 import SIZES
 
     parser = sweep_parser("optimization_study", __doc__)
@@ -33,7 +34,9 @@ def main() -> None:
     add("--repetitions", type=COUNT, metavar="N", default=ByDevice(30, 10), help=text)
     text = "steps of each before the rounds, beside the audited first one (%(default)s)"
     add("--warmup-steps", type=COUNT_OR_ZERO, metavar="N", default=1, help=text)
+    add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
     args, device = parse_sweep(parser)
+    refuse_with_workload(parser, ("sizes", "seq_len", "batch_size"))
     from studies.optimization import study  # imports PyTorch's compiler
 
     study(args, device)

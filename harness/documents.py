@@ -913,7 +913,7 @@ class TimingStudyRow(SweepRow):
 
 
 class OptimizationStudyRow(SweepRow):
-    size: str
+    size: str  # or the file of --workload
     seq_len: int  # tokens
     batch_size: int
     precision: str  # of the baseline

@@ -6,8 +6,10 @@ as memory permits, and each takes one step in every round.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -20,9 +22,10 @@ from harness.phases import median_interval
 from harness.profilers import ProfilerConfig
 from harness.tables import Column, Section, column
 from harness.units import MB
+from harness.workload import Workload
 from studies.optimization_steps import take_turns
-from studies.reference import MISSING, ReferenceWorkload, reference_of, reference_title
-from studies.rungs import FlagSet, flag_sets, not_here, predicted_ratio
+from studies.reference import MISSING, reference_of, reference_title
+from studies.rungs import FlagSet, flag_sets, names_for, not_here, predicted_ratio
 from studies.sweep import (
     FINISHED_STATUSES,
     DeviceProperties,
@@ -36,7 +39,6 @@ from studies.sweep import (
     time_statistics,
     workload_of,
 )
-from tiny_llama_v1 import TinyLlamaWorkload
 
 KEY = ("size", "seq_len", "batch_size", "precision", "flags")
 SHAPE = KEY[:-1]  # of a ladder
@@ -64,7 +66,8 @@ def study(args, device: DeviceProperties) -> None:
     device.check_precisions(args.precisions, "--precisions")
     require("the profile of the baseline", ["pandas"])
     specs = specs_of(args, device)
-    if args.reference and not any(isinstance(one, ReferenceWorkload) for spec in specs for one in spec["workloads"]):
+    with_reference = any(is_reference(row) for spec in specs for row in spec["rows"])
+    if args.reference and not args.workload and not with_reference:
         args.notes.append(MISSING)
     sweep = OptimizationSweep("optimization_study", args, device, OptimizationStudyRow, KEY, FIGURES)
     sweep.open()
@@ -82,20 +85,21 @@ def study(args, device: DeviceProperties) -> None:
 def specs_of(args, device: DeviceProperties) -> list[dict]:
     """One spec for each size and precision, with a row and a workload for each set of flags."""
     specs = []
-    common = {name: getattr(args, name) for name in ("batch_size", "seq_len", "device")}
-    for size in args.sizes:
-        for precision in args.precisions:
-            settings = common | {"size": size, "precision": precision}
-            sets = flag_sets(args.rungs, precision)
-            workloads = [workload_of(one.flags.split(), **settings) for one in sets]
-            shape = dict(zip(SHAPE, (size, workloads[0].seq_len, workloads[0].batch_size, precision), strict=True))
-            rows = [shape | {"flags": one.flags, "ladder": one.ladder} for one in sets]
-            if args.reference and (reference := reference_of(workloads[0], device.on_gpu)):
-                below = max(1, len(sets) - 1)  # the top of the ladder
-                workloads.insert(below, reference)
-                rows.insert(below, shape | {"flags": reference_title(reference), "ladder": None})
-                sets.insert(below, FlagSet((), None))
-            specs.append({"rows": rows, "workloads": workloads, "sets": sets})
+    common = {name: getattr(args, name) for name in ("workload", "batch_size", "seq_len", "device")}
+    for size, precision in itertools.product([None] if args.workload else args.sizes, args.precisions):
+        settings = common | {"size": size, "precision": precision}
+        baseline = workload_of(**settings)
+        name = size or Path(args.workload).name
+        shape = dict(zip(SHAPE, (name, baseline.seq_len, baseline.batch_size, baseline.precision), strict=True))
+        sets = flag_sets(names_for(baseline, args.rungs), baseline.precision)
+        workloads = [workload_of(one.flags.split(), **settings) for one in sets]
+        rows = [shape | {"flags": one.flags, "ladder": one.ladder} for one in sets]
+        if args.reference and size and (reference := reference_of(baseline, device.on_gpu)):
+            below = max(1, len(sets) - 1)  # the top of the ladder
+            workloads.insert(below, reference)
+            rows.insert(below, shape | {"flags": reference_title(reference), "ladder": None})
+            sets.insert(below, FlagSet((), None))
+        specs.append({"rows": rows, "workloads": workloads, "sets": sets})
     return specs
 
 
@@ -105,8 +109,11 @@ def specs_of(args, device: DeviceProperties) -> list[dict]:
 def measured_ladder(sweep: Sweep, spec: dict, device: DeviceProperties, repetitions: int, warmup: int) -> list[dict]:
     """The rows of a size and precision; those of every process are kept as soon as it ends."""
     baseline = spec["workloads"][0]
-    rows = [row | peak for row, peak in zip(spec["rows"], predictions(sweep, spec["workloads"]), strict=True)]
-    analysis = None if sweep.dry_run else profile_of(sweep, baseline)
+    peaks = sweep.predict(predicted_peaks, spec["workloads"], sweep.predicts_gpu)
+    rows = [row | peak for row, peak in zip(spec["rows"], peaks, strict=True)]
+    analysis = (
+        None if sweep.dry_run else profile_of(sweep, baseline, f"profile_{rows[0]['size']}_{rows[0]['precision']}")
+    )
     todo = []
     for row, workload, flags in zip(rows, spec["workloads"], spec["sets"], strict=True):
         row |= predicted_ratio(flags.rungs, analysis)
@@ -133,18 +140,14 @@ def is_reference(row: dict) -> bool:
     return row["flags"].startswith("transformers")
 
 
-def predictions(sweep: Sweep, workloads: Sequence[TinyLlamaWorkload]) -> list[dict]:
-    """`predicted_memory_bytes` of each."""
-    return sweep.predict(predicted_peaks, workloads, sweep.predicts_gpu)
-
-
-def predicted_peaks(workloads: Sequence[TinyLlamaWorkload], on_gpu: bool) -> list[dict]:
+def predicted_peaks(workloads: Sequence[Workload], on_gpu: bool) -> list[dict]:
     return [predicted_peak(workload, on_gpu, "predicted_memory_bytes") for workload in workloads]
 
 
-def profile_of(sweep: Sweep, baseline: TinyLlamaWorkload) -> dict:
-    """operator_analysis.json of the baseline, from a run of its own; without opportunities if that fails."""
-    folder = sweep.folder / f"profile_{baseline.size}_{baseline.precision}"
+def profile_of(sweep: Sweep, baseline: Workload, name: str) -> dict:
+    """operator_analysis.json of the baseline, from a run of its own into that folder; without opportunities if it
+    fails."""
+    folder = sweep.folder / name
     analysis = read_document(folder / "operator_analysis.json")
     if analysis is None:
         run = baseline.with_settings(num_steps=PROFILED.warmup_steps + PROFILED.profile_steps + 1)
@@ -156,7 +159,7 @@ def profile_of(sweep: Sweep, baseline: TinyLlamaWorkload) -> dict:
     return analysis
 
 
-def slower_type(workload: TinyLlamaWorkload, baseline: TinyLlamaWorkload, sweep: Sweep) -> str | None:
+def slower_type(workload: Workload, baseline: Workload, sweep: Sweep) -> str | None:
     """Why another precision is not worth its time: a CPU without its arithmetic may take 25 times as long."""
     if sweep.on_gpu or sweep.dry_run or sweep.force or workload.precision == baseline.precision:
         return None
@@ -166,10 +169,10 @@ def slower_type(workload: TinyLlamaWorkload, baseline: TinyLlamaWorkload, sweep:
     return f"{workload.precision} is {gain.rate:.2g} times as fast as fp32 here: {gain.source}; --force runs it"
 
 
-Measured = list[tuple[dict, TinyLlamaWorkload]]  # rows and their workloads
+Measured = list[tuple[dict, Workload]]  # rows and their workloads
 
 
-def groups_that_fit(todo: Measured, baseline: tuple[dict, TinyLlamaWorkload], available: int) -> Iterator[Measured]:
+def groups_that_fit(todo: Measured, baseline: tuple[dict, Workload], available: int) -> Iterator[Measured]:
     """Rows whose states are in memory together, each group with the baseline, unless that is skipped."""
     always = [] if baseline[0].get("status") == "skipped" else [baseline]
     group = always[:]
@@ -192,30 +195,40 @@ def bytes_together(group: Measured) -> int:
 
 
 def in_turn(sweep: Sweep, group: Measured, repetitions: int, warmup: int) -> list[dict]:
-    """The rows of a group, measured in one process; if it dies, one process for each with the baseline."""
+    """The rows of a group, measured in one process; if it dies, in one for each, with the baseline if that is there."""
     workloads = [workload for _, workload in group]
     outcome, found = sweep.measure_row(None, take_turns, workloads, repetitions, warmup)
-    if found is None:
-        if len(group) > 2:
-            pairs = [in_turn(sweep, [group[0], one], repetitions, warmup) for one in group[1:]]
-            return [pairs[0][0], *(pair[-1] for pair in pairs)]
-        return [row | outcome for row, _ in group[-1:]]
-    rows = [row | outcome | answer_columns(one, workload) for (row, workload), one in zip(group, found, strict=True)]
-    return [row | beside(row, rows, found) for row in rows]
+    if found is not None:
+        both = zip(group, found, strict=True)
+        rows = [row | outcome | answer_columns(one, workload) for (row, workload), one in both]
+        return [row | beside(row, rows, found) for row in rows]
+    base = group[:1] if group[0][0]["ladder"] == 0 else []
+    others = group[len(base) :]
+    if len(others) > 1:
+        parts = [in_turn(sweep, [*base, one], repetitions, warmup) for one in others]
+    elif base and others:
+        parts = [in_turn(sweep, base, repetitions, warmup), [others[0][0] | outcome]]
+    else:
+        parts = [[group[0][0] | outcome]]
+    by_flags: dict[str, dict] = {}  # the baseline, which several have, once, and measured if it was
+    for row in sorted(itertools.chain(*parts), key=lambda row: row["status"] == "ok"):
+        by_flags[row["flags"]] = row
+    return [*by_flags.values()]
 
 
 # ---- Columns -------------------------------------------------------------------------------------------------------
 
 
-def answer_columns(found: dict, workload: TinyLlamaWorkload) -> dict:
+def answer_columns(found: dict, workload: Workload) -> dict:
     """What a set of flags is by itself.  found: of take_turns()."""
     row = {name: value for name, value in found.items() if name not in ("losses", "first_step_ms")}
     if row["status"] != "ok":
         return row
     row |= time_statistics("step", row["step_times_ms"])
-    row["achieved_tflops"] = workload.step_flops() / row["step_ms"] / 1e9
-    if peak := row["measured_peak_tflops"]:
-        row["share_of_measured_peak"] = row["achieved_tflops"] / peak
+    peak = row["measured_peak_tflops"]
+    if flops := workload.step_flops():
+        row["achieved_tflops"] = flops / row["step_ms"] / 1e9
+        row["share_of_measured_peak"] = peak and row["achieved_tflops"] / peak
     if workload.compiled:
         row["compile_s"] = max(0.0, found["first_step_ms"] - row["step_ms"]) / 1e3
     return row
@@ -310,36 +323,27 @@ def finding(rows: list[dict], device: str, available_bytes: int) -> list[str]:
         )
     by_label = ladders(measured)
     best = {name: best_of(some) for name, some in by_label.items()}
-    kept: dict[str, list[str]] = {}  # flags: where, with the ratio
+    kept: dict[str, list[str]] = {}  # flags: where they are best, with the ratio
     for name, row in best.items():
-        kept.setdefault(row["flags"] if row else "", []).append(
-            f"{interval_text(row)} at {name}" if row else f"at {name}"
+        where = f"{interval_text(row)} at {name}" if row else f"at {name}"
+        kept.setdefault(f"{row['flags']}, ratio" if row else "the baseline, which no set of flags beats", []).append(
+            where
         )
-    texts = [
-        f"{flags}, ratio {', '.join(where)}"
-        if flags
-        else f"the baseline, which no set of flags beats {', '.join(where)}"
-        for flags, where in kept.items()
-    ]
+    texts = [f"{what} {', '.join(where)}" for what, where in kept.items()]
     lines = [f"Keep on {device}: {'; '.join(texts)}."]
-    lines += [f"Leave out: {'; '.join(found)}."] if (found := left_out(by_label, best)) else []
-    against = [
-        f"{interval_text(row, 'ratio_to_reference')} at {name}"
-        for name, row in (
-            (name, row or some[0]) for (name, some), row in zip(by_label.items(), best.values(), strict=True)
-        )
-        if row.get("ratio_to_reference") is not None and not is_reference(row)
-    ]
+    lines += [f"Leave out: {'; '.join(found)}."] if (found := left_out(by_label)) else []
+    against, rates = [], []
+    for name, rows in by_label.items():
+        row = best[name] or rows[0]
+        if row["ratio_to_reference"] is not None and not is_reference(row):
+            against.append(f"{interval_text(row, 'ratio_to_reference')} at {name}")
+        if row.get("share_of_measured_peak") is not None:
+            rates.append(f"{row['share_of_measured_peak']:.0%} at {name}")
     lines += [f"Relative to transformers' LLaMA with its best settings: {', '.join(against)}."] if against else []
-    rates = [
-        f"{row['share_of_measured_peak']:.0%} at {name}"
-        for name, row in best.items()
-        if row and row["share_of_measured_peak"]
-    ]
     return lines + ([f"Share of the matmul rate measured here: {', '.join(rates)}."] if rates else [])
 
 
-def left_out(by_label: dict[str, list[dict]], best: dict[str, dict | None]) -> list[str]:
+def left_out(by_label: dict[str, list[dict]]) -> list[str]:
     """What loses, by the reason: alone, on top of the rungs below, or because it does not train the same."""
     slower: dict[str, list[str]] = {}
     for name, rows in by_label.items():

@@ -20,8 +20,8 @@ from harness.files import explain_nulls
 from harness.first_step import FirstStepAudit
 from harness.memory_tracker import MemoryTracker
 from harness.timing import StepMeter, StepRecord, UntimedMeter
+from harness.workload import Workload
 from studies.sweep import cold_compiler
-from tiny_llama_v1 import TinyLlamaWorkload
 
 ROUNDS = 2  # of matmuls of all shapes: seconds, where the peak that is kept for a machine takes four times as long
 
@@ -32,7 +32,7 @@ class Variant:
     Built, compiled if its flags say so, and its first step audited.
     """
 
-    def __init__(self, workload: TinyLlamaWorkload, device: torch.device):
+    def __init__(self, workload: Workload, device: torch.device):
         from torch._inductor import list_mode_options  # takes seconds
 
         self.workload, self.device = workload, device
@@ -67,7 +67,7 @@ class Variant:
         return {"measured_memory_bytes": int(tracker.live_bytes_at_allocations().max())}
 
 
-def take_turns(workloads: Sequence[TinyLlamaWorkload], repetitions: int, warmup_steps: int) -> list[dict]:
+def take_turns(workloads: Sequence[Workload], repetitions: int, warmup_steps: int) -> list[dict]:
     """In a new process: for each workload its status and reason; if that is ok, the milliseconds of its steps, round by
     round, its losses from the first step, its audit, memory, and the rate of matmuls measured here.
 

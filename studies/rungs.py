@@ -9,6 +9,7 @@ from harness.command_line import compiler_problem
 from harness.errors import UserError
 from harness.files import explain_nulls
 from harness.flag_combinations import check_device_has
+from harness.workload import Workload
 from studies.sweep import DeviceProperties
 from tiny_llama_v1 import TinyLlamaWorkload
 
@@ -20,22 +21,33 @@ class Rung(NamedTuple):
     flags: str
     opportunities: tuple[str, ...]
     climbs: bool = True  # it is part of the ladder; the others save memory, or change the arithmetic
-    fuses: bool = False  # element-wise operators, which a compiler does too: compiling takes its place in the ladder
+    replaces: tuple[str, ...] = ()  # rungs whose place it takes on the ladder: it does the same, or excludes them
+    any_model: bool = False  # it does not depend on how a model is written
 
 
+FUSES_NORM = "--fused-norm"
 RUNGS = (  # in the order of the ladder
     Rung("sdpa", "--attention sdpa", ("fused attention",)),
     Rung("fused-optimizer", "--optimizer-impl fused", ("fused optimizer",)),
     Rung("fused-projections", "--fused-projections", ("fuse q, k and v", "fuse gate and up")),
-    Rung("fused-norm", "--fused-norm", ("fused norm",), fuses=True),
-    Rung("fused-rope", "--fused-rope", ("fused rotary embedding",), fuses=True),
-    Rung("compile", "--compile", ("compile",)),
+    Rung("fused-norm", FUSES_NORM, ("fused norm",)),
+    Rung("fused-rope", "--fused-rope", ("fused rotary embedding",)),
+    Rung("triton", "--kernels triton", ("fused norm", "fused SwiGLU"), replaces=("fused-norm",)),
+    Rung("compile", "--compile", ("compile",), replaces=("fused-norm", "fused-rope", "triton"), any_model=True),
     Rung("cuda-graphs", "--cuda-graphs", ("CUDA graphs",), climbs=False),  # excludes compiling
     Rung("fused-loss", "--fused-loss", ("fused loss",), climbs=False),
     Rung("checkpointing", "--activation-checkpointing", ("activation checkpointing",), climbs=False),
-    Rung("bf16", "--precision bf16", ("mixed precision",), climbs=False),
+    Rung("bf16", "--precision bf16", ("mixed precision",), climbs=False, any_model=True),
 )
 NAMES = tuple(rung.name for rung in RUNGS)
+
+
+def names_for(workload: Workload, names: Sequence[str]) -> list[str]:
+    """Those of the names that can be switched on for it from outside of a file with a model of its own."""
+    if isinstance(workload, TinyLlamaWorkload):
+        return list(names)
+    own_step = getattr(workload, "own_step", False)  # which chooses its precision
+    return [rung.name for rung in RUNGS if rung.name in names and rung.any_model and (rung.climbs or not own_step)]
 
 
 class FlagSet(NamedTuple):
@@ -58,16 +70,13 @@ def flag_sets(names: Sequence[str], precision: str) -> list[FlagSet]:
     ladder: list[tuple[Rung, ...]] = [()]
     for rung in rungs:
         if rung.climbs:
-            below = ladder[-1]
-            if rung.name == "compile":
-                below = tuple(one for one in below if not one.fuses)
-            ladder.append((*below, rung))
+            ladder.append((*(one for one in ladder[-1] if one.name not in rung.replaces), rung))
     alone = [FlagSet((rung,), None) for rung in rungs if (rung,) not in ladder]
     climbing = [FlagSet(some, height) for height, some in enumerate(ladder)]
     return [climbing[0], *alone, *climbing[1:]]
 
 
-def not_here(workload: TinyLlamaWorkload, device: DeviceProperties) -> str | None:
+def not_here(workload: Workload, device: DeviceProperties) -> str | None:
     """Why this device cannot run it, None if it can."""
     if workload.precision in device.unsupported:
         return device.unsupported[workload.precision]
@@ -99,9 +108,9 @@ def predicted_ratio(rungs: Sequence[Rung], analysis: dict | None) -> dict:
     known, reasons = [], []
     for flags, name in ((rung.flags, name) for rung in rungs for name in rung.opportunities):
         row = rows.get(name, {})
-        if row.get("flag") == flags:
+        if row.get("flag") in (flags, FUSES_NORM):
             known.append(row)
-        else:  # F.rms_norm, for one, is no kernel of its own on a CPU
+        else:  # on a CPU, for one, only a compiler fuses a norm
             reasons.append(f"{name}: {refused.get(name) or row.get('how', 'not in this trace')}")
     if not known:
         return explain_nulls(unknown, "; ".join(reasons))

@@ -40,9 +40,12 @@ def test_each_rung_alone_and_on_top_of_those_below():
         "--attention sdpa --optimizer-impl fused --fused-projections",
         "--attention sdpa --optimizer-impl fused --fused-projections --fused-norm",
         "--attention sdpa --optimizer-impl fused --fused-projections --fused-norm --fused-rope",
-        "--attention sdpa --optimizer-impl fused --fused-projections --compile",  # which fuses norm and rope itself
+        "--attention sdpa --optimizer-impl fused --fused-projections --fused-rope --kernels triton",  # has its own norm
+        "--attention sdpa --optimizer-impl fused --fused-projections --compile",  # which fuses all of those itself
     ]
-    assert sets[0].ladder == 0 and sets[-1].ladder == 6
+    assert sets[0].ladder == 0 and sets[-1].ladder == 7
+    for one in sets:  # all can be combined
+        workload_of(one.flags.split(), device="cpu")
     alone = {one.flags for one in sets if len(one.rungs) == 1}
     assert alone == {rung.flags for rung in rungs.RUNGS}
     assert len({one.flags for one in sets}) == len(sets)
@@ -122,13 +125,15 @@ def test_if_the_process_dies_each_is_measured_with_the_baseline_alone():
     calls = []
 
     def measure_row(peak, work, workloads, *rest):
-        calls.append(len(workloads))
-        return ({"status": "oom", "reason": "killed"}, None)
+        calls.append("".join(workloads))
+        alone = workloads == ["0"]
+        answer = [{"status": "failed", "reason": "too slow", "losses": []}] if alone else None
+        return {"status": "oom", "reason": "killed"}, answer
 
-    group = [({"flags": name, "ladder": n}, name) for n, name in enumerate(["", "a", "b"])]
-    rows = in_turn(types.SimpleNamespace(measure_row=measure_row), group, 3, 0)
-    assert calls == [3, 2, 2]
-    assert [(row["flags"], row["status"]) for row in rows[1:]] == [("a", "oom"), ("b", "oom")]
+    group = [({"flags": name, "ladder": n}, str(n)) for n, name in enumerate(["", "--a", "--b"])]
+    rows = {row["flags"]: row for row in in_turn(types.SimpleNamespace(measure_row=measure_row), group, 3, 0)}
+    assert calls == ["012", "01", "0", "02", "0"]
+    assert {flags: row["status"] for flags, row in rows.items()} == {"": "failed", "--a": "oom", "--b": "oom"}
 
 
 def test_one_that_fails_leaves_the_others_their_turns(monkeypatch):
@@ -301,12 +306,38 @@ def test_the_study_and_its_resumption(scratch, capfd, in_this_process, monkeypat
     assert again[""] == rows[""] and again["--attention sdpa"]["status"] == "ok"
 
 
+def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch):
+    (scratch / "mine.py").write_text(OWN_FILE)
+    args = types.SimpleNamespace(
+        sizes=["tiny"], precisions=["fp32"], rungs=NAMES, reference=True, batch_size=None, seq_len=None, device="cpu",
+        workload="mine.py",
+    )  # fmt: skip
+    (spec,) = optimization.specs_of(args, types.SimpleNamespace(on_gpu=False))
+    assert [(one["size"], one["flags"]) for one in spec["rows"]] == [
+        ("mine.py", ""), ("mine.py", "--precision bf16"), ("mine.py", "--compile")
+    ]  # fmt: skip
+    baseline, bf16 = take_turns(spec["workloads"][:2], 3, 0)
+    assert baseline["status"] == bf16["status"] == "ok", (baseline, bf16)
+    assert baseline["audit_ok"] and len(baseline["step_times_ms"]) == 3
+
+
+OWN_FILE = """
+import torch
+
+def workload():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
+    batches = iter(lambda: torch.randn(4, 8), None)
+    return model, torch.optim.AdamW(model.parameters()), batches, lambda model, x: model(x).square().mean()
+"""
+
+
 def test_without_transformers_one_line_says_so(without):
     without("transformers")
     assert reference_of(workload_of(device="cpu"), False) is None
     args = types.SimpleNamespace(
-        sizes=["tiny"], precisions=["fp32"], rungs=["sdpa"], reference=True, batch_size=1, seq_len=8, device="cpu"
-    )
+        sizes=["tiny"], precisions=["fp32"], rungs=["sdpa"], reference=True, batch_size=1, seq_len=8, device="cpu",
+        workload=None,
+    )  # fmt: skip
     (spec,) = optimization.specs_of(args, types.SimpleNamespace(on_gpu=False))
     assert [one["flags"] for one in spec["rows"]] == ["", "--attention sdpa"]
 
