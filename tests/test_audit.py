@@ -283,6 +283,7 @@ MODEL = [*SMALL_MODEL, "--hidden-dim", "128", "--seq-len", "64"]  # phases far l
 FAULTS = {"variant_b": {"backward_time"}, "variant_c": {"missing_gradient"}}  # the others pass the audit
 
 
+@pytest.mark.slow
 def test_variants_of_the_exercise_are_what_its_answers_say(scratch, capfd, monkeypatch):
     """Found by the audit, by the losses, or rightly by neither."""
     monkeypatch.syspath_prepend(str(PROJECT / "exercises" / "audit"))
