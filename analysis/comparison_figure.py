@@ -56,8 +56,9 @@ def draw_step_times(axes, comparison: dict) -> None:
     spread = np.array([row["std_ms"] or 0.0 for row in rows])
     axes.errorbar(left, at, xerr=spread, fmt="none", ecolor="black", capsize=3)
     name_runs(axes, rows)
-    # Why it is not is in the tables: here it would leave no room for the bars.
-    baseline = ["baseline", *(NOT_THE_SAME if row["not_the_same"] else row["difference"] for row in rows[1:])]
+    found = [row["difference"] for row in rows[1:]]
+    # Why it is not the same is in the tables: here the reason would leave no room for the bars.
+    baseline = ["baseline", *(NOT_THE_SAME if text.startswith(NOT_THE_SAME) else text for text in found)]
     texts = [
         f"ratio {row['ratio']:.2f}, {text}" if row["ratio"] else "no steps"
         for row, text in zip(rows, baseline, strict=True)

@@ -1,15 +1,20 @@
 """Does a run train?  Planted faults of every kind, each named, and no alarm where there is none."""
 
+import importlib
 import json
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from helpers import PROJECT, SMALL_MODEL
 
 from analysis.hardware.rate_limits import rate_limit
 from analysis.same_training import loss_bound, training_check
 from harness.audit import FirstStep, RateLimit, audit_document, audit_text
+from harness.errors import UserError
 from harness.first_step import FirstStepAudit
 from harness.memory_tracker import MemoryTracker
 from harness.timing import StepRecord, trace_range
@@ -270,3 +275,35 @@ def test_another_order_of_additions_stays_far_within_the_bound(precision, learni
     if precision == "fp32":
         assert distance(losses(replace(WORKLOAD, training=training), torch.float64)) < bound / 10
         assert distance(losses(TinyLlamaWorkload(CONFIG, replace(training, seed=7)))) > 10 * bound
+
+
+# ---- Exercise 12 ---------------------------------------------------------------------------------------------------
+
+MODEL = [*SMALL_MODEL, "--hidden-dim", "128", "--seq-len", "64"]  # phases far longer than a clock is read in
+FAULTS = {"variant_b": {"backward_time"}, "variant_c": {"missing_gradient"}}  # the others pass the audit
+
+
+@pytest.mark.slow
+def test_variants_of_the_exercise_are_what_its_answers_say(scratch, capfd, monkeypatch):
+    """Found by the audit, by the losses, or rightly by neither."""
+    monkeypatch.syspath_prepend(str(PROJECT / "exercises" / "audit"))
+    train = importlib.import_module("train")
+    names = ("baseline", *train.VARIANTS)
+    monkeypatch.setattr(sys, "argv", ["train.py", *names, *MODEL, "--num-steps", "5", "--learning-rate", "0.01"])
+    train.main()
+    assert "Read on: python3 compare_runs.py exercise12_baseline exercise12_variant_a" in capfd.readouterr().out
+    runs = [json.loads(Path(f"exercise12_{name}/performance_summary.json").read_text()) for name in names]
+    for name, run in zip(names, runs, strict=True):
+        checks = {finding["check"] for finding in run["audit"]["findings"]} - {"rate"}
+        assert checks == FAULTS.get(name, set()), name
+        assert run["config"]["training"]["variant"] == ("none" if name == "baseline" else name)
+    bound = loss_bound(runs[1], runs[0])
+    apart = [
+        name
+        for name, run in zip(names, runs, strict=True)
+        if max(abs(a - b) for a, b in zip(run["steps"]["loss"], runs[0]["steps"]["loss"], strict=True)) > bound
+    ]
+    assert apart == ["variant_a", "variant_c", "variant_e"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "variant_z", "--num-steps", "5"])
+    with pytest.raises(UserError, match="variant_z: give one or more of baseline, repeat, variant_a"):
+        train.main()

@@ -2,6 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
 
 
 def train(state, stream, num_steps: int, micro_steps: int, meter, instruments) -> None:
@@ -12,6 +15,9 @@ def train(state, stream, num_steps: int, micro_steps: int, meter, instruments) -
     def work_off() -> None:
         while queue:
             queue.popleft()()
+
+    def backward(loss: Tensor) -> None:
+        scaler.scale(loss / micro_steps).backward()
 
     def update() -> None:
         scaler.step(optimizer)
@@ -26,7 +32,7 @@ def train(state, stream, num_steps: int, micro_steps: int, meter, instruments) -
                 with meter.phase("forward"), instruments.forward(step), autocast:
                     loss = model(input_ids, labels)[1]
                 with meter.phase("backward"):
-                    queue.append(scaler.scale(loss / micro_steps).backward)
+                    queue.append(partial(backward, loss))
                     if step == 1:  # warm-up
                         work_off()
                 meter.add_loss(loss)
