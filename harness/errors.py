@@ -126,7 +126,7 @@ def explain_error(error: BaseException) -> tuple[str, int]:
     if isinstance(error, (UserError, Interrupted)):
         return text, error.exit_code
     if isinstance(error, FloatingPointError):
-        return f"{text}; lower the learning rate (--learning-rate), or use another --precision", 1
+        return f"{text}; lower --learning-rate (of --workload, in its file), or use another --precision", 1
     if out_of_memory(error):
         asked = text.split("allocate memory: ")[-1]
         return f"out of memory: {asked}{memory_at_hand(error)}; lower --batch-size, --seq-len or --size", 1
