@@ -66,7 +66,9 @@ class Environment(TypedDict):
 
 
 class RunConfig(TypedDict):
-    model: dict[str, Any]  # fields of TinyLlamaConfig, parameters, and size: the value of --size; null: not given
+    model: dict[
+        str, Any
+    ]  # parameters; fields of TinyLlamaConfig and --size, or file and class of --workload; null: none
     training: dict[
         str, Any
     ]  # fields of TrainingConfig: flags as they took effect; null: PyTorch's default or not given
@@ -114,8 +116,8 @@ class Performance(TypedDict):
     avg_forward_time_ms: float | None  # mean; null: no step was completed
     avg_backward_time_ms: float | None  # mean; null: no step was completed
     avg_optimizer_time_ms: float | None  # mean; null: no step was completed
-    model_flops_per_step: int | None  # matmul FLOPs of one rank, forward and backward; null: no formula
-    achieved_tflops: float | None  # 10^12 FLOP/s of one rank; null: no step was completed, or no formula
+    model_flops_per_step: int | None  # matmul FLOPs of one rank, forward and backward; null: not known
+    achieved_tflops: float | None  # 10^12 FLOP/s of one rank; null: no step was completed, or FLOPs are not known
     gpu_utilization_percent: float | None  # mean of ten samples a second; null: no GPU, or its driver reports none
     steps_averaged: int
     steps_averaged_note: str  # which steps were excluded

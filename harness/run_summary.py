@@ -50,6 +50,7 @@ class MeasuredRun:
 
 
 NO_STEP = "no step was completed"
+NO_FLOPS = "the step has no FLOP formula, and cannot be counted on fake tensors"
 
 
 def summarize(run: MeasuredRun) -> dict:
@@ -132,7 +133,7 @@ def _performance(run: MeasuredRun, timings: dict, averaged: int, note: str, why_
         "compilation": run.compilation_reason,
     }
     if flops is None:
-        reasons |= dict.fromkeys(("model_flops_per_step", "achieved_tflops"), "the workload has no FLOP formula")
+        reasons |= dict.fromkeys(("model_flops_per_step", "achieved_tflops"), NO_FLOPS)
     return explain_nulls(performance, NO_STEP, **reasons)
 
 
