@@ -325,9 +325,7 @@ class UserWorkload(Workload):
                     if made.own_step:
                         with self.file.users_code(), StepPhases(meter, instruments, step, made.model, optimizer):
                             loss = made.loss(model, optimizer, batch)
-                            meter.add_loss(
-                                self._own_loss(loss)
-                            )  # before the end of the last phase, which is waited for
+                            meter.add_loss(self._own_loss(loss))  # in the last phase, whose end is waited for
                         del loss, batch
                         continue
                     with meter.phase("forward"), instruments.forward(step), autocast:

@@ -3,11 +3,13 @@ what is wrong with a file, in one line with its number."""
 
 import json
 import os
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import PROJECT, finish, start
 from test_documents import mismatches
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -408,6 +410,18 @@ def test_sweeps_have_a_row_for_the_file(file, command):
     assert rows[0]["predicted_bytes"] == peak_bytes(workload_of(file), False)
     rows = json.loads(Path("run_training_benchmark/training_benchmark.json").read_text())["rows"]
     assert {(row["size"], row["mode"]) for row in rows} == {("net.py", "forward"), ("net.py", "train")}
+
+
+@pytest.mark.slow
+def test_a_step_of_its_own_on_a_pretended_gpu(file, tmp_path):
+    """Where losses are copied to the host while the device computes, and model and batches have to be moved."""
+    environment = {"PRETEND_GPU": "mi300x", "PYTHONPATH": f"{PROJECT / 'tests' / 'pretend_gpu'}:{PROJECT}"}
+    flags = ["--workload", f"{file}:with_step", "--num-steps", "4", "--profile-memory", "--output-dir", "run"]
+    code, out = finish(start(sys.executable, str(PROJECT / "tiny_llama_v1.py"), *flags, cwd=tmp_path, env=environment))
+    assert code == 0, out
+    memory = json.loads((tmp_path / "run" / "memory_timeline.json").read_text())
+    assert memory["predicted"]["peak_bytes"] == memory["peak_bytes"]
+    assert [row["name"] for row in memory["phases"]] == ["data", "forward", "backward", "optimizer"]
 
 
 LLAMA = """
