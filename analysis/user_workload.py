@@ -36,7 +36,7 @@ IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead 
     "the file has a model of its own": (
         "size", "vocab_size", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim", "attention",
         "fused_projections", "fused_norm", "fused_rope", "fused_loss", "activation_checkpointing", "optimize",
-        "validate_setup", "cuda_graphs",
+        "validate_setup", "cuda_graphs", "kernels",
     ),
     "the file makes its own optimizer": ("learning_rate", "optimizer_impl"),
     "the file has batches of its own": ("batch_size", "seq_len", "gradient_accumulation_steps", "data"),
