@@ -36,7 +36,7 @@ IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead 
     "the file has a model of its own": (
         "size", "vocab_size", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim", "attention",
         "fused_projections", "fused_norm", "fused_rope", "fused_loss", "activation_checkpointing", "optimize",
-        "validate_setup", "cuda_graphs",
+        "validate_setup", "cuda_graphs", "kernels",
     ),
     "the file makes its own optimizer": ("learning_rate", "optimizer_impl"),
     "the file has batches of its own": ("batch_size", "seq_len", "gradient_accumulation_steps", "data"),
@@ -379,6 +379,7 @@ class UserWorkload(Workload):
     def settings(self) -> dict[str, dict]:
         found, every = examined(self.file), asdict(self.training)
         model = {"file": os.path.relpath(self.file.path), "function": self.file.name, "model": found.model}
+        model["source_sha256"] = self.file.digest
         training = {"batch_size": self.batch_size, "seq_len": self.seq_len, "learning_rate": found.learning_rate}
         training |= {"optimizer": found.optimizer} | {name: every[name] for name in USED}
         return {"model": model | {"parameters": found.parameters}, "training": training | {"precision": self.precision}}
