@@ -27,6 +27,7 @@ UNDECIDED, SPREAD_UNKNOWN = "undecided: disturbed", "spread unknown"
 NOT_IN_TRACE = "not in a trace"
 # Settings that do not affect the results; DeepSpeed itself sets the variable.
 IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUDA_CHECK"}
+SCALES = 1.1  # times the FLOPs: from here on runs are of different sizes; kernels of the same step may differ by less
 REASONS = {
     **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "ratio"), "no step was completed, or the baseline took no time"),
     **dict.fromkeys(("samples_per_sec", "tokens_per_sec", "achieved_tflops", *PHASES), "no step was completed"),
@@ -42,7 +43,7 @@ REASONS = {
     "not_the_same": "neither its audit nor its losses say so",
     "size": "no --size was given",
     "repeats": "no two of the runs have the same settings",
-    "scaling": "all runs have the same FLOPs per step",
+    "scaling": "all runs have nearly the same FLOPs per step",
 }
 
 
@@ -55,6 +56,11 @@ class Run:
     summary: dict  # of a trace, what it tells
     analysis: dict | None
     flops: dict | None
+
+    @property
+    def of_trace(self) -> bool:
+        """Whether a trace is all that is known of it."""
+        return "trace" in self.summary["config"]["training"]
 
     @property
     def step_ms(self) -> np.ndarray:
@@ -122,6 +128,8 @@ def summary_of_trace(analysis: dict) -> dict:
     """What the summary of a run would tell, as far as a trace does: the times of its profiled steps."""
     times = [row["duration_ms"] for row in analysis["steps"]["rows"]]
     names = ("samples_per_sec", "tokens_per_sec", "model_flops_per_step", "achieved_tflops")
+    peak_mb = analysis["memory"]["peak_mb"]
+    source = NOT_IN_TRACE if peak_mb is None else f"{analysis['memory']['of']}, by its trace"
     return {
         "status": "completed",
         "config": {"training": {"trace": analysis["trace"]}, "profiling": {}, "model": {"parameters": None}},
@@ -129,7 +137,7 @@ def summary_of_trace(analysis: dict) -> dict:
         | dict.fromkeys(("host", "python", "commit", "uncommitted_changes")),
         "training": {"world_size": analysis["integrity"]["world_size"]},
         "performance": dict.fromkeys((*names, *(f"avg_{phase}_time_ms" for phase in PHASES))),
-        "memory": {"peak_mb": None, "source": NOT_IN_TRACE},
+        "memory": {"peak_mb": peak_mb, "source": source},
         "loss": {"final": None},
         "steps": {"time_ms": times, "exclusion_reason": [None] * len(times), "loss": []},
     }
@@ -217,7 +225,7 @@ def run_row(run: Run, baseline: Run) -> dict:
         **run.disturbance,
         **ratio(run.step_ms, baseline.step_ms, same=run is baseline),
     }
-    if summary["memory"]["source"] == NOT_IN_TRACE:
+    if run.of_trace:
         phases = explain_nulls(row["phases_ms"], NOT_IN_TRACE)
         row = {"std_ms_reason": REASONS["std_ms"], "ratio_95_reason": REASONS["ratio_95"]} | row | {"phases_ms": phases}
         row = explain_nulls(row, NOT_IN_TRACE)
@@ -296,7 +304,7 @@ def repeated(runs: list[Run]) -> dict | None:
         config, environment = run.summary["config"], run.summary["environment"]
         settings = {name: value for name, value in config["training"].items() if name not in IGNORED}
         key = (settings, config["model"], *(environment[name] for name in ("device", "packages", "host")))
-        if len(run.step_ms):
+        if len(run.step_ms) and not run.of_trace:  # whose settings are not known
             same.setdefault(repr(key), []).append(run)
     groups = [group for group in same.values() if len(group) > 1]
     if not groups:
@@ -309,7 +317,7 @@ def repeated(runs: list[Run]) -> dict | None:
 def scaling(rows: list[dict]) -> dict | None:
     """How step time grows with the FLOPs per step, if the runs differ in them: t ~ FLOPs^exponent."""
     points = sorted((row["step_flops"], row["median_ms"]) for row in rows if row["median_ms"] and row["step_flops"])
-    if len({flops for flops, _ in points}) < 2:
+    if not points or max(points)[0] < SCALES * min(points)[0]:
         return None
     x, y = np.log([flops for flops, _ in points]), np.log([ms for _, ms in points])
     return {

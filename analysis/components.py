@@ -396,7 +396,7 @@ CLASS_COLUMNS = [
 def largest_parts(analysis: dict) -> tuple[list[dict], str]:
     """The rows that tell best where the time goes, and the key of their names: the components, or the classes of
     operators where one component holds nearly all that ran."""
-    ran = [row["share"] for row in analysis["components"] if row["component"] not in (IDLE, OVERHEAD)]
+    ran = [row["share"] for row in analysis["components"] if row["component"] not in (IDLE, OVERHEAD, "data")]
     if max(ran, default=0.0) >= NEARLY_ALL * sum(ran):
         return analysis["classes"], "class"
     return analysis["components"], "component"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from analysis.hardware import described, rows_named
 from analysis.profile import add_prediction, analyze_all, find_traces, profile_answer, profile_lines, verdict_text
+from analysis.recording import missing_lines
 from analysis.slim import check_slim, write_slim
 from analysis.wording import printable, read_on
 from harness.console import say
@@ -70,6 +71,19 @@ def analyze_existing(
     if slim[0]:
         say("", f"For viewers: {write_slim(path, *slim, reading or {})}")
     say("", *answer_of(analyses, report_in(files)))
+
+
+def missing_from(path: str | Path) -> list[str]:
+    """What a trace, or the traces of a folder, were recorded without: a line each, with what that costs the analysis
+    and how to record it.  Raises UserError if one of them is no trace.
+
+    `print(*missing_from("traces"), sep="\\n")`
+    """
+    path = Path(path)
+    analyses, refused = analyze_all(find_traces(path) if path.is_dir() else [path])
+    if refused:
+        raise refused[0]
+    return list(dict.fromkeys(line for _, one in analyses for line in missing_lines(one["integrity"]["not_recorded"])))
 
 
 def keep_prediction(analyses: list[tuple[Path, dict]]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.links import AttributedLinks, Links, launched_before_trace, once
+from analysis.recording import STEPS, missing_lines, not_recorded
 from analysis.timeline import idle_by_cause
 from analysis.trace import Trace
 from harness.documents import read_document
@@ -60,9 +61,8 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         found.notes.append(
             f"{trace.n_malformed} of {trace.n_events} events were skipped: no name, no time, or an impossible duration"
         )
-    if len(trace.operators) and not has_shapes:
-        found.notes.append("no input shapes (record_shapes): FLOPs, bytes and tables by shape are unknown")
-    unexplained = check_idle(found, links)
+    unexplained, missing = check_idle(found, links), not_recorded(links, summary)
+    found.notes += missing_lines([row for row in missing if row["part"] != STEPS.part])  # how_found() tells more
     disturbance, slower = profile_disturbance(trace, summary), []
     if overhead["ratio"] is not None and overhead["ratio"] > SLOWED:
         slower.append(
@@ -99,6 +99,7 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         "shapes_recorded": has_shapes,
         "stacks_recorded": trace.n_python > 0,
         "modules_recorded": len(trace.modules) > 0,
+        "not_recorded": missing,
         "profiler_overhead": overhead,
         "disturbance": disturbance,
     }

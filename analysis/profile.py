@@ -44,6 +44,7 @@ from analysis.operators import kernel_table, operator_lines, operator_tables
 from analysis.opportunities import best_three, opportunities, opportunity_lines
 from analysis.ranks import Rank, compare_ranks, not_of_one_run, rank_facts, rank_lines, straggler_text
 from analysis.rates import kernel_durations, queue_over_step, rate_lines, shape_rates
+from analysis.recording import RANKS, missing_text
 from analysis.timeline import KEYS, gpu_timelines
 from analysis.trace import Trace, read_trace
 from analysis.verdict import verdict
@@ -174,6 +175,7 @@ def note_missing_ranks(trust: dict, present: set[int]) -> None:
     trust["ranks_missing"] = list(itertools.islice(missing, MISSING_RANKS_NAMED))
     if trust["ranks_missing"]:
         n = world_size - len(present)
+        trust["not_recorded"].append(RANKS._asdict())
         trust["notes"].append(f"no traces of {n} of {world_size} ranks: a straggler among them would not be noticed")
 
 
@@ -398,6 +400,8 @@ def profile_answer(
         rows["Communication"] = communication_text(analysis["communication"])
     if "ranks" in analysis:
         rows["Ranks"] = straggler_text(analysis["ranks"])
+    if trust["not_recorded"]:
+        rows["Not recorded"] = missing_text(trust["not_recorded"])
     return [printable(line) for line in answer(rows | {"Read on": read_on}, limit)]
 
 

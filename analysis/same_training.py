@@ -10,7 +10,8 @@ UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2
 # The same steps with the samples of each batch in another order, whose sums are rounded otherwise, and in float64, stay
 # within a tenth of this many roundoffs of the first loss per step: tests/test_audit.py.
 ROUNDOFFS_PER_STEP = 20
-OF_THE_MODEL = {"size", "size_reason", "parameters", "max_seq_len"}  # names of settings, or that follow from others
+# Names of settings, or that follow from others; and a file with its source, which may compute the same in another way.
+OF_THE_MODEL = {"size", "size_reason", "max_seq_len", "file", "source_sha256"}
 OF_THE_DATA = ("seq_len", "learning_rate", "data", "seed")
 
 

@@ -379,6 +379,7 @@ class UserWorkload(Workload):
     def settings(self) -> dict[str, dict]:
         found, every = examined(self.file), asdict(self.training)
         model = {"file": os.path.relpath(self.file.path), "function": self.file.name, "model": found.model}
+        model["source_sha256"] = self.file.digest
         training = {"batch_size": self.batch_size, "seq_len": self.seq_len, "learning_rate": found.learning_rate}
         training |= {"optimizer": found.optimizer} | {name: every[name] for name in USED}
         return {"model": model | {"parameters": found.parameters}, "training": training | {"precision": self.precision}}

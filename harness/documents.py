@@ -356,6 +356,12 @@ class ProfileDisturbance(TypedDict):
     lost_share: float | None  # of the disturbed steps, that is due to waiting at most; null: as for text
 
 
+class MissingPart(TypedDict):
+    part: str
+    cost: str  # what the analysis cannot tell without it
+    how: str  # to record it
+
+
 class Integrity(TypedDict):
     trustworthy: bool
     problems: list[str]  # why it is not trustworthy
@@ -384,6 +390,7 @@ class Integrity(TypedDict):
     shapes_recorded: bool
     stacks_recorded: bool
     modules_recorded: bool
+    not_recorded: list[MissingPart]  # what the trace should contain and does not, the costliest first
     profiler_overhead: dict[str, Any] | None  # ratio of medians, profiled to unprofiled; null: no summary of the run
     disturbance: ProfileDisturbance
     ranks_missing: list[int]
@@ -725,7 +732,7 @@ class Comparison(TypedDict, total=False):
     runs: list[dict[str, Any]]  # runs only: one row per run, with the ratio of medians and its 95% interval
     repeats: dict[str, Any] | None  # runs with the same settings and their spread; null: there are none
     differences: list[dict[str, Any]]  # settings and environment that differ: name, values
-    scaling: dict[str, Any] | None  # step time ~ FLOPs^exponent; null: all runs have the same FLOPs per step
+    scaling: dict[str, Any] | None  # step time ~ FLOPs^exponent; null: nearly equal FLOPs per step
     components: list[dict[str, Any]]  # ms per step in both runs, change, noise; parts of one run alone are one row
     classes: list[dict[str, Any]]  # the same for classes of operators
     operators: list[dict[str, Any]]  # the same for operators

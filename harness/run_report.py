@@ -40,6 +40,7 @@ HIDDEN_SETTINGS = {
     "rope_theta",
     "init_std",
     "max_seq_len",
+    "source_sha256",
 }
 
 

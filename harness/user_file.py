@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import importlib.util
 import inspect
 import re
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +80,11 @@ class UserFile:
             problem = "not a Python file" if path.is_file() else "there is no such file"
             raise UserError(f"--workload {file}: {problem}; use FILE.py or FILE.py:NAME", 2)
         return cls(path.resolve(), name or "workload")
+
+    @property
+    def digest(self) -> str:
+        """Of the source: an edited file is another program."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()[:12]
 
     def at(self, line: int) -> str:
         return f"{self.path.name}:{line}"
@@ -224,7 +231,7 @@ def imported(file: UserFile) -> Any:
     sys.modules[name] = module
     sys.path.insert(0, str(file.path.parent))
     try:
-        with file.users_code():
+        with file.users_code(), mock.patch.object(sys, "dont_write_bytecode", True):  # a run writes only to its folder
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from helpers import SMALL_MODEL, assert_answer
-from traces import LARGE, analysis_of, gpu_step, write_trace
+from traces import LARGE, analysis_of, event, gpu_step, write_trace
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
@@ -29,6 +29,7 @@ from harness.documents import SCHEMA_VERSION
 from harness.errors import UserError
 from harness.files import write_json
 from harness.tables import COLUMNS, column
+from harness.units import MB
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,19 @@ def test_real_runs(runs):
     text = "\n".join(comparison_lines(comparison))
     assert "Components of large_batch against small_batch" in text
     assert "Scaling over 3 runs" in text
+
+
+def test_an_edited_file_of_a_workload_is_no_repeat_but_the_same_training(runs, tmp_path):
+    config = json.loads((runs / "small_batch" / "performance_summary.json").read_text())["config"]
+    folders = []
+    for file, ms, parameters in (("before/net.py", 100.0, 9), ("after/net.py", 80.0, 9), ("other/net.py", 80.0, 11)):
+        model = {"file": file, "source_sha256": file, "function": "workload", "model": "Net", "parameters": parameters}
+        changed = config | {"model": model}
+        folders.append(copy_of(runs / "small_batch", tmp_path / file[:5].strip("/"), [ms] * 4, config=changed))
+    comparison = compare(folders)
+    assert comparison["repeats"] is None
+    assert [row["difference"] for row in comparison["runs"]] == [NOISE, "faster", "faster"]
+    assert [row["loss_bound"] is None for row in comparison["runs"]] == [False, False, True]
 
 
 def test_noise_is_called_noise(runs, tmp_path):
@@ -389,7 +403,13 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
     document = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [row["change_ms"] for row in document["classes"] if row["class"] == "matmul"] == [pytest.approx(-0.12)] * 2
     assert {row["tokens_per_sec_reason"] for row in document["runs"]} == {"not in a trace"}
-    assert document["repeats"] is None or len(document["repeats"]["groups"]) == 1
+    assert document["repeats"] is None  # nothing tells the settings of a trace, even if two have the same name
+    for name, total in (("c", 64 * MB), ("d", 48 * MB)):  # with profile_memory
+        arguments = {"Total Allocated": total, "Bytes": 64, "Device Type": 1, "Device Id": 0}
+        memory = event("[memory]", 10, 0) | {"ph": "i", "cat": "cpu_instant_event", "args": arguments}
+        write_trace(tmp_path / f"{name}.json", *gpu_step(*parts[0]), memory)
+    peaks = [(row["peak_mb"], row["peak_ratio"]) for row in compare([tmp_path / "c.json", tmp_path / "d.json"])["runs"]]
+    assert peaks == [(64, 1.0), (48, 0.75)]
     (tmp_path / "ranks").mkdir()
     for i in range(2):
         write_trace(tmp_path / "ranks" / f"rank{i}.json", *gpu_step(*parts[1]))

@@ -27,7 +27,7 @@ TEN, TEN_ANSWERS, ELEVEN, ELEVEN_ANSWERS = (
     f"exercises/{name}.md"
     for name in ("exercise_10_data_parallel", "answers/exercise_10", "exercise_11_sharding", "answers/exercise_11")
 )
-TROUBLE, OWN = "docs/troubleshooting.md", "docs/own_script.md"
+TROUBLE, OWN = "docs/troubleshooting.md", "docs/your_own_model.md"
 
 # The long walkthrough: section, where it is covered, a phrase.
 WALKTHROUGH = [
@@ -67,9 +67,9 @@ WALKTHROUGH = [
     ("2.7 which part is limited by what", f"{GUIDE}#what-limits-each-part", "Always limited by memory"),
     ("3.1 structure of the script", f"{GUIDE}#how-the-script-is-built", "InstrumentSchedule"),
     ("3.2 flags", f"{GUIDE}#all-flags", "--flops-profile-step"),
-    ("3.3 profiler in a script", f"{OWN}#how-do-i-profile-a-training-script-of-my-own", "with profile("),
-    ("3.3 named ranges", f"{OWN}#how-do-i-profile-a-training-script-of-my-own", "record_function(name)"),
-    ("3.3 FLOPs in a script", f"{OWN}#how-do-i-profile-a-training-script-of-my-own", "FlopsProfiler(model)"),
+    ("3.3 profiler in a script", f"{OWN}#a-whole-script", "with profile("),
+    ("3.3 named ranges", f"{OWN}#a-whole-script", "record_function(name)"),
+    ("3.3 FLOPs in a script", f"{OWN}#a-whole-script", "FlopsProfiler(model)"),
     ("3.4 launches by part", f"{GUIDE}#what-limits-each-part", "attention.rope"),
     ("3.4 launches of a step", f"{GUIDE}#operators-per-layer", "kernels per step"),
     ("3.5 baseline", "README.md#two-commands-to-start-with", "./run_baseline.sh"),

@@ -9,6 +9,7 @@ from traces import (
     H100_PROPERTIES,
     MI300X,
     analysis_of,
+    attributed,
     event,
     on_gpu,
     real,
@@ -19,11 +20,14 @@ from traces import (
     write_trace,
 )
 
+from analysis.existing import missing_from
 from analysis.figures import gpu_figure, plain_text
 from analysis.integrity import profiler_overhead
 from analysis.pieces import FILES, page
 from analysis.profile import analyze_all, head_lines, profile_answer, profile_lines
+from analysis.recording import not_recorded
 from analysis.trace import read_trace
+from harness.errors import UserError
 
 MM = event("aten::mm", 0, 4)
 
@@ -291,13 +295,62 @@ def test_what_was_not_recorded_is_said(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 5)))
     trust = analysis["integrity"]
     assert not trust["shapes_recorded"]
-    assert any("no input shapes" in note for note in trust["notes"])
+    assert any("shapes not recorded: no FLOPs" in note for note in trust["notes"])
     assert any("no ProfilerStep" in note for note in trust["notes"])
+    missing = [row["part"] for row in trust["not_recorded"]]
+    assert missing == ["steps", "shapes", "parts of the model", "waiting for data", "memory"]
+    assert any(line.startswith("Not recorded: ") for line in profile_answer(analysis, "the report"))
     assert analysis["steps"]["mean_ms"] is None
     assert analysis["steps"]["mean_ms_reason"]
     assert analysis["operators"][0]["flops"] is None
     assert analysis["operators"][0]["self_device_us"] is None
     assert trust["profiler_overhead"]["ratio"] is None
+
+
+def recording(*extra, first=100):
+    """Three steps with all that a trace should have, but for what is left out, and `extra`."""
+    starts = (0, first, first + 100)
+    marks = [step(i, at, 100 if i else first) for i, at in enumerate(starts)]
+    work = [one for at in starts for one in (
+        event("data", at, 10, kind="user_annotation"),
+        event("block", at + 20, 40, kind="user_annotation"),
+        shaped("aten::mm", at + 30, 20, [[64, 64], [64, 64]]),
+    )]  # fmt: skip
+    memory = {"Total Allocated": 64, "Bytes": 64, "Device Type": 0, "Device Id": -1}
+    allocated = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 35, "pid": 1, "tid": 1}
+    return [*marks, *work, allocated | {"args": memory}, *extra]
+
+
+def test_a_good_recording_lacks_nothing_and_each_missing_part_is_named(tmp_path):
+    def missing(*events, **metadata):
+        return missing_from(write_trace(tmp_path / "trace.json", *events, **metadata))
+
+    def lacking(*names):
+        return [one for one in recording() if one["name"] not in names]
+
+    assert missing(*recording()) == []
+    assert not any(line.startswith("Not recorded") for line in profile_answer(
+        analysis_of(trace_of(tmp_path, *recording())), "the report"
+    ))  # fmt: skip
+    assert missing(*recording(first=400)) == [
+        "a warm-up step not recorded: the first step, the longest by far, is in every mean; "
+        "recorded by schedule(warmup=1) or more"
+    ]
+    assert [line.partition(" not recorded")[0] for line in missing(*lacking("data", "[memory]"))] == [
+        "waiting for data", "memory"
+    ]  # fmt: skip
+    assert missing(*lacking("ProfilerStep#1", "ProfilerStep#2"))[0].startswith("more than one step not recorded")
+    assert missing(*lacking("block"))[0].startswith("parts of the model not recorded")
+    two = {"distributedInfo": {"rank": 0, "world_size": 2, "backend": "gloo"}}
+    assert missing(*recording(), **two)[0].startswith("other ranks not recorded")
+    with pytest.raises(UserError, match=r"trace\.json"):
+        missing()
+
+
+def test_a_run_has_its_memory_in_its_summary(tmp_path):
+    links = attributed(trace_of(tmp_path, *recording()[:-1]))
+    assert [row["part"] for row in not_recorded(links, None)] == ["memory"]
+    assert not_recorded(links, {"status": "completed"}) == []
 
 
 def test_overhead_of_the_profiler(train, tmp_path):

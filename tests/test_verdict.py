@@ -63,6 +63,21 @@ def test_verdicts(tmp_path, case):
     assert f"{100 * thresholds['lead_share']:.0f} percentage points" in verdict["line"]
 
 
+def test_a_step_on_a_cpu_that_waits_for_its_loader_is_data_bound(tmp_path):
+    """By the range of PyTorch's own loader, or by one named data; without either, it is code of the program."""
+    work = (event("aten::mm", 9000, 500), event("aten::add", 9500, 400))
+    bounds = {
+        "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__": "data-bound",
+        "data": "data-bound",
+        "loader": "host-code-bound",
+    }
+    for name, bound in bounds.items():
+        waits = event(name, 0, 8800, kind="user_annotation")
+        verdict = analysis_of(trace_of(tmp_path, step(1, 0, 10_000), waits, *work))["verdict"]
+        assert verdict["bound"] == bound
+        assert verdict["shares"]["data"] == pytest.approx(0.88 if bound == "data-bound" else 0)
+
+
 def test_a_kernel_that_starts_late_for_no_recorded_reason_is_unexplained(tmp_path):
     run = on_gpu("gemm", 10, 990, 10, 1, operator=LARGE | {"ts": 9})
     analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *run, **H100_PROPERTIES))

@@ -260,7 +260,7 @@ def test_the_line_is_that_of_the_field(filled, command):
 @pytest.mark.parametrize(
     ("flags", "exit_code", "expected"),
     [
-        ("13", 2, "exercise 13: there is no exercise 13; there are 1 to 12"),
+        ("14", 2, "exercise 14: there is no exercise 14; there are 1 to 13"),
         ("0", 2, "there is no exercise 0"),
         ("one", 2, "one: is not the number of an exercise"),
         ("", 2, "give the number of an exercise, `all`, or --check FILE"),
@@ -425,6 +425,8 @@ def test_what_commands_took_is_in_the_text(monkeypatch):
         r"The commands take 1 min 7 s on .+; the longest is `a` with 1 min 5 s\.$", numbers.commands_take(1)
     )
     monkeypatch.setattr("workshop.results.stored_answers", lambda number: {})
+    monkeypatch.setattr(numbers, "stored_answers", lambda number: {})
+    assert numbers.measured(1).startswith("Not recorded yet")
     assert numbers.commands_take(1) == "How long the commands take has not been recorded yet."
 
 
@@ -661,7 +663,7 @@ def test_sheets_that_do_not_fit_are_a_line_each(sheets, command):
         ("--class nowhere", 1, "--class nowhere: does not exist"),
         ("--class empty", 1, "--class: no worksheet was found"),
         ("3 --class class", 1, "none of the sheets of exercise 3 can be summed up"),
-        ("13 --class class", 2, "there is no exercise 13"),
+        ("14 --class class", 2, "there is no exercise 14"),
         ("all --class class", 2, "--class: needs the number of one exercise"),
         ("9 --blank a --class class", 2, "--blank: does not go with --class"),
         ("9 --blank a --results .", 2, "--results: does not go with --blank"),

@@ -15,6 +15,7 @@ from statistics import median
 from analysis.communication import sent_bytes
 from analysis.memory import place_of_peak
 from analysis.prediction import predicted_memory
+from analysis.recording import ALL
 from analysis.traffic import step_work
 from harness.documents import read_document
 from harness.tables import Column, markdown_table
@@ -106,6 +107,11 @@ def shapes() -> str:
         symbolic, numeric = (f"[{', '.join(one)}]" if one else "" for one in (axes, [values[x] for x in axes]))
         text.append(f"{name:<22}{symbolic:<14}{numeric:<20}{note}".rstrip())
     return text_block(text)
+
+
+def recording_parts() -> str:
+    """What a trace should contain, what its analysis lacks otherwise, and how to record it."""
+    return table(["in the trace", "without it", "recorded by"], ALL, 3)
 
 
 def layer_parameters(config: TinyLlamaConfig) -> int:
