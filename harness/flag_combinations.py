@@ -70,6 +70,9 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
         "--kernels triton: has a norm of its own; omit --fused-norm": (
             training.kernels == "triton" and training.fused_norm
         ),
+        f"--network {given.get('network')}: one rank sends nothing; predict several with --world-size N": (
+            given.get("network") is not None and training.world_size == 1
+        ),
         "--compile-mode: requires --compile": given.get("compile_mode") is not None and not training.compile,
         "--cuda-graphs: a compiled model has graphs of its own; use --compile --compile-mode reduce-overhead": (
             training.cuda_graphs and training.compile

@@ -117,6 +117,7 @@ def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
         ("--no-fsdp-reshard", "--fsdp-reshard False: this run has one rank"),
         ("--world-size 2", "--world-size: requires --dry-run"),
         ("--network 10", "--network: requires --dry-run"),
+        ("--dry-run --network 10", "--network 10.0: one rank sends nothing; predict several with --world-size N"),
         ("--no-sync-steps 3", "--no-sync-steps 3: this run has one rank, which reduces nothing"),
         ("--dry-run --world-size 2 --fsdp-wrap model", "--fsdp-wrap: has no effect with --parallel ddp; use fsdp"),
         ("--dry-run --world-size 2 --parallel fsdp --bucket-mb 1", "--bucket-mb: has no effect with --parallel fsdp"),
