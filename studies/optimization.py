@@ -243,7 +243,8 @@ def beside(row: dict, group: list[dict], found: list[dict]) -> dict:
         return {}
     measured = [one for one in group if one["status"] == "ok"]
     baseline = next((one for one in measured if one["ladder"] == 0), None)
-    below = next((one for one in measured if row["ladder"] and one["ladder"] == row["ladder"] - 1), None)
+    lower = [one for one in measured if one["ladder"] is not None and one["ladder"] < (row["ladder"] or 0)]
+    below = max(lower, key=lambda one: one["ladder"], default=None)  # this device may not have the next rung
     reference = next(filter(is_reference, measured), None)
     columns = ratio_to(baseline, row, "ratio") | ratio_to(below, row, "ratio_to_previous")
     columns |= ratio_to(reference, row, "ratio_to_reference")
