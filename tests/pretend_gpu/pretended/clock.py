@@ -12,7 +12,7 @@ import time
 
 import torch
 
-LAG = 2e-3  # seconds that the device is behind the host
+LAG = 1e-3  # seconds that the device is behind the host
 CALL = "pretended:"  # begins the names of annotations that trace.py turns into runtime calls
 
 

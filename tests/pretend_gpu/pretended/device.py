@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from pretended.clock import CLOCK, runtime_call
 
@@ -27,8 +27,24 @@ MATMULS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm")
 CROSSING = ("_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_", "_foreach_copy_")
 
 
-def launches(func, name: str) -> bool:
+@functools.cache
+def name_of(func) -> str:
+    return func._schema.name.split("::")[1]
+
+
+def tensors_in(values) -> Iterator[Tensor]:
+    """The tensors among arguments or results; they are in lists at most, and this is called for every operator."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+@functools.cache
+def launches(func) -> bool:
     """Does a GPU run a kernel for it?  Not for views, and not for tensors without values."""
+    name = name_of(func)
     return not (
         func.is_view or name.startswith(("empty", "new_empty", "_unsafe_view", "_local_scalar", "set_", "record"))
     )
@@ -82,15 +98,16 @@ class PretendedDevice(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE):
             return func(*args, **kwargs)
-        name = func._schema.name.split("::")[1]
-        inputs = [value for value in tree_iter((args, kwargs)) if isinstance(value, Tensor)]
-        places = {self.table.index_of(tensor) for tensor in inputs if tensor.dim() or name in CROSSING}
+        name = name_of(func)
+        inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
+        indices = [self.table.index_of(tensor) for tensor in inputs]
+        places = {one for one, tensor in zip(indices, inputs, strict=True) if tensor.dim() or name in CROSSING}
         if len(places) > 1 and name not in CROSSING and not name.startswith("_foreach"):
             raise RuntimeError(f"Expected all tensors to be on the same device, but {func} found cpu and cuda:0!")
         asked = kwargs.get("device")
         if asked is not None and asked.type == "cuda":
             kwargs = kwargs | {"device": CPU}
-        from_gpu = any(self.table.index_of(tensor) is not None for tensor in inputs)
+        from_gpu = any(index is not None for index in indices)
         on_gpu = self.everything or self._is_for_gpu(asked, from_gpu)
         if name == "_to_copy" and on_gpu != from_gpu:
             return self._copy_across(func, args, kwargs, on_gpu)
@@ -99,7 +116,7 @@ class PretendedDevice(TorchDispatchMode):
         if on_gpu and name in MATMULS and self.table.gpu.current not in self.handles:
             self.handles.add(self.table.gpu.current)
             self.table.gpu.allocators[self.table.gpu.current].allocate(self.table.gpu.card.workspace)
-        with runtime_call("LaunchKernel") if on_gpu and launches(func, name) else contextlib.nullcontext():
+        with runtime_call("LaunchKernel") if on_gpu and launches(func) else contextlib.nullcontext():
             out = func(*args, **kwargs)
         if on_gpu:
             CLOCK.submit()
@@ -115,8 +132,8 @@ class PretendedDevice(TorchDispatchMode):
         return (from_gpu or in_backward) and not self.to_host
 
     def _enter_all(self, out, inputs) -> None:
-        for tensor in tree_iter(out):
-            if isinstance(tensor, Tensor) and not any(tensor is one for one in inputs):
+        for tensor in tensors_in((out,)):
+            if not any(tensor is one for one in inputs):
                 self.table.enter(tensor)
 
     def _copy_across(self, func, args, kwargs, to_gpu: bool) -> Tensor:
