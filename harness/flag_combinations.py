@@ -45,6 +45,8 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
     check_no_sync(training, profiling.no_sync_steps)
     if not given.get("dry_run") and (found := only_predicted(given)):
         raise UserError(f"{found[0]}: requires --dry-run", 2)
+    if given.get("network") is not None and training.world_size == 1:
+        raise UserError("--network: one rank communicates with nobody; add --world-size N", 2)
     batch_size, micro_steps = training.batch_size, training.gradient_accumulation_steps
     if batch_size % micro_steps != 0:
         flag = f"--gradient-accumulation-steps {micro_steps}"
