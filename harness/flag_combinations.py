@@ -70,7 +70,7 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
         "--kernels triton: has a norm of its own; omit --fused-norm": (
             training.kernels == "triton" and training.fused_norm
         ),
-        f"--network {given.get('network')}: one rank sends nothing; predict several with --world-size N": (
+        "--network: one rank sends nothing; predict several with --world-size N": (
             given.get("network") is not None and training.world_size == 1
         ),
         "--compile-mode: requires --compile": given.get("compile_mode") is not None and not training.compile,

@@ -128,8 +128,10 @@ class MemoryTracker(TorchDispatchMode):
         tensor = local_part(tensor)
         storage = tensor.untyped_storage()
         if storage._cdata not in self._live:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            self._record_storage(storage, list(tensor.shape), dtype, existed)
+            dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+            if existed and tensor.numel() * tensor.itemsize < storage.nbytes():  # one of the gradients in a bucket
+                shape = [storage.nbytes() // tensor.itemsize]
+            self._record_storage(storage, shape, dtype, existed)
         entry = self._live[storage._cdata][1]
         entry.category = category or entry.category
         return entry
@@ -231,7 +233,6 @@ class MemoryTracker(TorchDispatchMode):
         self._record_all(self.model.buffers(), "buffers")
         self._record_all((p.grad for p in self.model.parameters() if p.grad is not None), "gradients")
         self._record_all(self._optimizer_state(), "optimizer")
-        self._found = len(self.allocations)  # allocations before the step
         self.times_us, self.places = [0.0], self._stack[:1]  # these count from the first event on
         for entry in self.allocations:
             entry.born = 0
@@ -282,7 +283,7 @@ class MemoryTracker(TorchDispatchMode):
         live = {name: row for name, row in live.items() if name not in OF_SEVERAL_RANKS or row.any()}
         total, durations = sum(live.values()), np.diff(self.times_us)
         peak = int(total.argmax())
-        made = self.allocations[self._found :]
+        made = [a for a in self.allocations if a.born > 0]  # the others were there before the step
         at_peak = [a for a in self.allocations if a.born <= peak and (a.died is None or a.died > peak)]
         finished = [phase for phase in self.phases if phase[2] is not None]  # an interrupted step has an open phase
         phases = [

@@ -63,8 +63,10 @@ def parallel_settings(given: dict) -> dict:
     if world_size == 1:
         only_for_several = ("parallel", "bucket_mb", "fsdp_reshard", "fsdp_wrap", "reduce_precision")
         if unused := next((name for name in only_for_several if name in given), None):
+            value, name = given[unused], unused.replace("_", "-")
+            shown = f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
             raise UserError(
-                f"--{unused.replace('_', '-')} {given[unused]}: this run has one rank; start several with "
+                f"{shown}: this run has one rank; start several with "
                 "torchrun --nproc-per-node N, or predict them with --dry-run --world-size N",
                 2,
             )

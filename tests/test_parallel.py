@@ -114,10 +114,10 @@ def test_a_sharded_run_records_its_mode_and_predicts_itself(tmp_path):
     ("flags", "words"),
     [
         ("--parallel zero1", "--parallel zero1: this run has one rank; start several with torchrun"),
-        ("--no-fsdp-reshard", "--fsdp-reshard False: this run has one rank"),
+        ("--no-fsdp-reshard", "error: --no-fsdp-reshard: this run has one rank"),
         ("--world-size 2", "--world-size: requires --dry-run"),
         ("--network 10", "--network: requires --dry-run"),
-        ("--dry-run --network 10", "--network 10.0: one rank sends nothing; predict several with --world-size N"),
+        ("--dry-run --network 10", "--network: one rank sends nothing; predict several with --world-size N"),
         ("--no-sync-steps 3", "--no-sync-steps 3: this run has one rank, which reduces nothing"),
         ("--dry-run --world-size 2 --fsdp-wrap model", "--fsdp-wrap: has no effect with --parallel ddp; use fsdp"),
         ("--dry-run --world-size 2 --parallel fsdp --bucket-mb 1", "--bucket-mb: has no effect with --parallel fsdp"),

@@ -650,6 +650,21 @@ def test_what_stays_on_the_host_is_no_memory_of_a_gpu():
     assert tracker.live_bytes().sum(axis=0).max() == 2 * 4 * (6 + 3)
 
 
+def test_a_bucket_of_gradients_is_not_of_the_step():
+    """DistributedDataParallel allocates it before the step, where no operator passes; each gradient is a view of it."""
+    model = torch.nn.Linear(2, 3, bias=False)
+    bucket = torch.zeros(100)
+    model.weight.grad = None
+    view = bucket[:6].view(3, 2)
+    with MemoryTracker(model, torch.optim.AdamW(model.parameters())) as tracker:
+        made = view.add_(torch.ones(3, 2))
+    document = tracker.document()
+    assert made.data_ptr() == bucket.data_ptr()
+    assert (document["allocations"], document["largest_tensor"]["shape"]) == (1, [3, 2])
+    (first, *_) = document["peak"]["largest_tensors"]
+    assert (first["bytes"], first["shape"], first["phase"]) == (400, [100], None)
+
+
 @pytest.mark.parametrize(("impl", "on_device"), [(None, False), ("fused", True)])
 def test_step_counters_are_predicted_where_they_live(impl, on_device):
     """4 bytes for each parameter tensor; everything else of the optimizer's state is on the GPU."""
