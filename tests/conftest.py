@@ -35,6 +35,18 @@ def measured_peaks(tmp_path_factory):
     os.environ["XDG_CACHE_HOME"] = str(shared / "cache")
 
 
+@pytest.fixture(scope="session")
+def known_peaks(measured_peaks):
+    """The rates of this machine, in the cache of all tests.  Commands that are processes of their own would measure them
+    for seconds, and, disturbed by other tests, again in each command."""
+    from analysis.hardware import bandwidth_ceilings, compute_ceilings
+    from harness.environment import describe_environment
+
+    device = describe_environment(torch.device("cpu"))["device"]
+    compute_ceilings(device, "fp32")
+    bandwidth_ceilings(device)
+
+
 def pytest_configure():
     """A runner in the background ignores SIGINT, and what it starts would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -42,6 +42,7 @@ SEVERAL_RANKS = (10, 11)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_peaks")
 @pytest.mark.parametrize("number", [with_cores(number) for number in exercises()])
 def test_an_exercise_runs_and_fills_its_worksheet(tmp_path, number):
     """All blocks that this machine can run, in order; then each field has its answer, and the check agrees."""
@@ -71,6 +72,7 @@ WRITTEN_BY_BLOCKS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_peaks")
 def test_blocks_of_the_other_texts_run(tmp_path):
     """In one folder; a block that is on several pages is run once."""
     seen = set()
