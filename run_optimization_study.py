@@ -3,7 +3,7 @@
 
 python3 run_optimization_study.py [--sizes tiny small] [--precisions fp32] [--rungs sdpa fused-optimizer compile]
                                   [--repetitions N] [--no-reference] [--output-dir DIR]
-python3 run_optimization_study.py --workload FILE.py[:NAME]      a training step of your own: compile and bf16
+python3 run_optimization_study.py --workload FILE.py[:NAME]      a training step of your own
 python3 run_optimization_study.py --resume DIR
 """
 

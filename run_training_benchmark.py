@@ -38,8 +38,7 @@ def main() -> None:
     add("--memory-snapshot", action="store_true", help=text)
     add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
     args, device = parse_sweep(parser)
-    own = ("sizes", "seq_lens", "batch_size", "attention", "optimizer_impl", "activation_checkpointing")
-    refuse_with_workload(parser, (*own, "memory_snapshot"))
+    refuse_with_workload(parser, ("sizes", "seq_lens", "batch_size", "attention", "memory_snapshot"))
     benchmark(args, device)
 
 

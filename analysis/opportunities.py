@@ -31,7 +31,7 @@ from harness.units import MB
 WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
 COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program's trace has
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
-FOR_ANY_MODEL = ("--compile", "--precision")  # flags that --workload takes
+FOR_ANY_MODEL = ("compile", "precision", "optimizer_impl", "activation_checkpointing")  # settings of --workload too
 NORM = re.compile(r"norm(?:alization)?\d*$|(?:^|[._])ln_?\w*$")  # names of normalization layers
 ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
 FUSED_PROJECTIONS = {  # proposal: its components, the one they become, and their weights in words
@@ -106,7 +106,9 @@ class Evidence:
 
     def takes(self, flag: str | None) -> bool:
         """Whether the run that was traced has this flag."""
-        return self.is_ours or (self.of_file and (flag or "").startswith(FOR_ANY_MODEL))
+        training, name = self.config.get("training", {}), (flag or "").partition(" ")[0].strip("-").replace("-", "_")
+        chooses = name == "precision" and training.get("own_step")
+        return self.is_ours or (self.of_file and name in FOR_ANY_MODEL and name in training and not chooses)
 
     def best_rate(self, work: str) -> float | None:
         """The highest rate that an operator with 1% of the step or more reached, per us, over all its calls."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import itertools
 import os
 from collections import Counter
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
 from analysis.fake_run import FakeRunError
 from analysis.flop_counts import counted_by_torch
@@ -35,15 +37,15 @@ from harness.workload import TrainingState, Workload
 IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead of them
     "the file has a model of its own": (
         "size", "vocab_size", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim", "attention",
-        "fused_projections", "fused_norm", "fused_rope", "fused_loss", "activation_checkpointing", "optimize",
+        "fused_projections", "fused_norm", "fused_rope", "fused_loss", "optimize",
         "validate_setup", "cuda_graphs", "kernels",
     ),
-    "the file makes its own optimizer": ("learning_rate", "optimizer_impl"),
+    "the file makes its own optimizer": ("learning_rate",),
     "the file has batches of its own": ("batch_size", "seq_len", "gradient_accumulation_steps", "data"),
 }  # fmt: skip
 USED = (  # fields of the script's TrainingConfig that mean the same for any model
-    "num_steps", "precision", "device", "seed", "deterministic", "compile", "compile_mode", "output_dir",
-    "log_interval", "force", *(one.name for one in fields(ParallelConfig)),
+    "num_steps", "precision", "device", "seed", "deterministic", "compile", "compile_mode", "optimizer_impl",
+    "activation_checkpointing", "output_dir", "log_interval", "force", *(one.name for one in fields(ParallelConfig)),
 )  # fmt: skip
 
 
@@ -56,8 +58,9 @@ def user_workload(text: str, training: Any, given: dict) -> UserWorkload:
             raise UserError(f"--{found.replace('_', '-')}: has no effect with --workload: {why}; leave it out", 2)
     file = UserFile.of(text)
     found = examined(file)
-    if found.own_step and given.get("precision", "fp32") != "fp32":
-        raise UserError(f"--precision: {file.path.name} has a step of its own, which chooses its precision", 2)
+    for name, why in found.lacks.items():
+        if given.get(name) not in (None, False, "fp32"):
+            raise UserError(f"--{name.replace('_', '-')}: {file.path.name}: {why}", 2)
     return UserWorkload(file, replace(training, batch_size=found.batch_size, seq_len=found.seq_len))
 
 
@@ -155,6 +158,7 @@ class Examined(NamedTuple):
     optimizer: str
     learning_rate: float
     own_step: bool
+    lacks: dict[str, str]  # settings that mean nothing for it, each with the reason
 
 
 @functools.lru_cache(maxsize=8)
@@ -181,7 +185,55 @@ def examined(file: UserFile) -> Examined:
         optimizer=type(made.optimizer).__name__,
         learning_rate=float(group.get("lr", 0.0)),
         own_step=made.own_step,
+        lacks=lacks(made),
     )
+
+
+def lacks(made: Made) -> dict[str, str]:
+    found = {}
+    if made.own_step:
+        found["precision"] = "it has a step of its own, which chooses its precision"
+    if not repeated_blocks(made.model):
+        found["activation_checkpointing"] = (
+            "its model has no repeated blocks, members of an nn.ModuleList that are alike"
+        )
+    if not {"foreach", "fused"} <= inspect.signature(type(made.optimizer)).parameters.keys():
+        found["optimizer_impl"] = f"{type(made.optimizer).__name__} is implemented in one way only"
+    return found
+
+
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+    """The members of each list of modules that are of the same class and have parts of their own; not those within
+    them."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        members = [*child.children()] if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
+        kinds = Counter(type(one) for one in members if any(True for _ in one.children()))
+        alike = [one for one in members if kinds[type(one)] > 1]
+        found += alike or repeated_blocks(child)
+    return found
+
+
+def with_checkpointing(model: nn.Module) -> nn.Module:
+    """Each repeated block keeps its inputs alone, and is run again in the backward pass."""
+    for block in repeated_blocks(model):
+        # Fake tensors have no random numbers to draw again.
+        options = {"use_reentrant": False, "preserve_rng_state": not under_fake_mode()}
+        block.forward = functools.partial(checkpoint, block.forward, **options)
+    return model
+
+
+def with_implementation(optimizer: torch.optim.Optimizer, implementation: str) -> torch.optim.Optimizer:
+    """The same optimizer over lists of tensors (foreach), or in one kernel (fused)."""
+    groups = [
+        {name: value for name, value in group.items() if name not in ("foreach", "fused")}
+        for group in optimizer.param_groups
+    ]
+    return type(optimizer)(groups, **{implementation: True})
+
+
+def under_fake_mode() -> bool:
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def first_batch(file: UserFile) -> tuple[Made, Any]:
@@ -261,11 +313,12 @@ class UserWorkload(Workload):
     # ---- The step ----------------------------------------------------------------------------------------------------
 
     def build(self, device: torch.device, place: Callable[[nn.Module], nn.Module] | None = None) -> TrainingState:
-        is_fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
-        with on_fake_tensors() if is_fake else contextlib.nullcontext():
+        with on_fake_tensors() if under_fake_mode() else contextlib.nullcontext():
             made = self.file.make()
         self.file.check_device(made, device)
         model, optimizer = made.model, made.optimizer
+        if self.training.activation_checkpointing:
+            model = with_checkpointing(model)
         if place:
             names = {id(p): name for name, p in model.named_parameters()}
             model = place(model)
@@ -274,6 +327,8 @@ class UserWorkload(Workload):
             model.to(device)  # in place: the optimizer has the same parameters
             if optimizer.state:
                 optimizer.load_state_dict(optimizer.state_dict())  # which moves its tensors too
+        if self.training.optimizer_impl:
+            optimizer = with_implementation(optimizer, self.training.optimizer_impl)
         self.latest["made"] = made._replace(model=model, optimizer=optimizer)
         precision = self.training.precision
         scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
@@ -366,12 +421,22 @@ class UserWorkload(Workload):
         return examined(self.file).parameters
 
     def forward_flops(self) -> int | None:
-        counted = counted_flops(self)
+        counted = counted_flops(self.with_settings(activation_checkpointing=False))
         return counted and counted[0]
 
     def step_flops(self) -> int | None:
-        counted = counted_flops(self)
+        counted = counted_flops(self.with_settings(activation_checkpointing=False))
         return counted and counted[1]
+
+    def recomputed_flops(self) -> int:
+        """Counted too: what a step has more with checkpointing than without."""
+        if not self.training.activation_checkpointing or (counted := counted_flops(self)) is None:
+            return 0
+        return counted[1] - self.step_flops()
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        return examined(self.file).lacks
 
     def least_forward_flops(self) -> None:
         """Not known: its kernels may skip what is counted."""
@@ -381,7 +446,8 @@ class UserWorkload(Workload):
         model = {"file": os.path.relpath(self.file.path), "function": self.file.name, "model": found.model}
         model["source_sha256"] = self.file.digest
         training = {"batch_size": self.batch_size, "seq_len": self.seq_len, "learning_rate": found.learning_rate}
-        training |= {"optimizer": found.optimizer} | {name: every[name] for name in USED}
+        training |= {"optimizer": found.optimizer, "own_step": found.own_step}
+        training |= {name: every[name] for name in USED if name not in found.lacks}
         return {"model": model | {"parameters": found.parameters}, "training": training | {"precision": self.precision}}
 
     @classmethod
@@ -402,7 +468,9 @@ class UserWorkload(Workload):
             "File": f"{self.file.path.name}, {self.file.name}()",
             "Batch": shapes_of(found.batch),
             "Number of Steps": training.num_steps,
-            "Optimizer": f"{found.optimizer}, learning rate {found.learning_rate:g}",
+            "Optimizer": f"{found.optimizer}, learning rate {found.learning_rate:g}"
+            + (f", {training.optimizer_impl}" if training.optimizer_impl else ""),
+            **({"Activation Checkpointing": True} if training.activation_checkpointing else {}),
             "Step": "of the file's own" if found.own_step else "forward, backward and optimizer",
             "Precision": self.precision,
             "Compiled": training.compile if training.compile_mode == "default" else training.compile_mode,

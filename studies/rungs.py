@@ -24,11 +24,16 @@ class Rung(NamedTuple):
     replaces: tuple[str, ...] = ()  # rungs whose place it takes on the ladder: it does the same, or excludes them
     any_model: bool = False  # it does not depend on how a model is written
 
+    @property
+    def setting(self) -> str:
+        """'optimizer_impl' for --optimizer-impl fused"""
+        return self.flags.partition(" ")[0].strip("-").replace("-", "_")
+
 
 FUSES_NORM = "--fused-norm"
 RUNGS = (  # in the order of the ladder
     Rung("sdpa", "--attention sdpa", ("fused attention",)),
-    Rung("fused-optimizer", "--optimizer-impl fused", ("fused optimizer",)),
+    Rung("fused-optimizer", "--optimizer-impl fused", ("fused optimizer",), any_model=True),
     Rung("fused-projections", "--fused-projections", ("fuse q, k and v", "fuse gate and up")),
     Rung("fused-norm", FUSES_NORM, ("fused norm",)),
     Rung("fused-rope", "--fused-rope", ("fused rotary embedding",)),
@@ -36,7 +41,13 @@ RUNGS = (  # in the order of the ladder
     Rung("compile", "--compile", ("compile",), replaces=("fused-norm", "fused-rope", "triton"), any_model=True),
     Rung("cuda-graphs", "--cuda-graphs", ("CUDA graphs",), climbs=False),  # excludes compiling
     Rung("fused-loss", "--fused-loss", ("fused loss",), climbs=False),
-    Rung("checkpointing", "--activation-checkpointing", ("activation checkpointing",), climbs=False),
+    Rung(
+        "checkpointing",
+        "--activation-checkpointing",
+        ("activation checkpointing",),
+        climbs=False,
+        any_model=True,
+    ),
     Rung("bf16", "--precision bf16", ("mixed precision",), climbs=False, any_model=True),
 )
 NAMES = tuple(rung.name for rung in RUNGS)
@@ -46,8 +57,7 @@ def names_for(workload: Workload, names: Sequence[str]) -> list[str]:
     """Those of the names that can be switched on for it from outside of a file with a model of its own."""
     if isinstance(workload, TinyLlamaWorkload):
         return list(names)
-    own_step = getattr(workload, "own_step", False)  # which chooses its precision
-    return [rung.name for rung in RUNGS if rung.name in names and rung.any_model and (rung.climbs or not own_step)]
+    return [rung.name for rung in RUNGS if rung.name in names and rung.any_model and rung.setting not in workload.lacks]
 
 
 class FlagSet(NamedTuple):

@@ -182,7 +182,9 @@ def specs_of(args) -> list[dict]:
     names = ("batch_size", "device", "attention", "optimizer_impl", "activation_checkpointing")
     common, sizes = {name: getattr(args, name) for name in names}, args.sizes
     if args.workload:
-        common, sizes = {"workload": args.workload, "device": args.device}, [None]
+        sizes = [None]
+        common |= {"workload": args.workload, "attention": None}
+        common["activation_checkpointing"] = args.activation_checkpointing or None
     specs = []
     for size, seq_len, mode, precision, compiled in itertools.product(
         sizes, args.seq_lens, args.modes, args.precisions, [False, True] if args.compile else [False]

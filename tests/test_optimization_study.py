@@ -313,11 +313,12 @@ def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch):
         workload="mine.py",
     )  # fmt: skip
     (spec,) = optimization.specs_of(args, types.SimpleNamespace(on_gpu=False))
-    assert [(one["size"], one["flags"]) for one in spec["rows"]] == [
-        ("mine.py", ""), ("mine.py", "--precision bf16"), ("mine.py", "--compile")
-    ]  # fmt: skip
-    baseline, bf16 = take_turns(spec["workloads"][:2], 3, 0)
-    assert baseline["status"] == bf16["status"] == "ok", (baseline, bf16)
+    assert {one["size"] for one in spec["rows"]} == {"mine.py"}
+    fused = "--optimizer-impl fused"
+    flags = ["", "--compile", "--precision bf16", fused, f"{fused} --compile"]  # no blocks to checkpoint
+    assert [one["flags"] for one in spec["rows"]] == flags
+    baseline, bf16, fused = take_turns([spec["workloads"][i] for i in (0, 2, 3)], 3, 0)
+    assert baseline["status"] == bf16["status"] == fused["status"] == "ok", (baseline, bf16, fused)
     assert baseline["audit_ok"] and len(baseline["step_times_ms"]) == 3
 
 

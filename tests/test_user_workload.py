@@ -28,6 +28,7 @@ from harness.errors import UserError
 from harness.memory_tracker import MemoryTracker, layer_and_part
 from harness.timing import UntimedMeter
 from harness.user_file import UserFile
+from studies.rungs import NAMES, names_for
 
 CPU = torch.device("cpu")
 FILE = """
@@ -102,6 +103,11 @@ def with_unused():
 def in_bfloat16():
     model = Net().to(torch.bfloat16)
     return model, torch.optim.AdamW(model.parameters()), drawn(), lambda model, batch: loss(model, (batch[0].bfloat16(), batch[1]))
+
+
+def without_blocks():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 5))
+    return model, torch.optim.SGD(model.parameters(), 0.1), drawn(), loss
 
 
 def three():
@@ -212,6 +218,36 @@ def test_flops_are_counted_and_a_step_of_its_own_has_the_same(file):
             forward,
             3 * forward - 2 * images * 64 * 4,
         )  # images need none
+
+
+@pytest.mark.parametrize("name", ["workload", "with_step"])
+def test_checkpointing_and_the_optimizers_implementation_from_outside(file, name):
+    """The same losses, the predicted peak to the byte, recomputation apart from the work of the step."""
+    plain, losses, peaks = workload_of(file, name), [], []
+    for flags in ([], ["--activation-checkpointing"], ["--optimizer-impl", "foreach"]):
+        workload, meter = workload_of(file, name, *flags), UntimedMeter()
+        torch.manual_seed(0)
+        state = workload.build(CPU)
+        workload.train(state, workload.batches(CPU), 3, meter, UntimedMeter())
+        losses.append([loss.item() for loss in meter.losses])
+        peaks.append(second_step(workload).document()["peak_bytes"])
+        assert peaks[-1] == peak_bytes(workload, False)
+        assert workload.step_flops() == plain.step_flops()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(losses[0], rel=1e-5)
+    assert peaks[1] < peaks[0]
+    # Of each block all but its last operator, which no gradient needs: here the convolution, whose output is added.
+    assert workload_of(file, name, "--activation-checkpointing").recomputed_flops() == 0
+    assert optimization_rungs(plain) == [
+        "fused-optimizer",
+        "compile",
+        "checkpointing",
+        *["bf16"] * (name == "workload"),
+    ]
+    assert optimization_rungs(workload_of(file, "without_blocks")) == ["fused-optimizer", "compile", "bf16"]
+
+
+def optimization_rungs(workload: UserWorkload) -> list[str]:
+    return names_for(workload, NAMES)
 
 
 def test_the_largest_batch_that_fits_is_predicted_and_the_length_is_the_files(file):
@@ -361,6 +397,8 @@ def test_flags_without_effect_are_refused(file, train, command):
         assert (code, out) == (2, "") and f"{flag[0]}: has no effect with --workload" in err
     code, _, err = train("--workload", f"{file}:with_step", "--precision", "bf16", small=False)
     assert code == 2 and "a step of its own" in err
+    code, _, err = train("--workload", f"{file}:without_blocks", "--activation-checkpointing", small=False)
+    assert code == 2 and "no repeated blocks" in err
     for module, flag in ((run_memory_study, "--seq-lens"), (run_training_benchmark, "--batch-size")):
         code, out, err = command(module, "--workload", str(file), flag, "8")
         assert (code, out) == (2, "") and f"{flag}: has no effect with --workload" in err
@@ -389,13 +427,14 @@ def test_a_profiled_run(file, command):
     analysis, steps = found["operator_analysis"], found["performance_summary"]["performance"]
     parameters = sum(p.numel() for p in UserFile(file, "workload").make().model.parameters())
     about = {"file": os.path.relpath(file), "function": "with_step", "model": "Net", "parameters": parameters}
-    assert found["config"]["model"] == about
+    assert found["config"]["model"].items() >= about.items()
     assert analysis["attribution"]["source"] == "named ranges"
     names = {row["component"] for row in analysis["components"]}
     assert {"stem", "2 x blocks.*.norm", "2 x blocks.*.conv", "2 x blocks.*", "head", "loss", "optimizer"} <= names
     total = sum(row["ms_per_step"] for row in analysis["components"])
     assert total == pytest.approx(analysis["attribution"]["ms_per_step"])
-    assert {row["flag"] for row in analysis["opportunities"]} <= {None, "--compile", "--precision bf16"}
+    flags = {None, "--compile", "--optimizer-impl fused", "--activation-checkpointing"}  # its precision is its own
+    assert {row["flag"] for row in analysis["opportunities"]} <= flags
     assert steps["model_flops_per_step"] and steps["avg_backward_time_ms"] and steps["avg_optimizer_time_ms"]
 
 
@@ -454,6 +493,8 @@ def test_a_model_that_nobody_here_wrote(tmp_path):
     sizes = {"small": (32, 2, 4), "middle": (64, 3, 4), "large": (128, 4, 8)}
     made = [f"def {name}():\n    return made{size}\n" for name, size in sizes.items()]
     (tmp_path / "llama.py").write_text(textwrap.dedent(LLAMA) + "\n\n".join(made))
+    checkpointed = workload_of(tmp_path / "llama.py", "small", "--activation-checkpointing")
+    assert 0 < checkpointed.recomputed_flops() < checkpointed.forward_flops()
     for name, (hidden, layers, heads) in sizes.items():
         workload = workload_of(tmp_path / "llama.py", name)
         assert (workload.batch_size, workload.seq_len) == (2, 16)
