@@ -380,6 +380,8 @@ def test_a_slim_trace(tmp_path, profiler):
         code, out = profiler("--analyze-existing", "trace.json", *flags)
         assert (code, out.count("\n")) == (2, 1), out
     assert profiler("--window", "2")[0] == 2
+    code, out = profiler("--analyze-existing", "trace.json", "--slim", "absent/slim.json", "--output-dir", "out")
+    assert code == 1 and "no folder absent" in out and not (tmp_path / "out").exists()
 
 
 def test_a_slim_trace_of_the_last_steps(tmp_path):
