@@ -22,7 +22,9 @@ def operator_calls(links: Links) -> pd.DataFrame:
     """Each call of an operator, with self and total times in us, on the host and on the GPU.
 
     Self CPU time is the duration less that of the operators it called.  Self device time is that of the GPU events it
-    launched itself; device time includes those launched by the operators it called.
+    launched itself; device time includes those launched by the operators it called.  An operator that calls another of
+    its name, as mm does mm.out, is one call: columns ..._of_name are 0 for the inner one, the others if its inputs are
+    the same too.  call: the row of the outermost call of the same name and inputs.
     """
     operators, gpu = links.trace.operators, links.gpu
     n = len(operators)
@@ -39,24 +41,32 @@ def operator_calls(links: Links) -> pd.DataFrame:
         device += np.bincount(rows, weights=us, minlength=n)
         rows = parent[rows]
     codes, signature, above = operators["name"].cat.codes.to_numpy(), operators["signature"].to_numpy(), parent.clip(0)
-    # An operator that calls another of the same name counts once in the totals; with the same inputs, it is one call.
-    redispatched = nested & (codes[above] == codes) if n else np.zeros(0, dtype=bool)
+    within_name = nested & (codes[above] == codes) if n else np.zeros(0, dtype=bool)
+    within_inputs = within_name & (signature[above] == signature)
+    call = np.arange(n)
+    while (inner := within_inputs[call]).any():
+        call[inner] = parent[call[inner]]
     return pd.DataFrame(
         {
             "code": codes,
             "signature": signature,
-            "calls": (~(redispatched & (signature[above] == signature))).astype(int),
+            "call": call,
+            "calls": (~within_inputs).astype(int),
+            "calls_of_name": (~within_name).astype(int),
             "self_cpu_us": np.maximum(0.0, duration - called),
-            "cpu_us": duration * ~redispatched,
+            "cpu_us": duration * ~within_inputs,
+            "cpu_us_of_name": duration * ~within_name,
             "self_device_us": own_device,
-            "device_us": device * ~redispatched,
+            "device_us": device * ~within_inputs,
+            "device_us_of_name": device * ~within_name,
         }
     )
 
 
 def operator_tables(links: Links) -> dict:
     """Operators by name, and by name and input shapes, most time first; FLOPs and bytes over all calls."""
-    groups = operator_calls(links).groupby(["code", "signature"], sort=False).sum().reset_index()
+    calls = operator_calls(links).drop(columns="call")
+    groups = calls.groupby(["code", "signature"], sort=False).sum().reset_index()
     names = np.asarray(links.trace.operators["name"].cat.categories, dtype=object)
     groups["name"] = names[groups["code"].to_numpy()]
     inputs = [links.trace.signatures[i] if i >= 0 else None for i in groups["signature"]]
@@ -64,13 +74,16 @@ def operator_tables(links: Links) -> dict:
     costs = [cost(name, *signature) if signature else Cost() for name, signature in pairs]
     for field in ("flops", "bytes"):  # Python's integers, which do not overflow
         each = [getattr(one, field) for one in costs]
-        totals = [n and n * calls for n, calls in zip(each, groups["calls"].tolist(), strict=True)]
-        groups[field] = pd.Series(totals, dtype=object, index=groups.index)
+        groups[field] = products(each, groups["calls"])
+        groups[f"{field}_of_name"] = products(each, groups["calls_of_name"])
     groups["shapes"] = [signature and shapes_text(signature[0]) for signature in inputs]
     by_name = groups.groupby("name", sort=False)
-    totals = by_name[["calls", *TIMES]].sum()
+    totals = by_name[["self_cpu_us", "self_device_us"]].sum()
+    for field in ("calls", "cpu_us", "device_us"):
+        totals[field] = by_name[f"{field}_of_name"].sum()
     for field in ("flops", "bytes"):  # unknown for an operator if it is unknown for some of its calls
-        totals[field] = by_name[field].agg(lambda values: None if values.isna().any() else sum(values)).astype(object)
+        values = by_name[f"{field}_of_name"]
+        totals[field] = values.agg(lambda values: None if values.isna().any() else sum(values)).astype(object)
     by_shape = groups.loc[groups["shapes"].notna(), ["name", "calls", *TIMES, "flops", "bytes", "shapes"]]
     clock = "self_device_us" if links.on_gpu else "self_cpu_us"
     total = groups[clock].sum()
@@ -78,6 +91,14 @@ def operator_tables(links: Links) -> dict:
         "operators": operator_rows(totals.reset_index(), clock, total),
         "operators_by_shape": operator_rows(by_shape, clock, total),
     }
+
+
+def products(each: list[int | None], calls: pd.Series) -> pd.Series:
+    """What all calls do, where each does so much; None: unknown, but no calls do nothing."""
+    totals = [
+        n * calls if n is not None else None if calls else 0 for n, calls in zip(each, calls.tolist(), strict=True)
+    ]
+    return pd.Series(totals, dtype=object, index=calls.index)
 
 
 def operator_rows(table: pd.DataFrame, clock: str, total: float) -> list[dict]:

@@ -23,7 +23,7 @@ from analysis.links import ANNOTATION, AttributedLinks
 from analysis.timeline import host_code, idle_by_cause
 from analysis.trace import different_pairs, where_name
 from analysis.verdict import device_of, precision_of, ran_here, roofs_of
-from analysis.wording import narrow_table, text_of
+from analysis.wording import count_of, narrow_table, text_of
 from harness.command_line import compiler_problem
 from harness.tables import Column, column
 from harness.units import MB
@@ -124,8 +124,8 @@ class Evidence:
         return f"{us / self.total_us:.1%}"
 
     def described(self, rows: pd.DataFrame) -> str:
-        unit = "kernels" if self.links.on_gpu else "operators"
-        text = f"{self.share(rows['us'].sum())} of the step in {rows['launches'].sum() / self.steps:.0f} {unit}"
+        number = count_of(round(rows["launches"].sum() / self.steps), "kernel" if self.links.on_gpu else "operator")
+        text = f"{self.share(rows['us'].sum())} of the step in {number}"
         moved = rows["bytes"].sum() / self.steps
         return text + (f" that move {moved / MB:,.0f} MB" if moved else "")
 

@@ -124,8 +124,9 @@ def profile_facts(analysis: dict) -> dict[str, str]:
 
 def trace_title(analysis: dict) -> str:
     """What a trace shows, where no document says what was run."""
-    steps, device = analysis["steps"], "a GPU" if analysis["kernels"] else "a CPU"
-    times = f"{count_of(steps['count'], 'step')} of {steps['mean_ms']:.2f} ms" if steps["count"] else "A program"
+    about, device = analysis["attribution"], "a GPU" if analysis["kernels"] else "a CPU"
+    steps = f"{count_of(about['steps'], 'step')} of {about['ms_per_step']:.2f} ms"
+    times = steps if analysis["steps"]["count"] else "A program"
     return f"{times} on {device}, from {analysis['trace']}"
 
 

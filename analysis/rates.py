@@ -28,9 +28,9 @@ def shape_rates(links: Links, summary: dict | None) -> list[dict]:
     rated = named & (calls["signature"] >= 0).to_numpy() & (calls[clock] > 0).to_numpy()
     names, rows = trace.operators["name"].cat.categories, []
     compute, bandwidth = Roofs(links, summary), roofs_of(links, summary)[1]
-    for (code, signature), sums in calls[rated].groupby(["code", "signature"])[["calls", clock]].sum().iterrows():
+    for (code, signature), same in calls[rated].groupby(["code", "signature"]):
         name, (shapes, types, values) = names[code], trace.signatures[signature]
-        one, n, us = cost(name, shapes, types, values), int(sums["calls"]), float(sums[clock])
+        one, n, us = cost(name, shapes, types, values), same["call"].nunique(), float(same[clock].sum())
         if not (flops := one.flops or one.most_flops):
             continue
         precision, peak = compute.of(factor_type(shapes, types))

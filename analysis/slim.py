@@ -27,6 +27,8 @@ def check_slim(source: Path, target: Path | None, shortest: float | None) -> Non
         raise UserError(f"--slim {target}: viewers open files named *.json or *.json.gz", 2)
     if source.is_dir():
         raise UserError(f"--slim: {source} is a folder; name one of its traces", 2)
+    if not target.parent.is_dir():
+        raise UserError(f"--slim {target}: there is no folder {target.parent}")
     if target.resolve() == source.resolve():
         raise UserError(f"--slim {target}: is the trace itself; name another file", 2)
 

@@ -361,7 +361,7 @@ class Events:
         keep = np.isfinite(end) & (end >= start) & (out["name"] >= 0)
         self.n_malformed += n - int(keep.sum())
         if self.within and kind in ON_HOST:  # what the GPU did for the host in this time is known at the end
-            keep &= (start < self.within[1]) & (end > self.within[0])
+            keep &= (start <= self.within[1]) & (end > self.within[0])  # the mark that ends the last step too
         out = out if keep.all() else {name: values[keep] for name, values in out.items()}
         self.first = min(self.first, out["start"].min(initial=np.inf))
         return out
@@ -433,15 +433,18 @@ def joined(parts: list[np.ndarray], dtype: type) -> np.ndarray:
 
 
 def keep_what_ran(tables: dict[str, dict[str, np.ndarray]], within: tuple[float, float]) -> None:
-    """Of the calls, keep those in this time; of the GPU's events, those that they launched or that ran in it."""
+    """Of the calls, keep those in this time; of the GPU's events, those that they launched, and what ran from the
+    beginning of this time until the last of them had ended: what came before them kept the GPU busy."""
     calls, gpu = tables["launches"], tables["gpu"]
     key = "correlation" if (calls["correlation"] >= 0).any() else "external_id"
     in_time = {
         name: (tables[name]["start"] < within[1]) & (tables[name]["end"] > within[0])
         for name in ("launches", "gpu", "gpu_annotations")
     }
-    launched = calls[key][in_time["launches"]]
-    in_time["gpu"] |= np.isin(gpu[key], launched[launched >= 0])
+    numbers = calls[key][in_time["launches"]]
+    launched = np.isin(gpu[key], numbers[numbers >= 0])
+    ended = gpu["end"].max(initial=within[1], where=launched)
+    in_time["gpu"] = launched | ((gpu["start"] < ended) & (gpu["end"] > within[0]))
     for name, keep in in_time.items():
         tables[name] = {column: values[keep] for column, values in tables[name].items()}
 

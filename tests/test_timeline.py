@@ -26,6 +26,7 @@ from traces import (
 from analysis.components import OVERHEAD
 from analysis.critical_path import critical_path, walk
 from analysis.links import link
+from analysis.operators import operator_tables
 from analysis.pieces import TRACE_COLUMNS
 from analysis.rates import kernel_durations, queue_over_step, shape_rates
 from analysis.timeline import exposed_us, gpu_timeline, idle_by_cause
@@ -187,6 +188,22 @@ def test_durations_and_queue(tmp_path):
     at = dict(zip(queue["time_ms"], zip(queue["queued"], queue["ahead_ms"], strict=True), strict=True))
     assert at[min(at, key=lambda ms: abs(ms - 0.05))] == (4, pytest.approx(0.25, abs=0.003))
     assert max(queue["queued"]) == 4 and queue["queued"][-1] == 0
+
+
+def test_an_operator_within_itself_is_one_call(tmp_path):
+    """mm calls mm.out, which has an input more, and that itself once more on its way to the GPU."""
+    size, out = [[64, 64], [64, 64]], [[64, 64]] * 3
+    calls = [shaped("aten::mm", 2, 20, size), shaped("aten::mm", 4, 16, out), shaped("aten::mm", 6, 12, out)]
+    calls = [call["args"].update({"External id": i + 1}) or call for i, call in enumerate(calls)]
+    links = link(trace_of(tmp_path, step(1, 0, 100), *calls, *on_gpu("gemm", 10, 30, 40, 1)))
+    found = operator_tables(links)
+    [row] = found["operators"]
+    assert (row["calls"], row["flops"], row["cpu_us"], row["device_us"]) == (1, 2 * 64**3, 20, 40)
+    inner, outer = found["operators_by_shape"]
+    assert (inner["calls"], inner["flops"], inner["cpu_us"], inner["device_us"]) == (1, 2 * 64**3, 16, 40)
+    assert (outer["calls"], outer["self_device_us"], outer["device_us"]) == (1, 0, 40)
+    [rate] = shape_rates(links, None)
+    assert (rate["calls"], rate["tflops"]) == (1, pytest.approx(2 * 64**3 / 40e-6 / 1e12))
 
 
 def test_rates_by_shape_and_their_roof(tmp_path):

@@ -281,6 +281,28 @@ def test_a_trace_larger_than_memory_is_refused_before_it_fills_it(tmp_path, monk
         read_trace(path)
 
 
+def test_a_window_on_a_gpu_that_is_far_behind(tmp_path):
+    """Work of steps before the window keeps the GPU busy after the window has ended on the host: it is no idle time."""
+    events = []
+    for i in range(5):
+        events += [step(i, 100 * i, 100), *on_gpu(f"gemm_{i}", 100 * i + 12, 200 + 200 * i, 200, i + 1)]
+    path = write_trace(tmp_path / "trace.json", *events, event("aten::mm", 412, 4))
+    trace = read_trace(path, window=1)
+    assert trace.gpu["name"].tolist() == [f"gemm_{i}" for i in range(1, 5)]
+    first, last = link(trace).window
+    assert (first + trace.first_us, last + trace.first_us) == (1000, 1200)
+    idle = [row for row in analysis_of(trace)["components"] if row["component"] == "idle"]
+    assert sum(row["ms_per_step"] for row in idle) == 0
+
+
+def test_a_window_of_steps_from_a_name(tmp_path):
+    """The mark that ends the last step is read too."""
+    marks = [event("iteration", 100 * i, 30, kind="user_annotation") for i in range(5)]
+    path = write_trace(tmp_path / "trace.json", *SMALL[1:], *marks)
+    steps = read_trace(path, window=2, steps_from="iteration").steps
+    assert (steps["end"] - steps["start"]).tolist() == [100, 100]
+
+
 def test_steps_from_a_name(tmp_path):
     """From one event of this name to the next; marks that fill the time are the steps themselves."""
     marks = [event("iteration", 100 * i, 30, kind="user_annotation") for i in range(4)]
@@ -358,6 +380,8 @@ def test_a_slim_trace(tmp_path, profiler):
         code, out = profiler("--analyze-existing", "trace.json", *flags)
         assert (code, out.count("\n")) == (2, 1), out
     assert profiler("--window", "2")[0] == 2
+    code, out = profiler("--analyze-existing", "trace.json", "--slim", "absent/slim.json", "--output-dir", "out")
+    assert code == 1 and "no folder absent" in out and not (tmp_path / "out").exists()
 
 
 def test_a_slim_trace_of_the_last_steps(tmp_path):
