@@ -269,9 +269,11 @@ def step_rows(links: Links) -> list[dict]:
     answered = np.bincount(calls.loc[answered, "step"], minlength=n)
     one_clock = not early_kernels(links).any()
     queued = queued_until(links)
+    began, ended = (np.sort(gpu[name].to_numpy()[kernels]) for name in ("start", "end"))
+    ran = np.searchsorted(began, steps["end"]) - np.searchsorted(ended, steps["start"], side="right")
     rows = []
     for i, (number, start, end) in enumerate(zip(steps["number"], steps["start"], steps["end"], strict=True)):
-        during = int((kernels & (gpu["start"] < end).to_numpy() & (gpu["end"] > start).to_numpy()).sum())
+        during = max(0, int(ran[i]))  # a step and a kernel without length could make it negative
         # A GPU that runs behind the host still runs kernels of earlier steps.
         idle = kernels.any() and n > 1 and (of_kernels[i] == 0 or (one_clock and during == 0 and queued(start, end)))
         lost = launched[i] - answered[i] > MISSING_KERNELS * launched[i]
