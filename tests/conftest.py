@@ -37,8 +37,8 @@ def measured_peaks(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def known_peaks(measured_peaks):
-    """The rates of this machine, in the cache of all tests.  Commands that are processes of their own would measure them
-    for seconds, and, disturbed by other tests, again in each command."""
+    """The rates of this machine, in the cache of all tests.  Commands that are processes of their own would measure
+    them for seconds, and, disturbed by other tests, again in each command."""
     from analysis.hardware import bandwidth_ceilings, compute_ceilings
     from harness.environment import describe_environment
 
