@@ -1,7 +1,10 @@
 """What several tests use and pytest need not know: how to run a command, in this process or as one of its own."""
 
+import contextlib
 import fnmatch
 import os
+import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,10 +40,18 @@ def start(*command: str, **options) -> subprocess.Popen:
     )
 
 
-def finish(process: subprocess.Popen, timeout: float = 120) -> tuple[int, str]:
+def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str]:
     """The exit code and the output of a process, once it ends."""
     out, _ = process.communicate(timeout=timeout)
     return process.returncode, out
+
+
+def free_port() -> int:
+    """A port where nobody listens, below those that the system gives to outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)  # whatever seed a test has set
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def assert_answer(out: str) -> list[str]:

@@ -6,12 +6,11 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import PROJECT, SMALL_MODEL, finish, start
+from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 from traces import SMALL, write_trace
 
 import launch_performance_study
@@ -330,11 +329,6 @@ def start_nodes(tmp_path, *flags: str, environments=({}, {}), before=((), ())):
     return nodes
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
-
-
 def summaries(tmp_path, folder: str) -> list[dict]:
     paths = (
         tmp_path / f"node{rank}" / folder / f"performance_summary{f'_rank{rank}' * rank}.json" for rank in range(2)
@@ -354,7 +348,8 @@ def process_in(folder: Path, script: str) -> int:
 
 @pytest.mark.slow
 def test_a_node_whose_rank_dies_ends_the_other(tmp_path):
-    torchrun = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    torchrun = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port"]
+    torchrun += [str(free_port())]
     before = [[*torchrun, "--rdzv-id", "job", "--node-rank", str(node)] for node in range(2)]
     nodes = start_nodes(tmp_path, "train", "--num-steps", "1000000", "--log-interval", "100000", before=before)
     for line in nodes[0].stdout:
@@ -399,7 +394,7 @@ def test_a_killed_rank_leaves_the_summary_of_the_one_that_torchrun_ends(tmp_path
 @pytest.mark.slow
 def test_the_end_of_a_jobs_time_leaves_the_summaries_of_all_ranks(tmp_path):
     shared = {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "127.0.0.1,other"}
-    shared |= {"MASTER_PORT": free_port(), "SLURM_LOCALID": "0"}
+    shared |= {"MASTER_PORT": str(free_port()), "SLURM_LOCALID": "0"}
     environments = [step(rank) | shared | {"SLURM_NODEID": str(rank)} for rank in range(2)]
     nodes = start_nodes(tmp_path, "train", "--num-steps", "1000000", environments=environments)
     for line in nodes[0].stdout:

@@ -1,14 +1,13 @@
 """Several ranks: losses and memory of every mode on gloo, the prediction without ranks, and what is refused."""
 
 import json
-import os
 import re
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from helpers import PROJECT, SMALL_MODEL, finish, start
+from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 
 import tiny_llama_v1 as tiny_llama
 from analysis.communication import communication, first_world_size, sent_bytes, smallest_world_size, what_would_fit
@@ -152,7 +151,7 @@ sys.exit(tiny_llama_v1.main())
 def test_flags_of_one_rank_are_an_error_of_all_told_once(tmp_path, values, words):
     text = BY_RANK.format(project=str(PROJECT), flags=[*SMALL_MODEL[:-2], "--device", "cpu"], values=values)
     (tmp_path / "by_rank.py").write_text(text)
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 20000)}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         start(sys.executable, "by_rank.py", cwd=tmp_path, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in (0, 1)

@@ -338,9 +338,7 @@ def test_the_other_commands_predict_too(tmp_path, script):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags", ["", "--gradient-accumulation-steps 2", "--precision bf16 --activation-checkpointing"]
-)
+@pytest.mark.parametrize("flags", ["", "--gradient-accumulation-steps 2 --precision bf16 --activation-checkpointing"])
 def test_the_predicted_peak_of_a_rank_is_the_measured_one(tmp_path, flags):
     """Buckets of DistributedDataParallel included, to the byte."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -5,7 +5,6 @@ import re
 import stat
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -503,15 +502,13 @@ def test_a_torch_that_is_too_old_is_named(tmp_path):
     assert "torch 2.1.0 is too old" in out
 
 
-def test_a_second_call_is_quick_and_needs_no_network(tmp_path):
+def test_a_second_call_installs_nothing_and_needs_no_network(tmp_path):
     machine = Machine(tmp_path)
     machine.set_up("requirements.txt", "requirements-dev.txt")
     calls = machine.pip_calls()
-    started = time.monotonic()
     code, out = machine.set_up("requirements.txt", "requirements-dev.txt", STUB_NO_NETWORK="1")
     assert (code, machine.pip_calls()) == (0, calls)
     assert out.count("\n") == 1
-    assert time.monotonic() - started < 5
 
 
 def test_the_tests_need_more(tmp_path):

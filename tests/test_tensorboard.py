@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import urllib.request
 
 import pytest
 from browser import CHARTS, CHROMIUM, Browser, Proxy
-from helpers import PROJECT, SMALL_MODEL, finish, start
+from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 from test_documents import mismatches
 from test_report import HOSTILE
 from traces import EIGHT_RANKS, H100, REAL, write_trace
@@ -25,12 +24,6 @@ from harness.documents import MeasuredCollectiveRow, PerformanceSummary, Ranks, 
 
 MARKUP = "<img src=x onerror=alert(1)>"
 pytestmark = pytest.mark.slow  # each test starts TensorBoard, some a browser
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def fetch(url: str) -> bytes:
