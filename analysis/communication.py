@@ -128,17 +128,31 @@ def first_world_size_with_shards(
 REMEDIES = ({"activation_checkpointing": True}, {"attention": "sdpa"}, {"precision": "bf16"})
 
 
-def what_would_fit(workload: Workload, on_gpu: bool, capacity: int, predicted: Callable) -> list[dict]:
-    """Settings of this workload that lower the peak, one at a time and all together: for each the peak of a step, and
-    whether it fits."""
+def remedies(workload: Workload) -> list[dict]:
+    """Settings of this workload that lower the peak, one at a time, and all together at the end."""
     settings = workload.settings()["training"]
     changes = [one for one in REMEDIES for name, value in one.items() if settings.get(name, value) != value]
-    changes += [{name: value for one in changes for name, value in one.items()}] if len(changes) > 1 else []
+    return changes + ([{name: value for one in changes for name, value in one.items()}] if len(changes) > 1 else [])
+
+
+def what_would_fit(workload: Workload, on_gpu: bool, capacity: int, predicted: Callable) -> list[dict]:
+    """For each of the remedies the peak of a step, and whether it fits."""
     rows = []
-    for change in progress_bar("Searching for what would fit", changes):
+    for change in progress_bar("Searching for what would fit", remedies(workload)):
         peak = int(predicted(workload.with_settings(**change), on_gpu).live_bytes_at_allocations().max())
         rows.append({"flags": flags_of(change), "peak_memory_mb": peak / MB, "fits": peak <= capacity})
     return rows
+
+
+def on_more_ranks(workload: Workload, on_gpu: bool, capacity: int, predicted: Callable) -> list[dict]:
+    """A row of `would_fit`: all remedies together, on the fewest ranks on which a step then fits; [] if on none."""
+    together = {name: value for one in remedies(workload) for name, value in one.items()}
+    ranks = smallest_world_size(workload.with_settings(**together), on_gpu, capacity, predicted)
+    if not together or ranks is None:
+        return []
+    change = {"world_size": ranks, **together}
+    peak = int(predicted(workload.with_settings(**change), on_gpu).live_bytes_at_allocations().max())
+    return [{"flags": flags_of(change), "peak_memory_mb": peak / MB, "fits": True}]
 
 
 def fitting(workload: Workload, document: dict, on_gpu: bool, predicted: Callable) -> dict:
@@ -150,6 +164,8 @@ def fitting(workload: Workload, document: dict, on_gpu: bool, predicted: Callabl
     workload = workload.with_settings(compile=False)
     rows = None if document["fits"] else what_would_fit(workload, on_gpu, capacity, predicted)
     ranks, mode = smallest_world_size(workload, on_gpu, capacity, predicted), workload.parallel.parallel
+    if rows and ranks is None and not any(row["fits"] for row in rows):
+        rows += on_more_ranks(workload, on_gpu, capacity, predicted)
     why = "fits on no number of them" if mode in SHARDING else f"{mode} needs as much on any number"
     found = {"would_fit": rows, "smallest_world_size": ranks}
     return explain_nulls(found, "it fits", smallest_world_size=why)

@@ -489,6 +489,9 @@ def cure(document: dict) -> str:
         *([f"--seq-len {seq}"] if not own_file and 0 < seq < now["seq_len"] else []),
     ]
     smaller = "make the model smaller" if own_file else "lower --size"
+    ranks, others = document.get("smallest_world_size"), document.get("would_fit") or []
+    instead = [f"--world-size {ranks}"] if ranks else [row["flags"] for row in others if row["fits"]][:1]
+    smaller = f"use {instead[0]}" if instead else smaller
     lower = f"lower to {' or '.join(fitting)}" if fitting else smaller
     alone = document["device_memory_mb"] - document["reserve_mb"] - (document["context_mb"] or 0)
     if document["peak_memory_mb"] <= alone:

@@ -237,6 +237,12 @@ def rank_columns(comparison: dict) -> list[Column]:
     ]
 
 
+def rank_units(comparison: dict) -> str:
+    """Which columns of the ranks' table are of a step, and which are sums."""
+    n = comparison["collectives_compared"]
+    return "Step, busy, exposed and waits: per step" + f"; causes: over the {n:,} collectives compared" * bool(n)
+
+
 def straggler_text(comparison: dict) -> str:
     caution = f"; {comparison['caution']}" if "caution" in comparison else ""
     if comparison["straggler"] is None:
@@ -255,5 +261,6 @@ def rank_lines(comparison: dict) -> list[str]:
     return [
         f"Ranks: {len(comparison['rows'])}, {n} collectives compared{clocks if n else ''}",
         *narrow_table(rank_columns(comparison), comparison["rows"]),
+        rank_units(comparison),
         straggler_text(comparison),
     ]

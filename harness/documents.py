@@ -292,7 +292,7 @@ class Communication(TypedDict):
 
 
 class FitRow(TypedDict):
-    flags: str  # in addition to those given
+    flags: str  # in addition to those given; --world-size in place of the one given
     peak_memory_mb: float  # MB
     fits: bool
 

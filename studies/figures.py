@@ -253,7 +253,7 @@ def scaling_figure(rows: list[dict], about: str) -> Figure:
     panel for each kind of scaling; and memory of a rank, measured (markers) and predicted (rings)."""
     scalings = list(dict.fromkeys(row["scaling"] for row in rows))
     title = "Scaling: efficiency relative to the base, and memory of a rank"
-    figure, panels = new_panels(4.2, title, about, len(scalings) + 1)
+    figure, panels = new_panels(4.8, title, about, len(scalings) + 1)
     groups = list(dict.fromkeys((row["parallel"], row["bucket_mb"]) for row in rows if row["parallel"]))
     for axes, scaling in zip(panels, scalings, strict=False):
         for n, group in enumerate(groups):
@@ -267,7 +267,10 @@ def scaling_figure(rows: list[dict], about: str) -> Figure:
     for axes in panels:
         log_axis(axes.xaxis, sorted({row["world_size"] for row in rows}))
         axes.set_xlabel("ranks")
-    legend(panels[0])
+    # Below all panels: above one of them, a wide legend would take the room of the others.
+    title = {"title": "Measured (markers) and predicted (shaded; rings)", "title_fontsize": 10, "alignment": "left"}
+    modes = panels[0].get_legend_handles_labels()
+    figure.legend(*modes, loc="outside lower left", ncols=6, fontsize=8, frameon=False, **title)
     return figure
 
 

@@ -89,7 +89,7 @@ def workload_of_row(args, row: dict, mode: str) -> TinyLlamaWorkload:
     if (parallel.parallel, parallel.world_size) != (mode, max(2, world_size)) or workload.compiled:
         raise UserError(f"--flags {args.flags}: the study varies modes and ranks itself, and compiles nothing", 2)
     if row["scaling"] == "strong" and whole % world_size:
-        raise UserError(f"--batch-size {whole}: not divisible by {world_size} ranks, as strong scaling does", 2)
+        raise UserError(f"--batch-size {whole}: not divisible by {world_size} ranks, which strong scaling requires", 2)
     if row["scaling"] == "strong":
         workload = workload.with_settings(batch_size=whole // world_size)
     if world_size == 1:

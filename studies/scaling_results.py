@@ -149,8 +149,11 @@ def verdicts(rows: list[dict]) -> list[dict]:
         now = findings(row, reference)
         before = findings(reference, None) if reference else {}
         named = wanted <= now.keys() and not wanted & before.keys()
-        texts = [now[name] for name in sorted(now, key=lambda name: name not in wanted)]
-        disturbed = any(one and one.get("disturbed") for one in (row, reference))
-        nothing = "not decidable: the run was disturbed" if disturbed else "nothing was found"
-        found.append({"fault": row["fault"], "named": named, "text": "; ".join(texts) or nothing})
+        texts = [now[name] for name in sorted(now, key=lambda name: name not in wanted)] or ["nothing was found"]
+        if not named:
+            disturbed = any(one and one.get("disturbed") for one in (row, reference))
+            why = ["without the fault too"] * bool(wanted & before.keys())
+            why += ["not decidable: the run was disturbed"] * disturbed
+            texts = [*why, *texts]  # first, as a table cuts what is long
+        found.append({"fault": row["fault"], "named": named, "text": "; ".join(texts)})
     return found

@@ -24,6 +24,7 @@ from studies.figures import (
     memory_figure,
     optimization_figure,
     precision_figure,
+    scaling_figure,
     timing_figure,
     training_figure,
 )
@@ -223,6 +224,21 @@ def optimization_rows(bound: float | None) -> list[dict]:
     ]  # fmt: skip
 
 
+def scaling_rows() -> list[dict]:
+    modes = [("ddp", 1.0), ("ddp", 25.0), ("zero1", 1.0), ("zero1", 25.0), ("fsdp", None)]
+    base = {"parallel": None, "bucket_mb": None, "world_size": 1, "efficiency": 1.0, "efficiency_95": None}
+    rows = [base | {"predicted_efficiency": None}] + [
+        {
+            "parallel": mode, "bucket_mb": bucket_mb, "world_size": world_size, "efficiency": 0.9 - k / 20,
+            "efficiency_95": [0.7 - k / 20, 1.1], "predicted_efficiency": [0.8, 0.95],
+        }
+        for k, (mode, bucket_mb) in enumerate(modes)
+        for world_size in (2, 4)
+    ]  # fmt: skip
+    memory = {"measured_memory_bytes": 120 * MB, "predicted_memory_bytes": 120 * MB}
+    return [row | memory | {"scaling": scaling} for scaling in ("weak", "strong") for row in rows]
+
+
 RSS = "resident set size of the process, libraries included (--profile-memory counts only tensors)"
 LAUNCHED = ["performance_results_tiny_20261122_082620", "performance_results_small_20261122_082625"]
 METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
@@ -256,6 +272,7 @@ FIGURES = {
     "optimizations_of_sizes": lambda: optimization_figure(
         {f"{size} 8 x 128 fp32": optimization_rows(bound) for size, bound in (("tiny", None), ("small", 0.9))}, ABOUT
     ),
+    "scaling": lambda: scaling_figure(scaling_rows(), f"{ABOUT}; base: 1 rank"),
     "sweeps": lambda: comparison_figure(SWEEP, "a_sweep"),
 }
 

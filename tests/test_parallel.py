@@ -10,9 +10,16 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 
 import tiny_llama_v1 as tiny_llama
-from analysis.communication import communication, first_world_size, sent_bytes, smallest_world_size, what_would_fit
+from analysis.communication import (
+    communication,
+    first_world_size,
+    fitting,
+    sent_bytes,
+    smallest_world_size,
+    what_would_fit,
+)
 from analysis.network import Network
-from analysis.prediction import predicted_memory
+from analysis.prediction import cure, predicted_memory
 from benchmarks import many_ranks
 from harness.errors import UserError
 from harness.files import write_json
@@ -251,6 +258,26 @@ def test_what_would_fit_is_told():
         "--activation-checkpointing --attention sdpa --precision bf16",
     ]
     assert rows[-1]["fits"] and rows[-1]["peak_memory_mb"] < min(row["peak_memory_mb"] for row in rows[:-1])
+
+
+@pytest.mark.slow
+def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
+    workload = predicted("--parallel fsdp --batch-size 4", 2)
+    together = workload.with_settings(activation_checkpointing=True, attention="sdpa", precision="bf16")
+
+    def mb(ranks: int) -> float:
+        tracker = predicted_memory(together.with_settings(world_size=ranks), False)
+        return int(tracker.live_bytes_at_allocations().max()) / 2**20
+
+    document = {"peak_memory_mb": 0, "library_workspaces_mb": None, "margin_mb": mb(4), "fits": False}
+    found = fitting(workload, document, False, predicted_memory)
+    assert found["smallest_world_size"] is None
+    assert [row["fits"] for row in found["would_fit"]] == [False] * 4 + [True]
+    flags = "--world-size 4 --activation-checkpointing --attention sdpa --precision bf16"
+    assert found["would_fit"][-1] == {"flags": flags, "peak_memory_mb": mb(4), "fits": True}
+    training = {"batch_size": 4, "seq_len": 16}
+    facts = {"max_batch_size": 0, "max_seq_len": 0, "training": training, "reserve_mb": 0, "context_mb": None}
+    assert cure(facts | found | {"device_memory_mb": 1, "peak_memory_mb": 2}) == f"use {flags}"
 
 
 @pytest.mark.slow

@@ -150,6 +150,7 @@ def test_ranks_of_one_run_are_printed_once(tmp_path, profiler):
     assert code == 0, out
     assert (out.count("Step time breakdown"), out.count("causes ms")) == (1, 1)
     assert "Rank 2, trace_rank2.json: " in out
+    assert "Step, busy, exposed and waits: per step; causes: over the 4 collectives compared" in out
 
 
 def test_missing_ranks_are_named(tmp_path):
