@@ -390,6 +390,8 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
     assert [row["change_ms"] for row in document["classes"] if row["class"] == "matmul"] == [pytest.approx(-0.12)] * 2
     assert {row["tokens_per_sec_reason"] for row in document["runs"]} == {"not in a trace"}
     assert document["repeats"] is None or len(document["repeats"]["groups"]) == 1
+    bars = comparison_figure(document).axes[0].patches  # of the entire step: a trace does not tell phases
+    assert [bar.get_width() for bar in bars] == [row["mean_ms"] for row in document["runs"]] and bars[0].get_width() > 0
     (tmp_path / "ranks").mkdir()
     for i in range(2):
         write_trace(tmp_path / "ranks" / f"rank{i}.json", *gpu_step(*parts[1]))
