@@ -73,6 +73,32 @@ def gpu_chart(analysis: dict, documents: dict) -> Chart | None:
     return bar_chart(data, len(parts), f"GPU time, {timeline['total_ms']:.2f} ms in all (ms)")
 
 
+def queue_chart(analysis: dict, documents: dict) -> Chart | None:
+    """How far the host is ahead of the GPU over a step: kernels in the queue, and ms until the latest one starts."""
+    queue = analysis["gpu_timeline"]["queue_over_step"]
+    if queue is None:
+        return None
+    lines = [("kernels in the queue", "queued", "forward", "y"), ("launch ahead", "ahead_ms", "optimizer", "y2")]
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": queue["time_ms"],
+            "y": queue[field],
+            "yaxis": axis,
+            "line": {"shape": "hv", "width": 1.5, "color": PHASES[phase]},
+        }
+        for name, field, phase, axis in lines
+    ]
+    right = {"title": {"text": "launch ahead (ms)"}, "overlaying": "y", "side": "right", "rangemode": "tozero"}
+    right |= {"showgrid": False, "tickmode": "auto"}
+    title = f"time since step {queue['step']} began on the host (ms)"
+    found = chart(data, 300, title, "kernels in the queue", yaxis2=right, margin={"t": 54, "r": 60, "b": 44, "l": 60})
+    found["layout"]["yaxis"]["rangemode"] = "tozero"
+    return found
+
+
 def ranks_chart(analysis: dict, documents: dict) -> Chart | None:
     """The step of each rank: what communication exposed, as transfer and waiting, and the rest."""
     rows = analysis.get("ranks", {}).get("rows", [])
@@ -151,6 +177,7 @@ def steps_chart(analysis: dict | None, documents: dict) -> Chart | None:
 CHARTS: dict[str, Callable[[dict, dict], Chart | None]] = {
     "step_breakdown": breakdown_chart,
     "gpu_timeline": gpu_chart,
+    "queue": queue_chart,
     "ranks": ranks_chart,
     "memory": memory_chart,
 }

@@ -48,10 +48,15 @@ def names_of(rows: list[dict]) -> list[str]:
 def draw_step_times(axes, comparison: dict) -> None:
     rows = comparison["runs"]
     at, left = np.arange(len(rows)), np.zeros(len(rows))
-    for phase in PHASE_NAMES:
+    whole = np.array([not any(row["phases_ms"][phase] for phase in PHASE_NAMES) for row in rows])  # as of a trace
+    for phase in PHASE_NAMES if not whole.all() else ():
         widths = np.array([row["phases_ms"][phase] or 0.0 for row in rows])
         style = {"color": PHASES[phase], "hatch": HATCHES.get(phase), "edgecolor": SEAM, "linewidth": 0}
         axes.barh(at, widths, left=left, label=phase, **style)
+        left += widths
+    if whole.any():
+        widths = np.array([row["mean_ms"] or 0.0 for row in rows]) * whole
+        axes.barh(at, widths, label="step, phases not known", color=GRAY)
         left += widths
     spread = np.array([row["std_ms"] or 0.0 for row in rows])
     axes.errorbar(left, at, xerr=spread, fmt="none", ecolor="black", capsize=3)

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
 from analysis.opportunities import gain_text
-from analysis.palette import GRAY, MEMORY, color_of, hatch_of, hatches_of, in_order, text_color
+from analysis.palette import GRAY, MEMORY, PHASES, color_of, hatch_of, hatches_of, in_order, text_color
 from analysis.wording import shortened, told_apart
 
 WIDTH = 10.5  # inches
@@ -247,6 +247,21 @@ def gpu_figure(analysis: dict, about: str) -> Figure | None:
     return figure
 
 
+def queue_figure(analysis: dict, about: str) -> Figure | None:
+    """How far the host is ahead of the GPU over a step: kernels in the queue, and ms until the latest one starts."""
+    queue = analysis["gpu_timeline"]["queue_over_step"]
+    if queue is None:
+        return None
+    figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
+    entitle(figure, f"Launch queue over step {queue['step']}", about)
+    lines = {"kernels in the queue": ("queued", "forward"), "launch ahead (ms)": ("ahead_ms", "optimizer")}
+    for axes, (label, (field, phase)) in zip(figure.subplots(1, 2), lines.items(), strict=True):
+        bare(axes)
+        axes.fill_between(queue["time_ms"], queue[field], step="post", color=PHASES[phase], alpha=0.8, linewidth=0)
+        axes.set(xlabel="time since the step began (ms)", ylabel=label, ylim=(0, None), xlim=(0, None))
+    return figure
+
+
 def ranks_figure(analysis: dict, about: str) -> Figure | None:
     """A bar per rank, its step: what communication exposed, as transfer and waiting, and the rest."""
     rows = analysis.get("ranks", {"rows": []})["rows"]
@@ -365,6 +380,7 @@ FIGURES = {
     "step_breakdown": breakdown_figure,
     "step_timeline": timeline_figure,
     "gpu_timeline": gpu_figure,
+    "queue": queue_figure,
     "ranks": ranks_figure,
     "operators": operators_figure,
     "kernels": kernels_figure,

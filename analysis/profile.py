@@ -427,7 +427,7 @@ def trust_text(analysis: dict) -> str:
     if trust["trustworthy"] and trust["disturbance"]["text"] not in (None, UNDISTURBED):
         text = "events complete, times NOT trustworthy: the steps were disturbed"
     if analysis["verdict"]["shares"]["unexplained"] >= UNEXPLAINED:
-        text += f", but {unexplained_text(analysis)}"
+        text += (", but " if text.startswith("complete") else "; ") + unexplained_text(analysis)
     text += f"; recorded: {', '.join(recorded) or 'no shapes, no stacks'}"
     if trust["kernels_linked_to_an_operator"] is not None:
         text += f"; {trust['kernels_linked_to_an_operator']:.1%} of the steps' GPU events linked to operators"

@@ -404,6 +404,8 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
     assert [row["change_ms"] for row in document["classes"] if row["class"] == "matmul"] == [pytest.approx(-0.12)] * 2
     assert {row["tokens_per_sec_reason"] for row in document["runs"]} == {"not in a trace"}
     assert document["repeats"] is None  # nothing tells the settings of a trace, even if two have the same name
+    bars = comparison_figure(document).axes[0].patches  # of the entire step: a trace does not tell phases
+    assert [bar.get_width() for bar in bars] == [row["mean_ms"] for row in document["runs"]] and bars[0].get_width() > 0
     for name, total in (("c", 64 * MB), ("d", 48 * MB)):  # with profile_memory
         arguments = {"Total Allocated": total, "Bytes": 64, "Device Type": 1, "Device Id": 0}
         memory = event("[memory]", 10, 0) | {"ph": "i", "cat": "cpu_instant_event", "args": arguments}

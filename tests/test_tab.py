@@ -70,7 +70,9 @@ def test_a_trace_is_read_where_nothing_was_written(logdir):
     assert page["traces"] == ["trace_1.json", "trace_2.json"]
     for words in ("Trust: ", "Disturbance:", "aten::linear", "GPU kernels", 'data-chart="step_timeline"'):
         assert words in page["html"], words
-    assert {"step_breakdown", "gpu_timeline"} <= page["charts"].keys()
+    assert {"step_breakdown", "gpu_timeline", "queue"} <= page["charts"].keys()
+    queued, ahead = page["charts"]["queue"]["data"]
+    assert (max(queued["y"]), max(ahead["y"])) == (1, pytest.approx(0.018, abs=1e-3))  # add_kernel, from 72 to 90 us
     assert sorted(logdir.rglob("*")) == before
     json.dumps(page, allow_nan=False)  # a browser reads no NaN
     both = Tab(("", logdir)).page("two", ranks="1")

@@ -90,6 +90,8 @@ def test_a_kernel_that_starts_late_for_no_recorded_reason_is_unexplained(tmp_pat
         "complete, but 87.8% of the steps' time unexplained (idle, no event says why"
     )
     assert max(row["speedup_bound"] for row in analysis["opportunities"]) == pytest.approx(1 / (1 - 0.112))
+    analysis["integrity"] |= {"trustworthy": False, "problems": ["events are missing"]}
+    assert trust_text(analysis).startswith("NOT trustworthy: events are missing; 87.8% of the steps' time unexplained")
 
 
 def test_kernels_of_a_compiled_region_are_what_their_names_say(tmp_path):
