@@ -88,6 +88,19 @@ def test_a_kernel_without_a_gradient_is_named(monkeypatch):
     assert found == {"missing_gradient": f"{PARAMETERS - 1} of {PARAMETERS} parameters have no gradient"}
 
 
+def test_frozen_parameters_have_no_gradient_unless_they_are_not_meant_to_be_trained():
+    frozen = model()
+    frozen.layers[0].requires_grad_(False)
+    first = audited(frozen)
+    assert details(first) == {"missing_gradient": f"9 of {PARAMETERS} parameters have no gradient"}
+
+    class FreezesThem(TinyLlamaWorkload):
+        def parameter_count(self) -> int:
+            return sum(p.numel() for p in frozen.parameters() if p.requires_grad)
+
+    assert details(first, workload=FreezesThem(CONFIG, WORKLOAD.training)) == {}
+
+
 def test_zero_and_non_finite_gradients_are_named():
     silent = model()
     silent.lm_head.weight.register_hook(lambda gradient: 0 * gradient)

@@ -86,7 +86,7 @@ BY_NAME = {rung.name: rung for rung in rungs.RUNGS}
         ("fused-norm", "fused norm: so", "fused norm: so"),  # on a CPU only a compiler fuses it
         ("fused-loss", "fused loss: 0.2% could be saved", "fused loss: 0.2% could be saved"),
         ("cuda-graphs", "what each saves adds up to the whole step, so they must save the same", "the trace gives"),
-        ("", "it is the baseline", "it is the baseline"),
+        ("", "it has none of these flags", "it has none of these flags"),
     ],
 )
 def test_what_the_trace_allows(names, bound, estimate):
