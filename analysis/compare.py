@@ -522,8 +522,8 @@ def settings_lines(settings: dict[str, list], limit: int = 2) -> list[str]:
 
 
 def finding(row: dict, baseline: dict) -> str:
-    """'1.20x as fast (95%: 1.15 to 1.25), 100.00 ms against 120.00 ms: b', the name last, for names can be long, but not
-    behind a reason, which can be longer."""
+    """'1.20x as fast (95%: 1.15 to 1.25), 100.00 ms against 120.00 ms: b', the name last, for names can be long; but
+    before a reason, which can be longer."""
     if row["ratio"] is None or row["median_ms"] is None:
         return f"{row['status']}, {row['difference']}: {row['name']}"
     faster = row["ratio"] < 1
