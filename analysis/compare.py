@@ -342,7 +342,7 @@ TIME_COLUMNS = [
     column("p95", "p95_ms", ",.2f"),
     column("ratio", "ratio", ".3f"),
     Column("95% interval", lambda row: row["ratio_95"] and "{:.3f} to {:.3f}".format(*row["ratio_95"])),
-    column("against the baseline", "difference", left=True),
+    Column("against the baseline", lambda row: NOT_THE_SAME if row["not_the_same"] else row["difference"], left=True),
     column("bound", "verdict", left=True),
     column("waited", "waited_share", ".0%"),
 ]
@@ -368,7 +368,7 @@ def comparison_sections(comparison: dict, top: int = 12) -> list[Section]:
         "Only the steps that averages include; ratio of medians, with its 95% interval over these steps",
         "Waited: share of thread time spent waiting for a core",
         *(f"Disturbance of {row['name']}: {row['disturbance']}" for row in rows if row["disturbed"]),
-        *(f"Audit of {row['name']}: {row['audit']}" for row in rows if row["audit_ok"] is False),
+        *(f"{NOT_THE_SAME.capitalize()}: {row['name']}: {row['not_the_same']}" for row in rows if row["not_the_same"]),
     ]
     failed = [f"{row['name']} {row['status']}" for row in rows if row["status"] != "completed"]
     notes += [f"Not completed: {', '.join(failed)}"] if failed else []
@@ -473,21 +473,25 @@ def change_sections(comparison: dict, kind: str, top: int) -> list[Section]:
 
 
 def comparison_answer(comparison: dict, read_on: str) -> list[str]:
-    """What compare_runs.py ends with: how much faster or slower, whether that is noise, and the largest reason."""
+    """What compare_runs.py ends with: how much faster or slower, whether that is noise, and the largest reason; of many
+    runs those first that train the same."""
     comparison = with_short_names(comparison)
     baseline, *others = comparison["runs"]
-    shown = others[:RUNS_IN_ANSWER]
+    others = sorted(others, key=lambda row: row["not_the_same"] is not None)
+    shown, rest = others[:RUNS_IN_ANSWER], others[RUNS_IN_ANSWER:]
     found = [finding(row, baseline) for row in shown]
     found[0] += f" against {baseline['name']}"
-    if len(others) > len(shown):
-        found.append(f"and {count_of(len(others) - len(shown), 'more run')} in the table")
+    if rest:
+        apart = [row["name"] for row in rest if row["not_the_same"]]
+        why = f", {NOT_THE_SAME}: {', '.join(apart)}" if apart else ""
+        found.append(f"and {count_of(len(rest), 'more run')} in the table{why}")
     runs = comparison["runs"]
     disturbed = [f"{row['disturbance'].partition(';')[0]}: {row['name']}" for row in runs if row["disturbed"]]
     unmeasured = [row["name"] for row in runs if row["disturbed"] is None]
     quiet = f"not measured in {', '.join(unmeasured)}" if unmeasured else "none seen"
     settings = {row["name"]: row["values"] for row in comparison["differences"]}
     lines = 2 if len(shown) < RUNS_IN_ANSWER else 1  # ANSWER_LINES in all
-    changed = sorted(shown, key=lambda row: abs(math.log(row["ratio"] or 1)), reverse=True)
+    changed = sorted(shown, key=lambda row: (not row["not_the_same"], abs(math.log(row["ratio"] or 1))), reverse=True)
     rows = {
         "Finding": found,
         "Largest reason": [largest_reason(comparison, row) for row in changed[:lines]],
@@ -518,13 +522,14 @@ def settings_lines(settings: dict[str, list], limit: int = 2) -> list[str]:
 
 
 def finding(row: dict, baseline: dict) -> str:
-    """'1.20x as fast (95%: 1.15 to 1.25), 100.00 ms against 120.00 ms: b', the name last, for names can be long."""
+    """'1.20x as fast (95%: 1.15 to 1.25), 100.00 ms against 120.00 ms: b', the name last, for names can be long; but
+    before a reason, which can be longer."""
     if row["ratio"] is None or row["median_ms"] is None:
         return f"{row['status']}, {row['difference']}: {row['name']}"
     faster = row["ratio"] < 1
     if row["not_the_same"]:
-        times = f"{row['median_ms']:,.2f} ms against {baseline['median_ms']:,.2f} ms"
-        return f"no speedup, {row['difference']}, {times}: {row['name']}"
+        times = f"{row['median_ms']:,.2f} ms instead of {baseline['median_ms']:,.2f} ms"
+        return f"{row['name']}: no speedup, {row['difference']} ({times})"
     text = f"{1 / row['ratio']:.2f}x as fast" if faster else f"{row['ratio']:.2f}x as long"
     if row["ratio_95"]:
         low, high = sorted(1 / end for end in row["ratio_95"]) if faster else row["ratio_95"]

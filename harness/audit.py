@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.files import explain_nulls
@@ -31,6 +31,8 @@ class FirstStep:
 
     norms: dict[str, float] = field(default_factory=dict)  # of gradients
     missing: list[str] = field(default_factory=list)  # no gradient at all
+    frozen: list[str] = field(default_factory=list)  # that ask for none, with requires_grad False
+    trained_elements: int = 0  # of all parameters that ask for a gradient
     zero: list[str] = field(default_factory=list)  # gradients of zeros alone
     non_finite: list[str] = field(default_factory=list)  # with a NaN or an infinity
     unmoved: list[str] = field(default_factory=list)  # not changed by the optimizer, though there is a gradient
@@ -38,6 +40,7 @@ class FirstStep:
 
     @property
     def parameters(self) -> int:
+        """That have or should have a gradient."""
         return len(self.norms) + len(self.missing)
 
 
@@ -58,7 +61,7 @@ def audit_document(
     if first is None:
         return explain_nulls({"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}}, "no step was done")
     not_checked: list[dict] = []
-    findings = parameter_findings(first, workload)
+    findings = parameter_findings(with_frozen(first, workload), workload)
     if first.skipped:
         reason = "the gradient scaler of fp16 skipped the first update, as it does until its scale fits"
         not_checked += [{"check": check, "reason": reason} for check in ("non_finite_gradient", "unmoved_parameter")]
@@ -78,6 +81,14 @@ def audit_document(
         "not_checked": not_checked,
         "gradient_norms": norms_by_part(first.norms),
     }
+
+
+def with_frozen(first: FirstStep, workload: Workload) -> FirstStep:
+    """Frozen parameters among the missing ones, if the workload's closed form counts them as trainable; a file of the
+    user's own may freeze some on purpose."""
+    if not first.frozen or first.trained_elements == workload.parameter_count():
+        return first
+    return replace(first, missing=first.missing + first.frozen)
 
 
 def parameter_findings(first: FirstStep, workload: Workload) -> list[dict]:

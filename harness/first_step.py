@@ -49,7 +49,9 @@ class FirstStepAudit:
     def _read_gradients(self) -> None:
         """Of each gradient the norm, and its largest and smallest element with what the parameter is there."""
         self._scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
-        self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        parameters = dict(self.model.named_parameters())
+        self._trained = {name: p for name, p in parameters.items() if p.requires_grad}
+        self._frozen = [name for name in parameters if name not in self._trained]
         for name, parameter in self._trained.items():
             gradient = None if parameter.grad is None else local_part(parameter.grad).reshape(-1)
             if gradient is None or not len(gradient):  # none, or this rank has no row of it
@@ -74,7 +76,8 @@ class FirstStepAudit:
         found = torch.stack(rows)
         if sharded:
             torch.distributed.all_reduce(found)
-        result = FirstStep()
+        elements = sum(p.numel() for p in self._trained.values())
+        result = FirstStep(frozen=self._frozen, trained_elements=elements)
         for name, (has, square, not_zero, not_finite, moved) in zip(self._trained, found.tolist(), strict=True):
             if not has:
                 result.missing.append(name)

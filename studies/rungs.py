@@ -110,7 +110,7 @@ def predicted_ratio(rungs: Sequence[Rung], analysis: dict | None) -> dict:
     """
     unknown: dict[str, float | None] = {"bound": None, "estimate": None}
     if not rungs:
-        return explain_nulls(unknown, "it is the baseline")
+        return explain_nulls(unknown, "it has none of these flags")
     if analysis is None or not analysis["opportunities"]:
         return explain_nulls(unknown, (analysis or {}).get("opportunities_reason", "there is no trace"))
     rows = {row["name"]: row for row in analysis["opportunities"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import multiprocessing
@@ -538,6 +539,14 @@ def run_script(workload: TinyLlamaWorkload, profiling: ProfilerConfig, folder: P
 @contextlib.contextmanager
 def cold_compiler() -> Iterator[None]:
     """An empty compiler cache, so that each row times a first compilation.  Raises UserError if the compiler fails."""
+    if not torch.cuda.is_available():
+        # Which vector instructions the processor has is tried once, by compiling for them: seconds, and only in the
+        # first row that compiles in a process.
+        probe = importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa
+        try:
+            probe()
+        except RuntimeError as error:  # no compiler, or none that works
+            raise UserError(f"cannot be compiled here: {error}") from error
     name = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.pop(name, None)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

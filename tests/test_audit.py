@@ -88,6 +88,19 @@ def test_a_kernel_without_a_gradient_is_named(monkeypatch):
     assert found == {"missing_gradient": f"{PARAMETERS - 1} of {PARAMETERS} parameters have no gradient"}
 
 
+def test_frozen_parameters_have_no_gradient_unless_they_are_not_meant_to_be_trained():
+    frozen = model()
+    frozen.layers[0].requires_grad_(False)
+    first = audited(frozen)
+    assert details(first) == {"missing_gradient": f"9 of {PARAMETERS} parameters have no gradient"}
+
+    class FreezesThem(TinyLlamaWorkload):
+        def parameter_count(self) -> int:
+            return sum(p.numel() for p in frozen.parameters() if p.requires_grad)
+
+    assert details(first, workload=FreezesThem(CONFIG, WORKLOAD.training)) == {}
+
+
 def test_zero_and_non_finite_gradients_are_named():
     silent = model()
     silent.lm_head.weight.register_hook(lambda gradient: 0 * gradient)
@@ -250,6 +263,14 @@ class Reordered(TinyLlamaWorkload):
             yield tuple(part.flip(0) for part in batch)
 
 
+class HalfOfTheTokens(TinyLlamaWorkload):
+    """A loss over every second sample."""
+
+    def batches(self, device, rank=0):
+        for batch in super().batches(device, rank):
+            yield tuple(part[::2] for part in batch)
+
+
 def losses(workload, dtype=None) -> list[float]:
     step = Step(workload, CPU)
     if dtype:
@@ -263,7 +284,7 @@ def losses(workload, dtype=None) -> list[float]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("learning_rate", [1e-4, 1e-3])
 def test_another_order_of_additions_stays_far_within_the_bound(precision, learning_rate):
-    """So does float64; and a training that is another one does not."""
+    """So does float64, and fp32 instead of bf16; and a training that is another one does not."""
     training = replace(WORKLOAD.training, precision=precision, learning_rate=learning_rate)
     expected = losses(replace(WORKLOAD, training=training))
     bound = loss_bound(summary(precision), summary(precision) | {"loss": {"first": expected[0]}})
@@ -272,7 +293,10 @@ def test_another_order_of_additions_stays_far_within_the_bound(precision, learni
         return max(abs(a - b) for a, b in zip(found, expected, strict=True))
 
     assert distance(losses(Reordered(CONFIG, training))) < bound / 10
-    if precision == "fp32":
+    assert distance(losses(HalfOfTheTokens(CONFIG, training))) > bound
+    if precision == "bf16":
+        assert distance(losses(replace(WORKLOAD, training=replace(training, precision="fp32")))) < bound / 10
+    else:
         assert distance(losses(replace(WORKLOAD, training=training), torch.float64)) < bound / 10
         assert distance(losses(TinyLlamaWorkload(CONFIG, replace(training, seed=7)))) > 10 * bound
 

@@ -189,11 +189,24 @@ def test_a_run_that_does_not_train_is_no_speedup(runs, tmp_path):
     row = comparison["runs"][1]
     assert row["difference"] == f"not the same training: {detail}"
     assert (row["audit_ok"], row["largest_loss_difference"]) == (False, 0)
+    told = " ".join(" ".join(comparison_answer(comparison, "here")).split())
+    assert f"fast: no speedup, not the same training: {detail} (50.00 ms instead of 100.00 ms) against base" in told
+    assert f"Not the same training: fast: {detail}" in " ".join(" ".join(comparison_lines(comparison)).split())
+
+
+def test_of_many_runs_those_that_train_the_same_are_told_first(runs, tmp_path):
+    base = copy_of(runs / "small_batch", tmp_path / "base", [100.0, 101, 99, 100, 102, 98])
+    audit = {"ok": False, "findings": [{"check": "rate", "detail": "too fast " * 20}], "not_checked": []}
+    others = [copy_of(runs / "small_batch", tmp_path / name, [50.0, 51, 49, 50], audit=audit) for name in "abc"]
+    others.append(copy_of(runs / "small_batch", tmp_path / "sound", [80.0, 81, 79, 80]))
+    comparison = compare([base, *others])
     told = comparison_answer(comparison, "here")
-    assert f"no speedup, not the same training: {detail}, 50.00 ms against 100.00 ms: fast" in " ".join(
-        " ".join(told).split()
-    )
-    assert f"Audit of fast: {detail}" in " ".join(" ".join(comparison_lines(comparison)).split())
+    assert "1.25x as fast" in told[0] and "sound against base" in " ".join(told[:2])
+    assert any(line.strip().startswith("a: no speedup, not the same training: too fast") for line in told)
+    assert any(line.endswith("and 1 more run in the table, not the same training: c") for line in told)
+    assert next(line for line in told if line.startswith("Largest reason:")).endswith(": sound")
+    table = comparison_lines(comparison)
+    assert sum(" not the same training " in line for line in table) == 3  # and the reasons below it
 
 
 def test_intervals():
