@@ -44,7 +44,10 @@ def explained_fake_run(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # any code of the model may raise here
-        raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}") from error
+        if isinstance(error, UserError) and error.__cause__ is None:
+            raise  # a check of this project's: it is as wrong without fake tensors
+        shown = getattr(error, "shown", "")
+        raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}", shown=shown) from error
     finally:
         log.setLevel(level)
 

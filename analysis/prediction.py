@@ -34,7 +34,7 @@ from analysis.hardware import (
 from analysis.memory import TENSOR_COLUMNS, folded_layers, parts_of_peak, place_of_peak
 from analysis.network import network_of
 from analysis.traffic import step_work
-from analysis.wording import text_of
+from analysis.wording import batch_text, text_of
 from harness.console import progress_bar
 from harness.devices import PRECISIONS, host_memory, memory_of_a_rank, missing_arithmetic
 from harness.environment import describe_environment
@@ -70,6 +70,10 @@ LONGEST = 2**31  # samples or tokens: no search goes further
 def predicted_memory(workload: Workload, on_gpu: bool) -> MemoryTracker:
     """The tensors of a step of rank 0, as --profile-memory would count them, by a fake-tensor run."""
     return fake_step(workload, on_gpu, GpuMemoryTracker if on_gpu else MemoryTracker, ranks=True)
+
+
+class OtherStepError(Exception):
+    """A step of another size cannot be run, or does not make the same allocations: only a file's may be so."""
 
 
 def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:
@@ -124,9 +128,19 @@ def _largest(workload: Workload, on_gpu: bool, capacity: int, setting: str, star
     if PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() - kept_elsewhere(workload) > capacity:
         return 0
 
+    sizes: dict[int, int] = {}  # allocations of a step by n
+
     def live(n: int) -> np.ndarray:
         changed = workload.with_settings(**{setting: n * unit})
-        return predicted_memory(changed, on_gpu).live_bytes_at_allocations()
+        try:
+            found = predicted_memory(changed, on_gpu).live_bytes_at_allocations()
+        except FakeRunError as error:
+            raise OtherStepError(f"it takes no other {setting.replace('_', ' ')}: {error}") from error
+        if n > 1:
+            sizes[n] = len(found)
+        if len({*sizes.values()}) > 1:
+            raise OtherStepError(f"with another {setting.replace('_', ' ')} it is another step, with other tensors")
+        return found
 
     return largest_that_fits(live, start, degree, capacity)
 
@@ -213,11 +227,15 @@ def memory_prediction(
     on_top, why = capacity.on_top(precision, peak)
     uncompiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
     searches = {"batch_size": largest_batch, "seq_len": longest_sequence}
-    fitting = {
-        f"max_{name}": search(uncompiled, on_gpu, available) if name in workload.scales else None
-        for name, search in progress_bar("Searching for what fits", searches.items())
-    }
-    fitting = explain_nulls(fitting, "its file decides how long a sequence is, and its model may take no longer one")
+    fitting, reason = {}, "its file decides how long a sequence is, and its model may take no longer one"
+    for name, search in progress_bar("Searching for what fits", searches.items()):
+        if name not in workload.scales:
+            fitting |= explain_nulls({f"max_{name}": None}, reason)
+            continue
+        try:
+            fitting[f"max_{name}"] = search(uncompiled, on_gpu, available)
+        except OtherStepError as error:
+            fitting |= explain_nulls({f"max_{name}": None}, str(error))
     gpu_only = {"fragmentation_share": list(FRAGMENTATION), "context_mb": CONTEXT.least / MB}
     gpu_only = gpu_only if on_gpu else dict.fromkeys(gpu_only)
     ranks = workload.parallel.world_size
@@ -361,7 +379,7 @@ def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequ
     training, peak_mb = document["training"], document["peak_memory_mb"]
     several = document["world_size"] > 1
     of_tokens = f" of {training['seq_len']:,} tokens" if training["seq_len"] > 1 else ""
-    shape = f"batch {training['batch_size']} x {training['seq_len']} tokens in {training['precision']}"
+    shape = f"{batch_text(training['batch_size'], training['seq_len'])} in {training['precision']}"
     shape += f", on each of {document['world_size']:,} ranks, {document['parallel']}" if several else ""
     shape += "".join(f", {name}" for name in optimization_flags(training))
     target = document["target_device"]
@@ -378,7 +396,9 @@ def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequ
         **time_facts(document),
         **communication_facts(document),
     }
-    more = {"Largest batch": f"{limit(document['max_batch_size'])} samples{of_tokens} would fit"}
+    more = {"Largest batch": f"not known: {document.get('max_batch_size_reason')}"}
+    if document["max_batch_size"] is not None:
+        more = {"Largest batch": f"{limit(document['max_batch_size'])} samples{of_tokens} would fit"}
     if document["max_seq_len"] is not None:
         longest = f"{limit(document['max_seq_len'])} tokens, {training['batch_size']:,} samples, would fit"
         more["Longest sequence"] = longest
@@ -482,7 +502,7 @@ def refusal(workload: Workload, device: torch.device) -> str | None:
 
 def cure(document: dict) -> str:
     """What to change so that a step fits, if it does not."""
-    batch, seq, now = document["max_batch_size"], document["max_seq_len"], document["training"]
+    batch, seq, now = document["max_batch_size"] or 0, document["max_seq_len"], document["training"]
     own_file = seq is None  # of --workload
     fitting = [
         *([f"a batch of {batch}" if own_file else f"--batch-size {batch}"] if 0 < batch < now["batch_size"] else []),

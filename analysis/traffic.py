@@ -197,7 +197,8 @@ def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
         gradient_accumulation_steps=counted,
         compile=False,  # operators as they are before any are fused
     )
-    return fake_step(part, on_gpu, lambda *model: WorkCounter(repeats=micro_steps - 1))
+    repeats = max(1, micro_steps - 1)  # a step of a file's own may have several micro-batches too: all are counted
+    return fake_step(part, on_gpu, lambda *model: WorkCounter(repeats))
 
 
 def computational_intensity(profile: dict, workload: Workload) -> dict:

@@ -6,14 +6,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +21,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from analysis.fake_run import FakeRunError
+from analysis.fake_user_code import on_fake_tensors, under_fake_mode, unread_values
 from analysis.flop_counts import counted_by_torch
 from analysis.traffic import step_work
 from harness.devices import PRECISIONS
@@ -197,7 +196,7 @@ def lacks(made: Made) -> dict[str, str]:
         found["activation_checkpointing"] = (
             "its model has no repeated blocks, members of an nn.ModuleList that are alike"
         )
-    if not {"foreach", "fused"} <= inspect.signature(type(made.optimizer)).parameters.keys():
+    if not {"foreach", "fused"} <= made.optimizer.defaults.keys():
         found["optimizer_impl"] = f"{type(made.optimizer).__name__} is implemented in one way only"
     return found
 
@@ -224,16 +223,15 @@ def with_checkpointing(model: nn.Module) -> nn.Module:
 
 
 def with_implementation(optimizer: torch.optim.Optimizer, implementation: str) -> torch.optim.Optimizer:
-    """The same optimizer over lists of tensors (foreach), or in one kernel (fused)."""
-    groups = [
-        {name: value for name, value in group.items() if name not in ("foreach", "fused")}
-        for group in optimizer.param_groups
-    ]
-    return type(optimizer)(groups, **{implementation: True})
-
-
-def under_fake_mode() -> bool:
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    """The optimizer over lists of tensors (foreach), or in one kernel (fused); the same object, which learning rate
+    schedulers and steps of the file's own may hold."""
+    for group in optimizer.param_groups:
+        group |= {"foreach": implementation == "foreach", "fused": implementation == "fused"}
+    if implementation == "fused":
+        optimizer._step_supports_amp_scaling = True  # as its constructor does: it divides by the loss scale itself
+    if optimizer.state:
+        optimizer.load_state_dict(optimizer.state_dict())  # moves step counters to where it reads them
+    return optimizer
 
 
 def first_batch(file: UserFile) -> tuple[Made, Any]:
@@ -246,26 +244,6 @@ def first_batch(file: UserFile) -> tuple[Made, Any]:
         pass
     made = file.make()
     return made, next(endless(file, made))
-
-
-@contextlib.contextmanager
-def on_fake_tensors() -> Iterator[None]:
-    """Lets code of the user's build a model of fake tensors, which cannot be converted in place and are on the CPU."""
-
-    def apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        changed: dict[int, nn.Parameter] = {}  # by id: tied ones stay tied
-        for one in module.modules():
-            for name, tensor in one._parameters.items():
-                if tensor is not None and (new := change(tensor)) is not tensor:
-                    new = changed.setdefault(id(tensor), nn.Parameter(new.detach(), tensor.requires_grad))
-                    one._parameters[name] = new
-            for name, tensor in one._buffers.items():
-                one._buffers[name] = None if tensor is None else change(tensor)
-        return module
-
-    no_gpu = mock.patch.object(torch.cuda, "is_available", lambda: False)
-    with mock.patch.object(nn.Module, "_apply", apply), no_gpu:
-        yield
 
 
 @functools.lru_cache(maxsize=8)
@@ -366,6 +344,10 @@ class UserWorkload(Workload):
             return self.file.check_loss(made.loss(model, batch), made.loss)
 
     def train(self, state: TrainingState, stream: Iterator[Any], num_steps: int, meter, instruments) -> None:
+        with unread_values() if under_fake_mode() else contextlib.nullcontext():
+            self._train(state, stream, num_steps, meter, instruments)
+
+    def _train(self, state: TrainingState, stream: Iterator[Any], num_steps: int, meter, instruments) -> None:
         model, optimizer, scaler, autocast = state
         made: Made = self.latest["made"]
         named = ModuleRanges(made.model)
@@ -378,7 +360,7 @@ class UserWorkload(Workload):
                     with meter.phase("data"):
                         batch = next(stream)
                     if made.own_step:
-                        with self.file.users_code(), StepPhases(meter, instruments, step, made.model, optimizer):
+                        with self.file.users_code(), StepPhases(meter, instruments, step, made.model):
                             loss = made.loss(model, optimizer, batch)
                             meter.add_loss(self._own_loss(loss))  # in the last phase, whose end is waited for
                         del loss, batch
@@ -479,9 +461,7 @@ class UserWorkload(Workload):
 
 
 def over_placed(optimizer: torch.optim.Optimizer, names: dict[int, str], placed: dict[str, nn.Parameter]):
-    """The same optimizer over the parameters of the same names, which are shards now.  names: by id of the old ones."""
-    groups = [
-        group | {"params": [placed[names[id(p)]] for p in group["params"] if id(p) in names]}
-        for group in optimizer.param_groups
-    ]
-    return type(optimizer)(groups)
+    """The optimizer over the parameters of the same names, which are shards now.  names: by id of the old ones."""
+    for group in optimizer.param_groups:
+        group["params"] = [placed[names[id(p)]] for p in group["params"] if id(p) in names]
+    return optimizer

@@ -88,9 +88,14 @@ def text_of(tables: Iterable[Table]) -> list[str]:
     return [line for columns, rows in tables if rows for line in ("", *narrow_table(columns, rows))]
 
 
+def batch_text(batch_size: int, seq_len: int) -> str:
+    """'batch 8 x 128 tokens'; 'batch of 8' of samples that are no sequences of tokens, such as images."""
+    return f"batch {batch_size} x {seq_len:,} tokens" if seq_len > 1 else f"batch of {batch_size}"
+
+
 def title_of_run(parameters: int, batch_size: int, seq_len: int, precision: str, device: str, ranks: int = 1) -> str:
     """'2,873,600 parameters, batch 8 x 128 tokens, fp32, on NVIDIA H200': what was run, for titles."""
-    tokens = f"batch {batch_size} x {seq_len:,} tokens" + f" on each of {ranks} ranks" * (ranks > 1)
+    tokens = batch_text(batch_size, seq_len) + f" on each of {ranks} ranks" * (ranks > 1)
     return f"{parameters:,} parameters, {tokens}, {precision}, on {device}"
 
 

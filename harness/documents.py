@@ -336,7 +336,7 @@ class Prediction(TypedDict):
     fragmentation_share: list[float] | None  # least and most, of the peak, not part of it; null: no caching allocator
     fits: bool  # an upper bound: fragmentation may come on top
     margin_mb: float  # MB left; negative: missing
-    max_batch_size: int  # samples; 0: not even one fits
+    max_batch_size: int | None  # samples; 0: not even one fits; null: a file's step takes no other batch size
     max_seq_len: int | None  # tokens; 0: not even one fits; null: of --workload, whose model may be made for one length
     would_fit: list[FitRow] | None  # other flags; null: it fits, or one rank
     smallest_world_size: int | None  # on which it fits; null: one rank, on none, or nothing is sharded

@@ -28,6 +28,7 @@ class FirstStepAudit:
         self.result: FirstStep | None = None
         self._ranges: list[str] = []
         self._seen: dict[str, tuple[Tensor, ...]] = {}
+        self._found: Tensor | None = None  # [parameters, 5], of the optimizer phases so far
 
     def __enter__(self) -> None:
         range_observers.append(self)
@@ -76,6 +77,11 @@ class FirstStepAudit:
         found = torch.stack(rows)
         if sharded:
             torch.distributed.all_reduce(found)
+        if self._found is not None:  # a step of a file's own may have several: what holds after one of them counts
+            norms = torch.where(found[:, 0] > 0, found[:, 1], self._found[:, 1])
+            found = torch.maximum(found, self._found)
+            found[:, 1] = norms
+        self._found = found
         elements = sum(p.numel() for p in self._trained.values())
         result = FirstStep(frozen=self._frozen, trained_elements=elements)
         for name, (has, square, not_zero, not_finite, moved) in zip(self._trained, found.tolist(), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import torch
@@ -36,24 +36,21 @@ def loss_of_step(step: Callable, *arguments) -> Tensor:
 
 class StepPhases:
     """Around one step of the user's own: the forward pass until backward() is called and whenever the model is called
-    again, the backward pass within it, the optimizer's phase from its step() on."""
+    again, the backward pass within it, the optimizer's phase from there on, with what is done to gradients before."""
 
-    def __init__(self, meter, instruments, step: int, model: nn.Module, optimizer: torch.optim.Optimizer):
-        self.meter, self.instruments, self.step = meter, instruments, step
-        self.model, self.optimizer = model, optimizer
+    def __init__(self, meter, instruments, step: int, model: nn.Module):
+        self.meter, self.instruments, self.step, self.model = meter, instruments, step, model
         self._phase: str | None = None
         self._ends = contextlib.ExitStack()  # of the phase
         self._hooks = contextlib.ExitStack()
 
-    def enter(self, phase: str | None) -> None:
-        """Leave the phase that runs.  None: what comes until the next one counts with that, as clipping does with the
-        optimizer."""
+    def enter(self, phase: str) -> None:
+        """Leave the phase that runs."""
         if phase == self._phase:
             return
         self._ends.close()
         self._phase = phase
-        if phase:
-            self._ends.enter_context(self.meter.phase(phase))
+        self._ends.enter_context(self.meter.phase(phase))
         if phase == "forward":
             self._ends.enter_context(self.instruments.forward(self.step))
             self._ends.enter_context(trace_range("loss"))
@@ -64,18 +61,26 @@ class StepPhases:
         def in_its_phase(*arguments, **options) -> None:
             self.enter("backward")
             backward(*arguments, **options)
-            self.enter(None)
+            self.enter("optimizer")
 
         self._hooks.enter_context(mock.patch.object(torch.autograd, "backward", in_its_phase))
-        for handle in (
-            self.model.register_forward_pre_hook(lambda *call: self.enter("forward"), prepend=True),
-            self.optimizer.register_step_pre_hook(lambda *call: self.enter("optimizer")),
-        ):
-            self._hooks.callback(handle.remove)
+        for module in called_first(self.model):
+            self._hooks.callback(module.register_forward_pre_hook(self._model_is_called, prepend=True).remove)
         self.enter("forward")
 
-    def __exit__(self, kind, error, trace) -> None:
+    def _model_is_called(self, *call: object) -> None:
+        if self._phase != "backward":  # where checkpointed modules are called again
+            self.enter("forward")
+
+    def __exit__(self, *exception: object) -> None:
         self._hooks.close()
-        if error is None and self._phase is None:
-            self.enter("optimizer")  # what followed the backward pass
         self._ends.close()
+
+
+def called_first(model: nn.Module) -> Iterator[nn.Module]:
+    """The model; if it cannot be called itself, as an nn.ModuleDict of two networks, those in it."""
+    if type(model).forward is not nn.Module.forward:
+        yield model
+        return
+    for child in model.children():
+        yield from called_first(child)

@@ -18,7 +18,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -200,6 +200,10 @@ class UserFile:
         if isinstance(loss, Tensor) and not loss.is_floating_point():
             what += f" and {str(loss.dtype).removeprefix('torch.')}"
         more = ", such as its .loss" if hasattr(loss, "loss") else ", such as a mean"
+        if isinstance(loss, Mapping) and "loss" in loss:
+            more = ', such as its ["loss"]'
+        elif isinstance(loss, tuple) and loss and isinstance(loss[0], Tensor):
+            more = ", such as its first element"
         raise UserError(f"{self.where(of)}: the loss is {what}; expected a scalar tensor{more}")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import tiny_llama_v1
 from analysis.memory import parts_of_peak
+from analysis.wording import batch_text
 from harness.documents import MemoryStudyRow, read_document
 from harness.files import explain_nulls
 from harness.profilers import ProfilerConfig
@@ -98,7 +99,7 @@ def run_of_row(workload: TinyLlamaWorkload, profiling: ProfilerConfig, parent: P
 
 
 def label(row: dict) -> str:
-    return f"batch {row['batch_size']} x {row['seq_len']} tokens"
+    return batch_text(row["batch_size"], row["seq_len"])
 
 
 # ---- Fit and factors -----------------------------------------------------------------------------------------------
