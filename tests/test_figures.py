@@ -280,6 +280,14 @@ FIGURES = {
 # ---- Tests ---------------------------------------------------------------------------------------------------------
 
 
+def test_every_rung_has_its_interval():
+    rows = optimization_rows(0.8)
+    panel = optimization_figure({"tiny 8 x 128 fp32": rows}, ABOUT).axes[0]
+    drawn = {tuple(line.get_xdata()) for line in panel.lines if line.get_color() == "black"}
+    measured = [row for row in rows if row["ratio"] is not None and row["ladder"] != 0]
+    assert drawn == {(row["ratio_low"], row["ratio_high"]) for row in measured}
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_can_be_read(name):
     with plain_text():
