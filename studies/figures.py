@@ -312,7 +312,7 @@ LARGEST_RATIO = 2.0  # of the axis; what takes longer is at its end
 
 def optimization_figure(ladders: dict[str, list[dict]], about: str) -> Figure:
     """A panel for each size and precision: the ladder as a waterfall, from the baseline to all rungs, each bar from the
-    ratio below it to its own; then each optimization alone, and the reference, with intervals and bounds."""
+    ratio below it to its own; then each optimization alone, and the reference; all with intervals and bounds."""
     counts = [len(rows) + 1 for rows in ladders.values()]
     figure = Figure(figsize=(WIDTH, 1.2 + sum(0.9 + 0.24 * count for count in counts)), layout="constrained")
     panels = figure.subplots(len(counts), 1, squeeze=False, height_ratios=counts)[:, 0]
@@ -332,9 +332,10 @@ def waterfall(axes, name: str, rows: list[dict]) -> None:
         color, hatch = GAIN if row["ratio"] <= below else LOSS
         axes.barh(y, row["ratio"] - below, left=below, color=color, hatch=hatch, edgecolor=SEAM, linewidth=0)
         below = row["ratio"]
+        whisker(axes, row, y)
     for y, row in enumerate(others, 1 + len(climbing)):
         color, at = (GAIN if row["ratio"] <= 1 else LOSS)[0], min(row["ratio"], LARGEST_RATIO)
-        axes.plot([row["ratio_low"] or at, row["ratio_high"] or at], [y, y], color="black", linewidth=1.2)
+        whisker(axes, row, y)
         axes.plot([at], [y], "o" if at == row["ratio"] else ">", color=color, markersize=5, clip_on=False)
     bounds = [(row["bound"], y) for y, row in enumerate((*climbing, *others), 1) if row["bound"]]
     if bounds:
@@ -352,6 +353,12 @@ def waterfall(axes, name: str, rows: list[dict]) -> None:
     axes.set_xlabel("step time / baseline's (ratio)")
     bare(axes)
     beside(axes, [f"{row['ratio']:.3f}" for row in ({"ratio": 1.0}, *climbing, *others)])
+
+
+def whisker(axes, row: dict, y: float) -> None:
+    """The interval of the ratio, where there is one."""
+    if row["ratio_low"] is not None:
+        axes.plot([row["ratio_low"], row["ratio_high"]], [y, y], color="black", linewidth=1.2)
 
 
 def last_flag(flags: str) -> str:

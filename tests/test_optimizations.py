@@ -245,6 +245,10 @@ def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
     assert "--optimize all: --attention sdpa --fused-projections (1.11x as fast as without; the best of 3 sets" in out
     assert "  Fused: projections" in out
     assert "  Attention: eager" in out  # a flag that was given wins
+    other = rows[1] | {"size": "medium", "flags": "--fused-projections", "ratio": 0.97, "ratio_high": 0.98}
+    write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})
+    out = train("--optimize", "all", "--size", "medium", "--dry-run", small=False)[1]  # what was fastest at this size
+    assert "--optimize all: --fused-projections (1.03x as fast as without; the best of 1 sets" in out
     write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": rows[:1]})
     assert "no flags (none of 1 sets was faster beyond noise" in train("--optimize", "all", "--dry-run")[1]
 
