@@ -288,8 +288,9 @@ def kept_rows(workload: Workload, memory: dict, on_gpu: bool) -> list[dict]:
 def time_bounds(workload: Workload, device: dict, peak: str | float, measure: str = "kept") -> dict:
     """The least time that a step can take, by arithmetic and by bandwidth, in ms.  measure: as for the ceilings."""
     flops = flops_of_step(workload)[1] + workload.recomputed_flops()
-    # What a step finds and leaves is read and written once; that which is sharded, by one of the ranks.
-    least = step_work(workload).minimum() - 2 * kept_elsewhere(workload)
+    # What a step finds and leaves is read and written once; that which is sharded, by one of the ranks.  The
+    # optimizer of a file may keep less than that.
+    least = max(0, step_work(workload).minimum() - 2 * kept_elsewhere(workload))
     compute = compute_ceilings(device, workload.precision, peak, measure=measure)
     bandwidth = bandwidth_ceilings(device, peak, measure)
     bounds = {

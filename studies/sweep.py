@@ -413,7 +413,8 @@ def parse_sweep(parser: OneLineParser) -> tuple[argparse.Namespace, DeviceProper
     for name, value in vars(args).items():
         if isinstance(value, ByDevice):
             value = value.gpu if device.on_gpu else value.cpu
-            smaller.append(f"--{name.replace('_', '-')} {shown(value)}")
+            if name != "sizes" or not getattr(args, "workload", None):  # whose file has a size of its own
+                smaller.append(f"--{name.replace('_', '-')} {shown(value)}")
         setattr(args, name, unique(value) if isinstance(value, list) else value)
     args.notes = [f"No GPU: the defaults are {', '.join(smaller)}"] if smaller and not device.on_gpu else []
     return args, device

@@ -9,7 +9,7 @@ import torch
 from test_user_workload import CPU, second_step, workload_of
 
 from analysis.flop_counts import flops_of_step
-from analysis.prediction import memory_prediction, peak_bytes, predict, prediction_lines
+from analysis.prediction import memory_prediction, peak_bytes, predict, prediction_lines, time_bounds
 from analysis.user_workload import UserWorkload, over_placed
 from harness.audit import FirstStep
 from harness.errors import UserError
@@ -123,6 +123,12 @@ class Signs(torch.optim.Optimizer):
     def __init__(self, parameters, speed):
         super().__init__(parameters, {"speed": speed})
 
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.sub_(one.grad.sign(), alpha=group["speed"])
+
 
 def own_optimizer():
     model, _ = made()
@@ -190,6 +196,12 @@ def test_a_parameter_that_one_of_two_optimizers_moves_is_moved(file):
         found = audited(workload_of(file, name))
         assert (found.unmoved, found.missing, found.zero) == ([], [], [])
         assert found.norms
+
+
+def test_sharding_an_optimizer_without_state_leaves_no_negative_time(file):
+    workload = workload_of(file, "own_optimizer").with_settings(parallel="fsdp", world_size=4)
+    bounds = time_bounds(workload, {"type": "cpu", "name": "a CPU", "threads": 1}, 0.5)
+    assert bounds["least_bytes"] == 0
 
 
 @pytest.mark.parametrize("implementation", ["foreach", "fused"])
