@@ -225,6 +225,7 @@ def memory_prediction(
     categories = memory["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if workspaces else {})
     peak = memory["peak_bytes"] + (workspaces or 0)
     on_top, why = capacity.on_top(precision, peak)
+    why = "; ".join(filter(None, (why, workload.unpredicted_memory(on_gpu))))
     uncompiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
     searches = {"batch_size": largest_batch, "seq_len": longest_sequence}
     fitting, reason = {}, "its file decides how long a sequence is, and its model may take no longer one"

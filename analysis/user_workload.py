@@ -158,6 +158,7 @@ class Examined(NamedTuple):
     learning_rate: float
     own_step: bool
     lacks: dict[str, str]  # settings that mean nothing for it, each with the reason
+    recurrent: bool  # it has an nn.RNN, nn.LSTM or nn.GRU
 
 
 @functools.lru_cache(maxsize=8)
@@ -185,6 +186,7 @@ def examined(file: UserFile) -> Examined:
         learning_rate=float(group.get("lr", 0.0)),
         own_step=made.own_step,
         lacks=lacks(made),
+        recurrent=any(isinstance(module, nn.RNNBase) for module in made.model.modules()),
     )
 
 
@@ -415,6 +417,10 @@ class UserWorkload(Workload):
         if not self.training.activation_checkpointing or (counted := counted_flops(self)) is None:
             return 0
         return counted[1] - self.step_flops()
+
+    def unpredicted_memory(self, on_gpu: bool) -> str | None:
+        hidden = examined(self.file).recurrent and not on_gpu  # oneDNN's workspace
+        return "and what recurrent layers keep on a CPU, which is not predicted" if hidden else None
 
     @property
     def lacks(self) -> dict[str, str]:

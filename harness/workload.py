@@ -127,6 +127,10 @@ class Workload(ABC):
         on_gpu: with the kernels of a GPU, where they keep other tensors than those of a CPU."""
         return None
 
+    def unpredicted_memory(self, on_gpu: bool) -> str | None:
+        """What kernels keep that a step on fake tensors does not show; None if nothing is known to be."""
+        return None
+
     # ---- Derived from the above ------------------------------------------------------------------------------------
 
     def forward_flops(self) -> int | None:

@@ -240,3 +240,11 @@ def test_a_step_that_takes_no_other_batch_has_no_largest_one(file):
     assert "Largest batch:   not known: it takes no other batch size" in text and "batch of 6 in fp32" in text
     short = memory_prediction(workload_of(file, "length_first"), CPU, device_memory=2**10)
     assert not short["fits"]
+
+
+def test_what_recurrent_layers_keep_is_said_to_be_unpredicted(tmp_path):
+    source = FILE.replace("nn.Linear(16, 4))\n    return", "nn.LSTM(16, 4))\n    return")
+    (tmp_path / "recurrent.py").write_text(source.replace("model(batch[0])", "model(batch[0])[0]"))
+    workload = workload_of(tmp_path / "recurrent.py")
+    assert "recurrent layers" in predict(workload, CPU, peak=0.5)["on_top_source"]
+    assert workload.unpredicted_memory(on_gpu=True) is None
