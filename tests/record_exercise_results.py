@@ -84,7 +84,9 @@ def record(folder: Path, number: int) -> None:
     results = Results(folder, exercises()[number])
     found = answers(results)
     machine(results.environment)
-    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.glob("*/trace_step_*.json*")}
+    traces = {str(path.relative_to(folder)): path.stat().st_size for path in folder.glob("*/trace_step_*.json*")}
+    of_documents = {str(Path(name).parent) for name in documents}
+    sizes = {name: size for name, size in traces.items() if str(Path(name).parent) in of_documents}
     recorded = {
         "answers": {name: answer.value for name, answer in found.items()},
         "sizes": sizes,  # of files whose content is not read

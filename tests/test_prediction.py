@@ -529,7 +529,7 @@ def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
 
 @pytest.mark.slow
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_llama, "memory_of_a_rank", lambda device: (80 * 2**20, 0))
+    monkeypatch.setattr("analysis.room.memory_of_a_rank", lambda device: (80 * 2**20, 0))
     memory = 80 * 2**20 + RESERVES["cpu"].least
     monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (memory, 0))
     code, out, err = train("--output-dir", "run", small=False)

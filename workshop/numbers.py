@@ -371,6 +371,24 @@ def many_ranks() -> str:
     return "\n\n".join([about, predicted, *notes, "On ranks that exist:", table(titles, real)])
 
 
+def optimizations() -> str:
+    """The ladder of optimizations, each alone and one on top of another, beside transformers' LLaMA."""
+    path = RESULTS / "optimization_study.json"
+    document, rows = read_document(path), []
+    for row in (row for row in document["rows"] + document["reference"] if row["status"] == "ok"):
+        flags = f"`{row['flags']}`" if row["flags"].startswith("-") else row["flags"] or "none"
+        memory = row["measured_memory_bytes"]
+        cells = [row["size"], flags, f"{row['step_ms']:,.1f}"]
+        for name in ("ratio", "ratio_to_reference"):
+            cells.append(f"{row[name]:.2f} ({row[f'{name}_low']:.2f} to {row[f'{name}_high']:.2f})")
+        cells += ["-" if row["bound"] is None else f"{row['bound']:.2f}", f"{row['share_of_measured_peak']:.0%}"]
+        cells += ["-" if memory is None else f"{memory / MB:,.1f}", f"{row['predicted_memory_bytes'] / MB:,.1f}"]
+        rows.append([*cells, row["audit"], "-" if row["compile_s"] is None else f"{row['compile_s']:.0f}"])
+    titles = ["size", "flags", "step, ms", "ratio", "to transformers", "at least", "of matmul rate", "peak, MB"]
+    about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/{path.name})."
+    return f"{about}\n\n{table([*titles, 'predicted, MB', 'audit', 'compile, s'], rows, left=2)}"
+
+
 # ---- Measured on a named machine -------------------------------------------------------------------------------------
 
 
