@@ -315,8 +315,6 @@ def combinations() -> list:
             for precision in ("fp32", "tf32", "bf16", "fp16"):
                 if precision in LACKS.get(card, ()) or (command, precision) == ("attention benchmark", "tf32"):
                     continue
-                if command == "optimization study" and (card, precision) != ("mi300x", "bf16"):
-                    continue  # each of its rows is a training step, and those run everywhere
                 marks = [] if (card, command, precision) in IN_FAST_SET else [pytest.mark.slow]
                 found.append(pytest.param(command, card, precision, id=f"{command}-{card}-{precision}", marks=marks))
     return found
