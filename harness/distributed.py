@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -27,7 +28,8 @@ CAUSE_S = 5.0  # how long after an error of a collective the failure that caused
 def process_group(device: torch.device, settings: dict[str, dict]) -> Iterator[tuple[int, int]]:
     """Under torchrun or srun, join the other processes, which must have the same settings; yields (rank, ranks).
 
-    Raises RankFailure if ranks do not come in time or do not fit together, or if another one fails.
+    What is made in the block must not outlive it: call a function there.  Raises RankFailure if ranks do not come in
+    time or do not fit together, or if another one fails.
     """
     if world_size_of_run() == 1:
         yield 0, 1
@@ -48,6 +50,9 @@ def process_group(device: torch.device, settings: dict[str, dict]) -> Iterator[t
             device_id=device if on_gpu else None,
         )
         yield rank, world_size
+        # DDP's reducer holds the group too.  Were it freed after the group, it would join gloo's threads with the GIL
+        # held, while one of them may need the GIL to free what it sent: both would wait for ever.
+        gc.collect()
         torch.distributed.destroy_process_group()
         meeting.watch.finish()
         if failure := meeting.watch.failure_of_another():

@@ -547,7 +547,7 @@ def cold_compiler() -> Iterator[None]:
         try:
             probe()
         except RuntimeError as error:  # no compiler, or none that works
-            raise UserError(f"cannot be compiled here: {error}") from error
+            raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
     name = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.pop(name, None)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -358,6 +358,18 @@ def test_tasks_of_node(variables, count):
     assert tasks_of_node(variables, 11) == count
 
 
+IN_RANK_0 = """
+import gc, torch
+import analysis.run_explanations
+analysis.run_explanations.SHARED_FOLDER_WAIT_S = 0.5
+destroy = torch.distributed.destroy_process_group
+def checked():  # see process_group()
+    assert "DistributedDataParallel" not in {type(one).__name__ for one in gc.get_objects()}, "outlives its group"
+    destroy()
+torch.distributed.destroy_process_group = checked
+"""
+
+
 @pytest.mark.slow
 def test_two_processes_with_slurm_variables_train_together(tmp_path):
     """Rank 1 has another working directory, as on a node that does not share the folder."""
@@ -369,9 +381,7 @@ def test_two_processes_with_slurm_variables_train_together(tmp_path):
     for rank in (0, 1):
         folder = tmp_path / str(rank)
         folder.mkdir()
-        (folder / "sitecustomize.py").write_text(
-            "import analysis.run_explanations as e; e.SHARED_FOLDER_WAIT_S = 0.5\n"
-        )
+        (folder / "sitecustomize.py").write_text(IN_RANK_0)
         variables = step | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
         path = f"{folder}:{PROJECT}" if rank == 0 else str(PROJECT)
         processes.append(start(*command, cwd=folder, env=variables | {"PYTHONPATH": path}))
@@ -393,9 +403,10 @@ def test_wrapping_a_model_warns_of_nothing():
             warnings.simplefilter("error")
             ddp = parallel.ParallelConfig(parallel="ddp", world_size=2)
             model = parallel.replicated(torch.nn.BatchNorm1d(3), ddp, torch.device("cpu"))
+        assert not model.broadcast_buffers
+        del model  # before its group: see process_group()
     finally:
         torch.distributed.destroy_process_group()
-    assert not model.broadcast_buffers
 
 
 def test_rank_0_waits_for_the_traces_of_other_nodes(tmp_path):
