@@ -38,6 +38,8 @@ def analyze_existing(
     With output_dir, writes operator_analysis.json there, those of further traces as operator_analysis_<trace>.json, and
     report.html if `report`.  With `report` alone, they are written beside the traces.  reading: options of
     read_trace().  slim: a smaller trace to write, and the shortest event in it in us.
+
+    Raises UserError if there is no trace; after all is written, if the only one is cut off.
     """
     if slim != (None, None):
         check_slim(path, *slim)
@@ -71,6 +73,8 @@ def analyze_existing(
     if slim[0]:
         say("", f"For viewers: {write_slim(path, *slim, reading or {})}")
     say("", *answer_of(analyses, report_in(files)))
+    if len(paths) == 1 and analyses[0][1]["integrity"]["cut_off"]:
+        raise UserError(f"{path}: truncated or damaged; only what comes before could be analyzed")
 
 
 def missing_from(path: str | Path) -> list[str]:

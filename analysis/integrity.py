@@ -79,6 +79,7 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         "trustworthy": not found.problems,
         **vars(found),
         "events": trace.n_events,
+        "cut_off": trace.cut_off,
         "malformed_events": trace.n_malformed,
         "operators": links.first_replayed,
         "gpu_events": len(gpu),

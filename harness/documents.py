@@ -368,6 +368,7 @@ class Integrity(TypedDict):
     notes: list[str]
     unreliable: dict[str, str]  # parts of the analysis that should not be relied on, and why
     events: int
+    cut_off: bool  # the file ends before its document does, or is damaged from there on
     malformed_events: int
     operators: int
     gpu_events: int

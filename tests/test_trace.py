@@ -229,6 +229,16 @@ def test_what_comes_before_a_cut_is_read(tmp_path):
     assert not read_trace(path).cut_off
 
 
+def test_a_cut_trace_is_analyzed_and_the_exit_code_tells(tmp_path, profiler):
+    text = json.dumps(ODD, indent=1).encode()
+    (tmp_path / "trace.json").write_bytes(text[: text.index(b'"gemm"') + 40])
+    code, out = profiler("--analyze-existing", "trace.json", "--generate-report", "--output-dir", "found")
+    assert code == 1, out
+    assert "error: trace.json: truncated or damaged; " in out.splitlines()[-1]
+    assert "Verdict" in out and "cut off" in out
+    assert (tmp_path / "found" / "report.html").exists()
+
+
 @pytest.mark.parametrize("part", [50, 300, 2000])
 def test_parts_of_a_file_are_the_file(tmp_path, monkeypatch, part):
     """Wherever a part ends: in a string that looks like the end of an event, in an object, within a letter."""
