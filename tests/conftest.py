@@ -14,11 +14,17 @@ import pytest
 import tabulate
 import torch
 from helpers import SMALL_MODEL, exit_code, run_command
+from hypothesis import HealthCheck, settings
 
 import tiny_llama_v1 as tiny_llama
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; Triton reads it when it is imported
+    os.environ["TORCH_WARM_POOL"] = "0"  # where Triton is, Inductor starts processes to compile for GPUs
+
+# On a machine with much else to do any example may take long.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session", autouse=True)

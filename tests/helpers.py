@@ -4,9 +4,11 @@ import contextlib
 import fnmatch
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from harness.errors import exit_code_of
@@ -35,15 +37,42 @@ def start(*command: str, **options) -> subprocess.Popen:
     """A command of the project as a process of its own, output and errors together."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
     environment |= options.pop("env", {})
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
-    )
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
+    return subprocess.Popen(command, text=True, env=environment, **options)
 
 
-def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str]:
+@contextlib.contextmanager
+def time_limit(process: subprocess.Popen, seconds: float = 300):
+    """What takes longer, ranks that a launcher left among it, is killed: it would take the cores of other tests."""
+
+    def end():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(seconds, end)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str]:
     """The exit code and the output of a process, once it ends."""
-    out, _ = process.communicate(timeout=timeout)
+    with time_limit(process):
+        out, _ = process.communicate()
     return process.returncode, out
+
+
+def read_until(process: subprocess.Popen, beginning: str) -> None:
+    """Read what a process prints up to the line that begins so."""
+    said = []
+    with time_limit(process):
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith(beginning):
+                return
+    raise AssertionError(f"no line begins with {beginning!r}: {''.join(said)}")
 
 
 def free_port() -> int:

@@ -84,7 +84,7 @@ def test_what_each_recomputes(options):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     kv_heads=st.integers(1, 4),
     group=st.integers(1, 3),

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from helpers import PROJECT, finish, run_command, start
+from helpers import PROJECT, finish, read_until, run_command, start
 
 import run_attention_benchmark
 from harness.units import MB
@@ -285,9 +285,7 @@ def test_an_interrupted_sweep_keeps_its_rows(tmp_path):
         cwd=tmp_path,
         env={"OMP_NUM_THREADS": "1"},
     )
-    for line in process.stdout:
-        if line.startswith("[1/2]"):
-            break
+    read_until(process, "[1/2]")
     process.terminate()
     code, out = finish(process)
     assert code == 143, out

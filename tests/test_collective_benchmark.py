@@ -2,11 +2,10 @@
 
 import functools
 import json
-import subprocess
 import sys
 
 import pytest
-from helpers import PROJECT, run_command, unregistered
+from helpers import PROJECT, finish, run_command, start, unregistered
 from test_documents import mismatches
 
 import run_collective_benchmark
@@ -144,7 +143,8 @@ def test_two_ranks_and_a_prediction_from_them(scratch, capfd, monkeypatch):
     assert unregistered(scratch / "run") == []
     script = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), "--dry-run", "--device", "cpu", "--seq-len", "8"]
     command = [*script, "--world-size", "2", "--network", "measured", "--output-dir", "predicted"]
-    assert subprocess.run(command, capture_output=True).returncode == 0
+    code, out = finish(start(*command))
+    assert code == 0, out
     found = json.loads((scratch / "predicted" / "prediction.json").read_text())["communication"]
     assert found["network_latency_us"] == document["fit"]["alpha_us"]
     assert "measured with gloo on 2 ranks" in found["network_source"]

@@ -404,8 +404,8 @@ def test_wrapping_a_model_warns_of_nothing():
             ddp = parallel.ParallelConfig(parallel="ddp", world_size=2)
             model = parallel.replicated(torch.nn.BatchNorm1d(3), ddp, torch.device("cpu"))
         assert not model.broadcast_buffers
-        del model  # before its group: see process_group()
     finally:
+        model = None  # before its group: see process_group()
         torch.distributed.destroy_process_group()
 
 

@@ -19,6 +19,7 @@ from harness import disturbance, gpu_watch
 from harness.cgroups import cgroup_folders
 from harness.disturbance import Counters, DisturbanceMeter, disturbance_text, over_ranks
 from harness.gpu_driver import Slowdowns
+from harness.ranks import wait_until
 from harness.startup import WAITING_POLICIES, default_variables
 from studies import sweep
 
@@ -346,11 +347,17 @@ def one_core():
     os.sched_setaffinity(0, allowed)
 
 
+def cpu_ticks(pid: int) -> int:
+    """The CPU time that a process has had, in the system's ticks."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11])
+
+
 @needs_linux
 def test_a_busy_process_on_the_same_core_is_noticed(one_core):
     meter = DisturbanceMeter(CPU)
     with busy_processes(1) as processes:
         os.sched_setaffinity(processes[0].pid, {one_core})
+        assert wait_until(lambda: cpu_ticks(processes[0].pid) > 5, time.monotonic() + 60)
         with meter.interval() as interval:
             spin(0.4)
     found = meter.document()

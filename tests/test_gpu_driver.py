@@ -3,6 +3,7 @@
 import ctypes
 import os
 import struct
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from harness import gpu_watch
 from harness.gpu_driver import gpu_driver
 from harness.gpu_watch import GpuWatch, gpu_reasons, gpu_text
+from harness.ranks import wait_until
 
 DEVICE = torch.device("cuda", 0)
 UUID = "66383837-6633-3139-6366-313263636339"
@@ -222,8 +224,7 @@ def test_work_without_steps_is_read_meanwhile(nvml, monkeypatch):
     monkeypatch.setattr(GpuWatch, "EVERY_S", 0.01)
     watch, nvml.reasons = GpuWatch(DEVICE), [0x40]
     with watch.reading():
-        while not watch.clocks_mhz:
-            pass
+        assert wait_until(lambda: watch.clocks_mhz, time.monotonic() + 60)
     assert watch.document()["lowered_by"] == {"heat (hardware)": 1.0}
 
 

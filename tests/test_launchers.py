@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
+from helpers import PROJECT, SMALL_MODEL, finish, free_port, read_until, start
 from traces import SMALL, write_trace
 
 import launch_performance_study
@@ -177,8 +177,7 @@ def test_wrong_arguments_change_nothing_in_a_folder(project, work):
 @pytest.mark.parametrize(("signum", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_launcher_alone_receives_a_signal(project, work, signum, expected):
     process = start(str(project / "run_baseline.sh"), "--wait", cwd=work)
-    while process.stdout.readline() != "ready\n":
-        assert process.poll() is None
+    read_until(process, "ready")
     process.send_signal(signum)
     code, out = finish(process)
     assert code == expected, out
@@ -351,13 +350,11 @@ def test_a_node_whose_rank_dies_ends_the_other(tmp_path):
     torchrun = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port"]
     torchrun += [str(free_port())]
     before = [[*torchrun, "--rdzv-id", "job", "--node-rank", str(node)] for node in range(2)]
-    nodes = start_nodes(tmp_path, "train", "--num-steps", "1000000", "--log-interval", "100000", before=before)
-    for line in nodes[0].stdout:
-        if line.startswith("Step 1/"):
-            break
+    nodes = start_nodes(tmp_path, "train", "--num-steps", "20000", "--log-interval", "20000", before=before)
+    read_until(nodes[0], "Step 1/")
     pid = process_in(tmp_path / "node1", "tiny_llama_v1.py")
     os.kill(pid, signal.SIGKILL)
-    (code, out), (other_code, other_out) = (finish(node, timeout=60) for node in nodes)
+    (code, out), (other_code, other_out) = (finish(node) for node in nodes)
     assert (code, other_code) == (1, 137), out
     assert "Killed" not in out + other_out and "error: " not in other_out
     assert re.search(r"error: rank 1 on \S+: ended without a message: it was killed or crashed", out.splitlines()[-1])
@@ -373,16 +370,14 @@ def test_a_node_whose_rank_dies_ends_the_other(tmp_path):
 def test_a_killed_rank_leaves_the_summary_of_the_one_that_torchrun_ends(tmp_path):
     """On one node: the signal comes while the other rank writes about the death that it has heard of by itself."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    flags = ["--num-steps", "1000000", "--log-interval", "100000", "--device", "cpu", "--output-dir", "run"]
+    flags = ["--num-steps", "20000", "--log-interval", "20000", "--device", "cpu", "--output-dir", "run"]
     command = [*torchrun, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, *flags]
     run = start(*command, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
-    for line in run.stdout:
-        if line.startswith("Step 1/"):
-            break
+    read_until(run, "Step 1/")
     ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     (pid,) = (pid for pid in ranks if "RANK=1" in Path(f"/proc/{pid}/environ").read_text().split("\0"))
     os.kill(int(pid), signal.SIGKILL)
-    code, out = finish(run, timeout=60)
+    code, out = finish(run)
     assert code == 1, out
     summary = json.loads((tmp_path / "run" / "performance_summary.json").read_text())
     assert summary["status"] == "failed"
@@ -396,13 +391,11 @@ def test_the_end_of_a_jobs_time_leaves_the_summaries_of_all_ranks(tmp_path):
     shared = {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "127.0.0.1,other"}
     shared |= {"MASTER_PORT": str(free_port()), "SLURM_LOCALID": "0"}
     environments = [step(rank) | shared | {"SLURM_NODEID": str(rank)} for rank in range(2)]
-    nodes = start_nodes(tmp_path, "train", "--num-steps", "1000000", environments=environments)
-    for line in nodes[0].stdout:
-        if line.startswith("Step 3/"):  # the other rank, too, has taken part in step 3, and so completed two
-            break
+    nodes = start_nodes(tmp_path, "train", "--num-steps", "20000", environments=environments)
+    read_until(nodes[0], "Step 3/")  # the other rank, too, has taken part in step 3, and so completed two
     for node in nodes:
         node.send_signal(signal.SIGTERM)
-    (code, out), (other_code, other_out) = (finish(node, timeout=60) for node in nodes)
+    (code, out), (other_code, other_out) = (finish(node) for node in nodes)
     assert (code, other_code) == (143, 143), out + other_out
     assert (out + other_out).count("error: ") == 1
     for summary in summaries(tmp_path, "multi_node_results_4711_0"):
@@ -441,10 +434,8 @@ def test_chosen_folder_is_used_twice(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_whose_launcher_alone_receives_a_signal(tmp_path):
-    process = start(str(PROJECT / "run_baseline.sh"), *SMALL_MODEL, "--num-steps", "1000000", cwd=tmp_path)
-    for line in process.stdout:
-        if line.startswith("Step 5/"):
-            break
+    process = start(str(PROJECT / "run_baseline.sh"), *SMALL_MODEL, "--num-steps", "20000", cwd=tmp_path)
+    read_until(process, "Step 5/")
     process.send_signal(signal.SIGTERM)
     code, out = finish(process)
     assert code == 143, out

@@ -9,6 +9,7 @@ import pytest
 from helpers import PROJECT, finish, start
 
 import run_memory_study
+from harness.ranks import wait_until
 from studies.memory import fit, fit_section, growth_factors, shares, table, with_shares
 
 MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 1 --n-heads 4 --num-steps 3".split()
@@ -137,11 +138,10 @@ def test_a_run_that_would_not_fit_is_skipped(tmp_path, study):
 
 @pytest.mark.slow
 def test_a_study_that_is_stopped_keeps_its_rows(tmp_path):
-    flags = ("--num-steps", "100000", "--batch-sizes", "1000000", "2", "--seq-lens", "1024", "--output-dir", "study")
+    flags = ("--num-steps", "20000", "--batch-sizes", "1000000", "2", "--seq-lens", "1024", "--output-dir", "study")
     process = start(sys.executable, str(PROJECT / "run_memory_study.py"), *MODEL, *flags, cwd=tmp_path)
     run = tmp_path / "study" / "bs2_seq1024"
-    while not list(run.glob("events*")) and process.poll() is None:
-        time.sleep(0.1)
+    assert wait_until(lambda: list(run.glob("events*")) or process.poll() is not None, time.monotonic() + 300)
     time.sleep(1)
     process.terminate()
     code, out = finish(process)

@@ -54,7 +54,7 @@ def on_ranks(world_size: int, modes) -> dict[str, dict]:
     every = [" ".join([*SMALL_MODEL, mode, "--batch-size", str(BATCH // world_size)]) for mode in modes]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
     program = [str(PROJECT / "tests" / "train_on_ranks.py"), json.dumps(every)]
-    code, out = finish(start(sys.executable, *launcher, *program, env={"OMP_NUM_THREADS": "1"}), timeout=300)
+    code, out = finish(start(sys.executable, *launcher, *program, env={"OMP_NUM_THREADS": "1"}))
     assert code == 0, out
     return dict(zip(modes, json.loads(out.splitlines()[-1]), strict=True))
 

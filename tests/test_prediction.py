@@ -312,7 +312,7 @@ def test_the_largest_size_is_predicted_in_little_memory(tmp_path):
     script = f"import sys; sys.path.insert(0, {str(PROJECT)!r}); import tiny_llama_v1 as t, resource\n"
     script += "code = t.main(['--dry-run', '--size', 'very_large', '--peak', '1', '--output-dir', 'run'])\n"
     script += "print('PEAK', code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    code, out = finish(start(sys.executable, "-c", script, cwd=tmp_path), timeout=300)
+    code, out = finish(start(sys.executable, "-c", script, cwd=tmp_path))
     assert code == 0, out
     _, done, kilobytes = out.splitlines()[-1].split()
     assert done == "0"

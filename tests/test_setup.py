@@ -151,7 +151,7 @@ class Machine:
             "HOME": str(self.root / "home"),
             **variables,
         }
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=self.project)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=self.project, timeout=120)
         return done.returncode, done.stdout + done.stderr
 
     def pip_calls(self) -> list[str]:

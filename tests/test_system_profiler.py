@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import PROJECT, finish, start
+from helpers import PROJECT, finish, read_until, start
 
 # What the launcher may find beside the stand-ins.  A whole /usr/bin might hold a real profiler.
 UTILITIES = (
@@ -378,9 +378,7 @@ def test_the_launcher_alone_is_told_to_stop(tmp_path, tool, gpu, signum, expecte
     stand_in = (machine.bin / tool).read_text().replace("\nimport json", f"\n{outlive}import json", 1)
     (machine.bin / tool).write_text(stand_in.replace("sys.exit(code)", f"sys.exit(code * {tool != 'nsys'})"))
     process = machine.start("--wait")
-    for line in process.stdout:
-        if line == "ready\n":
-            break
+    read_until(process, "ready")
     process.send_signal(signum)
     code, out = finish(process)
     assert code == expected, out

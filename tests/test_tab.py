@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from analysis.tab import Tab, answer, runs_in
 from analysis.wording import told_apart
 from harness.doctor import TAB
 from harness.errors import UserError
+from harness.ranks import wait_until
 from tensorboard_step_profile import plugin
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -193,7 +195,7 @@ def reader(monkeypatch):
     yield made
     if made.process:
         made.process.stdin.close()
-        assert made.process.wait(10) in (0, 3)  # it ends when TensorBoard does
+        assert made.process.wait(60) in (0, 3)  # it ends when TensorBoard does
 
 
 def test_a_process_that_ended_is_a_line_and_is_started_again(reader):
@@ -217,6 +219,7 @@ def test_tensorboard_is_never_kept_waiting(reader):
     tab.reader = reader
     waiting = threading.Thread(target=reader.ask, args=("page", {}), daemon=True)
     waiting.start()
+    assert wait_until(lambda: reader.waiting, time.monotonic() + 60)
     assert tab.is_active()
     assert tab.frontend_metadata().es_module_path == "/index.js"
     assert {"/index.js", "/page.css", "/runs", "/page", "/timeline", "/compare"} <= tab.get_plugin_apps().keys()

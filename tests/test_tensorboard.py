@@ -74,7 +74,8 @@ def tensorboard(logs, installed):
     process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=installed)
     url, wanted = f"http://127.0.0.1:{port}", {path.parent.name for path in logs.glob("*/*.pt.trace.json*")}
     try:
-        for _ in range(240):
+        until = time.monotonic() + 300
+        while time.monotonic() < until:
             try:
                 state = json.loads(fetch(f"{url}/data/plugin/pytorch_profiler/runs"))
                 if wanted <= set(state["runs"]) and not state["loading"]:

@@ -32,7 +32,7 @@ from analysis.rates import kernel_durations, queue_over_step, shape_rates
 from analysis.timeline import exposed_us, gpu_timeline, idle_by_cause
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, 60), st.integers(1, 15), st.integers(0, 20), st.sampled_from("kcm")),

@@ -5,6 +5,7 @@ torch and the project are imported once, with all that is slow to import: each c
 into torch, and so is each row of a sweep.
 """
 
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -27,6 +28,7 @@ TIME_LIMIT_S = 240  # of a command, on a machine with much else to do
 
 def run(card: str, module: str, flags: list[str], folder: str, variables: dict[str, str]) -> int:
     """In the fork."""
+    os.setsid()
     signal.alarm(TIME_LIMIT_S)
     os.chdir(folder)
     log = os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -66,7 +68,10 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             os._exit(run(**request))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # rows that a command left, which the time limit has ended
+        print(code, flush=True)
 
 
 if __name__ == "__main__":
