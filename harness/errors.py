@@ -152,7 +152,6 @@ def memory_at_hand(error: BaseException) -> str:
 def exit_code_of(work: Callable[[], object]) -> int:
     """Call work() and return the exit code of the command; an error is printed as one line, by one of the ranks."""
     handlers = {signum: signal.signal(signum, _raise_interrupted) for signum in (signal.SIGINT, signal.SIGTERM)}
-    _received.clear()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # folder names may not be encodable
     failure, shown = None, ""
@@ -166,6 +165,7 @@ def exit_code_of(work: Callable[[], object]) -> int:
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+        _received.clear()
     line, exit_code = conclude(failure)
     if line is not None:
         if shown:
