@@ -31,14 +31,22 @@ def training_check(summary: dict, baseline: dict, loss_difference: float | None)
     in_common = loss_difference is not None  # of traces of other programs there are no settings either
     if in_common and trains_the_same_model(summary["config"]) == trains_the_same_model(baseline["config"]):
         checked["loss_bound"] = loss_bound(summary, baseline)
-    bound, reason = checked["loss_bound"], None
-    if checked["audit_ok"] is False:
-        reason = audit_text(found)
-    elif base and base["ok"] is False:
-        reason = f"the baseline fails its audit: {audit_text(base)}"
-    elif bound is not None and loss_difference > bound:
-        reason = f"the losses differ by {loss_difference:.1e}, and rounding explains {bound:.1e}"
-    return checked | {"not_the_same": reason}
+    failures = (audit_text(audit) if audit and audit["ok"] is False else None for audit in (found, base))
+    return checked | {"not_the_same": why_not_the_same(*failures, loss_difference, checked["loss_bound"])}
+
+
+def why_not_the_same(
+    failure: str | None, baseline_failure: str | None, loss_difference: float | None, bound: float | None
+) -> str | None:
+    """Why it is another training than the baseline's, None if nothing says so.
+
+    The failures are what the audits found, None if nothing; bound: the loss difference that rounding explains, None if
+    that is not known."""
+    if failure or baseline_failure:
+        return failure or f"the baseline fails its audit: {baseline_failure}"
+    if bound is not None and loss_difference > bound:
+        return f"the losses differ by {loss_difference:.1e}, and rounding explains {bound:.1e}"
+    return None
 
 
 def loss_bound(summary: dict, baseline: dict) -> float | None:

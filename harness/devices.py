@@ -76,6 +76,11 @@ def cpu_trains_in_fp16() -> bool:
 def set_numerics(seed: int, precision: str, deterministic: bool) -> None:
     """Set the seed, determinism and the precision of float32 matmuls."""
     torch.manual_seed(seed)
+    set_arithmetic(precision, deterministic)
+
+
+def set_arithmetic(precision: str, deterministic: bool) -> None:
+    """The same without the seed: random numbers go on where they were."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     if precision == "tf32" and torch.version.hip:
         os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # older ROCm builds also require it

@@ -11,6 +11,9 @@ from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axi
 from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, series
 from analysis.wording import shortened
 from harness.units import MB
+from studies.rungs import last_flag
+
+GAIN, LOSS = ("#0072b2", ""), ("#d55e00", "//")  # color and hatching of what takes less time, or more
 
 
 def new_panels(height: float, title: str, about: str, count: int):
@@ -210,7 +213,7 @@ def comparison_figure(rows: list[tuple[str, float, bool]], baseline: str) -> Fig
     """Bars of the ratio of each time to that of the baseline: name, ratio, whether it is within noise."""
     figure, axes = new_axes(f"Times relative to {baseline}", 1.4 + 0.24 * max(4, len(rows)), "")
     for y, (_, ratio, noise) in enumerate(rows):
-        color, hatch = (GRAY, "") if noise else ("#d55e00", "//") if ratio > 1 else ("#0072b2", "")
+        color, hatch = (GRAY, "") if noise else LOSS if ratio > 1 else GAIN
         axes.barh(y, ratio - 1, left=1, color=color, hatch=hatch, edgecolor=SEAM, linewidth=0)
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=7.5)
     axes.axvline(1, color="black", linewidth=0.8)
@@ -306,7 +309,6 @@ def memory_of_mode(axes, rows: list[dict], group: tuple, n: int) -> None:
 
 # ---- Optimizations -------------------------------------------------------------------------------------------------
 
-GAIN, LOSS = ("#0072b2", ""), ("#d55e00", "//")  # color and hatching, as of a comparison
 LARGEST_RATIO = 2.0  # of the axis; what takes longer is at its end
 
 
@@ -359,8 +361,3 @@ def whisker(axes, row: dict, y: float) -> None:
     """The interval of the ratio, where there is one."""
     if row["ratio_low"] is not None:
         axes.plot([row["ratio_low"], row["ratio_high"]], [y, y], color="black", linewidth=1.2)
-
-
-def last_flag(flags: str) -> str:
-    """'--compile' of '--attention sdpa --compile'"""
-    return f"--{flags.split('--')[-1]}".strip()

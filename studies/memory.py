@@ -195,6 +195,8 @@ def finding(rows: list[dict], fitted: dict, available_bytes: int) -> list[str]:
         return predicted_finding(rows, "predicted_bytes", label, available_bytes)
     most, least = (pick(measured, key=lambda row: row["peak_bytes"]) for pick in (max, min))
     parts = parts_of_peak(most["bytes_by_category"])
+    if len(measured) == 1:
+        return [f"The peak is {megabytes(most['peak_bytes'])}, {label(most)}: {parts}."]
     smallest = f"the smallest is {megabytes(least['peak_bytes'])}, {label(least)}"
     first = f"The largest peak is {megabytes(most['peak_bytes'])}, {label(most)}: {parts}; {smallest}."
     if fitted["rows"] is None:

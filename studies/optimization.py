@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.hardware import cache
-from analysis.same_training import explained_by_rounding
+from analysis.same_training import explained_by_rounding, why_not_the_same
 from harness.command_line import require
 from harness.documents import OptimizationStudyRow, read_document
 from harness.files import explain_nulls
@@ -25,7 +25,7 @@ from harness.units import MB
 from harness.workload import Workload
 from studies.optimization_steps import take_turns
 from studies.reference import MISSING, reference_of, reference_title
-from studies.rungs import FlagSet, flag_sets, names_for, not_here, predicted_ratio
+from studies.rungs import FlagSet, flag_sets, last_flag, names_for, not_here, predicted_ratio
 from studies.sweep import (
     FINISHED_STATUSES,
     DeviceProperties,
@@ -43,7 +43,6 @@ from studies.sweep import (
 KEY = ("size", "seq_len", "batch_size", "precision", "flags")
 SHAPE = KEY[:-1]  # of a ladder
 FIGURES = {"step_ms": "step_std_ms", "ratio": None, "measured_memory_bytes": None, "compile_s": None}
-RESTING_BYTES = 12  # per parameter between two steps: weight and two moments of AdamW in float32
 LEAST_ROUNDS = 3  # for an interval
 PROFILED = ProfilerConfig(enable_pytorch_profiler=True, warmup_steps=1, profile_steps=2, profile_memory=True)
 
@@ -79,7 +78,7 @@ def study(args, device: DeviceProperties) -> None:
     measured = [row for row in sweep.rows if row["status"] == "ok"]
     figure = optimization_figure(ladders(measured), device.name) if measured else None
     lines = finding(sweep.rows, device.name, sweep.available_bytes)
-    sweep.close(lines, sections(sweep.rows), figure, brief=True)
+    sweep.close(lines, [table(sweep.rows)], figure, brief=True)
 
 
 def specs_of(args, device: DeviceProperties) -> list[dict]:
@@ -111,9 +110,7 @@ def measured_ladder(sweep: Sweep, spec: dict, device: DeviceProperties, repetiti
     baseline = spec["workloads"][0]
     peaks = sweep.predict(predicted_peaks, spec["workloads"], sweep.predicts_gpu)
     rows = [row | peak for row, peak in zip(spec["rows"], peaks, strict=True)]
-    analysis = (
-        None if sweep.dry_run else profile_of(sweep, baseline, f"profile_{rows[0]['size']}_{rows[0]['precision']}")
-    )
+    analysis = None if sweep.dry_run else profile_of(sweep, baseline, rows[0])
     todo = []
     for row, workload, flags in zip(rows, spec["workloads"], spec["sets"], strict=True):
         row |= predicted_ratio(flags.rungs, analysis)
@@ -144,14 +141,15 @@ def predicted_peaks(workloads: Sequence[Workload], on_gpu: bool) -> list[dict]:
     return [predicted_peak(workload, on_gpu, "predicted_memory_bytes") for workload in workloads]
 
 
-def profile_of(sweep: Sweep, baseline: Workload, name: str) -> dict:
-    """operator_analysis.json of the baseline, from a run of its own into that folder; without opportunities if it
-    fails."""
-    folder = sweep.folder / name
+def profile_of(sweep: Sweep, baseline: Workload, row: dict) -> dict:
+    """operator_analysis.json of the baseline, whose row this is, from a run of its own; without opportunities if there
+    is none."""
+    folder = sweep.folder / f"profile_{row['size']}_{row['precision']}"
     analysis = read_document(folder / "operator_analysis.json")
     if analysis is None:
-        run = baseline.with_settings(num_steps=PROFILED.warmup_steps + PROFILED.profile_steps + 1)
-        outcome, _ = sweep.measure_row(None, run_script, run, PROFILED, folder, precision=baseline.precision)
+        steps = PROFILED.warmup_steps + PROFILED.profile_steps + 1
+        work = (run_script, baseline.with_settings(num_steps=steps, force=sweep.force), PROFILED, folder)
+        outcome, _ = sweep.measure_row(row["predicted_memory_bytes"], *work, precision=baseline.precision)
         analysis = read_document(folder / "operator_analysis.json")
         if analysis is None:
             why = f"the baseline was not profiled: {outcome['reason']}"
@@ -173,8 +171,8 @@ Measured = list[tuple[dict, Workload]]  # rows and their workloads
 
 
 def groups_that_fit(todo: Measured, baseline: tuple[dict, Workload], available: int) -> Iterator[Measured]:
-    """Rows whose states are in memory together, each group with the baseline, unless that is skipped."""
-    always = [] if baseline[0].get("status") == "skipped" else [baseline]
+    """Rows whose states are in memory together, each group with the baseline, unless that does not fit."""
+    always = [] if baseline[0].get("status") in ("skipped", "oom") else [baseline]
     group = always[:]
     for one in todo:
         if one[0] is baseline[0]:
@@ -189,30 +187,38 @@ def groups_that_fit(todo: Measured, baseline: tuple[dict, Workload], available: 
 
 def bytes_together(group: Measured) -> int:
     """What all keep between two steps, and what one of them needs on top at its peak."""
-    resting = [RESTING_BYTES * workload.parameter_count() for _, workload in group]
+    from analysis.prediction import PERSISTENT_BYTES_PER_PARAM  # imports pandas
+
+    resting = [PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() for _, workload in group]
     peaks = [row["predicted_memory_bytes"] or 0 for row, _ in group]
     return sum(resting) + max(max(0, peak - rest) for peak, rest in zip(peaks, resting, strict=True))
 
 
 def in_turn(sweep: Sweep, group: Measured, repetitions: int, warmup: int) -> list[dict]:
-    """The rows of a group, measured in one process; if it dies, in one for each, with the baseline if that is there."""
-    workloads = [workload for _, workload in group]
-    outcome, found = sweep.measure_row(None, take_turns, workloads, repetitions, warmup)
-    if found is not None:
-        both = zip(group, found, strict=True)
+    """The rows of a group, measured in one process.  If that dies, each has one of its own, with the baseline if that
+    lives by itself; a row gets the outcome of a process only if nothing else can have ended it."""
+
+    def measured(some: Measured) -> tuple[dict, list[dict]]:
+        """Status and reason of a process, and its rows, [] if it died."""
+        outcome, found = sweep.measure_row(None, take_turns, [workload for _, workload in some], repetitions, warmup)
+        both = zip(some, found or [], strict=found is not None)
         rows = [row | outcome | answer_columns(one, workload) for (row, workload), one in both]
-        return [row | beside(row, rows, found) for row in rows]
-    base = group[:1] if group[0][0]["ladder"] == 0 else []
-    others = group[len(base) :]
-    if len(others) > 1:
-        parts = [in_turn(sweep, [*base, one], repetitions, warmup) for one in others]
-    elif base and others:
-        parts = [in_turn(sweep, base, repetitions, warmup), [others[0][0] | outcome]]
-    else:
-        parts = [[group[0][0] | outcome]]
-    by_flags: dict[str, dict] = {}  # the baseline, which several have, once, and measured if it was
-    for row in sorted(itertools.chain(*parts), key=lambda row: row["status"] == "ok"):
-        by_flags[row["flags"]] = row
+        return outcome, [row | beside(row, rows, found) for row in rows]
+
+    outcome, rows = measured(group)
+    if rows or len(group) == 1:
+        return rows or [group[0][0] | outcome]
+    if group[0][0]["ladder"] != 0:
+        return [row for one in group for row in in_turn(sweep, [one], repetitions, warmup)]
+    base, *others = group
+    (alone,) = in_turn(sweep, [base], repetitions, warmup)
+    if alone["status"] != "ok":
+        return [alone, *in_turn(sweep, others, repetitions, warmup)]
+    by_flags = {alone["flags"]: alone}  # the baseline, which is in every pair, once
+    for one in others:
+        if len(others) > 1:
+            outcome, rows = measured([base, one])
+        by_flags |= {row["flags"]: row for row in rows or [one[0] | outcome] if row["flags"] or row["status"] == "ok"}
     return [*by_flags.values()]
 
 
@@ -248,20 +254,25 @@ def beside(row: dict, group: list[dict], found: list[dict]) -> dict:
     reference = next(filter(is_reference, measured), None)
     columns = ratio_to(baseline, row, "ratio") | ratio_to(below, row, "ratio_to_previous")
     columns |= ratio_to(reference, row, "ratio_to_reference")
-    why = None if row["audit_ok"] else row["audit"]
+    off = bound = baseline_failure = None
     if baseline:
         losses, expected = (found[group.index(one)]["losses"] for one in (row, baseline))
         pairs = list(zip(losses, expected, strict=False))  # a compiled one has no step for its memory
-        precision = "bf16" if "--precision bf16" in row["flags"] else row["precision"]
-        off, bound = max(abs(a - b) for a, b in pairs), explained_by_rounding(expected[0], len(pairs), precision)
+        precisions = (row["precision"], *(["bf16"] if "--precision bf16" in row["flags"] else []))
+        off, bound = max(abs(a - b) for a, b in pairs), explained_by_rounding(expected[0], len(pairs), *precisions)
+        baseline_failure = failed_audit(baseline)
         columns |= {"largest_loss_difference": off, "loss_bound": bound}
-        if why is None and off > bound:
-            why = f"the losses differ by {off:.1e}, and rounding explains {bound:.1e}"
         saved_ms = baseline["step_ms"] - row["step_ms"]
         if row.get("compile_s") is not None:
             step = math.ceil(1e3 * row["compile_s"] / saved_ms) if saved_ms > 0 else None
             columns |= explain_nulls({"break_even_step": step}, "it is not faster than the baseline")
+    why = why_not_the_same(failed_audit(row), baseline_failure, off, bound)
     return columns | explain_nulls({"not_the_same": why}, "nothing says so")
+
+
+def failed_audit(row: dict) -> str | None:
+    """What its audit found, None if nothing."""
+    return row["audit"] if row["audit_ok"] is False else None
 
 
 def ratio_to(other: dict | None, row: dict, name: str) -> dict:
@@ -297,10 +308,10 @@ def ladders(rows: list[dict]) -> dict[str, list[dict]]:
     return found
 
 
-def interval_text(row: dict, name: str = "ratio") -> str:
+def interval_text(row: dict, name: str = "ratio", form: str = ".2f") -> str:
     """'0.85 (0.83 to 0.87)'; the ratio alone without an interval."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return f"{row[name]:.2f}" + (f" ({low:.2f} to {high:.2f})" if low is not None else "")
+    return f"{row[name]:{form}}" + (f" ({low:{form}} to {high:{form}})" if low is not None else "")
 
 
 def best_of(rows: list[dict]) -> dict | None:
@@ -323,20 +334,19 @@ def finding(rows: list[dict], device: str, available_bytes: int) -> list[str]:
             rows, "predicted_memory_bytes", lambda row: f"{label(row)} {row['flags']}", available_bytes
         )
     by_label = ladders(measured)
-    best = {name: best_of(some) for name, some in by_label.items()}
+    unknown = {name: why for name, some in by_label.items() if (why := undecided(some))}
+    best = {name: best_of(some) or baseline_of(some) for name, some in by_label.items() if name not in unknown}
     kept: dict[str, list[str]] = {}  # flags: where they are best, with the ratio
     for name, row in best.items():
-        where = f"{interval_text(row)} at {name}" if row else f"at {name}"
-        kept.setdefault(f"{row['flags']}, ratio" if row else "the baseline, which no set of flags beats", []).append(
-            where
-        )
+        what = f"{row['flags']}, ratio" if row["flags"] else "the baseline, which no set of flags beats"
+        kept.setdefault(what, []).append(f"{interval_text(row)} at {name}" if row["flags"] else f"at {name}")
     texts = [f"{what} {', '.join(where)}" for what, where in kept.items()]
-    lines = [f"Keep on {device}: {'; '.join(texts)}."]
+    lines = [f"Keep on {device}: {'; '.join(texts)}."] if texts else []
+    lines += [f"Not decided at {name}: {why}." for name, why in unknown.items()]
     lines += [f"Leave out: {'; '.join(found)}."] if (found := left_out(by_label)) else []
     against, rates = [], []
-    for name, rows in by_label.items():
-        row = best[name] or rows[0]
-        if row["ratio_to_reference"] is not None and not is_reference(row):
+    for name, row in best.items():
+        if row["ratio_to_reference"] is not None:
             against.append(f"{interval_text(row, 'ratio_to_reference')} at {name}")
         if row.get("share_of_measured_peak") is not None:
             rates.append(f"{row['share_of_measured_peak']:.0%} at {name}")
@@ -344,36 +354,47 @@ def finding(rows: list[dict], device: str, available_bytes: int) -> list[str]:
     return lines + ([f"Share of the matmul rate measured here: {', '.join(rates)}."] if rates else [])
 
 
+def baseline_of(rows: list[dict]) -> dict | None:
+    return next((row for row in rows if row["ladder"] == 0), None)
+
+
+def undecided(rows: list[dict]) -> str | None:
+    """Why nothing can be said of the rows of a ladder, which were all measured; None if something can."""
+    baseline, sets = baseline_of(rows), [row for row in rows if row["flags"] and not is_reference(row)]
+    if baseline is None:
+        return "the baseline was not measured"
+    if failure := failed_audit(baseline):
+        return f"the baseline fails its audit: {failure}"
+    if not sets:
+        return "nothing but the baseline was measured"
+    if all(row["ratio_high"] is None for row in sets):
+        return sets[0]["ratio_high_reason"]
+    return None
+
+
 def left_out(by_label: dict[str, list[dict]]) -> list[str]:
     """What loses, by the reason: alone, on top of the rungs below, or because it does not train the same."""
     slower: dict[str, list[str]] = {}
     for name, rows in by_label.items():
         where = f" at {name}" if len(by_label) > 1 else ""
-        for row in rows:
+        baseline = baseline_of(rows)
+        for row in rows if not baseline or not failed_audit(baseline) else []:
             if is_reference(row) or not row["flags"]:
                 continue
-            last = row["flags"].split(" --")[-1].removeprefix("--")
             if row["not_the_same"]:
                 slower.setdefault("not the same training", []).append(f"{row['flags']}{where} ({row['not_the_same']})")
             elif row["ladder"] is None and row["ratio_low"] is not None and row["ratio_low"] > 1:
                 slower.setdefault("slower", []).append(f"{row['flags']} {row['ratio']:.2f}{where}")
             elif row["ratio_to_previous_low"] is not None and row["ratio_to_previous_low"] > 1:
                 slower.setdefault("slower on top of the rungs below", []).append(
-                    f"--{last} {row['ratio_to_previous']:.2f}{where}"
+                    f"{last_flag(row['flags'])} {row['ratio_to_previous']:.2f}{where}"
                 )
     return [f"{why}: {', '.join(names)}" for why, names in slower.items()]
 
 
 def ratio_column(title: str, name: str) -> Column:
     """'0.850 (0.830 to 0.870)'"""
-
-    def text(row: dict) -> str | None:
-        if row[name] is None:
-            return None
-        low, high = row[f"{name}_low"], row[f"{name}_high"]
-        return f"{row[name]:.3f}" + (f" ({low:.3f} to {high:.3f})" if low is not None else "")
-
-    return Column(title, text)
+    return Column(title, lambda row: None if row[name] is None else interval_text(row, name, ".3f"))
 
 
 def table(rows: list[dict]) -> Section:
@@ -403,14 +424,9 @@ def table(rows: list[dict]) -> Section:
         ),
         status_column(),
     )
-    return Section("Each alone, and one on top of another: step time relative to the baseline's", columns, rows)
-
-
-def sections(rows: list[dict]) -> list[Section]:
-    first = table(rows)
-    first.text = [
+    text = [
         "ratio: of the median step times, in brackets its 95% interval over the rounds; below 1 is faster",
         "at least, estimate: what the baseline's trace allows and suggests, see the folders profile_*",
         "of peak: FLOPs of the model by the median step, relative to the rate of matmuls measured in the same process",
     ]
-    return [first]
+    return Section("Each alone, and one on top of another: step time relative to the baseline's", columns, rows, text)

@@ -13,7 +13,7 @@ from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
 from harness.audit import audit_document, audit_text
 from harness.cuda_graphs import GraphedModel
-from harness.devices import choose_device, set_numerics
+from harness.devices import choose_device, set_arithmetic, set_numerics
 from harness.environment import describe_environment
 from harness.errors import explain_error, out_of_memory
 from harness.files import explain_nulls
@@ -26,6 +26,26 @@ from studies.sweep import cold_compiler
 ROUNDS = 2  # of matmuls of all shapes: seconds, where the peak that is kept for a machine takes four times as long
 
 
+class RandomNumbers:
+    """Within it, PyTorch's random numbers go on where they were at its last end, whatever others have drawn since: of
+    those that begin at the same seed, all meet the same batches and dropout masks in their n-th step."""
+
+    def __init__(self, device: torch.device):
+        self.on_gpu = [device] if device.type == "cuda" else []
+        self.states = self._now()
+
+    def _now(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return torch.get_rng_state(), [torch.cuda.get_rng_state(gpu) for gpu in self.on_gpu]
+
+    def __enter__(self) -> None:
+        torch.set_rng_state(self.states[0])
+        for gpu, state in zip(self.on_gpu, self.states[1], strict=True):
+            torch.cuda.set_rng_state(state, gpu)
+
+    def __exit__(self, *error) -> None:
+        self.states = self._now()
+
+
 class Variant:
     """A training run that takes one step at a time, so that others can take theirs in between.
 
@@ -33,18 +53,18 @@ class Variant:
     """
 
     def __init__(self, workload: Workload, device: torch.device):
-        from torch._inductor import list_mode_options  # takes seconds
-
         self.workload, self.device = workload, device
         self.meter = StepMeter(device, 1, lambda step: True, lambda record: None)
         training = workload.training
+        workload.parameter_count()  # of a file of the user's: by a look at it, which may draw random numbers
         set_numerics(training.seed, training.precision, training.deterministic)
         self.state, self.stream = workload.build(device), workload.batches(device)
         if training.cuda_graphs:
             graphed = GraphedModel(workload, self.state, workload.batches(device))
             self.state = self.state._replace(model=graphed)
         if workload.compiled:
-            self.state.model.compile(dynamic=False, options=list_mode_options(training.compile_mode))
+            self.state.model.compile(dynamic=False)
+        self.random_numbers = RandomNumbers(device)
         audit = FirstStepAudit(self.state.model, self.state.scaler)
         with cold_compiler() if workload.compiled else contextlib.nullcontext():
             self.first = self.step(audit)
@@ -52,9 +72,10 @@ class Variant:
 
     def step(self, watching: contextlib.AbstractContextManager | None = None) -> StepRecord:
         """One step, waited for.  Raises FloatingPointError if its loss is not finite."""
-        training = self.workload.training  # the precision of float32 matmuls is a setting of the process
-        set_numerics(training.seed, training.precision, training.deterministic)
-        self.workload.train(self.state, self.stream, 1, self.meter, UntimedMeter(watching))
+        training = self.workload.training
+        set_arithmetic(training.precision, training.deterministic)  # settings of the process
+        with self.random_numbers:
+            self.workload.train(self.state, self.stream, 1, self.meter, UntimedMeter(watching))
         return self.meter.records[-1]
 
     def peak_memory(self) -> dict:

@@ -53,6 +53,11 @@ RUNGS = (  # in the order of the ladder
 NAMES = tuple(rung.name for rung in RUNGS)
 
 
+def last_flag(flags: str) -> str:
+    """'--compile' of '--attention sdpa --compile'"""
+    return f"--{flags.split('--')[-1]}".strip()
+
+
 def names_for(workload: Workload, names: Sequence[str]) -> list[str]:
     """Those of the names that can be switched on for it from outside of a file with a model of its own."""
     if isinstance(workload, TinyLlamaWorkload):

@@ -176,6 +176,8 @@ def test_the_memory_study_names_what_is_left_out_of_its_fit():
     assert "filled by a batch of 200 x 8 tokens" in second
     unknown = {"rows": None, "rows_reason": "too few"}
     assert memory.finding(rows, unknown, 1)[1] == "No fit: too few."
+    (alone,) = memory.finding(rows[1:], unknown, 1)
+    assert alone.startswith("The peak is 20.0 MB, batch 2 x 8 tokens: activations 20.0")
 
 
 def test_without_measurements_the_finding_is_what_fits():

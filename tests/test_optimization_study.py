@@ -13,6 +13,7 @@ from test_documents import mismatches
 from torch._inductor import cpu_vec_isa
 
 import run_optimization_study
+from analysis.user_workload import UserWorkload, examined
 from harness import documents
 from harness.phases import median_interval
 from studies import optimization, optimization_steps, reference, rungs
@@ -109,33 +110,67 @@ def test_without_a_trace_there_is_no_bound():
 # ---- In turn -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("available", "expected"), [(1000, [4]), (139, [2, 2, 2]), (10, [2, 2, 2])])
-def test_as_many_as_fit_in_memory_take_turns(monkeypatch, available, expected):
-    """Each keeps 40 bytes between steps, and 20 more at its peak."""
-    monkeypatch.setattr(optimization, "RESTING_BYTES", 40)
-    workload = types.SimpleNamespace(parameter_count=lambda: 1)
-    rows = [({"flags": name, "predicted_memory_bytes": 60}, workload) for name in "abcd"]
+@pytest.mark.parametrize(("available", "expected"), [(1000, [4]), (419, [2, 2, 2]), (10, [2, 2, 2])])
+def test_as_many_as_fit_in_memory_take_turns(available, expected):
+    """Each keeps 120 bytes between steps, and 60 more at its peak."""
+    workload = types.SimpleNamespace(parameter_count=lambda: 10)
+    rows = [({"flags": name, "predicted_memory_bytes": 180}, workload) for name in "abcd"]
     groups = list(groups_that_fit(rows, rows[0], available))
     assert [len(group) for group in groups] == expected
     assert {row["flags"] for group in groups for row, _ in group} == set("abcd")
     assert all(group[0] is rows[0] for group in groups)
-    rows[0][0]["status"] = "skipped"
-    assert [row["flags"] for group in groups_that_fit(rows[1:], rows[0], 1000) for row, _ in group] == list("bcd")
+    for status in ("skipped", "oom"):
+        rows[0][0]["status"] = status
+        assert [row["flags"] for group in groups_that_fit(rows[1:], rows[0], 1000) for row, _ in group] == list("bcd")
 
 
-def test_if_the_process_dies_each_is_measured_with_the_baseline_alone():
+@pytest.mark.parametrize(
+    ("dying", "processes", "statuses"),
+    [
+        (["012", "02"], ["012", "0", "01", "02"], {"": "ok", "--a": "ok", "--b": "oom"}),
+        (["012", "0"], ["012", "0", "12"], {"": "oom", "--a": "ok", "--b": "ok"}),
+        (["012", "0", "12", "2"], ["012", "0", "12", "1", "2"], {"": "oom", "--a": "ok", "--b": "oom"}),
+        (["01"], ["01", "0"], {"": "ok", "--a": "oom"}),
+    ],
+    ids=["one set", "the baseline", "the baseline and one set", "a pair"],
+)
+def test_if_the_process_dies_only_what_ended_it_is_out_of_memory(dying, processes, statuses):
     calls = []
 
     def measure_row(peak, work, workloads, *rest):
-        calls.append("".join(workloads))
-        alone = workloads == ["0"]
-        answer = [{"status": "failed", "reason": "too slow", "losses": []}] if alone else None
-        return {"status": "oom", "reason": "killed"}, answer
+        calls.append("".join(one.name for one in workloads))
+        if calls[-1] in dying:
+            return {"status": "oom", "reason": "killed"}, None
+        found = {"status": "ok", "reason": "", "step_times_ms": BASE, "losses": [4.0], "first_step_ms": 1.0}
+        found |= {"audit_ok": True, "audit": "ok", "measured_peak_tflops": None}
+        return {"status": "ok", "reason": ""}, [found] * len(workloads)
 
-    group = [({"flags": name, "ladder": n}, str(n)) for n, name in enumerate(["", "--a", "--b"])]
-    rows = {row["flags"]: row for row in in_turn(types.SimpleNamespace(measure_row=measure_row), group, 3, 0)}
-    assert calls == ["012", "01", "0", "02", "0"]
-    assert {flags: row["status"] for flags, row in rows.items()} == {"": "failed", "--a": "oom", "--b": "oom"}
+    group = [
+        (row(flags, BASE, n) | {"status": None}, types.SimpleNamespace(name=str(n), step_flops=int, compiled=False))
+        for n, flags in enumerate(statuses)
+    ]
+    rows = in_turn(types.SimpleNamespace(measure_row=measure_row), group, 3, 0)
+    assert calls == processes
+    assert {one["flags"]: one["status"] for one in rows} == statuses and len(rows) == len(group)
+    for one in rows[1:]:
+        beside_baseline = one["status"] == "ok" and statuses[""] == "ok"
+        assert one.get("ratio") == (1.0 if beside_baseline else None)
+        assert one["status"] != "ok" or beside_baseline or "in turn with this one" in one["ratio_reason"]
+
+
+def test_the_profile_of_the_baseline_is_forced_or_skipped_as_its_row_is(tmp_path):
+    runs = []
+
+    def measure_row(peak, work, workload, *rest, precision):
+        runs.append((peak, workload.training.force))
+        return {"status": "skipped", "reason": "would not fit"}, None
+
+    for force in (False, True):
+        sweep = types.SimpleNamespace(folder=tmp_path, force=force, measure_row=measure_row)
+        shape = {"size": "tiny", "precision": "fp32", "predicted_memory_bytes": 7}
+        found = optimization.profile_of(sweep, SMALL, shape)
+        assert found["opportunities_reason"] == "the baseline was not profiled: would not fit"
+    assert runs == [(7, False), (7, True)]
 
 
 def test_one_that_fails_leaves_the_others_their_turns(monkeypatch):
@@ -228,6 +263,29 @@ def test_within_noise_the_baseline_is_kept():
     )
 
 
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([("", BASE[:2], 0), ("--fused-rope", BASE[:2], 1)], "an interval needs 3 rounds"),
+        ([("--fused-rope", BASE, 1)], "the baseline was not measured"),
+        ([("", BASE, 0), ("transformers 1.0", BASE, None)], "nothing but the baseline was measured"),
+    ],
+)
+def test_without_an_interval_nothing_is_decided(rows, why):
+    """Nor is the rate of whatever was measured that of what to keep."""
+    rows = together(*(row(*one) for one in rows))
+    assert finding(rows, "this CPU", 0) == [f"Not decided at tiny 1 x 16 fp32: {why}."]
+
+
+def test_beside_a_baseline_that_fails_its_audit_nothing_is_decided():
+    base = row("", BASE, 0, audit_ok=False, audit="no gradient")
+    rows = together(base, row("--fused-rope", [ms / 2 for ms in BASE], 1))
+    assert [one["not_the_same"] for one in rows] == ["no gradient", "the baseline fails its audit: no gradient"]
+    assert finding(rows, "this CPU", 0) == [
+        "Not decided at tiny 1 x 16 fp32: the baseline fails its audit: no gradient."
+    ]
+
+
 def test_what_does_not_train_the_same_is_not_kept():
     fails = "19 of 20 parameters have no gradient"
     unaudited = row("--attention sdpa", [1.0] * 5, 1, audit_ok=False, audit=fails)
@@ -318,7 +376,8 @@ def test_the_study_and_its_resumption(scratch, capfd, in_this_process, monkeypat
     assert again[""] == rows[""] and again["--attention sdpa"]["status"] == "ok"
 
 
-def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch):
+def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch, monkeypatch):
+    """Its batches differ between steps, and are the same for each set of flags, dropout masks too."""
     (scratch / "mine.py").write_text(OWN_FILE)
     args = types.SimpleNamespace(
         sizes=["tiny"], precisions=["fp32"], rungs=NAMES, reference=True, batch_size=None, seq_len=None, device="cpu",
@@ -329,16 +388,32 @@ def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch):
     fused = "--optimizer-impl fused"
     flags = ["", "--compile", "--precision bf16", fused, f"{fused} --compile"]  # no blocks to checkpoint
     assert [one["flags"] for one in spec["rows"]] == flags
+    loss_of, drawn = UserWorkload.loss, {}
+
+    def loss(self, model, batch):
+        drawn.setdefault(model, []).append(batch)
+        return loss_of(self, model, batch)
+
+    monkeypatch.setattr(UserWorkload, "loss", loss)
     baseline, bf16, fused = take_turns([spec["workloads"][i] for i in (0, 2, 3)], 3, 0)
     assert baseline["status"] == bf16["status"] == fused["status"] == "ok", (baseline, bf16, fused)
     assert baseline["audit_ok"] and len(baseline["step_times_ms"]) == 3
+    assert fused["losses"] == pytest.approx(baseline["losses"], abs=1e-5)
+    batches = [torch.stack(one) for one in drawn.values()]
+    assert len(batches) == 3 and batches[0].shape == (5, 4, 8)
+    assert torch.equal(batches[0], batches[1]) and torch.equal(batches[0], batches[2])
+    assert len(batches[0].sum(dim=(1, 2)).unique()) == 5
+    drawn.clear()
+    examined.cache_clear()  # as in a new process, in which the first look at the file draws a batch
+    take_turns([spec["workloads"][2]] * 2, 1, 0)
+    assert torch.equal(*(torch.stack(one) for one in drawn.values()))
 
 
 OWN_FILE = """
 import torch
 
 def workload():
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 1))
     batches = iter(lambda: torch.randn(4, 8), None)
     return model, torch.optim.AdamW(model.parameters()), batches, lambda model, x: model(x).square().mean()
 """
