@@ -107,7 +107,6 @@ def main() -> None:
         save(args.output, **about, rows=rows, real=real)
     say(f"Predicted with {shlex.join(flags)}:", *text_table(COLUMNS, rows), "", f"Measured, {args.real_size}:")
     report(REAL_COLUMNS, real, None)
-    save(args.output, **about, rows=rows, real=real)
 
 
 RANKS = (*text_columns("parallel"), column("ranks", "world_size", ","))

@@ -113,7 +113,7 @@ def main() -> None:
             raise refused[0]
         rows += [row_of(path, str(path.relative_to(args.folder)), analysis) for path, analysis in analyses]
         if "ranks" in (analysis := analyses[0][1]):
-            runs[folder.name] = straggler_text(analysis["ranks"])
+            runs[str(folder.relative_to(args.folder))] = straggler_text(analysis["ranks"])
     say(*text_table(COLUMNS, rows), "", *(f"{name}: {text}" for name, text in runs.items()))
     if args.output:
         write_json(args.output, {"rows": rows, "runs": runs})

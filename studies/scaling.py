@@ -364,8 +364,12 @@ def communication_section(rows: list[dict]) -> Section:
 
 
 def collectives_text(row: dict) -> str:
-    found = row.get("measured_collectives") or row.get("predicted_collectives") or []
-    return ", ".join(f"{one['calls']} {one['kind']}" for one in found) or "-"
+    return calls_text(row.get("measured_collectives") or row.get("predicted_collectives") or []) or "-"
+
+
+def calls_text(collectives: list[dict]) -> str:
+    """'2 all_reduce, 1 broadcast'"""
+    return ", ".join(f"{one['calls']} {one['kind']}" for one in collectives)
 
 
 def fault_sections(found: list[dict]) -> list[Section]:

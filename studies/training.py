@@ -184,12 +184,11 @@ def specs_of(args) -> list[dict]:
     if args.workload:
         sizes = [None]
         common |= {"workload": args.workload, "attention": None}
-        common["activation_checkpointing"] = args.activation_checkpointing or None
     specs = []
     for size, seq_len, mode, precision, compiled in itertools.product(
         sizes, args.seq_lens, args.modes, args.precisions, [False, True] if args.compile else [False]
     ):
-        workload = workload_of(size=size, seq_len=seq_len, precision=precision, compile=compiled or None, **common)
+        workload = workload_of(size=size, seq_len=seq_len, precision=precision, compile=compiled, **common)
         name = size or Path(args.workload).name
         values = (name, workload.seq_len, workload.batch_size, mode, workload.precision, compiled)
         rows = [dict(zip(KEY, (*values, warmup), strict=True)) for warmup in args.warmups]

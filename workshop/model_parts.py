@@ -23,7 +23,6 @@ from workshop.results import significant
 SIZES = ("tiny", "small", "medium", "large", "very_large")
 FASTEST = ("AMD Instinct MI300X", "NVIDIA H100 80GB HBM3")
 DEVICES = [row for row in DATASHEETS if row.name in ("AMD Instinct MI250X", "NVIDIA A100-SXM4-80GB", *FASTEST)]
-WEIGHTS_AND_MOMENTS = 12  # bytes per parameter in fp32; a gradient adds 4
 
 
 def listing(*functions: Callable) -> str:
@@ -201,8 +200,7 @@ def batch_bounds(gigabytes: Sequence[int] = (16, 24, 80, 192)) -> str:
         per_sample = sum(map(sum, workload.kept_for_backward().values())) / workload.batch_size
         cells = []
         for size in gigabytes:
-            room = size * 1024 * MB - WEIGHTS_AND_MOMENTS * parameters
-            fits = size * 1024 * MB >= PERSISTENT_BYTES_PER_PARAM * parameters
-            cells.append(f"{int(room / per_sample) if fits else 0:,}")
+            room = size * 1024 * MB - PERSISTENT_BYTES_PER_PARAM * parameters
+            cells.append(f"{max(0, int(room / per_sample)):,}")
         rows.append([name, f"{workload.seq_len:,}", f"{workload.batch_size}", *cells])
     return table(["size", "tokens", "its batch", *(f"at most in {size} GB" for size in gigabytes)], rows)

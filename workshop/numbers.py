@@ -20,6 +20,7 @@ from analysis.traffic import step_work
 from harness.documents import read_document
 from harness.tables import Column, markdown_table
 from harness.units import MB
+from studies.scaling import calls_text
 from studies.sweep import workload_of
 from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
 from workshop.commands import duration
@@ -210,10 +211,6 @@ def memory_peak() -> str:
         rows.append([name, *cells, f"{peak / (4 * workload.parameter_count()):.1f}x", place_of_peak(memory)])
     titles = [f"{category}, MB" for category in CATEGORIES]
     return table(["size", *titles, "peak, MB", "peak / weights", "where"], rows)
-
-
-def calls_text(collectives: list[dict]) -> str:
-    return ", ".join(f"{row['calls']} {row['kind']}" for row in collectives)
 
 
 def modes() -> str:
