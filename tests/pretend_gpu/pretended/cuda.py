@@ -85,6 +85,8 @@ def install(card: Card) -> Gpu:
         "get_device_capability": lambda device=None: card.capability,
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),  # it computes on the CPU
+        "set_rng_state": lambda state, device=None: None,
         "synchronize": synchronize,
         "Event": clock.Event,
         "Stream": clock.Stream,
