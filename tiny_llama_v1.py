@@ -839,7 +839,8 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     if args.optimize == "all":
         from analysis.fastest import fastest_settings
 
-        optimized = fastest_settings(args.device or "auto", size or "tiny", build_parser())
+        precision = "bf16" if args.use_amp else args.precision or "fp32"
+        optimized = fastest_settings(args.device or "auto", size or "tiny", precision, build_parser())
     values = (SIZES[size] if size else {}) | optimized | given | parallel_settings(given)
     if not size and "n_heads" in given:
         # So that --n-heads alone is a valid change: the default of 4 need not divide it.

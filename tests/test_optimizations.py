@@ -223,20 +223,22 @@ def test_cuda_graphs_give_the_losses_of_the_baseline(train, tmp_path, precision)
 
 def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
     name = describe_environment(CPU)["device"]["name"]
+    measured = {"size": "small", "precision": "fp32", "not_the_same": None}
     rows = [
-        {"flags": flags, "ratio": ratio, "ratio_high": high, "size": "small", "not_the_same": None}
+        {"flags": flags, "ratio": ratio, "ratio_high": high, **measured}
         for flags, ratio, high in (
             ("--fused-rope", 0.98, 1.02),
             ("--attention sdpa", 0.95, 0.97),
             ("--attention sdpa --fused-projections", 0.90, 0.94),
             ("--precision bf16", 0.5, 0.6),
+            ("transformers, sdpa", 0.4, 0.5),
         )
     ]
     monkeypatch.setattr(fastest, "RESULTS", tmp_path / "results")
     code, out, _ = train("--optimize", "all", "--dry-run")
     assert code == 0
     assert f"--optimize all: no flags (nothing was measured on {name} yet: ./run_optimization_study.sh" in out
-    apart = {"flags": "--fused-loss", "ratio": 0.1, "ratio_high": 0.2, "size": "small", "not_the_same": "no gradient"}
+    apart = rows[0] | {"flags": "--fused-loss", "ratio": 0.1, "ratio_high": 0.2, "not_the_same": "no gradient"}
     document = {"environment": {"device": {"name": name}}, "rows": [*rows, apart]}
     (tmp_path / "results" / "here").mkdir(parents=True)
     write_json(tmp_path / "results" / "here" / "optimization_study.json", document)
@@ -249,6 +251,10 @@ def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
     write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})
     out = train("--optimize", "all", "--size", "medium", "--dry-run", small=False)[1]  # what was fastest at this size
     assert "--optimize all: --fused-projections (1.03x as fast as without; the best of 1 sets" in out
+    other = rows[1] | {"precision": "bf16", "ratio": 0.1, "ratio_high": 0.2}
+    write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})
+    assert "fused-projections (1.11x" in train("--optimize", "all", "--dry-run")[1]
+    assert "sdpa (10.00x" in train("--optimize", "all", "--dry-run", "--precision", "bf16")[1]
     write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": rows[:1]})
     assert "no flags (none of 1 sets was faster beyond noise" in train("--optimize", "all", "--dry-run")[1]
 
