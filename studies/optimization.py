@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis.fastest import best_of
 from analysis.hardware import cache
 from analysis.same_training import explained_by_rounding, why_not_the_same
 from harness.command_line import require
@@ -312,18 +313,6 @@ def interval_text(row: dict, name: str = "ratio", form: str = ".2f") -> str:
     """'0.85 (0.83 to 0.87)'; the ratio alone without an interval."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     return f"{row[name]:{form}}" + (f" ({low:{form}} to {high:{form}})" if low is not None else "")
-
-
-def best_of(rows: list[dict]) -> dict | None:
-    """The fastest that trains the same and is faster than the baseline beyond noise.  A precision is not chosen: it
-    changes the arithmetic."""
-    faster = [
-        row
-        for row in rows
-        if row["ratio_high"] is not None and row["ratio_high"] < 1 and row["not_the_same"] is None
-        if not is_reference(row) and "--precision" not in row["flags"]
-    ]
-    return min(faster, key=lambda row: row["ratio"], default=None)
 
 
 def finding(rows: list[dict], device: str, available_bytes: int) -> list[str]:

@@ -13,11 +13,12 @@ from test_documents import mismatches
 from torch._inductor import cpu_vec_isa
 
 import run_optimization_study
+from analysis.fastest import best_of
 from analysis.user_workload import UserWorkload, examined
 from harness import documents
 from harness.phases import median_interval
 from studies import optimization, optimization_steps, reference, rungs
-from studies.optimization import beside, best_of, finding, groups_that_fit, in_turn
+from studies.optimization import beside, finding, groups_that_fit, in_turn
 from studies.optimization_steps import take_turns
 from studies.reference import ReferenceWorkload, reference_of
 from studies.rungs import NAMES, flag_sets, predicted_ratio
