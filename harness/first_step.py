@@ -26,11 +26,13 @@ class FirstStepAudit:
     def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler):
         self.model, self.scaler = model, scaler
         self.result: FirstStep | None = None
+        self._trained: list[str] = []  # names: which ask for a gradient may change within a step of a file's own
         self._ranges: list[str] = []
         self._seen: dict[str, tuple[Tensor, ...]] = {}
         self._found: Tensor | None = None  # [parameters, 5], of the optimizer phases so far
 
     def __enter__(self) -> None:
+        self._trained = [name for name, p in self.model.named_parameters() if p.requires_grad]
         range_observers.append(self)
 
     def __exit__(self, *exception) -> None:
@@ -51,9 +53,8 @@ class FirstStepAudit:
         """Of each gradient the norm, and its largest and smallest element with what the parameter is there."""
         self._scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
         parameters = dict(self.model.named_parameters())
-        self._trained = {name: p for name, p in parameters.items() if p.requires_grad}
-        self._frozen = [name for name in parameters if name not in self._trained]
-        for name, parameter in self._trained.items():
+        for name in self._trained:
+            parameter = parameters[name]
             gradient = None if parameter.grad is None else local_part(parameter.grad).reshape(-1)
             if gradient is None or not len(gradient):  # none, or this rank has no row of it
                 continue
@@ -63,9 +64,11 @@ class FirstStepAudit:
             self._seen[name] = ends, gradient[ends], norm, local_part(parameter).reshape(-1)[ends]
 
     def _first_step(self) -> FirstStep:
-        sharded = any(local_part(p) is not p for p in self._trained.values())
+        parameters = dict(self.model.named_parameters())
+        trained = [parameters[name] for name in self._trained]
+        sharded = any(local_part(p) is not p for p in trained)
         rows = []  # of each parameter: has a gradient, squared norm, not zero, not finite, moved
-        for name, parameter in self._trained.items():
+        for name, parameter in zip(self._trained, trained, strict=True):
             if name not in self._seen:
                 rows.append(torch.zeros(5, device=local_part(parameter).device))
                 continue
@@ -82,8 +85,8 @@ class FirstStepAudit:
             found = torch.maximum(found, self._found)
             found[:, 1] = norms
         self._found = found
-        elements = sum(p.numel() for p in self._trained.values())
-        result = FirstStep(frozen=self._frozen, trained_elements=elements)
+        frozen = [name for name in parameters if name not in self._trained]
+        result = FirstStep(frozen=frozen, trained_elements=sum(p.numel() for p in trained))
         for name, (has, square, not_zero, not_finite, moved) in zip(self._trained, found.tolist(), strict=True):
             if not has:
                 result.missing.append(name)

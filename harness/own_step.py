@@ -20,17 +20,21 @@ class BackwardReached(BaseException):
         self.loss = loss
 
 
-def loss_of_step(step: Callable, *arguments) -> Tensor:
-    """What the step calls backward() on, without the backward pass.  Raises ValueError if it calls none."""
+def loss_of_step(step: Callable, model: nn.Module, *arguments) -> Tensor:
+    """What the step calls backward() on first, without the backward pass.  Raises ValueError if it calls none."""
+    asked = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
 
     def stop(tensors, *rest, **options):
         raise BackwardReached(tensors if isinstance(tensors, Tensor) else tensors[0])
 
     with mock.patch.object(torch.autograd, "backward", stop):  # Tensor.backward() calls it too
         try:
-            step(*arguments)
+            step(model, *arguments)
         except BackwardReached as reached:
             return reached.loss
+        finally:  # a network that is frozen while another one trains is not left so
+            for parameter, asks in asked:
+                parameter.requires_grad_(asks)
     raise ValueError("the step calls no backward()")
 
 
@@ -65,8 +69,19 @@ class StepPhases:
 
         self._hooks.enter_context(mock.patch.object(torch.autograd, "backward", in_its_phase))
         for module in called_first(self.model):
-            self._hooks.callback(module.register_forward_pre_hook(self._model_is_called, prepend=True).remove)
+            compiled = module._compiled_call_impl
+            if compiled:  # with the hooks that it had then: a new one would not be called, or compiled too
+                self._hooks.enter_context(mock.patch.object(module, "_compiled_call_impl", self._before(compiled)))
+            else:
+                self._hooks.callback(module.register_forward_pre_hook(self._model_is_called, prepend=True).remove)
         self.enter("forward")
+
+    def _before(self, compiled: Callable) -> Callable:
+        def call(*arguments, **options):
+            self._model_is_called()
+            return compiled(*arguments, **options)
+
+        return call
 
     def _model_is_called(self, *call: object) -> None:
         if self._phase != "backward":  # where checkpointed modules are called again

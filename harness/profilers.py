@@ -29,6 +29,7 @@ from harness.errors import UserError, first_line, innermost_cause
 from harness.files import explain_nulls, make_folder
 from harness.first_step import FirstStepAudit
 from harness.memory_tracker import MemorySnapshot, MemoryTracker
+from harness.own_step import called_first
 from harness.ranks import world_size_of_run
 from harness.timing import range_observers
 from harness.workload import TrainingState, Workload
@@ -373,7 +374,8 @@ class Compilation:
         utils.counters.clear()
         # A trace always shows GPU kernels, but generated CPU kernels only if the generated code records them.
         options = list_mode_options(mode) | {"cpp.enable_kernel_profile": traced and device.type == "cpu"}
-        state.model.compile(dynamic=False, options=options)  # mode and options exclude each other
+        for module in called_first(state.model):
+            module.compile(dynamic=False, options=options)  # mode and options exclude each other
         try:
             first_ms = self._pass_ms()
         except exc.TorchDynamoException as error:

@@ -14,6 +14,7 @@ from analysis.user_workload import UserWorkload, over_placed
 from harness.audit import FirstStep
 from harness.errors import UserError
 from harness.first_step import FirstStepAudit
+from harness.profilers import Compilation
 from harness.timing import UntimedMeter, range_observers
 
 FILE = """
@@ -87,10 +88,13 @@ def two_networks():
 
     def step(model, optimizer, batch):
         for one, its in zip(model.values(), optimizers):
+            for other in model.values():
+                other.requires_grad_(other is one)
             found = loss(one, batch)
             its.zero_grad()
             found.backward()
             its.step()
+        model.requires_grad_()
         return found
 
     return model, optimizers[1], drawn(), step
@@ -117,6 +121,23 @@ def length_first():
 
 def in_a_dict():
     return *made(), drawn(), lambda model, batch: {"loss": loss(model, batch)}
+
+
+def frozen_later():
+    model = nn.ModuleDict({"first": made()[0], "second": made()[0]})
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(model, optimizer, batch):
+        optimizer.zero_grad()
+        loss(model["first"], batch).backward()
+        optimizer.step()
+        model["first"].requires_grad_(False)
+        found = loss(model["second"], batch)
+        found.backward()
+        optimizer.step()
+        return found
+
+    return model, optimizer, drawn(), step
 
 
 class Signs(torch.optim.Optimizer):
@@ -156,25 +177,45 @@ def test_all_passes_of_a_step_count(file):
         assert flops_of_step(workload_of(file, name)) == (times * forward, times * step)
 
 
+class Phases:
+    def __init__(self):
+        self.seen = []
+
+    def range_push(self, name):
+        self.seen += [name] * (name in ("forward", "backward", "optimizer"))
+
+    def range_pop(self):
+        pass
+
+
+def phases_of(workload: UserWorkload, compiled: bool = False) -> list[str]:
+    """Those of a step."""
+    state, stream, phases = workload.build(CPU), workload.batches(CPU), Phases()
+    if compiled:
+        Compilation(workload, state, stream, CPU)
+    range_observers.append(phases)
+    try:
+        workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())
+    finally:
+        range_observers.remove(phases)
+    return phases.seen
+
+
 def test_what_follows_a_backward_pass_is_the_optimizers(file):
-    class Phases:
-        def __init__(self):
-            self.seen = []
-
-        def range_push(self, name):
-            self.seen += [name] * (name in ("forward", "backward", "optimizer"))
-
-        def range_pop(self):
-            pass
-
     for name, times in (("in_parts", 4), ("two_networks", 2)):
-        phases = Phases()
-        range_observers.append(phases)
-        try:
-            trained(workload_of(file, name), 1)
-        finally:
-            range_observers.remove(phases)
-        assert phases.seen == ["forward", "backward", "optimizer"] * times
+        assert phases_of(workload_of(file, name)) == ["forward", "backward", "optimizer"] * times
+
+
+def test_a_compiled_model_begins_a_forward_pass_too(file, monkeypatch):
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda model, **options: compile_module(model, backend="eager"))
+    torch.compiler.reset()
+    for name, times in (("in_parts", 4), ("two_networks", 2)):
+        workload = workload_of(file, name)
+        assert phases_of(workload, compiled=True) == ["forward", "backward", "optimizer"] * times
+        model = workload.latest["made"].model
+        called = model.values() if name == "two_networks" else [model]  # a ModuleDict is never called itself
+        assert all(one._compiled_call_impl for one in called)
 
 
 def trained(workload: UserWorkload, steps: int) -> torch.optim.Optimizer:
@@ -192,10 +233,18 @@ def audited(workload: UserWorkload) -> FirstStep:
 
 
 def test_a_parameter_that_one_of_two_optimizers_moves_is_moved(file):
-    for name in ("two_networks", "in_parts"):
+    for name in ("two_networks", "in_parts", "frozen_later"):
         found = audited(workload_of(file, name))
-        assert (found.unmoved, found.missing, found.zero) == ([], [], [])
+        assert (found.unmoved, found.missing, found.zero, found.frozen) == ([], [], [], [])
         assert found.norms
+
+
+def test_a_step_that_ends_early_leaves_nothing_frozen(file):
+    workload = workload_of(file, "two_networks")
+    model = workload.build(CPU).model
+    workload.loss(model, next(workload.batches(CPU))).backward()
+    assert all(p.requires_grad for p in model.parameters())
+    assert all(p.grad is not None for p in model["first"].parameters())
 
 
 def test_sharding_an_optimizer_without_state_leaves_no_negative_time(file):
