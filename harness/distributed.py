@@ -13,6 +13,7 @@ import torch
 from harness.errors import (
     Interrupted,
     RankFailure,
+    UserError,
     ending_despite_signals,
     explain_error,
     out_of_memory,
@@ -101,7 +102,8 @@ def first_failure(error: BaseException) -> BaseException:
     watch = watch_of_run()
     if watch is None or isinstance(error, RankFailure):
         return error
-    of_torch = isinstance(error, RuntimeError) and not out_of_memory(error)
+    cause = error.__cause__ if isinstance(error, UserError) else error  # what a file's own step called, too
+    of_torch = isinstance(cause, RuntimeError) and not out_of_memory(cause)
     wait_s = CAUSE_S if of_torch else 0.5
     if (of_torch or isinstance(error, Interrupted)) and (failure := watch.failure_of_another(wait_s)):
         return RankFailure(failure)

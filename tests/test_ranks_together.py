@@ -126,12 +126,21 @@ def test_a_main_thread_that_stays_in_a_collective_is_ended(watches):
     assert [failure.rank for failure in ended] == [1]
 
 
+def of_users_step(cause: Exception) -> UserError:
+    """What becomes of an error in a step of a --workload, which may be that of a collective."""
+    error = UserError(f"net.py:7: {type(cause).__name__}")
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
         (RuntimeError("Connection closed by peer"), "rank 1 on a: its own"),
         (Interrupted(signal.SIGTERM), "rank 1 on a: its own"),  # by torchrun, which ends the others
         (UserError("the disk is full"), "the disk is full"),
+        (of_users_step(RuntimeError("Connection closed by peer")), "rank 1 on a: its own"),
+        (of_users_step(KeyError("x")), "net.py:7: KeyError"),
     ],
 )
 def test_an_error_that_follows_from_another_is_told_as_that(watches, monkeypatch, error, told):
