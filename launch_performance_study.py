@@ -22,6 +22,8 @@ def main() -> None:
     text = "trace, memory, and FLOPs if DeepSpeed is installed"
     parser.add_argument("--enable-profilers", action="store_true", help=text)
     args = parser.parse_args()
+    if args.workload:
+        parser.error("argument --workload: this study runs sizes of the model here; use tiny_llama_v1.py")
     if args.size:
         parser.error(f"argument --size: the size is {args.problem_size} already; use one")
     args.size = args.problem_size

@@ -22,7 +22,7 @@ NOT_HERE = {
 
 def main() -> None:
     from studies.memory import study
-    from studies.sweep import COUNT, RESUME, parse_sweep, refuse_with_workload
+    from studies.sweep import COUNT, RESUME, parse_sweep
     from tiny_llama_v1 import build_parser
 
     parser = build_parser("run_memory_study.py", __doc__.splitlines()[0])
@@ -32,8 +32,7 @@ def main() -> None:
     text = "tokens per sample (64 128 256 512)"
     group.add_argument("--seq-lens", type=COUNT, nargs="+", default=[64, 128, 256, 512], metavar="N", help=text)
     group.add_argument("--resume", metavar="FOLDER", help=RESUME)
-    args, device = parse_sweep(parser)
-    refuse_with_workload(parser, ("batch_sizes", "seq_lens"))
+    args, device = parse_sweep(parser, not_with_workload=("batch_sizes", "seq_lens"))
     for name, why in NOT_HERE.items():
         if getattr(args, name):
             parser.error(f"argument --{name.replace('_', '-')}: {why}")

@@ -15,7 +15,7 @@ from harness.startup import run_command
 def main() -> None:
     from harness.devices import PRECISIONS
     from studies.rungs import NAMES
-    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, refuse_with_workload, sweep_parser
+    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
     from tiny_llama_v1 import SIZES
 
     parser = sweep_parser("optimization_study", __doc__)
@@ -35,8 +35,7 @@ def main() -> None:
     text = "steps of each before the rounds, beside the audited first one (%(default)s)"
     add("--warmup-steps", type=COUNT_OR_ZERO, metavar="N", default=1, help=text)
     add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
-    args, device = parse_sweep(parser)
-    refuse_with_workload(parser, ("sizes", "seq_len", "batch_size"))
+    args, device = parse_sweep(parser, not_with_workload=("sizes", "seq_len", "batch_size"))
     from studies.optimization import study  # imports PyTorch's compiler
 
     study(args, device)

@@ -11,7 +11,7 @@ from harness.startup import run_command
 
 def main() -> None:
     from harness.devices import PRECISIONS
-    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, refuse_with_workload, sweep_parser
+    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
     from studies.training import MODES, benchmark
     from tiny_llama_v1 import SIZES
 
@@ -37,8 +37,9 @@ def main() -> None:
     text = "peak memory by sequence length (128 256 512): from a GPU's allocator, with its history, else predicted"
     add("--memory-snapshot", action="store_true", help=text)
     add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
-    args, device = parse_sweep(parser)
-    refuse_with_workload(parser, ("sizes", "seq_lens", "batch_size", "attention", "memory_snapshot"))
+    args, device = parse_sweep(
+        parser, not_with_workload=("sizes", "seq_lens", "batch_size", "attention", "memory_snapshot")
+    )
     benchmark(args, device)
 
 

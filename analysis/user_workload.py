@@ -58,7 +58,7 @@ def user_workload(text: str, training: Any, given: dict) -> UserWorkload:
     file = UserFile.of(text)
     found = examined(file)
     for name, why in found.lacks.items():
-        if given.get(name) not in (None, False, "fp32"):
+        if getattr(training, name) not in (None, False, "fp32"):  # whatever flag sets it
             raise UserError(f"--{name.replace('_', '-')}: {file.path.name}: {why}", 2)
     return UserWorkload(file, replace(training, batch_size=found.batch_size, seq_len=found.seq_len))
 

@@ -120,16 +120,20 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, kinds) or any(sign in first_line(error) for sign in signs)
 
 
+OF_WORKLOAD = "(of --workload, in its file)"  # where it has what flags set for the model of this project
+
+
 def explain_error(error: BaseException) -> tuple[str, int]:
     """The line and the exit code for any error."""
     text = first_line(error)
     if isinstance(error, (UserError, Interrupted)):
         return text, error.exit_code
     if isinstance(error, FloatingPointError):
-        return f"{text}; lower --learning-rate (of --workload, in its file), or use another --precision", 1
+        return f"{text}; lower --learning-rate {OF_WORKLOAD}, or use another --precision", 1
     if out_of_memory(error):
         asked = text.split("allocate memory: ")[-1]
-        return f"out of memory: {asked}{memory_at_hand(error)}; lower --batch-size, --seq-len or --size", 1
+        lower = f"lower --batch-size, --seq-len or --size {OF_WORKLOAD}"
+        return f"out of memory: {asked}{memory_at_hand(error)}; {lower}", 1
     if isinstance(error, BrokenPipeError):
         return "standard output was closed before the run ended", 1
     if isinstance(error, OSError):

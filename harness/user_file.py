@@ -173,7 +173,8 @@ class UserFile:
             trace = trace.tb_next
         frames = [frame for frame in traceback.extract_tb(trace) if frame.filename == str(self.path)]
         where = self.at(frames[-1].lineno) if frames else self.path.name
-        if isinstance(error, (AssertionError, RuntimeError)) and NO_GPU.search(first_line(error)):
+        no_gpu = isinstance(error, (AssertionError, RuntimeError)) and NO_GPU.search(first_line(error))
+        if no_gpu and not torch.cuda.is_available():
             return UserError(f"{where}: {first_line(error)}, and this run is on a CPU; {ON_ITS_DEVICE}")
         if type(error).__name__ == "DataDependentOutputException":  # of fake tensors
             return UserError(f"{where}: it reads a value of a tensor, as .item(), float() and `if` do")

@@ -398,9 +398,15 @@ def sweep_parser(name: str, documentation: str, predicts: bool = True) -> OneLin
 RESUME = "continue an interrupted sweep; use the same flags"
 
 
-def parse_sweep(parser: OneLineParser) -> tuple[argparse.Namespace, DeviceProperties]:
-    """The checked command line, with defaults for the device, and the properties of the device."""
+def parse_sweep(
+    parser: OneLineParser, not_with_workload: Sequence[str] = ()
+) -> tuple[argparse.Namespace, DeviceProperties]:
+    """The checked command line, with defaults for the device, and the properties of the device.
+
+    not_with_workload: the flags that --workload takes the place of."""
     args = parser.parse_args()
+    if not_with_workload and args.workload:
+        refuse_with_workload(parser, not_with_workload)
     require_one_process(parser.prog)
     if args.device_memory and not args.dry_run:
         parser.error("--device-memory: requires --dry-run")
@@ -421,9 +427,9 @@ def parse_sweep(parser: OneLineParser) -> tuple[argparse.Namespace, DeviceProper
 
 
 def refuse_with_workload(parser: OneLineParser, names: Sequence[str]) -> None:
-    """Refuse flags of a sweep that --workload, if it was given, takes the place of."""
+    """Refuse those of the flags that were given."""
     given = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(names)))
-    if given.workload and (found := next((name for name in names if getattr(given, name)), None)):
+    if found := next((name for name in names if getattr(given, name)), None):
         flag = f"--{found.replace('_', '-')}"
         parser.error(
             f"{flag}: has no effect with --workload: model, batches and optimizer are the file's; leave it out"

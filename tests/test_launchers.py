@@ -492,7 +492,7 @@ def test_performance_study(tmp_path):
     assert f"{folder.name}/report.html" in " ".join(answer)
 
 
-@pytest.mark.parametrize("flags", ["giant", "tiny --num-steps x", "tiny --size small"])
+@pytest.mark.parametrize("flags", ["giant", "tiny --num-steps x", "tiny --size small", "tiny --workload net.py"])
 def test_performance_study_refuses(command, tmp_path, flags):
     code, out, err = command(launch_performance_study, *flags.split())
     assert (code, out, err.count("\n")) == (2, "", 1)

@@ -28,6 +28,7 @@ from harness.errors import UserError
 from harness.memory_tracker import MemoryTracker, layer_and_part
 from harness.timing import UntimedMeter
 from harness.user_file import UserFile
+from studies import sweep
 from studies.rungs import NAMES, names_for
 
 CPU = torch.device("cpu")
@@ -351,6 +352,15 @@ def test_what_is_wrong_is_said_with_file_and_line(file, name):
     assert name != "wrong" or "batch[2]" in error.value.shown
 
 
+def test_an_error_of_a_gpu_is_not_for_want_of_one(file, monkeypatch):
+    error = RuntimeError("CUDA error: device-side assert triggered")
+    for available in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: available)  # noqa: B023
+        with pytest.raises(UserError) as found, UserFile.of(str(file)).users_code():
+            raise error
+        assert ("this run is on a CPU" in str(found.value)) != available
+
+
 SOURCES = {
     "def workload(:\n": (1, "SyntaxError", ""),
     "import nothing_of_this_name\ndef workload(): pass\n": (1, "No module named 'nothing_of_this_name'", ""),
@@ -391,14 +401,16 @@ def test_every_flag_is_used_or_refused():
     assert not refused & set(USED)
 
 
-def test_flags_without_effect_are_refused(file, train, command):
+def test_flags_without_effect_are_refused(file, train, command, monkeypatch):
     for flag in ("--size", "tiny"), ("--seq-len", "8"), ("--learning-rate", "1"), ("--fused-norm",):
         code, out, err = train("--workload", str(file), *flag, small=False)
         assert (code, out) == (2, "") and f"{flag[0]}: has no effect with --workload" in err
-    code, _, err = train("--workload", f"{file}:with_step", "--precision", "bf16", small=False)
-    assert code == 2 and "a step of its own" in err
+    for flags in ("--precision", "bf16"), ("--use-amp",):
+        code, _, err = train("--workload", f"{file}:with_step", *flags, small=False)
+        assert code == 2 and "a step of its own" in err
     code, _, err = train("--workload", f"{file}:without_blocks", "--activation-checkpointing", small=False)
     assert code == 2 and "no repeated blocks" in err
+    monkeypatch.setattr(sweep, "without_gpu_context", None)  # before a process looks at the GPU
     for module, flag in ((run_memory_study, "--seq-lens"), (run_training_benchmark, "--batch-size")):
         code, out, err = command(module, "--workload", str(file), flag, "8")
         assert (code, out) == (2, "") and f"{flag}: has no effect with --workload" in err
