@@ -15,7 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.errors import UserError, innermost_cause
+from harness.errors import UserError, innermost_cause, out_of_memory
+
+# Of what was launched before, or elsewhere: PyTorch tells it at the next call.  RuntimeError itself before 2.8.
+OF_THE_DEVICE = getattr(torch, "AcceleratorError", ())
 
 # ---- Kernels -------------------------------------------------------------------------------------------------------
 
@@ -152,9 +155,13 @@ def wide(x: Tensor) -> tl.dtype:
 
 @contextlib.contextmanager
 def explained_launch(what: str) -> Iterator[None]:
-    """A kernel that does not compile, or does not start, is an error of one line; no other kernel replaces it."""
+    """A kernel that does not compile, or does not start, is an error of one line; no other kernel replaces it.
+
+    What ended elsewhere, and memory that ran out, stay errors of their own."""
     try:
         yield
     except Exception as error:  # of Triton, of LLVM, of the assembler, of the driver
+        if isinstance(error, OF_THE_DEVICE) or out_of_memory(error):
+            raise
         line = f"--kernels triton: {what} cannot run here: {innermost_cause(error)}; use --kernels eager"
         raise UserError(line) from error

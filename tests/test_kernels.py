@@ -241,6 +241,19 @@ def test_a_kernel_that_does_not_compile_ends_the_run(train, tmp_path, monkeypatc
     assert (summary["status"], summary["training"]["completed_steps"]) == ("failed", 0)
 
 
+@needs_triton
+def test_what_failed_elsewhere_is_not_blamed_on_a_kernel():
+    """PyTorch reports it at the next launch."""
+    from kernels.device_code import OF_THE_DEVICE, explained_launch
+
+    elsewhere = [torch.OutOfMemoryError("GPU 0 has no more")]
+    if OF_THE_DEVICE:
+        elsewhere.append(OF_THE_DEVICE("CUDA error: an illegal memory access was encountered"))
+    for error in elsewhere:
+        with pytest.raises(type(error)), explained_launch("SwiGLU"):
+            raise error
+
+
 COMPILE = """
 import triton.language as tl
 from triton import compile
