@@ -28,6 +28,8 @@ one_process() { [ -z "${RANK:-}" ] && [ "${SLURM_STEP_NUM_TASKS:-1}" = 1 ]; }
 VENV=${VENV:-$HERE/.venv}
 case $VENV in /*) ;; *) VENV=$PWD/$VENV ;; esac
 WHEELS=https://download.pytorch.org/whl
+# shellcheck disable=SC2034 # read by run_tests.sh and make_wheelhouse.sh
+TRITON=triton==3.9.0 # for tests: PyTorch's builds for CPUs come without it
 
 # The indexes there that have torch 2.6 or newer, newest first, and from which version of NVIDIA's driver or of ROCm on
 # each is taken.  Indexes and drivers as in uv 0.13 (crates/uv-torch/src/backend.rs), which has the drivers from table 2

@@ -40,6 +40,8 @@ trap 'rm -rf -- "$work"' EXIT
 make_venv "$work/venv" "$base"
 "$work/venv/bin/python" -m pip install --quiet --quiet --upgrade pip # --report needs 22.2
 fill_venv "$work/venv" "$HERE/requirements.txt" "$HERE/requirements-dev.txt"
+"$work/venv/bin/python" -c 'import triton' 2>/dev/null || pip_install "$work/venv/bin/python" "$TRITON" ||
+    echo "Triton cannot be downloaded here: run_tests.sh will skip the tests of kernels/ on the node" >&2
 wheels=("$folder"/*.whl)
 echo "Wheelhouse: ${#wheels[@]} wheels in $folder, for $("$work/venv/bin/python" -c "$BUILD_SCRIPT")"
 echo "On the node: WHEELHOUSE=$folder ./run_baseline.sh"

@@ -7,9 +7,9 @@
 # shellcheck disable=SC2034 # read by use_python: without the GPU, its tests are skipped
 DEVICE=cpu
 use_python "$HERE/requirements.txt" "$HERE/requirements-dev.txt"
-# PyTorch's builds for CPUs come without Triton, in whose interpreter the kernels are tested where there is no GPU.
+# In Triton's interpreter the kernels are tested where there is no GPU.
 if [ "$PYTHON" = "$VENV/bin/python" ] && ! "$PYTHON" -c 'import triton' 2>/dev/null; then
-    pip_install "$PYTHON" triton==3.9.0 || echo "Triton cannot be installed here: tests of kernels/ are skipped" >&2
+    pip_install "$PYTHON" "$TRITON" || echo "Triton cannot be installed here: tests of kernels/ are skipped" >&2
 fi
 cd "$HERE" || exit 1
 "$PYTHON" -m ruff check . && "$PYTHON" -m ruff format --check . || exit 1

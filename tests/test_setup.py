@@ -439,6 +439,7 @@ def test_a_wheelhouse_is_made_and_used(tmp_path):
     assert f"WHEELHOUSE={wheels}" in out
     assert "--index-url https://wheels.example/rocm6.4 torch>=2.6" in machine.torch_call()
     assert any("wheel --no-deps --wheel-dir" in call for call in machine.pip_calls())
+    assert any("--find-links" in call and "triton==" in call for call in machine.pip_calls())
     assert not (machine.project / ".venv").exists()
     code, out = machine.set_up(STUB_NO_NETWORK="1")
     assert code == 1
