@@ -59,10 +59,10 @@ from harness.hardware_seen import unseen_hardware
 from harness.no_sync import no_sync_steps
 from harness.parallel import ParallelConfig, check_shards, gradient_sync, parallel_settings, replicated, sharded_state
 from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig, check_profiling
-from harness.run_report import RunReport
+from harness.run_report import RunReport, fused_lines
 from harness.timing import StepMeter, trace_range
 from harness.workload import TrainingState, Workload
-from kernels.selection import kernel_lines, norm_kernel, swiglu_kernel
+from kernels.selection import norm_kernel, swiglu_kernel
 
 # ---- Configuration --------------------------------------------------------------------------------------------------
 
@@ -580,7 +580,7 @@ class TinyLlamaWorkload(Workload):
         uniform, s = math.log(self.config.vocab_size), self.config.init_std * self.config.hidden_dim**0.5
         return uniform + s**2 / 2, 0.02 * uniform + 4 * s / min(10, self.batch_size * self.seq_len) ** 0.5
 
-    def least_bytes(self) -> int:
+    def least_memory_bytes(self) -> int:
         """Weight, gradient and two Adam moments of four bytes each, the mask, and the attention weights that are saved
         in every layer, or in one layer at a time with checkpointing."""
         config, training = self.config, self.training
@@ -636,7 +636,7 @@ class TinyLlamaWorkload(Workload):
             "Learning Rate": t.learning_rate,
             "Gradient Accumulation Steps": t.gradient_accumulation_steps,
             "Attention": t.attention,
-            **kernel_lines(t),
+            **fused_lines(t),
             "Optimizer": f"AdamW, {t.optimizer_impl or default_impl}",
             "Compiled": t.compile if t.compile_mode == "default" else t.compile_mode,
             **({"CUDA Graphs": True} if t.cuda_graphs else {}),

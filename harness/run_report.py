@@ -50,6 +50,13 @@ def in_words(settings: dict) -> dict:
     return {name: words[one] if one is None or isinstance(one, bool) else one for name, one in settings.items()}
 
 
+def fused_lines(training) -> dict[str, str]:
+    """What is fused, and by which kernels, where that is not as in the baseline: text to print, by label."""
+    fused = [part for part in ("projections", "norm", "rope", "loss") if getattr(training, f"fused_{part}")]
+    lines = {"Fused": ", ".join(fused), "Kernels": "" if training.kernels == "eager" else training.kernels}
+    return {label: text for label, text in lines.items() if text}
+
+
 class Explanation(NamedTuple):
     """The result of one instrument: a JSON file, lines to print, and perhaps a figure, a PNG of the same name.
 

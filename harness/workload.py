@@ -127,6 +127,10 @@ class Workload(ABC):
         on_gpu: with the kernels of a GPU, where they keep other tensors than those of a CPU."""
         return None
 
+    def least_memory_bytes(self) -> int | None:
+        """Memory that a step needs at least, as far as it is known without running it; None: not known."""
+        return None
+
     def unpredicted_memory(self, on_gpu: bool) -> str | None:
         """What kernels keep that a step on fake tensors does not show; None if nothing is known to be."""
         return None
@@ -136,10 +140,6 @@ class Workload(ABC):
     def forward_flops(self) -> int | None:
         parts = self.forward_flops_by_component()
         return None if parts is None else sum(parts.values())
-
-    def least_bytes(self) -> int | None:
-        """Memory that a step needs at least, as far as it is known without running it; None: not known."""
-        return None
 
     def step_flops(self) -> int | None:
         """Forward and backward.  The backward pass of a matmul y = a b takes two of the same size, for a and for b."""

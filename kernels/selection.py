@@ -24,10 +24,3 @@ def swiglu_kernel(options) -> Callable[[Tensor, Tensor], Tensor] | None:
 def pytorch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """One kernel on a GPU; on a CPU PyTorch runs the same operators as without it."""
     return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def kernel_lines(options) -> dict[str, str]:
-    """What is not as in the baseline, to print, by label."""
-    fused = [part for part in ("projections", "norm", "rope", "loss") if getattr(options, f"fused_{part}")]
-    lines = {"Fused": ", ".join(fused), "Kernels": "" if options.kernels == "eager" else options.kernels}
-    return {label: text for label, text in lines.items() if text}
