@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 from harness.devices import PRECISIONS
 from harness.errors import UserError, first_line
 from harness.memory_tracker import MemoryTracker, local_part
+from harness.own_step import called_first
 from harness.parallel import ParallelConfig, sharded_state
 from harness.timing import UntimedMeter, trace_range
 from harness.units import MB
@@ -258,17 +259,26 @@ class CompiledCall:
         return run
 
     def __call__(self, *arguments):
-        with _pop_mode_temporarily():
-            self.inside = True
-            try:
-                return self.called(*arguments)
-            finally:
-                self.inside = False
+        return self.watched(self.called)(*arguments)
+
+    def watched(self, called: Callable) -> Callable:
+        def call(*arguments, **options):
+            with _pop_mode_temporarily():
+                self.inside = True
+                try:
+                    return called(*arguments, **options)
+                finally:
+                    self.inside = False
+
+        return call
 
 
-def compiled_model(workload: Workload, state: TrainingState, watching: TorchDispatchMode, batch) -> CompiledCall:
+def compiled_model(workload: Workload, state: TrainingState, watching: TorchDispatchMode, batch) -> torch.nn.Module:
+    """The model, compiled in place: a step of a file's own asks it for its parameters, or for the networks in it."""
+
     def compiled(backend):
-        state.model.compile(backend=backend, dynamic=False)
+        for module in called_first(state.model):
+            module.compile(backend=backend, dynamic=False)
         return state.model
 
     def warm_up(called):
@@ -278,7 +288,10 @@ def compiled_model(workload: Workload, state: TrainingState, watching: TorchDisp
             loss.backward()
             state.model.zero_grad(set_to_none=True)
 
-    return CompiledCall(compiled, warm_up, watching)
+    compilation = CompiledCall(compiled, warm_up, watching)
+    for module in called_first(state.model):
+        module._compiled_call_impl = compilation.watched(module._compiled_call_impl)
+    return state.model
 
 
 @contextlib.contextmanager

@@ -210,6 +210,12 @@ def test_the_predicted_peak_is_that_of_a_real_step(file, name):
     assert workload.precision == ("bf16" if name == "in_bfloat16" else "fp32")
 
 
+@pytest.mark.slow
+def test_a_compiled_step_of_its_own_is_predicted_as_any(file):
+    whole, own = (peak_bytes(workload_of(file, name, "--compile"), False) for name in ("workload", "with_step"))
+    assert own == whole
+
+
 def test_flops_are_counted_and_a_step_of_its_own_has_the_same(file):
     images, kernel = 4, 9
     blocks = 2 * (2 * images * 64 * 4 * 4 * kernel)
