@@ -147,13 +147,21 @@ def largest_parts(profile: dict, roof: dict | None) -> str:
 
 
 def by_module(reconciliation: dict) -> list[dict]:
-    """Forward FLOPs of the modules that contain no others, alike ones of repeated blocks together, largest first."""
+    """Forward FLOPs of each module without those of the modules in it, alike ones of repeated blocks together, largest
+    first."""
     counts = reconciliation["forward_flops_by_module"]
-    around = {name.rpartition(".")[0] for name in counts}
+    [counted] = (row for row in reconciliation["rows"] if row["counter"] == "FlopCounterMode")
+    own = Counter(counts | {"": counted["forward_flops"]})  # "": the model
+    for name, flops in counts.items():
+        around = name.rpartition(".")[0]
+        while around not in own:  # a list of modules is not called itself
+            around = around.rpartition(".")[0]
+        own[around] -= flops
     sums: Counter[str] = Counter()
     for name, label in folded_names(counts).items():
-        sums[label] += 0 if name in around else counts[name]
-    total = sum(sums.values())
+        sums[label] += own[name]
+    sums["outside of modules"] = own[""]
+    total = counted["forward_flops"]
     return [{"component": name, "share": flops / total} for name, flops in sums.most_common() if flops]
 
 

@@ -13,6 +13,7 @@ from helpers import PROJECT, finish, start
 from test_documents import mismatches
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import run_memory_study
 import run_pytorch_profiler
@@ -278,9 +279,42 @@ def test_repeated_blocks_are_folded():
     assert [found[name] for name in ("net.0", "net.1.conv", "head")] == ["net.0", "net.1.conv", "head"]
     assert layer_and_part("model.h.3.attn") == (3, "model.h.*.attn")
     assert layer_and_part("layers.3.attention.scores") == (3, "attention.scores")
-    counts = {"h": 12, "h.0": 6, "h.0.fc": 6, "h.1": 6, "h.1.fc": 6, "head": 4}
-    rows = by_module({"forward_flops_by_module": counts})
-    assert rows == [{"component": "2 x h.*.fc", "share": 0.75}, {"component": "head", "share": 0.25}]
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.keys = nn.Linear(4, 4)  # [B, S, D] -> [B, S, D]
+
+    def forward(self, x):
+        return (x @ self.keys(x).transpose(1, 2)) @ x  # [B, S, S] @ [B, S, D]
+
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.h, self.tail = nn.ModuleList([Scores(), Scores()]), nn.Linear(4, 4)
+
+    def forward(self, x):
+        for block in self.h:
+            x = block(x)
+        return self.tail(x) @ torch.ones(4, 4)
+
+
+def test_flops_by_module_add_up_to_those_of_the_forward_pass():
+    """S = 3, D = 4, one sample: a linear layer and x @ ones have 2*S*D*D = 96 FLOPs, the scores twice 2*S*S*D = 72."""
+    model = nn.ModuleDict({"body": Body()})
+    with FlopCounterMode(display=False) as counter:
+        model["body"](torch.ones(1, 3, 4))
+    counts = {name: sum(counter.get_flop_counts().get(f"Body.{name}", {}).values()) for name in ("h.0", "h.0.keys")}
+    assert counts == {"h.0": 96 + 144, "h.0.keys": 96}
+    by_name = {"body": 672, "body.h.0": 240, "body.h.0.keys": 96, "body.h.1": 240, "body.h.1.keys": 96, "body.tail": 96}
+    assert counter.get_total_flops() == by_name["body"]
+    counted = {"counter": "FlopCounterMode", "forward_flops": 700}  # 28 in a function
+    rows = by_module({"forward_flops_by_module": by_name, "rows": [counted]})
+    assert {row["component"]: round(700 * row["share"]) for row in rows} == {
+        "2 x body.h.*": 288, "2 x body.h.*.keys": 192, "body": 96, "body.tail": 96, "outside of modules": 28
+    }  # fmt: skip
 
 
 def test_a_module_of_fake_tensors_can_be_converted():
