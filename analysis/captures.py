@@ -9,7 +9,7 @@ beside it.  What is found in neither stays with the graph.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -72,17 +72,18 @@ def with_replayed_operators(trace: Trace) -> Trace:
     events = trace.gpu[trace.gpu["correlation"].isin(replays["correlation"][replays["correlation"] > 0])]
     if events.empty:
         return trace
+    by_replay = events.sort_values("start", kind="stable").groupby("correlation", sort=False)
+    graphs = {correlation: (tuple(work_of(of_graph)), of_graph) for correlation, of_graph in by_replay}
     launched = [*launched_by(attribute(link(trace)), "a capture in this trace", "the same work without a graph in it")]
-    launched += [one for file in captures_beside(trace.path) for one in launched_in(file, file.stat().st_mtime_ns)]
+    matches = matched(graphs.values(), launched)
+    if not all(match.where for match in matches.values()):  # other traces take time to read
+        launched += [one for file in captures_beside(trace.path) for one in launched_in(file, file.stat().st_mtime_ns)]
+        matches = matched(graphs.values(), launched)
     began = dict(zip(replays["correlation"], replays["start"], strict=True))
-    matches: dict[tuple[Work, ...], Match] = {}
     numbers: dict[tuple[int, Path, int], int] = {}  # of the operators that are added, by replay and launcher
     added: list[tuple[Launcher, float]] = []  # and when their replay began
     of_event = pd.Series(-1, trace.gpu.index)
-    for correlation, of_graph in events.sort_values("start", kind="stable").groupby("correlation", sort=False):
-        work = tuple(work_of(of_graph))
-        if work not in matches:
-            matches[work] = best_match(work, launched, in_order=of_graph["stream"].nunique() == 1)
+    for correlation, (work, of_graph) in graphs.items():
         for event, launcher in zip(of_graph.index, matches[work].launchers, strict=True):
             if launcher:
                 of_event[event] = numbers.setdefault((correlation, launcher.file, launcher.row), len(numbers))
@@ -90,6 +91,17 @@ def with_replayed_operators(trace: Trace) -> Trace:
                     added.append((launcher, began[correlation]))
     found = [match for match in matches.values() if match.where]
     return extended(trace, added, of_event.to_numpy(), found) if added else trace
+
+
+def matched(
+    graphs: Iterable[tuple[tuple[Work, ...], pd.DataFrame]], launched: list[Launched]
+) -> dict[tuple[Work, ...], Match]:
+    """By work; graphs: the work and the GPU events of each replay."""
+    matches: dict[tuple[Work, ...], Match] = {}
+    for work, of_graph in graphs:
+        if work not in matches:
+            matches[work] = best_match(work, launched, in_order=of_graph["stream"].nunique() == 1)
+    return matches
 
 
 def extended(trace: Trace, added: list[tuple[Launcher, float]], of_event: np.ndarray, found: list[Match]) -> Trace:

@@ -146,9 +146,9 @@ def what_would_fit(workload: Workload, on_gpu: bool, capacity: int, predicted: C
 
 def on_more_ranks(workload: Workload, on_gpu: bool, capacity: int, predicted: Callable) -> list[dict]:
     """A row of `would_fit`: all remedies together, on the fewest ranks on which a step then fits; [] if on none."""
-    together = {name: value for one in remedies(workload) for name, value in one.items()}
+    together = remedies(workload)[-1]
     ranks = smallest_world_size(workload.with_settings(**together), on_gpu, capacity, predicted)
-    if not together or ranks is None:
+    if ranks is None:
         return []
     change = {"world_size": ranks, **together}
     peak = int(predicted(workload.with_settings(**change), on_gpu).live_bytes_at_allocations().max())

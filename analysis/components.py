@@ -65,7 +65,9 @@ def attribute(links: Links) -> AttributedLinks:
     node = nearest(parent, is_node)
     phase = phases_of(host, is_phase, is_framework, node)
     replayed, first_replayed = links.trace.replayed, links.first_replayed
-    source = replayed.source if replayed else component_source(host, is_range, phase)
+    source = component_source(host, is_range, phase)
+    if replayed and source == OPERATOR_KINDS:
+        source = replayed.source
     labels = np.full(len(host), None, dtype=object)  # of the rows that define a component
     if source == NAMED_RANGES:
         defines = is_range

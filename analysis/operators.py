@@ -196,13 +196,8 @@ KERNEL_COLUMNS = [
 
 def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:
     """Operators by name and by shapes, and kernels: `top` rows of each."""
-    operators, kernels = analysis["operators"], analysis["kernels"]
-    clock, key = ("GPU", "self_device_us") if kernels else ("CPU", "self_cpu_us")
-    self_ms = sum(row[key] for row in operators) / 1e3
-    lines = [
-        f"Operators: {len(operators)}, {self_ms:.3f} ms of self {clock} time, which shares refer to",
-        *narrow_table(operator_columns(bool(kernels)), first_rows(sorted_by(operators, sort), top)),
-    ]
+    kernels = analysis["kernels"]
+    lines = operators_by_name(analysis, top, sort)
     if by_shape := sorted_by(analysis["operators_by_shape"], sort):
         lines += ["", *narrow_table(operator_columns(bool(kernels), by_shape=True), first_rows(by_shape, top))]
     if kernels:
@@ -210,6 +205,16 @@ def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> li
         lines += ["", f"GPU kernels: {len(kernels)}, {per_step:.1f} launches per step"]
         lines += narrow_table(KERNEL_COLUMNS, first_rows(kernels, top))
     return lines
+
+
+def operators_by_name(analysis: dict, top: int, sort: str | None = None) -> list[str]:
+    operators, kernels = analysis["operators"], analysis["kernels"]
+    clock, key = ("GPU", "self_device_us") if kernels else ("CPU", "self_cpu_us")
+    self_ms = sum(row[key] for row in operators) / 1e3
+    return [
+        f"Operators: {len(operators)}, {self_ms:.3f} ms of self {clock} time, which shares refer to",
+        *narrow_table(operator_columns(bool(kernels)), first_rows(sorted_by(operators, sort), top)),
+    ]
 
 
 def first_rows(rows: list[dict], top: int) -> list[dict]:

@@ -238,14 +238,19 @@ def fused_norms(evidence: Evidence) -> Found:
         yield NotHere("fused norm", f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels")
 
 
+def named(rows: pd.DataFrame, text: str) -> bool:
+    """Whether one of them has the text in its name."""
+    return rows["name"].str.contains(text, na=False).any()
+
+
 def fused_swiglu(evidence: Evidence) -> Found:
     """One operator forward and one backward pass over 3 and 5 tensors; silu and the product pass over 14 in all."""
     rows, us = evidence.part(evidence.events["component"] == "mlp.activation")
     name = "fused SwiGLU"
-    if rows.empty:
-        return
-    if rows["name"].str.contains("swiglu", na=False).any():
+    if named(rows, "swiglu"):
         yield NotHere(name, "already fused")
+        return
+    if not named(rows, "silu"):  # another activation, or none
         return
     how, flag = "one kernel forward and one backward", "--kernels triton"
     if not evidence.links.on_gpu:
@@ -260,7 +265,7 @@ def fused_rope(evidence: Evidence) -> Found:
     name = "fused rotary embedding"
     if rows.empty:
         return
-    if rows["name"].str.contains("addcmul", na=False).any():
+    if named(rows, "addcmul"):
         yield NotHere(name, "already fused")
         return
     how = "halves swapped by one copy, multiplied and added by one kernel"
@@ -318,9 +323,9 @@ def fused_optimizer(evidence: Evidence) -> Found:
             "operator in this trace"
         )
     how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
-    if optimizer != "optimizer" and not rows["name"].str.contains("_foreach_", na=False).any():
+    if optimizer != "optimizer" and not named(rows, "_foreach_"):
         how += ", or foreach=True"
-    flag = "--optimizer-impl fused"
+    flag = "--optimizer-impl fused" if optimizer in WITH_FUSED else None
     yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best, likely)
 
 

@@ -19,7 +19,7 @@ from analysis.operators import KERNEL_COLUMNS, operator_columns
 from analysis.opportunities import NOT_HERE_COLUMNS, OPPORTUNITY_COLUMNS, best_three
 from analysis.palette import color_of
 from analysis.profile import gpu_facts, steps_text, trust_text, verdict_text
-from analysis.ranks import rank_columns, straggler_text
+from analysis.ranks import rank_columns, rank_units, straggler_text
 from analysis.rates import DURATION_COLUMNS, RATE_COLUMNS
 from analysis.timeline import IDLE_COLUMNS, STREAM_COLUMNS, stream_rows
 from analysis.wording import Table, count_of, run_title, told_apart
@@ -74,6 +74,7 @@ def page(
     charts: figures that a script draws instead.  top: rows of the long tables.
     """
     analysis = analyses[0][1] if analyses else None
+    ranks = analysis.get("ranks") if analysis else None
     summary, memory = documents["summary"], documents["memory"]
     memory_facts = {}
     if memory:
@@ -97,7 +98,8 @@ def page(
         counted=conventions(documents),
         memory=memory_facts,
         communication=communication_facts(analysis) if analysis else {},
-        straggler=straggler_text(analysis["ranks"]) if analysis and "ranks" in analysis else None,
+        straggler=straggler_text(ranks) if ranks else None,
+        rank_units=rank_units(ranks) if ranks else None,
     )
 
 

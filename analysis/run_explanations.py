@@ -48,7 +48,7 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     """The analysis of the traces of all ranks, in the folder of rank 0's trace."""
     name = "operator_analysis.json"
     try:
-        from analysis.operators import operator_lines
+        from analysis.operators import operators_by_name
         from analysis.profile import add_prediction, analyze_all, profile_lines
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
@@ -64,7 +64,7 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
             memory = predicted_memory(report.workload, report.device.type == "cuda").document()
             add_prediction(document, [row | {"group_size": report.world_size} for row in memory["collectives"]])
     tables = profile_lines(document) if report.profiling.profile_operators else []
-    operators = operator_lines(document, OPERATORS)[: OPERATORS + 2] + [""] if tables and not report.verbose else []
+    operators = [*operators_by_name(document, OPERATORS), ""] if tables and not report.verbose else []
     lines = [f"Not read: {error}" for error in refused]
     if missing:
         ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"

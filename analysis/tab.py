@@ -7,11 +7,13 @@ ends when its input does, and writes nothing to the folders that it reads.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from pathlib import Path
@@ -91,10 +93,19 @@ def note_progress(path: Path, share: float) -> None:
     PROGRESS.update(file=path.name, share=share)
 
 
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Afterwards nothing is being read, whether it could be read or not."""
+    try:
+        yield
+    finally:
+        PROGRESS.clear()
+
+
 @lru_cache(maxsize=1)
 def links_of(of: Stamp) -> AttributedLinks:
-    trace = read_trace(of[0], watch=note_progress)
-    PROGRESS.clear()
+    with reading():
+        trace = read_trace(of[0], watch=note_progress)
     return attribute(link(with_replayed_operators(trace)))
 
 
@@ -111,8 +122,8 @@ def analysis_of(of: Stamp, alone: bool) -> dict:
 @lru_cache(maxsize=4)
 def analyses_of(of: tuple[Stamp, ...]) -> tuple[list[tuple[str, dict]], list[str]]:
     """All ranks of a run: (trace, document with their comparison), and why others were not read."""
-    analyses, refused = analyze_all([path for path, _ in of], reading={"watch": note_progress})
-    PROGRESS.clear()
+    with reading():
+        analyses, refused = analyze_all([path for path, _ in of], reading={"watch": note_progress})
     return [(path.name, analysis) for path, analysis in analyses], list(map(str, refused))
 
 

@@ -83,13 +83,22 @@ def test_a_trace_is_read_where_nothing_was_written(logdir):
 
 def test_how_far_reading_is(logdir, monkeypatch):
     told = []
-    monkeypatch.setattr(tab_module, "note_progress", lambda path, share: told.append((path.name, share)))
+    note = tab_module.note_progress
+
+    def noted(path, share):
+        note(path, share)
+        told.append((tab.progress()["file"], share))
+
+    monkeypatch.setattr(tab_module, "note_progress", noted)
     tab = Tab(("", logdir))
     tab.page("one")
     assert told[0][0] == "a.json" and told[-1] == ("a.json", 1.0)
     tab.page("two", ranks="1")
     assert {name for name, _ in told} == {"a.json", "trace_1.json", "trace_2.json"}
     assert tab.progress() == {}  # nothing is being read
+    with pytest.raises(UserError):
+        tab.page("two", trace="trace_2.json")
+    assert tab.progress() == {}
 
 
 @pytest.mark.parametrize(
