@@ -31,6 +31,7 @@ if __name__ == "__main__":
     begin_command()  # before the imports below, which take seconds
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -706,12 +707,13 @@ def train_and_measure(
 ) -> None:
     """Build, compile if requested, and train with the instruments, whose results are stored in the report."""
     rank, world_size, training = report.rank, report.world_size, workload.training
-    state = sharded_state(workload, device)
+    state, stream = sharded_state(workload, device), workload.batches(device, rank)
     if workload.compiled:
         say("Compiling the model...")
-        stream = workload.batches(device, rank)
-        traced = profiling.records_trace
-        report.compilation = Compilation(workload, state, stream, device, training.compile_mode, traced)
+        batch, traced = next(stream), profiling.records_trace
+        report.compilation = Compilation(workload, state, batch, device, training.compile_mode, traced)
+        stream = itertools.chain([batch], stream)  # compiling must not change which batches the training sees
+        del batch
     if training.cuda_graphs:
         say("Capturing CUDA graphs...")
         state = state._replace(model=GraphedModel(workload, state, workload.batches(device, rank)))
@@ -726,7 +728,6 @@ def train_and_measure(
     )
     # Wrapped after compiling, so that the backward pass stays a single graph.
     state = state._replace(model=replicated(state.model, training, device))
-    stream = workload.batches(device, rank)  # a new one: compiling must not change which batches the training sees
     with report.sampler, instruments.run():
         workload.train(state, stream, training.num_steps, report.meter, instruments)
     report.meter.read_finished(wait=True)

@@ -15,7 +15,6 @@ import shutil
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -351,7 +350,8 @@ class Instruments:
 class Compilation:
     """torch.compile of a model before its first step: the compile time, and the time of a pass before and after.
 
-    Measured with forward and backward passes whose gradients are discarded, so that training is not affected.
+    Measured with forward and backward passes over one batch, whose gradients are discarded, and with random numbers of
+    their own, so that training is not affected.
     """
 
     PASSES = 3  # timed passes before and after compiling, each time after an untimed one
@@ -360,34 +360,37 @@ class Compilation:
         self,
         workload: Workload,
         state: TrainingState,
-        stream: Iterator,
+        batch,
         device: torch.device,
         mode: str = "default",
         traced: bool = False,
     ):
+        self.workload, self.state, self.device = workload, state, device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            self._compile(batch, mode, traced)
+
+    def _compile(self, batch, mode: str, traced: bool) -> None:
         from torch._dynamo import exc, utils  # takes seconds
         from torch._inductor import list_mode_options
 
-        self.workload, self.state, self.stream, self.device = workload, state, stream, device
-        self._pass_ms()
-        self.uncompiled_ms = self._median_pass_ms()
+        self._pass_ms(batch)
+        self.uncompiled_ms = self._median_pass_ms(batch)
         utils.counters.clear()
         # A trace always shows GPU kernels, but generated CPU kernels only if the generated code records them.
-        options = list_mode_options(mode) | {"cpp.enable_kernel_profile": traced and device.type == "cpu"}
-        for module in called_first(state.model):
+        options = list_mode_options(mode) | {"cpp.enable_kernel_profile": traced and self.device.type == "cpu"}
+        for module in called_first(self.state.model):
             module.compile(dynamic=False, options=options)  # mode and options exclude each other
         try:
-            first_ms = self._pass_ms()
+            first_ms = self._pass_ms(batch)
         except exc.TorchDynamoException as error:
             raise UserError(f"--compile: this model cannot be compiled here: {innermost_cause(error)}") from error
-        self.compiled_ms = self._median_pass_ms()
+        self.compiled_ms = self._median_pass_ms(batch)
         self.compile_s = max(0.0, first_ms - self.compiled_ms) / 1e3
         found = utils.counters["inductor"]
         self.from_cache = bool(found["fxgraph_cache_hit"]) and not found["fxgraph_cache_miss"]
 
-    def _pass_ms(self) -> float:
+    def _pass_ms(self, batch) -> float:
         """Wall time of one forward and backward pass over a micro-batch, in ms."""
-        batch = next(self.stream)
         synchronize(self.device)
         started = time.perf_counter()
         with self.state.autocast:
@@ -398,8 +401,8 @@ class Compilation:
         self.state.model.zero_grad(set_to_none=True)
         return elapsed_ms
 
-    def _median_pass_ms(self) -> float:
-        return statistics.median(self._pass_ms() for _ in range(self.PASSES))
+    def _median_pass_ms(self, batch) -> float:
+        return statistics.median(self._pass_ms(batch) for _ in range(self.PASSES))
 
     def document(self, micro_steps: int) -> dict:
         """Median pass times, the time saved per step of `micro_steps` passes, and the break-even step."""

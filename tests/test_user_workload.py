@@ -326,6 +326,16 @@ def test_a_module_of_fake_tensors_can_be_converted():
     assert {x.dtype for x in (*model.parameters(), model[2].running_mean)} == {torch.float16}
 
 
+def test_compiling_changes_neither_batches_nor_random_numbers(file, train, tmp_path, monkeypatch):
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: None)
+    losses = []
+    for name, flags in (("eager", ()), ("compiled", ("--compile",))):
+        code, _, err = train("--workload", str(file), "--output-dir", name, *flags, small=False)
+        assert code == 0, err
+        losses.append(json.loads((tmp_path / name / "performance_summary.json").read_text())["steps"]["loss"])
+    assert losses[0] == losses[1]
+
+
 def test_parts_are_named_in_observed_steps_alone(file):
     workload, seen = workload_of(file), []
 
