@@ -185,3 +185,32 @@ def test_a_folder_with_a_capture_is_that_of_one_run(tmp_path, capsys):
 def test_a_real_graph_without_a_capture_stays_as_it_is():
     trace = read_trace(real_path("mi300_sglang_decode.json.gz"))
     assert with_replayed_operators(trace) is trace
+
+
+def test_other_traces_are_read_only_if_the_own_does_not_tell(tmp_path, monkeypatch):
+    own = [one | {"ts": one["ts"] - 2000} for one in capture()]
+    write_trace(tmp_path / "trace_rank0.json", *replays(), *own)
+    write_trace(tmp_path / "capture.json", *capture())
+    monkeypatch.setattr("analysis.captures.launched_in", lambda *_: pytest.fail("it was read"))
+    assert analyzed(tmp_path)["integrity"]["graphs_attributed_through"] == ["a capture in this trace"]
+
+
+@pytest.mark.parametrize("reading", [{"window": 2}, {"window": 2, "steps_from": "my_program"}])
+def test_a_capture_is_read_whole(tmp_path, reading):
+    """It has no steps that a window could choose from."""
+    write_trace(tmp_path / "trace_rank0.json", *replays())
+    write_trace(tmp_path / "capture.json", *capture())
+    [(_, analysis)], refused = analyze_all([tmp_path / "trace_rank0.json"], reading=reading)
+    assert not refused and analysis["integrity"]["graphs_attributed_through"] == ["the capture trace capture.json"]
+
+
+def test_a_trace_keeps_components_of_its_own_beside_those_of_the_capture(tmp_path):
+    own = [
+        event("head", 60, 120, kind="user_annotation"),
+        event("aten::add", 62, 100),
+        event("hipLaunchKernel", 63, 1, kind="cuda_runtime", correlation=70),
+        event("add_kernel", 160, 3, kind="kernel", correlation=70, device=0, stream=7),
+    ]
+    write_trace(tmp_path / "trace_rank0.json", *replays(), *own)
+    write_trace(tmp_path / "capture.json", *capture())
+    assert {"head", "Part0"} <= {row["component"] for row in analyzed(tmp_path)["components"]}

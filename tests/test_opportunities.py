@@ -215,3 +215,12 @@ def test_a_dry_run_times_no_matmul(train, monkeypatch):
     for name in ("measured_gain", "measured_flops", "measured_bandwidth"):
         monkeypatch.setattr(measuring, name, None)
     assert train("--dry-run")[0] == 0
+
+
+@pytest.mark.parametrize(("activation", "proposed"), [("aten::silu", True), ("aten::gelu", False)])
+def test_a_fused_swiglu_is_proposed_for_silu_alone(tmp_path, activation, proposed):
+    part = event("mlp.activation", 0, 20, kind="user_annotation")
+    trace = trace_of(tmp_path, step(0, 0, 100), part, event(activation, 2, 9), event("aten::mul", 12, 5))
+    analysis = analysis_of(trace)
+    assert "mlp.activation" in {row["component"] for row in analysis["components"]}
+    assert ("fused SwiGLU" in {row["name"] for row in analysis["opportunities"]}) == proposed
