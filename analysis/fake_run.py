@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 from harness.devices import PRECISIONS
 from harness.errors import UserError, first_line
 from harness.memory_tracker import MemoryTracker, local_part
-from harness.own_step import called_first
+from harness.own_step import called_first, compile_in_place
 from harness.parallel import ParallelConfig, sharded_state
 from harness.timing import UntimedMeter, trace_range
 from harness.units import MB
@@ -277,8 +277,7 @@ def compiled_model(workload: Workload, state: TrainingState, watching: TorchDisp
     """The model, compiled in place: a step of a file's own asks it for its parameters, or for the networks in it."""
 
     def compiled(backend):
-        for module in called_first(state.model):
-            module.compile(backend=backend, dynamic=False)
+        compile_in_place(state.model, backend=backend)
         return state.model
 
     def warm_up(called):

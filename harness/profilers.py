@@ -28,7 +28,7 @@ from harness.errors import UserError, first_line, innermost_cause
 from harness.files import explain_nulls, make_folder
 from harness.first_step import FirstStepAudit
 from harness.memory_tracker import MemorySnapshot, MemoryTracker
-from harness.own_step import called_first
+from harness.own_step import compile_in_place
 from harness.ranks import world_size_of_run
 from harness.timing import range_observers
 from harness.workload import TrainingState, Workload
@@ -378,8 +378,7 @@ class Compilation:
         utils.counters.clear()
         # A trace always shows GPU kernels, but generated CPU kernels only if the generated code records them.
         options = list_mode_options(mode) | {"cpp.enable_kernel_profile": traced and self.device.type == "cpu"}
-        for module in called_first(self.state.model):
-            module.compile(dynamic=False, options=options)  # mode and options exclude each other
+        compile_in_place(self.state.model, options=options)  # mode and options exclude each other
         try:
             first_ms = self._pass_ms(batch)
         except exc.TorchDynamoException as error:

@@ -19,6 +19,7 @@ from harness.errors import explain_error, out_of_memory
 from harness.files import explain_nulls
 from harness.first_step import FirstStepAudit
 from harness.memory_tracker import MemoryTracker
+from harness.own_step import compile_in_place
 from harness.timing import StepMeter, StepRecord, UntimedMeter
 from harness.workload import Workload
 from studies.sweep import cold_compiler
@@ -63,7 +64,7 @@ class Variant:
             graphed = GraphedModel(workload, self.state, workload.batches(device))
             self.state = self.state._replace(model=graphed)
         if workload.compiled:
-            self.state.model.compile(dynamic=False)
+            compile_in_place(self.state.model)
         self.random_numbers = RandomNumbers(device)
         audit = FirstStepAudit(self.state.model, self.state.scaler)
         with cold_compiler() if workload.compiled else contextlib.nullcontext():

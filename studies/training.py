@@ -13,6 +13,7 @@ from harness.devices import choose_device, set_numerics
 from harness.documents import TrainingBenchmarkRow
 from harness.files import explain_nulls, make_folder
 from harness.memory_tracker import MemoryTracker
+from harness.own_step import compile_in_place
 from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
 from harness.tables import Column, Section, column
 from harness.timing import StepMeter, StepRecord
@@ -70,7 +71,7 @@ class Runner:
     def compile(self) -> StepRecord:
         """Compile the model.  Returns the record of the step that compiles."""
         self.run(1)  # one-time initialization is not compile time
-        self.state.model.compile(dynamic=False)
+        compile_in_place(self.state.model)
         with cold_compiler():
             return self.run(1)[0]
 

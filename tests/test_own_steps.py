@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from test_user_workload import CPU, second_step, workload_of
+from torch import nn
+from torch._dynamo.utils import counters
 
 from analysis.flop_counts import flops_of_step
 from analysis.prediction import memory_prediction, peak_bytes, predict, prediction_lines, time_bounds
@@ -14,6 +16,7 @@ from analysis.user_workload import UserWorkload, over_placed
 from harness.audit import FirstStep
 from harness.errors import UserError
 from harness.first_step import FirstStepAudit
+from harness.own_step import compile_in_place
 from harness.profilers import Compilation
 from harness.timing import UntimedMeter, range_observers
 
@@ -192,7 +195,7 @@ def phases_of(workload: UserWorkload, compiled: bool = False) -> list[str]:
     """Those of a step."""
     state, stream, phases = workload.build(CPU), workload.batches(CPU), Phases()
     if compiled:
-        Compilation(workload, state, stream, CPU)
+        Compilation(workload, state, next(stream), CPU)
     range_observers.append(phases)
     try:
         workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())
@@ -204,6 +207,17 @@ def phases_of(workload: UserWorkload, compiled: bool = False) -> list[str]:
 def test_what_follows_a_backward_pass_is_the_optimizers(file):
     for name, times in (("in_parts", 4), ("two_networks", 2)):
         assert phases_of(workload_of(file, name)) == ["forward", "backward", "optimizer"] * times
+
+
+@pytest.mark.parametrize("kind", ["bare", "networks"])
+def test_whatever_is_called_first_is_compiled(kind):
+    called = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model = called if kind == "bare" else nn.ModuleDict({"one": called})
+    torch.compiler.reset()
+    counters.clear()
+    compile_in_place(model, backend="eager")
+    called(torch.ones(2, 4)).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_compiled_model_begins_a_forward_pass_too(file, monkeypatch):
