@@ -366,8 +366,11 @@ class Compilation:
         traced: bool = False,
     ):
         self.workload, self.state, self.device = workload, state, device
+        buffers = [buffer.clone() for buffer in state.model.buffers()]  # a forward pass updates BatchNorm's averages
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             self._compile(batch, mode, traced)
+        for buffer, before in zip(state.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
 
     def _compile(self, batch, mode: str, traced: bool) -> None:
         from torch._dynamo import exc, utils  # takes seconds

@@ -27,6 +27,7 @@ from analysis.user_workload import IN_THE_FILE, USED, UserWorkload, examined, on
 from harness import documents
 from harness.errors import UserError
 from harness.memory_tracker import MemoryTracker, layer_and_part
+from harness.profilers import Compilation
 from harness.timing import UntimedMeter
 from harness.user_file import UserFile
 from studies import sweep
@@ -334,6 +335,16 @@ def test_compiling_changes_neither_batches_nor_random_numbers(file, train, tmp_p
         assert code == 0, err
         losses.append(json.loads((tmp_path / name / "performance_summary.json").read_text())["steps"]["loss"])
     assert losses[0] == losses[1]
+
+
+def test_compiling_changes_no_average_of_a_norm(file, monkeypatch):
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: None)
+    workload = workload_of(file)
+    state = workload.build(CPU)
+    before = [buffer.clone() for buffer in state.model.buffers()]
+    Compilation(workload, state, next(workload.batches(CPU)), CPU)
+    torch.testing.assert_close([*state.model.buffers()], before, rtol=0, atol=0)
+    assert before
 
 
 def test_parts_are_named_in_observed_steps_alone(file):
