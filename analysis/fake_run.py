@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 from harness.devices import PRECISIONS
 from harness.errors import UserError, first_line
 from harness.memory_tracker import MemoryTracker, local_part
-from harness.own_step import called_first, compile_in_place
+from harness.own_step import called_first
 from harness.parallel import ParallelConfig, sharded_state
+from harness.profilers import compile_in_place
 from harness.timing import UntimedMeter, trace_range
 from harness.units import MB
 from harness.workload import TrainingState, Workload

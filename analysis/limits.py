@@ -160,7 +160,7 @@ def by_module(reconciliation: dict) -> list[dict]:
     sums: Counter[str] = Counter()
     for name, label in folded_names(counts).items():
         sums[label] += own[name]
-    sums["outside of modules"] = own[""]
+    sums["the model itself"] = own[""]
     total = counted["forward_flops"]
     return [{"component": name, "share": flops / total} for name, flops in sums.most_common() if flops]
 

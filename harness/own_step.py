@@ -99,13 +99,3 @@ def called_first(model: nn.Module) -> Iterator[nn.Module]:
         return
     for child in model.children():
         yield from called_first(child)
-
-
-def compile_in_place(model: nn.Module, **options: object) -> None:
-    """torch.compile of a model whose modules stay the same.  options: of torch.compile."""
-    from torch._dynamo import config  # takes seconds
-
-    for module in called_first(model):
-        # Dynamo skips functions of PyTorch's own, and so all of a bare nn.Sequential.
-        with config.patch(wrap_top_frame=type(module).__module__.startswith("torch.nn.")):
-            module.compile(dynamic=False, **options)

@@ -28,7 +28,7 @@ from harness.errors import UserError, first_line, innermost_cause
 from harness.files import explain_nulls, make_folder
 from harness.first_step import FirstStepAudit
 from harness.memory_tracker import MemorySnapshot, MemoryTracker
-from harness.own_step import compile_in_place
+from harness.own_step import called_first
 from harness.ranks import world_size_of_run
 from harness.timing import range_observers
 from harness.workload import TrainingState, Workload
@@ -345,6 +345,16 @@ class Instruments:
             yield
         if step == self.schedule.snapshot_step:
             self.snapshot.after_forward()
+
+
+def compile_in_place(model: nn.Module, **options: object) -> None:
+    """torch.compile of all that a step calls first; the modules stay the same.  options: of torch.compile."""
+    from torch._dynamo import config  # takes seconds
+
+    for module in called_first(model):
+        # Dynamo skips functions of PyTorch's own, and so all of a bare nn.Sequential.
+        with config.patch(wrap_top_frame=type(module).__module__.startswith("torch.nn.")):
+            module.compile(dynamic=False, **options)
 
 
 class Compilation:

@@ -19,7 +19,7 @@ from harness.errors import explain_error, out_of_memory
 from harness.files import explain_nulls
 from harness.first_step import FirstStepAudit
 from harness.memory_tracker import MemoryTracker
-from harness.own_step import compile_in_place
+from harness.profilers import compile_in_place
 from harness.timing import StepMeter, StepRecord, UntimedMeter
 from harness.workload import Workload
 from studies.sweep import cold_compiler

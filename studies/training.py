@@ -13,8 +13,7 @@ from harness.devices import choose_device, set_numerics
 from harness.documents import TrainingBenchmarkRow
 from harness.files import explain_nulls, make_folder
 from harness.memory_tracker import MemoryTracker
-from harness.own_step import compile_in_place
-from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
+from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig, compile_in_place
 from harness.tables import Column, Section, column
 from harness.timing import StepMeter, StepRecord
 from harness.units import MB, megabytes

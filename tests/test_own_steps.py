@@ -16,8 +16,7 @@ from analysis.user_workload import UserWorkload, over_placed
 from harness.audit import FirstStep
 from harness.errors import UserError
 from harness.first_step import FirstStepAudit
-from harness.own_step import compile_in_place
-from harness.profilers import Compilation
+from harness.profilers import Compilation, compile_in_place
 from harness.timing import UntimedMeter, range_observers
 
 FILE = """
