@@ -9,11 +9,11 @@ import argparse
 from datetime import datetime
 from pathlib import Path
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 
 def main() -> None:
-    from harness.command_line import OneLineParser, number_of, require, verbose_flag
+    from harness.base.command_line import OneLineParser, number_of, require, verbose_flag
 
     parser = OneLineParser(
         prog="compare_runs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -29,17 +29,17 @@ def main() -> None:
     require("comparing", ["matplotlib", "jinja2"])
     if any(path.is_file() for path in args.folders):
         require("comparing traces", ["msgspec", "pandas"])
-    from analysis.compare import (
+    from analysis.comparison.runs import (
         compare,
         comparison_answer,
         comparison_figure,
         comparison_lines,
         comparison_markdown,
     )
-    from analysis.figures import plain_text
-    from analysis.wording import read_on
-    from harness.console import say
-    from harness.files import make_folder, write_bytes, write_figure, write_json
+    from analysis.report.figures import plain_text
+    from harness.base.console import say
+    from harness.base.files import make_folder, write_bytes, write_figure, write_json
+    from harness.base.text import read_on
     from studies.compare import (
         compare_sweeps,
         draw_sweep_comparison,

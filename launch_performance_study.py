@@ -4,17 +4,17 @@
 import time
 from pathlib import Path
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 WIDE_RULE = "=" * 80
 
 
 def main() -> None:
-    from harness.command_line import require, version_of
-    from harness.console import is_first_rank, say
-    from harness.documents import read_document
-    from harness.run_summary import disturbance_lines
-    from harness.tables import ANSWER_LINES, labeled
+    from harness.base.command_line import require, version_of
+    from harness.base.console import is_first_rank, say
+    from harness.base.documents import read_document
+    from harness.base.tables import ANSWER_LINES, labeled
+    from harness.run.run_summary import disturbance_lines
     from tiny_llama_v1 import SIZE_ALIASES, SIZES, build_parser, resolve, run_from_arguments
 
     parser = build_parser("launch_performance_study.sh", __doc__.splitlines()[0])
@@ -56,8 +56,8 @@ def main() -> None:
         return
     report = None
     if args.enable_profilers:
-        from analysis.existing import report_in
-        from analysis.report import write_report
+        from analysis.commands.analyze_traces import report_in
+        from analysis.report.html import write_report
 
         report = report_in(write_report(folder))
     summary = read_document(folder / "performance_summary.json")
@@ -66,8 +66,8 @@ def main() -> None:
     say(f"Throughput: {summary['performance']['samples_per_sec']:.1f} samples/sec")
     say(f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})", f"Results: {folder}/")
     if analysis := read_document(folder / "operator_analysis.json"):
-        from analysis.existing import PAGE
-        from analysis.profile import profile_answer
+        from analysis.commands.analyze_traces import PAGE
+        from analysis.diagnosis.document import profile_answer
 
         say("", *profile_answer(analysis, f"{report}; {PAGE}" if report else PAGE, ANSWER_LINES - 1))
     else:

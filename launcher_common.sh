@@ -123,7 +123,7 @@ rocm_gpus() { # the same by ROCm, which knows HSA_OVERRIDE_GFX_VERSION
 }
 
 amd_gpu() { # architecture of the first one that published builds are for
-    local built_for=$HERE/harness/gpu_architectures.txt
+    local built_for=$HERE/harness/machine/gpu_architectures.txt
     kernel_gpus | grep -m 1 -xFf "$built_for" || rocm_gpus | grep -m 1 -xFf "$built_for"
 }
 
@@ -316,7 +316,7 @@ check_kind() { # that VENV was not made on another kind of node; nothing is dele
 check_gpu() { # [access]: that torch sees the GPU that is here, or that its device files can be used
     local told
     [ "$(accelerator)" != cpu ] || return 0
-    told=$(cd -- "$HERE" && "$PYTHON" -m harness.hardware_seen "$@" 2>&1) || complain "${told#error: }"
+    told=$(cd -- "$HERE" && "$PYTHON" -m harness.machine.hardware_seen "$@" 2>&1) || complain "${told#error: }"
 }
 
 use_caches() { # a home that cannot be written: caches of this user's elsewhere

@@ -6,11 +6,11 @@ python3 run_collective_benchmark.py [--kinds all_reduce all_gather reduce_scatte
 python3 tiny_llama_v1.py --dry-run --world-size 64 --network measured     uses what it found on this machine
 """
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 
 def main() -> None:
-    from harness.command_line import byte_count
+    from harness.base.command_line import byte_count
     from studies.collective_timing import KINDS
     from studies.sweep import COUNT, ByDevice, default_world_sizes, parse_sweep, sweep_parser
 

@@ -9,11 +9,11 @@ python3 run_deepspeed_flops.py --analyze-results FILE      an earlier flops_prof
 import argparse
 from pathlib import Path
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 
 def main() -> None:
-    from harness.command_line import require
+    from harness.base.command_line import require
     from tiny_llama_v1 import build_parser
 
     parser = build_parser("run_deepspeed_flops.py", __doc__.splitlines()[0])
@@ -40,14 +40,14 @@ def asked_for(args: argparse.Namespace) -> dict[str, bool]:
 
 
 def train_and_explain(args: argparse.Namespace) -> None:
-    from analysis.flops import flops_lines, flops_profile, measure_peaks, read_flops_profile
-    from analysis.limits import explain_limits
-    from analysis.report import write_report
-    from harness.console import is_first_rank, say
-    from harness.devices import choose_device
-    from harness.documents import read_document
-    from harness.files import write_json
-    from harness.profilers import deepspeed_problem
+    from analysis.commands.flops_command import explain_limits
+    from analysis.report.html import write_report
+    from analysis.work.flop_rates import flops_lines, flops_profile, measure_peaks, read_flops_profile
+    from harness.base.console import is_first_rank, say
+    from harness.base.documents import read_document
+    from harness.base.files import write_json
+    from harness.machine.devices import choose_device
+    from harness.run.profilers import deepspeed_problem
     from tiny_llama_v1 import resolve, run_from_arguments
 
     args.num_steps = args.num_steps or 20
@@ -76,10 +76,10 @@ def train_and_explain(args: argparse.Namespace) -> None:
 
 def explain_file(args: argparse.Namespace) -> None:
     """Explain an earlier flops_profile.json, and draw its roofline if it had one or --generate-roofline is given."""
-    from analysis.flops import flops_lines, read_flops_profile
-    from analysis.limits import explain_limits
-    from harness.console import say
-    from harness.errors import UserError
+    from analysis.commands.flops_command import explain_limits
+    from analysis.work.flop_rates import flops_lines, read_flops_profile
+    from harness.base.console import say
+    from harness.base.errors import UserError
     from tiny_llama_v1 import TinyLlamaWorkload, TrainingConfig
 
     file, folder = args.analyze_results, args.analyze_results.parent
@@ -88,7 +88,7 @@ def explain_file(args: argparse.Namespace) -> None:
     target = Path(args.output_dir or args.profile_dir or folder)
     try:
         if "file" in profile["config"]["model"]:
-            from analysis.user_workload import UserWorkload
+            from analysis.work.user_workload import UserWorkload
 
             workload = UserWorkload.from_settings(profile["config"], TrainingConfig)
         else:

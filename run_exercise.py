@@ -12,11 +12,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 
 def main() -> None:
-    from harness.command_line import OneLineParser, require, require_one_process
+    from harness.base.command_line import OneLineParser, require, require_one_process
 
     parser = OneLineParser(
         prog="run_exercise.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -33,9 +33,9 @@ def main() -> None:
     check_flags(parser, args)
     require_one_process(parser.prog)
     require("an exercise", ["matplotlib", "jinja2", "msgspec", "tensorboard"])
-    from workshop import runner
-    from workshop.pages import exercises
-    from workshop.worksheets import exercise_of
+    from workshop.exercise.page import exercises
+    from workshop.worksheets import runner
+    from workshop.worksheets.worksheet import exercise_of
 
     chosen = None
     if args.exercise:

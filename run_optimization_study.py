@@ -9,11 +9,11 @@ python3 run_optimization_study.py --resume DIR
 
 from argparse import BooleanOptionalAction
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 
 def main() -> None:
-    from harness.devices import PRECISIONS
+    from harness.machine.devices import PRECISIONS
     from studies.rungs import NAMES
     from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
     from tiny_llama_v1 import SIZES

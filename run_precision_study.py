@@ -5,11 +5,11 @@ python3 run_precision_study.py [--size tiny] [--precisions fp32 bf16] [--repetit
 python3 run_precision_study.py --resume DIR
 """
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 
 def main() -> None:
-    from harness.devices import PRECISIONS
+    from harness.machine.devices import PRECISIONS
     from studies.precision import study
     from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
     from tiny_llama_v1 import SIZES

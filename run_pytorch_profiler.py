@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 NAME = "run_pytorch_profiler.py"
 READ = "--analyze-existing"
@@ -34,7 +34,7 @@ def main() -> None:
 
 def reading_parser() -> argparse.ArgumentParser:
     """The flags that mean something where nothing is trained."""
-    from harness.command_line import OneLineParser, peak_choice, verbose_flag
+    from harness.base.command_line import OneLineParser, peak_choice, verbose_flag
 
     parser = OneLineParser(prog=NAME, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_analysis_flags(parser)
@@ -48,7 +48,7 @@ def reading_parser() -> argparse.ArgumentParser:
 
 def add_analysis_flags(parser: argparse.ArgumentParser) -> None:
     from analysis import SORT_KEYS
-    from harness.command_line import number_of
+    from harness.base.command_line import number_of
 
     add = parser.add_argument_group("analysis").add_argument
     text = (
@@ -70,7 +70,7 @@ def add_analysis_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def require_packages(report: bool | None) -> None:
-    from harness.command_line import require
+    from harness.base.command_line import require
 
     require("the analysis", ["msgspec", "pandas"])
     if report:
@@ -79,7 +79,7 @@ def require_packages(report: bool | None) -> None:
 
 def analyze(args: argparse.Namespace) -> None:
     require_packages(args.generate_report)
-    from analysis.existing import analyze_existing
+    from analysis.commands.analyze_traces import analyze_existing
 
     output = args.output_dir or args.profile_dir
     analyze_existing(
@@ -95,12 +95,12 @@ def analyze(args: argparse.Namespace) -> None:
 
 
 def train_and_explain(args: argparse.Namespace, report: bool) -> None:
-    from analysis.existing import PAGE, report_in
-    from analysis.profile import profile_answer, profile_lines
-    from analysis.wording import read_on
-    from harness.console import is_first_rank, say
-    from harness.documents import read_document
-    from harness.errors import UserError
+    from analysis.commands.analyze_traces import PAGE, report_in
+    from analysis.diagnosis.document import profile_answer, profile_lines
+    from harness.base.console import is_first_rank, say
+    from harness.base.documents import read_document
+    from harness.base.errors import UserError
+    from harness.base.text import read_on
     from tiny_llama_v1 import run_from_arguments
 
     for name in ("window", "steps_from", "slim", "shortest"):
@@ -117,7 +117,7 @@ def train_and_explain(args: argparse.Namespace, report: bool) -> None:
     if args.verbose:
         say("", *profile_lines(analysis, args.top_n, args.sort_by))
     if report:
-        from analysis.report import write_report
+        from analysis.report.html import write_report
 
         files = write_report(folder)
         say("", "Report:", *(f"  {file}" for file in files))

@@ -7,11 +7,11 @@ python3 run_scaling_study.py --faults slow-rank more-data small-buckets no-overl
 python3 run_scaling_study.py --dry-run --world-sizes 1 8 64 1024      predictions only
 """
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 
 def main() -> None:
-    from harness.command_line import network_choice, number_of
+    from harness.base.command_line import network_choice, number_of
     from studies.scaling_steps import FAULTS
     from studies.sweep import COUNT, ByDevice, default_world_sizes, parse_sweep, sweep_parser
     from tiny_llama_v1 import SIZES

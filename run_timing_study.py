@@ -5,11 +5,11 @@ python3 run_timing_study.py [--change=--activation-checkpointing] [--size NAME] 
                             [--wrong-method-repetitions N] [--output-dir DIR]
 """
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 
 def main() -> None:
-    from harness.command_line import number_of
+    from harness.base.command_line import number_of
     from studies.sweep import COUNT, ByDevice, parse_sweep, sweep_parser
     from tiny_llama_v1 import SIZES
 

@@ -6,11 +6,11 @@ python3 run_training_benchmark.py [--sizes gpt2-small gpt2-medium] [--seq-lens 1
 python3 run_training_benchmark.py --workload FILE.py[:NAME]      of a training step of your own
 """
 
-from harness.startup import run_command
+from harness.base.startup import run_command
 
 
 def main() -> None:
-    from harness.devices import PRECISIONS
+    from harness.machine.devices import PRECISIONS
     from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
     from studies.training import MODES, benchmark
     from tiny_llama_v1 import SIZES

@@ -25,7 +25,7 @@ D_ff feed-forward width, V vocabulary.  MB is 2^20 bytes.  A multiply-add counts
 
 from __future__ import annotations
 
-from harness.startup import begin_command
+from harness.base.startup import begin_command
 
 if __name__ == "__main__":
     begin_command()  # before the imports below, which take seconds
@@ -44,25 +44,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness import doctor
-from harness.audit import audit_text
-from harness.chunked_loss import chunked_loss
-from harness.command_line import OneLineParser, flag, memory_size, network_choice, verbose_flag
-from harness.console import is_first_rank, say
-from harness.corpus import synthetic_corpus, text_corpus
-from harness.cuda_graphs import GraphedModel
-from harness.devices import PRECISIONS, check_precision, choose_device, set_numerics
-from harness.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
-from harness.errors import UserError, ending_despite_signals, exit_code_of, raise_if_interrupted
-from harness.files import explain_nulls, prepare_folder, write_json
-from harness.flag_combinations import check_combinations, check_device_has, check_model, only_predicted
-from harness.hardware_seen import unseen_hardware
-from harness.no_sync import no_sync_steps
-from harness.parallel import ParallelConfig, check_shards, gradient_sync, parallel_settings, replicated, sharded_state
-from harness.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig, check_profiling
-from harness.run_report import RunReport, fused_lines
-from harness.timing import StepMeter, trace_range
-from harness.workload import TrainingState, Workload
+from harness.base.command_line import OneLineParser, flag, memory_size, network_choice, verbose_flag
+from harness.base.console import is_first_rank, say
+from harness.base.errors import UserError, ending_despite_signals, exit_code_of, raise_if_interrupted
+from harness.base.files import explain_nulls, prepare_folder, write_json
+from harness.machine import setup_checks
+from harness.machine.devices import PRECISIONS, check_precision, choose_device, set_numerics
+from harness.machine.hardware_seen import unseen_hardware
+from harness.model.chunked_loss import chunked_loss
+from harness.model.corpus import synthetic_corpus, text_corpus
+from harness.model.cuda_graphs import GraphedModel
+from harness.model.workload import TrainingState, Workload
+from harness.ranks.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
+from harness.ranks.parallel import (
+    ParallelConfig,
+    check_shards,
+    gradient_sync,
+    parallel_settings,
+    replicated,
+    sharded_state,
+)
+from harness.run.audit import audit_text
+from harness.run.flag_combinations import check_combinations, check_device_has, check_model, only_predicted
+from harness.run.no_sync import no_sync_steps
+from harness.run.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig, check_profiling
+from harness.run.run_report import RunReport, fused_lines
+from harness.run.timing import StepMeter, trace_range
 from kernels.selection import norm_kernel, swiglu_kernel
 
 # ---- Configuration --------------------------------------------------------------------------------------------------
@@ -604,7 +611,7 @@ class TinyLlamaWorkload(Workload):
         return again
 
     def kept_for_backward(self, on_gpu: bool = False) -> dict[str, tuple[int, int]]:
-        from analysis.decoder_memory import kept_by_formula
+        from analysis.work.decoder_memory import kept_by_formula
 
         return kept_by_formula(self.config, self.training, on_gpu)
 
@@ -669,7 +676,7 @@ def run(
     set_numerics(training.seed, training.precision, training.deterministic)
     check_shards(workload)
     schedule = InstrumentSchedule(training.num_steps, profiling)  # which steps are profiled
-    from analysis.room import check_room
+    from analysis.prediction.preflight import check_room
 
     with process_group(device, workload.settings() | {"profiling": asdict(profiling)}) as (rank, world_size):
         if examine:
@@ -692,7 +699,7 @@ def run(
             train_and_measure(workload, profiling, schedule, device, report)
         except BaseException as error:  # Ctrl-C too: the completed steps are summarized and written
             with ending_despite_signals():
-                from analysis.run_explanations import with_prediction
+                from analysis.commands.run_explanations import with_prediction
 
                 told = first_failure(with_prediction(error, workload, device))
                 close(report, told)
@@ -740,12 +747,13 @@ def close(report: RunReport, error: BaseException | None) -> dict | None:
     from analysis.hardware.rate_limits import rate_limit
 
     def explain(summary: dict):
-        from analysis.run_explanations import explanations  # imported late: it can take longer than a short run
+        # Imported late: it can take longer than a short run.
+        from analysis.commands.run_explanations import explanations
 
         return explanations(report, summary)
 
     def conclude(summary: dict):
-        from analysis.run_ending import mfu_line
+        from analysis.commands.run_ending import mfu_line
 
         return mfu_line(summary)
 
@@ -765,7 +773,7 @@ def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, args: argpar
     if not is_first_rank():  # every rank would predict the same
         return
     check_shards(workload)
-    from analysis.prediction import predict, prediction_lines
+    from analysis.prediction.document import predict, prediction_lines
 
     document = predict(workload, device, profiling.peak, args.device_memory, targets, args.network)
     lines = prediction_lines(document, args.verbose, only_predicted(vars(args)))
@@ -780,9 +788,9 @@ def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, args: argpar
 
 def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbose: bool) -> None:
     """What the doctor finds on this machine, then three steps."""
-    doctor.examine(workload.training.device)
+    setup_checks.examine(workload.training.device)
     short = replace(workload, training=replace(workload.training, num_steps=3))
-    summary = run(short, profiling, doctor.examine_ranks, verbose)
+    summary = run(short, profiling, setup_checks.examine_ranks, verbose)
     if summary and summary["audit"]["findings"]:
         raise UserError(f"three steps ran, but they do not train: {audit_text(summary['audit'])}")
     say("Setup is valid: three steps were trained.")
@@ -838,7 +846,7 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     size = SIZE_ALIASES.get(args.size, args.size)
     optimized = {}
     if args.optimize == "all":
-        from analysis.fastest import fastest_settings
+        from analysis.commands.stored_optimizations import fastest_settings
 
         precision = "bf16" if args.use_amp else args.precision or "fp32"
         optimized = fastest_settings(args.device or "auto", size or "tiny", precision, build_parser())
@@ -861,7 +869,7 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
     if args.use_amp and training.precision != "bf16":
         raise UserError(f"--use-amp: means bf16, but --precision is {training.precision}; use only one of the two", 2)
     if args.workload:
-        from analysis.user_workload import user_workload
+        from analysis.work.user_workload import user_workload
 
         return user_workload(args.workload, training, given), profiling
     return TinyLlamaWorkload(replace(config, max_seq_len=training.seq_len), training, size), profiling
@@ -879,7 +887,7 @@ def run_from_arguments(args: argparse.Namespace) -> None:
 
 
 def run_and_advise(argv: list[str] | None) -> None:
-    from analysis.run_ending import last_lines
+    from analysis.commands.run_ending import last_lines
 
     args = build_parser().parse_args(argv)
     run_from_arguments(args)

@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.compare import ratio
-from harness.console import progress_bar, say
-from harness.environment import describe_environment
-from harness.errors import UserError
-from harness.files import make_folder, write_json
-from harness.tables import Column, column, text_table
+from analysis.comparison.runs import ratio
+from harness.base.console import progress_bar, say
+from harness.base.errors import UserError
+from harness.base.files import make_folder, write_json
+from harness.base.tables import Column, column, text_table
+from harness.machine.environment import describe_environment
 from studies.sweep import interval_column
 from studies.timing import alternating
-from workshop.results import machine
+from workshop.exercise.results import machine
 
 
 def benchmark_parser(documentation: str, repetitions: int | None = None) -> argparse.ArgumentParser:

@@ -26,17 +26,17 @@ from pathlib import Path
 import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.startup import begin_command, run_command
+from harness.base.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
 
-from analysis.profile import analyze_all, find_traces
+from analysis.diagnosis.document import analyze_all, find_traces
 from benchmarks.common import benchmark_parser, environment_of, report
-from harness.console import progress_bar
-from harness.devices import choose_device
-from harness.errors import UserError
-from harness.tables import Column, column
+from harness.base.console import progress_bar
+from harness.base.errors import UserError
+from harness.base.tables import Column, column
+from harness.machine.devices import choose_device
 
 HTA_SCRIPT = """
 import json, logging, sys, warnings

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From which waiting on is a run slower?  What justifies the thresholds of harness/disturbance.py on a machine.
+"""From which waiting on is a run slower?  What justifies the thresholds of harness/machine/disturbance.py on a machine.
 
     python3 benchmarks/disturbance.py [--busy 0 0.1 0.25 1 2] [--quotas N ...] [--slow-down X] [--repetitions N]
                                       [--output FILE] [flags]
@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.startup import begin_command, run_command
+from harness.base.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
@@ -38,12 +38,12 @@ import torch
 
 from benchmarks.common import benchmark_parser, environment_of, report, save, training_run
 from benchmarks.waiting_policies import extent, extent_column
-from harness import disturbance
-from harness.cgroups import cgroup_folders
-from harness.console import progress_bar, say
-from harness.disturbance import available_cores
-from harness.files import explain_nulls
-from harness.tables import Column, column, text_table
+from harness.base.console import progress_bar, say
+from harness.base.files import explain_nulls
+from harness.base.tables import Column, column, text_table
+from harness.machine import disturbance
+from harness.machine.cgroups import cgroup_folders
+from harness.machine.disturbance import available_cores
 from studies.sweep import text_columns
 
 STEPS_OF_A_RUN = ("--num-steps", "12")

@@ -17,20 +17,20 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.startup import begin_command, run_command
+from harness.base.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
 
 import torch
 
-from analysis.prediction import predicted_memory
+from analysis.prediction.document import predicted_memory
 from benchmarks.common import benchmark_parser, environment_of, process_cost, report, save
-from harness.console import progress_bar, say
-from harness.errors import UserError
-from harness.files import explain_nulls
-from harness.tables import column, text_table
-from harness.units import MB
+from harness.base.console import progress_bar, say
+from harness.base.errors import UserError
+from harness.base.files import explain_nulls
+from harness.base.tables import column, text_table
+from harness.base.units import MB
 from studies.ranks import on_ranks
 from studies.scaling_steps import measure
 from studies.sweep import text_columns, workload_of

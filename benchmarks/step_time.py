@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.startup import begin_command, run_command
+from harness.base.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
@@ -29,11 +29,11 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.common import benchmark_parser, compare, comparison_columns, environment_of, report
-from harness.command_line import version_of
-from harness.devices import choose_device
-from harness.errors import UserError
-from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
-from harness.run_report import RunReport
+from harness.base.command_line import version_of
+from harness.base.errors import UserError
+from harness.machine.devices import choose_device
+from harness.run.profilers import Instruments, InstrumentSchedule, ProfilerConfig
+from harness.run.run_report import RunReport
 from studies.reference import reference_model
 from studies.sweep import text_columns, workload_of
 from tiny_llama_v1 import SIZES, TinyLlamaWorkload

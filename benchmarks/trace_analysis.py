@@ -27,18 +27,18 @@ from pathlib import Path
 import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.startup import begin_command, run_command
+from harness.base.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
 
 from benchmarks.common import benchmark_parser, environment_of, process_cost, report
-from harness.command_line import version_of
-from harness.console import progress_bar
-from harness.devices import choose_device
-from harness.errors import UserError
-from harness.tables import column
-from harness.units import MB
+from harness.base.command_line import version_of
+from harness.base.console import progress_bar
+from harness.base.errors import UserError
+from harness.base.tables import column
+from harness.base.units import MB
+from harness.machine.devices import choose_device
 
 PROJECT = Path(__file__).resolve().parent.parent
 SCRIPTS = {

@@ -16,17 +16,17 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.startup import begin_command, run_command
+from harness.base.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()
 
-from analysis.profile import analyze_all
-from analysis.ranks import straggler_text
-from harness.console import say
-from harness.errors import UserError
-from harness.files import write_json
-from harness.tables import Column, column, text_table
+from analysis.diagnosis.document import analyze_all
+from analysis.diagnosis.stragglers import straggler_text
+from harness.base.console import say
+from harness.base.errors import UserError
+from harness.base.files import write_json
+from harness.base.tables import Column, column, text_table
 
 ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events"}
 AGREE = 1e-6  # relative

@@ -18,19 +18,19 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.startup import begin_command, run_command
+from harness.base.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
 
 from analysis.hardware import bandwidth_ceilings, compute_ceilings
 from benchmarks.common import benchmark_parser, environment_of, report
-from harness.console import progress_bar
-from harness.devices import choose_device
-from harness.documents import read_document
-from harness.environment import describe_environment
-from harness.errors import UserError
-from harness.tables import column
+from harness.base.console import progress_bar
+from harness.base.documents import read_document
+from harness.base.errors import UserError
+from harness.base.tables import column
+from harness.machine.devices import choose_device
+from harness.machine.environment import describe_environment
 from studies.sweep import in_fresh_process, text_columns, workload_of
 
 PROJECT = Path(__file__).resolve().parent.parent

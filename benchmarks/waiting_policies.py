@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.startup import WAITING_POLICIES, begin_command, run_command
+from harness.base.startup import WAITING_POLICIES, begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
@@ -31,11 +31,11 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from analysis.compare import ratio
+from analysis.comparison.runs import ratio
 from benchmarks.common import benchmark_parser, environment_of, report, save, training_run
-from harness.console import progress_bar
-from harness.disturbance import available_cores
-from harness.tables import Column, column
+from harness.base.console import progress_bar
+from harness.base.tables import Column, column
+from harness.machine.disturbance import available_cores
 from studies.sweep import interval_column, text_columns
 
 DEFAULT = "GOMP_SPINCOUNT=300000"  # what libgomp does if no variable is set

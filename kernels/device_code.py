@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.errors import UserError, innermost_cause, out_of_memory
+from harness.base.errors import UserError, innermost_cause, out_of_memory
 
 # Of what was launched before, or elsewhere: PyTorch tells it at the next call.  RuntimeError itself before 2.8.
 OF_THE_DEVICE = getattr(torch, "AcceleratorError", ())

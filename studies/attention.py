@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from harness.documents import AttentionBenchmarkRow
-from harness.files import explain_nulls
-from harness.tables import Column, Section, column
-from harness.units import MB, megabytes
+from harness.base.documents import AttentionBenchmarkRow
+from harness.base.files import explain_nulls
+from harness.base.tables import Column, Section, column
+from harness.base.units import MB, megabytes
 from studies.attention_cost import measure, names_of, predicted_or_refused
 from studies.sweep import (
     DeviceProperties,

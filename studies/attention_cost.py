@@ -14,12 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from analysis.fake_run import CompiledCall
-from harness.devices import PRECISIONS, choose_device, synchronize
-from harness.errors import first_line
-from harness.memory_tracker import MemoryTracker
-from harness.timing import trace_range
-from harness.workspaces import workspace_bytes
+from analysis.work.fake_step import CompiledCall
+from harness.base.errors import first_line
+from harness.machine.devices import PRECISIONS, choose_device, synchronize
+from harness.machine.workspaces import workspace_bytes
+from harness.run.memory_tracker import MemoryTracker
+from harness.run.timing import trace_range
 from studies.sweep import cold_compiler, time_statistics, unique
 from tiny_llama_v1 import eager_attention, fused_attention, repeat_kv
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.devices import set_numerics
-from harness.memory_tracker import Allocation, MemoryTracker
-from harness.tables import Section, column
-from harness.timing import UntimedMeter
-from harness.workload import TrainingState
+from harness.base.tables import Section, column
+from harness.machine.devices import set_numerics
+from harness.model.workload import TrainingState
+from harness.run.memory_tracker import Allocation, MemoryTracker
+from harness.run.timing import UntimedMeter
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
 
 AUTOCAST = ("fp16", "bf16")

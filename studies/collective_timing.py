@@ -6,8 +6,8 @@ import time
 
 import torch
 
-from harness.devices import synchronize
-from harness.disturbance import DisturbanceMeter
+from harness.machine.devices import synchronize
+from harness.machine.disturbance import DisturbanceMeter
 from studies.ranks import Rank
 
 CALLS = 5  # back to back in each repetition

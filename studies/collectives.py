@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from datetime import datetime
 
-from analysis.communication import sent_bytes
-from analysis.network import BACKENDS, fitted, keep_network
-from harness.documents import CollectiveBenchmarkRow
-from harness.errors import UserError
-from harness.phases import summary_stats
-from harness.tables import Section, column
+from analysis.prediction.communication import sent_bytes
+from analysis.prediction.network import BACKENDS, fitted, keep_network
+from harness.base.documents import CollectiveBenchmarkRow
+from harness.base.errors import UserError
+from harness.base.tables import Section, column
+from harness.run.phases import summary_stats
 from studies.collective_timing import measure, size_on_ranks
 from studies.ranks import on_ranks
 from studies.sweep import DeviceProperties, Sweep, disturbance_of_ranks, optional, status_column, unique

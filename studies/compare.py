@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from analysis.compare import IGNORED, check_distinct, settings_lines, unique_names
-from analysis.comparison_parts import NOISE, STANDARD_ERRORS
-from analysis.wording import narrow_table, short_names, shortened
-from harness.documents import read_document
-from harness.errors import UserError
-from harness.files import FILES, explain_nulls
-from harness.tables import answer, column, labeled
+from analysis.comparison.parts import NOISE, STANDARD_ERRORS
+from analysis.comparison.runs import IGNORED, check_distinct, settings_lines, unique_names
+from harness.base.documents import read_document
+from harness.base.errors import UserError
+from harness.base.files import FILES, explain_nulls
+from harness.base.tables import answer, column, labeled
+from harness.base.text import narrow_table, short_names, shortened
 from studies.sweep import text_columns
 
 DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.json", "_benchmark.json"))]

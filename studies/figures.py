@@ -7,10 +7,10 @@ import math
 import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
-from analysis.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis, new_axes
-from analysis.palette import GRAY, HATCHES, MEMORY, PHASES, series
-from analysis.wording import shortened
-from harness.units import MB
+from analysis.report.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis, new_axes
+from analysis.report.palette import GRAY, HATCHES, MEMORY, PHASES, series
+from harness.base.text import shortened
+from harness.base.units import MB
 from studies.rungs import last_flag
 
 GAIN, LOSS = ("#0072b2", ""), ("#d55e00", "//")  # color and hatching of what takes less time, or more

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 import tiny_llama_v1
-from analysis.memory import parts_of_peak
-from analysis.wording import batch_text
-from harness.documents import MemoryStudyRow, read_document
-from harness.files import explain_nulls
-from harness.profilers import ProfilerConfig
-from harness.tables import Column, Section, column
-from harness.units import MB, megabytes
+from analysis.work.memory_tables import parts_of_peak
+from harness.base.documents import MemoryStudyRow, read_document
+from harness.base.files import explain_nulls
+from harness.base.tables import Column, Section, column
+from harness.base.text import batch_text
+from harness.base.units import MB, megabytes
+from harness.run.profilers import ProfilerConfig
 from studies.sweep import (
     NOT_SETTINGS,
     DeviceProperties,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional as F
 
-from harness.files import explain_nulls_recursively
-from harness.tables import Section
+from harness.base.files import explain_nulls_recursively
+from harness.base.tables import Section
 from studies.autocast import short_name
 from studies.sweep import plain_columns
 from tiny_llama_v1 import RMSNorm

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.fastest import best_of
+from analysis.commands.stored_optimizations import best_of
 from analysis.hardware import cache
-from analysis.same_training import explained_by_rounding, why_not_the_same
-from harness.command_line import require
-from harness.documents import OptimizationStudyRow, read_document
-from harness.files import explain_nulls
-from harness.phases import median_interval
-from harness.profilers import ProfilerConfig
-from harness.tables import Column, Section, column
-from harness.units import MB
-from harness.workload import Workload
+from analysis.trust.same_training import explained_by_rounding, why_not_the_same
+from harness.base.command_line import require
+from harness.base.documents import OptimizationStudyRow, read_document
+from harness.base.files import explain_nulls
+from harness.base.tables import Column, Section, column
+from harness.base.units import MB
+from harness.model.workload import Workload
+from harness.run.phases import median_interval
+from harness.run.profilers import ProfilerConfig
 from studies.optimization_steps import take_turns
 from studies.reference import MISSING, reference_of, reference_title
 from studies.rungs import FlagSet, flag_sets, last_flag, names_for, not_here, predicted_ratio
@@ -188,7 +188,7 @@ def groups_that_fit(todo: Measured, baseline: tuple[dict, Workload], available: 
 
 def bytes_together(group: Measured) -> int:
     """What all keep between two steps, and what one of them needs on top at its peak."""
-    from analysis.prediction import PERSISTENT_BYTES_PER_PARAM  # imports pandas
+    from analysis.prediction.document import PERSISTENT_BYTES_PER_PARAM  # imports pandas
 
     resting = [PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() for _, workload in group]
     peaks = [row["predicted_memory_bytes"] or 0 for row, _ in group]

@@ -11,17 +11,17 @@ import torch
 
 from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
-from harness.audit import audit_document, audit_text
-from harness.cuda_graphs import GraphedModel
-from harness.devices import choose_device, set_arithmetic, set_numerics
-from harness.environment import describe_environment
-from harness.errors import explain_error, out_of_memory
-from harness.files import explain_nulls
-from harness.first_step import FirstStepAudit
-from harness.memory_tracker import MemoryTracker
-from harness.profilers import compile_in_place
-from harness.timing import StepMeter, StepRecord, UntimedMeter
-from harness.workload import Workload
+from harness.base.errors import explain_error, out_of_memory
+from harness.base.files import explain_nulls
+from harness.machine.devices import choose_device, set_arithmetic, set_numerics
+from harness.machine.environment import describe_environment
+from harness.model.cuda_graphs import GraphedModel
+from harness.model.workload import Workload
+from harness.run.audit import audit_document, audit_text
+from harness.run.first_step import FirstStepAudit
+from harness.run.memory_tracker import MemoryTracker
+from harness.run.profilers import compile_in_place
+from harness.run.timing import StepMeter, StepRecord, UntimedMeter
 from studies.sweep import cold_compiler
 
 ROUNDS = 2  # of matmuls of all shapes: seconds, where the peak that is kept for a machine takes four times as long

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from analysis.wording import workload_title
-from harness.devices import PRECISIONS
-from harness.documents import PrecisionStudyRow
-from harness.tables import Column, Section, column
-from harness.units import megabytes
+from harness.base.documents import PrecisionStudyRow
+from harness.base.tables import Column, Section, column
+from harness.base.text import workload_title
+from harness.base.units import megabytes
+from harness.machine.devices import PRECISIONS
 from studies.autocast import AUTOCAST, data_types, dtype_sections
 from studies.number_formats import (
     ADDEND,

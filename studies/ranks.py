@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import torch
 
-from harness.devices import choose_device
-from harness.distributed import process_group
-from harness.errors import explain_error, out_of_memory
+from harness.base.errors import explain_error, out_of_memory
+from harness.machine.devices import choose_device
+from harness.ranks.distributed import process_group
 
 PROJECT = Path(__file__).resolve().parent.parent
 STOP_S = 10  # that torchrun has to end its ranks

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.command_line import compiler_problem, version_of
-from harness.workload import TrainingState
+from harness.base.command_line import compiler_problem, version_of
+from harness.model.workload import TrainingState
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaModel, TinyLlamaWorkload, build
 
 MISSING = "No reference: transformers is not installed (python3 -m pip install transformers)"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.command_line import compiler_problem
-from harness.errors import UserError
-from harness.files import explain_nulls
-from harness.flag_combinations import check_device_has
-from harness.workload import Workload
+from harness.base.command_line import compiler_problem
+from harness.base.errors import UserError
+from harness.base.files import explain_nulls
+from harness.model.workload import Workload
+from harness.run.flag_combinations import check_device_has
 from studies.sweep import DeviceProperties
 from tiny_llama_v1 import TinyLlamaWorkload
 

@@ -7,17 +7,17 @@ import shlex
 import statistics
 from dataclasses import asdict
 
-from analysis.fake_run import FakeRunError
-from analysis.network import Network, measured_network, network_of
-from analysis.prediction import predicted_memory
-from analysis.wording import count_of, workload_title
-from harness.disturbance import available_cores
-from harness.documents import ScalingStudyRow
-from harness.errors import UserError
-from harness.files import explain_nulls
-from harness.parallel import ParallelConfig, check_shards
-from harness.tables import Column, Section, column
-from harness.units import MB
+from analysis.prediction.document import predicted_memory
+from analysis.prediction.network import Network, measured_network, network_of
+from analysis.work.fake_step import FakeRunError
+from harness.base.documents import ScalingStudyRow
+from harness.base.errors import UserError
+from harness.base.files import explain_nulls
+from harness.base.tables import Column, Section, column
+from harness.base.text import count_of, workload_title
+from harness.base.units import MB
+from harness.machine.disturbance import available_cores
+from harness.ranks.parallel import ParallelConfig, check_shards
 from studies.collectives import check_world_sizes
 from studies.ranks import on_ranks
 from studies.scaling_results import KEY, concluded, verdicts

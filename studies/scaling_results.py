@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.network import Network
-from harness.files import explain_nulls
-from harness.phases import median_interval
+from analysis.prediction.network import Network
+from harness.base.files import explain_nulls
+from harness.run.phases import median_interval
 from studies.scaling_steps import FAULTS
 
 KEY = ("scaling", "parallel", "world_size", "bucket_mb", "fault")

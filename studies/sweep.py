@@ -25,16 +25,12 @@ import torch
 from typing_extensions import NotRequired, get_type_hints
 
 import tiny_llama_v1
-from analysis.fake_run import FakeRunError
-from analysis.wording import narrow_table
-from harness.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
-from harness.console import progress_bar, say
-from harness.devices import PRECISIONS, check_precision, choose_device
-from harness.disturbance import DisturbanceMeter, available_cores
-from harness.documents import read_document
-from harness.environment import describe_environment
-from harness.errors import UserError, exit_code_of, explain_error, innermost_cause, out_of_memory
-from harness.files import (
+from analysis.work.fake_step import FakeRunError
+from harness.base.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
+from harness.base.console import progress_bar, say
+from harness.base.documents import read_document
+from harness.base.errors import UserError, exit_code_of, explain_error, innermost_cause, out_of_memory
+from harness.base.files import (
     explain_nulls,
     explain_nulls_recursively,
     prepare_folder,
@@ -42,16 +38,20 @@ from harness.files import (
     write_figure,
     write_json,
 )
-from harness.phases import summary_stats
-from harness.run_report import in_words
-from harness.tables import COLUMNS, Column, Section, column, wrapped
-from harness.units import megabytes
-from harness.workload import Workload
+from harness.base.tables import COLUMNS, Column, Section, column, wrapped
+from harness.base.text import narrow_table
+from harness.base.units import megabytes
+from harness.machine.devices import PRECISIONS, check_precision, choose_device
+from harness.machine.disturbance import DisturbanceMeter, available_cores
+from harness.machine.environment import describe_environment
+from harness.model.workload import Workload
+from harness.run.phases import summary_stats
+from harness.run.run_report import in_words
 from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve
 
 if TYPE_CHECKING:
-    from analysis.prediction import Capacity
-    from harness.profilers import ProfilerConfig
+    from analysis.prediction.document import Capacity
+    from harness.run.profilers import ProfilerConfig
 
 FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
 NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row
@@ -85,7 +85,7 @@ class DeviceProperties(NamedTuple):
 
 def properties_of(asked: str) -> DeviceProperties:
     """asked: auto, cuda or cpu.  Raises UserError if there is no such device."""
-    from analysis.prediction import capacity_of  # imports pandas
+    from analysis.prediction.document import capacity_of  # imports pandas
 
     device = choose_device(asked)
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
@@ -128,7 +128,7 @@ class Sweep:
     """
 
     def __init__(self, name: str, args, device: DeviceProperties, row_type: type, key: Sequence[str], figures: dict):
-        """args and device: from parse_sweep().  row_type: of the rows, in harness/documents.py.
+        """args and device: from parse_sweep().  row_type: of the rows, in harness/base/documents.py.
 
         figures: the columns to compare between sweeps, each with the column of its standard deviation, or None.
         """
@@ -142,7 +142,7 @@ class Sweep:
         self.predicts_gpu = device.on_gpu or bool(args.device_memory)
         self.capacity = device.capacity
         if args.device_memory:
-            from analysis.prediction import capacity_elsewhere
+            from analysis.prediction.document import capacity_elsewhere
 
             self.capacity = capacity_elsewhere(args.device_memory)
         self.available_bytes = self.capacity.for_tensors()
@@ -631,7 +631,7 @@ def predicted_finding(rows: list[dict], key: str, label: Callable[[dict], str], 
 
 def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak_bytes") -> dict:
     """The peak of a step by a fake-tensor run, as a column; null with the reason if it cannot run on fake tensors."""
-    from analysis.prediction import peak_bytes  # imports pandas
+    from analysis.prediction.document import peak_bytes  # imports pandas
 
     try:
         return {name: peak_bytes(workload, on_gpu)}

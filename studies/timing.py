@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from analysis.compare import NOISE, ratio
-from analysis.wording import workload_title
-from harness.devices import choose_device, set_numerics, synchronize
-from harness.documents import TimingStudyRow
-from harness.errors import UserError
-from harness.tables import Section, column
-from harness.timing import UntimedMeter
+from analysis.comparison.runs import NOISE, ratio
+from harness.base.documents import TimingStudyRow
+from harness.base.errors import UserError
+from harness.base.tables import Section, column
+from harness.base.text import workload_title
+from harness.machine.devices import choose_device, set_numerics, synchronize
+from harness.run.timing import UntimedMeter
 from studies.sweep import DeviceProperties, Sweep, factor_column, interval_column, optional, status_column, workload_of
 from tiny_llama_v1 import TinyLlamaWorkload
 

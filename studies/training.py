@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 
-from analysis.fake_run import FakeRunError, fake_forward
-from harness.devices import choose_device, set_numerics
-from harness.documents import TrainingBenchmarkRow
-from harness.files import explain_nulls, make_folder
-from harness.memory_tracker import MemoryTracker
-from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig, compile_in_place
-from harness.tables import Column, Section, column
-from harness.timing import StepMeter, StepRecord
-from harness.units import MB, megabytes
-from harness.workload import TrainingState
-from harness.workspaces import workspace_bytes
+from analysis.work.fake_step import FakeRunError, fake_forward
+from harness.base.documents import TrainingBenchmarkRow
+from harness.base.files import explain_nulls, make_folder
+from harness.base.tables import Column, Section, column
+from harness.base.units import MB, megabytes
+from harness.machine.devices import choose_device, set_numerics
+from harness.machine.workspaces import workspace_bytes
+from harness.model.workload import TrainingState
+from harness.run.memory_tracker import MemoryTracker
+from harness.run.profilers import Instruments, InstrumentSchedule, ProfilerConfig, compile_in_place
+from harness.run.timing import StepMeter, StepRecord
 from studies.sweep import (
     DeviceProperties,
     Sweep,

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from harness.startup import default_variables
+from harness.base.startup import default_variables
 
 os.environ |= default_variables()  # as every command does, before it imports torch
 
@@ -46,7 +46,7 @@ def known_peaks(measured_peaks):
     """The rates of this machine, in the cache of all tests.  Commands that are processes of their own would measure
     them for seconds, and, disturbed by other tests, again in each command."""
     from analysis.hardware import bandwidth_ceilings, compute_ceilings
-    from harness.environment import describe_environment
+    from harness.machine.environment import describe_environment
 
     device = describe_environment(torch.device("cpu"))["device"]
     compute_ceilings(device, "fp32")

@@ -11,9 +11,9 @@ import sys
 import threading
 from pathlib import Path
 
-from harness.errors import exit_code_of
-from harness.files import FOLDERS, kind_of
-from harness.tables import ANSWER_LINES, COLUMNS
+from harness.base.errors import exit_code_of
+from harness.base.files import FOLDERS, kind_of
+from harness.base.tables import ANSWER_LINES, COLUMNS
 
 PROJECT = Path(__file__).resolve().parent.parent
 SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
@@ -93,7 +93,7 @@ def assert_answer(out: str) -> list[str]:
 
 
 def unregistered(folder: Path) -> list[str]:
-    """What lies in a folder and is in neither list of harness/files.py; of a registered folder only the name counts."""
+    """What lies in a folder and is not in harness/base/files.py; of a registered folder only the name counts."""
     strangers = []
     for path in sorted(folder.iterdir()):
         kind = kind_of(path.name)

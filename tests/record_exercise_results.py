@@ -10,11 +10,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import workshop.results
-from harness.documents import read_document
-from workshop.pages import exercises
-from workshop.results import Results, machine
-from workshop.worksheets import answers
+import workshop.exercise.results
+from harness.base.documents import read_document
+from workshop.exercise.page import exercises
+from workshop.exercise.results import Results, machine
+from workshop.worksheets.worksheet import answers
 
 RECORDED = Path(__file__).parent / "exercise_results"
 LONG = 100  # numbers in a list, of which the ends are kept
@@ -80,7 +80,7 @@ def record(folder: Path, number: int) -> None:
             documents[name] = Tracked(document)
         return documents.get(name)
 
-    workshop.results.read_document = read
+    workshop.exercise.results.read_document = read
     results = Results(folder, exercises()[number])
     found = answers(results)
     machine(results.environment)

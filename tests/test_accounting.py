@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiny_llama_v1 as tiny_llama
-from analysis.flop_counts import by_component, counted_by_torch, flops_of_step, reconciliation, reconciliation_lines
+from analysis.work.flop_counts import (
+    by_component,
+    counted_by_torch,
+    flops_of_step,
+    reconciliation,
+    reconciliation_lines,
+)
 
 PUBLISHED = {  # parameters, forward FLOPs per step
     "tiny": (2_873_600, 5_892_997_120),

@@ -9,7 +9,7 @@ import torch
 from helpers import PROJECT, finish, read_until, run_command, start
 
 import run_attention_benchmark
-from harness.units import MB
+from harness.base.units import MB
 from studies import attention_cost, sweep
 from studies.attention import KEY
 from studies.attention_cost import manual_attention, measure, predicted, reason_in

@@ -12,12 +12,12 @@ import torch
 from helpers import PROJECT, SMALL_MODEL
 
 from analysis.hardware.rate_limits import rate_limit
-from analysis.same_training import loss_bound, training_check
-from harness.audit import FirstStep, RateLimit, audit_document, audit_text
-from harness.errors import UserError
-from harness.first_step import FirstStepAudit
-from harness.memory_tracker import MemoryTracker
-from harness.timing import StepRecord, trace_range
+from analysis.trust.same_training import loss_bound, training_check
+from harness.base.errors import UserError
+from harness.run.audit import FirstStep, RateLimit, audit_document, audit_text
+from harness.run.first_step import FirstStepAudit
+from harness.run.memory_tracker import MemoryTracker
+from harness.run.timing import StepRecord, trace_range
 from studies.timing import Step
 from tiny_llama_v1 import RMSNorm, TinyLlamaConfig, TinyLlamaModel, TinyLlamaWorkload, TrainingConfig
 

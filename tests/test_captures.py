@@ -5,10 +5,10 @@ import gzip
 import pytest
 from traces import event, real_path, step, write_trace
 
-from analysis.captures import with_replayed_operators
-from analysis.existing import analyze_existing
-from analysis.profile import analyze_all, head_lines, trust_text
-from analysis.trace import read_trace
+from analysis.attribution.graph_replays import with_replayed_operators
+from analysis.commands.analyze_traces import analyze_existing
+from analysis.diagnosis.document import analyze_all, head_lines, trust_text
+from analysis.trace.tables import read_trace
 
 # (operator, its input shapes, kernels): one step of the model that is in the graph
 MODEL = [
@@ -149,7 +149,7 @@ def test_another_graph_is_not_believed(tmp_path):
 
 
 def test_a_graph_with_a_kernel_that_the_capture_lacks(tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.captures.MATCHED", 0.8)
+    monkeypatch.setattr("analysis.attribution.graph_replays.MATCHED", 0.8)
     write_trace(tmp_path / "trace_rank0.json", *replays(order=[*kernels(), "a_kernel_of_the_driver"]))
     write_trace(tmp_path / "capture.json", *capture())
     analysis = analyzed(tmp_path)
@@ -191,7 +191,7 @@ def test_other_traces_are_read_only_if_the_own_does_not_tell(tmp_path, monkeypat
     own = [one | {"ts": one["ts"] - 2000} for one in capture()]
     write_trace(tmp_path / "trace_rank0.json", *replays(), *own)
     write_trace(tmp_path / "capture.json", *capture())
-    monkeypatch.setattr("analysis.captures.launched_in", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("analysis.attribution.graph_replays.launched_in", lambda *_: pytest.fail("it was read"))
     assert analyzed(tmp_path)["integrity"]["graphs_attributed_through"] == ["a capture in this trace"]
 
 

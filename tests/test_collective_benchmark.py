@@ -9,9 +9,9 @@ from helpers import PROJECT, finish, run_command, start, unregistered
 from test_documents import mismatches
 
 import run_collective_benchmark
-from analysis.network import Network, fitted, keep_network, measured_network, network_of, sent_bytes
-from harness import documents
-from harness.errors import UserError
+from analysis.prediction.network import Network, fitted, keep_network, measured_network, network_of, sent_bytes
+from harness.base import documents
+from harness.base.errors import UserError
 from studies.collective_timing import KINDS, size_on_ranks
 from studies.collectives import common_fit, figures, fit_rows
 

@@ -6,12 +6,12 @@ import pytest
 from test_documents import mismatches
 from traces import analysis_of, event, on_gpu, real_path, step, trace_of, write_trace
 
-from analysis.collectives import UNKNOWN, collective_kind, collective_lines, predicted_beside, sent_share
-from analysis.profile import add_prediction, analyze_all, find_traces
-from harness.documents import MeasuredCollectiveRow, Ranks, StepCommunication
-from harness.errors import UserError
-from harness.no_sync import check_no_sync, document_of
-from harness.parallel import ParallelConfig
+from analysis.attribution.collectives import UNKNOWN, collective_kind, collective_lines, predicted_beside, sent_share
+from analysis.diagnosis.document import add_prediction, analyze_all, find_traces
+from harness.base.documents import MeasuredCollectiveRow, Ranks, StepCommunication
+from harness.base.errors import UserError
+from harness.ranks.parallel import ParallelConfig
+from harness.run.no_sync import check_no_sync, document_of
 
 MB = 2**20
 

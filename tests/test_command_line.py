@@ -7,7 +7,7 @@ import torch
 from helpers import PROJECT
 
 import tiny_llama_v1 as tiny_llama
-from harness import devices
+from harness.machine import devices
 
 
 def resolved(*flags: str):

@@ -10,7 +10,10 @@ from traces import LARGE, analysis_of, event, gpu_step, write_trace
 
 import compare_runs
 import tiny_llama_v1 as tiny_llama
-from analysis.compare import (
+from analysis.attribution.components import NAMED_RANGES, OPERATOR_KINDS
+from analysis.commands.run_ending import mfu_line
+from analysis.comparison.parts import NOISE, compare_profiles
+from analysis.comparison.runs import (
     SPREAD_UNKNOWN,
     UNDECIDED,
     compare,
@@ -20,16 +23,13 @@ from analysis.compare import (
     comparison_markdown,
     ratio,
 )
-from analysis.comparison_parts import NOISE, compare_profiles
-from analysis.components import NAMED_RANGES, OPERATOR_KINDS
-from analysis.run_ending import mfu_line
-from analysis.trace import read_trace
-from analysis.wording import narrow_table, short_names
-from harness.documents import SCHEMA_VERSION
-from harness.errors import UserError
-from harness.files import write_json
-from harness.tables import COLUMNS, column
-from harness.units import MB
+from analysis.trace.tables import read_trace
+from harness.base.documents import SCHEMA_VERSION
+from harness.base.errors import UserError
+from harness.base.files import write_json
+from harness.base.tables import COLUMNS, column
+from harness.base.text import narrow_table, short_names
+from harness.base.units import MB
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from traces import analysis_of, event, on_gpu, real, rows_of, step, trace_of
 
-from analysis.costs import is_view_or_metadata_op
-from analysis.trace import read_trace
-from harness.errors import UserError
+from analysis.trace.tables import read_trace
+from analysis.work.operator_costs import is_view_or_metadata_op
+from harness.base.errors import UserError
 
 
 def as_on_a_gpu(document: dict) -> dict:

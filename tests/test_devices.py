@@ -12,13 +12,15 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, start
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from analysis import run_explanations
-from harness import devices, distributed, hardware_seen, parallel, profilers
-from harness.devices import DeviceSampler, choose_device
-from harness.errors import UserError
-from harness.hardware_seen import unreachable_hardware, unseen_hardware
-from harness.ranks import shared_gpu
-from harness.slurm import first_node, hosts_of_tasks, node_names, slurm_ranks, tasks_of_node
+from analysis.commands import run_explanations
+from harness.base.errors import UserError
+from harness.base.slurm import first_node, hosts_of_tasks, node_names, slurm_ranks, tasks_of_node
+from harness.machine import devices, hardware_seen
+from harness.machine.devices import DeviceSampler, choose_device
+from harness.machine.hardware_seen import unreachable_hardware, unseen_hardware
+from harness.ranks import distributed, parallel
+from harness.ranks.rendezvous import shared_gpu
+from harness.run import profilers
 
 MI250X = {"name": "AMD Instinct MI250X", "gcnArchName": "gfx90a:sramecc+:xnack-", "total_memory": 2**36}
 
@@ -236,11 +238,11 @@ def test_what_pytorch_says_itself_is_the_last_resort(node, monkeypatch):
 @pytest.fixture
 def unseen(monkeypatch):
     """Hardware that PyTorch does not see, in every module that asks."""
-    import harness.doctor
-    import harness.environment
+    import harness.machine.environment
+    import harness.machine.setup_checks
     import tiny_llama_v1
 
-    for module in (devices, harness.environment, harness.doctor, tiny_llama_v1):
+    for module in (devices, harness.machine.environment, harness.machine.setup_checks, tiny_llama_v1):
         monkeypatch.setattr(module, "unseen_hardware", lambda: "this machine has a GPU, but: the cause")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
@@ -268,7 +270,9 @@ def test_cuda_and_validate_setup_end_with_the_cause(train, unseen):
 
 
 def test_as_a_command(node, monkeypatch):
-    code, out = finish(start(sys.executable, "-m", "harness.hardware_seen", cwd=PROJECT, env={"PATH": "/nonexistent"}))
+    code, out = finish(
+        start(sys.executable, "-m", "harness.machine.hardware_seen", cwd=PROJECT, env={"PATH": "/nonexistent"})
+    )
     assert (code, out) == (0, "") or (code == 1 and out.startswith("error: this machine has a"))
 
 
@@ -360,8 +364,8 @@ def test_tasks_of_node(variables, count):
 
 IN_RANK_0 = """
 import gc, torch
-import analysis.run_explanations
-analysis.run_explanations.SHARED_FOLDER_WAIT_S = 0.5
+import analysis.commands.run_explanations
+analysis.commands.run_explanations.SHARED_FOLDER_WAIT_S = 0.5
 destroy = torch.distributed.destroy_process_group
 def checked():  # see process_group()
     assert "DistributedDataParallel" not in {type(one).__name__ for one in gc.get_objects()}, "outlives its group"
@@ -447,8 +451,8 @@ def labels(tracker) -> list[str]:
 def test_labels_of_a_backward_pass_in_a_thread_of_its_own():
     """As on a GPU, where that thread has sequence numbers of its own, and recomputes checkpointed blocks."""
     import tiny_llama_v1 as tiny_llama
-    from harness.memory_tracker import MemoryTracker
-    from harness.timing import trace_range
+    from harness.run.memory_tracker import MemoryTracker
+    from harness.run.timing import trace_range
 
     def tracked(in_thread: bool) -> list[str]:
         torch.manual_seed(0)

@@ -15,12 +15,12 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 from benchmarks import disturbance as benchmark
 from benchmarks import waiting_policies
 from benchmarks.common import busy_processes
-from harness import disturbance, gpu_watch
-from harness.cgroups import cgroup_folders
-from harness.disturbance import Counters, DisturbanceMeter, disturbance_text, over_ranks
-from harness.gpu_driver import Slowdowns
-from harness.ranks import wait_until
-from harness.startup import WAITING_POLICIES, default_variables
+from harness.base.startup import WAITING_POLICIES, default_variables
+from harness.machine import disturbance, gpu_watch
+from harness.machine.cgroups import cgroup_folders
+from harness.machine.disturbance import Counters, DisturbanceMeter, disturbance_text, over_ranks
+from harness.machine.gpu_driver import Slowdowns
+from harness.ranks.rendezvous import wait_until
 from studies import sweep
 
 CPU = torch.device("cpu")
@@ -512,7 +512,7 @@ def test_an_interrupted_benchmark_of_thresholds_keeps_its_runs(command, made_up_
 
 METER = """
 import os, sys, time, torch
-from harness.disturbance import DisturbanceMeter
+from harness.machine.disturbance import DisturbanceMeter
 with open(sys.argv[1], "w") as group:  # only now: under the quota the imports take a quarter of a minute
     group.write(str(os.getpid()))
 meter = DisturbanceMeter(torch.device("cpu"))

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import doctor
-from harness.doctor import (
+from harness.base.errors import UserError
+from harness.machine import setup_checks
+from harness.machine.setup_checks import (
     Check,
     Network,
     RankFacts,
@@ -24,7 +25,6 @@ from harness.doctor import (
     transport_check,
     trap_checks,
 )
-from harness.errors import UserError
 
 
 def write(path: Path, text: str) -> None:
@@ -43,7 +43,7 @@ def test_a_report_lists_cures_and_ends_with_the_first_fatal_check(capsys):
         Check("Disk", "gone", fatal=True),
     ]
     with pytest.raises(UserError, match=r"^Kernels: none for sm_75; install another build$") as stop:
-        doctor.report("Setup", checks)
+        setup_checks.report("Setup", checks)
     assert stop.value.exit_code == 1
     lines = capsys.readouterr().out.splitlines()
     assert "Caches   writable" in lines
@@ -143,7 +143,7 @@ def test_facts_of_this_process(tmp_path):
     write(tmp_path / "devices/system/node/node1/cpulist", "4096-8191\n")
     facts = RankFacts.here(torch.device("cpu"), 3, tmp_path)
     assert (facts.rank, facts.numa_nodes, facts.gpu, facts.gpu_numa_node) == (3, {0}, None, None)
-    assert len(facts.cores) == len(doctor.usable_cores())
+    assert len(facts.cores) == len(setup_checks.usable_cores())
 
 
 def rank(number: int, cores: range, nodes=(0,), gpu_node=None, host="n1", threads=4) -> RankFacts:

@@ -1,4 +1,4 @@
-"""The JSON documents are what harness/documents.py declares, field by field, and strict JSON."""
+"""The JSON documents are what harness/base/documents.py declares, field by field, and strict JSON."""
 
 import importlib
 import json
@@ -14,11 +14,11 @@ import run_attention_benchmark
 import run_deepspeed_flops
 import run_pytorch_profiler
 import run_training_benchmark
-from harness import documents
-from harness.documents import SCHEMA_VERSION, read_document
-from harness.errors import UserError
-from harness.files import FILES
-from workshop.file_reference import document_types
+from harness.base import documents
+from harness.base.documents import SCHEMA_VERSION, read_document
+from harness.base.errors import UserError
+from harness.base.files import FILES
+from workshop.texts.file_reference import document_types
 
 TYPES = {kind.pattern: getattr(documents, kind.document) for kind in FILES if kind.document}
 
@@ -151,11 +151,11 @@ def test_another_schema_version_is_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("file", "command"),
     [
-        ("operator_analysis.json", "analysis.report:write_report"),
-        ("operator_analysis.json", "analysis.compare:compare"),
-        ("performance_summary.json", "analysis.compare:compare"),
+        ("operator_analysis.json", "analysis.report.html:write_report"),
+        ("operator_analysis.json", "analysis.comparison.runs:compare"),
+        ("performance_summary.json", "analysis.comparison.runs:compare"),
         ("timing_study.json", "studies.compare:read_sweep"),
-        ("flops_profile.json", "analysis.flops:read_flops_profile"),
+        ("flops_profile.json", "analysis.work.flop_rates:read_flops_profile"),
     ],
 )
 def test_every_reader_refuses_an_older_document(tmp_path, file, command):

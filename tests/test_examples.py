@@ -7,12 +7,12 @@ import pytest
 import torch
 from helpers import PROJECT
 
-from analysis.fake_run import FakeRunError, fake_step
-from analysis.flop_counts import flops_of_step
-from analysis.user_workload import UserWorkload, user_workload
-from harness.errors import UserError
-from harness.memory_tracker import MemoryTracker
-from harness.timing import UntimedMeter
+from analysis.work.fake_step import FakeRunError, fake_step
+from analysis.work.flop_counts import flops_of_step
+from analysis.work.user_workload import UserWorkload, user_workload
+from harness.base.errors import UserError
+from harness.run.memory_tracker import MemoryTracker
+from harness.run.timing import UntimedMeter
 from tiny_llama_v1 import TrainingConfig
 
 CPU = torch.device("cpu")

@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from traces import H100, MI300X, analysis_of, real
 
-from analysis import compare
-from analysis.comparison_figure import draw_comparison
-from analysis.figures import log_axis, plain_text, profile_figures, steps_figure
-from analysis.memory import draw_memory_timeline
-from analysis.palette import FAMILIES, MEMORY, PHASES, color_of, hatch_of, hatches_of, in_order
-from analysis.roofline import draw_roofline
-from analysis.trace import read_trace
-from harness.units import MB
+from analysis.comparison import runs as compare
+from analysis.diagnosis.roofline import draw_roofline
+from analysis.report.comparison_figure import draw_comparison
+from analysis.report.figures import log_axis, plain_text, profile_figures, steps_figure
+from analysis.report.palette import FAMILIES, MEMORY, PHASES, color_of, hatch_of, hatches_of, in_order
+from analysis.trace.tables import read_trace
+from analysis.work.memory_tables import draw_memory_timeline
+from harness.base.units import MB
 from studies.figures import (
     attention_figure,
     comparison_figure,

@@ -18,8 +18,8 @@ import run_precision_study
 import run_pytorch_profiler
 import run_timing_study
 import run_training_benchmark
-from harness.documents import SCHEMA_VERSION
-from harness.files import FILES, FOLDERS, kind_of, may_be_trace, prepare_folder
+from harness.base.documents import SCHEMA_VERSION
+from harness.base.files import FILES, FOLDERS, kind_of, may_be_trace, prepare_folder
 
 SMALL_RUN = [*SMALL_MODEL, "--num-steps", "9", "--peak", "1"]
 ONE_ROW = "--seq-lens 16 --batch-size 2 --repetitions 2 --device cpu".split()
@@ -142,7 +142,7 @@ def test_every_pattern_is_its_own():
 
 def test_gitignore_lists_the_folders():
     text = (PROJECT / ".gitignore").read_text()
-    listed = re.search(r"^# FOLDERS of harness/files.py\n(.*?)^# end of FOLDERS$", text, re.M | re.S)[1]
+    listed = re.search(r"^# FOLDERS of harness/base/files.py\n(.*?)^# end of FOLDERS$", text, re.M | re.S)[1]
     assert listed.split() == FOLDERS
 
 

@@ -8,7 +8,7 @@ import torch
 from analysis.hardware import bandwidth_ceilings, cache, compute_ceilings, datasheet, measuring, rows_named
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.hardware.measuring import Measurement
-from harness.errors import UserError
+from harness.base.errors import UserError
 
 CPU = {"type": "cpu", "name": "a CPU"}
 H200 = {"type": "cuda", "name": "NVIDIA H200", "arch": "sm_90", "compute_units": 132}
@@ -309,7 +309,7 @@ def test_matmuls_and_copies_are_measured_for_real(monkeypatch):
 
 @pytest.mark.gpu
 def test_matmuls_reach_no_more_than_the_datasheet_says():
-    from harness.environment import describe_environment
+    from harness.machine.environment import describe_environment
 
     device = describe_environment(torch.device("cuda"))["device"]
     for precision in ("fp32", "bf16"):

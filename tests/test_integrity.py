@@ -20,14 +20,14 @@ from traces import (
     write_trace,
 )
 
-from analysis.existing import missing_from
-from analysis.figures import gpu_figure, plain_text
-from analysis.integrity import profiler_overhead
-from analysis.pieces import FILES, page
-from analysis.profile import analyze_all, head_lines, profile_answer, profile_lines
-from analysis.recording import not_recorded
-from analysis.trace import read_trace
-from harness.errors import UserError
+from analysis.commands.analyze_traces import missing_from
+from analysis.diagnosis.document import analyze_all, head_lines, profile_answer, profile_lines
+from analysis.report.figures import gpu_figure, plain_text
+from analysis.report.sections import FILES, page
+from analysis.trace.tables import read_trace
+from analysis.trust.integrity import profiler_overhead
+from analysis.trust.missing_from_trace import not_recorded
+from harness.base.errors import UserError
 
 MM = event("aten::mm", 0, 4)
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from helpers import finish, start
 
 import tiny_llama_v1
-from analysis.flop_counts import reconciliation
-from analysis.links import link
-from analysis.prediction import predicted_memory
-from analysis.profile import operator_analysis
-from analysis.trace import read_trace
-from harness.memory_tracker import MemoryTracker, kept_by_component
-from harness.timing import UntimedMeter
+from analysis.diagnosis.document import operator_analysis
+from analysis.prediction.document import predicted_memory
+from analysis.trace.links import link
+from analysis.trace.tables import read_trace
+from analysis.work.flop_counts import reconciliation
+from harness.run.memory_tracker import MemoryTracker, kept_by_component
+from harness.run.timing import UntimedMeter
 from kernels.rms_norm import forward, rms_norm
 from kernels.swiglu import swiglu
 from studies.timing import Step

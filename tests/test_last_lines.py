@@ -6,10 +6,10 @@ import pytest
 from helpers import SMALL_MODEL, run_command
 
 import run_training_benchmark
-from analysis.memory import folded_layers, parts_of_peak
-from harness.run_summary import disturbance_lines
-from harness.tables import ANSWER_LINES, COLUMNS, Column, Section, answer, column
-from harness.units import MB
+from analysis.work.memory_tables import folded_layers, parts_of_peak
+from harness.base.tables import ANSWER_LINES, COLUMNS, Column, Section, answer, column
+from harness.base.units import MB
+from harness.run.run_summary import disturbance_lines
 from studies import memory, precision, timing, training
 from studies.sweep import Sweep, optional, predicted_finding, screen_lines
 

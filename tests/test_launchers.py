@@ -14,7 +14,7 @@ from helpers import PROJECT, SMALL_MODEL, finish, free_port, read_until, start
 from traces import SMALL, write_trace
 
 import launch_performance_study
-from harness.tables import ANSWER_LINES
+from harness.base.tables import ANSWER_LINES
 
 TRIVIAL = [*SMALL_MODEL, "--num-steps", "3"]
 

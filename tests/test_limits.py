@@ -9,13 +9,13 @@ from helpers import SMALL_MODEL, assert_answer, exit_code
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import run_deepspeed_flops
-from analysis.flop_counts import detail_tables
+from analysis.commands.flops_command import flops_answer
+from analysis.diagnosis.roofline import NO_TRACE, POINT_COLUMNS, draw_roofline, roofline_lines, roofline_rows
 from analysis.hardware import bandwidth_ceilings
 from analysis.hardware.measuring import Measurement
-from analysis.limits import flops_answer
-from analysis.roofline import NO_TRACE, POINT_COLUMNS, draw_roofline, roofline_lines, roofline_rows
-from analysis.traffic import intensity_tables
-from harness.errors import exit_code_of
+from analysis.work.bytes_moved import intensity_tables
+from analysis.work.flop_counts import detail_tables
+from harness.base.errors import exit_code_of
 
 SUMMARY = "performance_summary"
 

@@ -20,10 +20,10 @@ from traces import (
     trace_of,
 )
 
+from analysis.diagnosis.opportunities import best_three, gain_text
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
-from analysis.opportunities import best_three, gain_text
-from harness.command_line import compiler_problem
+from harness.base.command_line import compiler_problem
 
 
 def opportunities(train, tmp_path, *flags):
@@ -87,7 +87,7 @@ def test_where_nothing_can_be_compiled_it_is_not_proposed(tmp_path, monkeypatch)
     assert "compile" in {
         row["name"] for row in analysis_of(trace)["opportunities"]
     }  # it ran elsewhere, as far as known
-    monkeypatch.setattr("analysis.opportunities.ran_here", lambda summary: True)
+    monkeypatch.setattr("analysis.diagnosis.opportunities.ran_here", lambda summary: True)
     analysis = analysis_of(trace)
     assert "compile" not in {row["name"] for row in analysis["opportunities"]}
     reasons = {row["name"]: row["reason"] for row in analysis["not_here"]}
@@ -181,7 +181,7 @@ def test_on_a_cpu_a_timed_matmul_decides_on_mixed_precision(train, tmp_path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     timed = []
     monkeypatch.setattr(measuring, "measured_gain", lambda *a: timed.append(a) or Measurement(gain, "timed"))
-    monkeypatch.setattr("analysis.opportunities.WORTH_LISTING", 0.001)
+    monkeypatch.setattr("analysis.diagnosis.opportunities.WORTH_LISTING", 0.001)
     for _ in range(2):  # the second one knows it from the cache
         code, out, err = train("--profile-operators", "--verbose", "--profile-dir", "p", "--num-steps", "4")
         assert code == 0, err

@@ -13,10 +13,10 @@ from test_documents import mismatches
 from torch._inductor import cpu_vec_isa
 
 import run_optimization_study
-from analysis.fastest import best_of
-from analysis.user_workload import UserWorkload, examined
-from harness import documents
-from harness.phases import median_interval
+from analysis.commands.stored_optimizations import best_of
+from analysis.work.user_workload import UserWorkload, examined
+from harness.base import documents
+from harness.run.phases import median_interval
 from studies import optimization, optimization_steps, reference, rungs
 from studies.optimization import beside, finding, groups_that_fit, in_turn
 from studies.optimization_steps import take_turns

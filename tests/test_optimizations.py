@@ -11,14 +11,14 @@ import torch
 from helpers import SMALL_MODEL
 
 import tiny_llama_v1
-from analysis import fastest
-from analysis.flop_counts import reconciliation
-from analysis.prediction import predicted_memory
-from harness.chunked_loss import chunk_size, chunked_loss
-from harness.environment import describe_environment
-from harness.files import write_json
-from harness.memory_tracker import kept_by_component
-from harness.profilers import InstrumentSchedule, ProfilerConfig, SystemProfilerWindow
+from analysis.commands import stored_optimizations as fastest
+from analysis.prediction.document import predicted_memory
+from analysis.work.flop_counts import reconciliation
+from harness.base.files import write_json
+from harness.machine.environment import describe_environment
+from harness.model.chunked_loss import chunk_size, chunked_loss
+from harness.run.memory_tracker import kept_by_component
+from harness.run.profilers import InstrumentSchedule, ProfilerConfig, SystemProfilerWindow
 from studies.timing import Step
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser, repeat_kv, resolve
 

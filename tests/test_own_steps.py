@@ -10,14 +10,14 @@ from test_user_workload import CPU, second_step, workload_of
 from torch import nn
 from torch._dynamo.utils import counters
 
-from analysis.flop_counts import flops_of_step
-from analysis.prediction import memory_prediction, peak_bytes, predict, prediction_lines, time_bounds
-from analysis.user_workload import UserWorkload, over_placed
-from harness.audit import FirstStep
-from harness.errors import UserError
-from harness.first_step import FirstStepAudit
-from harness.profilers import Compilation, compile_in_place
-from harness.timing import UntimedMeter, range_observers
+from analysis.prediction.document import memory_prediction, peak_bytes, predict, prediction_lines, time_bounds
+from analysis.work.flop_counts import flops_of_step
+from analysis.work.user_workload import UserWorkload, over_placed
+from harness.base.errors import UserError
+from harness.run.audit import FirstStep
+from harness.run.first_step import FirstStepAudit
+from harness.run.profilers import Compilation, compile_in_place
+from harness.run.timing import UntimedMeter, range_observers
 
 FILE = """
 import copy

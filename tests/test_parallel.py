@@ -10,7 +10,7 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 
 import tiny_llama_v1 as tiny_llama
-from analysis.communication import (
+from analysis.prediction.communication import (
     communication,
     first_world_size,
     fitting,
@@ -18,13 +18,13 @@ from analysis.communication import (
     smallest_world_size,
     what_would_fit,
 )
-from analysis.network import Network
-from analysis.prediction import cure, predicted_memory
+from analysis.prediction.document import cure, predicted_memory
+from analysis.prediction.network import Network
 from benchmarks import many_ranks
-from harness.errors import UserError
-from harness.files import write_json
-from harness.timing import UntimedMeter
-from workshop import numbers
+from harness.base.errors import UserError
+from harness.base.files import write_json
+from harness.run.timing import UntimedMeter
+from workshop.texts import numbers
 
 BATCH = 8  # of all ranks
 MODES = (

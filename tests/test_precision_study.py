@@ -12,8 +12,8 @@ from helpers import run_command
 
 import run_precision_study
 import tiny_llama_v1 as tiny_llama
-from harness import devices
-from harness.workload import TrainingState
+from harness.machine import devices
+from harness.model.workload import TrainingState
 from studies import sweep
 from studies.autocast import ToyModel, data_types, dtype_sections, side_by_side, types_in_a_step
 from studies.number_formats import accumulation, format_of, formats, squares

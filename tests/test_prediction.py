@@ -15,7 +15,7 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware import measuring
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.prediction import (
+from analysis.prediction.document import (
     CONTEXT,
     FRAGMENTATION,
     RESERVES,
@@ -30,13 +30,13 @@ from analysis.prediction import (
     prediction_lines,
     what_fits,
 )
-from analysis.trace import read_trace
-from harness import host_memory
-from harness.devices import memory_of_a_rank
-from harness.errors import explain_error
-from harness.memory_tracker import MemorySnapshot, MemoryTracker, kept_by_component
-from harness.timing import trace_range
-from harness.workspaces import library_workspaces
+from analysis.trace.tables import read_trace
+from harness.base.errors import explain_error
+from harness.machine import host_memory
+from harness.machine.devices import memory_of_a_rank
+from harness.machine.workspaces import library_workspaces
+from harness.run.memory_tracker import MemorySnapshot, MemoryTracker, kept_by_component
+from harness.run.timing import trace_range
 
 TINY = tiny_llama.TinyLlamaConfig()
 SMALL = tiny_llama.TinyLlamaConfig(50, 32, 3, 4, 2, 48, 16)
@@ -376,7 +376,7 @@ def test_workspaces_are_measured_in_a_fresh_process(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", run)
     assert library_workspaces(torch.device("cuda", 3), "bf16") == 64 * 2**20
-    assert commands == [["-m", "harness.workspaces", "cuda:3", "bf16"]]
+    assert commands == [["-m", "harness.machine.workspaces", "cuda:3", "bf16"]]
     assert library_workspaces(torch.device("cpu"), "bf16") == 0
     assert len(commands) == 1
 
@@ -412,18 +412,22 @@ class Gpu:
 def test_what_others_use_on_a_gpu_is_no_capacity(monkeypatch):
     Gpu(monkeypatch)
     assert memory_of_a_rank(torch.device("cuda")) == (64 * 2**30, 20 * 2**30)
-    monkeypatch.setattr("analysis.prediction.describe_environment", lambda device: {"device": {"name": "a GPU"}})
-    monkeypatch.setattr("analysis.prediction.cache.measured", lambda *arguments, **options: None)
+    monkeypatch.setattr(
+        "analysis.prediction.document.describe_environment", lambda device: {"device": {"name": "a GPU"}}
+    )
+    monkeypatch.setattr("analysis.prediction.document.cache.measured", lambda *arguments, **options: None)
     assert capacity_of(torch.device("cuda")).for_tensors() == 44 * 2**30 - RESERVES["cuda"].least
 
 
 def test_a_context_and_the_workspaces_count_once(monkeypatch):
     """A context is part of the memory in use, and measured workspaces are no part of the reserve."""
     Gpu(monkeypatch)
-    monkeypatch.setattr("analysis.prediction.describe_environment", lambda device: {"device": {"name": "a GPU"}})
+    monkeypatch.setattr(
+        "analysis.prediction.document.describe_environment", lambda device: {"device": {"name": "a GPU"}}
+    )
     known = {"bf16": types.SimpleNamespace(rate=64 * 2**20)}
     monkeypatch.setattr(
-        "analysis.prediction.cache.measured", lambda about, precision, *_, **options: known.get(precision)
+        "analysis.prediction.document.cache.measured", lambda about, precision, *_, **options: known.get(precision)
     )
     here, there = capacity_of(torch.device("cuda")), capacity_elsewhere(64 * 2**30)
     assert here.for_tensors("fp32") == there.for_tensors("fp32") - (here.in_use - CONTEXT.least)
@@ -522,16 +526,16 @@ def test_what_fits_by_prediction_is_not_told_to_be_too_large():
 
 
 def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
-    monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30))
+    monkeypatch.setattr("analysis.prediction.document.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30))
     line = what_fits(memory_prediction(workload_of(TINY), torch.device("cpu")))
     assert "has 0 MB for it (65,536 MB are in use); it would fit without other processes: stop those, or" in line
 
 
 @pytest.mark.slow
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.room.memory_of_a_rank", lambda device: (80 * 2**20, 0))
+    monkeypatch.setattr("analysis.prediction.preflight.memory_of_a_rank", lambda device: (80 * 2**20, 0))
     memory = 80 * 2**20 + RESERVES["cpu"].least
-    monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (memory, 0))
+    monkeypatch.setattr("analysis.prediction.document.memory_of_a_rank", lambda device: (memory, 0))
     code, out, err = train("--output-dir", "run", small=False)
     assert (code, err.count("\n")) == (1, 1)
     assert "Step 1/" not in out

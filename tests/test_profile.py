@@ -7,12 +7,12 @@ import pytest
 from helpers import assert_answer
 from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, trace_of, write_trace
 
-from analysis.components import breakdown_lines, breakdown_rows
-from analysis.operators import first_rows
-from analysis.profile import analyze_all, find_traces, profile_answer, profile_lines
-from harness.errors import UserError
-from harness.files import write_json
-from harness.tables import COLUMNS
+from analysis.attribution.components import breakdown_lines, breakdown_rows
+from analysis.attribution.operators import first_rows
+from analysis.diagnosis.document import analyze_all, find_traces, profile_answer, profile_lines
+from harness.base.errors import UserError
+from harness.base.files import write_json
+from harness.base.tables import COLUMNS
 
 
 def test_ranks_come_in_the_order_of_their_numbers(tmp_path):

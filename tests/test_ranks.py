@@ -5,8 +5,8 @@ import json
 import pytest
 from traces import SMALL, event, on_gpu, real_path, step, write_trace
 
-from analysis.profile import analyze_all, find_traces, profile_lines
-from analysis.ranks import straggler_text
+from analysis.diagnosis.document import analyze_all, find_traces, profile_lines
+from analysis.diagnosis.stragglers import straggler_text
 
 
 def rank_events(rank, clock, late):

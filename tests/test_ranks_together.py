@@ -9,9 +9,11 @@ import time
 import pytest
 from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 
-from harness import distributed, errors, ranks
-from harness.errors import Interrupted, RankFailure, UserError
-from harness.ranks import Failure, Watch, first_problem
+from harness.base import errors
+from harness.base.errors import Interrupted, RankFailure, UserError
+from harness.ranks import distributed
+from harness.ranks import rendezvous as ranks
+from harness.ranks.rendezvous import Failure, Watch, first_problem
 
 
 def said(rank: int, failure=None, **training) -> dict:

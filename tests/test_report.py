@@ -10,10 +10,10 @@ import pytest
 from helpers import SMALL_MODEL, assert_answer
 from traces import H100, MI300X, SMALL, event, on_gpu, real_path, step, write_trace
 
-from analysis.existing import analyze_existing
-from analysis.report import write_report
-from harness.errors import UserError
-from harness.units import MB
+from analysis.commands.analyze_traces import analyze_existing
+from analysis.report.html import write_report
+from harness.base.errors import UserError
+from harness.base.units import MB
 
 HOSTILE = (
     step(1, 0, 100),

@@ -13,9 +13,9 @@ from helpers import SMALL_MODEL, run_command, unregistered
 from test_documents import mismatches
 
 import run_scaling_study
-from analysis.network import Network
-from harness import documents
-from harness.phases import median_interval
+from analysis.prediction.network import Network
+from harness.base import documents
+from harness.run.phases import median_interval
 from studies import scaling
 from studies.ranks import answer_of
 from studies.scaling import single_specs

@@ -95,9 +95,9 @@ class Machine:
         self.log.touch()
         for name in ("launcher_common.sh", "requirements.txt", "requirements-dev.txt", "constraints.txt"):
             (self.project / name).write_bytes((PROJECT / name).read_bytes())
-        (self.project / "harness").mkdir()
-        (self.project / "harness" / "hardware_seen.py").write_text(HARDWARE_SEEN)
-        architectures = "harness/gpu_architectures.txt"
+        (self.project / "harness" / "machine").mkdir(parents=True)
+        (self.project / "harness" / "machine" / "hardware_seen.py").write_text(HARDWARE_SEEN)
+        architectures = "harness/machine/gpu_architectures.txt"
         (self.project / architectures).write_bytes((PROJECT / architectures).read_bytes())
         self.root = folder / "root"  # where drivers show themselves
         self.bin = folder / "base" / "bin"
@@ -320,7 +320,8 @@ def test_gpus_that_no_wheel_is_built_for_are_named(tmp_path):
 def test_a_container_without_the_devices_ends_setup(tmp_path):
     """Before anything is installed: the kernel shows GPUs of the host, which the container was not given."""
     machine = Machine(tmp_path)
-    (machine.project / "harness" / "hardware_seen.py").write_bytes((PROJECT / "harness/hardware_seen.py").read_bytes())
+    script = "harness/machine/hardware_seen.py"
+    (machine.project / script).write_bytes((PROJECT / script).read_bytes())
     machine.amd(0, 90402)
     (machine.root / "dev" / "kfd").unlink()
     code, out = machine.set_up()

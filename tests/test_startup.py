@@ -7,7 +7,7 @@ import sys
 import pytest
 from helpers import PROJECT, finish, start
 
-from workshop.pages import GUIDE, shell_blocks
+from workshop.exercise.page import GUIDE, shell_blocks
 
 COMMANDS = sorted(path.name for path in PROJECT.glob("*.py"))
 BARE = (sys.executable, "-S")  # without site-packages
@@ -70,8 +70,10 @@ def test_a_venv_that_lacks_them_too_does_not_start_a_loop(project):
 
 def test_a_module_is_handed_over_as_a_module(project):
     make_venv(project, 'echo "$@"')
-    code, out = finish(start(*BARE, "-m", "workshop.record", "a", cwd=project, env={"PYTHONPATH": os.fspath(project)}))
-    assert (code, out.splitlines()[1]) == (0, "-S -m workshop.record a")
+    code, out = finish(
+        start(*BARE, "-m", "workshop.texts.record", "a", cwd=project, env={"PYTHONPATH": os.fspath(project)})
+    )
+    assert (code, out.splitlines()[1]) == (0, "-S -m workshop.texts.record a")
 
 
 def test_the_check_of_the_guide(project):

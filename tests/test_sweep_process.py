@@ -14,7 +14,7 @@ import run_precision_study
 import run_scaling_study
 import run_timing_study
 import run_training_benchmark
-from harness.errors import UserError
+from harness.base.errors import UserError
 from studies import sweep
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -95,11 +95,11 @@ class Machine:
             if path := shutil.which(name):
                 (self.bin / name).symlink_to(path)
         self.torch = folder / "site-packages" / "torch"
-        self.seen = self.project / "harness" / "hardware_seen.py"
+        self.seen = self.project / "harness" / "machine" / "hardware_seen.py"
         for empty in (self.torch / "__init__.py", self.torch / "lib" / "libtorch.so", self.seen):
             empty.parent.mkdir(parents=True, exist_ok=True)
             empty.touch()
-        shutil.copy(PROJECT / "harness" / "gpu_architectures.txt", self.seen.parent)
+        shutil.copy(PROJECT / "harness/machine/gpu_architectures.txt", self.seen.parent)
         self.python = self.command("python3", f'PYTHONPATH={self.torch.parent} exec {sys.executable} -S "$@"')
         self.settings = folder / "settings"
         self.settings.write_text(json.dumps({"captures": captures, **settings}))

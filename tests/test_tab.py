@@ -17,15 +17,15 @@ from helpers import PROJECT
 from test_report import HOSTILE
 from traces import SMALL, attributed, event, on_gpu, step, trace_of, write_trace
 
-from analysis import step_events as step_events_module
-from analysis import tab as tab_module
-from analysis.charts import breakdown_chart
-from analysis.step_events import DEPTH, rows_of, step_events
-from analysis.tab import Tab, answer, runs_in
-from analysis.wording import told_apart
-from harness.doctor import TAB
-from harness.errors import UserError
-from harness.ranks import wait_until
+from analysis.report import step_zoom as step_events_module
+from analysis.report import tab as tab_module
+from analysis.report.charts import breakdown_chart
+from analysis.report.step_zoom import DEPTH, rows_of, step_events
+from analysis.report.tab import Tab, answer, runs_in
+from harness.base.errors import UserError
+from harness.base.text import told_apart
+from harness.machine.setup_checks import TAB
+from harness.ranks.rendezvous import wait_until
 from tensorboard_step_profile import plugin
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -19,8 +19,8 @@ from test_documents import mismatches
 from test_report import HOSTILE
 from traces import EIGHT_RANKS, H100, REAL, write_trace
 
-from analysis.existing import analyze_existing
-from harness.documents import MeasuredCollectiveRow, PerformanceSummary, Ranks, StepCommunication
+from analysis.commands.analyze_traces import analyze_existing
+from harness.base.documents import MeasuredCollectiveRow, PerformanceSummary, Ranks, StepCommunication
 
 MARKUP = "<img src=x onerror=alert(1)>"
 pytestmark = pytest.mark.slow  # each test starts TensorBoard, some a browser

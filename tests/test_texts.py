@@ -14,12 +14,12 @@ from cogapp import Cog
 from helpers import PROJECT, unregistered
 
 import tiny_llama_v1 as tiny_llama
-from harness.files import FOLDERS, kind_of
-from workshop.commands import gpu_kind, linked_project, reason_to_skip, run_blocks
-from workshop.pages import BLANK, GUIDE, README, YES_NO, exercises, fields, shell_blocks, worksheet
-from workshop.results import Results
-from workshop.runner import check_worksheet, run_one
-from workshop.worksheets import TEMPLATE_HEADING
+from harness.base.files import FOLDERS, kind_of
+from workshop.exercise.page import BLANK, GUIDE, README, YES_NO, exercises, fields, shell_blocks, worksheet
+from workshop.exercise.results import Results
+from workshop.exercise.shell_blocks import gpu_kind, linked_project, reason_to_skip, run_blocks
+from workshop.worksheets.runner import check_worksheet, run_one
+from workshop.worksheets.worksheet import TEMPLATE_HEADING
 
 DOCS = sorted((PROJECT / "docs").glob("*.md"))
 EXERCISES = [exercise.path for exercise in exercises().values()]
@@ -203,6 +203,7 @@ def test_pictures_are_small():
 
 # ---- Flags and files --------------------------------------------------------------------------------------------
 
+PLACES = ("harness", "kernels", "analysis", "studies", "workshop", "benchmarks", "tests")
 OTHERS = {"--logdir", "--port", "--nproc-per-node", "--version"}  # of programs that are not ours
 OTHERS |= set("--torch-backend --group-add --ipc --security-opt --gpus --rocm --nv --bind".split())
 OTHERS |= set("--job-name --nodes --ntasks --ntasks-per-node --gpus-per-node --cpus-per-task --time".split())
@@ -214,7 +215,7 @@ OTHERS |= {"--numa-binding"}
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_only_flags_that_exist_are_named(path):
     known = set(tiny_llama.build_parser()._option_string_actions) | OTHERS
-    for command in (*PROJECT.glob("*.py"), *PROJECT.glob("*/*.py")):
+    for command in (*PROJECT.glob("*.py"), *(file for place in PLACES for file in (PROJECT / place).rglob("*.py"))):
         known |= set(re.findall(r"(?<![\w-])--[a-z][a-z-]+(?=[\"')])", command.read_text()))
     for launcher in PROJECT.glob("*.sh"):
         known |= set(re.findall(r"(?<![\w-])--[a-z][a-z-]+(?=[\"')| ])", launcher.read_text()))
@@ -223,7 +224,7 @@ def test_only_flags_that_exist_are_named(path):
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_only_files_that_exist_are_named(path):
-    places = ("", "harness", "kernels", "analysis", "studies", "workshop", "benchmarks", "tests")
+    places = ("", *PLACES)
     for name in re.findall(r"`\.?/?([\w/]+\.(?:py|sh|txt|toml))`", path.read_text()):
         assert any((PROJECT / place / name).exists() for place in places) or kind_of(Path(name).name), name
 
@@ -278,12 +279,12 @@ def keys_of(document) -> set[str]:
     return set().union(document, *map(keys_of, document.values())) if isinstance(document, dict) else set()
 
 
-@pytest.mark.parametrize("name", ["template", *(f"answers.exercise_{number}" for number in exercises())])
+@pytest.mark.parametrize("name", ["worksheets.template", *(f"answers.exercise_{number}" for number in exercises())])
 def test_the_answer_to_a_field_is_found_by_its_number(name):
     """Each is written out once, where the answer is made."""
     source = Path(importlib.import_module(f"workshop.{name}").__file__).read_text()
     text = worksheet(GUIDE.read_text(), TEMPLATE_HEADING)
-    if name != "template":
+    if name != "worksheets.template":
         text = worksheet(exercises()[int(name.rpartition("_")[2])].text)
     groups = re.findall(r'"((?:(?:\d+|R)\.\d+ ?)+)"', source)
     written = [number for group in groups for number in group.split()]

@@ -23,13 +23,13 @@ from traces import (
     trace_of,
 )
 
-from analysis.components import OVERHEAD
-from analysis.critical_path import critical_path, walk
-from analysis.links import link
-from analysis.operators import operator_tables
-from analysis.pieces import TRACE_COLUMNS
-from analysis.rates import kernel_durations, queue_over_step, shape_rates
-from analysis.timeline import exposed_us, gpu_timeline, idle_by_cause
+from analysis.attribution.components import OVERHEAD
+from analysis.attribution.critical_path import critical_path, walk
+from analysis.attribution.gpu_time import exposed_us, gpu_timeline, idle_by_cause
+from analysis.attribution.operators import operator_tables
+from analysis.diagnosis.shape_rates import kernel_durations, queue_over_step, shape_rates
+from analysis.report.sections import TRACE_COLUMNS
+from analysis.trace.links import link
 
 
 @settings(max_examples=60)

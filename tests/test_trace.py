@@ -29,12 +29,12 @@ from traces import (
 )
 
 import tiny_llama_v1 as tiny_llama
-from analysis.links import link, parents
-from analysis.operators import operator_lines
-from analysis.slim import write_slim
-from analysis.timeline import by_priority, exclusive_us, gpu_timeline
-from analysis.trace import read_trace
-from harness.errors import UserError
+from analysis.attribution.gpu_time import by_priority, exclusive_us, gpu_timeline
+from analysis.attribution.operators import operator_lines
+from analysis.trace.links import link, parents
+from analysis.trace.shrink import write_slim
+from analysis.trace.tables import read_trace
+from harness.base.errors import UserError
 
 
 def test_a_small_trace(tmp_path):
@@ -246,7 +246,7 @@ def test_parts_of_a_file_are_the_file(tmp_path, monkeypatch, part):
     nested = event('}, {"ph": "X"}, {', 110, 1, **arguments)
     metadata = {"list": [{"a": 1}, {"b": 2}], "traceName": '"traceEvents": [', "baseTimeNanoseconds": 5}
     document = {**metadata, "traceEvents": [*SMALL, nested, *SMALL], "displayTimeUnit": "ms", "after": [{}, {}]}
-    monkeypatch.setattr("analysis.trace_file.PART", part)
+    monkeypatch.setattr("analysis.trace.file.PART", part)
     for indent, data in itertools.product((None, 2), (document, document["traceEvents"])):
         text = json.dumps(data, indent=indent, ensure_ascii=False).encode()
         for name, content in (("a.json", text), ("b.json.gz", gzip.compress(text[:99]) + gzip.compress(text[99:]))):
@@ -286,7 +286,7 @@ def test_a_window_of_the_steps(tmp_path):
 
 def test_a_trace_larger_than_memory_is_refused_before_it_fills_it(tmp_path, monkeypatch):
     path = write_trace(tmp_path / "trace.json", *SMALL)
-    monkeypatch.setattr("analysis.trace.available_host_memory", lambda: 1000)
+    monkeypatch.setattr("analysis.trace.tables.available_host_memory", lambda: 1000)
     with pytest.raises(UserError, match=r"needs more memory .* --window N"):
         read_trace(path)
 

@@ -18,12 +18,12 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, read_until, start
 
 import tiny_llama_v1 as tiny_llama
-from harness.corpus import synthetic_corpus
-from harness.devices import cpu_trains_in_fp16
-from harness.phases import PHASES
-from harness.profilers import Instruments, InstrumentSchedule, ProfilerConfig
-from harness.run_summary import MeasuredRun, averaged_steps
-from harness.timing import StepMeter, StepRecord
+from harness.machine.devices import cpu_trains_in_fp16
+from harness.model.corpus import synthetic_corpus
+from harness.run.phases import PHASES
+from harness.run.profilers import Instruments, InstrumentSchedule, ProfilerConfig
+from harness.run.run_summary import MeasuredRun, averaged_steps
+from harness.run.timing import StepMeter, StepRecord
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
 TRACED = [*SMALL_MODEL, *"--num-steps 4 --profile-steps 1 --warmup-steps 2 --enable-pytorch-profiler".split()]
@@ -528,7 +528,7 @@ def test_a_signal_that_a_finalizer_swallows_still_stops_the_run(train, tmp_path,
 
 
 def test_a_signal_during_the_reports_leaves_the_summary(train, tmp_path, monkeypatch):
-    from analysis import profile
+    from analysis.diagnosis import document as profile
 
     monkeypatch.setattr(profile, "operator_analysis", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
     code, out, _ = train("--enable-pytorch-profiler", "--output-dir", "run")

@@ -10,12 +10,12 @@ from helpers import run_command
 
 import compare_runs
 import run_training_benchmark
-from analysis.fake_run import fake_forward
-from analysis.prediction import CONTEXT, RESERVES, predict
-from harness.documents import SCHEMA_VERSION, TrainingBenchmarkRow
-from harness.errors import UserError, out_of_memory
-from harness.memory_tracker import MemoryTracker
-from harness.timing import trace_range
+from analysis.prediction.document import CONTEXT, RESERVES, predict
+from analysis.work.fake_step import fake_forward
+from harness.base.documents import SCHEMA_VERSION, TrainingBenchmarkRow
+from harness.base.errors import UserError, out_of_memory
+from harness.run.memory_tracker import MemoryTracker
+from harness.run.timing import trace_range
 from studies import sweep
 from studies import training as benchmark
 from studies.compare import differences
@@ -236,7 +236,7 @@ def test_errors_that_mean_out_of_memory(error, expected):
 def test_a_row_is_skipped_by_the_rule_of_a_dry_run(scratch, monkeypatch):
     """What is in use and the reserve are not available to it."""
     memory = 140 * 2**20 + RESERVES["cpu"].least
-    monkeypatch.setattr("analysis.prediction.memory_of_a_rank", lambda device: (memory + 2**20, 6 * 2**20))
+    monkeypatch.setattr("analysis.prediction.document.memory_of_a_rank", lambda device: (memory + 2**20, 6 * 2**20))
     assert bench("--sizes", "tiny", "--device", "cpu", "--dry-run", "--output-dir", "run") == 0
     (train,) = (row for row in rows_in(scratch / "run") if row["mode"] == "train")
     assert train["reason"].startswith("would not fit: 135.8 MB predicted, 135.0 MB available")

@@ -19,17 +19,17 @@ import run_memory_study
 import run_pytorch_profiler
 import run_training_benchmark
 import tiny_llama_v1 as tiny_llama
-from analysis.components import folded_names
-from analysis.flop_counts import flops_of_step
-from analysis.limits import by_module
-from analysis.prediction import peak_bytes, predict, predicted_memory, prediction_lines
-from analysis.user_workload import IN_THE_FILE, USED, UserWorkload, examined, on_fake_tensors
-from harness import documents
-from harness.errors import UserError
-from harness.memory_tracker import MemoryTracker, layer_and_part
-from harness.profilers import Compilation
-from harness.timing import UntimedMeter
-from harness.user_file import UserFile
+from analysis.attribution.components import folded_names
+from analysis.commands.flops_command import by_module
+from analysis.prediction.document import peak_bytes, predict, predicted_memory, prediction_lines
+from analysis.work.flop_counts import flops_of_step
+from analysis.work.user_workload import IN_THE_FILE, USED, UserWorkload, examined, on_fake_tensors
+from harness.base import documents
+from harness.base.errors import UserError
+from harness.model.user_file import UserFile
+from harness.run.memory_tracker import MemoryTracker, layer_and_part
+from harness.run.profilers import Compilation
+from harness.run.timing import UntimedMeter
 from studies import sweep
 from studies.rungs import NAMES, names_for
 

@@ -21,14 +21,14 @@ from traces import (
     write_trace,
 )
 
-from analysis.figures import gpu_figure
+from analysis.attribution.gpu_time import IDLE_COLUMNS
+from analysis.diagnosis.document import analyze_all, head_lines, trust_text
+from analysis.diagnosis.verdict import ran_here, ridge_of
 from analysis.hardware import described, rows_named
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.links import link
-from analysis.profile import analyze_all, head_lines, trust_text
-from analysis.timeline import IDLE_COLUMNS
-from analysis.verdict import ran_here, ridge_of
-from harness.environment import describe_environment
+from analysis.report.figures import gpu_figure
+from analysis.trace.links import link
+from harness.machine.environment import describe_environment
 
 NARROW = shaped("aten::mm", 0, 4, [[4096, 1], [1, 4096]])
 VERDICTS = {
@@ -240,5 +240,5 @@ def test_the_ridge_of_an_mi250x_by_its_trace(tmp_path, kind, ridge):
 
 def test_a_run_of_this_machine_is_known_where_the_metadata_of_torch_leave_out_its_build(monkeypatch):
     """2.13.0 for 2.13.0+cu130: measured peaks would not be used."""
-    monkeypatch.setattr("harness.environment.version_of", lambda package: "2.13.0")
+    monkeypatch.setattr("harness.machine.environment.version_of", lambda package: "2.13.0")
     assert ran_here({"environment": describe_environment(torch.device("cpu"))})

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysis.fake_run import FakeRunError, fake_step
-from analysis.flop_counts import counted_by_torch, flops_of_step, reconciliation
-from analysis.flops import flops_lines, flops_profile
-from analysis.prediction import CONTEXT, RESERVES, memory_prediction, peak_bytes, predict, prediction_lines
-from analysis.traffic import computational_intensity, intensity_lines, step_work
-from harness.memory_tracker import MemoryTracker
-from harness.timing import UntimedMeter
-from harness.workload import TrainingState, Workload
+from analysis.prediction.document import CONTEXT, RESERVES, memory_prediction, peak_bytes, predict, prediction_lines
+from analysis.work.bytes_moved import computational_intensity, intensity_lines, step_work
+from analysis.work.fake_step import FakeRunError, fake_step
+from analysis.work.flop_counts import counted_by_torch, flops_of_step, reconciliation
+from analysis.work.flop_rates import flops_lines, flops_profile
+from harness.model.workload import TrainingState, Workload
+from harness.run.memory_tracker import MemoryTracker
+from harness.run.timing import UntimedMeter
 
 CPU = torch.device("cpu")
 CLASSES = 10

@@ -10,14 +10,13 @@ import pytest
 from helpers import PROJECT, finish, read_until, run_command, start
 
 import run_exercise
-import workshop.pages
-from harness.tables import COLUMNS
-from workshop import record
-from workshop.pages import exercises, fields, worksheet
-from workshop.results import Answer
-from workshop.runner import what_is_left
-from workshop.values import choice, number_in, plain
-from workshop.worksheets import blank
+from harness.base.tables import COLUMNS
+from workshop.exercise.page import exercises, fields, worksheet
+from workshop.exercise.results import Answer
+from workshop.exercise.values import choice, number_in, plain
+from workshop.texts import record
+from workshop.worksheets.runner import what_is_left
+from workshop.worksheets.worksheet import blank
 
 SHEET = worksheet(exercises()[9].text)
 METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
@@ -353,9 +352,9 @@ def test_a_run_that_is_interrupted_leaves_no_links_and_nothing_running(tmp_path)
 
 
 def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
-    from harness.errors import UserError
-    from workshop.commands import run_blocks
-    from workshop.pages import shell_blocks
+    from harness.base.errors import UserError
+    from workshop.exercise.page import shell_blocks
+    from workshop.exercise.shell_blocks import run_blocks
 
     blocks = shell_blocks("a\n```bash\necho fine\n```\n\n```bash\necho broken >&2; exit 3\n```\n")
     with pytest.raises(UserError, match=r"text\.md:7: exit code 3: broken"):
@@ -365,8 +364,8 @@ def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
 
 def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
     """The time left is what the blocks took on the machine of the stored results, at the pace seen here."""
-    from workshop import commands
-    from workshop.pages import shell_blocks
+    from workshop.exercise import shell_blocks as commands
+    from workshop.exercise.page import shell_blocks
 
     monkeypatch.setattr(commands, "PROGRESS_S", 0.1)
     blocks = shell_blocks("```bash\necho one; sleep 2\n```\n```bash\n# needs a GPU\nx\n```\n```bash\necho two\n```\n")
@@ -386,8 +385,8 @@ def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
 
 
 def test_a_long_command_keeps_its_time_on_the_line(tmp_path, monkeypatch, capsys):
-    from workshop import commands
-    from workshop.pages import shell_blocks
+    from workshop.exercise import shell_blocks as commands
+    from workshop.exercise.page import shell_blocks
 
     monkeypatch.setattr(commands, "gpu_kind", lambda: None)
     blocks = shell_blocks(f"```bash\necho{' word' * 40}\n```\n```bash\n# needs a GPU\nx{' y' * 90}\n```\n")
@@ -416,16 +415,16 @@ def test_what_is_left_after_an_exercise():
 
 
 def test_what_commands_took_is_in_the_text(monkeypatch):
-    from workshop import numbers
+    from workshop.texts import numbers
 
     document = numbers.stored_answers(1) | {
         "commands": [{"command": "a", "seconds": 65.2}, {"command": "b", "seconds": 2}]
     }
-    monkeypatch.setattr("workshop.results.stored_answers", lambda number: document)
+    monkeypatch.setattr("workshop.exercise.results.stored_answers", lambda number: document)
     assert re.match(
         r"The commands take 1 min 7 s on .+; the longest is `a` with 1 min 5 s\.$", numbers.commands_take(1)
     )
-    monkeypatch.setattr("workshop.results.stored_answers", lambda number: {})
+    monkeypatch.setattr("workshop.exercise.results.stored_answers", lambda number: {})
     monkeypatch.setattr(numbers, "stored_answers", lambda number: {})
     assert numbers.measured(1).startswith("Not recorded yet")
     assert numbers.commands_take(1) == "How long the commands take has not been recorded yet."
@@ -542,7 +541,7 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
         (made / f"exercise_{number}" / f"answers_{number}.json").write_text(str(number))
     project = scratch / "project"
     (project / "exercises" / "pictures").mkdir(parents=True)
-    monkeypatch.setattr(workshop.pages, "PROJECT", project)
+    monkeypatch.setattr("harness.base.startup.PROJECT", project)
     assert run_command(record, str(made), "laptop") == 1
     assert not (project / "benchmarks").exists()
     for name in (

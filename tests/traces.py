@@ -5,10 +5,10 @@ import json
 import pytest
 from helpers import PROJECT
 
-from analysis.components import attribute
-from analysis.links import link
-from analysis.profile import operator_analysis
-from analysis.trace import read_trace
+from analysis.attribution.components import attribute
+from analysis.diagnosis.document import operator_analysis
+from analysis.trace.links import link
+from analysis.trace.tables import read_trace
 
 REAL = PROJECT.parent / "shared" / "traces"
 H100, MI300X = "h100_bert_small_inference.json.gz", "mi300_resnet_training_rank0.json.gz"

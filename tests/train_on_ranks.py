@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import tiny_llama_v1 as tiny_llama
-from harness.distributed import process_group
-from harness.memory_tracker import MemoryTracker
-from harness.parallel import replicated, sharded_state
-from harness.timing import UntimedMeter
+from harness.ranks.distributed import process_group
+from harness.ranks.parallel import replicated, sharded_state
+from harness.run.memory_tracker import MemoryTracker
+from harness.run.timing import UntimedMeter
 
 CPU = torch.device("cpu")
 STEPS = 4

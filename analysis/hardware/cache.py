@@ -16,10 +16,10 @@ import torch
 
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
-from harness.console import say
-from harness.documents import read_document
-from harness.errors import UserError
-from harness.files import write_json
+from harness.base.console import say
+from harness.base.documents import read_document
+from harness.base.errors import UserError
+from harness.base.files import write_json
 
 RATES = ("flops", "bandwidth")  # of repeated measurements the best is kept; of others the latest
 FAR = 1.5  # factor between two measurements from which on the user is told

@@ -6,8 +6,8 @@ import difflib
 import re
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
-from harness.errors import UserError
-from harness.units import MB
+from harness.base.errors import UserError
+from harness.base.units import MB
 
 
 def datasheet(device: dict) -> tuple[Datasheet, float] | None:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import torch
 
-from analysis.wording import count_of
-from harness.console import progress_bar
-from harness.devices import PRECISIONS
-from harness.disturbance import DisturbanceMeter, disturbance_text
-from harness.errors import out_of_memory
-from harness.gpu_watch import gpu_reasons, gpu_text
-from harness.workspaces import library_workspaces
+from harness.base.console import progress_bar
+from harness.base.errors import out_of_memory
+from harness.base.text import count_of
+from harness.machine.devices import PRECISIONS
+from harness.machine.disturbance import DisturbanceMeter, disturbance_text
+from harness.machine.gpu_watch import gpu_reasons, gpu_text
+from harness.machine.workspaces import library_workspaces
 
 SQUARES = {"cpu": (256, 512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192, 16384)}  # a cache may favor a small one
 LAYOUTS = ("x w'", "g w", "g' x")  # of a layer y = x w': forward, the gradient of x, the gradient of w

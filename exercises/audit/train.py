@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from harness.startup import begin_command, run_command
+from harness.base.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from unittest import mock
 
 import tiny_llama_v1
-from harness.console import say
-from harness.errors import UserError
+from harness.base.console import say
+from harness.base.errors import UserError
 
 VARIANTS = sorted(path.stem for path in Path(__file__).parent.glob("variant_*.py"))
 BASELINES = ("baseline", "repeat")

@@ -1,4 +1,4 @@
-"""The tab STEP PROFILE: TensorBoard's side of it, which only passes questions on to analysis/tab.py in the checkout.
+"""The tab STEP PROFILE: TensorBoard's side of it, which passes questions on to analysis/report/tab.py in the checkout.
 
 That runs as a process of its own, so TensorBoard loads nothing of the analysis and goes on while a trace is read.
 """
@@ -21,7 +21,7 @@ from tensorboard.plugins import base_plugin
 from werkzeug import Request, Response
 
 HERE = Path(__file__).resolve().parent
-ROUTES = ("runs", "page", "progress", "timeline", "compare")  # methods of analysis.tab.Tab
+ROUTES = ("runs", "page", "progress", "timeline", "compare")  # methods of analysis.report.tab.Tab
 ENDED = "the process that reads traces has ended: out of memory? TensorBoard's terminal shows what it printed"
 
 
@@ -36,7 +36,7 @@ class Reader:
 
     def __init__(self, logdirs: list[tuple[str, str]]):
         """logdirs: names, which may be empty, and absolute paths."""
-        self.command = [sys.executable, "-m", "analysis.tab", *(part for one in logdirs for part in one)]
+        self.command = [sys.executable, "-m", "analysis.report.tab", *(part for one in logdirs for part in one)]
         self.process: subprocess.Popen | None = None
         self.waiting: dict[int, Future[bytes]] = {}
         self.asked = 0
@@ -107,7 +107,7 @@ class StepProfile(base_plugin.TBPlugin):
         plotly = util.find_spec("plotly")  # not imported: that takes seconds
         files = {
             "/index.js": HERE / "index.js",
-            "/page.css": checkout() / "analysis" / "page.css",
+            "/page.css": checkout() / "analysis" / "report" / "page.css",
             "/plotly.min.js": Path(plotly.origin).parent / "package_data" / "plotly.min.js" if plotly else None,
         }
         apps = {route: self.file_app(path) for route, path in files.items() if path}

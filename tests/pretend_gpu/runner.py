@@ -17,9 +17,10 @@ MODULES = (
     "tiny_llama_v1 run_pytorch_profiler run_deepspeed_flops run_memory_study run_timing_study run_precision_study "
     "run_attention_benchmark run_training_benchmark run_optimization_study launch_performance_study compare_runs "
     "studies.memory studies.timing studies.precision studies.attention studies.training studies.compare "
-    "studies.optimization "
-    "studies.figures analysis.profile analysis.report analysis.prediction analysis.run_explanations analysis.existing "
-    "analysis.limits analysis.comparison_figure analysis.decoder_memory analysis.hardware.rate_limits "
+    "studies.optimization studies.figures analysis.diagnosis.document analysis.report.html "
+    "analysis.prediction.document analysis.commands.run_explanations analysis.commands.analyze_traces "
+    "analysis.commands.flops_command analysis.report.comparison_figure analysis.work.decoder_memory "
+    "analysis.hardware.rate_limits "
     # What commands import late.  Not DeepSpeed: it looks for a GPU as it is imported.
     "torch._dynamo torch.utils.tensorboard matplotlib.pyplot matplotlib.backends.backend_agg tabulate"
 ).split()
@@ -38,7 +39,7 @@ def run(card: str, module: str, flags: list[str], folder: str, variables: dict[s
     import pretended
     from helpers import exit_code
 
-    from harness.errors import exit_code_of
+    from harness.base.errors import exit_code_of
 
     pretended.install()
     # A fork server of its own would import PyTorch for each command, which takes longer than all its rows; this process
@@ -54,7 +55,7 @@ def run(card: str, module: str, flags: list[str], folder: str, variables: dict[s
 
 
 def main() -> None:
-    from harness.startup import begin_command
+    from harness.base.startup import begin_command
 
     begin_command()
     from analysis.hardware import measuring

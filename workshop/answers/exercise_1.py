@@ -2,9 +2,9 @@
 
 import operator
 
-from harness.units import MB
+from harness.base.units import MB
 from workshop.answers import shared
-from workshop.results import Answer, Results, Source, derived, numbered, percent, ratio
+from workshop.exercise.results import Answer, Results, Source, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "exercise1_baseline", "trace": "exercise1_profiles"}
 PROFILED = TEMPLATE["trace"]

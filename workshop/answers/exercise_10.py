@@ -2,10 +2,10 @@
 
 import math
 
-from harness.units import MB
+from harness.base.units import MB
 from tiny_llama_v1 import TinyLlamaConfig
 from workshop.answers.shared import ANALYSIS
-from workshop.results import PERCENT, Answer, Results, Source, derived, numbered
+from workshop.exercise.results import PERCENT, Answer, Results, Source, derived, numbered
 
 GB = 1e9  # of a bandwidth, in bytes
 SMALL, LARGE = 2**10, 2**24  # bytes of a collective

@@ -2,9 +2,9 @@
 
 import math
 
-from harness.units import MB
+from harness.base.units import MB
 from tiny_llama_v1 import TinyLlamaConfig
-from workshop.results import Answer, Results, Source, derived, numbered
+from workshop.exercise.results import Answer, Results, Source, derived, numbered
 
 MODES = ("ddp", "zero1", "fsdp")
 STUDY = {"batch_size": 2, "scalings": ["weak"]}

@@ -1,6 +1,6 @@
 """Auditing a speedup: five variants, and what the audit and the losses say about each."""
 
-from workshop.results import PERCENT, Answer, Results, Source, derived, numbered
+from workshop.exercise.results import PERCENT, Answer, Results, Source, derived, numbered
 
 VARIANTS = [f"exercise12_variant_{letter}" for letter in "abcde"]
 TRUE = "exercise12_variant_d"

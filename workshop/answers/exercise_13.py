@@ -2,9 +2,9 @@
 
 import math
 
-from harness.units import MB
+from harness.base.units import MB
 from workshop.answers import shared
-from workshop.results import PERCENT, Answer, Results, Source, derived, numbered
+from workshop.exercise.results import PERCENT, Answer, Results, Source, derived, numbered
 
 PARTS = ("4 x blocks.*.attention", "loss", "optimizer")
 FOLDERS = ("exercise13_before", "exercise13_after")

@@ -1,7 +1,7 @@
 """Memory: predicted, measured, its growth, what would reduce it; bytes moved by a step."""
 
-from harness.units import MB
-from workshop.results import Answer, Results, Source, derived, numbered, percent, ratio
+from harness.base.units import MB
+from workshop.exercise.results import Answer, Results, Source, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "memory_hotspots", "trace": "memory_hotspots"}
 SHAPE = {"batch_size": 8, "seq_len": 128}

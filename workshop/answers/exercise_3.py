@@ -1,7 +1,7 @@
 """Bottlenecks: two sizes measured, two predicted, one size in depth; the plan."""
 
 from workshop.answers import shared
-from workshop.results import PERCENT, Answer, Results, Source, derived, numbered, percent, ratio
+from workshop.exercise.results import PERCENT, Answer, Results, Source, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "exercise3_flops", "trace": "exercise3_flops", "flops": "exercise3_flops"}
 

@@ -1,7 +1,7 @@
 """The optimizations, alone and one on top of another, compared with the baseline and the prediction."""
 
-from harness.units import MB
-from workshop.results import PERCENT, Answer, Results, Source, derived, numbered
+from harness.base.units import MB
+from workshop.exercise.results import PERCENT, Answer, Results, Source, derived, numbered
 
 TEMPLATE = {"run": "exercise4_baseline", "trace": "exercise4_study/profile_tiny_fp32"}
 ALONE = {  # name in the worksheet: flags

@@ -1,8 +1,8 @@
 """Training benchmark: phases by size, the effect of warm-up, peaks by sequence length, whether a large model fits."""
 
-from harness.units import MB
+from harness.base.units import MB
 from tiny_llama_v1 import SIZES
-from workshop.results import Answer, Results, Source, derived, numbered, ratio
+from workshop.exercise.results import Answer, Results, Source, derived, numbered, ratio
 
 FILE = "training_benchmark.json"
 WARMUPS = [0, 1, 2, 5]

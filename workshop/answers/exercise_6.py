@@ -1,8 +1,8 @@
 """Attention: time, memory and their growth by implementation, and the configuration that does not fit."""
 
-from harness.units import MB
+from harness.base.units import MB
 from studies.sweep import exponent
-from workshop.results import Answer, Results, Source, derived, numbered, ratio
+from workshop.exercise.results import Answer, Results, Source, derived, numbered, ratio
 
 FILE = "attention_benchmark.json"
 SETTINGS = {"dtypes": ["fp32"], "d_heads": [64], "batch_size": 8, "causal": False}

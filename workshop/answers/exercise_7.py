@@ -1,8 +1,8 @@
 """Mixed precision: data types under autocast, range, sums, time and memory of a step."""
 
-from harness.units import MB
+from harness.base.units import MB
 from tiny_llama_v1 import TinyLlamaConfig
-from workshop.results import PERCENT, Answer, Results, Source, derived, ratio
+from workshop.exercise.results import PERCENT, Answer, Results, Source, derived, ratio
 
 FILE = "precision_study.json"
 SETTINGS = {"size": "tiny", "seq_len": 64, "batch_size": 2, "repetitions": 3}

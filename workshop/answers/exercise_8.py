@@ -4,9 +4,9 @@ import math
 import operator
 import re
 
-from harness.units import MB
+from harness.base.units import MB
 from workshop.answers.shared import ANALYSIS, MATMULS, calls, compile_time
-from workshop.results import Answer, Results, Source, derived, numbered, ratio
+from workshop.exercise.results import Answer, Results, Source, derived, numbered, ratio
 
 ATTENTION = {"dtypes": ["fp32"], "batch_size": 8, "d_heads": [64], "seq_lens": [256, 1024], "causal": False}
 STEP = {"n_layers": 2, "batch_size": 2, "num_steps": 20}

@@ -1,6 +1,6 @@
 """Measuring well: one question answered by six methods, and one command run three times."""
 
-from workshop.results import Answer, Results, Source, derived, numbered, percent
+from workshop.exercise.results import Answer, Results, Source, derived, numbered, percent
 
 WRONG = ("no synchronization", "no warm-up", "profiler left on", "mean with an outlier")
 RUNS = ("exercise9_first", "exercise9_second", "exercise9_third")

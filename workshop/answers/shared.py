@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workshop.results import Answer, Source
+from workshop.exercise.results import Answer, Source
 
 ANALYSIS = "operator_analysis.json"
 MATMUL = "matmul"  # the class of operators

@@ -1,0 +1,471 @@
+"""Collectives of a trace: which, in which group, how many bytes, how long, and how much of it nothing else overlapped.
+
+One collective leaves several events: the operator of PyTorch that starts it (`c10d::allreduce_`), `record_param_comms`
+with the group and its sizes, a range of the backend (`nccl:all_reduce`, `gloo:all_reduce`), and on a GPU one or more
+kernels.  Here they are one call.  On a GPU its time is that of the kernels, on a host that of the backend's range.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.attribution.components import most_frequent, nearest
+from analysis.attribution.gpu_time import Intervals, by_class, covered_until, exclusive_us, is_communication, union
+from analysis.trace.links import ANNOTATION, OPERATOR, AttributedLinks, first_row_of, once, step_at
+from analysis.trace.tables import Trace, by_name, where_name
+from analysis.work.operator_costs import BYTES_OF
+from harness.base.files import explain_nulls
+from harness.base.tables import Column, column
+from harness.base.text import count_of, narrow_table
+from harness.base.units import MB
+from harness.run.phases import PHASES
+
+# Kinds by the letters of a name: of an operator, of a range, or of a kernel such as ncclDevKernel_AllReduce_Sum_f32.
+KINDS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "sendrecv": "send_recv",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
+    "send": "send",
+    "recv": "recv",
+}
+UNKNOWN = "unknown"
+RECORD = "record_param_comms"  # PyTorch's note of group and sizes, inside of the operator
+BACKEND_RANGE = re.compile(r"^(nccl|rccl|gloo|hccl|xccl|ucc|mpi):")
+ENQUEUES = re.compile(r"^(nccl|rccl):")  # ranges that end once the kernel is enqueued: they tell no duration
+FSDP_RANGE = re.compile(r"^FSDP::\w+(?: \((.+)\))?$")  # names the module whose parameters or gradients are sent
+FSDP_ROOT = "outside of units"  # what no inner module gathers
+TENSORS = {*BYTES_OF, "TensorList", "GenericList"}  # types of inputs that are tensors, or lists of them
+LAYER_NUMBER = re.compile(r"\.\d+")
+ONE_TRACE = "needs the traces of all ranks"
+OF_CALLS = "kind group group_size ranks component bytes".split()
+EVENT_COLUMNS = [*OF_CALLS, *"phase start end step calls".split()]
+
+
+def collective_kind(name: str) -> str:
+    letters = re.sub("[^a-z]", "", name.lower())
+    return next((kind for spelled, kind in KINDS.items() if spelled in letters), UNKNOWN)
+
+
+def sent_share(kind: str, world_size: int) -> float | None:
+    """Bytes that a rank sends at least, by bytes of the larger of input and output; bus bandwidth of nccl-tests counts
+    the same (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).  None for kinds that have no such definition."""
+    others = (world_size - 1) / world_size
+    shares = {"all_reduce": 2 * others, "broadcast": 1.0, "reduce": 1.0, "send": 1.0, "recv": 1.0, "send_recv": 1.0}
+    shares |= dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), others)
+    return shares.get(kind)
+
+
+@dataclass
+class Collectives:
+    """The collectives of one rank.
+
+    events: a row for each kernel or range, by start: kind, group (None: not in the trace), group_size (-1: unknown),
+    ranks (of the group, as text), phase, component, bytes (NaN: unknown), start and end in us of the trace, step (-1:
+    in none), calls (1 for the first event of a call, else 0, as for bytes).
+    computing: when the steps computed, as sorted, disjoint intervals, which hide what they overlap.
+    """
+
+    events: pd.DataFrame
+    computing: Intervals
+
+    def exposed_us(self, until: np.ndarray | None = None) -> np.ndarray:
+        """The exposed time of each event of the steps, NaN for others: no computation overlaps it, and no collective
+        that began before it.  until: only what is before these times."""
+        events, out = self.events, np.full(len(self.events), np.nan)
+        inside = (events["step"] >= 0).to_numpy()
+        begins, ends = events["start"].to_numpy(), events["end"].to_numpy() if until is None else until
+        # Times on a clock that stops while the device computes.
+        start, end = (one[inside] - covered_until(one[inside], self.computing) for one in (begins, ends))
+        out[inside] = exclusive_us(start, end)
+        return out
+
+
+@once
+def collectives_of(links: AttributedLinks) -> Collectives:
+    """The collectives of a trace: those on the GPU if it has any, else those of the host."""
+    calls, call_of = host_calls(links)
+    communicates = is_communication(links.gpu)
+    if communicates.any():
+        events, computing = on_gpu(links, calls, call_of, communicates)
+    else:
+        events, computing = on_host(links, calls, call_of)
+    events = with_known_groups(events, links.trace)
+    return Collectives(events.sort_values("start", kind="stable", ignore_index=True), computing)
+
+
+# ---- Calls ---------------------------------------------------------------------------------------------------------
+
+
+def host_calls(links: AttributedLinks) -> tuple[pd.DataFrame, np.ndarray]:
+    """A row for each collective that the host began, by row of links.host: kind, group, group_size, ranks, phase,
+    component, bytes; and for each row of links.host the call that it belongs to, or -1."""
+    host, trace = links.host, links.trace
+    noted = trace.comms.set_axis(trace.comms["operator"].map(first_row_of(trace.operators["external_id"])))
+    noted = noted[noted.index.notna() & ~noted.index.duplicated()]
+    note_rows, signatures = noted.index.to_numpy(int), signatures_of(links)
+    marked, call_of = calls_of_rows(host, note_rows, signatures)
+    inside = np.flatnonzero(marked)
+    rows = np.unique(call_of[inside])
+    notes, members = noted.groupby(call_of[note_rows]), pd.Series(inside).groupby(call_of[inside])
+    kind = pd.Series(by_name(host["name"].iloc[rows], collective_kind), rows, dtype=object)
+    kind = kind.where(kind != UNKNOWN, notes["kind"].first().map(collective_kind).reindex(rows)).fillna(UNKNOWN)
+    size, shaped = notes["bytes"].max().reindex(rows), {row: message_bytes(signatures, one) for row, one in members}
+    calls = notes[["group", "group_size", "ranks"]].first().reindex(rows)
+    return calls.assign(
+        kind=kind,
+        bytes=size.where(size > 0, pd.Series(shaped, dtype=float)),
+        phase=phases_of_calls(links, rows),
+        component=components_of_calls(host, rows),
+    ), call_of
+
+
+def calls_of_rows(host: pd.DataFrame, note_rows: np.ndarray, signatures: list) -> tuple[np.ndarray, np.ndarray]:
+    """Which host events are those of a collective, and for each host event the row of the call that it belongs to: the
+    outermost of them around it, or for a range the operator that issued it; -1 for none.
+
+    note_rows: those of record_param_comms.
+    """
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
+    is_range = where_name(host, BACKEND_RANGE.match) & (host["kind"] == ANNOTATION).to_numpy()
+    marked = is_range | (where_name(host, starts_collective) & is_operator)
+    marked[note_rows] = True
+    parent = host["parent"].to_numpy()
+    outermost = marked & ((parent < 0) | (nearest(parent, marked)[parent] < 0))
+    call_of = nearest(parent, outermost)
+    has_range = np.isin(np.arange(len(host)), call_of[is_range & ~outermost])
+    ranges, operators = (np.flatnonzero(outermost & which) for which in (is_range, is_operator & ~has_range))
+    stands_for = np.append(np.arange(len(host)), -1)
+    for row, operator in issued_by(host, ranges, operators, signatures).items():
+        stands_for[row] = operator
+    return marked, stands_for[call_of]
+
+
+def starts_collective(name: str) -> bool:
+    return name.startswith("c10d::") and collective_kind(name) != UNKNOWN
+
+
+def issued_by(host: pd.DataFrame, ranges: np.ndarray, operators: np.ndarray, signatures: list) -> dict[int, int]:
+    """The operator that began each of these ranges, by rows of host; those of no known operator are left out.
+
+    A backend with threads of its own, as gloo, takes its work in the order in which it was issued: a range belongs to
+    the first operator before it that has no range yet and, where inputs were recorded, one of the same size.
+    """
+    start, found = host["start"].to_numpy(), {}
+    waiting = sorted(operators.tolist(), key=start.__getitem__)
+    for row in sorted(ranges.tolist(), key=start.__getitem__):
+        sent = {*elements_of_inputs(signatures[row])}
+        for i, operator in enumerate(waiting):
+            if start[operator] > start[row]:
+                break
+            if not sent or sent.intersection(elements_of_inputs(signatures[operator])):
+                found[row] = waiting.pop(i)
+                break
+    return found
+
+
+def signatures_of(links: AttributedLinks) -> list[tuple | None]:
+    """The recorded inputs of the operators and ranges of links.host, by row."""
+    trace = links.trace
+    numbers = np.concatenate([trace.operators["signature"], trace.annotations["signature"]])
+    return [trace.signatures[i] if i >= 0 else None for i in numbers]
+
+
+def message_bytes(signatures: list[tuple | None], rows: np.ndarray) -> float:
+    """Bytes of a call, the larger of input and output, from the recorded inputs of these host events; NaN if unknown.
+
+    The operator has both as its inputs; but of a list of tensors only the range of the backend tells the type."""
+    found = [signatures[row] for row in rows if signatures[row]]
+    sizes = [BYTES_OF[kind] for _, types, _ in found for kind in types or [] if kind in BYTES_OF]
+    elements = max(itertools.chain.from_iterable(map(elements_of_inputs, found)), default=0)
+    return float(elements * sizes[0]) if sizes and elements else np.nan
+
+
+def elements_of_inputs(signature: tuple | None) -> list[int]:
+    """Elements of each recorded input that is a tensor, or a list of tensors; [] if none were recorded."""
+    if signature is None:
+        return []
+    shapes, types, _ = signature
+    found = [elements_in(shape) for shape, kind in zip(shapes, types or [], strict=False) if kind in TENSORS]
+    return [n for n in found if n]
+
+
+def elements_in(shape: list) -> int:
+    """Elements of a tensor of this shape, or of all in a list of shapes."""
+    return sum(map(elements_in, shape)) if shape and isinstance(shape[0], list) else math.prod(shape)
+
+
+def phases_of_calls(links: AttributedLinks, rows: np.ndarray) -> np.ndarray:
+    """The phase of each call.  Where a trace names phases, a call outside of them and of the backward pass, such as the
+    sum of losses over ranks, is in none: having a sequence number does not make it forward work."""
+    host = links.host
+    named = where_name(host, lambda name: name in PHASES) & (host["kind"] == ANNOTATION).to_numpy()
+    phase = host["phase"].to_numpy(object)[rows].copy()
+    if named.any():
+        phase[(nearest(host["parent"].to_numpy(), named)[rows] < 0) & (host["node"].to_numpy()[rows] < 0)] = None
+    return phase
+
+
+def unit_name(name: str) -> str:
+    """'layers.*' of 'FSDP::all_gather (layers.3)'"""
+    return LAYER_NUMBER.sub(".*", FSDP_RANGE.match(name)[1] or FSDP_ROOT)
+
+
+def components_of_calls(host: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
+    """The part of the model that each call belongs to: FSDP's ranges name it, else it is that of the event."""
+    unit = where_name(host, FSDP_RANGE.match)
+    names = host["component"].to_numpy(object).copy()
+    names[unit] = by_name(host["name"][unit], unit_name)
+    named = nearest(host["parent"].to_numpy(), unit)[rows]
+    return np.where(named >= 0, names[named], names[rows])
+
+
+# ---- Events --------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(
+    links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray, communicates: np.ndarray
+) -> tuple[pd.DataFrame, Intervals]:
+    """Communication kernels, each with its call; one whose call is not in the trace is a call of its own."""
+    gpu = links.gpu[communicates]
+    operator = gpu["operator"].to_numpy()
+    call = np.where(operator >= 0, call_of[operator], -1)
+    events = gpu[["start", "end", "step", "device", "stream"]].assign(
+        **{name: at_index(calls[name], call) for name in OF_CALLS},
+        phase=gpu["phase"],
+    )
+    of_kernel = by_name(gpu["name"], collective_kind)
+    events["kind"] = np.where(events["kind"].isin([None, UNKNOWN]), of_kernel, events["kind"])
+    events["component"] = events["component"].fillna(gpu["component"])
+    events["calls"] = np.where((call < 0) | ~pd.Series(call).duplicated().to_numpy(), 1, 0)
+    events["bytes"] = events["bytes"].astype(float).where(events["calls"] == 1, 0.0)
+    computation = by_class(links.gpu)[0] & (links.gpu["step"] >= 0).to_numpy()
+    return events, union(*(links.gpu[name].to_numpy()[computation] for name in ("start", "end")))
+
+
+def on_host(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray) -> tuple[pd.DataFrame, Intervals]:
+    """The ranges of the backend, and when the host computed."""
+    host = links.host
+    lasts = where_name(host, lambda name: BACKEND_RANGE.match(name) and not ENQUEUES.match(name))
+    is_range = lasts & (host["kind"] == ANNOTATION).to_numpy()
+    parent = host["parent"].to_numpy()
+    rows = np.flatnonzero(is_range & ((parent < 0) | (nearest(parent, is_range)[parent] < 0)))
+    events = calls.loc[call_of[rows]].reset_index(drop=True)
+    # A range that outlives its caller was cut at the caller's end: the trace has all of it.
+    whole = links.trace.annotations["end"].to_numpy()
+    first = int((host["kind"] == OPERATOR).sum())
+    start = host["start"].to_numpy()[rows]
+    events = events.assign(start=start, end=whole[rows - first], step=step_at(start, links.steps))
+    events["calls"] = (~pd.Series(call_of[rows]).duplicated()).astype(int)
+    events["bytes"] = events["bytes"].where(events["calls"] == 1, 0.0)
+    return events, union(*(host.loc[computes(host, call_of), name].to_numpy(float) for name in ("start", "end")))
+
+
+def computes(host: pd.DataFrame, call_of: np.ndarray) -> np.ndarray:
+    """Which host events are operators that compute: neither part of a collective nor the caller of one, which may wait
+    for it."""
+    calls_one, parent, up = np.zeros(len(host), bool), host["parent"].to_numpy(), np.unique(call_of[call_of >= 0])
+    while len(up := parent[up][parent[up] >= 0]):
+        calls_one[up] = True
+        up = np.unique(up)
+    return (host["kind"] == OPERATOR).to_numpy() & (call_of < 0) & ~calls_one
+
+
+def at_index(column: pd.Series, keys: np.ndarray) -> np.ndarray:
+    """The values of a column at these index labels; None where there is none."""
+    known = column.dropna().to_dict()
+    return np.array([*map(known.get, keys.tolist()), None], dtype=object)[:-1]
+
+
+def with_known_groups(events: pd.DataFrame, trace: Trace) -> pd.DataFrame:
+    """Groups of kernels whose call is not in the trace: a communicator has a stream of its own.  Where no event has a
+    group, it is the one of the run, if that has only one."""
+    streams = events.groupby(["device", "stream"]).ngroup() if "stream" in events else pd.Series(0, events.index)
+    stream = streams.to_numpy()
+    for name in ("group", "group_size", "ranks"):
+        usual = pd.Series(stream, events.index).map(most_frequent(stream, events[name].to_numpy(object)))
+        events[name] = events[name].where(events[name].notna(), usual)
+    groups = trace.distributed.get("pg_config")
+    if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict) and events["group"].isna().all():
+        (only,) = groups
+        events["group"] = str(only.get("pg_desc") or only.get("pg_name"))
+        events["group_size"], events["ranks"] = only.get("pg_size"), str(only.get("ranks"))
+    size = pd.to_numeric(events["group_size"], errors="coerce").fillna(-1).astype(int)
+    known = {name: events[name].astype(object).where(events[name].notna(), None) for name in ("group", "ranks")}
+    return events.assign(group_size=size, **known)[EVENT_COLUMNS]
+
+
+# ---- The table -----------------------------------------------------------------------------------------------------
+
+
+def collective_rows(found: Collectives, waiting_us: np.ndarray | None = None, why: str = ONE_TRACE) -> list[dict]:
+    """`collectives` of operator_analysis.json: sums over the steps, most time first.
+
+    waiting_us: of each event, until the last rank arrived, NaN if unknown; None, and why, if that is not known at all.
+    """
+    events = found.events.assign(us=found.events["end"] - found.events["start"], exposed_us=found.exposed_us())
+    waiting = np.full(len(events), np.nan) if waiting_us is None else waiting_us
+    events["transfer_us"] = events["us"] - waiting
+    events["exposed_waiting_us"] = exposed_waiting_us(found, waiting)
+    events = events[events["step"] >= 0]
+    keys = ["kind", "group", "group_size", "phase", "component"]
+    rows = [
+        collective_row({key: one[key].iloc[0] for key in keys}, one, why)
+        for _, one in events.groupby(keys, dropna=False, sort=False)
+    ]
+    return sorted(rows, key=lambda row: -row["time_ms"])
+
+
+def exposed_waiting_us(found: Collectives, waiting_us: np.ndarray) -> np.ndarray:
+    """The part of each event's exposed time that was waiting: a collective waits at its beginning."""
+    until = found.events["start"].to_numpy() + np.nan_to_num(waiting_us)
+    exposed = np.minimum(found.exposed_us(until), found.exposed_us())
+    return np.where(np.isnan(waiting_us), np.nan, exposed)
+
+
+def collective_row(about: dict, events: pd.DataFrame, why: str) -> dict:
+    size, us = int(about["group_size"]), events["us"].sum()
+    transfer = events["transfer_us"].sum(skipna=False)
+    n_bytes, waiting = events["bytes"].sum(skipna=False), events["exposed_waiting_us"].sum(skipna=False)
+    rate = n_bytes / (us if np.isnan(transfer) else transfer) / 1e3 if us else np.nan  # bytes/us to 10^9 bytes/s
+    share = sent_share(about["kind"], size) if size > 0 else None
+    row = {
+        "kind": about["kind"],
+        "group": about["group"],
+        "group_size": size if size > 0 else None,
+        "phase": about["phase"] if isinstance(about["phase"], str) else None,
+        "component": about["component"],
+        "calls": int(events["calls"].sum()),
+        "bytes": None if np.isnan(n_bytes) else int(n_bytes),
+        "time_ms": float(us / 1e3),
+        "exposed_ms": float(events["exposed_us"].sum() / 1e3),
+        "waiting_ms": None if np.isnan(waiting) else float(waiting / 1e3),
+        "algorithm_bandwidth_gb_per_sec": None if np.isnan(rate) else float(rate),
+        "bus_bandwidth_gb_per_sec": None if np.isnan(rate) or share is None else float(rate * share),
+    }
+    no_rate = "its bytes are not in the trace" if np.isnan(n_bytes) else "not defined for this kind"
+    if share is None and size <= 0 and not np.isnan(n_bytes):
+        no_rate = "the size of its group is not in the trace"
+    reasons = {"waiting_ms": why, "phase": "in none", "bytes": "the recorded inputs do not determine it"}
+    reasons |= dict.fromkeys(("algorithm_bandwidth_gb_per_sec", "bus_bandwidth_gb_per_sec"), no_rate)
+    return explain_nulls(row, "not in the trace", **reasons)
+
+
+def communication_of_steps(found: Collectives, rows: list[dict], steps: int) -> dict | None:
+    """`communication` of operator_analysis.json, in ms per step; None without collectives in the steps."""
+    events = found.events[(found.events["step"] >= 0).to_numpy()]
+    if events.empty:
+        return None
+    start, end = union(*(events[name].to_numpy() for name in ("start", "end")))
+    total = float((end - start).sum()) / 1e3 / steps
+    exposed, backward = (
+        sum(row["exposed_ms"] for row in rows if row["phase"] in phases) / steps
+        for phases in ({row["phase"] for row in rows}, {"backward"})
+    )
+    why = next((row["waiting_ms_reason"] for row in rows if row["waiting_ms"] is None), "")
+    waiting = None if why else sum(row["waiting_ms"] for row in rows) / steps
+    out = {"steps": steps, "time_ms": total, "exposed_ms": exposed, "hidden_ms": max(0.0, total - exposed)}
+    out |= {"waiting_ms": waiting, "transfer_ms": None if waiting is None else max(0.0, exposed - waiting)}
+    return explain_nulls(out, why) | {"exposed_backward_ms": backward}
+
+
+def predicted_beside(predicted: list[dict], rows: list[dict], steps: int) -> list[dict]:
+    """`predicted` of `communication`: what a dry run predicts of each kind of collective, beside what was measured.
+
+    predicted: rows of kind, group_size, calls and bytes of a step; rows: `collectives` of operator_analysis.json.
+    """
+    out = []
+    for one in predicted:
+        same = [row for row in rows if (row["kind"], row["group_size"]) == (one["kind"], one["group_size"])]
+        sizes, rates = [row["bytes"] for row in same], [row["bus_bandwidth_gb_per_sec"] for row in same]
+        times = [row["bytes"] / row["bus_bandwidth_gb_per_sec"] for row in same if row["bus_bandwidth_gb_per_sec"]]
+        row = {
+            "kind": one["kind"],
+            "group_size": one["group_size"],
+            "predicted_calls": one["calls"],
+            "calls": sum(row["calls"] for row in same) / steps,
+            "predicted_bytes": one["bytes"],
+            "bytes": None if None in sizes else sum(sizes) / steps,
+            "time_ms": sum(row["time_ms"] for row in same) / steps,
+            "bus_bandwidth_gb_per_sec": sum(sizes) / sum(times) if times and None not in rates else None,
+        }
+        out.append(explain_nulls(row, "not in the trace"))
+    return out
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+
+def collective_columns(rows: list[dict]) -> list[Column]:
+    """The columns; the group only where there are several."""
+    of_group = [column("group", "group", left=True), column("ranks", "group_size")]
+    return [
+        column("collective", "kind", left=True),
+        *(of_group if len({(row["group"], row["group_size"]) for row in rows}) > 1 else []),
+        column("phase", "phase", left=True),
+        column("component", "component", left=True),
+        column("calls", "calls", ","),
+        column("MB", "bytes", ",.2f", MB),
+        column("ms", "time_ms", ",.3f"),
+        column("exposed", "exposed_ms", ",.3f"),
+        Column("hidden", lambda row: max(0.0, row["time_ms"] - row["exposed_ms"]), ",.3f"),
+        column("waiting", "waiting_ms", ",.3f"),
+        column("alg GB/s", "algorithm_bandwidth_gb_per_sec", ",.2f"),
+        column("bus GB/s", "bus_bandwidth_gb_per_sec", ",.2f"),
+    ]
+
+
+def communication_text(about: dict) -> str:
+    """'5.20 ms per step: 2.10 hidden, 3.10 exposed (1.00 transfer, 2.10 waiting for other ranks)'"""
+    if about["waiting_ms"] is None:
+        parts = f"waiting unknown: {about['waiting_ms_reason']}"
+    else:
+        parts = f"{about['transfer_ms']:.2f} transfer, {about['waiting_ms']:.2f} waiting for other ranks"
+    hidden, exposed = f"{about['hidden_ms']:.2f} hidden", f"{about['exposed_ms']:.2f} exposed"
+    return f"{about['time_ms']:.2f} ms per step: {hidden}, {exposed} ({parts})"
+
+
+BESIDE_COLUMNS = [
+    column("per step", "kind", left=True),
+    column("ranks", "group_size"),
+    column("calls predicted", "predicted_calls", ","),
+    column("measured", "calls", ",.4g"),
+    column("MB predicted", "predicted_bytes", ",.3f", MB),
+    column("measured", "bytes", ",.3f", MB),
+    column("ms", "time_ms", ",.3f"),
+    column("bus GB/s", "bus_bandwidth_gb_per_sec", ",.2f"),
+]
+
+
+def difference_text(about: dict) -> str:
+    """What steps without reduction measured, beside the exposed time of the trace that they should confirm."""
+    from harness.run.no_sync import no_sync_text  # takes PyTorch, which reading a trace does not need
+
+    trace = f"the trace has {about['exposed_backward_ms']:.2f} ms exposed in the backward pass"
+    return f"{no_sync_text(about['by_difference'])}; {trace}"
+
+
+def collective_lines(analysis: dict) -> list[str]:
+    """The table of collectives, and what their time is made of."""
+    about, rows = analysis["communication"], analysis["collectives"]
+    if about is None:
+        return []
+    note = "" if about["waiting_ms"] is not None else "; bandwidths include waiting"
+    return [
+        f"Collectives of {count_of(about['steps'], 'step')}: {communication_text(about)}{note}",
+        *narrow_table(collective_columns(rows), rows),
+        *([f"Communication by difference: {difference_text(about)}"] if about["by_difference"] else []),
+        *(["", *narrow_table(BESIDE_COLUMNS, about["predicted"])] if about["predicted"] else []),
+    ]

@@ -1,0 +1,418 @@
+"""Step time breakdown: all time of the profiled steps, by component of the model and by phase.
+
+Forward work belongs to the named range around it, else to the nn.Module call.  Backward work belongs to the component
+of the forward operator with the same autograd sequence number, and a GPU event to that of the operator that launched
+it.  In a trace with neither ranges nor module calls, the components are the kinds of operators.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import fields
+
+import numpy as np
+import pandas as pd
+
+from analysis.attribution.gpu_time import covered_until, exposed_us, is_communication, union
+from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links, once, step_at
+from analysis.trace.tables import MODULE as MODULE_PREFIX
+from analysis.trace.tables import STEP, by_name, where_name
+from analysis.work.operator_costs import category, is_view_or_metadata_op, operator_class
+from harness.base.tables import Column, column
+from harness.base.text import count_of, narrow_table
+from harness.run.phases import PHASES
+
+NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
+BACKWARD = "autograd::engine::evaluate_function: "
+NODE_1_8 = re.compile(r"^\w+Backward\d*$|^torch::autograd::AccumulateGrad$")
+ACCUMULATE = BACKWARD + "torch::autograd::AccumulateGrad"
+OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
+NEARLY_ALL = 0.9  # of what ran: one component with so much tells nothing of where the time goes
+BETWEEN = "between phases"
+LAYER = re.compile(r"layers\.\d+\.")
+NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")  # in the path of a module
+# Ranges that PyTorch itself opens: they may name the phase, but never a component of the model.
+_FRAMEWORK = re.compile(
+    rf"{STEP}|Optimizer\.|enumerate\(|DistributedDataParallel|FullyShardedDataParallel|FSDP|nccl:|gloo:|c10d"
+    r"|Torch-Compiled|TorchDynamo|CompiledF|## Call|AOT|PyTorch Profiler|Iteration"
+)
+_PHASE_OF = {"Optimizer.": "optimizer", "enumerate(": "data", "DistributedDataParallel": "forward"}
+
+
+def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
+    """For each row the nearest marked one among itself and its callers, or -1."""
+    n = len(parent)
+    up = np.append(np.where(marked, np.arange(n), np.where(parent >= 0, parent, n)), n)
+    while True:
+        further = up[up]
+        if (further == up).all():
+            return np.where(up[:n] == n, -1, up[:n])
+        up = further
+
+
+def attribute(links: Links) -> AttributedLinks:
+    """Find the component, phase and category of each host and GPU event; once is enough."""
+    if isinstance(links, AttributedLinks):
+        return links
+    host = links.host
+    names, parent, kind = host["name"], host["parent"].to_numpy(), host["kind"].to_numpy()
+    is_node = backward_nodes(host)
+    is_phase = where_name(host, lambda name: name in PHASES) & (kind == ANNOTATION)
+    is_framework = where_name(host, _FRAMEWORK.match) & (kind == ANNOTATION)
+    is_range = (kind == ANNOTATION) & ~is_phase & ~is_framework
+    node = nearest(parent, is_node)
+    phase = phases_of(host, is_phase, is_framework, node)
+    replayed, first_replayed = links.trace.replayed, links.first_replayed
+    source = component_source(host, is_range, phase)
+    if replayed and source == OPERATOR_KINDS:
+        source = replayed.source
+    labels = np.full(len(host), None, dtype=object)  # of the rows that define a component
+    if source == NAMED_RANGES:
+        defines = is_range
+        labels[defines] = by_name(names[defines], folded_names(names[defines].unique()).get)
+    elif source == MODULE_CALLS:
+        defines = kind == MODULE
+        labels[defines] = module_labels(host, defines)
+    else:
+        defines = np.zeros(len(host), bool)
+
+    categories = by_name(names, category)
+    owner = nearest(parent, defines | is_node)
+    forward = (owner >= 0) & ~is_node[owner]
+    component = np.where(forward, labels[owner], None)
+    if defines.any():
+        in_node = (owner >= 0) & is_node[owner]
+        component[in_node] = components_of_nodes(host, component, is_node)[owner[in_node]]
+    communicates = categories == "communication"
+    for name in ("data", "optimizer"):
+        component[(phase == name) & pd.isna(component) & ~communicates] = name
+    ranges = pd.isna(component) & (kind != OPERATOR)
+    component[ranges] = OVERHEAD
+    component[communicates & (pd.isna(component) | ranges)] = "communication"
+    if replayed:
+        of_graphs = slice(first_replayed, first_replayed + len(replayed))
+        component[of_graphs], phase[of_graphs] = replayed.component, replayed.phase
+    if source != NAMED_RANGES:  # operators outside of all modules, by their kind
+        component = np.where(pd.isna(component), categories, component)
+    categories = np.where((phase == "optimizer") & ~communicates, "optimizer", categories)
+    host = host.assign(component=component, phase=phase, category=categories, node=node)
+    gpu = attributed_gpu(links, host, source)
+    known = {one.name: getattr(links, one.name) for one in fields(Links)} | {"results": {}}
+    return AttributedLinks(**known | {"host": host, "gpu": gpu}, source=source)
+
+
+def folded_names(names: Iterable[str]) -> dict[str, str]:
+    """By name, what repeated blocks have in common: attention.scores for layers.3.attention.scores, 12 x h.*.attn for
+    h.0.attn to h.11.attn.
+
+    A number stands for a block if other names go on after it: the members of a plain nn.Sequential stay apart.
+    """
+    names = [*names]
+    blocks = {name[: at.end()] for name in names for at in NUMBER.finditer(name) if name[at.end() :]}
+
+    def folded(name: str) -> str:
+        if LAYER.match(name):
+            return LAYER.sub("", name)
+        return NUMBER.sub(lambda at: "*" if name[: at.end()] in blocks else at[0], name)
+
+    alike = Counter(folded(name) for name in names)
+    several = {one: f"{n} x {one}" for one, n in alike.items() if n > 1 and "*" in one}
+    return {name: several.get(one, name if "*" in one else one) for name in names for one in [folded(name)]}
+
+
+def backward_nodes(host: pd.DataFrame) -> np.ndarray:
+    """Which host events are nodes of the backward pass; PyTorch 1.8 records them without the engine's call around."""
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
+    nodes = where_name(host, lambda name: name.startswith(BACKWARD)) & is_operator
+    return nodes if nodes.any() else where_name(host, NODE_1_8.search) & is_operator
+
+
+def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray) -> str:
+    """Ranges where they contain most of the forward operators, else modules where there are any, else kinds."""
+    kind, own = host["kind"].to_numpy(), host["own_us"].to_numpy()
+    forward = (kind == OPERATOR) & (phase == "forward")
+    in_ranges = own[forward & (nearest(host["parent"].to_numpy(), is_range) >= 0)].sum()
+    if in_ranges > 0 and in_ranges >= 0.5 * own[forward].sum():
+        return NAMED_RANGES
+    return MODULE_CALLS if (kind == MODULE).any() else OPERATOR_KINDS
+
+
+def module_labels(host: pd.DataFrame, is_module: np.ndarray) -> np.ndarray:
+    """'BertOutput.Linear': the class of each module call, after that of the call around it."""
+    rows, parent = np.flatnonzero(is_module), host["parent"].to_numpy()
+    above = np.where(parent[rows] >= 0, nearest(parent, is_module)[parent[rows]], -1)
+    classes = by_name(host["name"], lambda name: name.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0])
+    return np.where(above >= 0, classes[above] + "." + classes[rows], classes[rows])
+
+
+def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.ndarray) -> np.ndarray:
+    """For each backward node the component of the forward operator that has its sequence number; None elsewhere.
+
+    Sequence numbers are counted per thread.  A node's `Fwd thread id` stands for the thread that most of them match.
+    """
+    out = np.full(len(host), None, dtype=object)
+    parent, sequence = host["parent"].to_numpy(), host["sequence"].to_numpy()
+    of_node = is_node | ((parent >= 0) & is_node[parent])  # XBackward0 within evaluate_function: XBackward0
+    numbered = (sequence >= 0) & ~of_node & ~pd.isna(component)
+    forward = host.loc[numbered, ["thread", "sequence", "start"]].assign(component=component[numbered])
+    # The last operator with a number created the node: earlier ones only recorded what the next number would be.
+    forward = forward.sort_values("start").drop_duplicates(["thread", "sequence"], keep="last")
+    nodes = host.loc[is_node, ["sequence", "forward_thread"]]
+    for _, group in nodes.groupby("forward_thread"):
+        found = {}
+        for thread, rows in forward.groupby("thread"):
+            by_sequence = pd.Series(rows["component"].to_numpy(), index=rows["sequence"].to_numpy())
+            found[thread] = group["sequence"].map(by_sequence)
+        if found:
+            out[group.index] = max(found.values(), key=lambda match: match.notna().sum()).to_numpy(object)
+    out[pd.isna(out)] = None
+    out[where_name(host, lambda name: name == ACCUMULATE) & is_node] = "gradient accumulation"
+    return out
+
+
+def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray, node: np.ndarray) -> np.ndarray:
+    """The phase of each host event: that of a range that names one, ours or PyTorch's; backward within autograd nodes.
+
+    Other module calls, and operators with a sequence number, are the forward pass.  In a trace without a backward pass
+    or without sequence numbers, so are all other operators.
+    """
+    parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
+    names = host["name"].astype(object).to_numpy()
+    label = np.full(len(host), None, dtype=object)
+    label[is_phase] = names[is_phase]
+    for row in np.flatnonzero(is_framework):
+        label[row] = next((phase for start, phase in _PHASE_OF.items() if names[row].startswith(start)), None)
+    named = nearest(parent, ~pd.isna(label))
+    phase = np.where(named >= 0, label[named], None)
+    # Data and optimizer ranges take precedence, unless a node runs within them, as in an optimizer's closure.
+    in_node = (node >= 0) & (~np.isin(phase.astype(str), ("data", "optimizer")) | (node > named))
+    phase[in_node] = "backward"
+    numbered = (kind == OPERATOR) & (host["sequence"].to_numpy() >= 0)
+    forward = nearest(parent, (kind == MODULE) | numbered) >= 0
+    if (node < 0).all() or not numbered.any():
+        forward |= kind == OPERATOR
+    phase[pd.isna(phase) & forward] = "forward"
+    return phase
+
+
+def attributed_gpu(links: Links, host: pd.DataFrame, source: str) -> pd.DataFrame:
+    """The GPU events with the component, phase and category of the operator that launched each."""
+    gpu, operator = links.gpu, links.gpu["operator"].to_numpy()
+    linked = {name: at(host[name], operator) for name in ("component", "phase", "category")}
+    codes = gpu["name"].cat.codes.to_numpy()
+    # A kernel without an operator takes the usual category of its name: MIOpen's transposes belong to convolutions.
+    # But an optimizer's additions are not the only ones, and an operator of no known kind tells nothing.
+    elsewhere = np.where(np.isin(linked["category"].astype(str), ("optimizer", "other")), None, linked["category"])
+    usual = pd.Series(codes).map(most_frequent(codes, elsewhere))
+    own = by_name(gpu["name"], category)
+    by_kernel = np.where(usual.notna(), usual, own)
+    # Where one operator stands for many, a graph or a compiled region, a kernel's own name says more.
+    many = (linked["category"] == "other") | links.only_of_graph
+    linked["category"] = np.where(pd.isna(linked["category"]), by_kernel, linked["category"])
+    linked["category"] = np.where(many, np.where(own == "other", by_kernel, own), linked["category"])
+    communicates = is_communication(gpu)
+    linked["category"][communicates] = linked["component"][communicates] = "communication"
+    if source == OPERATOR_KINDS:
+        linked["component"] = np.where(linked["category"] == "other", linked["component"], linked["category"])
+    return gpu.assign(**linked)
+
+
+def at(column: pd.Series, rows: np.ndarray) -> np.ndarray:
+    """The values of these rows; None for row -1, which stands for unknown."""
+    return np.append(column.to_numpy(object), None)[rows]
+
+
+def most_frequent(groups: np.ndarray, values: np.ndarray) -> dict:
+    """The most frequent known value of each group."""
+    known = pd.DataFrame({"group": groups, "value": values}).dropna()
+    if known.empty:
+        return {}
+    counts = known.groupby(["group", "value"], sort=False).size().reset_index(name="n")
+    top = counts.sort_values("n", kind="stable").drop_duplicates("group", keep="last")
+    return dict(zip(top["group"].tolist(), top["value"].tolist(), strict=True))
+
+
+@once
+def step_events(links: AttributedLinks) -> tuple[pd.DataFrame, float]:
+    """The events of the profiled steps (component, phase, category, us, operator, step), and the steps' time in us.
+
+    GPU events with their exposed time if the trace has any, else host events with their self time.
+    """
+    columns, host, steps = ["component", "phase", "category"], links.host, links.steps
+    if links.on_gpu:
+        events = links.gpu[[*columns, "operator", "step"]].assign(us=exposed_us(links.gpu, links.window))
+        return events[events["us"] > 0], links.window[1] - links.window[0]
+    us, start = own_or_waited_us(links), host["start"].to_numpy()
+    step = step_at(start, steps)
+    rows = np.flatnonzero((step >= 0) & (start < steps["end"].to_numpy()[step]) & (us > 0))
+    events = host.iloc[rows][columns].assign(us=us[rows], step=step[rows])
+    events["operator"] = np.where(host["kind"].to_numpy()[rows] == OPERATOR, rows, -1)
+    return events, float((steps["end"] - steps["start"]).sum())
+
+
+def views_and_metadata(links: Links) -> np.ndarray:
+    """Which operators move no elements.  The True at the end, at index -1, is for events without an operator."""
+    return np.append(where_name(links.trace.operators, is_view_or_metadata_op), True)
+
+
+def own_or_waited_us(links: AttributedLinks) -> np.ndarray:
+    """Self time of each host event in us: on the thread that ran the steps, and on threads that it waited for.
+
+    While that thread is in no operator, another may run the backward pass or communicate for it: the time is then
+    attributed to the other, and divided among them if there are several.
+    """
+    host = links.host
+    own, parent, kind = host["own_us"].to_numpy(), host["parent"].to_numpy(), host["kind"].to_numpy()
+    ours = (host["thread"] == links.thread).to_numpy()
+    helps = ~ours & ((host["node"] >= 0).to_numpy() | (host["category"] == "communication").to_numpy())
+    us = np.where(ours, own, 0.0)
+    if not helps.any():
+        return us
+    start, end, thread = (host[name].to_numpy() for name in ("start", "end", "thread"))
+    end = np.where((parent >= 0) & (thread[parent] == thread), np.minimum(end, end[parent]), end)
+    others = union(start[helps], end[helps])
+    covered = covered_until(end, others) - covered_until(start, others)
+    nested = (parent >= 0) & ours
+    waited = covered - np.bincount(parent[nested], weights=covered[nested], minlength=len(host))
+    waited = np.where(ours & (kind != OPERATOR), np.clip(waited, 0.0, own), 0.0)
+    return us - waited + np.where(helps, own, 0.0) * (waited.sum() / max(own[helps].sum(), 1e-12))
+
+
+def step_breakdown(links: AttributedLinks) -> dict:
+    """Time per profiled step by component and phase; rows add up to the step.
+
+    Time without any event is idle on a GPU, and framework overhead on a host.
+    """
+    n, columns = len(links.steps), ["component", "phase"]
+    events, total_us = step_events(links)
+    rest, phase = (IDLE, IDLE) if links.on_gpu else (OVERHEAD, BETWEEN)
+    left = max(0.0, total_us - events["us"].sum())
+    remainder = pd.DataFrame({"component": [rest], "phase": [phase], "us": [left]})
+    table = pd.concat([events[[*columns, "us"]], remainder]).fillna({"component": UNATTRIBUTED, "phase": BETWEEN})
+    sums = table.groupby(columns)["us"].sum().unstack(fill_value=0.0)
+    if UNATTRIBUTED not in sums.index:
+        sums.loc[UNATTRIBUTED] = 0.0
+    sums = sums.reindex(columns=[phase for phase in (*PHASES, BETWEEN, IDLE) if phase in sums]) / 1e3 / n
+    sums = sums.loc[sums.sum(axis=1).sort_values(ascending=False, kind="stable").index]
+    step_ms, spread = total_us / 1e3 / n, spread_over_steps(events, n)
+
+    def share(ms: float) -> float:
+        return float(ms / step_ms) if step_ms else 0.0
+
+    return {
+        "attribution": {
+            "clock": "GPU" if links.on_gpu else "host",
+            "source": links.source,
+            "steps": n,
+            "ms_per_step": step_ms,
+            "unattributed_share": share(sums.loc[UNATTRIBUTED].sum()),
+        },
+        "phases": [{"phase": phase, "ms_per_step": float(ms), "share": share(ms)} for phase, ms in sums.sum().items()],
+        "components": [
+            {
+                "component": name,
+                "ms_per_step": float(row.sum()),
+                "std_ms": spread.get(name),
+                "share": share(row.sum()),
+                "phases_ms": {phase: float(ms) for phase, ms in row.items() if ms > 0},
+            }
+            for name, row in sums.iterrows()
+            if row.sum() > 0 or name == UNATTRIBUTED
+        ],
+    }
+
+
+def class_times(links: AttributedLinks) -> list[dict]:
+    """Time per profiled step by class of operators, largest first; rows add up to the step.
+
+    Views, allocation and autograd's own work count with the time outside of operators: as framework overhead on a
+    host, as idle on a GPU.
+    """
+    events, total_us = step_events(links)
+    rest = IDLE if links.on_gpu else OVERHEAD
+    kinds = events["category"].to_numpy(object)
+    if not links.on_gpu:
+        kinds = np.where(views_and_metadata(links)[events["operator"].to_numpy()], rest, kinds)
+    pairs = events[["us", "phase"]].assign(kind=kinds).groupby(["phase", "kind"], dropna=False, sort=False)["us"].sum()
+    classes = [kind if kind == rest else operator_class(phase, kind) for phase, kind in pairs.index]
+    sums = pairs.groupby(np.asarray(classes, dtype=object)).sum()
+    sums[rest] = sums.get(rest, 0.0) + max(0.0, total_us - events["us"].sum())
+    return [
+        {
+            "class": name,
+            "ms_per_step": float(us / 1e3 / len(links.steps)),
+            "share": float(us / total_us) if total_us else 0.0,
+        }
+        for name, us in sums.sort_values(ascending=False, kind="stable").items()
+    ]
+
+
+def spread_over_steps(events: pd.DataFrame, n: int) -> dict[str, float]:
+    """Sample standard deviation, over the steps, of each component's time in ms; {} for a single step."""
+    if n < 2:
+        return {}
+    sums = events[events["step"] >= 0].groupby(["component", "step"])["us"].sum().unstack(fill_value=0.0)
+    return (sums.reindex(columns=range(n), fill_value=0.0).std(axis=1) / 1e3).to_dict()
+
+
+def component_columns(phases: list[dict]) -> list[Column]:
+    """ms per step by phase and in total, one row per component."""
+    return [
+        column("component", "component", left=True),
+        *(Column(one["phase"], lambda row, p=one["phase"]: row["phases_ms"].get(p), ".3f") for one in phases),
+        column("ms", "ms_per_step", ".3f"),
+        column("share", "share", ".1%"),
+    ]
+
+
+def breakdown_rows(analysis: dict) -> list[dict]:
+    """The components, the sums of the groups whose names begin alike, and the sum of all."""
+    rows = analysis["components"]
+    named = analysis["attribution"]["source"] == NAMED_RANGES
+    groups = Counter(group for row in rows for group, dot, _ in [row["component"].partition(".")] if named and dot)
+    sums = [
+        sum_row(f"sum of {group}.*", [row for row in rows if row["component"].startswith(f"{group}.")])
+        for group, n in groups.items()
+        if n > 1
+    ]
+    return [*rows, *sums, sum_row("sum", rows)]
+
+
+def sum_row(title: str, rows: list[dict]) -> dict:
+    phases: Counter = Counter()
+    for row in rows:
+        phases.update(row["phases_ms"])
+    total = {name: sum(row[name] for row in rows) for name in ("ms_per_step", "share")}
+    return {"component": title, "phases_ms": dict(phases), **total}
+
+
+CLASS_COLUMNS = [
+    column("class", "class", left=True),
+    column("ms", "ms_per_step", ",.3f"),
+    column("share", "share", ".1%"),
+]
+
+
+def largest_parts(analysis: dict) -> tuple[list[dict], str]:
+    """The rows that tell best where the time goes, and the key of their names: the components, or the classes of
+    operators where one component holds nearly all that ran."""
+    ran = [row["share"] for row in analysis["components"] if row["component"] not in (IDLE, OVERHEAD, "data")]
+    if max(ran, default=0.0) >= NEARLY_ALL * sum(ran):
+        return analysis["classes"], "class"
+    return analysis["components"], "component"
+
+
+def breakdown_lines(analysis: dict) -> list[str]:
+    about = analysis["attribution"]
+    return [
+        f"Step time breakdown: {about['clock']} time by {about['source']}, mean of {count_of(about['steps'], 'step')}, "
+        f"{about['ms_per_step']:.3f} ms each",
+        *narrow_table(component_columns(analysis["phases"]), breakdown_rows(analysis)),
+    ]
+
+
+def class_lines(analysis: dict) -> list[str]:
+    title = f"The same {analysis['attribution']['clock']} time by class, as the names of operators and kernels tell it"
+    return [title, *narrow_table(CLASS_COLUMNS, analysis["classes"])]

@@ -1,0 +1,127 @@
+"""The critical path of a step: the chain of work on host and GPU that its end had to wait for, by component.
+
+From the end backwards: a kernel waited either for its launch, then the path goes on at the host, or for the GPU event
+that ended last before it began.  A call that also waits, as a blocking copy does, launched as it began.  The host
+waited for the GPU where it called a synchronization, then the path goes on at the event that ended last before the call
+returned.  Making something shorter that is not on the path saves nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.attribution.components import OVERHEAD, UNATTRIBUTED
+from analysis.attribution.gpu_time import covered_until, union
+from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
+from harness.base.tables import column
+from harness.base.text import narrow_table
+
+GPU, HOST, START = "GPU", "host", "kernel start"
+Span = tuple[str, int, float, float]  # where, row of the GPU event or host thread, from, to
+
+
+def critical_path(links: AttributedLinks) -> dict | None:
+    """The path through a step of about median duration: `rows` of where, component and ms, most time first, which add
+    up to `length_ms`; None without GPU events of it."""
+    which = median_step(links) or min(1, len(links.steps) - 1)  # of the first, the trace lacks what was before
+    if not (links.gpu["step"] == which).any():
+        return None
+    spans = walk(links, which)
+    rows: dict[tuple[str, str], float] = {}
+    for (where, component), us in by_component(links, spans):
+        rows[where, component] = rows.get((where, component), 0.0) + us
+    total = sum(rows.values())
+    ranked = sorted(rows.items(), key=lambda item: -item[1])
+    return {
+        "step": int(links.steps["number"].iloc[which]),
+        "length_ms": float(total / 1e3),
+        "rows": [
+            {"where": where, "component": component, "ms": float(us / 1e3), "share": float(us / total)}
+            for (where, component), us in ranked
+            if us > 0
+        ],
+    }
+
+
+def walk(links: AttributedLinks, which: int) -> list[Span]:
+    """The path from its end to the beginning of the step; where the GPU runs behind, to the end of the step before."""
+    gpu, calls = links.gpu, links.calls
+    first, last = (float(links.steps[name].iloc[which]) for name in ("start", "end"))
+    start, end, call = (gpu[name].to_numpy() for name in ("start", "end", "call"))
+    if (earlier := (gpu["step"] >= 0).to_numpy() & (gpu["step"] < which).to_numpy()).any():
+        first = max(first, float(end[earlier].max()))
+    order = np.argsort(end, kind="stable")
+    ends = end[order]
+    waits = calls[calls["waits"].to_numpy(bool)].sort_values("end")
+    wait_starts, wait_ends = waits["start"].to_numpy(), waits["end"].to_numpy()
+    launched_at = np.where(calls["waits"].to_numpy(bool), calls["start"], calls["end"])
+    call_threads = calls["thread"].to_numpy()
+
+    own = np.flatnonzero(gpu["step"].to_numpy()[order] == which)
+    place = int(own[-1])  # of the event in the order of ends
+    on_gpu, thread, time = bool(ends[place] >= last), links.thread, float(max(ends[place], last))
+    spans: list[Span] = []
+    while time > first:
+        if on_gpu:
+            row = order[place]
+            begun = max(start[row], first)
+            spans.append((GPU, row, begun, time))
+            if (time := begun) <= first:
+                break
+            place = min(place, int(np.searchsorted(ends, time + CLOCK_TICK_US, side="right"))) - 1
+            ended = min(ends[place], time) if place >= 0 else -np.inf
+            launched = min(launched_at[call[row]], time) if call[row] >= 0 else -np.inf
+            until = max(ended, launched, first)
+            spans.append((START, row, until, time))
+            on_gpu = ended > launched
+            thread = thread if on_gpu or call[row] < 0 else int(call_threads[call[row]])
+            time = until
+        else:
+            wait = int(np.searchsorted(wait_ends, time, side="right")) - 1
+            returned = max(wait_ends[wait], first) if wait >= 0 else first
+            place = int(np.searchsorted(ends, returned, side="right")) - 1
+            on_gpu = wait >= 0 and place >= 0 and ends[place] > max(wait_starts[wait], first)
+            begun = ends[place] if on_gpu else min(max(wait_starts[wait], first), time) if wait >= 0 else first
+            spans.append((HOST, thread, begun, time))
+            time = begun if begun < time or on_gpu else first
+    return spans
+
+
+def by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[tuple[str, str], float]]:
+    """The time of each span, by where and component; that of the host is its events' own time, else overhead."""
+    component = links.gpu["component"].to_numpy(object)
+    out = []
+    for where, row, begin, end in spans:
+        if where != HOST:
+            out.append(((where, str(component[row]) if pd.notna(component[row]) else UNATTRIBUTED), end - begin))
+    for thread in {row for where, row, *_ in spans if where == HOST}:
+        edges = np.array([span[2:] for span in spans if span[:2] == (HOST, thread)])
+        on_path = union(edges[:, 0], edges[:, 1])
+        host = links.host[(links.host["thread"] == thread).to_numpy()]
+        begin, end = (covered_until(host[name].to_numpy(), on_path) for name in ("start", "end"))
+        parent = pd.Series(np.arange(len(host)), host.index).reindex(host["parent"]).fillna(-1).astype(int).to_numpy()
+        within = np.bincount(parent[parent >= 0], weights=(end - begin)[parent >= 0], minlength=len(host))
+        own = pd.Series(np.maximum(0.0, end - begin - within))
+        sums = own.groupby(host["component"].fillna(UNATTRIBUTED).to_numpy(object)).sum()
+        out += [((HOST, str(name)), float(us)) for name, us in sums.items()]
+        out.append(((HOST, OVERHEAD), max(0.0, float(np.diff(edges).sum() - sums.sum()))))
+    return out
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+PATH_COLUMNS = [
+    column("where", "where", left=True),
+    column("component", "component", left=True),
+    column("ms", "ms", ",.3f"),
+    column("share", "share", ".1%"),
+]
+
+
+def path_title(path: dict) -> str:
+    return f"Critical path of step {path['step']}: {path['length_ms']:.3f} ms; nothing else can make it shorter"
+
+
+def path_lines(path: dict | None, top: int) -> list[str]:
+    return [path_title(path), *narrow_table(PATH_COLUMNS, path["rows"][:top])] if path else []

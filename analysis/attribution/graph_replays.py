@@ -1,0 +1,289 @@
+"""Which operators stand behind the kernels of a replayed graph?
+
+A replay is a single call that starts all kernels of a CUDA or HIP graph, so the trace links none of them to the
+operator that it stands for.  Those operators are where the same work was launched one by one: in a capture of the
+graph, whose calls name their kernels on ROCm but not on CUDA, or in the warm-up before it, in this trace or in one
+beside it.  What is found in neither stays with the graph.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from analysis.attribution.components import attribute
+from analysis.trace.file import TraceFile
+from analysis.trace.links import AttributedLinks, captured, link, operators_around
+from analysis.trace.steps import GRAPH_LAUNCHES, STARTS_WORK
+from analysis.trace.tables import Replayed, Trace, read_trace, where_name
+from harness.base.errors import UserError
+from harness.base.files import may_be_trace
+
+FOLDER = "capture_traces"  # beside a trace: where inference engines write those of its graphs
+CAPTURE = "StreamBeginCapture"
+MATCHED = 0.9  # of the work of two graphs, from which on they are the same
+Work = tuple[str, str | None]  # kind of GPU event, and the name of a kernel; None: a copy, or not recorded
+
+
+class Launcher(NamedTuple):
+    """The operator that launched some work, in the trace where it did."""
+
+    file: Path
+    row: int
+    name: str
+    inputs: tuple | None  # shapes, types, values
+    component: str | None
+    phase: str | None
+
+
+class Launched(NamedTuple):
+    """The work that operators launched, in order: into a graph that was captured, or onto the GPU."""
+
+    work: list[Work]
+    launchers: list[Launcher | None]
+    source: str  # of the components
+    where: str
+    is_capture: bool
+
+
+class Match(NamedTuple):
+    launchers: list[Launcher | None]  # of each event of a graph
+    where: str | None = None  # they were found; None: nowhere
+    source: str | None = None  # of their components
+
+
+Places = list[int | None]  # for each event of a graph, where the same work is in a Launched
+
+
+def with_replayed_operators(trace: Trace) -> Trace:
+    """The trace with the operators of its graphs, as far as captures and warm-ups tell them.
+
+    Each replay adds them at the end of trace.operators, without time on the host, and its GPU events belong to them.
+    """
+    replays = trace.launches[where_name(trace.launches, GRAPH_LAUNCHES.search)].drop_duplicates("correlation")
+    events = trace.gpu[trace.gpu["correlation"].isin(replays["correlation"][replays["correlation"] > 0])]
+    if events.empty:
+        return trace
+    by_replay = events.sort_values("start", kind="stable").groupby("correlation", sort=False)
+    graphs = {correlation: (tuple(work_of(of_graph)), of_graph) for correlation, of_graph in by_replay}
+    launched = [*launched_by(attribute(link(trace)), "a capture in this trace", "the same work without a graph in it")]
+    matches = matched(graphs.values(), launched)
+    if not all(match.where for match in matches.values()):  # other traces take time to read
+        launched += [one for file in captures_beside(trace.path) for one in launched_in(file, file.stat().st_mtime_ns)]
+        matches = matched(graphs.values(), launched)
+    began = dict(zip(replays["correlation"], replays["start"], strict=True))
+    numbers: dict[tuple[int, Path, int], int] = {}  # of the operators that are added, by replay and launcher
+    added: list[tuple[Launcher, float]] = []  # and when their replay began
+    of_event = pd.Series(-1, trace.gpu.index)
+    for correlation, (work, of_graph) in graphs.items():
+        for event, launcher in zip(of_graph.index, matches[work].launchers, strict=True):
+            if launcher:
+                of_event[event] = numbers.setdefault((correlation, launcher.file, launcher.row), len(numbers))
+                if len(added) < len(numbers):
+                    added.append((launcher, began[correlation]))
+    found = [match for match in matches.values() if match.where]
+    return extended(trace, added, of_event.to_numpy(), found) if added else trace
+
+
+def matched(
+    graphs: Iterable[tuple[tuple[Work, ...], pd.DataFrame]], launched: list[Launched]
+) -> dict[tuple[Work, ...], Match]:
+    """By work; graphs: the work and the GPU events of each replay."""
+    matches: dict[tuple[Work, ...], Match] = {}
+    for work, of_graph in graphs:
+        if work not in matches:
+            matches[work] = best_match(work, launched, in_order=of_graph["stream"].nunique() == 1)
+    return matches
+
+
+def extended(trace: Trace, added: list[tuple[Launcher, float]], of_event: np.ndarray, found: list[Match]) -> Trace:
+    """The trace with these operators, each at a time.  of_event: the number of its operator for each GPU event, or -1.
+
+    GPU events are linked by external ids that nothing else has.
+    """
+    launchers, starts = zip(*added, strict=True)
+    known = trace.operators["name"].cat.categories
+    new = [name for name in dict.fromkeys(one.name for one in launchers) if name not in known]
+    dtype = pd.CategoricalDtype(known.append(pd.Index(new, dtype=object)))
+    tables = {name: getattr(trace, name) for name in ("operators", "annotations", "modules", "launches", "gpu")}
+    tables["gpu_annotations"] = trace.gpu_annotations
+    for name, table in tables.items():
+        codes = table["name"].cat.codes.to_numpy()
+        tables[name] = table.assign(name=pd.Categorical.from_codes(codes, dtype=dtype))
+    signatures, number_of = list(trace.signatures), {}
+    signature = []
+    for one in launchers:
+        text = msgspec.json.encode(one.inputs)
+        if one.inputs is not None and text not in number_of:
+            number_of[text] = len(signatures)
+            signatures.append(one.inputs)
+        signature.append(number_of.get(text, -1))
+    used = (tables[name]["external_id"].max() for name in ("operators", "launches", "gpu"))
+    first_id = 1 + int(np.nanmax([0, *used]))
+    columns = {
+        "name": pd.Categorical([one.name for one in launchers], dtype=dtype),
+        "start": starts,
+        "end": starts,
+        "thread": 1 + max(int(table["thread"].max()) for table in tables.values() if len(table) and "thread" in table),
+        "external_id": first_id + np.arange(len(launchers)),
+        "sequence": -1,
+        "forward_thread": -1,
+        "signature": signature,
+    }
+    tables["operators"] = pd.concat([tables["operators"], pd.DataFrame(columns)], ignore_index=True)
+    ids = np.where(of_event >= 0, first_id + of_event, tables["gpu"]["external_id"])
+    tables["gpu"] = tables["gpu"].assign(external_id=ids)
+    component, phase = (np.array([getattr(one, name) for one in launchers], object) for name in ("component", "phase"))
+    where, files = list(dict.fromkeys(match.where for match in found)), {one.file for one in launchers}
+    replayed = Replayed(component, phase, found[0].source, where, files)
+    return replace(trace, **tables, signatures=signatures, replayed=replayed)
+
+
+# ---- Where the same work may have been launched ---------------------------------------------------------------------
+
+
+def captures_beside(path: Path) -> Iterator[Path]:
+    """Traces in the same folder, or in its capture_traces/, in which a graph is captured."""
+    for folder in (path.parent, path.parent / FOLDER):
+        for file in sorted(folder.iterdir()) if folder.is_dir() else []:
+            is_other = file != path and file.is_file() and may_be_trace(file.name)
+            if is_other and has_capture(file, file.stat().st_mtime_ns):
+                yield file
+
+
+@lru_cache(maxsize=1024)
+def has_capture(path: Path, changed: int) -> bool:
+    """changed: when the file was, until when the answer is kept."""
+    wanted = CAPTURE.encode()
+    try:
+        with TraceFile(path).content() as text:
+            while text.more():
+                if wanted in text.all():
+                    return True
+                text.drop(max(0, text.length - len(wanted)))
+    except UserError:
+        pass
+    return False
+
+
+@lru_cache(maxsize=64)
+def launched_in(file: Path, changed: int) -> list[Launched]:
+    """The same of a file, which all ranks of a run may need; changed: when it was."""
+    try:
+        links = attribute(link(read_trace(file)))
+    except UserError:  # not a trace after all
+        return []
+    return [*launched_by(links, f"the capture trace {file.name}", f"the warm-up in the capture trace {file.name}")]
+
+
+def launched_by(links: AttributedLinks, in_capture: str, otherwise: str) -> Iterator[Launched]:
+    """What each capture in a trace records, and all that was launched otherwise; with the names of these places."""
+    calls = links.calls.sort_values("start", kind="stable")
+    begins = calls["start"].to_numpy()[where_name(calls, lambda name: CAPTURE in name)]
+    works = where_name(calls, STARTS_WORK.search) & ~calls["starts_graph"].to_numpy(bool)
+    nodes = calls[captured(calls) & works]
+    number = np.searchsorted(begins, nodes["start"].to_numpy(), side="right")
+    operator = operators_around(nodes, links.trace.operators) if len(nodes) else np.zeros(0, np.int64)
+    for one in np.unique(number):
+        part = nodes[number == one]
+        work = [*map(work_of_call, part["name"], part["kernel"])]
+        yield Launched(work, launchers_of(links, operator[number == one]), links.source, in_capture, True)
+    gpu = links.gpu[((links.gpu["call"] >= 0) & ~links.gpu["of_graph"]).to_numpy()]
+    gpu = gpu.sort_values("launched", kind="stable")
+    yield Launched([*work_of(gpu)], launchers_of(links, gpu["operator"].to_numpy()), links.source, otherwise, False)
+
+
+def work_of(gpu: pd.DataFrame) -> Iterator[Work]:
+    for kind, name in zip(gpu["kind"], gpu["name"], strict=True):
+        yield kind, name if kind == "kernel" else None
+
+
+def work_of_call(name: str, kernel: str | float) -> Work:
+    """kernel: the name that the call gives; NaN: none."""
+    kind = "memcpy" if "Memcpy" in name else "memset" if "Memset" in name else "kernel"
+    return kind, kernel if kind == "kernel" and isinstance(kernel, str) else None
+
+
+def launchers_of(links: AttributedLinks, rows: np.ndarray) -> list[Launcher | None]:
+    """The operators of these rows; None for row -1."""
+    which = np.unique(rows[rows >= 0])
+    table = links.host.iloc[which][["name", "component", "phase"]].astype(object)
+    signatures = links.trace.operators["signature"].to_numpy()[which]
+    inputs = [links.trace.signatures[i] if i >= 0 else None for i in signatures]
+    columns = zip(which.tolist(), table["name"], inputs, table["component"], table["phase"], strict=True)
+    found = {row: Launcher(links.trace.path, row, *rest) for row, *rest in columns}
+    return [found.get(row) for row in rows.tolist()]
+
+
+# ---- Which of it is that of a graph ---------------------------------------------------------------------------------
+
+
+def best_match(work: tuple[Work, ...], launched: list[Launched], in_order: bool) -> Match:
+    """By the names of kernels in a capture, else by the same run of work outside of captures, else by the order of work
+    in a capture that names no kernels.
+
+    in_order: the graph ran on one stream, so in the order in which it was captured.  Of several that match as well,
+    only that counts in which they agree.
+    """
+    captures = [one for one in launched if one.is_capture]
+    named = [(one, by_names(work, one)) for one in captures]
+    runs = [(one, places) for one in launched if not one.is_capture for places in runs_of(work, one)]
+    ordered = [(one, by_order(work, one)) for one in captures if in_order]
+    for found, how in ((named, ""), (runs, ""), (ordered, ", by order alone, because it names no kernels")):
+        shares = [share_of(work, *pair) for pair in found]
+        if max(shares, default=0.0) >= MATCHED:
+            best = [pair for pair, share in zip(found, shares, strict=True) if share == max(shares)]
+            columns = [[None if place is None else one.launchers[place] for place in places] for one, places in best]
+            [(one, _), *_] = best
+            return Match([*map(agreed, zip(*columns, strict=True))], one.where + how, one.source)
+    return Match([None] * len(work))
+
+
+def share_of(work: tuple[Work, ...], one: Launched, places: Places) -> float:
+    """Of the larger of the graph and the capture."""
+    size = max(len(work), len(one.work)) if one.is_capture else len(work)
+    return sum(place is not None for place in places) / size
+
+
+def by_names(work: tuple[Work, ...], capture: Launched) -> Places:
+    """The n-th kernel of a name is the n-th of this name in the capture: streams may run them in another order."""
+    if any(kind == "kernel" and name is None for kind, name in capture.work):
+        return [None] * len(work)
+    left: dict[Work, deque[int]] = defaultdict(deque)
+    for place, one in enumerate(capture.work):
+        left[one].append(place)
+    return [left[one].popleft() if left[one] else None for one in work]
+
+
+def by_order(work: tuple[Work, ...], capture: Launched) -> Places:
+    """All or nothing: there must be kernels, copies and memory sets in the same places, none of them with a name."""
+    same = [(kind, None) for kind, _ in work] == capture.work
+    return [*range(len(work))] if same else [None] * len(work)
+
+
+def runs_of(work: tuple[Work, ...], launched: Launched) -> Iterator[Places]:
+    """Where this work was launched in this order, with nothing in between."""
+    for first, one in enumerate(launched.work):
+        if one == work[0] and tuple(launched.work[first : first + len(work)]) == work:
+            yield [*range(first, first + len(work))]
+
+
+def agreed(launchers: tuple[Launcher | None, ...]) -> Launcher | None:
+    """What is the same in all: None if they are different operators, without inputs if those differ."""
+    first = launchers[0]
+    if first is None or any(one is None or one.name != first.name for one in launchers):
+        return None
+    differing = (
+        field
+        for field in ("inputs", "component", "phase")
+        if any(getattr(one, field) != getattr(first, field) for one in launchers)
+    )
+    return first._replace(**dict.fromkeys(differing))

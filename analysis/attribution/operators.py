@@ -1,0 +1,229 @@
+"""Which operators and kernels ran: calls, times, FLOPs and bytes, and the operator that launched each kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis import SORT_KEYS
+from analysis.attribution.components import UNATTRIBUTED, at, most_frequent
+from analysis.trace.links import AttributedLinks, Links, once
+from analysis.work.operator_costs import Cost, cost
+from harness.base.tables import Column, column
+from harness.base.text import narrow_table
+from harness.base.units import MB
+
+COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for key in SORT_KEYS}
+TIMES = ["self_cpu_us", "cpu_us", "self_device_us", "device_us"]
+
+
+@once
+def operator_calls(links: Links) -> pd.DataFrame:
+    """Each call of an operator, with self and total times in us, on the host and on the GPU.
+
+    Self CPU time is the duration less that of the operators it called.  Self device time is that of the GPU events it
+    launched itself; device time includes those launched by the operators it called.  An operator that calls another of
+    its name, as mm does mm.out, is one call: columns ..._of_name are 0 for the inner one, the others if its inputs are
+    the same too.  call: the row of the outermost call of the same name and inputs.
+    """
+    operators, gpu = links.trace.operators, links.gpu
+    n = len(operators)
+    parent = links.host["operator_parent"].to_numpy()[:n].astype(np.int64)
+    duration = (operators["end"] - operators["start"]).to_numpy()
+    nested = parent >= 0
+    called = np.bincount(parent[nested], weights=duration[nested], minlength=n)
+    launcher, us = gpu["operator"].to_numpy(), (gpu["end"] - gpu["start"]).to_numpy()
+    linked = launcher >= 0
+    own_device = np.bincount(launcher[linked], weights=us[linked], minlength=n)
+    device, rows, us = own_device.copy(), parent[launcher[linked]], us[linked]
+    while (above := rows >= 0).any():
+        rows, us = rows[above], us[above]
+        device += np.bincount(rows, weights=us, minlength=n)
+        rows = parent[rows]
+    codes, signature, above = operators["name"].cat.codes.to_numpy(), operators["signature"].to_numpy(), parent.clip(0)
+    within_name = nested & (codes[above] == codes) if n else np.zeros(0, dtype=bool)
+    within_inputs = within_name & (signature[above] == signature)
+    call = np.arange(n)
+    while (inner := within_inputs[call]).any():
+        call[inner] = parent[call[inner]]
+    return pd.DataFrame(
+        {
+            "code": codes,
+            "signature": signature,
+            "call": call,
+            "calls": (~within_inputs).astype(int),
+            "calls_of_name": (~within_name).astype(int),
+            "self_cpu_us": np.maximum(0.0, duration - called),
+            "cpu_us": duration * ~within_inputs,
+            "cpu_us_of_name": duration * ~within_name,
+            "self_device_us": own_device,
+            "device_us": device * ~within_inputs,
+            "device_us_of_name": device * ~within_name,
+        }
+    )
+
+
+def operator_tables(links: Links) -> dict:
+    """Operators by name, and by name and input shapes, most time first; FLOPs and bytes over all calls."""
+    calls = operator_calls(links).drop(columns="call")
+    groups = calls.groupby(["code", "signature"], sort=False).sum().reset_index()
+    names = np.asarray(links.trace.operators["name"].cat.categories, dtype=object)
+    groups["name"] = names[groups["code"].to_numpy()]
+    inputs = [links.trace.signatures[i] if i >= 0 else None for i in groups["signature"]]
+    pairs = zip(groups["name"], inputs, strict=True)
+    costs = [cost(name, *signature) if signature else Cost() for name, signature in pairs]
+    for field in ("flops", "bytes"):  # Python's integers, which do not overflow
+        each = [getattr(one, field) for one in costs]
+        groups[field] = products(each, groups["calls"])
+        groups[f"{field}_of_name"] = products(each, groups["calls_of_name"])
+    groups["shapes"] = [signature and shapes_text(signature[0]) for signature in inputs]
+    by_name = groups.groupby("name", sort=False)
+    totals = by_name[["self_cpu_us", "self_device_us"]].sum()
+    for field in ("calls", "cpu_us", "device_us"):
+        totals[field] = by_name[f"{field}_of_name"].sum()
+    for field in ("flops", "bytes"):  # unknown for an operator if it is unknown for some of its calls
+        values = by_name[f"{field}_of_name"]
+        totals[field] = values.agg(lambda values: None if values.isna().any() else sum(values)).astype(object)
+    by_shape = groups.loc[groups["shapes"].notna(), ["name", "calls", *TIMES, "flops", "bytes", "shapes"]]
+    clock = "self_device_us" if links.on_gpu else "self_cpu_us"
+    total = groups[clock].sum()
+    return {
+        "operators": operator_rows(totals.reset_index(), clock, total),
+        "operators_by_shape": operator_rows(by_shape, clock, total),
+    }
+
+
+def products(each: list[int | None], calls: pd.Series) -> pd.Series:
+    """What all calls do, where each does so much; None: unknown, but no calls do nothing."""
+    totals = [
+        n * calls if n is not None else None if calls else 0 for n, calls in zip(each, calls.tolist(), strict=True)
+    ]
+    return pd.Series(totals, dtype=object, index=calls.index)
+
+
+def operator_rows(table: pd.DataFrame, clock: str, total: float) -> list[dict]:
+    """Rows of the document, most time first.  Shares are those of the column `clock` in the total."""
+    table = table.assign(share=table[clock] / total if total else 0.0)
+    rows = table.sort_values([clock, "self_cpu_us"], ascending=False).to_dict("records")
+    for row in rows:
+        row |= {field: int(row[field]) if pd.notna(row[field]) else None for field in ("flops", "bytes")}
+        if clock == "self_cpu_us":  # no GPU
+            row |= {"self_device_us": None, "device_us": None}
+    return rows
+
+
+def shapes_text(shapes: list) -> str:
+    """'[8, 128, 256] [256]': tensors only; a list of tensors in parentheses."""
+    texts = []
+    for shape in shapes:
+        if isinstance(shape, list) and shape and isinstance(shape[0], list):
+            texts.append(f"({shapes_text(shape)})")
+        elif shape:
+            texts.append(str(shape))
+    return " ".join(texts)
+
+
+def kernel_table(links: AttributedLinks) -> list[dict]:
+    """GPU events by name, most time first: counts, times in us, and what usually launched them."""
+    gpu, codes = links.gpu, links.gpu["name"].cat.codes.to_numpy()
+    us = (gpu["end"] - gpu["start"]).groupby(codes)
+    total = us.sum()
+    quantiles = us.quantile([0.5, 0.95]).unstack()
+    table = pd.DataFrame(
+        {
+            "name": gpu["name"].cat.categories[total.index],
+            "kind": gpu["kind"].groupby(codes).first(),
+            "count": us.size(),
+            "count_per_step": (gpu["step"] >= 0).groupby(codes).sum() / len(links.steps),
+            "total_us": total,
+            "mean_us": us.mean(),
+            "p50_us": quantiles.get(0.5),
+            "p95_us": quantiles.get(0.95),
+            "share": total / total.sum() if total.sum() else 0.0,
+        }
+    )
+    launched_by = at(links.host["name"].astype(object), gpu["operator"].to_numpy())
+    usual = {"launched_by": launched_by, **{key: gpu[key].to_numpy(object) for key in ("component", "category")}}
+    for key, values in usual.items():
+        of_kernel = most_frequent(codes, values)
+        table[key] = pd.Series([of_kernel.get(code) for code in table.index], table.index, dtype=object)
+    table["component"] = table["component"].fillna(UNATTRIBUTED)
+    return table.sort_values("total_us", ascending=False, kind="stable").to_dict("records")
+
+
+def sorted_by(rows: list[dict], key: str | None) -> list[dict]:
+    """Rows in the order given, or by a column, largest first; unknown values last."""
+    return rows if key is None else sorted(rows, key=lambda row: -(row[COLUMN_OF[key]] or -1))
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+
+def operator_columns(on_gpu: bool, by_shape: bool = False) -> list[Column]:
+    if by_shape:
+        name = Column("operator, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True)
+    else:
+        name = column("operator", "name", left=True)
+    columns = [
+        name,
+        column("calls", "calls", ","),
+        column("self CPU ms", "self_cpu_us", ",.3f", 1e3),
+        column("CPU ms", "cpu_us", ",.3f", 1e3),
+    ]
+    if on_gpu:
+        columns.append(column("self GPU ms", "self_device_us", ",.3f", 1e3))
+        columns.append(column("GPU ms", "device_us", ",.3f", 1e3))
+    return [
+        *columns,
+        column("share", "share", ".1%"),
+        column("GFLOP", "flops", ",.3f", 1e9),
+        column("MB", "bytes", ",.3f", MB),
+    ]
+
+
+KERNEL_COLUMNS = [
+    column("kernel", "name", left=True),
+    column("per step", "count_per_step", ",.1f"),
+    column("total ms", "total_us", ",.3f", 1e3),
+    column("mean us", "mean_us", ",.1f"),
+    column("p50 us", "p50_us", ",.1f"),
+    column("p95 us", "p95_us", ",.1f"),
+    column("share", "share", ".1%"),
+    Column("launched by", lambda row: row["launched_by"] or "unknown", left=True),
+    column("component", "component", left=True),
+]
+
+
+def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:
+    """Operators by name and by shapes, and kernels: `top` rows of each."""
+    kernels = analysis["kernels"]
+    lines = operators_by_name(analysis, top, sort)
+    if by_shape := sorted_by(analysis["operators_by_shape"], sort):
+        lines += ["", *narrow_table(operator_columns(bool(kernels), by_shape=True), first_rows(by_shape, top))]
+    if kernels:
+        per_step = sum(row["count_per_step"] for row in kernels)
+        lines += ["", f"GPU kernels: {len(kernels)}, {per_step:.1f} launches per step"]
+        lines += narrow_table(KERNEL_COLUMNS, first_rows(kernels, top))
+    return lines
+
+
+def operators_by_name(analysis: dict, top: int, sort: str | None = None) -> list[str]:
+    operators, kernels = analysis["operators"], analysis["kernels"]
+    clock, key = ("GPU", "self_device_us") if kernels else ("CPU", "self_cpu_us")
+    self_ms = sum(row[key] for row in operators) / 1e3
+    return [
+        f"Operators: {len(operators)}, {self_ms:.3f} ms of self {clock} time, which shares refer to",
+        *narrow_table(operator_columns(bool(kernels)), first_rows(sorted_by(operators, sort), top)),
+    ]
+
+
+def first_rows(rows: list[dict], top: int) -> list[dict]:
+    """The first rows, and one for all others, so that a column of times adds up to its total."""
+    if len(rows) <= top + 1:
+        return rows
+    sums = {
+        key: sum(row[key] for row in rows[top:])
+        for key in ("calls", "self_cpu_us", "self_device_us", "share", "count_per_step", "total_us")
+        if rows[0].get(key) is not None
+    }
+    return [*rows[:top], {"name": f"{len(rows) - top:,} more", "launched_by": "-", "component": "-"} | sums]

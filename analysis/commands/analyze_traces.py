@@ -1,0 +1,134 @@
+"""Analysis of existing traces, without training: a file or a folder of them, from any program."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from analysis.diagnosis.document import (
+    add_prediction,
+    analyze_all,
+    find_traces,
+    profile_answer,
+    profile_lines,
+    verdict_text,
+)
+from analysis.hardware import described, rows_named
+from analysis.trace.shrink import check_slim, write_slim
+from analysis.trust.missing_from_trace import missing_lines
+from harness.base.console import say
+from harness.base.documents import read_document
+from harness.base.errors import UserError
+from harness.base.files import make_folder, write_json
+from harness.base.tables import wrapped
+from harness.base.text import printable, read_on
+
+PAGE = "docs/reading_a_profile.md"
+
+
+def analyze_existing(
+    path: Path,
+    output_dir: Path | None,
+    report: bool,
+    top: int,
+    sort: str | None,
+    verbose: bool = False,
+    *,
+    reading: dict | None = None,
+    slim: tuple[Path | None, float | None] = (None, None),
+    target_device: str | None = None,
+    peak: str | float = "auto",
+) -> None:
+    """Print what a trace, or each in a folder, shows, and name the files that cannot be read as traces.
+
+    With output_dir, writes operator_analysis.json there, those of further traces as operator_analysis_<trace>.json, and
+    report.html if `report`.  With `report` alone, they are written beside the traces.  reading: options of
+    read_trace().  slim: a smaller trace to write, and the shortest event in it in us.
+
+    Raises UserError if there is no trace; after all is written, if the only one is cut off.
+    """
+    if slim != (None, None):
+        check_slim(path, *slim)
+    target = described(rows_named(target_device)[0]) if target_device else None
+    paths = find_traces(path) if path.is_dir() else [path]
+    if len(paths) > 1:
+        say(f"Reading {len(paths)} traces in {path}")
+    analyses, refused = analyze_all(paths, reading=reading, target=target, peak=peak)
+    if not analyses:
+        raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
+    keep_prediction(analyses)
+    one_run = "ranks" in analyses[0][1]
+    if verbose:
+        for _, analysis in analyses[:1] if one_run else analyses:
+            say("", *profile_lines(analysis, top, sort))
+    if verbose and one_run:  # one of them in full, with the comparison, and the verdicts of the others
+        others = ((file.name, one["integrity"]["rank"], verdict_text(one["verdict"])) for file, one in analyses[1:])
+        say("", *wrapped(printable(f"Rank {rank}, {name}: {text}") for name, rank, text in others))
+    if refused:
+        say("", "Not read:", *(f"  {error}" for error in refused))
+    folder = output_dir or (paths[0].parent if report else None)
+    files = []
+    if folder:
+        files = write_analyses(folder, analyses, refused)
+        if report:
+            from analysis.report.html import write_report
+
+            named = [(file.name, analysis) for file, analysis in analyses]
+            files += write_report(folder, named, path if path.is_dir() else path.parent)
+        say("", "Files:", *(f"  {file}" for file in files))
+    if slim[0]:
+        say("", f"For viewers: {write_slim(path, *slim, reading or {})}")
+    say("", *answer_of(analyses, report_in(files)))
+    if len(paths) == 1 and analyses[0][1]["integrity"]["cut_off"]:
+        raise UserError(f"{path}: truncated or damaged; only what comes before could be analyzed")
+
+
+def missing_from(path: str | Path) -> list[str]:
+    """What a trace, or the traces of a folder, were recorded without: a line each, with what that costs the analysis
+    and how to record it.  Raises UserError if one of them is no trace.
+
+    `print(*missing_from("traces"), sep="\\n")`
+    """
+    path = Path(path)
+    analyses, refused = analyze_all(find_traces(path) if path.is_dir() else [path])
+    if refused:
+        raise refused[0]
+    return list(dict.fromkeys(line for _, one in analyses for line in missing_lines(one["integrity"]["not_recorded"])))
+
+
+def keep_prediction(analyses: list[tuple[Path, dict]]) -> None:
+    """The collectives that the run predicted for itself, from its own operator_analysis.json beside the traces."""
+    path, document = analyses[0]
+    with contextlib.suppress(UserError):  # damaged or of another version: the trace is read all the same
+        earlier = read_document(path.parent / "operator_analysis.json")
+        about = earlier.get("communication") if earlier and earlier.get("trace") == path.name else None
+        if found := (about or {}).get("predicted"):
+            renamed = [one | {"calls": one["predicted_calls"], "bytes": one["predicted_bytes"]} for one in found]
+            add_prediction(document, renamed)
+
+
+def answer_of(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:
+    """The answer of a single trace, or of the first of several, which is that of rank 0."""
+    (first, analysis), *others = analyses
+    merged = analysis["integrity"]["ranks_in_file"]
+    of_rank = f"rank {analysis['integrity']['rank']} of {first.name}" if merged else first.name
+    hint = f"{of_rank} is one of {len(analyses)} traces; " if others else ""
+    named = [(file.name, one) for file, one in others]
+    return profile_answer(analysis, hint + read_on(report or "--generate-report", PAGE), others=named)
+
+
+def report_in(files: list[Path]) -> Path | None:
+    return next((file for file in files if file.name == "report.html"), None)
+
+
+def write_analyses(target: Path, analyses: list[tuple[Path, dict]], refused: list[UserError]) -> list[Path]:
+    make_folder(target)
+    # 'worker.17' of worker.17.pt.trace.json.gz
+    names = [re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", file.name) for file, _ in analyses]
+    files = []
+    for i, (name, (_, analysis)) in enumerate(zip(names, analyses, strict=True)):
+        suffix = f"_{name}_{i}" if names.count(name) > 1 else f"_{name}"
+        files.append(target / f"operator_analysis{suffix if i else ''}.json")
+        write_json(files[-1], analysis | {"not_read": [str(error) for error in refused]})
+    return files

@@ -1,0 +1,99 @@
+"""Results of a run's instruments: for each its document, lines to print, and perhaps a figure."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from analysis.prediction.document import beside_measured, memory_prediction, predicted_memory, what_fits
+from analysis.work.fake_step import FakeRunError
+from analysis.work.flop_rates import flops_lines, flops_profile, flops_summary
+from analysis.work.memory_tables import draw_memory_timeline, memory_lines, memory_table_lines, peak_line
+from harness.base.errors import UserError, explain_error, out_of_memory
+from harness.base.text import run_title
+from harness.model.workload import Workload
+from harness.run.run_report import Explanation, RunReport
+
+SHARED_FOLDER_WAIT_S = 60.0  # NFS shows a new file of another node at latest after acdirmax, 60 s; nfs(5)
+OPERATORS = 10  # that --profile-operators prints without --verbose
+
+
+def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
+    """The results of the memory tracker, the profiler and the FLOP count, as far as the run got."""
+    instruments = report.instruments
+    if instruments is None:
+        return
+    if instruments.memory and instruments.memory.finished:
+        memory = instruments.memory.document()
+        memory |= beside_measured(memory, report.workload, report.device)
+        figure = draw_memory_timeline(memory, run_title(summary)) if importlib.util.find_spec("matplotlib") else None
+        texts = memory_lines(memory, summary), figure, memory_table_lines(memory)
+        yield Explanation("memory_timeline.json", memory, *texts, basis=[peak_line(memory)])
+    profile = None
+    if instruments.flops and instruments.flops.counts and summary["performance"]["avg_step_time_ms"]:
+        # Before the trace, whose verdict uses the same ridge point: this measures the peaks if they are unknown.
+        profile = flops_profile(report.workload, summary, instruments.flops.counts)
+    if instruments.trace and instruments.trace.path:
+        yield explain_trace(report, summary)
+    if profile:
+        yield Explanation("flops_profile.json", profile, flops_summary(profile), tables=flops_lines(profile))
+
+
+def explain_trace(report: RunReport, summary: dict) -> Explanation:
+    """The analysis of the traces of all ranks, in the folder of rank 0's trace."""
+    name = "operator_analysis.json"
+    try:
+        from analysis.attribution.operators import operators_by_name
+        from analysis.diagnosis.document import add_prediction, analyze_all, profile_lines
+    except ModuleNotFoundError as missing:
+        return Explanation(name, None, [f"{name} is not written: {missing}"])
+    path = report.instruments.trace.path
+    wait_s = SHARED_FOLDER_WAIT_S if summary["status"] == "completed" else 0.0  # else a rank may have none
+    paths, missing = traces_of_ranks(path, report.world_size, wait_s)
+    analyses, refused = analyze_all(paths, summary)
+    if not analyses:
+        raise refused[0]
+    document = next((d for file, d in analyses if file == path), analyses[0][1])
+    if report.world_size > 1:
+        with contextlib.suppress(FakeRunError):  # a model that cannot run on fake tensors has no prediction
+            memory = predicted_memory(report.workload, report.device.type == "cuda").document()
+            add_prediction(document, [row | {"group_size": report.world_size} for row in memory["collectives"]])
+    tables = profile_lines(document) if report.profiling.profile_operators else []
+    operators = [*operators_by_name(document, OPERATORS), ""] if tables and not report.verbose else []
+    lines = [f"Not read: {error}" for error in refused]
+    if missing:
+        ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        lines.append(
+            f"Not in {path.parent} after {wait_s:.0f} s: the trace of {ranks}; do all nodes share this folder?"
+        )
+    return Explanation(name, document, lines, tables=tables, basis=operators)
+
+
+def traces_of_ranks(path: Path, world_size: int, wait_s: float) -> tuple[list[Path], list[int]]:
+    """The traces beside that of rank 0, and the ranks whose trace has not appeared after wait_s seconds.
+
+    All have been written, but a network file system shows those of other nodes later.
+    """
+    paths = [path.with_name(path.name.replace("_rank0.", f"_rank{rank}.")) for rank in range(world_size)]
+    give_up = time.monotonic() + wait_s
+    while True:
+        here = {*path.parent.iterdir()}  # reading the folder again makes NFS look, which asking for a name may not
+        missing = [rank for rank, file in enumerate(paths) if file not in here]
+        if not missing or time.monotonic() >= give_up:
+            return [file for file in paths if file in here], missing
+        time.sleep(0.2)
+
+
+def with_prediction(error: BaseException, workload: Workload, device: torch.device) -> BaseException:
+    """The error itself; if memory ran out, one that adds the prediction to its message."""
+    if not out_of_memory(error):
+        return error
+    with contextlib.suppress(FakeRunError, RuntimeError, MemoryError):  # the original error takes precedence
+        predicted = what_fits(memory_prediction(workload, device, after_failure=True))
+        return UserError(f"{explain_error(error)[0]}; predicted: {predicted}")
+    return error

@@ -1,0 +1,1 @@
+"""What bounds the step, and what would help?"""

@@ -1,0 +1,528 @@
+"""What does this trace suggest trying, and how large could the speedup be at most?
+
+Each proposal names the share p of the step that it affects, and the factor s by which that part could at best become
+faster; Amdahl's law, 1 / (1 - p + p / s), gives the bound: `at most`.  It uses the device's roof, or that the part may
+vanish.  What is only likely, such as the highest rate that this trace shows, gives an `estimate`.  Neither is a
+promise: the gain has to be measured.  What cannot help here is listed separately, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.attribution.components import NAMED_RANGES, UNATTRIBUTED, step_events
+from analysis.attribution.gpu_time import host_code, idle_by_cause
+from analysis.diagnosis.verdict import device_of, precision_of, ran_here, roofs_of
+from analysis.hardware import Ceiling, datasheet
+from analysis.trace.links import ANNOTATION, AttributedLinks
+from analysis.trace.tables import different_pairs, where_name
+from analysis.work.operator_costs import MATMUL_CLASSES, Cost, cost, factor_type, is_view_or_metadata_op
+from harness.base.command_line import compiler_problem
+from harness.base.tables import Column, column
+from harness.base.text import count_of, narrow_table, text_of
+from harness.base.units import MB
+
+WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
+COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program's trace has
+WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
+FOR_ANY_MODEL = ("compile", "precision", "optimizer_impl", "activation_checkpointing")  # settings of --workload too
+NORM = re.compile(r"norm(?:alization)?\d*$|(?:^|[._])ln_?\w*$")  # names of normalization layers
+ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
+FUSED_PROJECTIONS = {  # proposal: its components, the one they become, and their weights in words
+    "fuse q, k and v": (
+        ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.qkv_proj", "the three weights"
+    ),
+    "fuse gate and up": (("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj", "both weights"),
+}  # fmt: skip
+
+
+@dataclass
+class Proposal:
+    name: str
+    how: str
+    us: float  # time of the steps that it affects
+    evidence: str
+    basis: str  # where best_us and likely_us come from
+    flag: str | None = None  # of tiny_llama_v1.py, if it has one for this
+    best_us: float = 0.0  # what would remain of `us` at best
+    likely_us: float | None = None  # what would probably remain of it, if that is known
+
+    @property
+    def saved_us(self) -> float:
+        """What it would probably save, else at most."""
+        return self.us - (self.best_us if self.likely_us is None else self.likely_us)
+
+
+@dataclass
+class NotHere:
+    """What cannot win on this device, or in this trace."""
+
+    name: str
+    reason: str
+
+
+Found = Iterator[Proposal | NotHere]
+
+
+class Evidence:
+    """The events of the steps, with the FLOPs and bytes of each where they are known."""
+
+    def __init__(self, links: AttributedLinks, summary: dict | None):
+        self.links, self.steps, self.summary = links, len(links.steps), summary
+        self.config = (summary or {}).get("config", {})
+        events, self.total_us = step_events(links)
+        operators, signatures = links.trace.operators, links.trace.signatures
+        rows = events["operator"].to_numpy()
+        names = operators["name"].cat.categories
+        codes = np.append(operators["name"].cat.codes.to_numpy(), -1)[rows]
+        inputs = np.append(operators["signature"].to_numpy(), -1)[rows]
+        works = np.append([not is_view_or_metadata_op(name) for name in names], False)[codes]
+        pairs, which = different_pairs(codes, inputs)
+        costs = [cost(names[code], *signatures[i]) if code >= 0 and i >= 0 else Cost() for code, i in pairs]
+        works_of = {work: [getattr(one, work) or 0 for one in costs] for work in ("flops", "bytes")}
+        # An operator that launches several kernels does its work once.
+        again = pd.Series(rows).duplicated().to_numpy() & (rows >= 0)
+        self.events = events.assign(
+            code=codes,
+            signature=inputs,
+            name=pd.Categorical.from_codes(codes, names),
+            component=events["component"].fillna(UNATTRIBUTED).astype("category"),
+            launches=1 if links.on_gpu else works.astype(int),
+            **{work: np.where(again, 0.0, np.array(of, dtype=float)[which]) for work, of in works_of.items()},
+        )
+        self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
+        self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
+        self.idle = idle_by_cause(links, links.window) if links.on_gpu else {}  # us by cause
+        self.of_file = "file" in self.config.get("model", {})  # --workload: what other flags change is in the file
+        self.is_ours = not self.of_file and (
+            self.events["component"].str.startswith("attention.").any() or summary is not None
+        )
+
+    def takes(self, flag: str | None) -> bool:
+        """Whether the run that was traced has this flag."""
+        training, name = self.config.get("training", {}), (flag or "").partition(" ")[0].strip("-").replace("-", "_")
+        chooses = name == "precision" and training.get("own_step")
+        return self.is_ours or (self.of_file and name in FOR_ANY_MODEL and name in training and not chooses)
+
+    def best_rate(self, work: str) -> float | None:
+        """The highest rate that an operator with 1% of the step or more reached, per us, over all its calls."""
+        sums = self.events.groupby(["code", "signature"])[["us", work]].sum()
+        sums = sums[(sums["us"] >= 0.01 * self.total_us) & (sums[work] > 0)]
+        return float((sums[work] / sums["us"]).max()) if len(sums) else None
+
+    def part(self, mask) -> tuple[pd.DataFrame, float]:
+        rows = self.events[np.asarray(mask, dtype=bool)]
+        return rows, float(rows["us"].sum())
+
+    def share(self, us: float) -> str:
+        return f"{us / self.total_us:.1%}"
+
+    def described(self, rows: pd.DataFrame) -> str:
+        number = count_of(round(rows["launches"].sum() / self.steps), "kernel" if self.links.on_gpu else "operator")
+        text = f"{self.share(rows['us'].sum())} of the step in {number}"
+        moved = rows["bytes"].sum() / self.steps
+        return text + (f" that move {moved / MB:,.0f} MB" if moved else "")
+
+    def at_best_rate(self, name: str, how: str, rows: pd.DataFrame, flag: str | None = None) -> Found:
+        """The matmuls in these rows, at the highest rate that any matmul of the trace reached."""
+        flops, us = rows["flops"].sum(), float(rows["us"].sum())
+        if self.best_flops_per_us is None or not flops:
+            yield NotHere(name, "the trace has no such matmuls")
+        else:
+            rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the highest rate of any matmul in this trace"
+            likely_us = min(us, flops / self.best_flops_per_us)
+            best_us, bound = at_roof(flops, self.compute_roofs, "GFLOP/s", likely_us)
+            basis = f"its FLOPs, at most: {bound}; estimate: at {rate}"
+            yield Proposal(name, how, us, self.described(rows), basis, flag, best_us, likely_us)
+
+
+def at_roof(work: float, roofs: list[Ceiling], unit: str, likely_us: float) -> tuple[float, str]:
+    """The least time in us of the FLOPs or bytes, and why; no more than likely_us, which a cache may have allowed."""
+    if not roofs:
+        return 0.0, "its time could vanish, since no peak of this device is known"
+    return min(likely_us, 1e6 * work / roofs[0].rate), f"at {roofs[0].rate / 1e9:,.1f} {unit}, {roofs[0].label}"
+
+
+def opportunities(links: AttributedLinks, summary: dict | None) -> dict[str, list[dict]]:
+    """`opportunities`: what the trace supports, by estimate, else by bound; `not_here`: what cannot win, and why."""
+    evidence = Evidence(links, summary)
+    if not evidence.total_us:
+        return {"opportunities": [], "not_here": []}
+    rows, not_here = [], []
+    for one in (found for make in MAKERS for found in make(evidence)):
+        if isinstance(one, NotHere):
+            not_here.append(asdict(one))
+        elif one.saved_us < WORTH_LISTING * evidence.total_us:
+            limit = "at most" if one.likely_us is None else "by the highest rate in this trace"
+            saved = f"{one.evidence}; {evidence.share(one.saved_us)} could be saved {limit}"
+            not_here.append({"name": one.name, "reason": saved})
+        else:
+            rows.append(row_of(one, evidence))
+    rows.sort(key=lambda row: -(row["speedup_estimate"] or row["speedup_bound"] or math.inf))
+    return {"opportunities": rows + checkpointing(evidence), "not_here": not_here}
+
+
+def row_of(proposal: Proposal, evidence: Evidence) -> dict:
+    saved, likely = (proposal.us - proposal.best_us) / evidence.total_us, proposal.saved_us / evidence.total_us
+    return {
+        "name": proposal.name,
+        "how": proposal.how,
+        "evidence": proposal.evidence,
+        "share": proposal.us / evidence.total_us,
+        "ms_per_step": proposal.us / 1e3 / evidence.steps,
+        "part_speedup": proposal.us / proposal.best_us if proposal.best_us > 0 else None,
+        "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
+        "speedup_estimate": 1 / (1 - likely) if proposal.likely_us is not None and likely < 1 else None,
+        "basis": proposal.basis,
+        "flag": proposal.flag if evidence.takes(proposal.flag) else None,
+    }
+
+
+def fused_projections(evidence: Evidence) -> Found:
+    for name, (components, fused, weights) in FUSED_PROJECTIONS.items():
+        if (evidence.events["component"] == fused).any():
+            yield NotHere(name, "already fused")
+            continue
+        rows, _ = evidence.part(evidence.events["component"].isin(components))
+        how = f"concatenate {weights} into one matmul, and split its output"
+        yield from evidence.at_best_rate(name, how, rows, "--fused-projections")
+
+
+def fused_attention(evidence: Evidence) -> Found:
+    events = evidence.events
+    mask = events["component"].isin(ATTENTION)
+    if not evidence.is_ours:  # elsewhere: softmax between batched matmuls
+        softmax = events["name"].isin(["aten::_softmax", "aten::_softmax_backward_data"])
+        mask = softmax | events["name"].isin(["aten::bmm", "aten::baddbmm"]) if softmax.any() else softmax
+    name, how = "fused attention", "F.scaled_dot_product_attention: the scores are never written to memory"
+    if not mask.any() and events["name"].str.contains("scaled_dot_product", na=False).any():
+        yield NotHere(name, "already fused")
+    else:
+        yield from evidence.at_best_rate(name, how, evidence.part(mask)[0], "--attention sdpa")
+
+
+def fused_norms(evidence: Evidence) -> Found:
+    """A fused norm still passes once over its tensor, as the most expensive of its operators does."""
+    host = evidence.links.host
+    rows, us = evidence.part(evidence.events["component"].str.contains(NORM))
+    if rows.empty or evidence.links.source != NAMED_RANGES:
+        yield NotHere("fused norm", "no component of the model has the name of a norm")
+        return
+    is_norm = where_name(host, lambda name: bool(NORM.search(name)))
+    calls = int((is_norm & (host["kind"] == ANNOTATION).to_numpy()).sum())
+    best = 0.0
+    for _, phase in rows[rows["launches"] > 0].groupby("phase"):
+        best += calls * phase.groupby("name")["us"].mean().max()
+    if rows["name"].str.contains("kernels::rms_norm", na=False).any():
+        yield NotHere("fused norm", "already fused")
+    elif rows["launches"].sum() > 3 * calls:
+        how = "F.rms_norm or a compiled norm: one pass instead of one per operator"
+        flag = "--fused-norm"
+        if not evidence.links.on_gpu:
+            how, flag = (
+                "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs",
+                "--compile",
+            )
+        basis = (
+            f"at most: its time could vanish; estimate: {calls / evidence.steps:.0f} norms per step, each as long as "
+            "its most expensive operator, forward and backward"
+        )
+        yield Proposal("fused norm", how, us, evidence.described(rows), basis, flag, likely_us=min(us, best))
+    else:
+        yield NotHere("fused norm", f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels")
+
+
+def named(rows: pd.DataFrame, text: str) -> bool:
+    """Whether one of them has the text in its name."""
+    return rows["name"].str.contains(text, na=False).any()
+
+
+def fused_swiglu(evidence: Evidence) -> Found:
+    """One operator forward and one backward pass over 3 and 5 tensors; silu and the product pass over 14 in all."""
+    rows, us = evidence.part(evidence.events["component"] == "mlp.activation")
+    name = "fused SwiGLU"
+    if named(rows, "swiglu"):
+        yield NotHere(name, "already fused")
+        return
+    if not named(rows, "silu"):  # another activation, or none
+        return
+    how, flag = "one kernel forward and one backward", "--kernels triton"
+    if not evidence.links.on_gpu:
+        how, flag = "a compiled activation: one loop forward and one backward", "--compile"
+    basis = "its five operators become two, which move 8 tensors instead of 14"
+    yield Proposal(name, how, us, evidence.described(rows), basis, flag, us * 8 / 14)
+
+
+def fused_rope(evidence: Evidence) -> Found:
+    """Three operators instead of five that each pass over queries and keys: 7 reads and writes instead of 9."""
+    rows, us = evidence.part(evidence.events["component"] == "attention.rope")
+    name = "fused rotary embedding"
+    if rows.empty:
+        return
+    if named(rows, "addcmul"):
+        yield NotHere(name, "already fused")
+        return
+    how = "halves swapped by one copy, multiplied and added by one kernel"
+    basis = "its five operators become three, which move 7 tensors instead of 9"
+    yield Proposal(name, how, us, evidence.described(rows), basis, "--fused-rope", us * 7 / 9)
+
+
+def fused_loss(evidence: Evidence) -> Found:
+    """The operators after the head pass over [B, S, V] logits; only the memory is sure to shrink."""
+    name, events = "fused loss", evidence.events
+    mask = events["component"] == "loss"
+    if not evidence.is_ours:  # elsewhere, what passes over the logits wherever that is
+        mask = events["name"].str.contains("_log_softmax|nll_loss", na=False)
+    rows, us = evidence.part(mask)
+    if rows.empty:
+        return
+    if evidence.config.get("training", {}).get("fused_loss"):
+        yield NotHere(name, "already in chunks")
+        return
+    how = "loss from a part of the vocabulary at a time: the logits stay in the cache, and are never in memory whole"
+    basis = "the time of the loss could vanish; its chunks are computed again in the backward pass, one more matmul"
+    yield Proposal(name, how, us, evidence.described(rows), basis, "--fused-loss")
+
+
+def cuda_graphs(evidence: Evidence) -> Found:
+    name = "CUDA graphs"
+    if not evidence.idle:
+        yield NotHere(name, "there is no GPU")
+        return
+    if evidence.links.gpu["of_graph"].any():
+        yield NotHere(name, "already replayed")
+        return
+    us = evidence.idle["launch"] + evidence.idle["latency"]
+    text = f"the GPU waits for launches for {evidence.share(us)} of the step"
+    how = "one launch each for forward and backward pass; with --compile, --compile-mode reduce-overhead"
+    yield Proposal(name, how, us, text, "the wait for launches could vanish", "--cuda-graphs")
+
+
+def fused_optimizer(evidence: Evidence) -> Found:
+    rows, us = evidence.part(evidence.events["phase"] == "optimizer")
+    if rows["name"].str.contains("_fused_", na=False).any():
+        yield NotHere("fused optimizer", "already fused")
+        return
+    marks = (re.match(r"Optimizer\.step#(\w+)\.", name) for name in evidence.links.host["name"].cat.categories)
+    optimizer = next((mark[1] for mark in marks if mark), "optimizer")
+    parameters = evidence.config.get("model", {}).get("parameters")
+    best, likely, basis = 0.0, None, "its time could vanish"
+    if parameters and evidence.best_bytes_per_us and optimizer in ("Adam", "AdamW"):
+        moved = 7 * 4 * parameters  # bytes
+        likely = min(us, moved * evidence.steps / evidence.best_bytes_per_us)
+        best, bound = at_roof(moved * evidence.steps, evidence.bandwidth_roofs, "GB/s", likely)
+        basis = (
+            f"{optimizer} must read weights, gradients, two moments and write all but gradients, {moved / MB:,.0f} MB; "
+            f"at most: {bound}; estimate: at {evidence.best_bytes_per_us / 1e3:.1f} GB/s, the highest rate of any "
+            "operator in this trace"
+        )
+    how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
+    if optimizer != "optimizer" and not named(rows, "_foreach_"):
+        how += ", or foreach=True"
+    flag = "--optimizer-impl fused" if optimizer in WITH_FUSED else None
+    yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best, likely)
+
+
+def mixed_precision(evidence: Evidence) -> Found:
+    """Where it can help: on a GPU by its datasheet; on a CPU by a small matmul, timed if this machine ran it."""
+    name, events, trace = "mixed precision", evidence.events, evidence.links.trace
+    full = [factor_type(shapes, kinds) == "float" for shapes, kinds, _ in trace.signatures]
+    in_fp32 = np.append(np.array(full, dtype=bool), False)[events["signature"].to_numpy()]
+    rows, us = evidence.part(events["category"].isin(MATMUL_CLASSES) & in_fp32)
+    if rows.empty:
+        yield NotHere(name, "no matmul in the trace is known to be in fp32")
+        return
+    narrow, gain, roof, basis = gain_of_narrow_type(evidence)
+    if gain is None and not evidence.links.on_gpu:
+        yield NotHere(name, f"not known whether it helps: {basis}")
+        return
+    if gain is not None and gain < 1 + WORTH_LISTING:
+        yield NotHere(name, basis)
+        return
+    how = f"torch.autocast in {narrow} around the forward pass"
+    text = evidence.described(rows) + ", matmuls in fp32"
+    likely = us / gain if gain else None
+    best = min(us if likely is None else likely, rows["flops"].sum() / roof * 1e6) if roof else 0.0
+    yield Proposal(name, how, us, text, basis, f"--precision {narrow}", best, likely)
+
+
+def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | None, str]:
+    """bf16, or fp16 where there is no bf16; how many times as fast its matmuls are; their peak in FLOP/s; the sources.
+
+    None is unknown."""
+    device, summary = device_of(evidence.links, evidence.summary), evidence.summary
+    vanish = "at most: the time of matmuls could vanish"
+    if found := datasheet(device):
+        row, now = found[0], precision_of(evidence.links, summary)
+        narrow = "bf16" if row.bf16 else "fp16"
+        rates = getattr(row, now), getattr(row, narrow)
+        roof = 1e12 * found[1] * rates[1] if rates[1] else None
+        bound = f"at most: its FLOPs at {rates[1]:,.4g} TFLOP/s" if roof else vanish
+        if not all(rates):
+            return narrow, None, roof, f"{bound}; no estimate: the datasheet of {row.name} has no {now}"
+        gain = rates[1] / rates[0]
+        times = f"{narrow} is {gain:.1f} times as fast as {now} by the datasheet of {row.name}"
+        return narrow, gain, roof, f"{bound}; estimate: {times}"
+    if ran_here(summary) and device["type"] == "cpu":
+        from analysis.hardware import cache  # PyTorch takes seconds to import
+
+        if timed := cache.measured(device, "bf16", "gain"):
+            times = f"bf16 is {timed.rate:.2g} times as fast as fp32 on this CPU: {timed.source}"
+            return "bf16", timed.rate, None, times if timed.rate < 1 else f"{vanish}; estimate: {times}"
+    return "bf16", None, None, f"{vanish}; no datasheet gives the speedup, and a CPU may be slower in bf16"
+
+
+def compilation(evidence: Evidence) -> Found:
+    if any(COMPILED.search(name) for name in evidence.links.host["name"].cat.categories):
+        yield NotHere("compile", "already compiled")
+        return
+    if ran_here(evidence.summary) and (problem := compiler_problem(evidence.links.on_gpu)):
+        yield NotHere("compile", problem)
+        return
+    kinds = ("element-wise", "normalization", "reduction", "copy")
+    elsewhere = evidence.events["phase"].isin(("data", "optimizer"))
+    rows, us = evidence.part(evidence.events["category"].isin(kinds) & ~elsewhere)
+    text = evidence.described(rows) + ", none of them a matmul"
+    if evidence.idle and len(rows):
+        # Fewer kernels are fewer launches to wait for.
+        waits = (evidence.idle["launch"] + evidence.idle["latency"]) * rows["launches"].sum()
+        waits /= evidence.events["launches"].sum()
+        us += waits
+        text += f", plus their share of the wait for launches, {evidence.share(waits)}"
+    how = "torch.compile(model): chains of element-wise operators become one kernel each"
+    yield Proposal("compile", how, us, text, "all work between matmuls could be fused into them", "--compile")
+
+
+def larger_batch(evidence: Evidence) -> Found:
+    events = evidence.events
+    if evidence.idle:
+        us = evidence.idle["launch"] + evidence.idle["latency"]
+        n = events["launches"].sum() / evidence.steps
+        text = f"the GPU waits for launches for {evidence.share(us)} of the step; {n:.0f} GPU events per step"
+    else:
+        _, work = evidence.part(events["launches"] > 0)
+        _, data = evidence.part((events["phase"] == "data") & (events["launches"] == 0))
+        begins, ends = host_code(evidence.links)  # which a larger batch would not make less
+        us = max(0.0, evidence.total_us - work - data - float((ends - begins).sum()))
+        text = f"{evidence.share(us)} of the step is Python and overhead between operators"
+    batch = evidence.config.get("training", {}).get("batch_size")
+    flag = batch and f"--batch-size {2 * batch}"
+    how = "more work per launch at the same overhead"
+    yield Proposal("larger batch", how, us, text, "the overhead per sample could vanish", flag)
+
+
+def fewer_synchronizations(evidence: Evidence) -> Found:
+    if not evidence.idle:
+        yield NotHere("fewer synchronizations", "there is no GPU to synchronize with")
+        return
+    calls, us = evidence.links.calls, evidence.idle["synchronization"]
+    n = (calls["waits"].to_numpy(bool) & (calls["step"] >= 0).to_numpy()).sum() / evidence.steps
+    text = f"the GPU is idle for {evidence.share(us)} of the step, behind {n:.1f} synchronizing calls per step"
+    how = "no .item(), .cpu() or synchronize() within a step"
+    yield Proposal("fewer synchronizations", how, us, text, "this idle time could vanish")
+
+
+def faster_data(evidence: Evidence) -> Found:
+    if evidence.idle:
+        us = evidence.idle["data"]
+        text = f"the GPU is idle for {evidence.share(us)} of the step while the host fetches data"
+    else:
+        _, us = evidence.part(evidence.events["phase"] == "data")
+        text = f"fetching data takes {evidence.share(us)} of the step"
+    yield Proposal(
+        "prefetch data", "workers and pinned memory in the DataLoader", us, text, "data could always be ready in time"
+    )
+
+
+def hidden_communication(evidence: Evidence) -> Found:
+    _, us = evidence.part(evidence.events["category"] == "communication")
+    us += evidence.idle.get("communication", 0.0)
+    text = f"{evidence.share(us)} of the step is exposed communication"
+    name, how = "reduce or overlap communication", "fewer, larger collectives, overlapped with the backward pass"
+    yield Proposal(name, how, us, text, "computation could overlap all of it", "--gradient-accumulation-steps 2")
+
+
+MAKERS = (
+    fused_projections,
+    fused_attention,
+    fused_norms,
+    fused_swiglu,
+    fused_rope,
+    fused_loss,
+    fused_optimizer,
+    mixed_precision,
+    compilation,
+    cuda_graphs,
+    larger_batch,
+    fewer_synchronizations,
+    faster_data,
+    hidden_communication,
+)
+
+
+def checkpointing(evidence: Evidence) -> list[dict]:
+    """Saves memory and costs time.  Listed if the trace recorded memory that grows and shrinks within a step."""
+    memory, steps = evidence.links.trace.memory, evidence.links.steps
+    memory = memory[memory["on_gpu"]] if memory["on_gpu"].any() else memory
+    inside = memory[(memory["start"] >= steps["start"].min()) & (memory["start"] < steps["end"].max())]
+    us = evidence.events.loc[evidence.events["phase"] == "forward", "us"].sum()
+    forward = float(us / evidence.total_us)
+    if inside.empty or not forward:
+        return []
+    grown = inside["total"].max() - inside["total"].min()
+    if grown < 0.5 * inside["total"].max():
+        return []
+    text = f"allocated memory grows by {grown / MB:,.0f} MB within a step"
+    basis = f"the forward pass, {forward:.1%} of the step, runs twice; at most that much memory is saved"
+    how, flag = "torch.utils.checkpoint around each block: saves memory, costs time", "--activation-checkpointing"
+    proposal = Proposal("activation checkpointing", how, forward * evidence.total_us, text, basis, flag)
+    changes = {"part_speedup": 0.5, "speedup_bound": 1 / (1 + forward), "memory_bound_mb": float(grown / MB)}
+    return [row_of(proposal, evidence) | changes]
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+NOT_HERE_COLUMNS = [column("not worthwhile here", "name", left=True), column("reason", "reason", left=True)]
+OPPORTUNITY_COLUMNS = [
+    column("try", "name", left=True),
+    Column("estimate", lambda row: row["speedup_estimate"] and f"{row['speedup_estimate']:.2f}x"),
+    Column("at most", lambda row: row["speedup_bound"] and f"{row['speedup_bound']:.2f}x"),
+    column("share", "share", ".1%"),
+    column("evidence in this trace", "evidence", left=True),
+]
+
+
+def gain_text(row: dict) -> str:
+    """'estimate 1.22x, at most 1.31x'; the bound alone if that is all that is known."""
+    estimate, bound = row["speedup_estimate"], row["speedup_bound"]
+    limit = f"at most {bound:.2f}x" if bound else "without limit"
+    return f"estimate {estimate:.2f}x, {limit}" if estimate else limit
+
+
+def best_three(analysis: dict) -> list[str]:
+    """What to try first, with its gain and its flag; or why there is nothing."""
+    rows = [row for row in analysis["opportunities"] if "memory_bound_mb" not in row][:3]
+    texts = [f"{row['name']}: {gain_text(row)}" + f" ({row['flag']})" * bool(row["flag"]) for row in rows]
+    return texts or [analysis.get("opportunities_reason", "nothing that this trace could support")]
+
+
+def opportunity_lines(rows: list[dict], not_here: list[dict]) -> list[str]:
+    apart = text_of([(NOT_HERE_COLUMNS, not_here)])
+    if not rows:
+        return ["Opportunities: none that this trace can quantify", *apart]
+    lines = [
+        "Opportunities, largest speedup first (Amdahl's law; each on its own, they do not add up):",
+        *narrow_table(OPPORTUNITY_COLUMNS, rows),
+        "",
+        "How to do it, and the basis of bound and estimate:",
+    ]
+    for row in rows:
+        flag = f" (here: {row['flag']})" if row["flag"] else ""
+        lines += [f"  {row['name']}: {row['how']}{flag}", f"    {row['basis']}"]
+    return lines + apart

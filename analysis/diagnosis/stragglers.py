@@ -1,0 +1,266 @@
+"""Straggler detection: the ranks of one run side by side, and the order in which they reach their collectives.
+
+In a collective the last rank to arrive makes the others wait, so a slow rank has the shortest collectives, and the
+shortest of all ranks is what the transfer takes.  What counts is the waiting that a rank causes, not how often it is
+last: most collectives begin within microseconds.  The clocks of ranks on several hosts differ, and so do those of
+GPUs: they are aligned by the ends of the collectives, which all ranks leave together.  Processes of one host have one
+clock: if they leave far apart, they waited for cores.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives_of
+from analysis.attribution.gpu_time import gpu_timeline, is_communication
+from analysis.trace.links import AttributedLinks
+from harness.base.tables import Column, column
+from harness.base.text import count_of, narrow_table
+
+# Ends of a collective on aligned clocks: if most differ by more than 1 ms and by more than this share of its duration,
+# they do not tell who was late.  Threads of a busy CPU leave a long one some ms apart.
+ENDS_MEET_US, ENDS_MEET_SHARE = 1e3, 0.1
+ONE_CLOCK_US = 100.0  # by which times of two processes on it may be off: calibrated for each, to a few us
+SAME_RUN_US = 86_400e6  # ranks that recorded a day apart are not of one run
+WORTH_NAMING = 0.01  # of the time: less waiting than this makes no straggler
+
+
+@dataclass
+class Rank:
+    """The part of a rank's trace that the comparison needs."""
+
+    rank: int | None  # by the trace, else by the file's name
+    world_size: int | None
+    file: str
+    step_ms: list[float]
+    busy_ms: float | None  # of the steps
+    found: Collectives
+    base_us: float  # time of the trace's 0 on the rank's own clock
+    clock: str | None  # which one it is; None: not known, or that of a GPU
+
+    def times(self, name: str) -> np.ndarray:
+        """Starts or ends of the collectives on the rank's own clock, in us."""
+        return self.found.events[name].to_numpy() + self.base_us
+
+    def durations(self) -> np.ndarray:
+        return (self.found.events["end"] - self.found.events["start"]).to_numpy()
+
+
+@dataclass
+class Matched:
+    """Collectives that several ranks of a group have: rows[i, j] is the row of the j-th in ranks[members[i]]."""
+
+    members: list[int]
+    rows: np.ndarray  # [members, collectives]
+    complete: bool  # all ranks of the group are here
+
+
+@dataclass
+class RankComparison:
+    """`ranks` of operator_analysis.json, and how long each rank waited in each of its collectives."""
+
+    document: dict
+    waiting_us: list[np.ndarray] | None  # by rank, for each row of its events; NaN: unknown.  None: not known at all
+    why: str  # that is
+
+
+def rank_facts(links: AttributedLinks) -> Rank:
+    trace = links.trace
+    steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
+    busy = gpu_timeline(links.gpu[(links.gpu["step"] >= 0).to_numpy()])["busy_ms"]
+    in_name = re.search(r"rank[_-]?(\d+)", trace.path.name)
+    rank = int(in_name[1]) if trace.rank is None and in_name else trace.rank
+    world_size = trace.distributed.get("world_size")
+    world_size = world_size if isinstance(world_size, int) else None
+    steps_ms = ((steps["end"] - steps["start"]) / 1e3).tolist()
+    clock = None if is_communication(links.gpu).any() else trace.host
+    return Rank(rank, world_size, trace.path.name, steps_ms, busy, collectives_of(links), trace.base_us, clock)
+
+
+def not_of_one_run(ranks: list[Rank]) -> str | None:
+    """Why these traces cannot be those of the ranks of one run; None if they can."""
+    numbers = [one.rank for one in ranks]
+    if None in numbers:
+        return "some tell no rank, by distributedInfo or by the name of the file"
+    if len({*numbers}) < len(numbers):
+        return "several are of the same rank"
+    if len({one.world_size for one in ranks}) > 1:
+        return "they are of runs with different numbers of ranks"
+    begins = [one.times("start")[0] for one in ranks if len(one.found.events)]
+    if begins and (apart := max(begins) - min(begins)) > SAME_RUN_US:
+        return f"they were recorded {apart / SAME_RUN_US:,.0f} days apart"
+    return None
+
+
+def matched(ranks: list[Rank]) -> list[Matched] | None:
+    """The collectives that ranks have in common, by process group; None if a group's are not in the same order.
+
+    The last ones of each: if recording began in the middle of a step, the first ones are missing.
+    """
+    rows_of: dict[tuple, dict[int, np.ndarray]] = {}
+    for i, one in enumerate(ranks):
+        for key, rows in one.found.events.groupby(["group", "ranks", "group_size"], dropna=False).indices.items():
+            rows_of.setdefault(tuple(map(str, key)), {})[i] = rows
+    out = []
+    for (*_, size), of_ranks in rows_of.items():
+        n = min(map(len, of_ranks.values()))
+        members, rows = list(of_ranks), np.stack([rows[-n:] for rows in of_ranks.values()])
+        kinds = [ranks[i].found.events["kind"].to_numpy()[which] for i, which in zip(members, rows, strict=True)]
+        if any((other != kinds[0]).any() for other in kinds):
+            return None
+        group_size = int(size) if int(size) > 0 else ranks[0].world_size or len(ranks)
+        out.append(Matched(members, rows, len(members) == group_size))
+    return out
+
+
+def compare_ranks(ranks: list[Rank]) -> RankComparison:
+    """Step times, communication and lateness of each rank, in the order of `ranks`; the straggler, if one causes most
+    of the waiting.
+
+    A rank causes excess waiting where it is the last to arrive: the time since the rank before it.  It waits itself
+    for as long as its part of a collective takes longer than the shortest of all ranks.
+    """
+    rows = [
+        {
+            "rank": one.rank,
+            "file": one.file,
+            "mean_step_ms": float(np.mean(one.step_ms)) if one.step_ms else None,
+            "gpu_busy_ms": one.busy_ms,
+            "in_collectives_ms": float(one.durations().sum() / 1e3),
+            "collectives": len(one.found.events),
+        }
+        for one in ranks
+    ]
+    out = {"rows": rows, "collectives_compared": 0, "straggler": None}
+
+    def unknown(why: str) -> RankComparison:
+        return RankComparison(out | {"straggler_reason": why}, None, why)
+
+    if min(len(one.found.events) for one in ranks) == 0:
+        return unknown("no collectives in the traces")
+    groups = matched(ranks)
+    if groups is None:
+        return unknown("the ranks do not have the same collectives in the same order")
+    of_all = [one.rows for one in groups if len(one.members) == len(ranks)]
+    if not of_all:
+        return unknown("no process group has all these ranks")
+    which = np.concatenate(of_all, axis=1)  # [ranks, collectives]
+    start, end = (
+        np.stack([one.times(key)[i] for one, i in zip(ranks, which, strict=True)]) for key in ("start", "end")
+    )
+    one_clock = ranks[0].clock is not None and len({one.clock for one in ranks}) == 1
+    # Of each rank's clock against the first's.
+    offsets = np.zeros(len(ranks)) if one_clock else np.median(end - end[0], axis=1)
+    arrived, left = start - offsets[:, None], end - offsets[:, None]  # [ranks, collectives]
+    if one_clock and (left.min(axis=0) < arrived.max(axis=0)).all():
+        return unknown("no collective of one rank overlaps with that of the others: the traces are of different runs")
+    ends_differ = left.max(axis=0) - left.min(axis=0)
+    limit = max(ENDS_MEET_US, ENDS_MEET_SHARE * float(np.median((end - start).max(axis=0))))
+    if (typical := float(np.median(ends_differ))) > limit:
+        apart = f"ranks waited for cores: collectives end {typical / 1e3:,.1f} ms apart"
+        if not one_clock:
+            return unknown(f"the clocks do not meet, or {apart}")
+        out["caution"] = apart
+    late = arrived - arrived.min(axis=0)
+    last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]
+    caused = np.bincount(last, weights=late.max(axis=0) - before, minlength=len(ranks)) / 1e3
+    spread = late.max(axis=0) > (ONE_CLOCK_US if one_clock else ends_differ.max())
+    last_where_spread = np.bincount(last[spread], minlength=len(ranks))
+    columns = zip(rows, offsets, late, caused, last_where_spread, strict=True)
+    for row, offset, lateness, waiting, times_last in columns:
+        row |= {
+            "clock_offset_us": float(offset),
+            "mean_lateness_us": float(lateness.mean()),
+            "median_lateness_us": float(np.median(lateness)),
+            "caused_waiting_ms": float(waiting),
+            "last_to_arrive": int(times_last),
+        }
+    out |= {
+        "one_clock": one_clock,
+        "collectives_compared": which.shape[1],
+        "collectives_with_spread": int(spread.sum()),
+        "excess_waiting_ms": float(caused.sum()),
+    }
+    compared_ms = float(left.max() - arrived.min()) / 1e3
+    document = out | straggler(ranks, caused, last_where_spread, compared_ms)
+    return RankComparison(document, waiting_of(ranks, groups), ONE_TRACE)
+
+
+def waiting_of(ranks: list[Rank], groups: list[Matched]) -> list[np.ndarray]:
+    """For each rank and collective, how much longer it took than on the rank where it was shortest, in us; NaN if not
+    all ranks of its group are here."""
+    out = [np.full(len(one.found.events), np.nan) for one in ranks]
+    for group in (one for one in groups if one.complete):
+        pairs = [*zip(group.members, group.rows, strict=True)]
+        us = np.stack([ranks[i].durations()[rows] for i, rows in pairs])  # [members, collectives]
+        for (i, rows), longer in zip(pairs, us - us.min(axis=0), strict=True):
+            out[i][rows] = longer
+    return out
+
+
+def straggler(ranks: list[Rank], caused: np.ndarray, last: np.ndarray, compared_ms: float) -> dict:
+    """The rank that causes most of the excess waiting (`caused`, in ms by rank), or why none is named.
+
+    last: in how many collectives that begin apart each rank was the last."""
+    absent = (ranks[0].world_size or len(ranks)) - len(ranks)
+    if absent:
+        return {"straggler": None, "straggler_reason": f"{count_of(absent, 'rank')} of the run absent, which may be it"}
+    worst, total = int(caused.argmax()), caused.sum()
+    if total < WORTH_NAMING * compared_ms:
+        return {"straggler": None, "straggler_reason": f"ranks wait for one another for only {total:.3f} ms"}
+    if caused[worst] <= total / 2 or last[worst] < 2:
+        return {
+            "straggler": None,
+            "straggler_reason": "no rank causes more than half of the excess waiting",
+        }
+    return {"straggler": ranks[worst].rank}
+
+
+def rank_columns(comparison: dict) -> list[Column]:
+    late = [
+        column("causes ms", "caused_waiting_ms", ",.3f"),
+        column("last to arrive", "last_to_arrive"),
+        column("late us", "mean_lateness_us", ",.1f"),
+        column("clock offset us", "clock_offset_us", ",.1f"),
+    ]
+    return [
+        column("rank", "rank"),
+        column("step ms", "mean_step_ms", ",.3f"),
+        column("GPU busy ms", "gpu_busy_ms", ",.3f"),
+        column("peak MB", "peak_memory_mb", ",.1f"),
+        column("exposed ms", "exposed_comm_ms", ",.3f"),
+        column("waits ms", "waiting_ms", ",.3f"),
+        *(late if comparison["collectives_compared"] else []),
+    ]
+
+
+def rank_units(comparison: dict) -> str:
+    """Which columns of the ranks' table are of a step, and which are sums."""
+    n = comparison["collectives_compared"]
+    return "Step, busy, exposed and waits: per step" + f"; causes: over the {n:,} collectives compared" * bool(n)
+
+
+def straggler_text(comparison: dict) -> str:
+    caution = f"; {comparison['caution']}" if "caution" in comparison else ""
+    if comparison["straggler"] is None:
+        return f"No straggler: {comparison['straggler_reason']}{caution}"
+    row = next(row for row in comparison["rows"] if row["rank"] == comparison["straggler"])
+    return (
+        f"Rank {row['rank']} is a straggler: it causes {row['caused_waiting_ms']:.1f} of "
+        f"{comparison['excess_waiting_ms']:.1f} ms of waiting, last in {row['last_to_arrive']} of "
+        f"{comparison['collectives_with_spread']} collectives{caution}"
+    )
+
+
+def rank_lines(comparison: dict) -> list[str]:
+    n = comparison["collectives_compared"]
+    clocks = ", on the clock of their host" if comparison.get("one_clock") else ", clocks aligned by the ends of these"
+    return [
+        f"Ranks: {len(comparison['rows'])}, {n} collectives compared{clocks if n else ''}",
+        *narrow_table(rank_columns(comparison), comparison["rows"]),
+        rank_units(comparison),
+        straggler_text(comparison),
+    ]

@@ -1,0 +1,1 @@
+"""Will it fit, and how long will it take?  Asked before anything runs."""

@@ -1,0 +1,98 @@
+"""How long do collectives take on a network?  The model alpha + bytes / beta, fitted to measured ones, and kept by
+run_collective_benchmark.py for --network measured."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analysis.hardware.cache import cache_file, cached_documents
+from analysis.prediction.communication import sent_bytes
+from harness.base.errors import UserError
+from harness.base.files import write_json
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by type of device; on ROCm, RCCL has the name nccl
+CACHE = "measured_networks.json"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A call takes latency + sent bytes / bus bandwidth, whatever the number of ranks."""
+
+    gb_per_sec: float  # bus bandwidth of a rank, in 10^9 bytes/s
+    source: str
+    latency_us: float | None = None  # of a call; None: not counted
+    by_kind: dict[str, tuple[float, float]] = field(default_factory=dict)  # the two of single kinds, where measured
+
+    def time_ms(self, collectives: list[dict], world_size: int) -> float:
+        """Of all calls, one after another.  collectives: rows of kind, calls, bytes."""
+        total_us = 0.0
+        for row in collectives:
+            latency_us, rate = self.by_kind.get(row["kind"], (self.latency_us or 0.0, self.gb_per_sec))
+            total_us += row["calls"] * latency_us + sent_bytes([row], world_size) / rate / 1e3
+        return total_us / 1e3
+
+
+def fitted(rows: list[dict]) -> dict:
+    """alpha, beta and the error of time = alpha + sent / beta, by least squares on relative errors, so that short and
+    long calls count alike.  rows: kind, world_size, bytes, time_us, of at least two sizes."""
+    times = np.array([row["time_us"] for row in rows])
+    sent = np.array([sent_bytes([row], row["world_size"]) for row in rows])
+    terms = np.stack([1 / times, sent / times], axis=1)  # [rows, 2], in units of the measured time
+    (alpha, per_byte), *_ = np.linalg.lstsq(terms, np.ones(len(rows)), rcond=None)
+    if alpha < 0:  # no latency to be seen
+        alpha, per_byte = 0.0, float(terms[:, 1].sum() / (terms[:, 1] ** 2).sum())
+    elif per_byte <= 0:  # nothing but latency: at least the rate of the longest call
+        per_byte = float(times.max() / sent[times.argmax()])
+    errors = terms @ np.array([alpha, per_byte]) - 1
+    return {
+        "alpha_us": float(alpha),
+        "beta_gb_per_sec": 1 / per_byte / 1e3,
+        "residual": float(np.sqrt((errors**2).mean())),
+        "half_bytes": float(alpha / per_byte),
+    }
+
+
+# ---- --network -----------------------------------------------------------------------------------------------------
+
+
+def key_of(device: dict) -> str:
+    return f"{device['name']} | {BACKENDS[device['type']]}"
+
+
+def keep_network(device: dict, measured: dict) -> None:
+    """Keep `fit`, `fits` and provenance of collective_benchmark.json; a cache that cannot be written keeps nothing."""
+    file = cache_file(CACHE)
+    with contextlib.suppress(UserError, OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, cached_documents(file, measured.keys()) | {key_of(device): measured})
+
+
+def measured_network(device: dict) -> Network | None:
+    """What run_collective_benchmark.py measured last on this kind of device; None: nothing."""
+    wanted = {"fit", "fits", "world_size", "host", "when", "disturbed"}
+    kept = cached_documents(cache_file(CACHE), wanted).get(key_of(device))
+    if kept is None:
+        return None
+    fit, backend = kept["fit"], BACKENDS[device["type"]]
+    source = f"measured with {backend} on {kept['world_size']} ranks of {kept['host']}, {kept['when']}"
+    source += ", DISTURBED" if kept["disturbed"] else ""
+    by_kind = {row["kind"]: (row["alpha_us"], row["beta_gb_per_sec"]) for row in kept["fits"]}
+    return Network(fit["beta_gb_per_sec"], source, fit["alpha_us"], by_kind)
+
+
+def network_of(choice: float | str | None, device: dict, elsewhere: bool = False) -> Network | None:
+    """The network of --network.  elsewhere: the prediction is for another machine.  Raises UserError."""
+    if choice is None:
+        return None
+    if choice != "measured":
+        return Network(choice, "--network")
+    if elsewhere:
+        raise UserError("--network measured: is that of this machine; for another device give GB/s", 2)
+    if found := measured_network(device):
+        return found
+    raise UserError(
+        f"--network measured: nothing is measured for {key_of(device)}; run run_collective_benchmark.sh first"
+    )

@@ -1,0 +1,1 @@
+"""How is it shown?  Figures, pages and TensorBoard; nothing below it draws."""

@@ -1,0 +1,202 @@
+"""Charts for a browser: figures of plotly (https://plotly.com/javascript/reference) as JSON, from the documents alone.
+
+They show what analysis/report/figures.py draws for a page without scripts, in the same colors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+
+from analysis.attribution.components import IDLE
+from analysis.report.palette import GRAY, MEMORY, PHASES, color_of
+from harness.base.units import MB
+
+Chart = dict  # data and layout of plotly.newPlot
+BARS = 20  # of a chart at most, as many as can be told apart
+COLORS = PHASES | {IDLE: color_of(IDLE)}
+EXCLUDED = "#d55e00"  # steps that averages leave out
+
+
+def safe(name: str) -> str:
+    """A name as plotly shows it: it takes <b>, <a> and others in any text for markup."""
+    return escape(name, quote=False)
+
+
+def chart(data: list[dict], height: int, x: str, y: str = "", **layout) -> Chart:
+    """Traces with the titles of their axes; height in pixels."""
+    axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}, "automargin": True}}
+    return {"data": data, "layout": {"height": height, **axes, **layout}}
+
+
+def bars(name: str, color: str | list[str], labels: list, values: list, hover: str, **style) -> dict:
+    """Horizontal bars of one color, or of one each; hover: what the pointer shows, with %{y} and %{x}."""
+    marker = {"color": color, "line": {"width": 0}}
+    look = {"marker": marker, "hovertemplate": f"{hover}<extra></extra>", **style}
+    return {"type": "bar", "orientation": "h", "name": safe(name), "y": labels, "x": values, **look}
+
+
+def bar_chart(data: list[dict], rows: int, x: str, **layout) -> Chart:
+    """Bars below one another, the first row at the top."""
+    found = chart(data, 150 + 22 * rows, x, **layout)
+    found["layout"]["yaxis"] |= {"autorange": "reversed", "type": "category"}
+    return found
+
+
+def breakdown_chart(analysis: dict, documents: dict) -> Chart | None:
+    """Components of the step, most time first: forward, backward and the other phases end to end."""
+    rows = [row for row in analysis["components"] if row["ms_per_step"] > 0][:BARS]
+    names = [safe(row["component"]) for row in rows]
+    data = [
+        bars(phase, COLORS.get(phase, GRAY), names, [row["phases_ms"].get(phase, 0.0) for row in rows], hover)
+        for phase in (one["phase"] for one in analysis["phases"] if one["ms_per_step"] > 0)
+        for hover in [f"%{{y}}, {safe(phase)}: %{{x:.3f}} ms per step"]
+    ]
+    return bar_chart(data, len(rows), f"{analysis['attribution']['clock']} time per step (ms)", barmode="stack")
+
+
+def gpu_chart(analysis: dict, documents: dict) -> Chart | None:
+    """The GPU's time from its first event to its last: computation, communication, copies, idle by cause."""
+    timeline = analysis["gpu_timeline"]
+    if timeline["total_ms"] is None:
+        return None
+    parts = [
+        ("computation", timeline["computation_ms"], color_of("matmul")),
+        ("exposed communication", timeline["exposed_comm_ms"], color_of("communication")),
+        ("exposed copies", timeline["exposed_memcpy_ms"], color_of("copy")),
+    ]
+    causes = timeline["idle_by_cause"] or [{"cause": "cause unknown", "ms": timeline["idle_ms"]}]
+    parts += [(f"idle: {row['cause'].replace('_', ' ')}", row["ms"], color_of(IDLE)) for row in causes]
+    parts = [part for part in parts if part[1] > 0]
+    names, ms, colors = ([*column] for column in zip(*parts, strict=True)) if parts else ([], [], [])
+    data = [bars("GPU", colors, names, ms, "%{y}: %{x:.3f} ms", showlegend=False)]
+    return bar_chart(data, len(parts), f"GPU time, {timeline['total_ms']:.2f} ms in all (ms)")
+
+
+def queue_chart(analysis: dict, documents: dict) -> Chart | None:
+    """How far the host is ahead of the GPU over a step: kernels in the queue, and ms until the latest one starts."""
+    queue = analysis["gpu_timeline"]["queue_over_step"]
+    if queue is None:
+        return None
+    lines = [("kernels in the queue", "queued", "forward", "y"), ("launch ahead", "ahead_ms", "optimizer", "y2")]
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": queue["time_ms"],
+            "y": queue[field],
+            "yaxis": axis,
+            "line": {"shape": "hv", "width": 1.5, "color": PHASES[phase]},
+        }
+        for name, field, phase, axis in lines
+    ]
+    right = {"title": {"text": "launch ahead (ms)"}, "overlaying": "y", "side": "right", "rangemode": "tozero"}
+    right |= {"showgrid": False, "tickmode": "auto"}
+    title = f"time since step {queue['step']} began on the host (ms)"
+    found = chart(data, 300, title, "kernels in the queue", yaxis2=right, margin={"t": 54, "r": 60, "b": 44, "l": 60})
+    found["layout"]["yaxis"]["rangemode"] = "tozero"
+    return found
+
+
+def ranks_chart(analysis: dict, documents: dict) -> Chart | None:
+    """The step of each rank: what communication exposed, as transfer and waiting, and the rest."""
+    rows = analysis.get("ranks", {}).get("rows", [])
+    if not any(row["exposed_comm_ms"] for row in rows):
+        return None
+    names = [f"rank {row['rank']}" for row in rows]
+    step, exposed, waiting = (
+        [row[key] or 0.0 for row in rows] for key in ("ms_per_step", "exposed_comm_ms", "waiting_ms")
+    )
+    parts = {
+        "no exposed communication": (
+            color_of("matmul"),
+            [one - other for one, other in zip(step, exposed, strict=True)],
+        ),
+        "transfer": (color_of("communication"), [one - other for one, other in zip(exposed, waiting, strict=True)]),
+        "waiting for other ranks": (EXCLUDED, waiting),
+    }
+    if any(row["waiting_ms"] is None for row in rows):  # not told apart
+        parts["exposed communication"] = parts.pop("transfer")
+        del parts["waiting for other ranks"]
+    data = [
+        bars(name, color, names, ms, f"%{{y}}, {name}: %{{x:.3f}} ms per step") for name, (color, ms) in parts.items()
+    ]
+    return bar_chart(data, len(rows), f"{analysis['attribution']['clock']} time per step (ms)", barmode="stack")
+
+
+def area(name: str, color: str, times: list[float], sizes: list[float], **style) -> dict:
+    look = {"line": {"shape": "hv", "width": 0.5, "color": color}, "fillcolor": color, **style}
+    hover = f"{safe(name)}: %{{y:,.2f}} MB<extra></extra>"
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": safe(name),
+        "x": times,
+        "y": sizes,
+        "hovertemplate": hover,
+    } | look
+
+
+def memory_timeline_chart(analysis: dict | None, documents: dict) -> Chart | None:
+    """Live bytes of the tracked step by category, event by event: tracking distorts the time between them."""
+    if not (memory := documents["memory"]):
+        return None
+    timeline = memory["timeline"]
+    events = [*range(len(timeline["time_us"]))]
+    data = [
+        area(category, color, events, [size / MB for size in timeline[f"{category}_bytes"]], stackgroup="all")
+        for category, color in MEMORY.items()
+        if f"{category}_bytes" in timeline
+    ]
+    title = f"allocations and frees of step {memory['step']}, in order"
+    return chart(data, 420, title, "live tensors (MB)", hovermode="x unified")
+
+
+def memory_chart(analysis: dict, documents: dict) -> Chart | None:
+    """Allocated memory over the trace."""
+    memory = analysis["memory"]
+    if memory["peak_mb"] is None:
+        return None
+    data = [area(memory["of"], MEMORY["activations"], memory["time_ms"], memory["allocated_mb"], fill="tozeroy")]
+    return chart(data, 300, "time since the first event (ms)", "allocated (MB)")
+
+
+def steps_chart(analysis: dict | None, documents: dict) -> Chart | None:
+    """Every step of the run; those that averages leave out in another color."""
+    if not (summary := documents["summary"]) or not summary["steps"]["step"]:
+        return None
+    steps = summary["steps"]
+    reasons = [reason or "averaged" for reason in steps["exclusion_reason"]]
+    marker = {"color": [PHASES["forward"] if reason == "averaged" else EXCLUDED for reason in reasons]}
+    hover = "step %{x}: %{y:.2f} ms, %{text}<extra></extra>"
+    named = {"x": steps["step"], "y": steps["time_ms"], "text": reasons, "textposition": "none"}
+    return chart([{"type": "bar", **named, "marker": marker, "hovertemplate": hover}], 280, "step", "time (ms)")
+
+
+CHARTS: dict[str, Callable[[dict, dict], Chart | None]] = {
+    "step_breakdown": breakdown_chart,
+    "gpu_timeline": gpu_chart,
+    "queue": queue_chart,
+    "ranks": ranks_chart,
+    "memory": memory_chart,
+}
+CHARTS_OF_RUN = {"memory_timeline": memory_timeline_chart, "steps": steps_chart}
+
+
+def charts(analysis: dict | None, documents: dict) -> dict[str, Chart]:
+    """The charts for which there is data, by the names that the sections of a page have for them."""
+    makers = (CHARTS if analysis else {}) | CHARTS_OF_RUN
+    found = {name: make(analysis, documents) for name, make in makers.items()}
+    return {name: one for name, one in found.items() if one}
+
+
+def comparison_chart(rows: list[dict], kind: str, names: tuple[str, str]) -> Chart:
+    """The same parts of two runs beside each other, the largest first."""
+    rows = sorted(rows, key=lambda row: -max(row["baseline_ms"], row["ms"]))[:BARS]
+    parts = [safe(row[kind]) for row in rows]
+    data = [
+        bars(name, color, parts, [row[key] for row in rows], "%{y}: %{x:.3f} ms per step")
+        for name, color, key in zip(names, (PHASES["forward"], EXCLUDED), ("baseline_ms", "ms"), strict=True)
+    ]
+    return bar_chart(data, 2 * len(rows), "time per step (ms)", barmode="group")

@@ -1,0 +1,1 @@
+"""What happened?  A trace file as tables: events, steps, and links between host and GPU."""

@@ -1,0 +1,304 @@
+"""Links between the events of a trace: host events with callers, GPU events with launch call, operator and step."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from analysis.trace.steps import BETWEEN_STEPS, COVERED, GRAPH_LAUNCHES, LAUNCHES, REPEATS, repeated_steps, whole_steps
+from analysis.trace.tables import STEP, Trace, steps_between, where_name
+
+OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
+CLOCK_TICK_US = 1.0  # some traces are in whole us
+# Calls that block until the GPU has finished: synchronization, and copies that are not asynchronous.
+WAITS = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(WithStream|2D|3D|DtoH|HtoD|DtoD)?$")
+
+
+def once(function: Callable) -> Callable:
+    """A function of Links, computed once for the same ones and the same arguments; its result is not to be changed."""
+
+    @functools.wraps(function)
+    def kept(links: Links, *arguments):
+        key = (function, *arguments)
+        if key not in links.results:
+            links.results[key] = function(links, *arguments)
+        return links.results[key]
+
+    return kept
+
+
+@dataclass
+class Links:
+    """A trace with the links between its events.  `host` begins with the rows of trace.operators: row numbers agree."""
+
+    trace: Trace
+    host: pd.DataFrame  # name, start, end, thread, kind, sequence, forward_thread, parent, own_us, operator_parent
+    gpu: (
+        pd.DataFrame
+    )  # trace.gpu with call (row of launches), operator (row of host), launched, step, of_graph; -1 unknown
+    calls: pd.DataFrame  # trace.launches with step, starts_kernel, starts_graph, waits
+    steps: pd.DataFrame  # trace.steps; the entire trace as one step if none are marked
+    steps_are_marked: bool  # or found where the work repeats
+    thread: int  # the host thread that ran the steps
+    steps_found: str | None = field(default=None, kw_only=True)  # how, where no ProfilerStep marks them
+    results: dict = field(default_factory=dict, repr=False, kw_only=True)  # of functions that are computed once
+
+    @property
+    def on_gpu(self) -> bool:
+        return len(self.gpu) > 0
+
+    @property
+    def first_replayed(self) -> int:
+        """The first row of the operators of replayed graphs that another trace, or another part of this one, tells."""
+        return len(self.trace.operators) - len(self.trace.replayed or ())
+
+    @property
+    def only_of_graph(self) -> np.ndarray:
+        """The GPU events of a graph of which nothing tells which of its operators they belong to."""
+        return (self.gpu["of_graph"] & (self.gpu["operator"] < self.first_replayed)).to_numpy()
+
+    @functools.cached_property
+    def window(self) -> tuple[float, float]:
+        """The time that the step tables account for, in us.
+
+        The time of the steps on the host, shifted to their work on the GPU, which runs behind the host: it may still be
+        busy with earlier work when they begin, and with their own after they end.
+        """
+        first, last = float(self.steps["start"].min()), float(self.steps["end"].max())
+        launched = self.gpu[self.gpu["step"] >= 0]
+        if launched.empty:
+            return first, last
+        begins = float(launched["start"].min())
+        earlier = self.gpu[(self.gpu["step"] < 0) & (self.gpu["start"] < begins)]
+        free_from = max(first, float(earlier["end"].max())) if len(earlier) else first
+        return min(begins, free_from), max(last, float(launched["end"].max()))
+
+
+@dataclass
+class AttributedLinks(Links):
+    """Links with the columns that components.attribute() adds to both tables.
+
+    host: component and phase (None if unknown), category (of costs.CATEGORIES), node (row of the autograd node that
+    the event runs in, or -1).  gpu: component, phase and category of the operator that launched the event.
+    """
+
+    source: str  # of the components: named ranges, nn.Module calls, or kinds of operators
+
+
+def parents(
+    start: np.ndarray, end: np.ndarray, thread: np.ndarray, apart: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each interval the row of the innermost one that is open on its thread when it starts, or -1, and its end.
+
+    An interval ends with its parent at the latest, but for those `apart`, which are nobody's parent.
+    """
+    apart = np.zeros(len(start), bool) if apart is None else apart
+    order = np.lexsort((-end, start, thread))
+    # Plain lists, because going through NumPy arrays one by one is slow.
+    columns = (order, start[order], end[order], thread[order], apart[order])
+    found, ends, rows, until = [], [], [], []  # of the open intervals: rows, ends
+    current = None
+    for row, began, ended, on, alone in zip(*(column.tolist() for column in columns), strict=True):
+        if on != current:
+            current, rows, until = on, [], []
+        while until and until[-1] <= began:
+            until.pop()
+            rows.pop()
+        found.append(rows[-1] if rows else -1)
+        if not alone:
+            if until and ended > until[-1]:
+                ended = until[-1]
+            rows.append(row)
+            until.append(ended)
+        ends.append(ended)
+    parent, within = np.empty(len(start), dtype=np.int64), np.empty(len(start))
+    parent[order], within[order] = found, ends
+    return parent, within
+
+
+def host_events(trace: Trace) -> pd.DataFrame:
+    """Operators, annotations and module calls in one frame, each with its caller and its self time.
+
+    An asynchronous range has the caller that began it, but takes none of its thread's time: it has a thread of its own.
+    """
+    columns = ["name", "start", "end", "thread", "kind", "sequence", "forward_thread"]
+    kinds = {OPERATOR: trace.operators, ANNOTATION: trace.annotations, MODULE: trace.modules}
+    parts = [part.assign(kind=kind) for kind, part in kinds.items()]
+    parts = [part for part in parts if len(part)] or parts[:1]
+    host = pd.concat(parts, ignore_index=True).reindex(columns=columns)
+    numbers = ["sequence", "forward_thread"]
+    host[numbers] = host[numbers].fillna(-1).astype(np.int64)
+    start, end, thread = (host[name].to_numpy() for name in ("start", "end", "thread"))
+    # Of an event that ends after its caller, only the part within counts, so that parts never exceed the whole.
+    parent, within = parents(start, end, thread)
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
+    if (apart := asynchronous(start, end, parent, is_operator)).any():
+        parent, within = parents(start, end, thread, apart)
+        thread = np.where(apart, thread.max() + np.cumsum(apart), thread)
+    nested, end = (parent >= 0) & ~apart, within
+    children = np.bincount(parent[nested], weights=(end - start)[nested], minlength=len(host))
+    above = parent.copy()
+    while (skip := (above >= 0) & ~is_operator[above]).any():
+        above[skip] = parent[above[skip]]
+    own_us = np.maximum(0.0, end - start - children)
+    return host.assign(thread=thread, parent=parent, own_us=own_us, operator_parent=above)
+
+
+def asynchronous(start: np.ndarray, end: np.ndarray, parent: np.ndarray, is_operator: np.ndarray) -> np.ndarray:
+    """Which ranges go on while their thread does something else: they overlap another event without containing it.
+
+    So do collectives, whose range begins in the call that starts them and ends when they are complete: it outlives its
+    caller, or an operator that begins in it does not end in it, but does in its caller.
+    """
+    until = np.append(end, -np.inf)  # nothing ends within caller -1
+    crosses = (parent >= 0) & (end > until[parent] + CLOCK_TICK_US)
+    out = crosses & ~is_operator
+    around = parent[crosses & is_operator]
+    fits = end[crosses & is_operator] <= until[parent[around]] + CLOCK_TICK_US
+    out[around[fits & ~is_operator[around]]] = True
+    return out
+
+
+def link(trace: Trace) -> Links:
+    host, steps, found = host_events(trace), whole_steps(trace), None
+    if steps.empty and trace.steps_from is None:
+        steps, found = unmarked_steps(trace, host)
+    marked = len(steps) > 0
+    if not marked:
+        edges = [t for t in (trace.operators, trace.annotations, trace.gpu) if len(t)]
+        bounds = (min(t["start"].min() for t in edges), max(t["end"].max() for t in edges))
+        steps = pd.DataFrame({"number": [0], "start": [bounds[0]], "end": [bounds[1]]})
+    calls = trace.launches.assign(
+        step=step_at(trace.launches["start"].to_numpy(), steps),
+        starts_kernel=where_name(trace.launches, LAUNCHES.search),
+        starts_graph=where_name(trace.launches, GRAPH_LAUNCHES.search),
+        waits=where_name(trace.launches, WAITS.search),
+    )
+    calls["starts_kernel"] &= ~captured(calls)
+    gpu = link_gpu(trace, calls, steps)
+    return Links(trace, host, gpu, calls, steps, marked, step_thread(trace, host), steps_found=found)
+
+
+def median_step(links: Links) -> int:
+    """The row of the step with the median duration."""
+    durations = (links.steps["end"] - links.steps["start"]).to_numpy()
+    return int(np.argsort(durations, kind="stable")[len(durations) // 2])
+
+
+def unmarked_steps(trace: Trace, host: pd.DataFrame) -> tuple[pd.DataFrame, str | None]:
+    """Steps where no event marks them, and how they were found; none if they are not."""
+    names, times, between = work_of(trace, host)
+    steps, length = repeated_steps(names, times, between)
+    # Several within one range or operator are parts of what it does, such as layers.
+    ends_in = np.searchsorted(steps["end"], host["end"] + CLOCK_TICK_US, side="right")
+    in_one = ends_in - np.searchsorted(steps["start"], host["start"] - CLOCK_TICK_US)
+    if len(steps) and in_one.max(initial=0) <= 1:
+        return steps, f"repetitions of the same {length:,} events"
+    updates = trace.annotations[where_name(trace.annotations, lambda name: name.startswith("Optimizer.step#"))]
+    often = updates["name"].value_counts()
+    if len(often) and often.iloc[0] > REPEATS:
+        marks = updates[(updates["name"] == often.index[0]).to_numpy()].sort_values("start")
+        between = steps_between(marks["start"].to_numpy(), marks["end"].to_numpy())
+        if between["end"].iloc[-1] - between["start"].iloc[0] > COVERED * (host["end"].max() - host["start"].min()):
+            return between, f"from one {often.index[0]} to the next"
+    return steps.iloc[:0], None
+
+
+def work_of(trace: Trace, host: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The work of a trace in the order in which the host began it: numbers of names, times; and times of what happens
+    only between steps.  On a GPU, its events where their calls are in the trace, else the outermost operators."""
+    calls, gpu = trace.launches, trace.gpu
+    if len(gpu):
+        call = gpu["correlation"].map(first_row_of(calls["correlation"])).fillna(-1).astype(np.int64).to_numpy()
+        work = gpu.assign(began=np.append(calls["start"].to_numpy(), np.nan)[call]).dropna(subset="began")
+    else:
+        outer = (host["operator_parent"] < 0) & (host["thread"] == step_thread(trace, host))
+        work = host.assign(began=host["start"])[(outer & (host["kind"] == OPERATOR)).to_numpy()]
+    work = work.sort_values(["began", "start"], kind="stable")
+    tables = (calls, host, work.assign(start=work["began"]))
+    between = [table["start"].to_numpy()[where_name(table, BETWEEN_STEPS.search)] for table in tables]
+    return work["name"].cat.codes.to_numpy().astype(np.int64), work["began"].to_numpy(), np.concatenate(between)
+
+
+def captured(calls: pd.DataFrame) -> np.ndarray:
+    """Calls made while a graph was being captured: they are recorded in it and launch nothing."""
+    times = calls["start"].to_numpy()
+    begins = np.sort(times[where_name(calls, lambda name: "StreamBeginCapture" in name)])
+    ends = np.sort(times[where_name(calls, lambda name: "StreamEndCapture" in name)])
+    return np.searchsorted(begins, times) > np.searchsorted(ends, times)
+
+
+def step_at(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
+    """The row of the step that was running on the host at each time, or -1; gaps belong to the step before."""
+    at = np.searchsorted(steps["start"].to_numpy(), times, side="right") - 1
+    return np.where(times < steps["end"].max(), at, -1)
+
+
+def step_thread(trace: Trace, host: pd.DataFrame) -> int:
+    marks = trace.annotations[where_name(trace.annotations, lambda name: name.startswith(STEP))]
+    if len(marks):
+        return int(marks["thread"].iloc[0])
+    if host.empty:
+        return -1
+    top = host[host["parent"] < 0]
+    return int((top["end"] - top["start"]).groupby(top["thread"]).sum().idxmax())
+
+
+def first_row_of(keys: pd.Series) -> pd.Series:
+    """The first row number for each key; keys below 1 mean that there is none."""
+    rows = pd.Series(keys.index, index=keys.to_numpy())
+    return rows[(rows.index > 0) & ~rows.index.duplicated()]
+
+
+def launched_before_trace(gpu: pd.DataFrame, calls: pd.DataFrame) -> np.ndarray:
+    """Which GPU events belong to calls from before recording began: correlation numbers grow, and theirs are below all
+    of the trace."""
+    first = calls.loc[calls["correlation"] > 0, "correlation"].min()
+    return ((gpu["call"] < 0) & (gpu["correlation"] > 0) & (gpu["correlation"] < first)).to_numpy()
+
+
+def link_gpu(trace: Trace, calls: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Each GPU event with its launch call, by correlation, and its operator: by external id, or around the call.
+
+    An external id is believed only if its operator was running at the call or, without a call, began before the event.
+    """
+    operators, gpu = trace.operators, trace.gpu
+    call = gpu["correlation"].map(first_row_of(calls["correlation"])).fillna(-1).astype(np.int64).to_numpy()
+    launched = np.append(calls["start"].to_numpy(), np.nan)[call]
+    of_call = np.append(calls["step"].to_numpy(), -1)[call]
+    # In a trace of the GPU alone, steps are in GPU time.
+    step = of_call if len(calls) else step_at(gpu["start"].to_numpy(), steps)
+    of_graph = np.append(calls["starts_graph"].to_numpy(bool), False)[call]
+    gpu = gpu.assign(call=call, launched=launched, step=step, of_graph=of_graph)
+    return gpu.assign(operator=operators_of(gpu, calls, operators))
+
+
+def operators_of(gpu: pd.DataFrame, calls: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
+    """The row of the operator that launched each GPU event, or -1."""
+    if operators.empty:
+        return np.full(len(gpu), -1)
+    row_of_id = first_row_of(operators["external_id"])
+    call, launched = gpu["call"].to_numpy(), gpu["launched"].to_numpy()
+    of_call = np.append(calls["external_id"].to_numpy(), -1)[call]
+    row = gpu["external_id"].map(row_of_id).fillna(pd.Series(of_call, gpu.index).map(row_of_id))
+    row = row.fillna(-1).astype(np.int64).to_numpy()
+    start, end = (operators[name].to_numpy()[row] for name in ("start", "end"))
+    running = (start - CLOCK_TICK_US <= launched) & (launched <= end + CLOCK_TICK_US)
+    alone = np.isnan(launched) & (start <= gpu["start"].to_numpy()) & ~launched_before_trace(gpu, calls)
+    row = np.where((row >= 0) & (running | alone), row, -1)
+    if (unlinked := (row < 0) & (call >= 0)).any():
+        row[unlinked] = operators_around(calls.iloc[call[unlinked]], operators)
+    return row
+
+
+def operators_around(calls: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
+    """The innermost operator around each call."""
+    both = pd.concat([table[["start", "end", "thread"]] for table in (operators, calls)])
+    is_call = np.arange(len(both)) >= len(operators)
+    caller, _ = parents(*(both[name].to_numpy() for name in ("start", "end", "thread")), is_call)
+    return caller[is_call]

@@ -1,0 +1,87 @@
+"""A smaller trace for viewers, which cannot open large ones: of some steps, without Python frames or short events."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from analysis.trace.file import Event, TraceFile
+from analysis.trace.tables import STEP, read_trace
+from harness.base.errors import UserError
+from harness.base.files import written_whole
+from harness.base.units import megabytes
+
+ARROWS = ("s", "t", "f")  # begin, step and end of an arrow between two events
+texts_of_events = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def check_slim(source: Path, target: Path | None, shortest: float | None) -> None:
+    """Raise UserError if this cannot be written."""
+    if target is None:
+        raise UserError(f"--shortest {shortest:g}: requires --slim", 2)
+    if not target.name.endswith((".json", ".json.gz")):
+        raise UserError(f"--slim {target}: viewers open files named *.json or *.json.gz", 2)
+    if source.is_dir():
+        raise UserError(f"--slim: {source} is a folder; name one of its traces", 2)
+    if not target.parent.is_dir():
+        raise UserError(f"--slim {target}: there is no folder {target.parent}")
+    if target.resolve() == source.resolve():
+        raise UserError(f"--slim {target}: is the trace itself; name another file", 2)
+
+
+def write_slim(source: Path, target: Path, shortest: float | None, reading: dict) -> str:
+    """Write the trace without Python frames, of the steps that `reading` chooses, without events shorter than this in
+    us; the marks of steps stay.  Says what it left out.  Arrows stay where all that they may connect does."""
+    within = None
+    if reading.get("window"):
+        trace = read_trace(source, **reading)
+        tables = (trace.operators, trace.annotations, trace.launches, trace.gpu)
+        begin, end = trace.steps["start"].min(), max(table["end"].max() for table in tables if len(table))
+        within = trace.first_us + begin, trace.first_us + end
+    file, n, kept = TraceFile(source), 0, 0
+    with ExitStack() as stack:
+        out = stack.enter_context(written_whole(target))
+        if target.suffix == ".gz":
+            out = stack.enter_context(gzip.GzipFile(target.stem, "wb", compresslevel=6, fileobj=out, mtime=0))
+        out.write(b'{"traceEvents": [')
+        for events, text in file.parts():
+            pairs = zip(events, texts_of(text), strict=True)
+            chosen = [bytes(one) for event, one in pairs if stays(event, within, shortest or 0.0)]
+            out.write((b",\n" if kept and chosen else b"\n") + b",\n".join(chosen))
+            n, kept = n + len(events), kept + len(chosen)
+        metadata = json.dumps(without_nan(file.metadata))[1:]
+        out.write(b"\n]" + (b", " if file.metadata else b"") + metadata.encode())
+    sizes = (megabytes(path.stat().st_size) for path in (target, source))
+    return f"{target}, {kept:,} of {n:,} events, {' of '.join(sizes)}"
+
+
+def stays(event: Event, within: tuple[float, float] | None, shortest: float) -> bool:
+    if event.ph == "M":  # names of threads and processes, without a time
+        return True
+    lasts = event.dur if event.dur > 0 else 0.0
+    if event.cat == "python_function":
+        return False
+    if within and not (within[0] <= event.ts < within[1] or event.ts < within[0] < event.ts + lasts):
+        return False
+    if event.ph in ARROWS:
+        return not shortest
+    return event.ph != "X" or lasts >= shortest or str(event.name).startswith(STEP)
+
+
+def texts_of(text: memoryview) -> list[msgspec.Raw] | list[bytes]:
+    """The text of each event; strict JSON, also where the file has NaN: an event loses a time that is none."""
+    try:
+        return texts_of_events(text)
+    except msgspec.DecodeError:
+        events = json.loads(bytes(text).decode(errors="replace"), parse_constant=lambda name: None)
+        known = ({key: value for key, value in event.items() if value is not None} for event in events)
+        return [json.dumps(event).encode() for event in known]
+
+
+def without_nan(value):
+    """The metadata with null in place of NaN and infinity."""
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)

@@ -1,0 +1,99 @@
+"""Where the steps of a trace are: by their marks, or where its work repeats."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from analysis.trace.tables import CUT_SHORT, Trace, where_name
+
+GRAPH_LAUNCHES = re.compile("GraphLaunch")  # calls that start all kernels of a graph
+LAUNCHES = re.compile("LaunchKernel|LaunchCooperativeKernel")  # CUDA and HIP calls that start one kernel
+STARTS_WORK = re.compile(f"{LAUNCHES.pattern}|{GRAPH_LAUNCHES.pattern}|Mem(cpy|set)")
+REPEATS = 3  # of the same work at least make steps
+SAME_LENGTH = 0.02  # by which repetitions may differ in their number of events
+COVERED = 0.5  # of the events, or of the time: what repeats in less of it is not what the program does
+# What steps do, but layers do not: wait for the device, copy to or from the host, fetch data, update weights.
+BETWEEN_STEPS = re.compile(r"Synchronize$|^Memcpy (HtoD|DtoH)|^Optimizer\.|^enumerate\(|_local_scalar_dense$")
+
+
+def whole_steps(trace: Trace) -> pd.DataFrame:
+    """The marked steps without a last one that is cut: a mark that opened as recording ended, before any work.
+
+    It contains no operator, on a GPU no call that launches anything, and is far shorter than the others.
+    """
+    steps = trace.steps
+    if len(steps) < 2:
+        return steps
+    start, end = steps["start"].iloc[-1], steps["end"].iloc[-1]
+    launches = trace.launches[where_name(trace.launches, lambda name: STARTS_WORK.search(name))]
+    work = trace.operators if launches.empty else launches
+    empty = len(work) and not ((work["start"] < end) & (work["end"] > start)).any()
+    durations = steps["end"] - steps["start"]
+    cut = empty and end - start < CUT_SHORT * durations.iloc[:-1].median()
+    return steps.iloc[:-1] if cut else steps
+
+
+def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray) -> tuple[pd.DataFrame, int]:
+    """Steps where the same work repeats: number, start, end; and how many events one has.  Empty if none does.
+
+    names: numbers of the events' names, in the order in which the host began them, at `times`.  between: times of what
+    happens between steps.  A step begins where the first of its events does, and the last ends with its last one.
+    """
+    first, lengths = longest_repetition(names)
+    edges = first + np.append(0, np.cumsum(lengths))
+    starts = np.append(times, times[-1:])[edges]
+    inside = np.diff(np.searchsorted(np.sort(between), starts))
+    if not len(lengths) or np.mean(inside > 0) < 1 - 1 / REPEATS:
+        return pd.DataFrame({"number": [], "start": [], "end": []}), 0
+    steps = pd.DataFrame({"number": np.arange(len(lengths)), "start": starts[:-1], "end": starts[1:]})
+    return steps, int(np.median(lengths))
+
+
+def longest_repetition(names: np.ndarray) -> tuple[int, np.ndarray]:
+    """Where the repetition begins that covers most of a sequence, and the lengths of its parts; no parts if none does.
+
+    Each part begins with the same name, has the same length within SAME_LENGTH, and the same names within twice that.
+    Among repetitions that cover about as much, that of the longest parts counts: a step repeats layers in itself.
+    """
+    n, best, found = len(names), (0.0, 0.0), (0, np.zeros(0, dtype=np.int64))
+    counts = np.bincount(names, minlength=1)
+    order = np.argsort(names, kind="stable")
+    for places in np.split(order, np.cumsum(counts)[:-1]):
+        if not REPEATS <= len(places) <= n // REPEATS + 1:
+            continue
+        lengths = np.diff(places)
+        usual = int(np.median(lengths))
+        alike = np.abs(lengths - usual) <= max(1, SAME_LENGTH * usual)
+        if alike[-1] and n - places[-1] >= usual * (1 - SAME_LENGTH):  # the last part, as far as it is there
+            lengths, alike = np.append(lengths, min(usual, n - places[-1])), np.append(alike, True)
+        begin, end = longest_run(alike)
+        covered = lengths[begin:end].sum() / n
+        if end - begin < REPEATS or covered < COVERED or usual < 2:
+            continue
+        score = (round(covered, 1), float(usual))
+        if score > best and same_names(names, places[begin], lengths[begin:end]):
+            best, found = score, (int(places[begin]), lengths[begin:end])
+    return found
+
+
+def longest_run(flags: np.ndarray) -> tuple[int, int]:
+    """Begin and end of the longest run of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    if not len(edges):
+        return 0, 0
+    begins, ends = edges[::2], edges[1::2]
+    longest = int(np.argmax(ends - begins))
+    return int(begins[longest]), int(ends[longest])
+
+
+def same_names(names: np.ndarray, first: int, lengths: np.ndarray) -> bool:
+    """Whether the parts of these lengths contain the same names, as often."""
+    part = np.repeat(np.arange(len(lengths)), lengths)
+    different, which = np.unique(names[first : first + lengths.sum()], return_inverse=True)
+    counts = np.bincount(part * len(different) + which, minlength=len(lengths) * len(different))
+    counts = counts.reshape(len(lengths), len(different))
+    differing = np.abs(counts - np.median(counts, axis=0)).sum(axis=1)
+    return bool(np.median(differing / lengths) <= 2 * SAME_LENGTH)

@@ -1,0 +1,386 @@
+"""How far can a trace be trusted?  What is missing from it, and which figures that makes unreliable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.attribution.gpu_time import idle_by_cause
+from analysis.trace.links import AttributedLinks, Links, launched_before_trace, once
+from analysis.trace.tables import Trace
+from analysis.trust.missing_from_trace import STEPS, missing_lines, not_recorded
+from harness.base.documents import read_document
+from harness.base.errors import UserError
+from harness.base.files import explain_nulls
+
+# A healthy trace has the kernel of every launch and the launch of every kernel that began in the window.
+MISSING_KERNELS = 0.02  # of a step's launches
+UNLINKED_KERNELS = 0.05  # of the GPU events whose launch is in the trace
+UNEXPLAINED = 0.05  # of the steps: idle time without a recorded cause, from which on it is told
+SLOWED = 1.5  # times as long as without the profiler: from here on the trace shows mostly its overhead
+CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
+BOTH_CLOCKS = ("idle_by_cause", "launch_delay_us", "queue_depth", "step_timeline")  # compare times of GPU and host
+
+TIMES = ("verdict", "components", "operators", "opportunities")  # sections that distorted times make unreliable
+UNDISTURBED = "none seen"
+
+
+@dataclass
+class Findings:
+    """What is wrong with a trace, and what follows from it."""
+
+    problems: list[str] = field(default_factory=list)  # make the trace untrustworthy
+    notes: list[str] = field(default_factory=list)  # questions that the trace cannot answer
+    unreliable: dict[str, str] = field(default_factory=dict)  # sections of the analysis, and why
+
+
+def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
+    """What a trace contains and lacks; summary is the run's performance_summary.json."""
+    trace, gpu, calls = links.trace, links.gpu, links.calls
+    rows, overhead = step_rows(links), profiler_overhead(trace, summary)
+    early = launched_before_trace(gpu, calls)
+    # Copies without any number were requested by the device itself.
+    of_host = ((gpu["kind"] == "kernel") | (gpu["correlation"] > 0) | (gpu["external_id"] > 0)).to_numpy() & ~early
+    linked = float((gpu["operator"] >= 0)[of_host].mean()) if of_host.any() else None
+    has_shapes = bool((trace.operators["signature"] >= 0).any())
+
+    found = Findings()
+    check_file(found, trace)
+    check_steps(found, links, rows)
+    check_operators(found, links, linked, int(early.sum()))
+    check_clocks(found, links)
+    check_gpu(found, links, summary)
+    if note := how_found(links):
+        found.notes.append(note)
+    if trace.n_malformed:
+        found.notes.append(
+            f"{trace.n_malformed} of {trace.n_events} events were skipped: no name, no time, or an impossible duration"
+        )
+    unexplained, missing = check_idle(found, links), not_recorded(links, summary)
+    found.notes += missing_lines([row for row in missing if row["part"] != STEPS.part])  # how_found() tells more
+    disturbance, slower = profile_disturbance(trace, summary), []
+    if overhead["ratio"] is not None and overhead["ratio"] > SLOWED:
+        slower.append(
+            f"the profiler made these steps {overhead['ratio']:.1f} times as long, some operators more than others"
+        )
+    if disturbance["text"] not in (None, UNDISTURBED):
+        slower.append(f"disturbed: {disturbance_text(disturbance)}")
+    if slower:
+        found.unreliable |= dict.fromkeys(TIMES, "; ".join(slower))
+
+    of_graph = gpu["of_graph"].to_numpy()
+    world_size = trace.distributed.get("world_size")
+    return {
+        "trustworthy": not found.problems,
+        **vars(found),
+        "events": trace.n_events,
+        "cut_off": trace.cut_off,
+        "malformed_events": trace.n_malformed,
+        "operators": links.first_replayed,
+        "gpu_events": len(gpu),
+        "steps": len(rows) if links.steps_are_marked else 0,
+        "steps_without_gpu_events": sum(row["gpu_events"] == 0 for row in rows) if links.on_gpu else None,
+        "kernel_launches": int(calls["starts_kernel"].sum()),
+        "launches_without_kernel": launches_without_kernel(rows),
+        "kernels_linked_to_an_operator": linked,
+        "gpu_events_launched_before_the_trace": int(early.sum()),
+        **unexplained,
+        "graph_launches": int(calls["starts_graph"].sum()),
+        "graph_events": int(of_graph.sum()),
+        "graph_events_attributed": int((of_graph & ~links.only_of_graph).sum()),
+        "graphs_attributed_through": trace.replayed.where if trace.replayed else [],
+        "rank": trace.rank,
+        "ranks_in_file": trace.ranks_in_file,
+        "world_size": world_size if isinstance(world_size, int) else None,
+        "shapes_recorded": has_shapes,
+        "stacks_recorded": trace.n_python > 0,
+        "modules_recorded": len(trace.modules) > 0,
+        "not_recorded": missing,
+        "profiler_overhead": overhead,
+        "disturbance": disturbance,
+    }
+
+
+def how_found(links: Links) -> str | None:
+    """Where the steps come from that no ProfilerStep marks."""
+    if links.trace.steps_from and links.steps_are_marked:
+        return f"steps from one {links.trace.steps_from} to the next (--steps-from)"
+    if not links.steps_are_marked:
+        return "no ProfilerStep marks, and no work that repeats: the entire trace counts as one step"
+    if links.steps_found is None:
+        return None
+    first, last = links.steps["start"].iloc[0] / 1e3, links.steps["end"].iloc[-1] / 1e3
+    return (
+        f"no ProfilerStep marks: {len(links.steps)} steps were found, {links.steps_found}, from {first:,.1f} to "
+        f"{last:,.1f} ms; only they are judged, and --steps-from NAME chooses others"
+    )
+
+
+def check_file(found: Findings, trace: Trace) -> None:
+    """Whether the file is whole, and all of it was read."""
+    if trace.cut_off:
+        found.problems.append(
+            f"the file is cut off or damaged after {trace.n_events:,} events: what follows is missing"
+        )
+    if trace.has_nan:
+        found.notes.append(
+            "the file contains NaN or Infinity, which is not JSON: such values count as unknown, and viewers may "
+            "refuse the file"
+        )
+    if trace.ranks_in_file:
+        ranks = ", ".join(map(str, trace.ranks_in_file))
+        found.notes.append(f"the file was merged from the traces of ranks {ranks}; this is rank {trace.rank}")
+    if trace.steps_in_file is not None and trace.steps_in_file > len(trace.steps):
+        found.notes.append(f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read")
+
+
+def check_idle(found: Findings, links: AttributedLinks) -> dict:
+    """The share of the steps' time in which the GPU was idle for no reason that the trace contains."""
+    if why := found.unreliable.get("idle_by_cause"):
+        return explain_nulls({"unexplained_share": None}, why)
+    first, last = links.window
+    share = idle_by_cause(links, links.window)["unknown"] / (last - first) if links.on_gpu and last > first else 0.0
+    if share >= UNEXPLAINED:
+        found.notes.append(
+            f"{share:.1%} of the steps' time is unexplained: the GPU was idle, and no event in the trace says why"
+        )
+    return {"unexplained_share": share}
+
+
+def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
+    """Steps that lack GPU events, and step marks that overlap."""
+    incomplete = [row for row in rows if row["incomplete"]]
+    lost = launches_without_kernel(incomplete or rows)
+    if incomplete:
+        n, numbers = len(incomplete), ", ".join(str(row["number"]) for row in incomplete)
+        what = f"{lost} launches have no kernel" if lost else "they have none, or none ran while work was queued"
+        found.problems.append(f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}")
+    elif lost:
+        found.notes.append(f"{lost} kernel launches in the steps have no matching kernel in the trace")
+    kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
+    if len(rows) > 1 and rows[0]["kernels"] and not rows[0]["kernels_during"] and kernels["call"].iloc[0] < 0:
+        late = (kernels["start"].iloc[0] - links.steps["start"].iloc[0]) / 1e3
+        found.notes.append(
+            f"GPU events begin {late:.1f} ms after the first step, although work was queued: what ran until then, from "
+            "before the trace, was not recorded"
+        )
+    for number in links.trace.steps["number"].iloc[len(links.steps) if links.steps_are_marked else 0 :]:
+        found.notes.append(f"step {number} was marked as recording ended, before any of its work: it is no step here")
+    steps = links.steps
+    if (steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1]).any():
+        found.problems.append(
+            "the step marks overlap: two profilers were recording, or traces were merged into one whose events tell no "
+            "rank, so the steps cannot be told apart"
+        )
+
+
+def check_operators(found: Findings, links: Links, linked: float | None, early: int) -> None:
+    """Which GPU events belong to an operator.  early: how many were launched before the trace began."""
+    gpu, n_operators = links.gpu, links.first_replayed
+    launches, graphs = int(links.calls["starts_kernel"].sum()), int(links.calls["starts_graph"].sum())
+    if n_operators and linked is not None and linked < 1 - UNLINKED_KERNELS:
+        why = f"{1 - linked:.0%} of the GPU events of the steps are linked to no operator"
+        found.unreliable |= {"components": why, "operators": why}
+        if graphs == 0:
+            found.problems.append(why)
+    if links.on_gpu and not n_operators:
+        found.notes.append(
+            "only GPU events, no operators: what launched the kernels, and why the GPU was idle, is unknown"
+        )
+        found.unreliable["components"] = "no operators in the trace: components are kinds of kernels"
+    if early:
+        found.notes.append(
+            f"{early} of {len(gpu)} GPU events were launched before the trace began, as the GPU runs behind the host: "
+            "they count in gpu_timeline, but not in the steps"
+        )
+    if graphs:
+        check_graphs(found, links, graphs)
+    if launches and not links.on_gpu:
+        found.problems.append(f"kernels were launched ({launches}), but the trace has no GPU events")
+
+
+def check_graphs(found: Findings, links: Links, launches: int) -> None:
+    """How many of the GPU events of replayed graphs could be attributed to operators."""
+    n, unknown = int(links.gpu["of_graph"].sum()), int(links.only_of_graph.sum())
+    if links.trace.replayed:
+        through = " and ".join(links.trace.replayed.where)
+        found.notes.append(
+            f"{launches} graph launches: {n - unknown:,} of their {n:,} GPU events are attributed through {through}"
+        )
+    else:
+        found.notes.append(
+            f"{launches} graph launches: their kernels belong to no operator and need no launch of their own; a trace "
+            "of the capture beside this one would tell their operators"
+        )
+    if unknown > UNLINKED_KERNELS * n or not n:
+        found.unreliable["operators"] = f"{launches} graph launches stand for many operators"
+
+
+def early_kernels(links: Links) -> np.ndarray:
+    """Which of the kernels whose launch call is in the trace begin before it."""
+    delays = (links.gpu["start"] - links.gpu["launched"])[links.gpu["call"] >= 0]
+    return (delays < -CLOCK_ERROR_US).to_numpy()
+
+
+def check_clocks(found: Findings, links: Links) -> None:
+    early = early_kernels(links)
+    if early.any():
+        why = f"{early.sum()} of {len(early)} kernels begin before their launch call: the clocks of GPU and host differ"
+        found.unreliable |= dict.fromkeys(BOTH_CLOCKS, why)
+        if early.mean() > 0.05:
+            found.problems.append(why)
+        else:
+            found.unreliable |= dict.fromkeys(("verdict", "opportunities"), why)
+
+
+def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
+    """No GPU events although the run used a GPU or, without its summary, although the trace names one."""
+    for kind, n in links.trace.unread.items():
+        what = f"{n} events of an accelerator are in a category that is not known here, {kind}, and are missing below"
+        (found.notes if links.on_gpu else found.problems).append(what)
+    if links.on_gpu:
+        return
+    name = links.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU
+    device = summary["environment"]["device"] if summary else {"type": "cuda" if name else "cpu", "name": name}
+    if device["type"] == "cuda":
+        found.problems.append(f"the run used a GPU ({device['name']}), but the trace has no GPU events")
+
+
+def launches_without_kernel(rows: list[dict]) -> int:
+    return sum(row["kernel_launches"] - row["kernels_of_launches"] for row in rows)
+
+
+@once
+def step_rows(links: Links) -> list[dict]:
+    """Duration of each step on the host, and its GPU events; `incomplete` if some of them are missing."""
+    gpu, calls, steps = links.gpu, links.calls, links.steps
+    n = len(steps)
+    kernels = (gpu["kind"] == "kernel").to_numpy()
+    step = gpu["step"].to_numpy()
+    events = np.bincount(step[step >= 0], minlength=n)
+    of_kernels = np.bincount(step[(step >= 0) & kernels], minlength=n)
+    starts = calls["starts_kernel"].to_numpy(bool) & (calls["step"] >= 0).to_numpy()
+    launched = np.bincount(calls.loc[starts, "step"], minlength=n)
+    answered = starts & calls["correlation"].isin(gpu.loc[kernels, "correlation"]).to_numpy()
+    answered = np.bincount(calls.loc[answered, "step"], minlength=n)
+    one_clock = not early_kernels(links).any()
+    queued = queued_until(links)
+    began, ended = (np.sort(gpu[name].to_numpy()[kernels]) for name in ("start", "end"))
+    ran = np.searchsorted(began, steps["end"]) - np.searchsorted(ended, steps["start"], side="right")
+    rows = []
+    for i, (number, start, end) in enumerate(zip(steps["number"], steps["start"], steps["end"], strict=True)):
+        during = max(0, int(ran[i]))  # a step and a kernel without length could make it negative
+        # A GPU that runs behind the host still runs kernels of earlier steps.
+        idle = kernels.any() and n > 1 and (of_kernels[i] == 0 or (one_clock and during == 0 and queued(start, end)))
+        lost = launched[i] - answered[i] > MISSING_KERNELS * launched[i]
+        rows.append(
+            {
+                "number": int(number),
+                "duration_ms": (end - start) / 1e3,
+                "gpu_events": int(events[i]),
+                "kernels_during": during if one_clock else None,
+                "kernels": int(of_kernels[i]),
+                "kernel_launches": int(launched[i]),
+                "kernels_of_launches": int(answered[i]),
+                "incomplete": bool(idle or lost),
+            }
+        )
+    return rows
+
+
+def queued_until(links: Links) -> Callable[[float, float], bool]:
+    """Whether the GPU, having run before, had work queued throughout a time: the kernel that follows was launched
+    before it, or before the trace began."""
+    kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
+    starts, launched = kernels["start"].to_numpy(), kernels["launched"].fillna(-np.inf).to_numpy()
+    with_call = (kernels["call"] >= 0).to_numpy() | (kernels["correlation"] > 0).to_numpy()
+
+    def queued(start: float, end: float) -> bool:
+        after = int(np.searchsorted(starts, end))
+        return 0 < after < len(starts) and bool(with_call[after]) and launched[after] < start
+
+    return queued
+
+
+NO_SUMMARY = "no performance_summary.json next to the trace"
+
+
+def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd.Series] | None:
+    """The columns of the run's steps, and which of them are in the trace; None without the run's summary."""
+    window = re.search(r"trace_step_(\d+)_(\d+)", trace.path.name)
+    if summary is None or window is None:
+        return None
+    table, (first, last) = pd.DataFrame(summary["steps"]), map(int, window.groups())
+    return table, (table["step"] > first) & (table["step"] <= last)
+
+
+def profile_disturbance(trace: Trace, summary: dict | None) -> dict:
+    """How far the profiled steps were disturbed, by the run's own measurement."""
+    found = profiled_steps(trace, summary)
+    unknown = {"text": None, "lost_share": None}
+    if found is None or "disturbed" not in found[0]:
+        return explain_nulls(unknown, NO_SUMMARY if found is None else "the run did not measure it")
+    run, steps = summary["disturbance"], found[0][found[1]]
+    waited = steps[steps["disturbed"].eq(True)].dropna(subset="waited_share")
+    if len(waited):
+        what = f"{waited['waited_share'].mean():.0%} of thread time waited for a core"
+        text = f"{what} in {len(waited)} of {len(steps)} steps"
+        return {"text": text, "lost_share": float(waited["lost_share"].sum() / len(steps))}
+    if run["disturbed"] is None:
+        return explain_nulls(unknown, run["disturbed_reason"])
+    # Waiting in other steps does not concern the trace.  Of another rank it is not known here in which steps it waited.
+    others = [text for text in run["reasons"] if "waited for a core" not in text or re.match("rank [1-9]", text)]
+    return {"text": "; ".join(others) or UNDISTURBED, "lost_share": 0.0}
+
+
+def disturbance_text(disturbance: dict) -> str:
+    if disturbance["text"] is None:
+        return f"unknown: {disturbance['text_reason']}"
+    lost = f", up to {disturbance['lost_share']:.0%} of their time" if disturbance["lost_share"] else ""
+    return disturbance["text"] + lost
+
+
+def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
+    """Profiled steps compared with the unprofiled ones of the same run, by the run's own timers."""
+    found = profiled_steps(trace, summary)
+    if found is None:
+        return {"ratio": None, "ratio_reason": NO_SUMMARY}
+    table, in_trace = found
+    profiled, free = table[in_trace]["time_ms"], table[table["exclusion_reason"].isna()]["time_ms"]
+    if profiled.empty or free.empty:
+        return {"ratio": None, "ratio_reason": "every step of the run except the first had an instrument"}
+    return {
+        "ratio": float(profiled.median() / free.median()),
+        "profiled_median_ms": float(profiled.median()),
+        "profiled_steps": len(profiled),
+        "unprofiled_median_ms": float(free.median()),
+        "unprofiled_std_ms": float(free.std()) if len(free) > 1 else None,
+        "unprofiled_steps": len(free),
+    }
+
+
+def summary_beside(path: Path) -> dict | None:
+    """performance_summary.json of the run that wrote a trace: in its folder, or in the one above."""
+    for folder in (path.parent, path.parent.parent):
+        try:
+            document = read_document(folder / "performance_summary.json")
+        except UserError:  # damaged or of another version: the trace is read all the same
+            continue
+        if document and "exclusion_reason" in document.get("steps", {}):
+            return document
+    return None
+
+
+def overhead_text(overhead: dict) -> str:
+    if overhead["ratio"] is None:
+        return f"unknown: {overhead['ratio_reason']}"
+    return (
+        f"{overhead['ratio']:.2f}x: {overhead['profiled_median_ms']:.2f} ms profiled, "
+        f"{overhead['unprofiled_median_ms']:.2f} ms unprofiled (medians of {overhead['profiled_steps']} and "
+        f"{overhead['unprofiled_steps']} steps)"
+    )

@@ -1,0 +1,345 @@
+"""Bytes that a step moves and operations that it performs, by class of operators: computational_intensity.json."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pandas as pd
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from analysis.hardware import NO_PEAK, Ceiling
+from analysis.work.fake_step import fake_step
+from analysis.work.flop_counts import register_cpu_attention
+from analysis.work.operator_costs import VECTOR_CLASSES, category, operator_class
+from harness.base.files import explain_nulls
+from harness.base.tables import Column, column, labeled
+from harness.base.text import Table, text_of
+from harness.base.units import MB, megabytes
+from harness.model.workload import Workload
+from harness.run.phases import PHASES
+from harness.run.timing import range_observers
+
+FLOP_CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation counted"
+TRAFFIC = (
+    "every operator of model and optimizer reads its inputs and writes its outputs once, without caches between "
+    "operators; views are free; data loading, communication and fp16's gradient scaler are not counted"
+)
+MINIMUM = (
+    "every tensor that exists before or after the step (weights, optimizer state, tokens) moves once, and all others "
+    "stay in on-chip memory; for a phase, every tensor that exists before it or is used after it"
+)
+ELEMENTS = "one operation per element for operators other than matmuls"
+
+# Operators that write an argument without reading it, and those that allocate without writing.
+_OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
+_ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+# Operators that read only some elements of an argument: which argument, and how many elements that are.
+_READS_SOME = {
+    "embedding": (0, lambda arguments, out: out.numel()),
+    "nll_loss_forward": (0, lambda arguments, out: arguments[1].numel()),
+    "nll_loss_backward": (1, lambda arguments, out: 0),
+}
+Accesses = list[tuple[torch.Tensor, int]]  # tensors, and how many of their bytes
+
+
+def tensors_in(value) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def accessed_bytes(x: torch.Tensor) -> int:
+    """Bytes of a tensor's elements in memory: those that an expanded dimension repeats count once."""
+    return math.prod(n for n, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.element_size()
+
+
+@dataclass
+class StorageUse:
+    """In which segments of the step a storage was used: what one segment leaves to another must be moved."""
+
+    storage: torch.UntypedStorage  # a reference, so that no other storage gets its address
+    made_in: int | None  # None: it existed before the step
+    read: Counter = field(default_factory=Counter)  # bytes by segment; repeated reads count again
+    written: Counter = field(default_factory=Counter)
+
+    def minimum_bytes_moved(self, segment: int) -> int:
+        """By a segment that keeps everything else in on-chip memory."""
+        fetched = self.read[segment] if self.made_in != segment else 0
+        used_later = self.made_in is None or max(self.read, default=-1) > segment
+        stored = self.written[segment] if used_later else 0
+        return min(fetched, self.storage.nbytes()) + min(stored, self.storage.nbytes())
+
+    def minimum_bytes_moved_by_step(self) -> int:
+        if self.made_in is not None:
+            return 0
+        return sum(min(sum(uses.values()), self.storage.nbytes()) for uses in (self.read, self.written))
+
+
+class WorkCounter(TorchDispatchMode):
+    """Bytes moved and operations performed by every operator that is dispatched, by the phase in which it ran.
+
+    While it is active it is one of the `range_observers`, through which it learns of phases.  All micro-batches of a
+    step but the first do the same: the second counts `repeats` times.
+    """
+
+    def __init__(self, repeats: int = 1):
+        super().__init__()
+        register_cpu_attention()
+        self.repeats = repeats
+        self.rows: list[tuple] = []  # segment, operator, FLOPs of matmuls, elements, bytes
+        self.segments: list[str] = ["between phases"]  # phases in the order in which they ran
+        self.uses: dict[int, StorageUse] = {}
+
+    def range_push(self, name: str) -> None:
+        if name in PHASES:
+            self.segments.append(name)
+
+    def range_pop(self) -> None:
+        pass
+
+    def __enter__(self) -> WorkCounter:
+        range_observers.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *exception) -> None:
+        super().__exit__(*exception)
+        range_observers.remove(self)
+
+    def weight(self, segment: int) -> int:
+        """How often this segment counts."""
+        name = self.segments[segment]
+        again = name in ("forward", "backward") and name in self.segments[:segment]
+        return self.repeats if again else 1
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.segments[-1] != "data":
+            read, written = accesses(func, args, kwargs, out)
+            if written:  # otherwise it made a view, or allocated
+                self.count(func, args, kwargs, out, read, written)
+        return out
+
+    def count(self, func, args, kwargs, out, read: Accesses, written: Accesses) -> None:
+        formula = flop_registry.get(func.overloadpacket)
+        flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
+        elements = max(sum(x.numel() for x, _ in written), max((x.numel() for x, _ in read), default=0))
+        size = sum(size for _, size in read + written)
+        now = len(self.segments) - 1
+        self.rows.append((now, f"aten::{func.overloadpacket.__name__}", flops, elements, size))
+        for x, size in read:
+            self.use_of(x, None).read[now] += size
+        for x, size in written:
+            self.use_of(x, now).written[now] += size
+
+    def use_of(self, x: torch.Tensor, made_in: int | None) -> StorageUse:
+        storage = x.untyped_storage()
+        return self.uses.setdefault(storage._cdata, StorageUse(storage, made_in))
+
+    def table(self) -> pd.DataFrame:
+        """A row for each operator and phase: calls, FLOPs of matmuls, elements of other operators, bytes."""
+        columns = ["segment", "operator", "flops", "elements", "bytes"]
+        table = pd.DataFrame(self.rows, columns=columns, dtype=object).assign(calls=1)
+        table["phase"] = [self.segments[segment] for segment in table["segment"]]
+        pairs = zip(table["phase"], table["operator"], strict=True)
+        table["class"] = [operator_class(phase, category(name)) for phase, name in pairs]
+        calculates = table["class"].isin(VECTOR_CLASSES) & (table["flops"] == 0)
+        table["elements"] = table["elements"].where(calculates, 0)
+        sums, weights = ["calls", "flops", "elements", "bytes"], table["segment"].map(self.weight)
+        table[sums] = table[sums].mul(weights, axis=0)
+        return table.groupby(["phase", "class", "operator"], sort=False)[sums].sum().reset_index()
+
+    def minimum_by_phase(self) -> dict[str, int]:
+        """The minimum bytes that each phase moves."""
+        minimum: Counter = Counter()
+        for segment in {segment for segment, *_ in self.rows}:
+            moved = sum(use.minimum_bytes_moved(segment) for use in self.uses.values())
+            minimum[self.segments[segment]] += self.weight(segment) * moved
+        return dict(minimum)
+
+    def minimum(self) -> int:
+        """The minimum bytes that the step moves."""
+        return sum(use.minimum_bytes_moved_by_step() for use in self.uses.values())
+
+
+def accesses(func, args, kwargs, out) -> tuple[Accesses, Accesses]:
+    """What an operator read and wrote; ([], []) if it made a view or only allocated."""
+    name, arguments = func.overloadpacket.__name__, func._schema.arguments
+    given = {**dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
+    mutated = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
+    inputs = {key: tensors_in(value) for key, value in given.items()}
+    storages = {x.untyped_storage()._cdata for found in inputs.values() for x in found}
+    made = [x for x in tensors_in(out) if x.untyped_storage()._cdata not in storages]
+    if name in _ALLOCATES or not (made or mutated):
+        return [], []
+    # An out= argument, which is keyword-only in the schema, is written without being read.
+    only_written = {a.name for a in arguments if a.name in mutated and a.kwarg_only}
+    if name in _OVERWRITES:
+        only_written |= mutated
+    written = [(x, accessed_bytes(x)) for x in [*made, *(x for key in mutated for x in inputs[key])]]
+    read = [(x, accessed_bytes(x)) for key, found in inputs.items() if key not in only_written for x in found]
+    if name in _READS_SOME:
+        position, elements = _READS_SOME[name]
+        some = args[position]
+        read = [(x, elements(args, made[0]) * x.element_size() if x is some else size) for x, size in read]
+    return read, written
+
+
+def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
+    """Bytes and operations of one training step, by a fake-tensor run."""
+    micro_steps = workload.micro_steps
+    counted = min(micro_steps, 2)
+    part = workload.with_settings(
+        batch_size=workload.batch_size // micro_steps * counted,
+        gradient_accumulation_steps=counted,
+        compile=False,  # operators as they are before any are fused
+    )
+    repeats = max(1, micro_steps - 1)  # a step of a file's own may have several micro-batches too: all are counted
+    return fake_step(part, on_gpu, lambda *model: WorkCounter(repeats))
+
+
+def computational_intensity(profile: dict, workload: Workload) -> dict:
+    """computational_intensity.json of a workload, from its flops_profile.json.  Recomputation is included."""
+    work = step_work(workload, on_gpu=profile["environment"]["device"]["type"] == "cuda")
+    table = work.table()
+    moved, least = int(table["bytes"].sum()), work.minimum()
+    counts, seconds = profile["flops_analysis"], profile["performance_metrics"]["avg_step_time_ms"] / 1e3
+    flops = counts["step_flops"] + counts["recomputed_flops"]
+    efficiency = profile["efficiency_metrics"]
+    peak, peaks = efficiency["device_peak_flops"], efficiency["bandwidth_peaks"]
+    bandwidth = peaks[0]["rate"] if peaks else None
+    ridge = peak / bandwidth if peak and bandwidth else None
+    intensity = flops / moved
+    document = {
+        "convention": {"flops": FLOP_CONVENTION, "bytes": TRAFFIC, "minimum": MINIMUM, "elements": ELEMENTS},
+        "step_flops": flops,
+        "step_bytes": moved,
+        "minimum_step_bytes": least,
+        "arithmetic_intensity_flops_per_byte": intensity,
+        "intensity_at_minimum_flops_per_byte": flops / least,
+        "memory_bandwidth_used_gb_per_sec": moved / seconds / 1e9,
+        "memory_bandwidth_peak_gb_per_sec": bandwidth and bandwidth / 1e9,
+        "memory_bandwidth_peak_source": Ceiling(**peaks[0]).label if peaks else None,
+        "memory_bandwidth_utilization_percent": bandwidth and 100 * moved / seconds / bandwidth,
+        "memory_bound_vs_compute_bound": bound_by_thresholds(intensity),
+        "ridge_point_flops_per_byte": ridge,
+        "side_of_ridge_point": side_of(ridge, intensity),
+        "device_peak_flops": peak,
+        "peak_source": efficiency["peak_source"],
+        "classes": class_rows(table, ridge),
+        "phases": phase_rows(table, work.minimum_by_phase()),
+        "operators": table.sort_values("bytes", ascending=False).to_dict("records"),
+    }
+    return explain_nulls(document, NO_PEAK)
+
+
+def bound_by_thresholds(intensity: float) -> str:
+    """By FLOPs per byte alone, regardless of the device."""
+    return "memory_bound" if intensity < 10 else "mixed" if intensity <= 100 else "compute_bound"
+
+
+def side_of(ridge: float | None, intensity: float) -> str | None:
+    return ridge and ("memory" if intensity < ridge else "compute")
+
+
+def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
+    """Calls, operations and bytes per step of each class of operators, most bytes first."""
+    sums = table.groupby("class")[["calls", "flops", "elements", "bytes"]].sum().sort_values("bytes", ascending=False)
+    rows = []
+    for name, row in sums.iterrows():
+        calls, flops, elements, moved = (int(value) for value in row)
+        intensity = (flops + elements) / moved
+        row = {
+            "class": name,
+            "calls": calls,
+            "flops": flops,
+            "element_operations": elements,
+            "bytes": moved,
+            "operations_per_byte": intensity,
+            # The ridge is that of matmuls in the precision in use; other work is limited by the bandwidth alone.
+            "side_of_ridge_point": side_of(ridge, intensity) if flops else "memory",
+        }
+        rows.append(explain_nulls(row, NO_PEAK))
+    return rows
+
+
+def phase_rows(table: pd.DataFrame, minimum: dict[str, int]) -> list[dict]:
+    sums = table.groupby("phase", sort=False)[["flops", "bytes"]].sum()
+    return sums.assign(minimum_bytes=pd.Series(minimum)).reset_index().to_dict("records")
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+
+def class_columns(step_bytes: int) -> list[Column]:
+    return [
+        column("class of operators", "class", left=True),
+        column("calls", "calls", ","),
+        column("MFLOP", "flops", ",.1f", 1e6),
+        column("million other operations", "element_operations", ",.1f", 1e6),
+        column("MB moved", "bytes", ",.1f", MB),
+        column("share", "bytes", ".1%", step_bytes),
+        column("operations/byte", "operations_per_byte", ".2f"),
+        Column("side of ridge point", lambda row: row["side_of_ridge_point"] or "unknown", left=True),
+    ]
+
+
+PHASE_COLUMNS = [
+    column("phase", "phase", left=True),
+    column("MB moved", "bytes", ",.1f", MB),
+    column("minimum MB moved", "minimum_bytes", ",.1f", MB),
+    Column("FLOPs/byte", lambda row: row["bytes"] and row["flops"] / row["bytes"], ".2f"),
+]
+
+
+def intensity_facts(document: dict) -> dict[str, str]:
+    ridge = document["ridge_point_flops_per_byte"]
+    used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
+    share = f", {used / peak:.1%} of {peak:,.1f} GB/s ({document['memory_bandwidth_peak_source']})" if peak else ""
+    return {
+        "Bytes moved by a step": f"{megabytes(document['step_bytes'])}; minimum "
+        f"{megabytes(document['minimum_step_bytes'])}",
+        "Arithmetic intensity": f"{document['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte; "
+        f"{document['intensity_at_minimum_flops_per_byte']:.2f} with the minimum bytes",
+        "Bandwidth used": f"{used:,.2f} GB/s{share}",
+        "By the 10/100 thresholds": document["memory_bound_vs_compute_bound"],
+        "By this device's ridge point": f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte: "
+        f"{document['peak_source']} over {document['memory_bandwidth_peak_source']}"
+        if ridge
+        else document["ridge_point_flops_per_byte_reason"],
+    }
+
+
+def intensity_tables(document: dict) -> list[Table]:
+    """Bytes and operations by class and by phase; in each, the last row is the sum of those above it."""
+    classes, phases = document["classes"], document["phases"]
+    names = ("calls", "flops", "element_operations", "bytes")
+    step = {name: sum(row[name] for row in classes) for name in names}
+    step["operations_per_byte"] = (step["flops"] + step["element_operations"]) / step["bytes"]
+    step |= {"class": "step", "side_of_ridge_point": document["side_of_ridge_point"]}
+    least = document["minimum_step_bytes"]
+    # A phase also moves what it hands to the next one; within a step that can stay in on-chip memory.
+    handed = least - sum(row["minimum_bytes"] for row in phases)
+    by_phase = [
+        *phases,
+        {"phase": "less: from phase to phase", "flops": None, "bytes": None, "minimum_bytes": handed},
+        {"phase": "step", "flops": document["step_flops"], "bytes": document["step_bytes"], "minimum_bytes": least},
+    ]
+    return [(class_columns(document["step_bytes"]), [*classes, step]), (PHASE_COLUMNS, by_phase)]
+
+
+def intensity_lines(document: dict) -> list[str]:
+    """Bytes and operations by class and phase, intensity and bandwidth, as the commands print them."""
+    lines = [
+        "Computational Intensity:",
+        *text_of(intensity_tables(document))[1:],
+        "",
+        *labeled(intensity_facts(document)),
+    ]
+    used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
+    if peak and used > peak:
+        lines.append("More than the peak bandwidth: caches served part of the bytes counted.")
+    return [*lines, *(f"Counted: {document['convention'][name]}." for name in ("bytes", "minimum", "elements"))]

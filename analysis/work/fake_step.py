@@ -1,0 +1,304 @@
+"""A training step on fake tensors: the model, the optimizer and the loop of a run, without memory or computation.
+
+A step of any size can thus be analyzed in seconds, even on a machine that could not run it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import itertools
+import logging
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TypeVar
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
+
+from harness.base.errors import UserError, first_line
+from harness.base.units import MB
+from harness.machine.devices import PRECISIONS
+from harness.model.own_step import called_first
+from harness.model.workload import TrainingState, Workload
+from harness.ranks.parallel import ParallelConfig, sharded_state
+from harness.run.memory_tracker import MemoryTracker, local_part
+from harness.run.profilers import compile_in_place
+from harness.run.timing import UntimedMeter, trace_range
+
+Watcher = TypeVar("Watcher", bound=AbstractContextManager)
+
+
+class FakeRunError(UserError):
+    """The model does something that fake tensors do not support, such as branching on a value."""
+
+
+@contextlib.contextmanager
+def explained_fake_run(what: str) -> Iterator[None]:
+    """Turn whatever a model raises on fake tensors into a FakeRunError."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would tell the error too, with a traceback
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:  # any code of the model may raise here
+        if isinstance(error, UserError) and error.__cause__ is None:
+            raise  # a check of this project's: it is as wrong without fake tensors
+        shown = getattr(error, "shown", "")
+        raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}", shown=shown) from error
+    finally:
+        log.setLevel(level)
+
+
+def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], ranks: bool = False) -> Watcher:
+    """Run one step on fake tensors inside the context manager watch(model, optimizer), and return that.
+
+    It is not the first step of a run: the optimizer has its state.  on_gpu: optimizers default to foreach there, as in
+    PyTorch.  ranks: it is the step of rank 0 of those that the workload is to run on, in a group whose collectives
+    send nothing; else of one rank alone.  Raises FakeRunError.
+    """
+    several = ranks and workload.parallel.world_size > 1
+    if several and torch.distributed.is_initialized():  # a process has one group
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+            return child.submit(fake_step, workload, on_gpu, watch, ranks).result()
+    group = fake_process_group(workload.parallel.world_size) if several else contextlib.nullcontext()
+    kernels = gpu_kernels() if on_gpu and not workload.compiled else contextlib.nullcontext()
+    with group, FakeTensorMode(), explained_fake_run("the step"), kernels:
+        return _fake_step(workload, on_gpu, watch, several)
+
+
+class GpuNorm(torch.autograd.Function):
+    """What a GPU's kernel for F.rms_norm keeps and moves, on fake tensors, whose CPU has none: it keeps one number per
+    row, and computes the normalized rows again."""
+
+    @staticmethod
+    def forward(ctx, x, shape, weight, eps):
+        ctx.save_for_backward(x, weight, torch.empty_like(x[..., :1]))
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight, _ = ctx.saved_tensors
+        return gradient * x, None, torch.empty_like(weight), None
+
+
+@contextlib.contextmanager
+def gpu_kernels() -> Iterator[None]:
+    """Fake tensors are on the CPU, whose operators keep other tensors than those of a GPU in two cases: a GPU has one
+    kernel for RMSNorm, and its fused attention in float32 needs as many key/value heads as query heads."""
+    attention = F.scaled_dot_product_attention
+
+    def same_heads(q, k, v, *rest, enable_gqa=False, **options):
+        in_float32 = q.dtype is torch.float32 and not torch.is_autocast_enabled(q.device.type)
+        if enable_gqa and in_float32:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        return attention(q, k, v, *rest, enable_gqa=enable_gqa and not in_float32, **options)
+
+    with mock.patch.multiple(F, rms_norm=GpuNorm.apply, scaled_dot_product_attention=same_heads):
+        yield
+
+
+class GpuMemoryTracker(MemoryTracker):
+    """What a tracker on a GPU would count: without step counters that an optimizer keeps on the host, as AdamW does
+    unless it is fused or captured in a graph.  Fake tensors are all on the CPU."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
+        super().__init__(model, optimizer, step)
+        inner = getattr(optimizer, "optim", optimizer)  # ZeRO-1 wraps the optimizer of its rank
+        on_host = [group for group in inner.param_groups if not (group.get("fused") or group.get("capturable"))]
+        counters = [inner.state[p]["step"] for group in on_host for p in group["params"] if "step" in inner.state[p]]
+        self._counters = {counter.untyped_storage()._cdata for counter in counters if isinstance(counter, torch.Tensor)}
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        return super()._is_on_device(tensor) and local_part(tensor).untyped_storage()._cdata not in self._counters
+
+
+@contextlib.contextmanager
+def fake_process_group(world_size: int) -> Iterator[None]:
+    """This process as rank 0 of a group of that many."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], several: bool) -> Watcher:
+    cpu, parallel = torch.device("cpu"), workload.parallel
+    state = sharded_state(workload, cpu) if several else workload.build(cpu)
+    model, optimizer = state.model, state.optimizer
+    for group in optimizer.param_groups:
+        if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+    workload.settle(state)
+    watcher = watch(model, optimizer)
+    stream = workload.fake_batches()
+    sharded = several and parallel.parallel == "fsdp"  # then graphs end at hooks that a watcher would not see
+    called = compiled_model(workload, state, watcher, next(stream)) if workload.compiled and not sharded else model
+    if several and not sharded:
+        called = FakeDataParallel(called, model, parallel)
+    # An enabled gradient scaler would read values.
+    state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    meter = UntimedMeter(world_size=parallel.world_size if several else 1)
+    workload.train(state, stream, 1, meter, UntimedMeter(watcher))
+    return watcher
+
+
+class FakeDataParallel:
+    """Stands in for DistributedDataParallel, which needs addresses of tensors, with its gradients as views of buckets
+    that live as long as the model: a gradient is computed in a tensor of its own, copied to its bucket, and freed.
+
+    As in every step but the first two, a bucket is what became ready one after another until its size was reached, and
+    is reduced once it is complete.
+    """
+
+    def __init__(self, called: Callable, model: torch.nn.Module, parallel: ParallelConfig):
+        self.called, self.syncs, self.parallel = called, True, parallel
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.total = sum(parameter.nbytes for parameter in parameters)
+        # One tensor for all buckets: which gradients share one is known only when they are ready.
+        self.gradients = torch.zeros(self.total // 4)
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._to_bucket)
+        self._next_step()
+
+    def _next_step(self) -> None:
+        self.ready = self.reduced = 0  # gradients, in elements
+        first, size = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, 25 * MB
+        if self.parallel.bucket_mb is not None:
+            first = size = int(self.parallel.bucket_mb * MB)
+        self.limits = itertools.chain([first], itertools.repeat(size))
+        self.limit = next(self.limits)
+
+    def _to_bucket(self, parameter: torch.Tensor) -> None:
+        if not self.syncs:
+            return
+        view = self.gradients[self.ready : self.ready + parameter.numel()].view_as(parameter)
+        view.copy_(parameter.grad)
+        parameter.grad = view
+        self.ready += parameter.numel()
+        if 4 * (self.ready - self.reduced) >= self.limit or 4 * self.ready == self.total:
+            self._reduce(self.gradients[self.reduced : self.ready])
+            self.reduced, self.limit = self.ready, next(self.limits)
+        if 4 * self.ready == self.total:
+            self._next_step()
+
+    def _reduce(self, bucket: torch.Tensor) -> None:
+        dtype = PRECISIONS[self.parallel.reduce_precision]
+        if dtype is torch.float32:
+            torch.distributed.all_reduce(bucket)
+            return
+        compressed = bucket.to(dtype)
+        torch.distributed.all_reduce(compressed)
+        bucket.copy_(compressed)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.syncs = False
+        try:
+            yield
+        finally:
+            self.syncs = True
+
+    def __call__(self, *arguments):
+        self.gradients.zero_()  # so that a tracker meets them as tensors that were there before the step
+        return self.called(*arguments)
+
+
+def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:
+    """Run one forward pass on fake tensors without gradients inside watch(model, optimizer), and return that."""
+    with FakeTensorMode(), torch.no_grad(), explained_fake_run("the forward pass"):
+        state = workload.build(torch.device("cpu"))
+        watcher, batch = watch(state.model, state.optimizer), next(workload.fake_batches())
+        called = compiled_model(workload, state, watcher, batch) if workload.compiled else state.model
+        with watcher, trace_range("forward"), state.autocast:
+            loss = workload.loss(called, batch)
+            del loss
+    return watcher
+
+
+class CompiledCall:
+    """Runs the graphs that torch.compile passes to its code generator operator by operator, so that a dispatch mode
+    sees their tensors.
+
+    They keep the same tensors for the backward pass as compiled code.  Intermediate results that fused kernels never
+    write to memory are allocated here, so that the peak is an upper bound.
+    """
+
+    def __init__(self, compiled: Callable, warm_up: Callable, watching: TorchDispatchMode):
+        """compiled(backend) returns the callable; warm_up(callable) runs it once, with its backward pass, because
+        dynamo does not compile under another dispatch mode."""
+        from functorch.compile import min_cut_rematerialization_partition
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._inductor.decomposition import select_decomp_table
+
+        self.watching, self.inside = watching, False
+        torch.compiler.reset()
+        self.called = compiled(
+            aot_autograd(
+                fw_compiler=self.graph_runner,
+                bw_compiler=self.graph_runner,
+                partition_fn=min_cut_rematerialization_partition,
+                decompositions=select_decomp_table(),
+            )
+        )
+        warm_up(self.called)
+
+    def graph_runner(self, graph: torch.fx.GraphModule, inputs):
+        def run(arguments: list):
+            """Runs the graph, and frees each tensor after its last use, as generated code does."""
+            with pushed(self.watching) if self.inside else contextlib.nullcontext():
+                return torch.fx.Interpreter(graph).boxed_run(arguments)
+
+        run._boxed_call = True
+        return run
+
+    def __call__(self, *arguments):
+        return self.watched(self.called)(*arguments)
+
+    def watched(self, called: Callable) -> Callable:
+        def call(*arguments, **options):
+            with _pop_mode_temporarily():
+                self.inside = True
+                try:
+                    return called(*arguments, **options)
+                finally:
+                    self.inside = False
+
+        return call
+
+
+def compiled_model(workload: Workload, state: TrainingState, watching: TorchDispatchMode, batch) -> torch.nn.Module:
+    """The model, compiled in place: a step of a file's own asks it for its parameters, or for the networks in it."""
+
+    def compiled(backend):
+        compile_in_place(state.model, backend=backend)
+        return state.model
+
+    def warm_up(called):
+        with state.autocast:
+            loss = workload.loss(called, batch)
+        if loss.requires_grad:
+            loss.backward()
+            state.model.zero_grad(set_to_none=True)
+
+    compilation = CompiledCall(compiled, warm_up, watching)
+    for module in called_first(state.model):
+        module._compiled_call_impl = compilation.watched(module._compiled_call_impl)
+    return state.model
+
+
+@contextlib.contextmanager
+def pushed(mode: TorchDispatchMode) -> Iterator[None]:
+    """Pushes an active mode onto the stack again, without the __enter__ of its class."""
+    TorchDispatchMode.__enter__(mode)
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)

@@ -1,0 +1,473 @@
+"""The Workload of a file of the user's, --workload FILE.py[:NAME]: what the file does not say is found by running it on
+fake tensors, FLOPs by counting."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+from analysis.work.bytes_moved import step_work
+from analysis.work.fake_step import FakeRunError
+from analysis.work.fake_user_code import on_fake_tensors, under_fake_mode, unread_values
+from analysis.work.flop_counts import counted_by_torch
+from harness.base.errors import UserError, raise_if_interrupted
+from harness.machine.devices import PRECISIONS
+from harness.model.module_ranges import ModuleRanges
+from harness.model.own_step import StepPhases, loss_of_step
+from harness.model.user_file import Made, UserFile
+from harness.model.workload import TrainingState, Workload
+from harness.ranks.parallel import ParallelConfig
+from harness.run.timing import UntimedMeter, trace_range
+
+IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead of them
+    "the file has a model of its own": (
+        "size", "vocab_size", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim", "attention",
+        "fused_projections", "fused_norm", "fused_rope", "fused_loss", "optimize",
+        "validate_setup", "cuda_graphs", "kernels",
+    ),
+    "the file makes its own optimizer": ("learning_rate",),
+    "the file has batches of its own": ("batch_size", "seq_len", "gradient_accumulation_steps", "data"),
+}  # fmt: skip
+USED = (  # fields of the script's TrainingConfig that mean the same for any model
+    "num_steps", "precision", "device", "seed", "deterministic", "compile", "compile_mode", "optimizer_impl",
+    "activation_checkpointing", "output_dir", "log_interval", "force", *(one.name for one in fields(ParallelConfig)),
+)  # fmt: skip
+
+
+def user_workload(text: str, training: Any, given: dict) -> UserWorkload:
+    """The workload of --workload; training has the fields of the script's TrainingConfig, given are the flags passed.
+
+    Raises UserError for a flag that would have no effect, and for a file that is not as expected."""
+    for why, names in IN_THE_FILE.items():
+        if found := next((name for name in names if name in given), None):
+            raise UserError(f"--{found.replace('_', '-')}: has no effect with --workload: {why}; leave it out", 2)
+    file = UserFile.of(text)
+    found = examined(file)
+    for name, why in found.lacks.items():
+        if getattr(training, name) not in (None, False, "fp32"):  # whatever flag sets it
+            raise UserError(f"--{name.replace('_', '-')}: {file.path.name}: {why}", 2)
+    return UserWorkload(file, replace(training, batch_size=found.batch_size, seq_len=found.seq_len))
+
+
+# ---- Batches -------------------------------------------------------------------------------------------------------
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """The batch with each of its tensors changed, in tuples, lists, dicts and mappings such as transformers'."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        if isinstance(value, MutableMapping):
+            copied = copy.copy(value)
+            for key, one in value.items():
+                copied[key] = map_tensors(change, one)
+            return copied
+        return value
+
+    return tree_map(leaf, batch)
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tensors(lambda tensor: found.append(tensor) or tensor, batch)
+    return found
+
+
+def shapes_of(batch: Any) -> str:
+    """'[8, 128] int64, [8] int64'"""
+    return ", ".join(f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors_of(batch))
+
+
+def endless(file: UserFile, made: Made) -> Iterator[Any]:
+    """The batches; those of a DataLoader again and again.  Raises UserError if an iterator ends.
+
+    Drawn unseen by memory trackers: what the file's own code needs for it is not part of the step."""
+    where = file.where(file.function())
+    for epoch in itertools.count(1):
+        number = 0
+        with file.users_code():
+            stream = iter(made.batches)
+        while True:
+            with file.users_code(), _disable_current_modes():
+                batch = next(stream, endless)
+            if batch is endless:
+                break
+            number += 1
+            yield batch
+        if not number:
+            seen = "batches ended before the last step" if epoch > 1 else "there is no batch"
+            raise UserError(f"{where}: {seen}; expected a DataLoader, which is started again, or an endless iterator")
+
+
+def zeros_like_batch(batch: Any, sizes: dict[int, int]) -> Any:
+    """The same batch of zeros: tensors that share a storage share one again.  sizes: other lengths by dimension, of
+    tensors that are as long there as the first of the batch."""
+    storages: dict[tuple, Tensor] = {}
+    first = leading(batch)
+    lengths = {d: (first.shape[d], n) for d, n in sizes.items() if d < first.dim()}
+
+    def zeros(x: Tensor) -> Tensor:
+        if lengths:
+            shape = list(x.shape)
+            for dim, (old, new) in lengths.items():
+                if dim < len(shape) and shape[dim] == old:
+                    shape[dim] = new
+            return torch.zeros(shape, dtype=x.dtype)
+        key = (x.untyped_storage()._cdata, x.dtype)
+        if key not in storages:
+            storages[key] = torch.zeros(x.untyped_storage().nbytes() // x.itemsize, dtype=x.dtype)
+        return storages[key].as_strided(x.shape, x.stride(), x.storage_offset())
+
+    return map_tensors(zeros, batch)
+
+
+def leading(batch: Any) -> Tensor:
+    """The tensor whose dimensions are samples and, if it holds tokens, their positions: input_ids, else the first."""
+    named = batch["input_ids"] if isinstance(batch, MutableMapping) and "input_ids" in batch else None
+    return tensors_of(batch)[0] if named is None else named
+
+
+# ---- What the file makes -------------------------------------------------------------------------------------------
+
+
+class Examined(NamedTuple):
+    """What a look at model, optimizer and first batch tells."""
+
+    batch: Any  # the first one; perhaps of fake tensors
+    batch_size: int
+    seq_len: int
+    parameters: int  # trainable
+    precision: str  # of most parameters
+    model: str  # its class
+    optimizer: str
+    learning_rate: float
+    own_step: bool
+    lacks: dict[str, str]  # settings that mean nothing for it, each with the reason
+    recurrent: bool  # it has an nn.RNN, nn.LSTM or nn.GRU
+
+
+@functools.lru_cache(maxsize=8)
+def examined(file: UserFile) -> Examined:
+    """A look at what the file makes, on fake tensors where they allow it.  Raises UserError."""
+    file.function()  # imported for real
+    made, batch = first_batch(file)
+    if not tensors_of(batch):
+        where, found = file.where(file.function()), type(batch).__name__
+        raise UserError(f"{where}: a batch is {found} without tensors; expected a tensor, or a tuple or dict of them")
+    first, group = leading(batch), made.optimizer.param_groups[0]
+    tokens = first.dim() == 2 and not first.is_floating_point()
+    types = Counter({dtype: 0 for dtype in PRECISIONS.values()})
+    for parameter in made.model.parameters():
+        types[parameter.dtype] += parameter.numel()
+    names = {dtype: name for name, dtype in reversed(PRECISIONS.items())}  # fp32 is the name of float32
+    return Examined(
+        batch=batch,
+        batch_size=first.shape[0] if first.dim() else 1,
+        seq_len=first.shape[1] if tokens else 1,
+        parameters=sum(p.numel() for p in made.model.parameters() if p.requires_grad),
+        precision=names.get(types.most_common(1)[0][0], "fp32"),
+        model=type(made.model).__name__,
+        optimizer=type(made.optimizer).__name__,
+        learning_rate=float(group.get("lr", 0.0)),
+        own_step=made.own_step,
+        lacks=lacks(made),
+        recurrent=any(isinstance(module, nn.RNNBase) for module in made.model.modules()),
+    )
+
+
+def lacks(made: Made) -> dict[str, str]:
+    found = {}
+    if made.own_step:
+        found["precision"] = "it has a step of its own, which chooses its precision"
+    if not repeated_blocks(made.model):
+        found["activation_checkpointing"] = (
+            "its model has no repeated blocks, members of an nn.ModuleList that are alike"
+        )
+    if not {"foreach", "fused"} <= made.optimizer.defaults.keys():
+        found["optimizer_impl"] = f"{type(made.optimizer).__name__} is implemented in one way only"
+    return found
+
+
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+    """The members of each list of modules that are of the same class and have parts of their own; not those within
+    them."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        members = [*child.children()] if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
+        kinds = Counter(type(one) for one in members if any(True for _ in one.children()))
+        alike = [one for one in members if kinds[type(one)] > 1]
+        found += alike or repeated_blocks(child)
+    return found
+
+
+def with_checkpointing(model: nn.Module) -> nn.Module:
+    """Each repeated block keeps its inputs alone, and is run again in the backward pass."""
+    for block in repeated_blocks(model):
+        # Fake tensors have no random numbers to draw again.
+        options = {"use_reentrant": False, "preserve_rng_state": not under_fake_mode()}
+        block.forward = functools.partial(checkpoint, block.forward, **options)
+    return model
+
+
+def with_implementation(optimizer: torch.optim.Optimizer, implementation: str) -> torch.optim.Optimizer:
+    """The optimizer over lists of tensors (foreach), or in one kernel (fused); the same object, which learning rate
+    schedulers and steps of the file's own may hold."""
+    for group in optimizer.param_groups:
+        group |= {"foreach": implementation == "foreach", "fused": implementation == "fused"}
+    if implementation == "fused":
+        optimizer._step_supports_amp_scaling = True  # as its constructor does: it divides by the loss scale itself
+    if optimizer.state:
+        optimizer.load_state_dict(optimizer.state_dict())  # moves step counters to where it reads them
+    return optimizer
+
+
+def first_batch(file: UserFile) -> tuple[Made, Any]:
+    """What the file makes, and the first batch: with a fake model, else for real, as data in tensors may need."""
+    try:
+        with FakeTensorMode(), on_fake_tensors():
+            made = file.make()
+        return made, next(endless(file, made))
+    except Exception:  # noqa: BLE001 - whatever code of the user's raises here, it may not raise for real
+        pass
+    made = file.make()
+    return made, next(endless(file, made))
+
+
+@functools.lru_cache(maxsize=8)
+def counted_flops(workload: UserWorkload) -> tuple[int, int] | None:
+    """Matmul FLOPs of a step, forward and in total, by counting; None if it cannot run on fake tensors."""
+    try:
+        if workload.own_step:  # which may call backward() more than once
+            table = step_work(workload).table()
+            return int(table[table["phase"] == "forward"]["flops"].sum()), int(table["flops"].sum())
+        counted = counted_by_torch(workload)
+    except FakeRunError:
+        return None
+    return counted["forward_flops"], counted["forward_flops"] + counted["backward_flops"]
+
+
+@dataclass(frozen=True)
+class UserWorkload(Workload):
+    """The model and the training step of a file.  `scaled`: for a prediction, batches of another size than its own."""
+
+    file: UserFile
+    training: Any  # the script's TrainingConfig, with batch_size and seq_len of the first batch
+    scaled: bool = False
+    latest: dict = field(default_factory=dict, init=False, compare=False, repr=False)  # what build() made last
+
+    batch_size = property(lambda self: self.training.batch_size)
+    seq_len = property(lambda self: self.training.seq_len)
+    compiled = property(lambda self: self.training.compile)
+    parallel = property(lambda self: self.training)
+    own_step = property(lambda self: examined(self.file).own_step)
+    micro_steps = 1
+    scales = ("batch_size",)  # many models take no longer sequences than those they were made for
+
+    def __getstate__(self) -> dict:
+        return vars(self) | {"latest": {}}  # models stay in their process
+
+    @property
+    def title(self) -> str:
+        return f"{examined(self.file).model} of {self.file.path.name}"
+
+    @property
+    def precision(self) -> str:
+        """That of autocast if --precision asks for it, else that of the parameters."""
+        return self.training.precision if self.training.precision != "fp32" else examined(self.file).precision
+
+    # ---- The step ----------------------------------------------------------------------------------------------------
+
+    def build(self, device: torch.device, place: Callable[[nn.Module], nn.Module] | None = None) -> TrainingState:
+        with on_fake_tensors() if under_fake_mode() else contextlib.nullcontext():
+            made = self.file.make()
+        self.file.check_device(made, device)
+        model, optimizer = made.model, made.optimizer
+        if self.training.activation_checkpointing:
+            model = with_checkpointing(model)
+        if place:
+            names = {id(p): name for name, p in model.named_parameters()}
+            model = place(model)
+            optimizer = over_placed(optimizer, names, dict(model.named_parameters()))
+        elif device.type != "cpu":
+            model.to(device)  # in place: the optimizer has the same parameters
+            if optimizer.state:
+                optimizer.load_state_dict(optimizer.state_dict())  # which moves its tensors too
+        if self.training.optimizer_impl:
+            optimizer = with_implementation(optimizer, self.training.optimizer_impl)
+        self.latest["made"] = made._replace(model=model, optimizer=optimizer)
+        precision = self.training.precision
+        scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        dtype = PRECISIONS[precision]
+        autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
+        return TrainingState(model, optimizer, scaler, autocast)
+
+    def batches(self, device: torch.device, rank: int = 0) -> Iterator[Any]:
+        """Those that came with the model that was built last.  Every rank draws what its process makes of the file."""
+        yield from self._checked(endless(self.file, self.latest.get("made") or self.file.make()), device)
+
+    def fake_batches(self) -> Iterator[Any]:
+        found, sizes = examined(self.file), {}
+        if self.scaled:
+            sizes = {0: self.batch_size} | ({1: self.seq_len} if found.seq_len > 1 else {})
+        while True:
+            yield map_tensors(Tensor.detach, zeros_like_batch(found.batch, sizes))
+
+    def _checked(self, stream: Iterator[Any], device: torch.device) -> Iterator[Any]:
+        """On the device.  Raises UserError if shapes change: times, FLOPs and memory would be those of no one step."""
+        expected = shapes_of(examined(self.file).batch)
+        for number, batch in enumerate(stream, 1):
+            if (found := shapes_of(batch)) != expected:
+                where = f"{self.file.where(self.file.function())}: batch {number} is {found}, the first was {expected}"
+                raise UserError(f"{where}; expected the same shapes in every step: pad, or drop the last batch")
+            # A view, so that memory trackers meet tensors that no operator has made, such as those of a worker.
+            yield map_tensors(lambda x: x.to(device, non_blocking=True).detach(), batch)
+            del batch
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        made: Made = self.latest["made"]
+        with self.file.users_code(), trace_range("model and loss" if self.compiled else "loss"):
+            if made.own_step:
+                return loss_of_step(made.loss, model, made.optimizer, batch)
+            return self.file.check_loss(made.loss(model, batch), made.loss)
+
+    def train(self, state: TrainingState, stream: Iterator[Any], num_steps: int, meter, instruments) -> None:
+        with unread_values() if under_fake_mode() else contextlib.nullcontext():
+            self._train(state, stream, num_steps, meter, instruments)
+
+    def _train(self, state: TrainingState, stream: Iterator[Any], num_steps: int, meter, instruments) -> None:
+        model, optimizer, scaler, autocast = state
+        made: Made = self.latest["made"]
+        named = ModuleRanges(made.model)
+        try:
+            for step in range(1, num_steps + 1):
+                raise_if_interrupted()
+                named.follow(instruments.observes(step) and not self.compiled)
+                # ---- The timed section begins, as in tiny_llama_v1.py. ----
+                with meter.step(step), instruments.step(step):
+                    with meter.phase("data"):
+                        batch = next(stream)
+                    if made.own_step:
+                        with self.file.users_code(), StepPhases(meter, instruments, step, made.model):
+                            loss = made.loss(model, optimizer, batch)
+                            meter.add_loss(self._own_loss(loss))  # in the last phase, whose end is waited for
+                        del loss, batch
+                        continue
+                    with meter.phase("forward"), instruments.forward(step), autocast:
+                        loss = self.loss(model, batch)
+                    with self.file.users_code(), meter.phase("backward"):
+                        scaler.scale(loss).backward()
+                    meter.add_loss(loss)
+                    with meter.phase("optimizer"):
+                        scaler.step(optimizer)
+                        scaler.update()
+                        optimizer.zero_grad(set_to_none=True)
+                    del loss, batch  # the next batch is drawn while this one is gone
+                # ---- The timed section ends. ----
+        finally:
+            named.remove()
+
+    def _own_loss(self, loss: Any) -> Tensor:
+        """The loss that the step returned, a tensor or a number."""
+        if isinstance(loss, float):
+            return torch.tensor(loss)
+        return self.file.check_loss(loss, self.latest["made"].loss, own_step=True)
+
+    def settle(self, state: TrainingState) -> None:
+        """By a step: which parameters have gradients, only that tells."""
+        self.train(state, self.fake_batches(), 1, UntimedMeter(), UntimedMeter())
+
+    # ---- Facts -------------------------------------------------------------------------------------------------------
+
+    def with_settings(self, **changes) -> UserWorkload:
+        changes.pop("gradient_accumulation_steps", None)
+        scaled = self.scaled or bool({"batch_size", "seq_len"} & changes.keys())
+        return replace(self, training=replace(self.training, **changes), scaled=scaled)
+
+    def one_micro_batch(self) -> UserWorkload:
+        return self
+
+    def parameter_count(self) -> int:
+        return examined(self.file).parameters
+
+    def forward_flops(self) -> int | None:
+        counted = counted_flops(self.with_settings(activation_checkpointing=False))
+        return counted and counted[0]
+
+    def step_flops(self) -> int | None:
+        counted = counted_flops(self.with_settings(activation_checkpointing=False))
+        return counted and counted[1]
+
+    def recomputed_flops(self) -> int:
+        """Counted too: what a step has more with checkpointing than without."""
+        if not self.training.activation_checkpointing or (counted := counted_flops(self)) is None:
+            return 0
+        return counted[1] - self.step_flops()
+
+    def unpredicted_memory(self, on_gpu: bool) -> str | None:
+        hidden = examined(self.file).recurrent and not on_gpu  # oneDNN's workspace
+        return "and what recurrent layers keep on a CPU, which is not predicted" if hidden else None
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        return examined(self.file).lacks
+
+    def least_forward_flops(self) -> None:
+        """Not known: its kernels may skip what is counted."""
+
+    def settings(self) -> dict[str, dict]:
+        found, every = examined(self.file), asdict(self.training)
+        model = {"file": os.path.relpath(self.file.path), "function": self.file.name, "model": found.model}
+        model["source_sha256"] = self.file.digest
+        training = {"batch_size": self.batch_size, "seq_len": self.seq_len, "learning_rate": found.learning_rate}
+        training |= {"optimizer": found.optimizer, "own_step": found.own_step}
+        training |= {name: every[name] for name in USED if name not in found.lacks}
+        return {"model": model | {"parameters": found.parameters}, "training": training | {"precision": self.precision}}
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, dict], training: type) -> UserWorkload:
+        """The workload of a run, from its config.json; training is the script's TrainingConfig.
+
+        Raises UserError if the file is no longer there."""
+        model, kept = settings["model"], settings["training"]
+        file = UserFile.of(f"{model['file']}:{model['function']}")
+        known = {one.name: kept[one.name] for one in fields(training) if one.name in kept}
+        if kept["precision"] == examined(file).precision:
+            known["precision"] = "fp32"  # of autocast: that is the precision of the parameters
+        return cls(file, training(**known))
+
+    def settings_lines(self, device: torch.device) -> dict[str, object]:
+        found, training = examined(self.file), self.training
+        return {
+            "File": f"{self.file.path.name}, {self.file.name}()",
+            "Batch": shapes_of(found.batch),
+            "Number of Steps": training.num_steps,
+            "Optimizer": f"{found.optimizer}, learning rate {found.learning_rate:g}"
+            + (f", {training.optimizer_impl}" if training.optimizer_impl else ""),
+            **({"Activation Checkpointing": True} if training.activation_checkpointing else {}),
+            "Step": "of the file's own" if found.own_step else "forward, backward and optimizer",
+            "Precision": self.precision,
+            "Compiled": training.compile if training.compile_mode == "default" else training.compile_mode,
+            "Seed": training.seed,
+        }
+
+
+def over_placed(optimizer: torch.optim.Optimizer, names: dict[int, str], placed: dict[str, nn.Parameter]):
+    """The optimizer over the parameters of the same names, which are shards now.  names: by id of the old ones."""
+    for group in optimizer.param_groups:
+        group["params"] = [placed[names[id(p)]] for p in group["params"] if id(p) in names]
+    return optimizer

@@ -1,0 +1,158 @@
+"""Command-line flags from dataclasses, one-line errors, and the packages that a flag requires."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib.metadata
+import importlib.util
+import math
+import os
+import shutil
+import sys
+import sysconfig
+import typing
+from collections.abc import Callable
+from dataclasses import field, fields
+from pathlib import Path
+
+from harness.base.errors import UserError
+
+
+def flag(default, text: str, **options):
+    """A dataclass field that is also a command-line flag.  `options` go to argparse, except for `minimum` (of a
+    number), `alias` (a second name) and `shown` (the default as shown in --help)."""
+    return field(default=default, metadata={"help": text, **options})
+
+
+def number_of(kind: type, minimum: int) -> Callable[[str], int | float]:
+    """argparse type: a whole number of at least `minimum`, or a positive real one."""
+
+    def parse(text: str):
+        with contextlib.suppress(ValueError):
+            if kind(text) >= minimum and (int(text) < 2**63 if kind is int else 0 < float(text) < math.inf):
+                return kind(text)
+        wanted = f"a whole number of at least {minimum}" if kind is int else "a positive number"
+        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
+
+    return parse
+
+
+def peak_choice(text: str) -> str | float:
+    """argparse type of --peak."""
+    if text in ("auto", "measured"):
+        return text
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1e6:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a peak; use auto, measured, or a number in TFLOP/s, e.g. 989.4")
+
+
+def network_choice(text: str) -> str | float:
+    """argparse type of --network."""
+    if text == "measured":
+        return text
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a network; use measured, or a positive number in GB/s")
+
+
+def byte_count(text: str) -> int:
+    """argparse type: bytes, with K, M or G of 2^10."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in "KMG" else (text, "")
+    with contextlib.suppress(ValueError):
+        if int(number) > 0 and (size := int(number) * 2 ** (10 * " KMG".index(unit or " "))) < 2**40:
+            return size
+    raise argparse.ArgumentTypeError(f"{text} is not a number of bytes; use e.g. 1024, 1K, 16M or 1G")
+
+
+def memory_size(text: str) -> int:
+    """argparse type: GB to bytes."""
+    with contextlib.suppress(ValueError):
+        if 0.001 <= float(text) <= 1e6:
+            return round(float(text) * 2**30)
+    raise argparse.ArgumentTypeError(f"{text} is not a memory size; use GB, e.g. 80")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Errors are one line and exit code 2; an unknown flag is answered with the nearest known one."""
+
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str):
+        raise UserError(" ".join(message.split()), 2)
+
+    def parse_args(self, args=None, namespace=None):
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            nearest = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, n=1)
+            advice = f"did you mean {nearest[0]}?" if nearest else "see --help"
+            self.error(f"unknown argument {unknown[0]}; {advice}")
+        return parsed
+
+    def add_dataclass_flags(self, title: str, config: type) -> None:
+        """A group of flags, one for each field of this class (not of its bases) made by flag(); each is None if the
+        user did not pass it."""
+        group, kinds = self.add_argument_group(title), typing.get_type_hints(config)
+        for one in (one for one in fields(config) if one.metadata and one.name in config.__annotations__):
+            options, kind = dict(one.metadata), kinds[one.name]
+            shown, text, minimum = options.pop("shown", one.default), options.pop("help"), options.pop("minimum", 1)
+            names = ["--" + one.name.replace("_", "-")]
+            if "alias" in options:
+                names.append(options.pop("alias"))
+            if kind is bool:
+                options["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
+            elif kind is int:
+                options |= {"type": number_of(int, minimum), "metavar": "N"}
+            elif kind is float:
+                options |= {"type": number_of(float, 0), "metavar": "X"}
+            if shown is not None and not isinstance(shown, bool):
+                text += f" ({shown})"
+            group.add_argument(*names, default=None, help=text, **options)
+
+
+def verbose_flag(parser: argparse._ActionsContainer) -> None:
+    """Add --verbose: a command ends with its answer, and prints its tables only on request."""
+    text = "print the tables too (at most 120 columns wide); without it they are in the files and the report only"
+    parser.add_argument("--verbose", action="store_true", help=text)
+
+
+# ---- Packages ------------------------------------------------------------------------------------------------------
+
+
+def version_of(package: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
+
+
+def require(what: str, modules: list[str]) -> None:
+    """Raise UserError for a missing module, before any work is wasted."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"{what} needs {module}, which is missing: pip install {module}")
+
+
+def compiler_problem(on_gpu: bool) -> str | None:
+    """Why torch.compile cannot work on this machine, as far as a look tells; None if nothing is missing.
+
+    For a CPU it writes C++ that includes Python.h; for a GPU it has Triton, which compiles its launchers from C.
+    """
+    cpp = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    wanted = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    wanted, language = (wanted, "C") if on_gpu else ([cpp], "C++")
+    if on_gpu and importlib.util.find_spec("triton") is None:
+        return "it needs triton, which is missing: pip install triton"
+    if not any(shutil.which(command.split()[0]) for command in wanted if command.strip()):
+        return f"it needs a {language} compiler, and {' or '.join(wanted)} is not on PATH"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    return None if header.exists() else f"it needs {header}, of Python's development package"
+
+
+def require_one_process(command: str) -> None:
+    """Raise UserError if several ranks were started: each would write the same files."""
+    if (ranks := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+        raise UserError(f"{command} is one process, and {ranks} were started: use srun --ntasks=1, and no torchrun")

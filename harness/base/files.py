@@ -1,0 +1,286 @@
+"""Files: the registry of what commands may write, atomic writes, and run folders.
+
+Everything that must know the files of a run uses FILES: moving an earlier run aside, finding traces in a folder, and
+docs/files.md.  FOLDERS is the list for .gitignore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import io
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from harness.base.console import say
+from harness.base.documents import SCHEMA_VERSION
+from harness.base.errors import UserError
+from harness.ranks.rendezvous import world_size_of_run
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """A file, or a folder of files, that a command may write to its folder."""
+
+    pattern: str  # for glob
+    writer: str  # command or flag
+    contents: str  # for docs/files.md
+    document: str | None = None  # its type in harness/base/documents.py, for JSON documents
+    is_folder: bool = False
+
+
+def _sweep(name: str, row: str) -> tuple[FileKind, ...]:
+    writer = f"run_{name}.py"
+    return (
+        FileKind(f"{name}.json", writer, "one entry per row, rewritten after each row", row),
+        FileKind(f"{name}.md", writer, f"the tables of {name}.json in markdown"),
+        FileKind(f"{name}.png", writer, f"plot of {name}.json"),
+    )
+
+
+FILES = (
+    FileKind("config.json", "every run, before step 1", "model, training, profiling, environment", "RunConfig"),
+    FileKind(
+        "performance_summary.json",
+        "every run, also one that failed or was interrupted",
+        "times with their spread, throughput, memory, losses, every step",
+        "PerformanceSummary",
+    ),
+    FileKind(
+        "performance_summary_rank*.json",
+        "every rank but 0 of a run of several",
+        "the same, as this rank measured it",
+        "PerformanceSummary",
+    ),
+    FileKind("events.out.tfevents.*", "every run", "TensorBoard: scalars per step, figures, text, hyperparameters"),
+    FileKind("training_output.log", "the shell launchers", "everything that was printed"),
+    FileKind("training_output_rank*.log", "the shell launchers", "the same of another rank than 0"),
+    FileKind("training_output.*.log", "the shell launchers", "log of the previous run in this folder"),
+    FileKind(
+        "trace_step_*.pt.trace.json*",
+        "--enable-pytorch-profiler",
+        "timeline of the profiled steps; 5_10 in the name means steps 6 to 10",
+    ),
+    FileKind(
+        "operator_analysis.json",
+        "every run with a trace",
+        "how far to trust the trace, verdict, components, opportunities, operators, kernels, collectives, all ranks",
+        "OperatorAnalysis",
+    ),
+    FileKind(
+        "operator_analysis_*.json",
+        "run_pytorch_profiler.py --analyze-existing",
+        "the same for the second and later traces",
+        "OperatorAnalysis",
+    ),
+    FileKind(
+        "memory_timeline.json",
+        "--profile-memory",
+        "live bytes through one step by category, the largest tensors at the peak, the prediction",
+        "MemoryTimeline",
+    ),
+    FileKind("memory_timeline.png", "--profile-memory", "plot of memory_timeline.json"),
+    FileKind(
+        "memory_snapshot_*.pickle", "--memory-snapshot on a GPU", "the allocator's history, for pytorch.org/memory_viz"
+    ),
+    FileKind("prediction.json", "--dry-run", "memory by category, what fits, a lower bound on step time", "Prediction"),
+    FileKind("flops_profile.json", "--enable-deepspeed-flops", "FLOPs counted three ways, rate, MFU", "FlopsProfile"),
+    FileKind("flops_profile.txt", "--enable-deepspeed-flops", "DeepSpeed's own report"),
+    FileKind(
+        "computational_intensity.json",
+        "run_deepspeed_flops.py --computational-intensity",
+        "bytes moved by class of operators and phase, FLOPs per byte, bandwidth used",
+        "ComputationalIntensity",
+    ),
+    FileKind(
+        "roofline_data.json",
+        "run_deepspeed_flops.py --generate-roofline",
+        "the limits of the device, rate and time of each class of operators",
+        "RooflineData",
+    ),
+    FileKind("roofline.png", "run_deepspeed_flops.py --generate-roofline", "plot of roofline_data.json"),
+    FileKind("report.html", "the run scripts", "self-contained HTML report"),
+    FileKind("comparison.json", "compare_runs.py", "what differs between runs or sweeps", "Comparison"),
+    FileKind("comparison.md", "compare_runs.py", "the tables of comparison.json"),
+    FileKind("comparison.png", "compare_runs.py", "plot of comparison.json"),
+    FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded, for nsys-ui or Perfetto"),
+    *_sweep("memory_study", "MemoryStudyRow"),
+    *_sweep("training_benchmark", "TrainingBenchmarkRow"),
+    *_sweep("attention_benchmark", "AttentionBenchmarkRow"),
+    *_sweep("precision_study", "PrecisionStudyRow"),
+    *_sweep("timing_study", "TimingStudyRow"),
+    *_sweep("optimization_study", "OptimizationStudyRow"),
+    *_sweep("scaling_study", "ScalingStudyRow"),
+    *_sweep("collective_benchmark", "CollectiveBenchmarkRow"),
+    FileKind(
+        "profile_*", "run_optimization_study.py", "the profiled baseline, one per size and precision", is_folder=True
+    ),
+    FileKind("bs*_seq*", "run_memory_study.py", "the folder of a run, one per row", is_folder=True),
+    FileKind("rows", "the sweeps", "event files for TensorBoard's HPARAMS tab, one per row", is_folder=True),
+    FileKind("snapshots", "run_training_benchmark.py", "allocator histories, one folder per row", is_folder=True),
+    FileKind("answers_*.json", "run_exercise.py", "every answer with its evidence", "ExerciseAnswers"),
+    FileKind("answers_*.md", "run_exercise.py", "the worksheet, filled in"),
+    FileKind("worksheet_*.md", "run_exercise.py --blank", "the worksheet, to be filled in by hand"),
+    FileKind("class_*.md", "run_exercise.py --class", "each field of many worksheets: who differs, by how much"),
+    FileKind("class_*.html", "run_exercise.py --class", "the same as a page, with everybody's values"),
+    FileKind("commands.log", "run_exercise.py", "what the commands printed"),
+)
+
+FOLDERS = (  # created by the launchers and the documented commands; for .gitignore
+    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ memory_hotspots/ memory_study*/ "
+    "system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
+    "optimization_study*/ scaling_study*/ collective_benchmark*/ "
+    "exercise[0-9]*_*/ comparison_*/ runs/"
+).split()
+
+_TRACE_PATTERN = "trace_step_*.pt.trace.json*"
+
+
+def kind_of(name: str) -> FileKind | None:
+    """The registered kind of a file of this name, or None."""
+    return next((kind for kind in FILES if fnmatch.fnmatch(name, kind.pattern)), None)
+
+
+def may_be_trace(name: str) -> bool:
+    """Whether a file of this name may be a trace: JSON that is not registered, or a trace of ours."""
+    kind = kind_of(name)
+    return name.endswith((".json", ".json.gz")) and (kind is None or kind.pattern == _TRACE_PATTERN)
+
+
+def files_of_run(*folders: Path) -> list[Path]:
+    """The files that a run has written to its folders, by name."""
+    return sorted({f for folder in folders for kind in FILES if not kind.is_folder for f in folder.glob(kind.pattern)})
+
+
+# ---- Writing -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which gets its name at the end of the block.  Raises UserError, which names it."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write the file atomically.  Raises UserError, which names the file."""
+    with written_whole(path) as file:
+        file.write(data)
+
+
+def write_json(path: Path, document: dict) -> None:
+    """Write a document with its schema version, atomically."""
+    text = json.dumps({"schema_version": SCHEMA_VERSION} | document, indent=2, allow_nan=False)
+    write_bytes(path, (text + "\n").encode())
+
+
+def write_figure(path: Path, figure) -> None:
+    """Write a matplotlib figure as PNG, atomically."""
+    write_bytes(path, png(figure))
+
+
+def png(figure) -> bytes:
+    """A matplotlib figure as the bytes of a PNG file."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=120)
+    return data.getvalue()
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder and check that it is writable.  Raises UserError, which names it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write_test{os.environ.get('RANK', '')}"  # ranks may share the folder
+        try:
+            probe.write_bytes(bytes(4096))
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder, and move an earlier run in it to earlier_<timestamp>/ inside it.
+
+    The launcher's log, named in TINY_LLAMA_LOG, and those of other ranks are not moved, because they are being written.
+    """
+    make_folder(folder)
+    try:
+        earlier = _earlier_run(folder)
+        if earlier:
+            stamp = datetime.fromtimestamp(max(f.stat().st_mtime for f in earlier)).strftime("%Y%m%d_%H%M%S")
+            target = unused_folder(folder / f"earlier_{stamp}")
+            target.mkdir()
+            for file in earlier:
+                file.rename(target / file.name)
+            say(f"The run that was in {folder} is now in {target}")
+    except OSError as error:
+        raise UserError(f"cannot write to folder {folder}: {error.strerror}") from error
+
+
+def _earlier_run(folder: Path) -> list[Path]:
+    """The files and folders of a run in the folder.  Raises UserError if its config.json is not ours."""
+    config = folder / "config.json"
+    if config.exists() and b'"schema_version"' not in config.read_bytes():
+        raise UserError(f"{config} was not written by this workshop; use another folder")
+    written = set()
+    if "TINY_LLAMA_LOG" in os.environ:  # then the launchers of the other ranks have theirs beside it
+        log = Path(os.environ["TINY_LLAMA_LOG"]).absolute()
+        written = {log, *(log.with_name(f"{log.stem}_rank{rank}.log") for rank in range(1, world_size_of_run()))}
+    # Without a config.json, only names that no other program would use are assumed to be ours.
+    patterns = [k.pattern for k in FILES if not k.is_folder] if config.exists() else [_TRACE_PATTERN, "prediction.json"]
+    found = {f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() not in written}
+    folders = [f for kind in FILES if kind.is_folder for f in sorted(folder.glob(kind.pattern)) if f.is_dir()]
+    return sorted(found) + (folders if found else [])
+
+
+def unused_folder(wanted: Path) -> Path:
+    """The path itself or, if it exists, <path>_2 and so on."""
+    names = (wanted if n == 1 else wanted.with_name(f"{wanted.name}_{n}") for n in itertools.count(1))
+    return next(path for path in names if not path.exists())
+
+
+# ---- Nulls ---------------------------------------------------------------------------------------------------------
+
+
+def explain_nulls(values: dict, reason: str, **reasons: str) -> dict:
+    """A copy in which each None has its <name>_reason next to it."""
+    out = {}
+    for name, value in values.items():
+        out[name] = value
+        if value is None:
+            out[f"{name}_reason"] = reasons.get(name, reason)
+    return out
+
+
+def explain_nulls_recursively(value, reasons: dict[str, str]):
+    """A copy of a document in which each null has `<name>_reason` next to it, unless it has one already.
+
+    reasons are by name.  Raises KeyError for a name without a reason: an unexplained null is a bug.
+    """
+    if isinstance(value, list):
+        return [explain_nulls_recursively(item, reasons) for item in value]
+    if not isinstance(value, dict):
+        return value
+    out = {}
+    for name, item in value.items():
+        out[name] = explain_nulls_recursively(item, reasons)
+        if item is None and f"{name}_reason" not in value:
+            out[f"{name}_reason"] = reasons[name]
+    return out

@@ -1,0 +1,75 @@
+"""How a command starts: its interpreter, what must be set up before PyTorch is imported, and its exit code.
+
+Imports nothing slow, and runs on any Python 3.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from harness.base.slurm import slurm_ranks
+
+PROJECT = Path(__file__).resolve().parents[2]
+VENV = PROJECT / ".venv"  # made by the launchers
+HANDED_OVER = "TINY_LLAMA_HANDED_OVER"  # set by the interpreter that handed over: it happens once
+IMPORTED_BY_ALL = ("torch", "numpy", "pandas", "tabulate", "tqdm")  # packages without which no command works
+WAITING_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # if the user sets one, none is set here
+
+
+def begin_command() -> None:
+    """Make sure that the packages are there, and set process-wide state before the slow imports.
+
+    Imports take seconds before the command itself runs: Ctrl-C and SIGTERM end them without a traceback.
+    """
+    hand_over()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda received, frame: os._exit(128 + received))
+    os.environ.update(slurm_ranks(os.environ))
+    os.environ |= default_variables()
+
+
+def default_variables() -> dict[str, str]:
+    """Environment variables that libraries read when they are loaded, as far as the user has not set them."""
+    # Otherwise the profiler warns about tensors created before its window, and prints when it starts and stops.
+    defaults = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
+    # How often a thread of libgomp looks for new work before it sleeps.  By default it does so 300,000 times, and keeps
+    # a core from other processes or from the thread that it waits for.  Of the counts that cost nothing on a quiet
+    # machine, 3,000 loses least next to busy processes (benchmarks/waiting_policies.py, table in benchmarks/README.md).
+    if not any(name in os.environ for name in WAITING_POLICIES):
+        defaults["GOMP_SPINCOUNT"] = "3000"
+    return {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+def hand_over() -> None:
+    """Continue with the interpreter of .venv if this one lacks a package.  If there is no .venv, exit with code 1, or
+    show the usage if --help asks for it."""
+    missing = [name for name in IMPORTED_BY_ALL if importlib.util.find_spec(name) is None]
+    if not missing and sys.version_info >= (3, 10):
+        return
+    problem = f"no {missing[0]}" if missing else "Python 3.10 or newer is needed"
+    name, python = Path(sys.argv[0]).name, VENV / "bin" / "python"
+    if python.exists() and Path(sys.prefix).resolve() != VENV.resolve() and HANDED_OVER not in os.environ:
+        print(f"{name}: {sys.executable}: {problem}; continuing with {python}", file=sys.stderr, flush=True)
+        os.environ[HANDED_OVER] = "1"
+        os.execv(str(python), [str(python), *getattr(sys, "orig_argv", [None, *sys.argv])[1:]])
+    advice = "./run_baseline.sh sets up .venv, then activate it: source .venv/bin/activate"
+    if {"-h", "--help"} & set(sys.argv[1:]):  # the parser with all flags needs the packages, the usage does not
+        print(sys.modules["__main__"].__doc__)
+        print(f"{problem}: all flags are shown after set-up; {advice}")
+        sys.exit(0)
+    print(f"{name}: error: {sys.executable}: {problem}; {advice}", file=sys.stderr)
+    sys.exit(1)
+
+
+def run_command(main: Callable[[], object]) -> NoReturn:
+    """Run main() as this process and exit with its code; an error becomes one line."""
+    begin_command()
+    from harness.base.errors import exit_code_of
+
+    sys.exit(exit_code_of(main))

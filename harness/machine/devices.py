@@ -1,0 +1,175 @@
+"""Devices: which one to use, which precisions it supports, its memory, and its utilization during the run."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from harness.base.errors import UserError, first_line
+from harness.machine.gpu_driver import gpu_driver
+from harness.machine.hardware_seen import unseen_hardware
+from harness.machine.host_memory import available_host_memory, host_memory_bytes
+
+PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_device(asked: str) -> torch.device:
+    """The device for --device; of several GPUs, that of the local rank.  Raises UserError if there is no GPU."""
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = unseen_hardware() or f"PyTorch {torch.__version__} sees no GPU, and none was found"
+        raise UserError(f"--device cuda: {why}; or use --device cpu")
+    torch.cuda.init()  # until then device_count() may ask amdsmi, which can answer 0 (pytorch issue 186516)
+    # Modulo: a batch system may give each rank a GPU of its own, which is then the only visible one.
+    index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def check_precision(precision: str, device: torch.device, option: str = "--precision") -> None:
+    """Raise UserError for a precision that the device does not support or only emulates."""
+    refusal = None
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        arch = gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
+        refusal = missing_arithmetic(precision, gpu.name, arch)
+    elif precision == "tf32":
+        refusal = "TF32 exists only in Tensor Cores and Matrix Cores of GPUs; on a CPU use fp32 or bf16"
+    elif precision == "fp16" and not cpu_trains_in_fp16():
+        refusal = f"PyTorch {torch.__version__} cannot train in fp16 on this CPU; use fp32 or bf16"
+    if refusal:
+        raise UserError(f"{option} {precision}: {refusal}", exit_code=2)
+
+
+def missing_arithmetic(precision: str, name: str, arch: str) -> str | None:
+    """What a GPU lacks for a precision, as far as its architecture tells (gfx942, sm_80); None if nothing."""
+    is_early = arch.startswith("sm_") and int(arch[3:-1]) < 8  # before Ampere
+    if precision == "bf16" and is_early:
+        return f"{name} has no bfloat16 arithmetic; use fp16 or fp32"
+    if precision == "tf32" and (is_early or (arch.startswith("gfx") and not arch.startswith("gfx94"))):
+        return f"{name} has no TF32 arithmetic; use fp32, bf16 or fp16"
+    return None
+
+
+def cpu_trains_in_fp16() -> bool:
+    """Try a matmul forward and backward under autocast: some builds raise an error, older ones silently skip it."""
+    weight = torch.ones(2, 2, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with torch.autocast("cpu", dtype=torch.float16):
+                output = weight @ torch.ones(2, 2)
+            output.sum().backward()
+        except RuntimeError:
+            return False
+    return output.dtype is torch.float16
+
+
+def set_numerics(seed: int, precision: str, deterministic: bool) -> None:
+    """Set the seed, determinism and the precision of float32 matmuls."""
+    torch.manual_seed(seed)
+    set_arithmetic(precision, deterministic)
+
+
+def set_arithmetic(precision: str, deterministic: bool) -> None:
+    """The same without the seed: random numbers go on where they were."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    if precision == "tf32" and torch.version.hip:
+        os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # older ROCm builds also require it
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is initialized
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# ---- Memory --------------------------------------------------------------------------------------------------------
+
+
+def total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return host_memory_bytes()
+
+
+def memory_of_a_rank(device: torch.device) -> tuple[int, int]:
+    """Bytes of the device (on a CPU, host memory / local ranks), and those of them that are in use: by other processes,
+    the driver and this process.  On a GPU that is its context, created here at the latest, without what its allocator
+    has reserved."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total, max(0, total - free - torch.cuda.memory_reserved(device))
+    total, available = total_memory(device), available_host_memory()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return total // ranks, host_memory()[0] if available is None else (total - available) // ranks
+
+
+def host_memory() -> tuple[int, int]:
+    """Resident set size of this process in bytes: current and peak.  Without /proc only the peak is known."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
+    except FileNotFoundError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return peak, peak
+
+
+# ---- Utilization ---------------------------------------------------------------------------------------------------
+
+
+class DeviceSampler(threading.Thread):
+    """Reads memory and GPU utilization ten times a second, in a thread next to the training thread."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(daemon=True)
+        self.device, self.on_gpu = device, device.type == "cuda"
+        self.memory_bytes: list[int] = []
+        self.peak_bytes: int | None = None
+        self.memory_source = (
+            "bytes allocated to tensors by PyTorch's caching allocator"
+            if self.on_gpu
+            else "resident set size of the process, libraries included (--profile-memory counts only tensors)"
+        )
+        self.utilization_percent: list[int] = []
+        self.utilization_reason = None if self.on_gpu else "no GPU in use"
+        self._read_utilization: Callable[[], int] | None = None
+        self._stop_requested = threading.Event()
+
+    def sample(self) -> None:
+        self.memory_bytes.append(torch.cuda.memory_allocated(self.device) if self.on_gpu else host_memory()[0])
+        if self.utilization_reason is None:
+            try:
+                self._read_utilization = self._read_utilization or gpu_driver(self.device).utilization_percent
+                self.utilization_percent.append(self._read_utilization())
+            except (OSError, ValueError) as error:
+                self.utilization_reason = f"the driver does not tell: {first_line(error)}"
+
+    def run(self) -> None:
+        while not self._stop_requested.wait(0.1):
+            self.sample()
+
+    def __enter__(self) -> DeviceSampler:
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self.sample()
+        self.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._stop_requested.set()
+        self.join()
+        self.sample()
+        peak = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else host_memory()[1]
+        self.peak_bytes = max(peak, *self.memory_bytes)  # Linux updates VmHWM later than VmRSS

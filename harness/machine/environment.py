@@ -1,0 +1,84 @@
+"""The environment of a run: versions, device, host, commit and command line, enough to repeat it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import torch
+
+from harness.base.command_line import version_of
+from harness.base.files import explain_nulls
+from harness.machine.hardware_seen import VISIBLE, unseen_hardware
+
+PACKAGES = {  # package: what needs it
+    "torch": "every run",
+    "numpy": "every run",
+    "tensorboard": "any run that leaves a folder",
+    "torch-tb-profiler": "TensorBoard's PYTORCH_PROFILER tab (discontinued, needs the internet)",
+    "deepspeed": "--enable-deepspeed-flops",
+    "matplotlib": "figures",
+    "tabulate": "tables",
+}
+
+
+def describe_environment(device: torch.device) -> dict:
+    """Versions, device, host, commit and command line: enough to repeat the run."""
+
+    def git(*command: str) -> str | None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            arguments = ["git", "-C", str(Path(__file__).resolve().parent), *command]
+            return subprocess.run(arguments, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return None
+
+    relevant = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTORCH_", "TORCH_BLAS", *VISIBLE, "HIP_", "HSA_", "NCCL_", "RCCL_")
+    relevant += ("MIOPEN_", "FI_", "SLURM_JOB", "SLURM_STEP", "SLURM_CPU_BIND")
+    commit, about = git("rev-parse", "HEAD"), {"type": device.type, "name": cpu_name()}
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        arch = gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
+        about |= {"name": gpu.name, "arch": arch, "compute_units": gpu.multi_processor_count}
+        about["memory_bytes"] = gpu.total_memory
+    unseen = unseen_hardware() if device.type == "cpu" else None
+    environment = {
+        "timestamp": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command_line": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "commit": commit,
+        "uncommitted_changes": bool(git("status", "--porcelain", "--untracked-files=no")) if commit else None,
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        # The metadata of torch may leave out the build: 2.13.0 for 2.13.0+cu130.
+        "packages": {package: version_of(package) for package in PACKAGES} | {"torch": str(torch.__version__)},
+        "hip": torch.version.hip,
+        "cuda": torch.version.cuda,
+        "device": about,
+        "cpu": {"name": cpu_name(), "logical_cores": os.cpu_count(), "torch_threads": torch.get_num_threads()},
+        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(relevant)},
+        "warnings": [unseen] if unseen else [],
+    }
+    reasons = {"hip": "not a ROCm build", "cuda": "not a CUDA build"}
+    return explain_nulls(environment, "the project is not in a git checkout, or git is missing", **reasons)
+
+
+def host_info() -> dict:
+    """The host by name and, if the system tells, by the boot of its kernel, which containers of one host share."""
+    boot = None
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return explain_nulls({"name": socket.gethostname(), "boot_id": boot}, "not told by the system")
+
+
+def cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,186 @@
+"""A GPU that PyTorch does not see, and the cause as far as it can be determined.
+
+python3 -m harness.machine.hardware_seen          one line and exit code 1 if there is such a GPU
+python3 -m harness.machine.hardware_seen access   the same if this process cannot use its device files; without PyTorch
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+BUILT_FOR = Path(__file__).with_name("gpu_architectures.txt")
+# First driver for each major version of CUDA; docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility
+FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+OF_ANOTHER_JOB = "of another job"  # a batch system has not given this GPU to the job
+
+
+def unseen_hardware(root: Path = Path("/")) -> str | None:
+    """The GPU, why PyTorch does not see it and what to do; None if there is no GPU, or PyTorch sees one.
+
+    root: of the file system, for tests.  PyTorch is imported only if there is a GPU.
+    """
+    gpus = _gpus(root)
+    if not gpus:
+        return None
+    try:
+        import torch
+    except ImportError as error:
+        return f"this machine has {next(iter(gpus.values()))}, but PyTorch cannot be imported: {error}"
+    if torch.cuda.is_available():
+        return None
+    built_for = "ROCm" if torch.version.hip else "CUDA" if torch.version.cuda else "CPUs only"
+    platform = built_for if built_for in gpus else next(iter(gpus))
+    cause = _cause(root, platform, built_for, gpus[platform], torch)
+    return f"this machine has {gpus[platform]}, but PyTorch {torch.__version__} does not see it: {cause}"
+
+
+def unreachable_hardware(root: Path = Path("/")) -> str | None:
+    """The GPU whose device files this process cannot use, and why; None if there is none.  PyTorch is not needed."""
+    for platform, gpu in _gpus(root).items():
+        if cause := _no_access(root, platform, gpu):
+            return f"this machine has {gpu}, but {cause}"
+    return None
+
+
+# ---- Is there a GPU? ---------------------------------------------------------------------------------------------
+
+
+def _gpus(root: Path) -> dict[str, str]:
+    """By platform, CUDA or ROCm; the first is the one that the launchers install PyTorch for."""
+    gpus = {"CUDA": "an NVIDIA GPU"} if _has_nvidia_gpu(root) else {}
+    if arch := _amd_architecture(root):
+        gpus["ROCm"] = f"an AMD GPU ({arch})"
+    return gpus
+
+
+def _amd_architecture(root: Path) -> str | None:
+    """Of the first AMD GPU that PyTorch is built for, by the driver's topology, which a container without the devices
+    shows as well, else by rocminfo, which knows HSA_OVERRIDE_GFX_VERSION."""
+    found, of_another_job = [], False
+    for file in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")):
+        try:
+            version = re.search(r"^gfx_target_version (\d+)", file.read_text(), re.M)
+        except OSError:
+            of_another_job = True
+            continue
+        if version:  # 0: a CPU
+            major, minor, step = int(version[1]) // 10000, int(version[1]) // 100 % 100, int(version[1]) % 100
+            found.append(f"gfx{major}{minor:x}{step:x}")
+    built_for = BUILT_FOR.read_text().splitlines()
+    if not set(found) & set(built_for):
+        folders = [os.environ.get("PATH", ""), os.environ.get("ROCM_PATH", "/opt/rocm") + "/bin", "/opt/rocm/bin"]
+        rocminfo = shutil.which("rocminfo", path=os.pathsep.join(folders))
+        found = re.findall(r"^\s*Name:\s*(gfx\w+)", _output_of(rocminfo) if rocminfo else "", re.M)
+    return next((arch for arch in found if arch in built_for), OF_ANOTHER_JOB if of_another_job else None)
+
+
+def _has_nvidia_gpu(root: Path) -> bool:
+    if any(root.glob("proc/driver/nvidia/gpus/*")):
+        return True
+    return bool(re.search(r"^GPU ", _output_of("nvidia-smi", "-L"), re.M))  # in WSL there are no such files
+
+
+def _output_of(*command: str) -> str:
+    """What a driver's tool prints; empty if it is missing, fails or hangs."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    return ""
+
+
+# ---- Why is it not seen? -----------------------------------------------------------------------------------------
+
+
+def _cause(root: Path, platform: str, built_for: str, gpu: str, torch) -> str:
+    """platform: ROCm or CUDA, whichever the GPU needs."""
+    found = (
+        _no_access(root, platform, gpu)
+        or (_wrong_build(platform, built_for) if built_for != platform else None)
+        or _hidden_by_variable(platform)
+        or (_driver_too_old(root, torch) if platform == "CUDA" else None)
+        or _job_without_gpu()
+    )
+    if found:
+        return found
+    try:
+        torch.cuda.init()
+        said = "PyTorch gives no reason"
+    except (RuntimeError, AssertionError) as error:
+        said = f"{error}".strip().splitlines()[0]
+    if platform == "ROCm" and "amdsmi" in sys.modules:
+        said += "; the package amdsmi can hide GPUs (pytorch issue 186516): pip uninstall amdsmi"
+    return said
+
+
+def _wrong_build(platform: str, built_for: str) -> str:
+    return (
+        f"the build in {sys.prefix} is for {built_for}; install one for {platform} (a .venv made by a launcher on "
+        "another kind of node: remove it and start the launcher here)"
+    )
+
+
+def _hidden_by_variable(platform: str) -> str | None:
+    for name in VISIBLE if platform == "ROCm" else VISIBLE[:1]:
+        if os.environ.get(name, "0").strip() in ("", "-1"):
+            return f"{name}={os.environ[name]!r} hides every GPU; unset it"
+    return None
+
+
+def _driver_too_old(root: Path, torch) -> str | None:
+    """Of the driver's version and that of CUDA in this build."""
+    version = ""
+    with contextlib.suppress(OSError):
+        version = (root / "proc/driver/nvidia/version").read_text()
+    version = version or _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    driver = re.search(r"\b(\d{3})(\.\d+)+", version)
+    needed = FIRST_DRIVER.get(int(torch.version.cuda.split(".")[0]))
+    if driver is None or needed is None or int(driver[1]) >= needed:
+        return None
+    usable = [cuda for cuda, first in FIRST_DRIVER.items() if first <= int(driver[1])]
+    cure = f"install a build for CUDA {max(usable)}, or" if usable else "ask for"
+    needs = f"its CUDA {torch.version.cuda} needs driver {needed} or newer"
+    return f"{needs}, but {driver[0]} is installed; {cure} a newer driver"
+
+
+def _no_access(root: Path, platform: str, gpu: str) -> str | None:
+    """The device files: missing in a container, not granted by the batch system, or of a group that the user lacks."""
+    if OF_ANOTHER_JOB in gpu:
+        return "it was not given to this job; ask the batch system for a GPU, with Slurm --gpus=1"
+    control = root / ("dev/kfd" if platform == "ROCm" else "dev/nvidiactl")
+    driver = root / ("sys/class/kfd" if platform == "ROCm" else "proc/driver/nvidia")
+    if not control.exists():
+        flags = "--device=/dev/kfd --device=/dev/dri" if platform == "ROCm" else "--gpus all"
+        apptainer = "--rocm" if platform == "ROCm" else "--nv"
+        missing = f"/dev/{control.name} is missing; start a container with {flags}, or apptainer with {apptainer}"
+        return missing if driver.exists() else None  # in WSL a GPU has neither
+    render = sorted(root.glob("dev/dri/renderD*")) if platform == "ROCm" else []
+    for needed in ([control], render):
+        if needed and not any(os.access(file, os.R_OK | os.W_OK) for file in needed):
+            group = needed[0].stat().st_gid
+            with contextlib.suppress(KeyError):
+                group = grp.getgrgid(group).gr_name
+            return (
+                f"no access to /{needed[0].relative_to(root)}; join the group {group} (usermod -aG {group} $USER, "
+                f"a new login; a container: --group-add {group})"
+            )
+    return None
+
+
+def _job_without_gpu() -> str | None:
+    given = ("SLURM_GPUS", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+    if "SLURM_JOB_ID" in os.environ and not any(name.startswith(given) for name in os.environ):
+        return "this Slurm job has no GPU; add --gpus=1 or --gpus-per-task=1 to sbatch, salloc or srun"
+    return None
+
+
+if __name__ == "__main__":
+    look = unreachable_hardware if sys.argv[1:] == ["access"] else unseen_hardware
+    if found := look(Path(os.environ.get("TINY_LLAMA_ROOT") or "/")):
+        sys.exit(f"error: {found}")

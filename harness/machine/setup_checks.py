@@ -1,0 +1,378 @@
+"""The doctor: what on this machine and in its setup will stop, slow down or distort a run, with a cure for each.
+
+Every check is a function of facts that are passed in, so that it can be tested without the hardware.
+`--validate-setup` prints them all, and then trains three steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from harness.base.command_line import version_of
+from harness.base.console import RULE, say
+from harness.base.errors import UserError
+from harness.base.startup import PROJECT
+from harness.base.tables import Column, column, text_table
+from harness.base.units import megabytes
+from harness.machine.cgroups import cgroup_folders
+from harness.machine.devices import choose_device
+from harness.machine.disturbance import quota_cores
+from harness.machine.environment import PACKAGES
+from harness.machine.gpu_driver import pci_folder
+from harness.machine.hardware_seen import unseen_hardware
+
+TAB = "tensorboard-step-profile"  # the distribution of tensorboard_plugin/
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was checked, the result, and a cure if something is wrong.  A fatal one makes the setup invalid."""
+
+    what: str
+    result: str
+    cure: str | None = None
+    fatal: bool = False
+
+
+def result(check: dict) -> str:
+    return ("ERROR: " if check["fatal"] else "warning: " if check["cure"] else "") + check["result"]
+
+
+COLUMNS = (column("Check", "what", left=True), Column("Result", result, left=True))
+
+
+def report(title: str, checks: Sequence[Check]) -> None:
+    """Print the checks and their cures.  Raises UserError for the first fatal one."""
+    cures = [f"  {check.what}: {check.cure}" for check in checks if check.cure]
+    say(RULE, title, RULE, *text_table(COLUMNS, map(vars, checks)), *(["", "What to do:", *cures] if cures else []), "")
+    for check in checks:
+        if check.fatal:
+            raise UserError(f"{check.what}: {check.result}" + (f"; {check.cure}" if check.cure else ""))
+
+
+def examine(asked_device: str) -> None:
+    """Print what this process sees.  Raises UserError for what will certainly fail."""
+    device = choose_device("cpu" if asked_device == "cpu" else "auto")
+    checks = [*package_checks({name: version_of(name) for name in PACKAGES}), tab_check(version_of(TAB))]
+    checks += [build_check(unseen_hardware(), asked_device), *gpu_checks(device)]
+    checks += [thread_check(torch.get_num_threads(), usable_cores(), granted_cores(), os.environ)]
+    checks += [*cache_checks(os.environ, Path.home()), *trap_checks(Versions.here(device), os.environ)]
+    report("Setup", checks)
+
+
+def examine_ranks(device: torch.device, rank: int, world_size: int) -> None:
+    """Print how ranks are bound and connected, if there are several.  Called by every rank."""
+    if world_size == 1:
+        return
+    facts: list = [None] * world_size
+    torch.distributed.all_gather_object(facts, RankFacts.here(device, rank))
+    nodes = len({fact.host for fact in facts})
+    checks = [*binding_checks(facts), transport_check(device.type, nodes, Network.here(), os.environ)]
+    report(f"Ranks: {world_size} on {nodes} node{'s' * (nodes > 1)}", checks)
+
+
+# ---- Packages and GPUs ---------------------------------------------------------------------------------------------
+
+
+def package_checks(versions: Mapping[str, str | None]) -> list[Check]:
+    checks = [Check("Python", platform.python_version())]
+    for package, version in versions.items():
+        cure = None if version else f"pip install {package}, needed for {PACKAGES[package]}"
+        checks.append(Check(package, version or "missing", cure))
+    return checks
+
+
+def tab_check(version: str | None) -> Check:
+    """TensorBoard's tab of this checkout: set-up installs it in .venv, and nobody else's environment."""
+    folder = PROJECT / "tensorboard_plugin"
+    cure = None if version else f"pip install --editable {folder}, needed for TensorBoard's tab STEP PROFILE"
+    return Check(TAB, version or "missing", cure)
+
+
+def build_check(unseen: str | None, asked_device: str) -> Check:
+    """The build of PyTorch, and hardware that it does not see: fatal unless the user wants the CPU."""
+    hip, cuda = torch.version.hip, torch.version.cuda
+    build = f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "CPU only"
+    if unseen is None:
+        return Check("PyTorch build", build)
+    return Check(
+        "PyTorch build", f"{build}; {unseen}", "fix this, or train with --device cpu", fatal=asked_device != "cpu"
+    )
+
+
+def gpu_checks(device: torch.device) -> list[Check]:
+    if device.type == "cpu":
+        return [Check("GPUs visible", "0, training on the CPU")]
+    gpu, (free, total) = torch.cuda.get_device_properties(device), torch.cuda.mem_get_info(device)
+    arch = gpu.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
+    visible = f"{torch.cuda.device_count()}; this rank uses number {device.index}, {gpu.name} ({arch})"
+    return [
+        Check("GPUs visible", visible),
+        architecture_check(arch, torch.cuda.get_arch_list()),
+        free_memory_check(free, total),
+    ]
+
+
+def architecture_check(arch: str, built_for: Sequence[str]) -> Check:
+    """Whether this build has kernels for the GPU: its own, of an earlier minor version, or PTX to be compiled."""
+
+    def runs(name: str) -> bool:
+        found = re.fullmatch(r"(sm|compute)_(\d+)[af]?", name)
+        if not found or not arch.startswith("sm_"):
+            return name == arch
+        wanted, has = int(arch[3:]), int(found[2])
+        return has <= wanted and (found[1] == "compute" or has // 10 == wanted // 10)
+
+    if not built_for or any(map(runs, built_for)):
+        return Check("Kernels", f"for {arch}" if built_for else "unknown: PyTorch lists no architectures")
+    lacks = f"this PyTorch has none for {arch}, only for {' '.join(built_for)}"
+    return Check("Kernels", lacks, "install a build of PyTorch for this GPU", fatal=True)
+
+
+def free_memory_check(free: int, total: int) -> Check:
+    text = f"{megabytes(free, 0)} of {megabytes(total, 0)} free"
+    # The driver and this process's own context take a few hundred MB.
+    busy = total - free > max(0.05 * total, 2 * 2**30)
+    return Check("GPU memory", text, "look for other processes on it with rocm-smi or nvidia-smi" if busy else None)
+
+
+# ---- Cores and ranks -----------------------------------------------------------------------------------------------
+
+
+def usable_cores() -> set[int]:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def granted_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """CPU quota of this process's cgroups, in cores; None without a limit, or outside of Linux."""
+    return min(filter(None, map(quota_cores, cgroup_folders("cpu", proc, cgroups))), default=None)
+
+
+def thread_check(threads: int, cores: set[int], granted: float | None, environ: Mapping[str, str]) -> Check:
+    """PyTorch's threads against the cores of this process and what its cgroup grants."""
+    most = len(cores) if granted is None else min(len(cores), max(1, int(granted)))
+    text = f"PyTorch uses {threads}, on {len(cores)} core{'s' * (len(cores) > 1)} of {os.cpu_count()}"
+    text += f"; the cgroup grants {granted:g}" if granted is not None else ""
+    # torchrun sets OMP_NUM_THREADS=1 for several ranks; for one process, 1 is a leftover.
+    too_few = threads < most / 2 and "OMP_NUM_THREADS" in environ and environ.get("WORLD_SIZE", "1") == "1"
+    return Check("Threads", text, f"export OMP_NUM_THREADS={most}" if threads > most or too_few else None)
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """Where a rank runs.  The NUMA nodes are those of its cores; that of its GPU is None where unknown."""
+
+    rank: int
+    host: str
+    threads: int
+    cores: frozenset[int]
+    numa_nodes: frozenset[int]
+    gpu: str | None = None
+    gpu_numa_node: int | None = None
+
+    @classmethod
+    def here(cls, device: torch.device, rank: int, sysfs: Path = Path("/sys")) -> RankFacts:
+        cores, gpu, gpu_numa_node = usable_cores(), None, None
+        numa_nodes = {
+            int(file.parent.name[4:])
+            for file in sysfs.glob("devices/system/node/node*/cpulist")
+            if cores & cores_of(file.read_text())
+        }
+        if device.type == "cuda":
+            gpu = f"{device} {torch.cuda.get_device_properties(device).name}"
+            with contextlib.suppress(OSError):
+                folder = pci_folder(device, sysfs)
+                gpu = f"{gpu} at {folder.name}"
+                gpu_numa_node = int((folder / "numa_node").read_text())
+        threads = torch.get_num_threads()
+        known = None if gpu_numa_node in (None, -1) else gpu_numa_node  # -1: the firmware does not report it
+        return cls(rank, socket.gethostname(), threads, frozenset(cores), frozenset(numa_nodes), gpu, known)
+
+
+def cores_of(cpulist: str) -> set[int]:
+    """{0, 1, 2, 8} of 0-2,8."""
+    ranges = [part.split("-") for part in cpulist.strip().split(",") if part]
+    return {core for one in ranges for core in range(int(one[0]), int(one[-1]) + 1)}
+
+
+def numbers(values: Iterable[int]) -> str:
+    """0-2,8 of {0, 1, 2, 8}."""
+    parts: list[list[int]] = []
+    for value in sorted(values):
+        if parts and value == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], value]
+        else:
+            parts.append([value])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+BIND = "bind ranks: srun --cpu-bind=cores --gpu-bind=closest, or torchrun --numa-binding=node"
+
+
+def binding_checks(facts: Sequence[RankFacts]) -> list[Check]:
+    """A row for each rank; warnings where ranks share cores that do not suffice, or are far from their GPUs."""
+    checks = []
+    for fact in facts:
+        beside = [other for other in facts if other.host == fact.host and other.cores & fact.cores]
+        available = len(frozenset().union(*(other.cores for other in beside)))
+        wanted = sum(other.threads for other in beside)
+        text = f"{fact.host}, cores {numbers(fact.cores)}, NUMA node {numbers(fact.numa_nodes) or 'unknown'}"
+        text += f", {fact.gpu}" if fact.gpu else ""
+        cure = None
+        if wanted > available:
+            text += f"; shared: {wanted} threads of {len(beside)} ranks on {available} cores"
+            cure = f"export OMP_NUM_THREADS={max(1, available // len(beside))}"
+        if fact.gpu_numa_node is not None and fact.numa_nodes - {fact.gpu_numa_node}:
+            text += f"; its GPU is at NUMA node {fact.gpu_numa_node}"
+            cure = BIND
+        checks.append(Check(f"rank {fact.rank}", text, cure))
+    return checks
+
+
+# ---- Transport -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    """Network hardware of this node, and libraries through which NCCL and RCCL could use it."""
+
+    interfaces: tuple[str, ...] = ()
+    infiniband: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()  # libnccl-net*.so, librccl-net*.so
+
+    @classmethod
+    def here(cls, sysfs: Path = Path("/sys"), library_path: str | None = None) -> Network:
+        library_path = os.environ.get("LD_LIBRARY_PATH", "") if library_path is None else library_path
+        folders = [Path(folder) for folder in library_path.split(os.pathsep) if folder]
+        plugins = {file.name for folder in folders for file in folder.glob("lib*ccl-net*.so*")}
+        names = ("class/net", "class/infiniband")
+        interfaces, infiniband = (tuple(sorted(path.name for path in sysfs.glob(f"{name}/*"))) for name in names)
+        return cls(interfaces, infiniband, tuple(sorted(plugins)))
+
+
+def transport_check(device: str, nodes: int, network: Network, environ: Mapping[str, str]) -> Check:
+    """How ranks communicate.  On Slingshot without its plugin, NCCL and RCCL fall back to TCP silently."""
+    if device == "cpu":
+        used = environ.get("GLOO_SOCKET_IFNAME", "the interface that the host name resolves to")
+        return Check("Transport", f"gloo, TCP over {used}")
+    library = "RCCL" if torch.version.hip else "NCCL"
+    if torch.distributed.is_nccl_available():  # not in a build for another library
+        library += " " + ".".join(map(str, torch.cuda.nccl.version()))
+    if nodes == 1:
+        return Check("Transport", f"{library} within the node")
+    wanted = [name for name in (environ.get("NCCL_NET"), environ.get("NCCL_NET_PLUGIN")) if name]
+    slingshot = [name for name in network.interfaces if name.startswith("hsn")]
+    if network.plugins or wanted:
+        return Check("Transport", f"{library}, network plugin {' '.join([*wanted, *network.plugins])}")
+    if slingshot:
+        fast = ",".join(slingshot)
+        return Check(
+            "Transport",
+            f"{library}, TCP: Slingshot is present ({fast}), but no plugin libnccl-net*.so or librccl-net*.so is on "
+            "LD_LIBRARY_PATH",
+            f"load the site's aws-ofi-nccl or aws-ofi-rccl module; NCCL_SOCKET_IFNAME={fast} NCCL_NET_GDR_LEVEL=PHB",
+        )
+    used = f"InfiniBand or RoCE ({' '.join(network.infiniband)})" if network.infiniband else None
+    tcp = f"TCP over {environ.get('NCCL_SOCKET_IFNAME', 'an interface that it chooses')}"
+    return Check("Transport", f"{library}, {used or tcp}; NCCL_DEBUG=INFO shows what it uses")
+
+
+# ---- Caches --------------------------------------------------------------------------------------------------------
+
+
+def cache_folders(environ: Mapping[str, str], home: Path) -> dict[str, Path]:
+    """Where PyTorch and its libraries keep what they compile and tune, by the variable that moves it."""
+    cache = Path(environ.get("XDG_CACHE_HOME", home / ".cache"))
+    defaults = {
+        "XDG_CACHE_HOME": cache,
+        "TORCHINDUCTOR_CACHE_DIR": Path(environ.get("TMPDIR", "/tmp")),
+        "TRITON_CACHE_DIR": home / ".triton",
+    }
+    if torch.version.hip:
+        defaults |= {"MIOPEN_USER_DB_PATH": home / ".config/miopen", "MIOPEN_CUSTOM_CACHE_DIR": cache / "miopen"}
+    return {name: Path(environ.get(name, default)) for name, default in defaults.items()}
+
+
+def cache_checks(environ: Mapping[str, str], home: Path) -> list[Check]:
+    """One row: the cache folders that cannot be written."""
+    refused = {}
+    for name, folder in cache_folders(environ, home).items():
+        exists = next(place for place in (folder, *folder.parents) if place.exists())
+        if not os.access(exists, os.W_OK | os.X_OK):
+            refused[name] = folder
+    if not refused:
+        return [Check("Caches", "writable")]
+    cure = "set each to a folder on a local disk: " + " ".join(f"{name}=/tmp/$USER" for name in refused)
+    return [Check("Caches", f"not writable: {', '.join(map(str, refused.values()))}", cure)]
+
+
+# ---- Versions that hang, are slow or lose events ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What a known problem depends on."""
+
+    rocm: tuple[int, ...] = ()  # () on other builds
+    arch: str = ""  # such as gfx942
+    modules: frozenset[str] = field(
+        default_factory=frozenset
+    )  # those that known problems name and that can be imported
+
+    @classmethod
+    def here(cls, device: torch.device) -> Versions:
+        rocm = tuple(int(number) for number in re.findall(r"\d+", torch.version.hip or "")[:2])
+        on_rocm = rocm and device.type == "cuda"
+        arch = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0] if on_rocm else ""
+        return cls(rocm, arch, frozenset({"amdsmi"} if importlib.util.find_spec("amdsmi") else ()))
+
+
+def trap_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
+    """Problems that others reported for these versions, each with its issue; none has been reproduced here."""
+    hipblaslt = environ.get("TORCH_BLAS_PREFER_HIPBLASLT") != "0"
+    tunes = environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1"
+    traps = [
+        (
+            versions.rocm >= (7, 1) and versions.arch == "gfx942" and hipblaslt,
+            "bf16 and fp16 matmuls can take 0.6 s each or seem to hang: hipBLASLt has no kernels for some MI300 "
+            "partitions (ROCm/rocm-systems issue 4084)",
+            "if they do: export TORCH_BLAS_PREFER_HIPBLASLT=0",
+        ),
+        (
+            versions.rocm[:2] == (7, 2) and versions.arch in ("gfx942", "gfx950") and not tunes,
+            "ROCm 7.2.1 chooses slow hipBLASLt kernels for some shapes (ROCm/legacy-rocm-build issue 6065)",
+            "compare with PYTORCH_TUNABLEOP_ENABLED=1, which tries the kernels; the first run takes longer",
+        ),
+        (
+            versions.rocm[:2] == (7, 2),
+            "traces lose kernels on ROCm 7.2.1 (ROCm/legacy-rocm-build issue 6102), and the profiler can crash on "
+            "7.2.0 (pytorch issue 177873)",
+            "use 7.2.2 or later; the profile says what is missing",
+        ),
+        (
+            versions.rocm[:2] == (7, 0),
+            "traces lack streams on ROCm 7.0.1 (ROCm/rocm-systems issue 1327)",
+            "use another version to profile several streams",
+        ),
+        (
+            bool(versions.rocm) and "amdsmi" in versions.modules,
+            "with amdsmi installed, torch.cuda.device_count() can be 0 (pytorch issue 186516)",
+            "this workshop works around it; for other programs: pip uninstall amdsmi",
+        ),
+    ]
+    return [Check("Version", what, cure) for applies, what, cure in traps if applies] or [
+        Check("Versions", "none has a known problem")
+    ]

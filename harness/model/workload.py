@@ -1,0 +1,151 @@
+"""A workload: everything that measuring, predicting and analyzing needs to know about a model and its training step.
+
+harness/ and analysis/ are independent of any model; their functions get a Workload as an argument.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from harness.ranks.parallel import ParallelConfig
+from harness.ranks.rendezvous import world_size_of_run
+
+Batch = Any  # whatever Workload.loss() takes
+
+
+class TrainingState(NamedTuple):
+    """The objects that a training step uses."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # enabled only for fp16
+    autocast: AbstractContextManager  # around each forward pass; does nothing in fp32
+
+
+class Workload(ABC):
+    """A model, its optimizer, its data and its training step.  Equal workloads compute the same.
+
+    Subclasses are frozen dataclasses, so that they can be compared, hashed and sent to another process.
+    """
+
+    title: str  # printed at the beginning of a run
+    batch_size: int  # samples per optimizer step and rank
+    seq_len: int  # tokens per sample; 1 if samples are not sequences
+    micro_steps: int  # forward and backward passes per optimizer step
+    precision: str  # a key of devices.PRECISIONS
+    compiled: bool  # with torch.compile
+    scales = ("batch_size", "seq_len")  # the settings whose largest value that fits is known to mean something
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """How ranks share the work; the default is data parallelism over the ranks of this run."""
+        world_size = world_size_of_run()
+        return ParallelConfig(parallel="ddp" if world_size > 1 else None, world_size=world_size)
+
+    @abstractmethod
+    def build(self, device: torch.device, place: Callable[[nn.Module], nn.Module] | None = None) -> TrainingState:
+        """Model and optimizer on the device, not compiled.  Also called under FakeTensorMode, on the CPU.
+
+        place puts the new model on the device, in shards, before the optimizer is made; only --parallel fsdp has one.
+        """
+
+    @abstractmethod
+    def batches(self, device: torch.device, rank: int = 0) -> Iterator[Batch]:
+        """Endless micro-batches on the device."""
+
+    @abstractmethod
+    def fake_batches(self) -> Iterator[Batch]:
+        """The same with zeros instead of data, for FakeTensorMode, under which data cannot be read."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The forward pass: a scalar to call backward() on."""
+
+    @abstractmethod
+    def train(self, state: TrainingState, stream: Iterator[Batch], num_steps: int, meter, instruments) -> None:
+        """Run optimizer steps: each phase within meter.phase(), every loss passed to meter.add_loss().
+
+        meter is a timing.StepMeter and instruments a profilers.Instruments, or objects with the same methods.
+        """
+
+    @abstractmethod
+    def with_settings(self, **changes) -> Workload:
+        """The same workload with other settings: batch_size, seq_len, gradient_accumulation_steps, compile."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, dict]:
+        """The sections `model` and `training` of config.json: `model` has at least parameters, `training` at least
+        batch_size, seq_len and precision, which reports read."""
+
+    @abstractmethod
+    def settings_lines(self, device: torch.device) -> dict[str, object]:
+        """The settings to print, by label."""
+
+    @abstractmethod
+    def parameter_count(self) -> int:
+        """Trainable parameters."""
+
+    def settle(self, state: TrainingState) -> None:
+        """Bring fake tensors to where they are after the first step of a run: the optimizer has its state."""
+        for parameter in state.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+
+    # ---- Closed forms, where a workload has them -------------------------------------------------------------------
+
+    def forward_flops_by_component(self) -> dict[str, int] | None:
+        """Matmul FLOPs of the forward passes of a step (two per multiply-add), or None if there is no formula."""
+        return None
+
+    def forward_flops_per_layer(self) -> dict[str, int]:
+        """The same for a single layer, for the components that repeat."""
+        return {}
+
+    def least_forward_flops(self) -> int | None:
+        """The same of a forward pass whose kernels skip what they may, such as the masked half of the scores."""
+        return self.forward_flops()
+
+    def first_loss(self) -> tuple[float, float] | None:
+        """The loss of random weights, and how far the first loss may be from it; None if it is not known."""
+        return None
+
+    def recomputed_flops(self) -> int:
+        """Matmul FLOPs that the backward passes of a step recompute; not included in step_flops()."""
+        return 0
+
+    def kept_for_backward(self, on_gpu: bool = False) -> dict[str, tuple[int, int]] | None:
+        """Bytes that the forward pass of a micro-batch keeps for its backward pass, by component over all layers: the
+        part linear in the tokens, and the part quadratic in the sequence length.  None if there is no formula.
+
+        on_gpu: with the kernels of a GPU, where they keep other tensors than those of a CPU."""
+        return None
+
+    def least_memory_bytes(self) -> int | None:
+        """Memory that a step needs at least, as far as it is known without running it; None: not known."""
+        return None
+
+    def unpredicted_memory(self, on_gpu: bool) -> str | None:
+        """What kernels keep that a step on fake tensors does not show; None if nothing is known to be."""
+        return None
+
+    # ---- Derived from the above ------------------------------------------------------------------------------------
+
+    def forward_flops(self) -> int | None:
+        parts = self.forward_flops_by_component()
+        return None if parts is None else sum(parts.values())
+
+    def step_flops(self) -> int | None:
+        """Forward and backward.  The backward pass of a matmul y = a b takes two of the same size, for a and for b."""
+        forward = self.forward_flops()
+        return None if forward is None else 3 * forward
+
+    def one_micro_batch(self) -> Workload:
+        """The workload with steps of a single micro-batch."""
+        return self.with_settings(batch_size=self.batch_size // self.micro_steps, gradient_accumulation_steps=1)

@@ -1,0 +1,215 @@
+"""How the ranks of a run share the work, on PyTorch's own engines: DistributedDataParallel, ZeroRedundancyOptimizer
+(ZeRO-1) and fully_shard (FSDP2)."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
+
+from harness.base.command_line import flag, number_of
+from harness.base.errors import UserError
+from harness.machine.devices import PRECISIONS
+from harness.ranks.rendezvous import world_size_of_run
+
+if TYPE_CHECKING:
+    from harness.model.workload import TrainingState, Workload
+
+SHARDING = ("zero1", "fsdp")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """What each rank keeps of parameters, gradients and optimizer state, and how they communicate."""
+
+    parallel: str | None = flag(
+        None,
+        "ddp replicates all of it; zero1 shards the optimizer state; fsdp shards parameters and gradients too",
+        choices=["ddp", "zero1", "fsdp"],
+        shown="ddp under torchrun or srun",
+    )
+    bucket_mb: float | None = flag(
+        None,
+        "gradients that ddp and zero1 reduce in one all-reduce, in MB",
+        type=number_of(float, 0),
+        metavar="MB",
+        shown="25; the first bucket 1",
+    )
+    fsdp_reshard: bool = flag(True, "free gathered parameters after the forward pass, and gather them again")
+    fsdp_wrap: str = flag(
+        "block",
+        "what fsdp gathers at once: a block, a part of one, or all",
+        choices=["block", "model", "sublayer"],
+    )
+    reduce_precision: str = flag("fp32", "precision in which gradients are reduced", choices=["fp32", "bf16"])
+    world_size: int = flag(1, "with --dry-run: ranks to predict", shown="those of this run")
+
+
+def parallel_settings(given: dict) -> dict:
+    """The fields of ParallelConfig that follow from the flags that were given and the ranks of this run.
+
+    Raises UserError, exit code 2, for a flag that would have no effect.
+    """
+    world_size = given.get("world_size", world_size_of_run())
+    mode = given.get("parallel")
+    if world_size == 1:
+        only_for_several = ("parallel", "bucket_mb", "fsdp_reshard", "fsdp_wrap", "reduce_precision")
+        if unused := next((name for name in only_for_several if name in given), None):
+            value, name = given[unused], unused.replace("_", "-")
+            shown = f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
+            raise UserError(
+                f"{shown}: this run has one rank; start several with "
+                "torchrun --nproc-per-node N, or predict them with --dry-run --world-size N",
+                2,
+            )
+        return {"world_size": 1}
+    mode = mode or "ddp"
+    for name in ("bucket_mb",) if mode == "fsdp" else ("fsdp_reshard", "fsdp_wrap"):
+        if name in given:
+            wanted = "ddp or zero1" if mode == "fsdp" else "fsdp"
+            raise UserError(f"--{name.replace('_', '-')}: has no effect with --parallel {mode}; use {wanted}", 2)
+    return {"world_size": world_size, "parallel": mode}
+
+
+def described(parallel: ParallelConfig) -> str:
+    """The mode and its settings, to print."""
+    if parallel.parallel == "fsdp":
+        keeps = "resharded after the forward pass" if parallel.fsdp_reshard else "not resharded"
+        text = f"fsdp, by {parallel.fsdp_wrap}, {keeps}"
+    else:
+        bucket = "PyTorch's size" if parallel.bucket_mb is None else f"{parallel.bucket_mb:g} MB"
+        text = f"{parallel.parallel}, buckets of {bucket}"
+    return f"{text}, reduced in {parallel.reduce_precision}"
+
+
+# ---- What is sharded -----------------------------------------------------------------------------------------------
+
+
+def fsdp_units(model: nn.Module, wrap: str) -> list[nn.Module]:
+    """The modules whose parameters FSDP gathers together, inner ones first, the model last.
+
+    Blocks are the members of the model's nn.ModuleLists; sublayers are the children of blocks that have parameters.
+    """
+    blocks = [one for module in model.modules() if isinstance(module, nn.ModuleList) for one in module]
+    if wrap == "model":
+        return [model]
+    if wrap == "sublayer":
+        parts = [part for block in blocks for part in block.children()]
+        blocks = [part for part in parts if any(True for _ in part.parameters())]
+    return [*blocks, model]
+
+
+def shard_model(model: nn.Module, parallel: ParallelConfig, device: torch.device) -> nn.Module:
+    """FSDP2: every rank keeps 1/W of the rows of each parameter.  The model may be on the CPU: unit by unit is moved
+    and sharded, so the device never has all of it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    with unset_fake_temporarily():  # a mesh reads the values of its tensor of ranks, and fake tensors have none
+        mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    # Of fake tensors only the first of W shards is made: making all for each parameter would take minutes.
+    cut = FirstChunk() if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) else contextlib.nullcontext()
+    policy = MixedPrecisionPolicy(reduce_dtype=PRECISIONS[parallel.reduce_precision])
+    for unit in fsdp_units(model, parallel.fsdp_wrap):
+        # What is outside of blocks, such as the head, is needed again at once: gathering it twice would save nothing.
+        reshard = parallel.fsdp_reshard and (unit is not model or parallel.fsdp_wrap == "model")
+        with cut:
+            fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    return model
+
+
+class FirstChunk(TorchFunctionMode):
+    """torch.chunk returns its first chunk as often as there would be chunks; what rank 0 needs of them."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not torch.chunk:
+            return func(*args, **(kwargs or {}))
+        (tensor, chunks), dim = args, kwargs["dim"]
+        size = math.ceil(tensor.size(dim) / chunks)
+        return [tensor.narrow(dim, 0, size)] * math.ceil(tensor.size(dim) / size)
+
+
+def shard_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """ZeRO-1: every rank keeps the state of its part of the parameters, whole tensors of about the same total size,
+    updates that part, and broadcasts it."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    kind = type(optimizer)
+    accepted = inspect.signature(kind).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    # Views of one tensor for each rank: one broadcast each instead of one for every parameter.
+    return ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=True, **options)
+
+
+def sharded_state(workload: Workload, device: torch.device) -> TrainingState:
+    """Model and optimizer on the device; what the mode shards holds the part of this rank."""
+    parallel = workload.parallel
+    if parallel.parallel == "fsdp":
+        return workload.build(device, lambda model: shard_model(model, parallel, device))
+    state = workload.build(device)
+    if parallel.parallel == "zero1":
+        state = state._replace(optimizer=shard_optimizer(state.optimizer))
+    return state
+
+
+# ---- What is replicated --------------------------------------------------------------------------------------------
+
+
+def replicated(model: nn.Module, parallel: ParallelConfig, device: torch.device) -> nn.Module:
+    """The model in DistributedDataParallel, which averages gradients in the backward pass; unchanged if sharded."""
+    if parallel.parallel not in ("ddp", "zero1"):
+        return model
+    devices = [device] if device.type == "cuda" else None
+    # Buffers are the same on all ranks, so no forward pass has to send them.  PyTorch 2.13 renamed the flag.
+    renamed = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    options = {"forward_sync_buffers" if renamed else "broadcast_buffers": False, "bucket_cap_mb": parallel.bucket_mb}
+    # Without views each gradient would exist twice: as the parameter's, and as a copy in its bucket.
+    wrapped = nn.parallel.DistributedDataParallel(model, devices, gradient_as_bucket_view=True, **options)
+    if parallel.reduce_precision != "fp32":
+        wrapped.register_comm_hook(PRECISIONS[parallel.reduce_precision], reduce_compressed)
+    return wrapped
+
+
+def reduce_compressed(dtype, bucket):  # DDP compares annotations, if there are any, with its classes
+    """DDP's hook for a bucket: a future of the mean over ranks, sent as dtype.  PyTorch's own for bf16 refuses gloo."""
+    gradients = bucket.buffer()
+    compressed = gradients.to(dtype).div_(torch.distributed.get_world_size())
+    work = torch.distributed.all_reduce(compressed, async_op=True)
+    return work.get_future().then(lambda done: gradients.copy_(done.value()[0]))
+
+
+@contextlib.contextmanager
+def gradient_sync(model: nn.Module, last_micro_step: bool) -> Iterator[None]:
+    """Reduce gradients over ranks only in the last backward pass of a step; the earlier ones accumulate them."""
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP
+        model.set_requires_gradient_sync(last_micro_step)
+    with model.no_sync() if hasattr(model, "no_sync") and not last_micro_step else contextlib.nullcontext():
+        yield
+
+
+# ---- Before the first step -----------------------------------------------------------------------------------------
+
+
+def most_ranks(workload: Workload) -> tuple[int, str]:
+    """How many ranks can have a shard each, and of what; only for modes that shard."""
+    with FakeTensorMode():
+        parameters = [*workload.build(torch.device("cpu")).model.parameters()]
+    if workload.parallel.parallel == "zero1":
+        return len(parameters), "parameter tensors"
+    return max(len(parameter) for parameter in parameters), "rows of the largest parameter"
+
+
+def check_shards(workload: Workload) -> None:
+    """Raise UserError, exit code 2, if some of the ranks would have nothing to keep."""
+    mode, ranks = workload.parallel.parallel, workload.parallel.world_size
+    if mode in SHARDING and ranks > (found := most_ranks(workload))[0]:
+        line = f"--parallel {mode}: the {found[0]} {found[1]} cannot be shared by {ranks} ranks"
+        raise UserError(f"{line}; use fewer ranks, or a larger model", 2)

@@ -1,0 +1,150 @@
+"""Does it train?  What the first step of every run is checked for, and the times of the averaged ones.
+
+A step that computes something else is not a faster step: a kernel without a gradient, a detached tensor, a parameter
+that the optimizer does not know all make a step shorter, and its loss may fall for a while nevertheless.
+harness/run/first_step.py reads the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from harness.base.files import explain_nulls
+
+if TYPE_CHECKING:
+    from harness.model.workload import Workload
+    from harness.run.timing import StepRecord
+
+LEAST_RATIO = 0.1  # backward / forward time; twice the matmuls at twenty times the rate of the forward pass
+LEAST_STEPS = 3  # whose times are looked at: fewer may all have been held up in the forward pass
+NAMES_SHOWN = 20  # of the parameters of a finding
+IN_LAYER = re.compile(r"(?:^|\.)layers\.\d+\.")
+
+
+@dataclass
+class FirstStep:
+    """What the first step did with each parameter, by name."""
+
+    norms: dict[str, float] = field(default_factory=dict)  # of gradients
+    missing: list[str] = field(default_factory=list)  # no gradient at all
+    frozen: list[str] = field(default_factory=list)  # that ask for none, with requires_grad False
+    trained_elements: int = 0  # of all parameters that ask for a gradient
+    zero: list[str] = field(default_factory=list)  # gradients of zeros alone
+    non_finite: list[str] = field(default_factory=list)  # with a NaN or an infinity
+    unmoved: list[str] = field(default_factory=list)  # not changed by the optimizer, though there is a gradient
+    skipped: bool = False  # the gradient scaler of fp16 skipped the update
+
+    @property
+    def parameters(self) -> int:
+        """That have or should have a gradient."""
+        return len(self.norms) + len(self.missing)
+
+
+class RateLimit(NamedTuple):
+    """What no device of this kind exceeds, in FLOP/s, and where the figure is from."""
+
+    flops_per_s: float
+    source: str
+
+
+def audit_document(
+    first: FirstStep | None, averaged: list[StepRecord], first_loss: float | None, workload: Workload, limit: RateLimit
+) -> dict:
+    """The section `audit` of performance_summary.json.
+
+    averaged: the steps that averages include, none of them the first; first_loss: of the first step.
+    """
+    if first is None:
+        return explain_nulls({"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}}, "no step was done")
+    not_checked: list[dict] = []
+    findings = parameter_findings(with_frozen(first, workload), workload)
+    if first.skipped:
+        reason = "the gradient scaler of fp16 skipped the first update, as it does until its scale fits"
+        not_checked += [{"check": check, "reason": reason} for check in ("non_finite_gradient", "unmoved_parameter")]
+    if (expected := workload.first_loss()) is None:
+        not_checked.append({"check": "first_loss", "reason": "the workload does not say what it should be"})
+    elif first_loss is not None and abs(first_loss - expected[0]) > expected[1]:
+        detail = f"the first loss is {first_loss:.3f}, and random weights give {expected[0]:.2f}"
+        findings.append({"check": "first_loss", "detail": f"{detail} within {expected[1]:.2f}"})
+    if len(averaged) < LEAST_STEPS:
+        reason = f"fewer than {LEAST_STEPS} averaged steps"
+        not_checked += [{"check": check, "reason": reason} for check in ("backward_time", "rate")]
+    else:
+        findings += time_findings(averaged, workload, limit)
+    return {
+        "ok": not findings,
+        "findings": findings,
+        "not_checked": not_checked,
+        "gradient_norms": norms_by_part(first.norms),
+    }
+
+
+def with_frozen(first: FirstStep, workload: Workload) -> FirstStep:
+    """Frozen parameters among the missing ones, if the workload's closed form counts them as trainable; a file of the
+    user's own may freeze some on purpose."""
+    if not first.frozen or first.trained_elements == workload.parameter_count():
+        return first
+    return replace(first, missing=first.missing + first.frozen)
+
+
+def parameter_findings(first: FirstStep, workload: Workload) -> list[dict]:
+    kinds = {
+        "missing_gradient": (first.missing, "no gradient"),
+        "non_finite_gradient": (first.non_finite, "a gradient that is not finite"),
+        # Attention over a single token has nothing to choose from, so its queries and keys learn nothing.
+        "zero_gradient": (first.zero if workload.seq_len > 1 else [], "a gradient of zeros alone"),
+        "unmoved_parameter": (first.unmoved, "a gradient, but the optimizer did not move them"),
+    }
+    return [
+        {
+            "check": check,
+            "detail": f"{len(names)} of {first.parameters} parameters have {what}",
+            "parameters": names[:NAMES_SHOWN],
+        }
+        for check, (names, what) in kinds.items()
+        if names
+    ]
+
+
+def time_findings(averaged: list[StepRecord], workload: Workload, limit: RateLimit) -> list[dict]:
+    """Times that arithmetic does not allow.  A step that was held up is longer, never shorter: of the forward pass the
+    shortest counts, of all others the median."""
+    findings = []
+    backward = statistics.median(record.phase_ms.get("backward", math.nan) for record in averaged)
+    forward = min(record.phase_ms.get("forward", math.nan) for record in averaged)
+    if backward < LEAST_RATIO * forward:
+        detail = (
+            f"the backward pass takes {backward:.2f} ms, the forward pass {forward:.2f} ms, for half of its matmuls"
+        )
+        findings.append({"check": "backward_time", "detail": detail})
+    flops = workload.least_forward_flops()
+    if flops is None:
+        return findings
+    step = statistics.median(record.total_ms for record in averaged)
+    times = {"step": (3 * flops, step), "forward pass": (flops, forward), "backward pass": (2 * flops, backward)}
+    for name, (work, ms) in times.items():
+        if ms > 0 and 1e3 * work / ms > limit.flops_per_s:
+            rate = f"{work / ms / 1e9:,.4g} TFLOP/s, more than {limit.flops_per_s / 1e12:,.4g} ({limit.source})"
+            findings.append({"check": "rate", "detail": f"the {name} would reach {rate}"})
+            break
+    return findings
+
+
+def norms_by_part(norms: dict[str, float]) -> dict[str, float]:
+    """Norms of the gradients by part of the model, over all layers; without parts whose gradient is not finite."""
+    squares: dict[str, float] = {}
+    for name, norm in norms.items():
+        part = IN_LAYER.sub("", name).removesuffix(".weight")
+        squares[part] = squares.get(part, 0.0) + norm**2
+    return {part: math.sqrt(square) for part, square in squares.items() if math.isfinite(square)}
+
+
+def audit_text(audit: dict | None) -> str:
+    """'ok', or the findings."""
+    if not audit or audit["ok"] is None:
+        return f"not done: {(audit or {}).get('ok_reason', 'not measured by the run')}"
+    return "; ".join(finding["detail"] for finding in audit["findings"]) or "ok"

@@ -1,0 +1,104 @@
+"""Which flags exclude each other, and which this device does not have: one line, before anything is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from harness.base.command_line import compiler_problem
+from harness.base.errors import UserError
+from harness.run.no_sync import check_no_sync
+
+if TYPE_CHECKING:
+    from harness.run.profilers import ProfilerConfig
+
+NO_OPERATORS = "records operator by operator, and {what} runs no separate operators; use only one of the two"
+
+
+def check_model(config) -> None:
+    """Raise UserError, exit code 2, for a shape that no model can have; config has the fields of TinyLlamaConfig."""
+    hidden, heads, kv_heads = config.hidden_dim, config.n_heads, config.n_kv_heads
+    if hidden % heads != 0:
+        raise UserError(f"--hidden-dim {hidden}: not divisible by --n-heads {heads}; use a multiple of it", 2)
+    if config.head_dim % 2 == 1:
+        raise UserError(
+            f"--hidden-dim {hidden}: the head dimension is {config.head_dim}, and rotary embedding needs an even one; "
+            f"use a multiple of {2 * heads}",
+            2,
+        )
+    if heads % kv_heads != 0:
+        raise UserError(f"--n-kv-heads {kv_heads}: does not divide --n-heads {heads}; use a divisor of it", 2)
+
+
+def only_predicted(given: dict) -> list[str]:
+    """The flags passed that only a dry run takes."""
+    names = ("device_memory", "target_device", "world_size", "network")
+    return [f"--{name.replace('_', '-')}" for name in names if given.get(name) is not None]
+
+
+def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None:
+    """Raise UserError, exit code 2, for flags that contradict each other or would have no effect.
+
+    training has the fields of TrainingConfig; given are the flags that the user passed.
+    """
+    check_no_sync(training, profiling.no_sync_steps)
+    if not given.get("dry_run") and (found := only_predicted(given)):
+        raise UserError(f"{found[0]}: requires --dry-run", 2)
+    batch_size, micro_steps = training.batch_size, training.gradient_accumulation_steps
+    if batch_size % micro_steps != 0:
+        flag = f"--gradient-accumulation-steps {micro_steps}"
+        raise UserError(f"{flag}: does not divide --batch-size {batch_size}; use a divisor of it", 2)
+    if "" in (training.output_dir, profiling.profile_dir):
+        raise UserError("--output-dir and --profile-dir: must not be empty", 2)
+    graphs = training.cuda_graphs or training.compile_mode == "reduce-overhead"
+    name = "--cuda-graphs" if training.cuda_graphs else "--compile-mode reduce-overhead"
+    rules = {
+        "--system-profiler: nsys and rocprofv3 replace torch.profiler, because only one profiler can be attached to a "
+        "GPU; omit --enable-pytorch-profiler, --profile-stacks and --profile-operators": (
+            profiling.system_profiler and profiling.records_trace
+        ),
+        f"--profile-memory: {NO_OPERATORS.format(what='a compiled model')} (--dry-run --compile predicts the memory)": (
+            training.compile and profiling.profile_memory
+        ),
+        f"--profile-memory: {NO_OPERATORS.format(what='a CUDA graph')} (--dry-run predicts the memory)": (
+            training.cuda_graphs and profiling.profile_memory
+        ),
+        f"--enable-deepspeed-flops: {NO_OPERATORS.format(what='a CUDA graph')}": (
+            training.cuda_graphs and profiling.enable_deepspeed_flops
+        ),
+        "--kernels triton: has a norm of its own; omit --fused-norm": (
+            training.kernels == "triton" and training.fused_norm
+        ),
+        "--network: one rank sends nothing; predict several with --world-size N": (
+            given.get("network") is not None and training.world_size == 1
+        ),
+        "--compile-mode: requires --compile": given.get("compile_mode") is not None and not training.compile,
+        "--cuda-graphs: a compiled model has graphs of its own; use --compile --compile-mode reduce-overhead": (
+            training.cuda_graphs and training.compile
+        ),
+        f"{name}: a graph keeps addresses, and FSDP gathers parameters in new memory at each step; use ddp or zero1": (
+            graphs and training.parallel == "fsdp"
+        ),
+        f"{name}: a graph writes its gradients to the same addresses each time, so they cannot accumulate; omit "
+        "--gradient-accumulation-steps": graphs and micro_steps > 1,
+    }
+    for line, applies in rules.items():
+        if applies:
+            raise UserError(line, 2)
+
+
+def check_device_has(training, device: torch.device) -> None:
+    """Raise UserError, exit code 1, for an optimization that this device does not have."""
+    if device.type == "cuda":
+        if training.kernels == "triton" and (problem := compiler_problem(on_gpu=True)):
+            raise UserError(f"--kernels triton: {problem}; or use --fused-norm")
+        return
+    if training.kernels == "triton":
+        raise UserError("--kernels triton: its kernels are for GPUs; on a CPU --compile fuses norm and SwiGLU")
+    if training.cuda_graphs:
+        raise UserError("--cuda-graphs: only a GPU has them; on a CPU --compile lowers the overhead between operators")
+    if training.compile_mode == "reduce-overhead":
+        raise UserError(
+            "--compile-mode reduce-overhead: replays CUDA graphs, which only a GPU has; use default or max-autotune"
+        )

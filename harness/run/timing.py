@@ -1,0 +1,166 @@
+"""Time: named ranges within a step, and the times of its phases."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from harness.machine.disturbance import DisturbanceMeter, Interval
+
+# ---- Named ranges --------------------------------------------------------------------------------------------------
+
+# Objects with range_push(name) and range_pop() that are told which part of the step is running: torch.cuda.nvtx on a
+# GPU (NVTX, and ROCTX on ROCm), and the memory tracker in its step.  torch.profiler has record_function instead.
+range_observers: list = []
+_NO_RANGE = contextlib.nullcontext()
+
+
+class _TraceRange:
+    def __init__(self, name: str):
+        self.name = name
+
+    def __enter__(self) -> None:
+        self.record = torch.profiler.record_function(self.name) if torch.autograd._profiler_enabled() else None
+        if self.record:
+            self.record.__enter__()
+        self.observers = tuple(range_observers)
+        for observer in self.observers:
+            observer.range_push(self.name)
+
+    def __exit__(self, *exception) -> None:
+        for observer in self.observers:
+            observer.range_pop()
+        if self.record:
+            self.record.__exit__(*exception)
+
+
+def trace_range(name: str):
+    """Name a part of the step for the profilers that are running.  Nearly free when no profiler is running.
+
+    Compiled code has no separate parts, so there are no ranges while the compiler traces.
+    """
+    if torch.compiler.is_compiling():
+        return _NO_RANGE
+    if range_observers or torch.autograd._profiler_enabled():
+        return _TraceRange(name)
+    return _NO_RANGE
+
+
+# ---- Steps ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class StepRecord:
+    """One step: timestamps while it runs, times and loss once the device has finished it."""
+
+    step: int
+    marks: list = field(default_factory=list)  # (name of the phase that ends here, CUDA event or seconds)
+    losses: list[Tensor] = field(default_factory=list)  # one 0-d tensor per micro-batch, on its way to the host
+    phase_ms: dict[str, float] = field(default_factory=dict)
+    total_ms: float = math.nan
+    loss: float = math.nan
+    ended_at: float = math.nan  # wall clock, seconds since the epoch
+    memory_bytes: int = 0  # the last sample before the step was read
+    interval: Interval = field(default_factory=Interval)  # how long its threads waited for a core
+
+
+class StepMeter:
+    """Times the phases of every step without making the device wait.
+
+    On a GPU the marks are events in the stream, read when the device has passed them; the host waits only for steps
+    that are printed.  On a CPU they are perf_counter readings.  Phases are contiguous, so they add up to the step.
+    What disturbed a step is sampled before and after its marks, so it adds nothing to the step's time.
+    """
+
+    def __init__(self, device: torch.device, world_size: int, wait_for, on_record):
+        self.on_gpu = device.type == "cuda"
+        self.world_size = world_size
+        self.wait_for = wait_for  # step number -> bool
+        self.on_record = on_record  # called with each finished StepRecord, in order
+        self.records: list[StepRecord] = []
+        self._pending: list[StepRecord] = []
+        self.disturbance = DisturbanceMeter(device)
+
+    def _mark(self, name: str) -> None:
+        mark = torch.cuda.Event(enable_timing=True) if self.on_gpu else time.perf_counter()
+        if self.on_gpu:
+            mark.record()
+        self._current.marks.append((name, mark))
+
+    @contextlib.contextmanager
+    def step(self, step: int):
+        self._current = StepRecord(step)
+        with self.disturbance.interval() as self._current.interval:
+            self._mark("start")
+            yield
+        self._current.ended_at = time.time()
+        self._pending.append(self._current)
+        self.read_finished(wait=self.wait_for(step))
+
+    @contextlib.contextmanager
+    def phase(self, name: str):
+        with trace_range(name):
+            yield
+        self._mark(name)
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Store a micro-batch's loss, the mean over ranks.  The copy to the host is asynchronous."""
+        self._current.losses.append(mean_over_ranks(loss, self.world_size).to("cpu", non_blocking=True))
+
+    def read_finished(self, wait: bool) -> None:
+        """Turn the marks of finished steps into numbers.  Raises FloatingPointError at a non-finite loss."""
+        while self._pending:
+            record = self._pending[0]
+            if self.on_gpu and wait:
+                record.marks[-1][1].synchronize()
+            elif self.on_gpu and not record.marks[-1][1].query():
+                return
+            self._pending.pop(0)
+            for (_, start), (name, end) in itertools.pairwise(record.marks):
+                elapsed_ms = start.elapsed_time(end) if self.on_gpu else 1e3 * (end - start)
+                record.phase_ms[name] = record.phase_ms.get(name, 0.0) + elapsed_ms
+            record.total_ms = sum(record.phase_ms.values())
+            record.loss = sum(loss.item() for loss in record.losses) / len(record.losses)
+            record.marks, record.losses = [], []
+            self.records.append(record)
+            self.on_record(record)
+            if not math.isfinite(record.loss):
+                raise FloatingPointError(f"the loss is {record.loss} at step {record.step}")
+
+
+def mean_over_ranks(loss: Tensor, world_size: int) -> Tensor:
+    loss = loss.detach()
+    if world_size > 1:
+        loss = loss / world_size
+        torch.distributed.all_reduce(loss)
+    return loss
+
+
+class UntimedMeter:
+    """Stands in for the timer and the instruments of the loop: names the phases, and may watch the step."""
+
+    def __init__(self, watching: contextlib.AbstractContextManager | None = None, world_size: int = 1):
+        self.watching, self.world_size = watching, world_size
+        self.losses: list[Tensor] = []
+
+    def step(self, step: int) -> contextlib.AbstractContextManager:
+        return self.watching or contextlib.nullcontext()
+
+    def observes(self, step: int) -> bool:
+        return self.watching is not None
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager:
+        return trace_range(name)
+
+    def forward(self, step: int) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def add_loss(self, loss: Tensor) -> None:
+        # A run keeps those of a step's micro-batches until it reads them.
+        self.losses.append(mean_over_ranks(loss, self.world_size))

@@ -1,0 +1,147 @@
+"""Pages of the documentation: shell blocks with their marks, fields of worksheets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.base.errors import UserError
+from harness.base.startup import PROJECT
+
+README = PROJECT / "README.md"
+GUIDE = PROJECT / "exercises" / "README.md"
+
+BLOCK = re.compile(r"^```bash\n(?P<commands>.*?)^```$", re.M | re.S)
+# The first line of a block may be a comment that begins with one of these.
+MARK = re.compile(r"#\s*(needs an? (?:AMD |NVIDIA )?GPU|takes minutes(?: without a GPU)?|stays open)")
+BLANK = "____"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A shell block of a page: the line of its first command, the commands, and the mark if it has one."""
+
+    line: int
+    commands: str
+    mark: str | None
+
+    @property
+    def title(self) -> str:
+        """Its first command, on one line."""
+        joined = self.commands.replace("\\\n", " ")
+        lines = [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
+        return " ".join(lines[0].split()) + (" ..." if len(lines) > 1 else "")
+
+
+def shell_blocks(text: str) -> list[Block]:
+    """Every ```bash block, in order."""
+    blocks = []
+    for match in BLOCK.finditer(text):
+        mark = MARK.match(match["commands"])
+        line = 1 + text.count("\n", 0, match.start("commands"))
+        blocks.append(Block(line, match["commands"], mark[1] if mark else None))
+    return blocks
+
+
+@dataclass(frozen=True)
+class Exercise:
+    number: int
+    path: Path
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text()
+
+    @property
+    def name(self) -> str:
+        return str(self.path.relative_to(PROJECT))
+
+    @property
+    def title(self) -> str:
+        return self.text.splitlines()[0].removeprefix("# ")
+
+    def line_of(self, word: str) -> int | None:
+        """The first line of a shell block that contains the word."""
+        for block in shell_blocks(self.text):
+            for number, line in enumerate(block.commands.splitlines(), block.line):
+                if word in line:
+                    return number
+        return None
+
+
+def exercises() -> dict[int, Exercise]:
+    """All exercises by number."""
+    paths = {int(path.name.split("_")[1]): path for path in GUIDE.parent.glob("exercise_*_*.md")}
+    return {number: Exercise(number, paths[number]) for number in sorted(paths)}
+
+
+# ---- Worksheets ----------------------------------------------------------------------------------------------------
+
+ROW = re.compile(r"^\|\s*(?P<id>(?:\d+|R)\.\d+)\s*\|(?P<label>[^|]*)\|(?P<unit>[^|]*)\|(?P<value>[^|]*)\|")
+CHECKBOX = re.compile(r"^\s*- \[(?P<value>[ xX])\] \*\*(?P<id>(?:\d+|R)\.\d+)\*\* (?P<label>.*)$")
+YES_NO = "checkbox"  # the unit of a field that is one
+
+
+@dataclass(frozen=True)
+class Field:
+    """One thing to fill in: a table row with a blank, or a checkbox."""
+
+    id: str
+    label: str
+    unit: str  # of a number; `name`; `one of: a, b`; or YES_NO
+    value: str  # what is filled in
+    line: int
+
+    @property
+    def choices(self) -> list[str] | None:
+        return [choice.strip() for choice in self.unit[7:].split(",")] if self.unit.startswith("one of:") else None
+
+    @property
+    def is_number(self) -> bool:
+        return not self.choices and self.unit not in ("name", YES_NO)
+
+    @property
+    def is_checked(self) -> bool:
+        return self.value.lower() == "x"
+
+    @property
+    def is_blank(self) -> bool:
+        return self.unit != YES_NO and not self.value.strip("_ ")
+
+    @property
+    def shown(self) -> str:
+        """What is filled in, in words."""
+        return ("yes" if self.is_checked else "no") if self.unit == YES_NO else "-" if self.is_blank else self.value
+
+    @property
+    def expected(self) -> str:
+        """What belongs there, in words."""
+        if self.unit == YES_NO:
+            return "x or a blank between the brackets"
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        return f"a number ({self.unit})" if self.is_number else "a name"
+
+
+def fields(text: str) -> list[Field]:
+    """Every field of a worksheet, in order.  Raises UserError if one appears twice."""
+    found: dict[str, Field] = {}
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        fenced ^= line.lstrip().startswith("```")
+        match = None if fenced else ROW.match(line) or CHECKBOX.match(line)
+        if match:
+            field = Field(**{"unit": YES_NO} | {k: v.strip() for k, v in match.groupdict().items()}, line=number)
+            if field.id in found:
+                raise UserError(f"line {number}: {field.id} is already on line {found[field.id].line}")
+            found[field.id] = field
+    return list(found.values())
+
+
+def worksheet(text: str, heading: str = "## Worksheet") -> str:
+    """A section of a page, without its heading.  Raises UserError if there is none."""
+    section = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if not section:
+        raise UserError(f"no section {heading!r}")
+    return section[1].strip() + "\n"

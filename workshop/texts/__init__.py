@@ -1,0 +1,1 @@
+"""Where do the numbers of the documentation come from?"""

@@ -1,0 +1,206 @@
+"""The model's parts in the documentation: listings from the source, what each part costs, what grows with what.
+
+All of it is computed from the code, on any machine.  The pages call these functions in cog comments.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from analysis.hardware.datasheets import DATASHEETS, Datasheet
+from analysis.prediction.document import PERSISTENT_BYTES_PER_PARAM, predicted_memory
+from analysis.work.bytes_moved import WorkCounter, step_work
+from analysis.work.fake_step import fake_forward, fake_step
+from harness.base.units import MB
+from harness.run.memory_tracker import MemoryTracker
+from studies.sweep import workload_of
+from workshop.exercise.results import significant
+from workshop.texts.numbers import DEFAULT, table
+
+SIZES = ("tiny", "small", "medium", "large", "very_large")
+FASTEST = ("AMD Instinct MI300X", "NVIDIA H100 80GB HBM3")
+DEVICES = [row for row in DATASHEETS if row.name in ("AMD Instinct MI250X", "NVIDIA A100-SXM4-80GB", *FASTEST)]
+
+
+def listing(*functions: Callable) -> str:
+    """Functions as they stand in the source."""
+    sources = (textwrap.dedent(inspect.getsource(function)).rstrip() for function in functions)
+    return "```python\n" + "\n\n\n".join(sources) + "\n```"
+
+
+class PartCounter(WorkCounter):
+    """Counts by named range of the forward pass instead of by phase."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = ["between phases"]
+
+    def range_push(self, name: str) -> None:
+        self.open.append(name)
+        self.segments.append(name)
+
+    def range_pop(self) -> None:
+        self.open.pop()
+        self.segments.append(self.open[-1])
+
+
+def _work_of_layer(size: str):
+    """Operators, operations and bytes of the forward pass of one layer, by part, in the model's order."""
+    workload = workload_of(size=size)
+    workload = replace(workload, config=replace(workload.config, n_layers=1))
+    work = fake_step(workload, False, lambda *model: PartCounter()).table()
+    work = work[work["phase"].str.startswith("layers.0.")]
+    work = work.assign(part=work["phase"].str.removeprefix("layers.0."), operations=work["flops"] + work["elements"])
+    return work.groupby("part", sort=False)[["calls", "flops", "operations", "bytes"]].sum()
+
+
+def layer_parts() -> str:
+    """Operators, bytes, operations per byte and limit of each part of a layer."""
+    device = next(row for row in DEVICES if "MI300X" in row.name)
+    tiny, large = _work_of_layer("tiny"), _work_of_layer("large")
+    rows = []
+    for part in [*tiny.index, None]:
+        both = [work.loc[part] if part else work.sum() for work in (tiny, large)]
+        intensities = [work["operations"] / work["bytes"] for work in both]
+        limits = ["compute" if intensity > ridge_point(device, "fp32") else "memory" for intensity in intensities]
+        cells = [f"{both[0]['calls']}", f"{both[0]['flops']:,}", f"{both[0]['bytes'] / MB:.1f}"]
+        cells += [f"{intensity:.1f}" for intensity in intensities]
+        rows.append([part, *cells, " / ".join(limits)] if part else ["**one layer**", *cells, ""])
+    titles = ["part", "operators", "FLOPs of matmuls", "bytes moved, MB", "FLOPs/byte", "FLOPs/byte in `large`"]
+    return table([*titles, "limit on an MI300X in fp32"], rows)
+
+
+def fused_loss_memory() -> str:
+    """The predicted peak of the default model with other vocabularies, with and without --fused-loss."""
+    rows = []
+    for vocab_size in (1000, 32_000, 128_000):
+        workload = workload_of(vocab_size=vocab_size)
+        logits = 4 * workload.batch_size * workload.seq_len * vocab_size
+        both = [workload.with_settings(fused_loss=fused) for fused in (False, True)]
+        peaks = [predicted_memory(one, False).live_bytes_at_allocations().max() for one in both]
+        rows.append([f"{vocab_size:,}", *(f"{size / MB:,.0f}" for size in (logits, *peaks))])
+    return table(["vocabulary", "all logits, MB", "peak of a step, MB", "with `--fused-loss`, MB"], rows)
+
+
+def kernel_costs() -> str:
+    """Operators, bytes and memory of a step on a GPU with each kind of norm and SwiGLU, as predicted."""
+    rows = []
+    for flags, settings in (
+        ("none", {}),
+        ("--fused-norm", {"fused_norm": True}),
+        ("--kernels triton", {"kernels": "triton"}),
+    ):
+        workload = workload_of(["--size", "small", "--precision", "bf16"]).with_settings(**settings)
+        work, memory = step_work(workload, on_gpu=True).table(), predicted_memory(workload, True)
+        kept = sum(map(sum, workload.kept_for_backward(True).values()))
+        sizes = (work["bytes"].sum(), kept, memory.live_bytes_at_allocations().max())
+        rows.append(
+            [flags if not settings else f"`{flags}`", f"{work['calls'].sum():,}", *(f"{s / MB:,.0f}" for s in sizes)]
+        )
+    return table(["flags", "operators of a step", "bytes they move, MB", "kept for backward, MB", "peak, MB"], rows)
+
+
+def ridge_point(device: Datasheet, precision: str) -> float:
+    """FLOPs per byte."""
+    return 1e3 * getattr(device, precision) / device.bandwidth
+
+
+def ridge_points() -> str:
+    """The intensity from which on a device is limited by compute, by precision, from its datasheet."""
+    rows = []
+    for device in DEVICES:
+        name = device.name + (", one of its two GCDs" if "MI250" in device.name else "")
+        rows.append([name, *(f"{ridge_point(device, precision):.0f}" for precision in ("fp32", "bf16"))])
+    return table(["device", "ridge point in fp32, FLOPs/byte", "in bf16"], rows)
+
+
+def training_and_inference() -> str:
+    """What a training step and a forward pass on its own compute and store: the default model."""
+    weights = 4 * DEFAULT.parameter_count() / MB
+    kept = sum(map(sum, DEFAULT.kept_for_backward().values())) / MB
+    peaks = [
+        watcher.document()["peak_bytes"] / MB
+        for watcher in (predicted_memory(DEFAULT, on_gpu=False), fake_forward(DEFAULT, MemoryTracker))
+    ]
+    rows = [
+        ["matmul FLOPs", f"{DEFAULT.step_flops():,}", f"{DEFAULT.forward_flops():,}"],
+        ["weights", f"{weights:.1f} MB", f"{weights:.1f} MB"],
+        ["gradients, once computed", f"{weights:.1f} MB", "none"],
+        ["AdamW's two moments", f"{2 * weights:.1f} MB", "none"],
+        ["kept for the backward pass", f"{kept:.1f} MB", "none"],
+        ["peak memory, predicted", f"{peaks[0]:.1f} MB", f"{peaks[1]:.1f} MB"],
+    ]
+    return table(["the same batch", "a training step", "inference: its forward pass"], rows)
+
+
+def memory_grid(shapes: Sequence[tuple[int, int]]) -> str:
+    """Predicted peaks of the default model at (batch size, tokens)."""
+    rows = []
+    for batch_size, seq_len in shapes:
+        memory = predicted_memory(
+            DEFAULT.with_settings(batch_size=batch_size, seq_len=seq_len), on_gpu=False
+        ).document()
+        peak, parts = memory["peak_bytes"], memory["peak"]["bytes_by_category"]
+        per_token = peak / batch_size / seq_len / 1024
+        shares = [f"{parts[name] / peak:.0%}" for name in ("activations", "temporaries")]
+        rows.append([f"{batch_size}", f"{seq_len}", f"{peak / MB:,.1f}", f"{per_token:,.1f}", *shares])
+    titles = ["batch", "tokens", "peak, MB", "peak per token, KB", "activations", "temporaries"]
+    return table(titles, rows, left=0)
+
+
+def attention_memory() -> str:
+    """Bytes of one S x S matrix of exercise 6, and of one S x E tensor by head dimension: batch 8, one head, fp32."""
+    heads, megabytes = (16, 32, 64, 128), 4 * 8 / MB  # of a number for each sample
+    rows = []
+    for seq_len in (256, 1024, 4096, 8192, 16384):
+        tensors = [f"{megabytes * seq_len * d_head:.3g}" for d_head in heads]
+        rows.append([f"{seq_len:,}", f"{megabytes * seq_len**2:,.0f}", *tensors])
+    titles = ["S", "S x S, MB", *(f"S x {d_head}, MB" for d_head in heads)]
+    return table(titles, rows, left=0)
+
+
+def growth_with_size() -> str:
+    """What changes from size to size: FLOPs, where they are, and what is kept for the backward pass."""
+    rows = []
+    for name in SIZES:
+        workload = workload_of(size=name)
+        flops, kept = workload.forward_flops_by_component(), workload.kept_for_backward()
+        total, weights = sum(flops.values()), 4 * workload.parameter_count()
+        linear, quadratic = (sum(values) for values in zip(*kept.values(), strict=True))
+        scores = sum(flops[f"attention.{part}"] for part in ("scores", "weighted_sum"))
+        shares = [sum(n for part, n in flops.items() if part.startswith(which)) for which in ("attention", "mlp")]
+        cells = [f"{share / total:.1%}" for share in (*shares, scores)]
+        tokens = workload.batch_size * workload.seq_len
+        cells += [f"{3 * total / tokens / 1e6:,.0f}", f"{(linear + quadratic) / weights:.1f}x"]
+        rows.append([name, *cells, f"{quadratic / (linear + quadratic):.0%}"])
+    titles = ["size", "attention, share of FLOPs", "feed-forward, share", "scores and weighted sum, share"]
+    titles += ["MFLOPs of a step per token", "kept for the backward pass / weights", "quadratic in S, share of that"]
+    return table(titles, rows)
+
+
+def least_times() -> str:
+    """The matmuls of a step at the datasheet's peak: no step can be faster, and none reaches it."""
+    pairs = [(row, precision) for row in DEVICES if row.name in FASTEST for precision in ("fp32", "bf16")]
+    rows = []
+    for name in SIZES:
+        flops = workload_of(size=name).step_flops()
+        rows.append([name, *(significant(flops / 1e9 / getattr(*pair), 3) for pair in pairs)])
+    return table(["size", *(f"{row.name}, {precision}, ms" for row, precision in pairs)], rows)
+
+
+def batch_bounds(gigabytes: Sequence[int] = (16, 24, 80, 192)) -> str:
+    """The most samples that can fit by weights, moments and saved tensors alone, in fp32."""
+    rows = []
+    for name in SIZES:
+        workload = workload_of(size=name)
+        parameters = workload.parameter_count()
+        per_sample = sum(map(sum, workload.kept_for_backward().values())) / workload.batch_size
+        cells = []
+        for size in gigabytes:
+            room = size * 1024 * MB - PERSISTENT_BYTES_PER_PARAM * parameters
+            cells.append(f"{max(0, int(room / per_sample)):,}")
+        rows.append([name, f"{workload.seq_len:,}", f"{workload.batch_size}", *cells])
+    return table(["size", "tokens", "its batch", *(f"at most in {size} GB" for size in gigabytes)], rows)

@@ -1,0 +1,433 @@
+"""Numbers and tables of the documentation: derived from the code, or read from the stored results of a named machine.
+
+The pages call these functions in cog comments; CONTRIBUTING.md says how to generate the tables again.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from analysis.prediction.communication import sent_bytes
+from analysis.prediction.document import predicted_memory
+from analysis.trust.missing_from_trace import ALL
+from analysis.work.bytes_moved import step_work
+from analysis.work.memory_tables import place_of_peak
+from harness.base.documents import read_document
+from harness.base.startup import PROJECT
+from harness.base.tables import Column, markdown_table
+from harness.base.units import MB
+from studies.scaling import calls_text
+from studies.sweep import workload_of
+from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
+from workshop.exercise.page import exercises, fields, shell_blocks, worksheet
+from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
+from workshop.exercise.shell_blocks import duration
+
+DEFAULT = TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig())
+MULTI_HEAD = replace(DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads))  # not grouped-query
+BOTH = (DEFAULT, MULTI_HEAD)
+MULTI_HEAD_TITLE = f"with {MULTI_HEAD.config.n_kv_heads} kv heads"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """In markdown; the first `left` columns are left-aligned, the others right-aligned."""
+    columns = [Column(title, operator.itemgetter(i), left=i < left) for i, title in enumerate(titles)]
+    return "\n".join(markdown_table(columns, rows))
+
+
+def text_block(lines: Sequence[str]) -> str:
+    return "\n".join(["```text", *lines, "```"])
+
+
+# ---- Derived from the configuration ---------------------------------------------------------------------------------
+
+SHAPE = "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps".split()
+
+
+def sizes(*names: str) -> str:
+    """The named problem sizes, or all, with their parameters and FLOPs."""
+    titles = "size,hidden,layers,heads,kv heads,intermediate,seq,batch,steps,parameters,forward FLOPs/step"
+    rows = []
+    for name in names or SIZES:
+        workload = workload_of(size=name)
+        values = [SIZES[name][key] for key in SHAPE] + [workload.parameter_count(), workload.forward_flops()]
+        rows.append([name, *(f"{value:,}" for value in values)])
+    return table(titles.split(","), rows)
+
+
+SYMBOLS = (
+    ("B", "batch size, samples per step", "`--batch-size`", DEFAULT.training.batch_size),
+    ("S", "sequence length, tokens per sample", "`--seq-len`", DEFAULT.training.seq_len),
+    ("D", "hidden dimension", "`--hidden-dim`", DEFAULT.config.hidden_dim),
+    ("H", "query heads", "`--n-heads`", DEFAULT.config.n_heads),
+    ("K", "key/value heads, which groups of H / K query heads share", "`--n-kv-heads`", DEFAULT.config.n_kv_heads),
+    ("E", "head dimension", "D / H", DEFAULT.config.head_dim),
+    ("D_ff", "feed-forward width", "`--intermediate-dim`", DEFAULT.config.intermediate_dim),
+    ("V", "vocabulary", "`--vocab-size`", DEFAULT.config.vocab_size),
+    ("L", "layers", "`--n-layers`", DEFAULT.config.n_layers),
+)
+
+
+def symbols() -> str:
+    """The letters used in shapes and formulas, with the values of the default model."""
+    return table(["letter", "meaning", "set by", "default"], [[*row[:3], f"{row[3]:,}"] for row in SYMBOLS], left=3)
+
+
+def shapes() -> str:
+    """The forward pass of the default model, tensor by tensor."""
+    values = {letter: str(value) for letter, *_, value in SYMBOLS}
+    lines = [
+        ("tokens", "B S", ""),
+        ("embedding", "B S D", ""),
+        (f"{DEFAULT.config.n_layers} x", "", "-- one layer -----------------------------------------------"),
+        ("  attention_norm", "B S D", "RMSNorm"),
+        ("  q_proj", "B H S E", "x W_q, split into heads"),
+        ("  k_proj, v_proj", "B K S E", "fewer heads than q: grouped-query attention"),
+        ("  rope", "", "rotates q and k by position"),
+        ("  scores", "B H S S", "q k^T / sqrt(E); keys repeated for their group"),
+        ("  softmax", "B H S S", "with the causal mask, in float32"),
+        ("  weighted_sum", "B H S E", "softmax times v"),
+        ("  o_proj", "B S D", "heads concatenated, times W_o"),
+        ("  attention_residual", "B S D", "+ the block's input"),
+        ("  mlp_norm", "B S D", "RMSNorm"),
+        ("  gate_proj, up_proj", "B S D_ff", ""),
+        ("  activation", "B S D_ff", "SiLU(gate) * up: SwiGLU"),
+        ("  down_proj", "B S D", ""),
+        ("  mlp_residual", "B S D", "+ the block's input"),
+        ("norm", "B S D", "RMSNorm"),
+        ("lm_head", "B S V", "logits"),
+        ("loss", "", "mean cross-entropy over B S tokens"),
+    ]
+    text = []
+    for name, letters, note in lines:
+        axes = letters.split()
+        symbolic, numeric = (f"[{', '.join(one)}]" if one else "" for one in (axes, [values[x] for x in axes]))
+        text.append(f"{name:<22}{symbolic:<14}{numeric:<20}{note}".rstrip())
+    return text_block(text)
+
+
+def recording_parts() -> str:
+    """What a trace should contain, what its analysis lacks otherwise, and how to record it."""
+    return table(["in the trace", "without it", "recorded by"], ALL, 3)
+
+
+def layer_parameters(config: TinyLlamaConfig) -> int:
+    return sum(count(config) for _, _, count in PARAMETERS[1:5])
+
+
+PARAMETERS = (
+    ("embedding", "V x D", lambda c: c.vocab_size * c.hidden_dim),
+    ("one layer: two norms", "2 D", lambda c: 2 * c.hidden_dim),
+    ("one layer: q_proj, o_proj", "2 of D x D", lambda c: 2 * c.hidden_dim**2),
+    ("one layer: k_proj, v_proj", "2 of D x K E", lambda c: 2 * c.hidden_dim * c.kv_dim),
+    ("one layer: gate, up, down", "3 of D x D_ff", lambda c: 3 * c.hidden_dim * c.intermediate_dim),
+    ("one layer: total", "", lambda c: layer_parameters(c)),
+    ("L layers", "", lambda c: c.n_layers * layer_parameters(c)),
+    ("norm", "D", lambda c: c.hidden_dim),
+    ("lm_head", "D x V, not tied to the embedding", lambda c: c.hidden_dim * c.vocab_size),
+)
+
+
+def parameters() -> str:
+    """By tensor, with grouped-query and with multi-head attention."""
+    configs = [workload.config for workload in BOTH]
+    rows = [[tensor, shape, *(f"{count(config):,}" for config in configs)] for tensor, shape, count in PARAMETERS]
+    totals = [sum(count(c) for name, _, count in PARAMETERS if not name.startswith("one layer")) for c in configs]
+    if totals != [config.parameter_count() for config in configs]:
+        raise ValueError(f"the table adds up to {totals}, which is not what the models have")
+    rows.append(["**total**", "", *(f"**{total:,}**" for total in totals)])
+    rows.append(["in float32", "4 bytes each", *(f"{4 * total / MB:,.2f} MB" for total in totals)])
+    return table(["tensor", "shape", *(f"{config.n_kv_heads} kv heads" for config in configs)], rows, left=2)
+
+
+FLOPS = {  # of one layer, or of the head
+    "attention.q_proj": "2 B S D D",
+    "attention.k_proj": "2 B S D K E",
+    "attention.v_proj": "2 B S D K E",
+    "attention.scores": "2 B H S S E",
+    "attention.weighted_sum": "2 B H S S E",
+    "attention.o_proj": "2 B S D D",
+    "mlp.gate_proj": "2 B S D D_ff",
+    "mlp.up_proj": "2 B S D D_ff",
+    "mlp.down_proj": "2 B S D_ff D",
+    "lm_head": "2 B S D V",
+}
+
+
+def flops() -> str:
+    """Of a forward pass, by matrix multiplication, with grouped-query and with multi-head attention."""
+    ours, full = (workload.forward_flops_by_component() for workload in BOTH)
+    total, full_total = sum(ours.values()), sum(full.values())
+    layers = DEFAULT.config.n_layers
+    parts = [(name, formula, [name], 1 if name == "lm_head" else layers) for name, formula in FLOPS.items()]
+    for part in ("attention", "mlp"):
+        parts.append((f"*sum of {part}*", "", [name for name in FLOPS if name.startswith(part)], layers))
+    rows = []
+    for title, formula, names, repeats in parts:
+        count, full_count = (sum(some[name] for name in names) for some in (ours, full))
+        cells = [f"{count // repeats:,}", f"{count:,}", f"{count / total:.1%}", f"{full_count:,}"]
+        rows.append([title, formula, *cells])
+    rows.append(["**forward pass**", "", "", f"**{total:,}**", "100.0%", f"**{full_total:,}**"])
+    step = f"**{3 * total:,}**", "", f"**{3 * full_total:,}**"
+    rows.append(["**step**, forward and backward", "3 x forward", "", *step])
+    titles = ["matrix multiplication", "FLOPs", "one layer", "all layers", "share", MULTI_HEAD_TITLE]
+    return table(titles, rows, left=2)
+
+
+def elementwise_flops() -> str:
+    """SiLU and its multiplication, relative to the matrix multiplications of a layer."""
+    elements = DEFAULT.batch_size * DEFAULT.seq_len * DEFAULT.config.intermediate_dim
+    layer = sum(DEFAULT.forward_flops_per_layer().values())
+    return (
+        f"SiLU and the multiplication by `up` process B S D_ff = {elements:,} elements per layer. At five operations "
+        f"per element that is {5 * elements / layer:.2%} of a layer's matrix multiplications."
+    )
+
+
+def kept_for_backward() -> str:
+    """What the forward pass keeps for the backward pass, with grouped-query and with multi-head attention."""
+    ours, full = (workload.kept_for_backward() for workload in BOTH)
+    kept = {name: [*ours[name], sum(full[name])] for name in sorted(ours, key=lambda name: -sum(ours[name]))}
+    rows = [[name, *(f"{size / MB:.2f}" for size in row)] for name, row in kept.items()]
+    rows.append(["**total**", *(f"**{sum(column) / MB:.2f}**" for column in zip(*kept.values(), strict=True))])
+    return table(["part", "linear in S, MB", "quadratic, MB", f"{MULTI_HEAD_TITLE}, MB"], rows)
+
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+
+
+def memory_peak() -> str:
+    """The predicted peak of a step on a CPU, by category."""
+    rows = []
+    for name in ("tiny", "small", "medium"):
+        workload = workload_of(size=name)
+        memory = predicted_memory(workload, on_gpu=False).document()
+        peak, parts = memory["peak_bytes"], memory["peak"]["bytes_by_category"]
+        cells = [f"{size / MB:,.1f}" for size in (*(parts[category] for category in CATEGORIES), peak)]
+        rows.append([name, *cells, f"{peak / (4 * workload.parameter_count()):.1f}x", place_of_peak(memory)])
+    titles = [f"{category}, MB" for category in CATEGORIES]
+    return table(["size", *titles, "peak, MB", "peak / weights", "where"], rows)
+
+
+def modes() -> str:
+    """The predicted memory of rank 0 and what it sends in a step, by mode and number of ranks."""
+    rows = []
+    for ranks in (2, 32):
+        for mode in ("ddp", "zero1", "fsdp"):
+            workload = DEFAULT.with_settings(world_size=ranks, parallel=mode)
+            memory = predicted_memory(workload, on_gpu=False).document()
+            parts, collectives = memory["peak"]["bytes_by_category"], memory["collectives"]
+            sizes = [parts["parameters"], parts.get("gathered parameters", 0), parts["gradients"], parts["optimizer"]]
+            sizes += [memory["peak_bytes"], sent_bytes(collectives, ranks)]
+            rows.append([mode, calls_text(collectives), f"{ranks}", *(f"{size / MB:.2f}" for size in sizes)])
+    titles = ["parameters", "gathered", "gradients", "optimizer", "peak", "sent"]
+    return table(["mode", "collectives", "W", *(f"{title}, MB" for title in titles)], rows, left=2)
+
+
+def _one_more_layer(*columns: str):
+    """Operators that one more layer adds to a step, counted by PyTorch's dispatcher, without views."""
+    workloads = (replace(DEFAULT, config=replace(DEFAULT.config, n_layers=layers)) for layers in (2, 3))
+    counts = [step_work(workload).table().groupby(list(columns))["calls"].sum() for workload in workloads]
+    return counts[1].sub(counts[0], fill_value=0).astype(int)
+
+
+def layer_operators() -> str:
+    """The operators of one more layer, by class and phase."""
+    phases = ["forward", "backward", "optimizer"]
+    more = _one_more_layer("class", "phase").unstack(fill_value=0)[phases]
+    more["step"] = more.sum(axis=1)
+    more = more[more["step"] > 0].sort_values("step", ascending=False, kind="stable")
+    rows = [[name, *map(str, counts)] for name, *counts in more.itertuples()]
+    rows.append(["**total**", *(f"**{count}**" for count in more.sum())])
+    return table(["class of operators", *phases, "step"], rows)
+
+
+def layer_forward_operators() -> str:
+    """The names of the operators in the forward column."""
+    more = _one_more_layer("phase", "operator")["forward"]
+    more = more[more > 0].sort_values(ascending=False, kind="stable")
+    return ", ".join(f"{count} `{name}`" for name, count in more.items())
+
+
+def flags() -> str:
+    """Every flag of the script, from its parser."""
+    rows = []
+    for action in build_parser()._actions[1:]:  # without --help
+        title = ", ".join(f"`{name}`" for name in action.option_strings)
+        text, default = re.fullmatch(r"(.*?)(?: \(([^()]*(?:\([^()]*\))?[^()]*)\))?", action.help, re.S).groups()
+        choices = f": {', '.join(action.choices)}" if action.choices and not action.metavar else ""
+        switch = "on" if any(name.startswith("--no-") for name in action.option_strings) else "off"
+        rows.append([title, text + choices, default or (switch if action.nargs == 0 else "")])
+    return table(["flag", "meaning", "default"], rows, left=3)
+
+
+# ---- Of the tools themselves -----------------------------------------------------------------------------------------
+
+
+def trace_reading() -> str:
+    """Time and memory of --analyze-existing beside orjson and HolisticTraceAnalysis, by size of the trace."""
+    document = read_document(RESULTS / "trace_analysis.json")
+    rows = []
+    for row in document["rows"]:
+        cells = [f"{row['megabytes']:,.0f}", f"{row['events']:,}"]
+        for tool in ("orjson", "ours", "hta"):
+            known = f"{tool}_s" in row
+            cells += [f"{row[f'{tool}_s']:,.2f}", f"{row[f'{tool}_mb']:,.0f}"] if known else ["-", "-"]
+        cells.append(f"{row['ours_bytes_per_byte']:.2f}")
+        cells += [f"{row[key]:.2f}" if key in row else "-" for key in ("ours_to_orjson", "ours_to_hta")]
+        rows.append(cells)
+    titles = ["MB of JSON", "events", "orjson, s", "MB", "ours, s", "MB", "HTA, s", "MB"]
+    titles += ["our bytes per byte", "ours / orjson", "ours / HTA"]
+    return f"{machine(document['environment'])}.\n\n{table(titles, rows, left=0)}"
+
+
+def trace_figures() -> str:
+    """What the analysis makes of traces of other programs, beside figures recomputed from their raw events."""
+    document = read_document(PROJECT / "benchmarks" / "results" / "trace_figures.json")
+    figures = {"gpu_events": ",", "busy_ms": ",.3f", "step_ms": ",.3f"}
+    rows = []
+    for row in document["rows"]:
+        cells = [f"`{row['trace']}`", row["verdict"], row["trust"]]
+        cells += [f"{row[key]:.1%}" for key in ("unexplained_share", "unclassified_share")]
+        for key, form in figures.items():
+            ours, other = (row[name] and format(row[name], form) for name in (key, f"{key}_recomputed"))
+            cells.append("-" if other is None else f"{ours} {'=' if ours == other else '!='} {other}")
+        rows.append(cells)
+    titles = ["trace", "verdict", "trust", "unexplained", "unclassified", "GPU events", "busy, ms", "step, ms"]
+    runs = "".join(f"\n\n`{name}`: {text}." for name, text in document["runs"].items())
+    return table(titles, rows, left=3) + runs
+
+
+def shares(low_high: Sequence[float]) -> str:
+    """'1.3% to 9.1%', '-' for none."""
+    return f"{min(low_high):.1%} to {max(low_high):.1%}" if low_high else "-"
+
+
+def waiting_policies() -> str:
+    """The default model's step by waiting policy of OpenMP, beside busy processes."""
+    document = read_document(RESULTS / "waiting_policies.json")
+    rows = []
+    for row in document["rows"]:
+        times = [f"{row[f'{name}_ms']:,.1f}" for name in ("median", "smallest", "largest")]
+        low, high = row["slower_95"]
+        slower = [f"{row['slower']:.2f}", f"{low:.2f} to {high:.2f}", f"{row['fair_share']:.2f}"]
+        cells = [f"`{row['setting']}`", str(row["busy_processes"]), *times, *slower]
+        rows.append([*cells, f"{row['slower'] / row['fair_share']:.2f}"])
+    titles = ["setting", "busy", "median, ms", "smallest, ms", "largest, ms", "slower", "95% interval", "fair share"]
+    return f"{machine(document['environment'])}.\n\n{table([*titles, 'slower / fair share'], rows)}"
+
+
+def disturbed_runs() -> str:
+    """What runs of the default model beside busy processes, or under a CPU quota, say of their disturbance."""
+    document = read_document(RESULTS / "disturbance.json")
+    runs: dict[tuple, list[dict]] = {}
+    for run in document["rows"]:
+        busy, quota = run["busy_processes"], run["quota_cores"]
+        runs.setdefault((quota is not None, busy, -(quota or 0)), []).append(run)
+    cores = document["environment"]["cpu"]["logical_cores"]
+    idle = [run for run in document["rows"] if not run["busy_processes"]]
+    quiet_ms = median(run["step_ms"] for run in idle if run["quota_cores"] is None or run["quota_cores"] > cores)
+    rows = []
+    for (has_quota, busy, quota), found in sorted(runs.items()):
+        step_ms = median(run["step_ms"] for run in found)
+        cells = [f"{busy:g}", f"{-quota:.3g}" if has_quota else "-", f"{step_ms:,.1f}", f"{step_ms / quiet_ms:.2f}"]
+        for name in ("waited", "longest_wait", "steps_disturbed", "throttled"):
+            cells.append(shares([run[f"{name}_share"] for run in found if run[f"{name}_share"] is not None]))
+        rows.append([*cells, f"{sum(run['disturbed'] for run in found)} of {len(found)}"])
+    titles = ["busy", "quota", "median, ms", "slower", "waited", "longest wait", "disturbed", "throttled", "named"]
+    return f"{machine(document['environment'])}.\n\n{table(titles, rows, left=0)}"
+
+
+def many_ranks() -> str:
+    """Memory, collectives and efficiency of ranks that do not exist, with what each dry run took; and how far bytes are
+    from those measured where ranks exist."""
+    path = RESULTS / "many_ranks.json"
+    document, rows, notes = read_document(path), [], []
+    if document is None:
+        return "Not recorded yet."
+    for row in document["rows"]:
+        if row["status"] != "ok":
+            notes.append(f"{row['world_size']:,} ranks are refused: {row['reason']}.")
+            continue
+        parts = row["memory_by_category_mb"]
+        cells = [row["parallel"], calls_text(row["collectives"]), f"{row['world_size']:,}"]
+        cells += [f"{mb:,.0f}" for mb in (parts["parameters"], parts["optimizer"], row["peak_memory_mb"])]
+        cells += ["yes" if row["fits"] else "no", f"{row['sent_bytes'] / MB:,.0f}"]
+        cells.append(f"{row['efficiency_not_overlapped']:.0%} to {row['efficiency_overlapped']:.0%}")
+        rows.append([*cells, f"{row['seconds']:.0f}", f"{row['process_mb']:,.0f}"])
+    titles = ["mode", "collectives of a step", "W", "parameters, MB", "optimizer, MB", "peak, MB", "fits", "sent, MB"]
+    predicted = table([*titles, "efficiency", "dry run, s", "its memory, MB"], rows, left=2)
+    names = ["measured_memory_bytes", "memory_difference_bytes", "collective_bytes", "collectives_difference_bytes"]
+    real = [[row["parallel"], *(f"{row[name]:,}" for name in ("world_size", *names))] for row in document["real"]]
+    titles = ["mode", "W", "peak, bytes", "measured - predicted", "collectives, bytes", "measured - predicted"]
+    about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/{path.name})."
+    return "\n\n".join([about, predicted, *notes, "On ranks that exist:", table(titles, real)])
+
+
+def optimizations() -> str:
+    """The ladder of optimizations, each alone and one on top of another, beside transformers' LLaMA."""
+    path = RESULTS / "optimization_study.json"
+    document, rows = read_document(path), []
+    for row in (row for row in document["rows"] + document["reference"] if row["status"] == "ok"):
+        flags = f"`{row['flags']}`" if row["flags"].startswith("-") else row["flags"] or "none"
+        memory = row["measured_memory_bytes"]
+        cells = [row["size"], flags, f"{row['step_ms']:,.1f}"]
+        for name in ("ratio", "ratio_to_reference"):
+            cells.append(f"{row[name]:.2f} ({row[f'{name}_low']:.2f} to {row[f'{name}_high']:.2f})")
+        cells += ["-" if row["bound"] is None else f"{row['bound']:.2f}", f"{row['share_of_measured_peak']:.0%}"]
+        cells += ["-" if memory is None else f"{memory / MB:,.1f}", f"{row['predicted_memory_bytes'] / MB:,.1f}"]
+        rows.append([*cells, row["audit"], "-" if row["compile_s"] is None else f"{row['compile_s']:.0f}"])
+    titles = ["size", "flags", "step, ms", "ratio", "to transformers", "at least", "of matmul rate", "peak, MB"]
+    about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/{path.name})."
+    return f"{about}\n\n{table([*titles, 'predicted, MB', 'audit', 'compile, s'], rows, left=2)}"
+
+
+# ---- Measured on a named machine -------------------------------------------------------------------------------------
+
+
+def measured(number: int) -> str:
+    """Every field of an exercise's worksheet as filled in on the machine of the stored results, with the evidence."""
+    path, document, rows = stored_path(number), stored_answers(number), []
+    if not document:
+        return f"Not recorded yet: `python3 run_exercise.py {number}` fills it in."
+    for field in fields(worksheet(exercises()[number].text)):
+        answer = Answer(*(document["answers"][field.id][name] for name in ("value", "evidence")))
+        value = {True: "yes", False: "no"}[answer.value] if isinstance(answer.value, bool) else answer.shown
+        unit = field.unit if field.is_number and answer.value is not None else ""
+        rows.append([field.id, field.label, f"{value} {unit}".strip(), answer.evidence])
+    about = f"{machine(document['environment'])}, `python3 run_exercise.py {number}`."
+    link = Path("../..") / path.relative_to(PROJECT)
+    return f"{about} [The file]({link}).\n\n" + table(["#", "quantity", "value", "source"], rows, left=4)
+
+
+def commands_take(number: int) -> str:
+    """How long the commands of an exercise took on the machine of the stored results, and which of them longest."""
+    endless = {block.title for block in shell_blocks(exercises()[number].text) if block.mark == "stays open"}
+    rows = [row for row in stored_commands(number) if row["command"] not in endless]
+    if not rows:
+        return "How long the commands take has not been recorded yet."
+    longest, total = max(rows, key=operator.itemgetter("seconds")), sum(row["seconds"] for row in rows)
+    return (
+        f"The commands take {duration(total)} on {machine(stored_answers(number)['environment'])}; "
+        f"the longest is `{longest['command']}` with {duration(longest['seconds'])}."
+    )
+
+
+def run_provenance() -> str:
+    """Machine, versions, date and command of run_output()."""
+    return f"{machine(read_document(RESULTS / 'run_baseline.json')['environment'])}, `./run_baseline.sh`."
+
+
+def run_output(beginning: str | None = None, lines: int | None = None) -> str:
+    """What run_baseline.sh printed, without most steps: `lines` lines (None: all) after the line `beginning`."""
+    printed = (RESULTS / "run_baseline.log").read_text().splitlines()
+    steps = [i for i, line in enumerate(printed) if line.startswith("Step ")]
+    end = printed.index("Files:") if "Files:" in printed else len(printed)  # a list of files, of --verbose
+    shown = [*printed[: steps[3]], "...", *printed[steps[-1] : end]]
+    start = shown.index(beginning) + 1 if beginning else 0
+    return text_block("\n".join(shown[start:][:lines]).strip().splitlines())

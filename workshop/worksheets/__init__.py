@@ -1,0 +1,1 @@
+"""Is a worksheet right?  Filled in from results, checked against them, compared within a class."""

@@ -1,0 +1,215 @@
+"""Run the commands of an exercise, and write or check its worksheet."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from datetime import datetime
+from pathlib import Path
+
+from harness.base.console import say
+from harness.base.documents import read_document
+from harness.base.errors import UserError, explain_error
+from harness.base.files import explain_nulls, make_folder, unused_folder, write_bytes, write_json
+from harness.base.tables import COLUMNS, Column, column, text_table, wrapped
+from harness.base.text import narrow_table, shortened
+from studies.sweep import text_columns
+from workshop.exercise.page import Exercise, exercises, shell_blocks
+from workshop.exercise.results import TOLERANCE, Answer, Results, machine, stored_commands
+from workshop.exercise.shell_blocks import run_blocks
+from workshop.worksheets.class_summary import (
+    as_markdown,
+    as_page,
+    chosen_exercise,
+    comparable,
+    field_rows,
+    find_sheets,
+    screen_columns,
+)
+from workshop.worksheets.worksheet import answers, blank, check, fields_of, filled, read_completed
+
+
+def sheet_file(exercise: Exercise) -> str:
+    """The worksheet as filled in here; a learner's own is worksheet_N.md, and is never written to."""
+    return f"answers_{exercise.number}.md"
+
+
+def answers_file(exercise: Exercise) -> str:
+    return f"answers_{exercise.number}.json"
+
+
+def run_one(exercise: Exercise, folder: Path | None, long: bool) -> Path:
+    """Run every block that can be run here, then fill in the worksheet.  Returns the folder."""
+    folder = new_folder(folder, f"exercise_{exercise.number}_results")
+    say(exercise.title, f"Folder: {folder}")
+    known = {row["command"]: row["seconds"] for row in stored_commands(exercise.number)}
+    rows = run_blocks(shell_blocks(exercise.text), exercise.name, folder, folder / "commands.log", long, known)
+    fill_from(exercise, folder, rows)
+    return folder
+
+
+def run_all(folder: Path | None, long: bool) -> None:
+    """Run the exercises in order, each in a folder exercise_N.  Raises UserError at the end if one failed."""
+    folder = new_folder(folder, "exercise_all_results")
+    rows = []
+    for exercise in exercises().values():
+        started = time.monotonic()
+        row = {"exercise": exercise.name, "status": "ok", "worksheet": None}
+        try:
+            row["worksheet"] = run_one(exercise, folder / f"exercise_{exercise.number}", long) / sheet_file(exercise)
+        except UserError as error:
+            row["status"] = f"failed: {explain_error(error)[0]}"
+            say(row["status"])
+        rows.append(row | {"seconds": time.monotonic() - started})
+        say("")
+    exercise, *others = text_columns("exercise", "worksheet", "status")
+    say("Exercises", *narrow_table([exercise, column("seconds", "seconds", ",.0f"), *others], rows))
+    failed = sum(row["status"] != "ok" for row in rows)
+    if failed:
+        raise UserError(f"{failed} of {len(rows)} exercises failed; see the table")
+
+
+def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = None) -> None:
+    """Write answers_N.md and answers_N.json.  commands: the rows of run_blocks(), or None if they were run by hand.
+
+    Raises UserError if results are missing or of another exercise.
+    """
+    results = results_in(folder, exercise)
+    found = answers(results)
+    if results.environment is None:
+        raise UserError(f"--results {folder}: none of its documents names a device")
+    left_out = [f"line {row['line']} ({row['skipped']})" for row in commands or [] if row["skipped"]]
+    skipped = f" Skipped: {', '.join(left_out)}." if left_out else ""
+    # The command line is that of only one of the commands.
+    environment = {name: value for name, value in results.environment.items() if name != "command_line"}
+    about = [
+        f"Measured on: {machine(environment)}.  ",
+        f"Commands: the shell blocks of {exercise.name}, in order.{skipped} The column `source` gives file and field.",
+    ]
+    write_bytes(folder / sheet_file(exercise), filled(exercise, found, about).encode())
+    rows = {
+        name: explain_nulls({"value": answer.value}, answer.evidence) | {"evidence": answer.evidence}
+        for name, answer in found.items()
+    }
+    document = {"exercise": exercise.number, "text": exercise.name, "environment": environment, "answers": rows}
+    if commands is None:  # those of run_exercise.py, if it has run them here
+        times = (read_document(folder / answers_file(exercise)) or {}).get("commands")
+    else:
+        times = [command_row(row) for row in commands]
+    document |= explain_nulls({"commands": times}, "the commands were run by hand")
+    write_json(folder / answers_file(exercise), document)
+    known = sum(answer.value is not None for answer in found.values())
+    say("", "Files:", *(f"  {folder / name}" for name in (sheet_file(exercise), answers_file(exercise))))
+    say("", f"Filled in: {known} of {len(found)} fields", *what_is_left(found, commands))
+
+
+LEFT_SHOWN = 4  # fields or commands that are listed as open, of each kind
+
+
+def what_is_left(found: dict[str, Answer], commands: list[dict] | None) -> list[str]:
+    """The commands that were not run and the fields that are open, each with the reason.
+
+    commands: None if they were run by hand, so that nothing is known of them."""
+    skipped = []
+    for row in commands or []:
+        if row["skipped"]:
+            room = COLUMNS - len(f"  line {row['line']}, : {row['skipped']}")
+            command = textwrap.shorten(row["command"], room, placeholder=" ...")
+            skipped.append(f"line {row['line']}, {command}: {row['skipped']}")
+    open_fields = [f"{name}: {answer.evidence}" for name, answer in found.items() if answer.value is None]
+    lines = []
+    for title, rows in (("Commands not run", skipped), ("Fields still open", open_fields)):
+        if rows:
+            shown = [textwrap.shorten(row, COLUMNS - 2, placeholder=" ...") for row in rows[:LEFT_SHOWN]]
+            more = [f"  and {len(rows) - LEFT_SHOWN} more"] if len(rows) > LEFT_SHOWN else []
+            lines += [f"{title}: {len(rows)}", *(f"  {row}" for row in shown), *more]
+    ran = "every command was run, and " if commands else ""
+    return lines or [f"Nothing is left: {ran}every field has a value."]
+
+
+def command_row(row: dict) -> dict:
+    """An ExerciseCommand, of a row of run_blocks()."""
+    return {"command": row["command"]} | explain_nulls({"seconds": row["seconds"]}, row["skipped"])
+
+
+def check_worksheet(path: Path, folder: Path | None) -> bool:
+    """Print a row for each field, then what is wrong, in a line each.  Returns whether all are right."""
+    exercise, found = read_completed(path)
+    beside = path.parent / answers_file(exercise)
+    where = folder or (path.parent if beside.is_file() else Path("."))
+    rows = check(found, fields_of(exercise), answers(results_in(where, exercise)), str(path))
+    columns = (
+        column("#", "id"),
+        short_column("quantity", "label", 52, left=True),
+        short_column("your value", "yours", 20),
+        short_column("results", "results", 20),
+        column("", "verdict", left=True),
+    )
+    say(f"Exercise {exercise.number}, results in {where}", "", *text_table(columns, rows))
+    blank = [row["id"] for row in rows if row["verdict"] == "blank"]
+    listed = len(blank) > LEFT_SHOWN
+    problems = [row["problem"] for row in rows if row["problem"] and not (listed and row["verdict"] == "blank")]
+    problems += [f"Blank: {', '.join(blank)}"] if listed else []
+    say(*(["", *wrapped(problems)] if problems else []))
+    counted = [row for row in rows if row["verdict"] != "not checked"]
+    right = sum(row["verdict"] == "right" for row in counted)
+    unknown = len(rows) - len(counted)
+    say("", f"{right} of {len(counted)} right" + (f"; {unknown} cannot be known on that machine" if unknown else ""))
+    return right == len(counted)
+
+
+def write_blank(chosen: list[Exercise], folder: Path) -> None:
+    """Write worksheet_N.md of each exercise.  Raises UserError, before anything is written, if one exists."""
+    make_folder(folder)
+    targets = {folder / f"worksheet_{exercise.number}.md": exercise for exercise in chosen}
+    for path in targets:
+        if path.exists():
+            raise UserError(f"--blank {folder}: {path} exists, and somebody may have filled it in; use another folder")
+    for path, exercise in targets.items():
+        write_bytes(path, blank(exercise).encode())
+    say("Files:", *(f"  {path}" for path in targets))
+
+
+def sum_up_class(places: list[Path], number: int | None, folder: Path | None) -> None:
+    """Print how the sheets in these folders differ, and write class_N.md and class_N.html."""
+    for place in places:
+        if not place.exists():
+            raise UserError(f"--class {place}: does not exist")
+    sheets, refused = find_sheets(places)
+    exercise = chosen_exercise(sheets, number)
+    sheets, lines = comparable(sheets, exercise)
+    lines = refused + lines
+    say(*wrapped(lines))
+    if not sheets:
+        raise UserError(f"--class: none of the sheets of exercise {exercise.number} can be summed up; see above")
+    rows = field_rows(sheets, exercise)
+    folder = new_folder(folder, f"class_{exercise.number}_results")
+    paths = [folder / f"class_{exercise.number}.{suffix}" for suffix in ("md", "html")]
+    for path, write in zip(paths, (as_markdown, as_page), strict=True):
+        write_bytes(path, write(exercise, sheets, rows, lines).encode())
+    say("", f"{exercise.title}: {len(sheets)} worksheets", *text_table(screen_columns(), rows))
+    furthest = sorted((row for row in rows if row["by"] > TOLERANCE), key=lambda row: -row["by"])[:3]
+    say(*(["", "Furthest apart:"] if furthest else []))
+    apart = (f"  {row['id']} {row['label']}: {row['lowest']}, {row['highest']} ({row['apart']})" for row in furthest)
+    say(*wrapped(apart))
+    say("", "Files:", *(f"  {path}" for path in paths))
+
+
+def short_column(title: str, key: str, width: int, left: bool = False) -> Column:
+    """Text of at most this width."""
+    return Column(title, lambda row: shortened(row.get(key, "-"), width), left=left)
+
+
+def results_in(folder: Path, exercise: Exercise) -> Results:
+    if not folder.is_dir():
+        raise UserError(f"--results {folder}: is not a folder")
+    return Results(folder, exercise)
+
+
+def new_folder(requested: Path | None, prefix: str) -> Path:
+    """The requested folder, which must be empty or new, or <prefix>_<timestamp>."""
+    folder = requested or unused_folder(Path(f"{prefix}_{datetime.now():%Y%m%d_%H%M%S}"))
+    make_folder(folder)
+    if any(folder.iterdir()):
+        raise UserError(f"--output-dir {folder}: is not empty; use a new folder")
+    return folder
