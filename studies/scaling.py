@@ -8,7 +8,7 @@ import statistics
 from dataclasses import asdict
 
 from analysis.prediction.document import predicted_memory
-from analysis.prediction.network import Network, measured_network, network_of
+from analysis.prediction.network import Network, measured_network, network_of, why_not_measured
 from analysis.work.fake_step import FakeRunError
 from harness.base.documents import ScalingStudyRow
 from harness.base.errors import UserError
@@ -150,12 +150,13 @@ def network_of_study(args, device: DeviceProperties) -> Network | None:
     """That of --network; without the flag the measured one, if there is one.  Without base, none is of use."""
     if args.dry_run:
         return None
-    about = device.environment["device"]
+    about = device.environment
     network = network_of(args.network, about) if args.network else measured_network(about)
     if network is None:
-        args.notes.append("No efficiency is predicted: no network is known; run_collective_benchmark.sh measures it")
+        args.notes.append(f"No efficiency is predicted: {why_not_measured(about)}")
     else:
-        args.notes.append(f"Predicted efficiency: {network.gb_per_sec:,.3g} GB/s, {network.source}")
+        source = network.source_for(max(args.world_sizes))
+        args.notes.append(f"Predicted efficiency: {network.gb_per_sec:,.3g} GB/s, {source}")
     return network
 
 

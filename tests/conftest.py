@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 
 import tiny_llama_v1 as tiny_llama
 
+os.environ["TINY_LLAMA_STRICT"] = "1"  # a null without a reason is an error, here and in processes that tests start
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; Triton reads it when it is imported
     os.environ["TORCH_WARM_POOL"] = "0"  # where Triton is, Inductor starts processes to compile for GPUs

@@ -9,6 +9,7 @@ from helpers import PROJECT, finish, run_command, start, unregistered
 from test_documents import mismatches
 
 import run_collective_benchmark
+from analysis.prediction.communication import communication
 from analysis.prediction.network import Network, fitted, keep_network, measured_network, network_of, sent_bytes
 from harness.base import documents
 from harness.base.errors import UserError
@@ -78,22 +79,52 @@ def test_time_of_a_network():
     assert measured.time_ms(rows, 4) == pytest.approx(30.0 + 0.03 + 0.75 + 0.2)
 
 
+FIT = {"world_size": 4, "alpha_us": 20.0, "beta_gb_per_sec": 10.0}
+
+
+def kept_of(host: str, rate: float) -> dict:
+    fit = FIT | {"beta_gb_per_sec": rate}
+    about = {"world_size": 4, "host": host, "when": "2026-01-01 12:00", "disturbed": True}
+    return {"fit": fit, "fits": [{"kind": "broadcast"} | fit]} | about
+
+
 def test_what_was_measured_is_kept_for_predictions(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert measured_network(DEVICE) is None
-    with pytest.raises(
-        UserError, match=r"nothing is measured for A card \| nccl; run run_collective_benchmark.sh first"
-    ):
-        network_of("measured", DEVICE)
-    fit = {"world_size": 4, "alpha_us": 20.0, "beta_gb_per_sec": 10.0}
-    about = {"world_size": 4, "host": "node1", "when": "2026-01-01 12:00", "disturbed": True}
-    keep_network(DEVICE, {"fit": fit, "fits": [{"kind": "broadcast"} | fit]} | about)
-    found = network_of("measured", DEVICE)
+    here = {"device": DEVICE, "host": "node1"}
+    assert measured_network(here) is None
+    nothing = r"nothing is measured for A card \| nccl on node1; run run_collective_benchmark.sh here first"
+    with pytest.raises(UserError, match=nothing):
+        network_of("measured", here)
+    keep_network(DEVICE, kept_of("node1", 10.0))
+    found = network_of("measured", here)
     assert (found.gb_per_sec, found.latency_us, found.by_kind) == (10.0, 20.0, {"broadcast": (20.0, 10.0)})
     assert found.source == "measured with nccl on 4 ranks of node1, 2026-01-01 12:00, DISTURBED"
     with pytest.raises(UserError, match="for another device give GB/s"):
-        network_of("measured", DEVICE, elsewhere=True)
-    assert network_of(None, DEVICE) is None and network_of(3.0, DEVICE).latency_us is None
+        network_of("measured", here, elsewhere=True)
+    assert network_of(None, here) is None and network_of(3.0, here).latency_us is None
+
+
+def test_hosts_that_share_a_home_each_have_their_own_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keep_network(DEVICE, kept_of("node1", 10.0))
+    keep_network(DEVICE, kept_of("login", 1.0))
+    assert network_of("measured", {"device": DEVICE, "host": "node1"}).gb_per_sec == 10.0
+    assert network_of("measured", {"device": DEVICE, "host": "login"}).gb_per_sec == 1.0
+    only = r"on node2, only on login, node1, whose network may be another; run run_collective_benchmark.sh here first"
+    with pytest.raises(UserError, match=only):
+        network_of("measured", {"device": DEVICE, "host": "node2"})
+
+
+def test_a_network_measured_on_fewer_ranks_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keep_network(DEVICE, kept_of("node1", 10.0))
+    network = network_of("measured", {"device": DEVICE, "host": "node1"})
+    bounds = {"compute_ms": 1.0, "bandwidth_ms": 1.0}
+    rows = [{"kind": "all_reduce", "calls": 3, "bytes": 10**9}]
+    assert communication(rows, 4, bounds, network)["network_source"] == network.source
+    caution = "; 8 ranks may reach far more or less than 4"
+    assert communication(rows, 8, bounds, network)["network_source"] == network.source + caution
+    assert Network(3.0, "--network").source_for(8) == "--network"
 
 
 # ---- The benchmark -------------------------------------------------------------------------------------------------

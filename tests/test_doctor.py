@@ -238,6 +238,8 @@ def test_caches_of_miopen(tmp_path, monkeypatch):
         (Versions((7, 1), "gfx942"), {"TORCH_BLAS_PREFER_HIPBLASLT": "0"}, []),
         (Versions((7, 2), "gfx942"), {}, ["4084", "6065", "6102"]),
         (Versions((7, 2), "gfx942"), {"PYTORCH_TUNABLEOP_ENABLED": "1"}, ["4084", "6102"]),
+        (Versions((7, 2, 1), "gfx90a"), {}, ["6102"]),
+        (Versions((7, 2, 2), "gfx90a"), {}, []),
         (Versions((6, 4), "gfx90a", frozenset({"amdsmi"})), {}, ["186516"]),
     ],
 )
@@ -245,3 +247,20 @@ def test_versions_with_known_traps(versions, environ, sources):
     checks = trap_checks(versions, environ)
     assert [check.cure is not None for check in checks] == [True] * len(sources) or [False]
     assert all(source in check.result for source, check in zip(sources, checks, strict=bool(sources)))
+
+
+@pytest.mark.parametrize(
+    ("rocm", "hip", "numbers", "cure"),
+    [
+        ("7.2.1", "7.2.26015", (7, 2, 1), "use 7.2.2 or later; the profile"),
+        ("7.2.2", "7.2.53210", (7, 2, 2), None),
+        (None, "7.2.53210-671d39a55e", (7, 2), "use 7.2.2 or later, unless this is one: PyTorch does not tell which"),
+    ],
+)
+def test_the_version_of_rocm_is_as_exact_as_pytorch_tells_it(monkeypatch, rocm, hip, numbers, cure):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.version, "rocm", rocm, raising=False)
+    versions = Versions.here(torch.device("cpu"))
+    assert versions.rocm == numbers
+    cures = [check.cure for check in trap_checks(versions, {}) if "6102" in check.result]
+    assert [cure in one for one in cures] == ([True] if cure else [])

@@ -137,10 +137,23 @@ def test_every_null_is_explained():
             assert field["null where"] or "None" not in field["type"], f"{title}.{field['name']}: when is it null?"
 
 
-def test_another_schema_version_is_refused_in_one_line(tmp_path):
+@pytest.mark.parametrize("version", [2, 3])
+def test_documents_of_this_version_and_the_one_before_are_read(tmp_path, version):
     path = tmp_path / "performance_summary.json"
-    path.write_text('{"schema_version": 1}')
-    text = rf"{path}: has schema version 1, but this workshop reads version {SCHEMA_VERSION}"
+    path.write_text(json.dumps({"schema_version": version, "status": "completed"}))
+    assert read_document(path)["status"] == "completed"
+
+
+def test_stored_results_stay_readable():
+    stored = sorted((PROJECT / "benchmarks/results").rglob("*.json"))
+    assert stored and all(read_document(path) for path in stored)
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_another_schema_version_is_refused_in_one_line(tmp_path, version):
+    path = tmp_path / "performance_summary.json"
+    path.write_text(json.dumps({"schema_version": version}))
+    text = rf"^{path}: has schema version {version}, but this workshop reads versions 2 and 3$"
     with pytest.raises(UserError, match=text):
         read_document(path)
     path.write_text('{"traceEvents": []}')

@@ -9,6 +9,7 @@ from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, tra
 
 from analysis.attribution.components import breakdown_lines, breakdown_rows
 from analysis.attribution.operators import first_rows
+from analysis.diagnosis import document
 from analysis.diagnosis.document import analyze_all, find_traces, profile_answer, profile_lines
 from harness.base.errors import UserError
 from harness.base.files import write_json
@@ -66,6 +67,19 @@ def test_folders_without_traces(tmp_path):
     (tmp_path / "config.json").write_text("{}")  # files of ours are no traces
     with pytest.raises(UserError, match="has no trace"):
         find_traces(tmp_path)
+
+
+def test_an_unforeseen_null_costs_no_analysis(profiler, tmp_path, monkeypatch):
+    """A null that nobody gave a reason for is an error in tests alone; users get the document."""
+    write_trace(tmp_path / "t.json", step(1, 0, 100), event("aten::mm", 10, 20))
+    monkeypatch.delitem(document.REASONS, "idle_by_cause")
+    code, out = profiler("--analyze-existing", "t.json", "--output-dir", "strict")
+    assert (code, "KeyError: 'idle_by_cause'" in out) == (1, True)
+    monkeypatch.delenv("TINY_LLAMA_STRICT")
+    code, out = profiler("--analyze-existing", "t.json", "--output-dir", "found")
+    assert code == 0, out
+    found = json.loads((tmp_path / "found" / "operator_analysis.json").read_text())["gpu_timeline"]
+    assert (found["idle_by_cause"], found["idle_by_cause_reason"]) == (None, "not known")
 
 
 def test_odd_metadata_and_shapes_do_no_harm(tmp_path):

@@ -54,7 +54,8 @@ def communication(collectives: list[dict], world_size: int, bounds: dict, networ
     sent = sent_bytes(collectives, world_size)
     computing = max((ms for ms in (bounds["compute_ms"], bounds["bandwidth_ms"]) if ms is not None), default=None)
     document = {"sent_bytes": round(sent), "network_gb_per_sec": network and network.gb_per_sec}
-    document |= {"network_latency_us": network and network.latency_us, "network_source": network and network.source}
+    document |= {"network_latency_us": network and network.latency_us}
+    document |= {"network_source": network and network.source_for(world_size)}
     names = ("network_ms", "overlapped_ms", "not_overlapped_ms", "weak_scaling_bound_from", "strong_scaling_bound_from")
     document |= dict.fromkeys((*names, "efficiency_overlapped", "efficiency_not_overlapped"))
     if network is None:

@@ -321,7 +321,7 @@ def predict(
     measured.  Raises UserError if nothing is measured."""
     target, several = targets[0] if targets else None, workload.parallel.world_size > 1
     elsewhere = bool(target or device_memory)
-    found = network_of(network, describe_environment(device)["device"], elsewhere) if several else None
+    found = network_of(network, describe_environment(device), elsewhere) if several else None
     memory = memory_prediction(workload, device, device_memory, target=target, measure=False)
     if target:
         others = [row.name for row in targets[1:]]

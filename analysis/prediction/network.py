@@ -25,6 +25,14 @@ class Network:
     source: str
     latency_us: float | None = None  # of a call; None: not counted
     by_kind: dict[str, tuple[float, float]] = field(default_factory=dict)  # the two of single kinds, where measured
+    measured_ranks: int | None = None  # None: not measured
+
+    def source_for(self, world_size: int) -> str:
+        """The source; with a caution where fewer ranks were measured.  Two of eight GPUs use one link of each, which on
+        MI300X is 48 of 313 GB/s; ranks of several nodes share what is slower."""
+        if self.measured_ranks is None or self.measured_ranks >= world_size:
+            return self.source
+        return f"{self.source}; {world_size} ranks may reach far more or less than {self.measured_ranks}"
 
     def time_ms(self, collectives: list[dict], world_size: int) -> float:
         """Of all calls, one after another.  collectives: rows of kind, calls, bytes."""
@@ -63,27 +71,46 @@ def key_of(device: dict) -> str:
 
 
 def keep_network(device: dict, measured: dict) -> None:
-    """Keep `fit`, `fits` and provenance of collective_benchmark.json; a cache that cannot be written keeps nothing."""
+    """Keep `fit`, `fits` and provenance of collective_benchmark.json, the newest of each device and host; a cache that
+    cannot be written keeps nothing."""
     file = cache_file(CACHE)
     with contextlib.suppress(UserError, OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, cached_documents(file, measured.keys()) | {key_of(device): measured})
+        kept = cached_documents(file, measured.keys())
+        write_json(file, kept | {f"{key_of(device)} | {measured['host']}": measured})
 
 
-def measured_network(device: dict) -> Network | None:
-    """What run_collective_benchmark.py measured last on this kind of device; None: nothing."""
+def kept_networks(device: dict) -> dict[str, dict]:
+    """What run_collective_benchmark.py measured last on this kind of device, by host: hosts that share a home folder
+    share the cache."""
     wanted = {"fit", "fits", "world_size", "host", "when", "disturbed"}
-    kept = cached_documents(cache_file(CACHE), wanted).get(key_of(device))
+    kept = cached_documents(cache_file(CACHE), wanted)
+    return {entry["host"]: entry for key, entry in kept.items() if key.startswith(key_of(device))}
+
+
+def measured_network(environment: dict) -> Network | None:
+    """The network that was measured on this host with this kind of device; None: none was."""
+    device, host = environment["device"], environment["host"]
+    kept = kept_networks(device).get(host)
     if kept is None:
         return None
     fit, backend = kept["fit"], BACKENDS[device["type"]]
-    source = f"measured with {backend} on {kept['world_size']} ranks of {kept['host']}, {kept['when']}"
+    source = f"measured with {backend} on {kept['world_size']} ranks of {host}, {kept['when']}"
     source += ", DISTURBED" if kept["disturbed"] else ""
     by_kind = {row["kind"]: (row["alpha_us"], row["beta_gb_per_sec"]) for row in kept["fits"]}
-    return Network(fit["beta_gb_per_sec"], source, fit["alpha_us"], by_kind)
+    return Network(fit["beta_gb_per_sec"], source, fit["alpha_us"], by_kind, kept["world_size"])
 
 
-def network_of(choice: float | str | None, device: dict, elsewhere: bool = False) -> Network | None:
+def why_not_measured(environment: dict) -> str:
+    """Where measured_network() is None: what is missing, and which hosts have it."""
+    device = environment["device"]
+    others = sorted(kept_networks(device))
+    elsewhere = f", only on {', '.join(others)}, whose network may be another" if others else ""
+    missing = f"nothing is measured for {key_of(device)} on {environment['host']}{elsewhere}"
+    return f"{missing}; run run_collective_benchmark.sh here first"
+
+
+def network_of(choice: float | str | None, environment: dict, elsewhere: bool = False) -> Network | None:
     """The network of --network.  elsewhere: the prediction is for another machine.  Raises UserError."""
     if choice is None:
         return None
@@ -91,8 +118,6 @@ def network_of(choice: float | str | None, device: dict, elsewhere: bool = False
         return Network(choice, "--network")
     if elsewhere:
         raise UserError("--network measured: is that of this machine; for another device give GB/s", 2)
-    if found := measured_network(device):
+    if found := measured_network(environment):
         return found
-    raise UserError(
-        f"--network measured: nothing is measured for {key_of(device)}; run run_collective_benchmark.sh first"
-    )
+    raise UserError(f"--network measured: {why_not_measured(environment)}")

@@ -15,13 +15,14 @@ from typing_extensions import NotRequired, TypedDict
 
 from harness.base.errors import UserError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+READABLE_VERSIONS = (2, 3)  # 3 adds fields to 2; a reader takes those that a document may lack with get()
 
 
 def read_document(path: Path) -> dict | None:
     """A JSON document of this project; None if the file does not exist or was written by another program.
 
-    Raises UserError, which names the file, if it is damaged or has another schema version.
+    Raises UserError, which names the file, if it is damaged or has a schema version other than READABLE_VERSIONS.
     """
     try:
         document = json.loads(path.read_text())
@@ -32,8 +33,9 @@ def read_document(path: Path) -> dict | None:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(version, int):
         return None
-    if version != SCHEMA_VERSION:
-        raise UserError(f"{path}: has schema version {version}, but this workshop reads version {SCHEMA_VERSION}")
+    if version not in READABLE_VERSIONS:
+        known = " and ".join(map(str, READABLE_VERSIONS))
+        raise UserError(f"{path}: has schema version {version}, but this workshop reads versions {known}")
     return document
 
 

@@ -13,7 +13,7 @@ import platform
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -326,15 +326,15 @@ def cache_checks(environ: Mapping[str, str], home: Path) -> list[Check]:
 class Versions:
     """What a known problem depends on."""
 
-    rocm: tuple[int, ...] = ()  # () on other builds
+    rocm: tuple[int, ...] = ()  # () on other builds; of two numbers where PyTorch does not tell the third
     arch: str = ""  # such as gfx942
-    modules: frozenset[str] = field(
-        default_factory=frozenset
-    )  # those that known problems name and that can be imported
+    modules: frozenset[str] = frozenset()  # those that known problems name and that can be imported
 
     @classmethod
     def here(cls, device: torch.device) -> Versions:
-        rocm = tuple(int(number) for number in re.findall(r"\d+", torch.version.hip or "")[:2])
+        told = getattr(torch.version, "rocm", None)  # older PyTorch has only that of HIP, whose third number is a build
+        numbers = re.findall(r"\d+", told or torch.version.hip or "")[: 3 if told else 2]
+        rocm = tuple(map(int, numbers))
         on_rocm = rocm and device.type == "cuda"
         arch = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0] if on_rocm else ""
         return cls(rocm, arch, frozenset({"amdsmi"} if importlib.util.find_spec("amdsmi") else ()))
@@ -343,6 +343,7 @@ class Versions:
 def trap_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
     """Problems that others reported for these versions, each with its issue; none has been reproduced here."""
     hipblaslt = environ.get("TORCH_BLAS_PREFER_HIPBLASLT") != "0"
+    unless = "" if len(versions.rocm) > 2 else ", unless this is one: PyTorch does not tell which 7.2 it was built for"
     tunes = environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1"
     traps = [
         (
@@ -357,10 +358,10 @@ def trap_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
             "compare with PYTORCH_TUNABLEOP_ENABLED=1, which tries the kernels; the first run takes longer",
         ),
         (
-            versions.rocm[:2] == (7, 2),
+            (7, 2) <= versions.rocm < (7, 2, 2),
             "traces lose kernels on ROCm 7.2.1 (ROCm/legacy-rocm-build issue 6102), and the profiler can crash on "
             "7.2.0 (pytorch issue 177873)",
-            "use 7.2.2 or later; the profile says what is missing",
+            f"use 7.2.2 or later{unless}; the profile says what is missing",
         ),
         (
             versions.rocm[:2] == (7, 0),
