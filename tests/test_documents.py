@@ -131,6 +131,14 @@ def test_rows_of_sweeps_are_as_declared(scratch, module, flags, kind):
     assert not mismatches(document | {"rows": []}, documents.SweepDocument, name)
 
 
+def test_the_comment_of_a_field_that_the_formatter_broke_is_read():
+    """It follows the last line of the field."""
+    [config] = (fields for title, fields, _ in document_types() if title == "RunConfig")
+    meanings = {field["name"]: field["meaning"] for field in config}
+    assert meanings["model"].startswith("parameters")
+    assert meanings["training"].startswith("fields of TrainingConfig")
+
+
 def test_every_null_is_explained():
     for title, fields, _ in document_types():
         for field in fields:

@@ -62,7 +62,9 @@ def document_types() -> list[tuple[str, list[dict], str | None]]:
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef):
             base = node.bases[0].id if node.bases[0].id != "TypedDict" else None
-            fields = [_field(item, lines[item.lineno - 1]) for item in node.body if isinstance(item, ast.AnnAssign)]
+            declared = (item for item in node.body if isinstance(item, ast.AnnAssign))
+            # The formatter may break a long field: its comment then follows the last of its lines.
+            fields = [_field(item, lines[item.end_lineno - 1]) for item in declared]
             types.append((node.name, fields, base))
     return types
 
