@@ -40,7 +40,7 @@ def main() -> None:
     from harness.base.console import say
     from harness.base.files import make_folder, write_bytes, write_figure, write_json
     from harness.base.text import read_on
-    from studies.compare import (
+    from studies.engine.comparison import (
         compare_sweeps,
         draw_sweep_comparison,
         read_sweep,

@@ -10,9 +10,9 @@ from harness.base.startup import run_command
 
 
 def main() -> None:
-    from studies.attention import benchmark
-    from studies.attention_cost import BACKENDS, IMPLEMENTATIONS
-    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
+    from studies.attention.cost import BACKENDS, IMPLEMENTATIONS
+    from studies.attention.study import benchmark
+    from studies.engine.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
 
     parser = sweep_parser("attention_benchmark", __doc__)
     add = parser.add_argument

@@ -11,8 +11,8 @@ from harness.base.startup import run_command
 
 def main() -> None:
     from harness.base.command_line import byte_count
-    from studies.collective_timing import KINDS
-    from studies.sweep import COUNT, ByDevice, default_world_sizes, parse_sweep, sweep_parser
+    from studies.collectives.rank_timing import KINDS
+    from studies.engine.sweep import COUNT, ByDevice, default_world_sizes, parse_sweep, sweep_parser
 
     parser = sweep_parser("collective_benchmark", __doc__, predicts=False)
     add = parser.add_argument
@@ -30,7 +30,7 @@ def main() -> None:
     args, device = parse_sweep(parser)
     args.max_bytes = byte_count(str(args.max_bytes))
     args.world_sizes = sorted(args.world_sizes or default_world_sizes(device)[1:])
-    from studies.collectives import benchmark  # imports pandas
+    from studies.collectives.study import benchmark  # imports pandas
 
     benchmark(args, device)
 

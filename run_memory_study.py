@@ -21,8 +21,8 @@ NOT_HERE = {
 
 
 def main() -> None:
-    from studies.memory import study
-    from studies.sweep import COUNT, RESUME, parse_sweep
+    from studies.engine.sweep import COUNT, RESUME, parse_sweep
+    from studies.memory.study import study
     from tiny_llama_v1 import build_parser
 
     parser = build_parser("run_memory_study.py", __doc__.splitlines()[0])

@@ -14,8 +14,8 @@ from harness.base.startup import run_command
 
 def main() -> None:
     from harness.machine.devices import PRECISIONS
-    from studies.rungs import NAMES
-    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
+    from studies.engine.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
+    from studies.optimization.rungs import NAMES
     from tiny_llama_v1 import SIZES
 
     parser = sweep_parser("optimization_study", __doc__)
@@ -36,7 +36,7 @@ def main() -> None:
     add("--warmup-steps", type=COUNT_OR_ZERO, metavar="N", default=1, help=text)
     add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
     args, device = parse_sweep(parser, not_with_workload=("sizes", "seq_len", "batch_size"))
-    from studies.optimization import study  # imports PyTorch's compiler
+    from studies.optimization.study import study  # imports PyTorch's compiler
 
     study(args, device)
 

@@ -10,8 +10,8 @@ from harness.base.startup import run_command
 
 def main() -> None:
     from harness.machine.devices import PRECISIONS
-    from studies.precision import study
-    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
+    from studies.engine.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
+    from studies.precision.study import study
     from tiny_llama_v1 import SIZES
 
     parser = sweep_parser("precision_study", __doc__)

@@ -12,8 +12,8 @@ from harness.base.startup import run_command
 
 def main() -> None:
     from harness.base.command_line import network_choice, number_of
-    from studies.scaling_steps import FAULTS
-    from studies.sweep import COUNT, ByDevice, default_world_sizes, parse_sweep, sweep_parser
+    from studies.engine.sweep import COUNT, ByDevice, default_world_sizes, parse_sweep, sweep_parser
+    from studies.scaling.rank_steps import FAULTS
     from tiny_llama_v1 import SIZES
 
     parser = sweep_parser("scaling_study", __doc__)
@@ -44,7 +44,7 @@ def main() -> None:
     add("--network", type=network_choice, metavar="GB/S", help=text)
     args, device = parse_sweep(parser)
     args.world_sizes = sorted(args.world_sizes or default_world_sizes(device))
-    from studies.scaling import study  # imports pandas
+    from studies.scaling.study import study  # imports pandas
 
     study(args, device)
 

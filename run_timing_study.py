@@ -10,7 +10,7 @@ from harness.base.startup import run_command
 
 def main() -> None:
     from harness.base.command_line import number_of
-    from studies.sweep import COUNT, ByDevice, parse_sweep, sweep_parser
+    from studies.engine.sweep import COUNT, ByDevice, parse_sweep, sweep_parser
     from tiny_llama_v1 import SIZES
 
     parser = sweep_parser("timing_study", __doc__, predicts=False)
@@ -26,7 +26,7 @@ def main() -> None:
     add("--wrong-method-repetitions", type=number_of(int, 2), metavar="N", default=5, help=text)
     add("--warmup-steps", type=COUNT, metavar="N", default=2, help="warm-up steps of each (%(default)s)")
     args, device = parse_sweep(parser)
-    from studies.timing import study  # imports matplotlib
+    from studies.timing.study import study  # imports matplotlib
 
     study(args, device)
 

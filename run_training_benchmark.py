@@ -11,8 +11,8 @@ from harness.base.startup import run_command
 
 def main() -> None:
     from harness.machine.devices import PRECISIONS
-    from studies.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
-    from studies.training import MODES, benchmark
+    from studies.engine.sweep import COUNT, COUNT_OR_ZERO, ByDevice, parse_sweep, sweep_parser
+    from studies.training.study import MODES, benchmark
     from tiny_llama_v1 import SIZES
 
     parser = sweep_parser("training_benchmark", __doc__)

@@ -44,7 +44,7 @@ from harness.base.tables import Column, column, text_table
 from harness.machine import disturbance
 from harness.machine.cgroups import cgroup_folders
 from harness.machine.disturbance import available_cores
-from studies.sweep import text_columns
+from studies.engine.sweep import text_columns
 
 STEPS_OF_A_RUN = ("--num-steps", "12")
 # Threshold, the figure of a run that it limits, what slowed the runs to compare with; None: nothing here can.

@@ -31,9 +31,9 @@ from harness.base.errors import UserError
 from harness.base.files import explain_nulls
 from harness.base.tables import column, text_table
 from harness.base.units import MB
-from studies.ranks import on_ranks
-from studies.scaling_steps import measure
-from studies.sweep import text_columns, workload_of
+from studies.engine.ranks import on_ranks
+from studies.engine.sweep import text_columns, workload_of
+from studies.scaling.rank_steps import measure
 
 SCRIPT = Path(__file__).resolve().parent.parent / "tiny_llama_v1.py"
 MODES = ("ddp", "zero1", "fsdp")

@@ -34,8 +34,8 @@ from harness.base.errors import UserError
 from harness.machine.devices import choose_device
 from harness.run.profilers import Instruments, InstrumentSchedule, ProfilerConfig
 from harness.run.run_report import RunReport
-from studies.reference import reference_model
-from studies.sweep import text_columns, workload_of
+from studies.engine.sweep import text_columns, workload_of
+from studies.optimization.reference import reference_model
 from tiny_llama_v1 import SIZES, TinyLlamaWorkload
 
 

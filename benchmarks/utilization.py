@@ -31,7 +31,7 @@ from harness.base.errors import UserError
 from harness.base.tables import column
 from harness.machine.devices import choose_device
 from harness.machine.environment import describe_environment
-from studies.sweep import in_fresh_process, text_columns, workload_of
+from studies.engine.sweep import in_fresh_process, text_columns, workload_of
 
 PROJECT = Path(__file__).resolve().parent.parent
 

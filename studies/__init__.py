@@ -1,1 +1,1 @@
-"""Sweeps: the same measurement for many settings, one row of a table each.  `sweep.py` is what all of them share."""
+"""What does a setting change?  Sweeps: the same measurement for many settings, one row of a table each."""

@@ -11,7 +11,7 @@ from analysis.report.figures import SEAM, WIDTH, bare, beside, entitle, legend, 
 from analysis.report.palette import GRAY, HATCHES, MEMORY, PHASES, series
 from harness.base.text import shortened
 from harness.base.units import MB
-from studies.rungs import last_flag
+from studies.optimization.rungs import last_flag
 
 GAIN, LOSS = ("#0072b2", ""), ("#d55e00", "//")  # color and hatching of what takes less time, or more
 

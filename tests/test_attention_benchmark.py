@@ -10,9 +10,10 @@ from helpers import PROJECT, finish, read_until, run_command, start
 
 import run_attention_benchmark
 from harness.base.units import MB
-from studies import attention_cost, sweep
-from studies.attention import KEY
-from studies.attention_cost import manual_attention, measure, predicted, reason_in
+from studies.attention import cost as attention_cost
+from studies.attention.cost import manual_attention, measure, predicted, reason_in
+from studies.attention.study import KEY
+from studies.engine import sweep
 from tiny_llama_v1 import eager_attention, fused_attention
 
 CPU = torch.device("cpu")

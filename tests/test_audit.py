@@ -18,7 +18,7 @@ from harness.run.audit import FirstStep, RateLimit, audit_document, audit_text
 from harness.run.first_step import FirstStepAudit
 from harness.run.memory_tracker import MemoryTracker
 from harness.run.timing import StepRecord, trace_range
-from studies.timing import Step
+from studies.timing.study import Step
 from tiny_llama_v1 import RMSNorm, TinyLlamaConfig, TinyLlamaModel, TinyLlamaWorkload, TrainingConfig
 
 CPU = torch.device("cpu")

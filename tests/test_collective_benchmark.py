@@ -13,8 +13,8 @@ from analysis.prediction.communication import communication
 from analysis.prediction.network import Network, fitted, keep_network, measured_network, network_of, sent_bytes
 from harness.base import documents
 from harness.base.errors import UserError
-from studies.collective_timing import KINDS, size_on_ranks
-from studies.collectives import common_fit, figures, fit_rows
+from studies.collectives.rank_timing import KINDS, size_on_ranks
+from studies.collectives.study import common_fit, figures, fit_rows
 
 bench = functools.partial(run_command, run_collective_benchmark)
 DEVICE = {"name": "A card", "type": "cuda"}
@@ -148,7 +148,7 @@ def test_wrong_input(scratch, capfd, flags, words):
 
 
 def test_a_launch_that_fails_is_in_its_rows(scratch, capfd, monkeypatch):
-    monkeypatch.setattr("studies.collectives.on_ranks", lambda *work, **options: ("failed", "rank 1: it broke"))
+    monkeypatch.setattr("studies.collectives.study.on_ranks", lambda *work, **options: ("failed", "rank 1: it broke"))
     assert bench("--device", "cpu", "--max-bytes", "4K", "--world-sizes", "2", "--output-dir", "run") == 1
     rows = json.loads((scratch / "run" / "collective_benchmark.json").read_text())["rows"]
     assert len(rows) == 2 * len(KINDS) and {row["reason"] for row in rows} == {"rank 1: it broke"}

@@ -21,7 +21,7 @@ from harness.machine.cgroups import cgroup_folders
 from harness.machine.disturbance import Counters, DisturbanceMeter, disturbance_text, over_ranks
 from harness.machine.gpu_driver import Slowdowns
 from harness.ranks.rendezvous import wait_until
-from studies import sweep
+from studies.engine import sweep
 
 CPU = torch.device("cpu")
 

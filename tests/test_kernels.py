@@ -22,7 +22,7 @@ from harness.run.memory_tracker import MemoryTracker, kept_by_component
 from harness.run.timing import UntimedMeter
 from kernels.rms_norm import forward, rms_norm
 from kernels.swiglu import swiglu
-from studies.timing import Step
+from studies.timing.study import Step
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

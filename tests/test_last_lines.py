@@ -10,8 +10,11 @@ from analysis.work.memory_tables import folded_layers, parts_of_peak
 from harness.base.tables import ANSWER_LINES, COLUMNS, Column, Section, answer, column
 from harness.base.units import MB
 from harness.run.run_summary import disturbance_lines
-from studies import memory, precision, timing, training
-from studies.sweep import Sweep, optional, predicted_finding, screen_lines
+from studies.engine.sweep import Sweep, optional, predicted_finding, screen_lines
+from studies.memory import study as memory
+from studies.precision import study as precision
+from studies.timing import study as timing
+from studies.training import study as training
 
 RUN = [*SMALL_MODEL, "--num-steps", "3", "--device", "cpu"]
 
@@ -251,7 +254,7 @@ REASONS.append("20% of core time stolen by other virtual machines")
 
 def test_progress_of_a_sweep_fits_the_screen(monkeypatch, capsys):
     """What disturbed a row is told in short, after the time left; the reason of a failure in full."""
-    monkeypatch.setattr("studies.sweep.time", SimpleNamespace(monotonic=iter((0.0, 300.0, 300.0)).__next__))
+    monkeypatch.setattr("studies.engine.sweep.time", SimpleNamespace(monotonic=iter((0.0, 300.0, 300.0)).__next__))
     row = {"status": "ok", "disturbed": True, "disturbance": "; ".join(REASONS)}
     failed = {"status": "failed", "reason": "it " * 60 + "ended"}
     rows = []

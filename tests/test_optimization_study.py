@@ -17,12 +17,14 @@ from analysis.commands.stored_optimizations import best_of
 from analysis.work.user_workload import UserWorkload, examined
 from harness.base import documents
 from harness.run.phases import median_interval
-from studies import optimization, optimization_steps, reference, rungs
-from studies.optimization import beside, finding, groups_that_fit, in_turn
-from studies.optimization_steps import take_turns
-from studies.reference import ReferenceWorkload, reference_of
-from studies.rungs import NAMES, flag_sets, predicted_ratio
-from studies.sweep import cold_compiler, workload_of
+from studies.engine.sweep import cold_compiler, workload_of
+from studies.optimization import reference, rungs
+from studies.optimization import study as optimization
+from studies.optimization import turns as optimization_steps
+from studies.optimization.reference import ReferenceWorkload, reference_of
+from studies.optimization.rungs import NAMES, flag_sets, predicted_ratio
+from studies.optimization.study import beside, finding, groups_that_fit, in_turn
+from studies.optimization.turns import take_turns
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 study = functools.partial(run_command, run_optimization_study)
@@ -340,7 +342,7 @@ def in_this_process(monkeypatch):
         torch.compiler.reset()
         return "ok", work(*arguments)
 
-    monkeypatch.setattr("studies.sweep.in_fresh_process", work_here)
+    monkeypatch.setattr("studies.engine.sweep.in_fresh_process", work_here)
 
 
 @pytest.mark.slow

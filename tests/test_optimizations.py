@@ -19,7 +19,7 @@ from harness.machine.environment import describe_environment
 from harness.model.chunked_loss import chunk_size, chunked_loss
 from harness.run.memory_tracker import kept_by_component
 from harness.run.profilers import InstrumentSchedule, ProfilerConfig, SystemProfilerWindow
-from studies.timing import Step
+from studies.timing.study import Step
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser, repeat_kv, resolve
 
 CPU = torch.device("cpu")

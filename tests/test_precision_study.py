@@ -14,10 +14,10 @@ import run_precision_study
 import tiny_llama_v1 as tiny_llama
 from harness.machine import devices
 from harness.model.workload import TrainingState
-from studies import sweep
-from studies.autocast import ToyModel, data_types, dtype_sections, side_by_side, types_in_a_step
-from studies.number_formats import accumulation, format_of, formats, squares
-from studies.sweep import unsupported_precisions
+from studies.engine import sweep
+from studies.engine.sweep import unsupported_precisions
+from studies.precision.autocast import ToyModel, data_types, dtype_sections, side_by_side, types_in_a_step
+from studies.precision.number_formats import accumulation, format_of, formats, squares
 
 CPU = torch.device("cpu")
 needs_fp16 = pytest.mark.skipif(not devices.cpu_trains_in_fp16(), reason="this CPU or build has no fp16 autocast")

@@ -16,11 +16,11 @@ import run_scaling_study
 from analysis.prediction.network import Network
 from harness.base import documents
 from harness.run.phases import median_interval
-from studies import scaling
-from studies.ranks import answer_of
-from studies.scaling import single_specs
-from studies.scaling_results import concluded, findings, verdicts
-from studies.scaling_steps import FAULTS, ReducedAfterBackward
+from studies.engine.ranks import answer_of
+from studies.scaling import study as scaling
+from studies.scaling.rank_steps import FAULTS, ReducedAfterBackward
+from studies.scaling.results import concluded, findings, verdicts
+from studies.scaling.study import single_specs
 
 study = functools.partial(run_command, run_scaling_study)
 SMALL = ["--batch-size", "4", "--seq-len", "16", f"--flags={' '.join(SMALL_MODEL[:8])}"]

@@ -15,7 +15,7 @@ import run_scaling_study
 import run_timing_study
 import run_training_benchmark
 from harness.base.errors import UserError
-from studies import sweep
+from studies.engine import sweep
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SWEEPS = {

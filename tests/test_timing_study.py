@@ -8,8 +8,18 @@ import torch
 from helpers import run_command
 
 import run_timing_study
-from studies.sweep import workload_of
-from studies.timing import FIGURES, METHODS, RIGHT, Step, concluded, conclusion, dispatch_ms, reported, time_synced
+from studies.engine.sweep import workload_of
+from studies.timing.study import (
+    FIGURES,
+    METHODS,
+    RIGHT,
+    Step,
+    concluded,
+    conclusion,
+    dispatch_ms,
+    reported,
+    time_synced,
+)
 
 CPU = torch.device("cpu")
 FAST = "--batch-size 1 --seq-len 16 --wrong-method-repetitions 4 --repetitions 4 --warmup-steps 1 --device cpu".split()
@@ -114,7 +124,7 @@ def test_another_change(scratch, capfd):
 
 
 def test_a_change_that_fails_is_a_row_with_the_reason(scratch, capfd, monkeypatch):
-    monkeypatch.setattr("studies.sweep.in_fresh_process", lambda *work, **options: ("failed", "it broke"))
+    monkeypatch.setattr("studies.engine.sweep.in_fresh_process", lambda *work, **options: ("failed", "it broke"))
     assert study(*FAST, "--output-dir", "run") == 1
     rows = json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]
     assert {row["reason"] for row in rows} == {"it broke"}

@@ -16,11 +16,11 @@ from harness.base.documents import SCHEMA_VERSION, TrainingBenchmarkRow
 from harness.base.errors import UserError, out_of_memory
 from harness.run.memory_tracker import MemoryTracker
 from harness.run.timing import trace_range
-from studies import sweep
-from studies import training as benchmark
-from studies.compare import differences
-from studies.sweep import workload_of
-from studies.training import figures, measure, measured_rows, sections
+from studies.engine import sweep
+from studies.engine.comparison import differences
+from studies.engine.sweep import workload_of
+from studies.training import study as benchmark
+from studies.training.study import figures, measure, measured_rows, sections
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 CPU = torch.device("cpu")
@@ -246,7 +246,7 @@ def test_a_row_is_skipped_by_the_rule_of_a_dry_run(scratch, monkeypatch):
 
 def test_workspaces_of_libraries_are_part_of_both_peaks(monkeypatch):
     """The allocator's peak includes them, so the prediction beside it must."""
-    monkeypatch.setattr("studies.training.workspace_bytes", lambda device, precision: 64 * 2**20)
+    monkeypatch.setattr("studies.training.study.workspace_bytes", lambda device, precision: 64 * 2**20)
     answer = measure(WORKLOAD, "train", 2)
     assert answer["workspace_bytes"] == 64 * 2**20
 

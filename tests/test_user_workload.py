@@ -30,8 +30,8 @@ from harness.model.user_file import UserFile
 from harness.run.memory_tracker import MemoryTracker, layer_and_part
 from harness.run.profilers import Compilation
 from harness.run.timing import UntimedMeter
-from studies import sweep
-from studies.rungs import NAMES, names_for
+from studies.engine import sweep
+from studies.optimization.rungs import NAMES, names_for
 
 CPU = torch.device("cpu")
 FILE = """

@@ -1,7 +1,7 @@
 """Attention: time, memory and their growth by implementation, and the configuration that does not fit."""
 
 from harness.base.units import MB
-from studies.sweep import exponent
+from studies.engine.sweep import exponent
 from workshop.exercise.results import Answer, Results, Source, derived, numbered, ratio
 
 FILE = "attention_benchmark.json"

@@ -10,7 +10,7 @@ from harness.base import documents
 from harness.base.files import FILES
 from harness.base.tables import Column, column, markdown_table
 from harness.run.profilers import ProfilerConfig
-from studies.sweep import text_columns
+from studies.engine.sweep import text_columns
 from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig
 
 FIELD_COLUMNS = (

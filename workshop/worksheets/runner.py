@@ -13,7 +13,7 @@ from harness.base.errors import UserError, explain_error
 from harness.base.files import explain_nulls, make_folder, unused_folder, write_bytes, write_json
 from harness.base.tables import COLUMNS, Column, column, text_table, wrapped
 from harness.base.text import narrow_table, shortened
-from studies.sweep import text_columns
+from studies.engine.sweep import text_columns
 from workshop.exercise.page import Exercise, exercises, shell_blocks
 from workshop.exercise.results import TOLERANCE, Answer, Results, machine, stored_commands
 from workshop.exercise.shell_blocks import run_blocks

@@ -22,7 +22,7 @@ from harness.run.first_step import FirstStepAudit
 from harness.run.memory_tracker import MemoryTracker
 from harness.run.profilers import compile_in_place
 from harness.run.timing import StepMeter, StepRecord, UntimedMeter
-from studies.sweep import cold_compiler
+from studies.engine.sweep import cold_compiler
 
 ROUNDS = 2  # of matmuls of all shapes: seconds, where the peak that is kept for a machine takes four times as long
 

@@ -16,7 +16,7 @@ from harness.model.workload import TrainingState, Workload
 from harness.ranks.parallel import replicated, sharded_state
 from harness.run.memory_tracker import MemoryTracker
 from harness.run.timing import StepMeter, UntimedMeter
-from studies.ranks import Rank
+from studies.engine.ranks import Rank
 
 EXTRA_PASSES = 2  # forward passes that a slow rank computes in addition
 MORE_DATA = 2  # times the samples, on the rank that has more

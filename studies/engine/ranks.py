@@ -1,6 +1,6 @@
 """Work on several ranks: each call is a launch of torchrun on this machine, which leaves nothing behind.
 
-torchrun --nproc-per-node W -m studies.ranks FOLDER      what every rank runs; the work is in the folder, pickled
+torchrun --nproc-per-node W -m studies.engine.ranks FOLDER      what every rank runs; the work is in the folder, pickled
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness.base.errors import explain_error, out_of_memory
 from harness.machine.devices import choose_device
 from harness.ranks.distributed import process_group
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 STOP_S = 10  # that torchrun has to end its ranks
 
 
@@ -49,7 +49,7 @@ def on_ranks(
         folder = Path(name)
         (folder / "work").write_bytes(pickle.dumps((device, work, arguments)))
         with (folder / "output").open("wb") as output:
-            command = [*launcher, "-m", "studies.ranks", name]
+            command = [*launcher, "-m", "studies.engine.ranks", name]
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment_of_ranks(device))
             try:
                 while wait(process, 1.0) is None:

@@ -10,7 +10,7 @@ import numpy as np
 from analysis.prediction.network import Network
 from harness.base.files import explain_nulls
 from harness.run.phases import median_interval
-from studies.scaling_steps import FAULTS
+from studies.scaling.rank_steps import FAULTS
 
 KEY = ("scaling", "parallel", "world_size", "bucket_mb", "fault")
 CONCLUDED = ("efficiency", "efficiency_95", "predicted_efficiency", "findings")  # of several rows together

@@ -9,17 +9,7 @@ from harness.base.tables import Column, Section, column
 from harness.base.text import workload_title
 from harness.base.units import megabytes
 from harness.machine.devices import PRECISIONS
-from studies.autocast import AUTOCAST, data_types, dtype_sections
-from studies.number_formats import (
-    ADDEND,
-    accumulation,
-    accumulation_section,
-    format_section,
-    formats,
-    squares,
-    squares_section,
-)
-from studies.sweep import (
+from studies.engine.sweep import (
     DeviceProperties,
     Sweep,
     optional,
@@ -28,7 +18,17 @@ from studies.sweep import (
     without_gpu_context,
     workload_of,
 )
-from studies.training import (
+from studies.precision.autocast import AUTOCAST, data_types, dtype_sections
+from studies.precision.number_formats import (
+    ADDEND,
+    accumulation,
+    accumulation_section,
+    format_section,
+    formats,
+    squares,
+    squares_section,
+)
+from studies.training.study import (
     PEAKS,
     PRECISION,
     SHAPE,

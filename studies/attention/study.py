@@ -8,8 +8,8 @@ from harness.base.documents import AttentionBenchmarkRow
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, Section, column
 from harness.base.units import MB, megabytes
-from studies.attention_cost import measure, names_of, predicted_or_refused
-from studies.sweep import (
+from studies.attention.cost import measure, names_of, predicted_or_refused
+from studies.engine.sweep import (
     DeviceProperties,
     Sweep,
     exponent,

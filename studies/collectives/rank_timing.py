@@ -8,7 +8,7 @@ import torch
 
 from harness.machine.devices import synchronize
 from harness.machine.disturbance import DisturbanceMeter
-from studies.ranks import Rank
+from studies.engine.ranks import Rank
 
 CALLS = 5  # back to back in each repetition
 ITEM = 4  # bytes of fp32

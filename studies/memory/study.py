@@ -16,7 +16,7 @@ from harness.base.tables import Column, Section, column
 from harness.base.text import batch_text
 from harness.base.units import MB, megabytes
 from harness.run.profilers import ProfilerConfig
-from studies.sweep import (
+from studies.engine.sweep import (
     NOT_SETTINGS,
     DeviceProperties,
     Sweep,

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from harness.base.files import explain_nulls_recursively
 from harness.base.tables import Section
-from studies.autocast import short_name
-from studies.sweep import plain_columns
+from studies.engine.sweep import plain_columns
+from studies.precision.autocast import short_name
 from tiny_llama_v1 import RMSNorm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

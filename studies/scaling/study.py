@@ -18,11 +18,9 @@ from harness.base.text import count_of, workload_title
 from harness.base.units import MB
 from harness.machine.disturbance import available_cores
 from harness.ranks.parallel import ParallelConfig, check_shards
-from studies.collectives import check_world_sizes
-from studies.ranks import on_ranks
-from studies.scaling_results import KEY, concluded, verdicts
-from studies.scaling_steps import FAULTS, measure
-from studies.sweep import (
+from studies.collectives.study import check_world_sizes
+from studies.engine.ranks import on_ranks
+from studies.engine.sweep import (
     DeviceProperties,
     Sweep,
     disturbance_of_ranks,
@@ -32,6 +30,8 @@ from studies.sweep import (
     status_column,
     workload_of,
 )
+from studies.scaling.rank_steps import FAULTS, measure
+from studies.scaling.results import KEY, concluded, verdicts
 from tiny_llama_v1 import TinyLlamaWorkload
 
 FIGURES = {"step_ms": None, "tokens_per_sec": None, "efficiency": None, "measured_memory_bytes": None}

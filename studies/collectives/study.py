@@ -11,9 +11,9 @@ from harness.base.documents import CollectiveBenchmarkRow
 from harness.base.errors import UserError
 from harness.base.tables import Section, column
 from harness.run.phases import summary_stats
-from studies.collective_timing import measure, size_on_ranks
-from studies.ranks import on_ranks
-from studies.sweep import DeviceProperties, Sweep, disturbance_of_ranks, optional, status_column, unique
+from studies.collectives.rank_timing import measure, size_on_ranks
+from studies.engine.ranks import on_ranks
+from studies.engine.sweep import DeviceProperties, Sweep, disturbance_of_ranks, optional, status_column, unique
 
 KEY = ("kind", "world_size", "bytes")
 FIGURES = {"time_us": "time_std_us", "bus_bandwidth_gb_per_sec": None}

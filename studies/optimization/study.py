@@ -24,10 +24,7 @@ from harness.base.units import MB
 from harness.model.workload import Workload
 from harness.run.phases import median_interval
 from harness.run.profilers import ProfilerConfig
-from studies.optimization_steps import take_turns
-from studies.reference import MISSING, reference_of, reference_title
-from studies.rungs import FlagSet, flag_sets, last_flag, names_for, not_here, predicted_ratio
-from studies.sweep import (
+from studies.engine.sweep import (
     FINISHED_STATUSES,
     DeviceProperties,
     Sweep,
@@ -40,6 +37,9 @@ from studies.sweep import (
     time_statistics,
     workload_of,
 )
+from studies.optimization.reference import MISSING, reference_of, reference_title
+from studies.optimization.rungs import FlagSet, flag_sets, last_flag, names_for, not_here, predicted_ratio
+from studies.optimization.turns import take_turns
 
 KEY = ("size", "seq_len", "batch_size", "precision", "flags")
 SHAPE = KEY[:-1]  # of a ladder

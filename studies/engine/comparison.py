@@ -12,7 +12,7 @@ from harness.base.errors import UserError
 from harness.base.files import FILES, explain_nulls
 from harness.base.tables import answer, column, labeled
 from harness.base.text import narrow_table, short_names, shortened
-from studies.sweep import text_columns
+from studies.engine.sweep import text_columns
 
 DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.json", "_benchmark.json"))]
 

@@ -19,7 +19,7 @@ from harness.model.workload import TrainingState
 from harness.run.memory_tracker import MemoryTracker
 from harness.run.profilers import Instruments, InstrumentSchedule, ProfilerConfig, compile_in_place
 from harness.run.timing import StepMeter, StepRecord
-from studies.sweep import (
+from studies.engine.sweep import (
     DeviceProperties,
     Sweep,
     cold_compiler,

@@ -19,7 +19,15 @@ from harness.base.tables import Section, column
 from harness.base.text import workload_title
 from harness.machine.devices import choose_device, set_numerics, synchronize
 from harness.run.timing import UntimedMeter
-from studies.sweep import DeviceProperties, Sweep, factor_column, interval_column, optional, status_column, workload_of
+from studies.engine.sweep import (
+    DeviceProperties,
+    Sweep,
+    factor_column,
+    interval_column,
+    optional,
+    status_column,
+    workload_of,
+)
 from tiny_llama_v1 import TinyLlamaWorkload
 
 RIGHT = "right"

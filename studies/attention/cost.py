@@ -20,7 +20,7 @@ from harness.machine.devices import PRECISIONS, choose_device, synchronize
 from harness.machine.workspaces import workspace_bytes
 from harness.run.memory_tracker import MemoryTracker
 from harness.run.timing import trace_range
-from studies.sweep import cold_compiler, time_statistics, unique
+from studies.engine.sweep import cold_compiler, time_statistics, unique
 from tiny_llama_v1 import eager_attention, fused_attention, repeat_kv
 
 IMPLEMENTATIONS = ("manual", "eager", "compiled", "sdpa")

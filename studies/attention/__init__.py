@@ -1,0 +1,1 @@
+"""What does attention alone cost, by implementation and sequence length?"""

@@ -1,0 +1,1 @@
+"""How long do collectives take, by bytes and ranks?"""

@@ -1,0 +1,1 @@
+"""What does each optimization gain, alone and on top of others?"""

@@ -1,0 +1,1 @@
+"""What does a precision change: time and memory of a step, data types, range and rounding?"""

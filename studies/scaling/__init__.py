@@ -1,0 +1,1 @@
+"""How does training scale over ranks, and what holds it up?"""

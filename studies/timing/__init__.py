@@ -1,0 +1,1 @@
+"""What would wrong ways to time a step have concluded?"""
