@@ -32,10 +32,11 @@ def main() -> None:
     from analysis.comparison.runs import (
         compare,
         comparison_answer,
-        comparison_figure,
         comparison_lines,
         comparison_markdown,
+        with_short_names,
     )
+    from analysis.report.comparison_figure import draw_comparison
     from analysis.report.figures import plain_text
     from harness.base.console import say
     from harness.base.files import make_folder, write_bytes, write_figure, write_json
@@ -53,12 +54,12 @@ def main() -> None:
     tables = folder / "comparison.md"
     if any(sweeps):
         comparison = compare_sweeps(args.folders, sweeps)
-        lines, draw = sweep_comparison_lines(comparison), draw_sweep_comparison
+        lines, draw, drawn = sweep_comparison_lines(comparison), draw_sweep_comparison, comparison
         markdown = ["```text", *lines, "```"]
         answer = sweep_comparison_answer(comparison, read_on(tables, "docs/sweeps.md"))
     else:
         comparison = compare(args.folders)
-        lines, draw = comparison_lines(comparison, args.top_n), comparison_figure
+        lines, draw, drawn = comparison_lines(comparison, args.top_n), draw_comparison, with_short_names(comparison)
         markdown = comparison_markdown(comparison)
         answer = comparison_answer(comparison, read_on(tables, "docs/optimizations.md"))
     say(*(lines if args.verbose else []))
@@ -67,7 +68,7 @@ def main() -> None:
     write_json(files[0], comparison)
     write_bytes(files[1], "\n".join([*markdown, ""]).encode())
     with plain_text():
-        write_figure(files[2], draw(comparison))
+        write_figure(files[2], draw(drawn))
     say("", "Files:", *(f"  {file}" for file in files), "", *answer)
 
 

@@ -18,11 +18,11 @@ from analysis.comparison.runs import (
     UNDECIDED,
     compare,
     comparison_answer,
-    comparison_figure,
     comparison_lines,
     comparison_markdown,
     ratio,
 )
+from analysis.report.comparison_figure import draw_comparison
 from analysis.trace.tables import read_trace
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
@@ -73,7 +73,7 @@ def test_memory_is_compared_only_with_the_same_quantity(runs, tmp_path):
     assert comparison["runs"][1]["peak_ratio_reason"] == "another quantity than the baseline's"
     text = " ".join(" ".join(comparison_lines(comparison)).split())
     assert "Peak MB: a, c: resident set size; b: bytes of live tensors, not comparable" in text
-    axes = comparison_figure(comparison).axes[1]
+    axes = draw_comparison(comparison).axes[1]
     assert [bar.get_width() for bar in axes.patches] == [600.0, 0.0, 900.0]
     assert axes.get_xlabel() == "MB: resident set size"
 
@@ -417,7 +417,7 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
     assert [row["change_ms"] for row in document["classes"] if row["class"] == "matmul"] == [pytest.approx(-0.12)] * 2
     assert {row["tokens_per_sec_reason"] for row in document["runs"]} == {"not in a trace"}
     assert document["repeats"] is None  # nothing tells the settings of a trace, even if two have the same name
-    bars = comparison_figure(document).axes[0].patches  # of the entire step: a trace does not tell phases
+    bars = draw_comparison(document).axes[0].patches  # of the entire step: a trace does not tell phases
     assert [bar.get_width() for bar in bars] == [row["mean_ms"] for row in document["runs"]] and bars[0].get_width() > 0
     for name, total in (("c", 64 * MB), ("d", 48 * MB)):  # with profile_memory
         arguments = {"Total Allocated": total, "Bytes": 64, "Device Type": 1, "Device Id": 0}

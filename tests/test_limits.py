@@ -10,9 +10,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import run_deepspeed_flops
 from analysis.commands.flops_command import flops_answer
-from analysis.diagnosis.roofline import NO_TRACE, POINT_COLUMNS, draw_roofline, roofline_lines, roofline_rows
+from analysis.diagnosis.roofline import NO_TRACE, POINT_COLUMNS, roofline_lines, roofline_rows
 from analysis.hardware import bandwidth_ceilings
 from analysis.hardware.measuring import Measurement
+from analysis.report.roofline_figure import draw_roofline
 from analysis.work.bytes_moved import intensity_tables
 from analysis.work.flop_counts import detail_tables
 from harness.base.errors import exit_code_of

@@ -11,7 +11,8 @@ from analysis.attribution.components import folded_names
 from analysis.commands.analyze_traces import report_in
 from analysis.diagnosis.document import verdict_text
 from analysis.diagnosis.opportunities import best_three
-from analysis.diagnosis.roofline import by_time, draw_roofline, roofline, roofline_lines
+from analysis.diagnosis.roofline import by_time, roofline, roofline_lines
+from analysis.report.roofline_figure import draw_roofline
 from analysis.work.bytes_moved import computational_intensity, intensity_lines
 from analysis.work.flop_counts import detail_lines
 from analysis.work.flop_rates import mfu_text
@@ -19,7 +20,7 @@ from harness.base.console import say
 from harness.base.documents import read_document
 from harness.base.files import prepare_folder, write_figure, write_json
 from harness.base.tables import answer, wrapped
-from harness.base.text import count_of, read_on, workload_title
+from harness.base.text import count_of, read_on
 from harness.machine.disturbance import disturbance_text
 from harness.model.workload import Workload
 
@@ -79,7 +80,7 @@ def explain_limits(
         if documents:
             if target.resolve() != source.resolve():
                 prepare_folder(target)
-            title = workload_title(workload, profile["environment"]["device"]["name"])
+            title = workload.title_on(profile["environment"]["device"]["name"])
             files += write_limits(documents, target, title)
         files += report()
         if files:

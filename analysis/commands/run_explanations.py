@@ -13,7 +13,7 @@ import torch
 from analysis.prediction.document import beside_measured, memory_prediction, predicted_memory, what_fits
 from analysis.work.fake_step import FakeRunError
 from analysis.work.flop_rates import flops_lines, flops_profile, flops_summary
-from analysis.work.memory_tables import draw_memory_timeline, memory_lines, memory_table_lines, peak_line
+from analysis.work.memory_tables import memory_lines, memory_table_lines, peak_line
 from harness.base.errors import UserError, explain_error, out_of_memory
 from harness.base.text import run_title
 from harness.model.workload import Workload
@@ -31,7 +31,11 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
     if instruments.memory and instruments.memory.finished:
         memory = instruments.memory.document()
         memory |= beside_measured(memory, report.workload, report.device)
-        figure = draw_memory_timeline(memory, run_title(summary)) if importlib.util.find_spec("matplotlib") else None
+        figure = None
+        if importlib.util.find_spec("matplotlib"):
+            from analysis.report.memory_figure import draw_memory_timeline
+
+            figure = draw_memory_timeline(memory, run_title(summary))
         texts = memory_lines(memory, summary), figure, memory_table_lines(memory)
         yield Explanation("memory_timeline.json", memory, *texts, basis=[peak_line(memory)])
     profile = None

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.commands.run_ending import mfu_percent
 from analysis.comparison.parts import NOISE, compare_profiles
+from analysis.hardware.mfu import mfu_percent
 from analysis.trust.same_training import NOT_THE_SAME, training_check
 from harness.base.documents import read_document
 from harness.base.errors import UserError
@@ -572,10 +572,3 @@ def memory_text(rows: list[dict]) -> str:
     ]
     alike = len({row["memory_source"] for row in rows}) == 1
     return ", ".join(peaks) + "; not comparable, of several sources" * (not alike)
-
-
-def comparison_figure(comparison: dict):
-    """Step time by phase, peak memory, and what changed or how it scales."""
-    from analysis.report.comparison_figure import draw_comparison  # matplotlib takes long to import
-
-    return draw_comparison(with_short_names(comparison))

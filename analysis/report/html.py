@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.image import imread
 
-from analysis.diagnosis.roofline import draw_roofline
 from analysis.report.figures import plain_text, profile_figures, steps_figure
+from analysis.report.memory_figure import draw_memory_timeline
+from analysis.report.roofline_figure import draw_roofline
 from analysis.report.sections import documents_in, page, title_of, trace_tables
-from analysis.work.memory_tables import draw_memory_timeline
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import png, write_bytes

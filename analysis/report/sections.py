@@ -17,6 +17,7 @@ from analysis.attribution.gpu_time import IDLE_COLUMNS, STREAM_COLUMNS, stream_r
 from analysis.attribution.operators import KERNEL_COLUMNS, operator_columns
 from analysis.diagnosis.document import gpu_facts, steps_text, trust_text, verdict_text
 from analysis.diagnosis.opportunities import NOT_HERE_COLUMNS, OPPORTUNITY_COLUMNS, best_three
+from analysis.diagnosis.roofline import POINT_COLUMNS, roofline_rows
 from analysis.diagnosis.shape_rates import DURATION_COLUMNS, RATE_COLUMNS
 from analysis.diagnosis.stragglers import rank_columns, rank_units, straggler_text
 from analysis.report.palette import color_of
@@ -199,7 +200,7 @@ TRACE_COLUMNS = [
 def run_tables(documents: dict) -> dict[str, Table]:
     """The tables of a run, by name."""
     tables = memory_tables(documents["memory"]) if documents["memory"] else {}
-    # These import torch or matplotlib, which a page without their tables does not wait for.
+    # These import torch, which a page without their tables does not wait for.
     if flops := documents["flops"]:
         from analysis.work.flop_counts import counter_columns, detail_tables
         from analysis.work.flop_rates import PEAK_COLUMNS
@@ -213,8 +214,6 @@ def run_tables(documents: dict) -> dict[str, Table]:
 
         tables["classes"], tables["phases"] = intensity_tables(intensity)
     if roof := documents["roofline"]:
-        from analysis.diagnosis.roofline import POINT_COLUMNS, roofline_rows
-
         tables["rates"] = (POINT_COLUMNS, roofline_rows(roof))
     return tables
 

@@ -6,12 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
 
 from harness.base.tables import COLUMNS, Column, text_table
-
-if TYPE_CHECKING:  # PyTorch takes seconds to import
-    from harness.model.workload import Workload
 
 Table = tuple[Sequence[Column], list[dict]]  # columns and rows
 
@@ -97,12 +93,6 @@ def title_of_run(parameters: int, batch_size: int, seq_len: int, precision: str,
     """'2,873,600 parameters, batch 8 x 128 tokens, fp32, on NVIDIA H200': what was run, for titles."""
     tokens = batch_text(batch_size, seq_len) + f" on each of {ranks} ranks" * (ranks > 1)
     return f"{parameters:,} parameters, {tokens}, {precision}, on {device}"
-
-
-def workload_title(workload: Workload, device: str) -> str:
-    """The same of what is about to run on a device of this name."""
-    shape = (workload.batch_size, workload.seq_len, workload.precision)
-    return title_of_run(workload.parameter_count(), *shape, device)
 
 
 def run_title(summary: dict) -> str:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from harness.base.text import title_of_run
 from harness.ranks.parallel import ParallelConfig
 from harness.ranks.rendezvous import world_size_of_run
 
@@ -136,6 +137,10 @@ class Workload(ABC):
         return None
 
     # ---- Derived from the above ------------------------------------------------------------------------------------
+
+    def title_on(self, device: str) -> str:
+        """'2,873,600 parameters, batch 8 x 128 tokens, fp32, on NVIDIA H200': what a device of this name is to run."""
+        return title_of_run(self.parameter_count(), self.batch_size, self.seq_len, self.precision, device)
 
     def forward_flops(self) -> int | None:
         parts = self.forward_flops_by_component()

@@ -6,7 +6,6 @@ import torch
 
 from harness.base.documents import PrecisionStudyRow
 from harness.base.tables import Column, Section, column
-from harness.base.text import workload_title
 from harness.base.units import megabytes
 from harness.machine.devices import PRECISIONS
 from studies.engine.sweep import (
@@ -74,7 +73,7 @@ def study(args, device: DeviceProperties) -> None:
         squares_section(found["squares"]),
         accumulation_section(found["accumulation"]),
     ]
-    about = workload_title(specs[0]["workload"], device.name) + "; by precision"
+    about = specs[0]["workload"].title_on(device.name) + "; by precision"
     figure = precision_figure(sweep.rows, series, ADDEND, about)
     sweep.close(finding(sweep.rows, sweep.available_bytes), sections, figure, lacking=lacking, **found)
 

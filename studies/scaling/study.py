@@ -14,7 +14,7 @@ from harness.base.documents import ScalingStudyRow
 from harness.base.errors import UserError
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, Section, column
-from harness.base.text import count_of, workload_title
+from harness.base.text import count_of
 from harness.base.units import MB
 from harness.machine.disturbance import available_cores
 from harness.ranks.parallel import ParallelConfig, check_shards
@@ -139,7 +139,7 @@ def study(args, device: DeviceProperties) -> None:
     sweep.run(specs, rows_of, label, result, lambda rows: table(concluded(rows, network)))
     sweep.rows = [sweep.completed(row) for row in concluded(sweep.rows, network)]
     found = verdicts(sweep.rows)
-    about = workload_title(specs[0]["workload"], device.name)
+    about = specs[0]["workload"].title_on(device.name)
     measured = [row for row in sweep.rows if row["status"] == "ok" and row["fault"] is None]
     figure = scaling_figure(measured, f"{about}; base: {base_text(args)}") if measured else None
     tables = [*fault_sections(found), table(sweep.rows), communication_section(sweep.rows)]

@@ -16,7 +16,6 @@ from analysis.comparison.runs import NOISE, ratio
 from harness.base.documents import TimingStudyRow
 from harness.base.errors import UserError
 from harness.base.tables import Section, column
-from harness.base.text import workload_title
 from harness.machine.devices import choose_device, set_numerics, synchronize
 from harness.run.timing import UntimedMeter
 from studies.engine.sweep import (
@@ -184,7 +183,7 @@ def study(args, device: DeviceProperties) -> None:
     sweep.rows = sorted(concluded(sweep.rows), key=lambda row: list(METHODS).index(row["method"]))
     change = shlex.join(args.change)
     measured = [row for row in sweep.rows if row["status"] == "ok"]
-    about = workload_title(baseline, device.name)
+    about = baseline.title_on(device.name)
     figure = timing_figure(measured, interval_of(measured[0]), change, about) if sweep.rows[0] in measured else None
     sweep.close(finding(sweep.rows, change), sections(sweep.rows, change), figure, methods=METHODS)
 
