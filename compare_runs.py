@@ -9,7 +9,7 @@ import argparse
 from datetime import datetime
 from pathlib import Path
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 
 def main() -> None:

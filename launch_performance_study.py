@@ -4,7 +4,7 @@
 import time
 from pathlib import Path
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 WIDE_RULE = "=" * 80
 

@@ -6,7 +6,7 @@ python3 run_attention_benchmark.py [--implementations manual eager compiled sdpa
 python3 run_attention_benchmark.py --dry-run --device-memory 16      predictions only, for a GPU with 16 GB
 """
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 
 def main() -> None:

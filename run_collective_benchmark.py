@@ -6,7 +6,7 @@ python3 run_collective_benchmark.py [--kinds all_reduce all_gather reduce_scatte
 python3 tiny_llama_v1.py --dry-run --world-size 64 --network measured     uses what it found on this machine
 """
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ python3 run_deepspeed_flops.py --analyze-results FILE      an earlier flops_prof
 import argparse
 from pathlib import Path
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 
 def main() -> None:

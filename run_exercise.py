@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ python3 run_memory_study.py --workload FILE.py[:NAME]      the batches of a trai
 python3 run_memory_study.py --resume DIR
 """
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 PER_ROW = "is set for each row; use --batch-sizes and --seq-lens"
 TRACKED = "cannot be combined with the memory study, which tracks tensors operator by operator"

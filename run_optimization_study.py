@@ -9,7 +9,7 @@ python3 run_optimization_study.py --resume DIR
 
 from argparse import BooleanOptionalAction
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ python3 run_precision_study.py [--size tiny] [--precisions fp32 bf16] [--repetit
 python3 run_precision_study.py --resume DIR
 """
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 NAME = "run_pytorch_profiler.py"
 READ = "--analyze-existing"

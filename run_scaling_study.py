@@ -7,7 +7,7 @@ python3 run_scaling_study.py --faults slow-rank more-data small-buckets no-overl
 python3 run_scaling_study.py --dry-run --world-sizes 1 8 64 1024      predictions only
 """
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ python3 run_timing_study.py [--change=--activation-checkpointing] [--size NAME] 
                             [--wrong-method-repetitions N] [--output-dir DIR]
 """
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ python3 run_training_benchmark.py [--sizes gpt2-small gpt2-medium] [--seq-lens 1
 python3 run_training_benchmark.py --workload FILE.py[:NAME]      of a training step of your own
 """
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ D_ff feed-forward width, V vocabulary.  MB is 2^20 bytes.  A multiply-add counts
 
 from __future__ import annotations
 
-from harness.base.startup import begin_command
+from harness.run.startup import begin_command
 
 if __name__ == "__main__":
     begin_command()  # before the imports below, which take seconds
@@ -46,30 +46,25 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.base.command_line import OneLineParser, flag, memory_size, network_choice, verbose_flag
 from harness.base.console import is_first_rank, say
-from harness.base.errors import UserError, ending_despite_signals, exit_code_of, raise_if_interrupted
+from harness.base.errors import UserError, ending_despite_signals
 from harness.base.files import explain_nulls, prepare_folder, write_json
+from harness.base.ranges import trace_range
 from harness.machine import setup_checks
 from harness.machine.devices import PRECISIONS, check_precision, choose_device, set_numerics
 from harness.machine.hardware_seen import unseen_hardware
 from harness.model.chunked_loss import chunked_loss
 from harness.model.corpus import synthetic_corpus, text_corpus
 from harness.model.cuda_graphs import GraphedModel
-from harness.model.workload import TrainingState, Workload
+from harness.model.workload import TrainingState, Workload, check_shards, sharded_state
 from harness.ranks.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
-from harness.ranks.parallel import (
-    ParallelConfig,
-    check_shards,
-    gradient_sync,
-    parallel_settings,
-    replicated,
-    sharded_state,
-)
+from harness.ranks.failures import exit_code_of, raise_if_interrupted
+from harness.ranks.parallel import ParallelConfig, gradient_sync, parallel_settings, replicated
 from harness.run.audit import audit_text
 from harness.run.flag_combinations import check_combinations, check_device_has, check_model, only_predicted
 from harness.run.no_sync import no_sync_steps
 from harness.run.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig, check_profiling
 from harness.run.run_report import RunReport, fused_lines
-from harness.run.timing import StepMeter, trace_range
+from harness.run.timing import StepMeter
 from kernels.selection import norm_kernel, swiglu_kernel
 
 # ---- Configuration --------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.base.startup import begin_command, run_command
+from harness.run.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported

@@ -27,7 +27,7 @@ from pathlib import Path
 import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.base.startup import begin_command, run_command
+from harness.run.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
@@ -36,11 +36,11 @@ from benchmarks.common import benchmark_parser, environment_of, process_cost, re
 from harness.base.command_line import version_of
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
+from harness.base.paths import PROJECT
 from harness.base.tables import column
 from harness.base.units import MB
 from harness.machine.devices import choose_device
 
-PROJECT = Path(__file__).resolve().parent.parent
 SCRIPTS = {
     "orjson": """
 import gc, sys

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.base.startup import begin_command, run_command
+from harness.run.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
@@ -28,12 +28,11 @@ from benchmarks.common import benchmark_parser, environment_of, report
 from harness.base.console import progress_bar
 from harness.base.documents import read_document
 from harness.base.errors import UserError
+from harness.base.paths import PROJECT
 from harness.base.tables import column
 from harness.machine.devices import choose_device
 from harness.machine.environment import describe_environment
 from studies.engine.sweep import in_fresh_process, text_columns, workload_of
-
-PROJECT = Path(__file__).resolve().parent.parent
 
 
 def peak_rates(precision: str, empty: str) -> tuple[float, float]:

@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness.base.startup import WAITING_POLICIES, begin_command, run_command
+from harness.run.startup import WAITING_POLICIES, begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from harness.base.startup import default_variables
+from harness.run.startup import default_variables
 
 os.environ |= default_variables()  # as every command does, before it imports torch
 

@@ -11,9 +11,9 @@ import sys
 import threading
 from pathlib import Path
 
-from harness.base.errors import exit_code_of
 from harness.base.files import FOLDERS, kind_of
 from harness.base.tables import ANSWER_LINES, COLUMNS
+from harness.ranks.failures import exit_code_of
 
 PROJECT = Path(__file__).resolve().parent.parent
 SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()

@@ -451,8 +451,8 @@ def labels(tracker) -> list[str]:
 def test_labels_of_a_backward_pass_in_a_thread_of_its_own():
     """As on a GPU, where that thread has sequence numbers of its own, and recomputes checkpointed blocks."""
     import tiny_llama_v1 as tiny_llama
+    from harness.base.ranges import trace_range
     from harness.run.memory_tracker import MemoryTracker
-    from harness.run.timing import trace_range
 
     def tracked(in_thread: bool) -> list[str]:
         torch.manual_seed(0)

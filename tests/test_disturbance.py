@@ -15,12 +15,12 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 from benchmarks import disturbance as benchmark
 from benchmarks import waiting_policies
 from benchmarks.common import busy_processes
-from harness.base.startup import WAITING_POLICIES, default_variables
 from harness.machine import disturbance, gpu_watch
 from harness.machine.cgroups import cgroup_folders
 from harness.machine.disturbance import Counters, DisturbanceMeter, disturbance_text, over_ranks
 from harness.machine.gpu_driver import Slowdowns
 from harness.ranks.rendezvous import wait_until
+from harness.run.startup import WAITING_POLICIES, default_variables
 from studies.engine import sweep
 
 CPU = torch.device("cpu")

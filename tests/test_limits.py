@@ -16,7 +16,7 @@ from analysis.hardware.measuring import Measurement
 from analysis.report.roofline_figure import draw_roofline
 from analysis.work.bytes_moved import intensity_tables
 from analysis.work.flop_counts import detail_tables
-from harness.base.errors import exit_code_of
+from harness.ranks.failures import exit_code_of
 
 SUMMARY = "performance_summary"
 

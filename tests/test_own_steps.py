@@ -14,10 +14,11 @@ from analysis.prediction.document import memory_prediction, peak_bytes, predict,
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import UserWorkload, over_placed
 from harness.base.errors import UserError
+from harness.base.ranges import range_observers
 from harness.run.audit import FirstStep
 from harness.run.first_step import FirstStepAudit
 from harness.run.profilers import Compilation, compile_in_place
-from harness.run.timing import UntimedMeter, range_observers
+from harness.run.timing import UntimedMeter
 
 FILE = """
 import copy

@@ -31,12 +31,12 @@ from analysis.prediction.document import (
     what_fits,
 )
 from analysis.trace.tables import read_trace
-from harness.base.errors import explain_error
+from harness.base.ranges import trace_range
 from harness.machine import host_memory
 from harness.machine.devices import memory_of_a_rank
 from harness.machine.workspaces import library_workspaces
+from harness.ranks.failures import explain_error
 from harness.run.memory_tracker import MemorySnapshot, MemoryTracker, kept_by_component
-from harness.run.timing import trace_range
 
 TINY = tiny_llama.TinyLlamaConfig()
 SMALL = tiny_llama.TinyLlamaConfig(50, 32, 3, 4, 2, 48, 16)

@@ -10,9 +10,10 @@ import pytest
 from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 
 from harness.base import errors
-from harness.base.errors import Interrupted, RankFailure, UserError
-from harness.ranks import distributed
+from harness.base.errors import Interrupted, UserError
+from harness.ranks import distributed, failures
 from harness.ranks import rendezvous as ranks
+from harness.ranks.failures import RankFailure
 from harness.ranks.rendezvous import Failure, Watch, first_problem
 
 
@@ -157,11 +158,11 @@ def test_an_error_that_follows_from_another_is_told_as_that(watches, monkeypatch
 
 def test_a_failure_elsewhere_ends_the_step(watches, monkeypatch):
     monkeypatch.setattr(ranks, "_meeting", ranks.Meeting(None, None, watches[0]))
-    errors.raise_if_interrupted()
+    failures.raise_if_interrupted()
     watches[1].tell("interrupted by SIGTERM", 143)
     watches[0].failure_of_another(60)
     with pytest.raises(RankFailure, match="interrupted by SIGTERM") as raised:
-        errors.raise_if_interrupted()
+        failures.raise_if_interrupted()
     assert errors.is_interruption(raised.value)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import tiny_llama_v1 as tiny_llama
 from analysis.work.bytes_moved import WorkCounter, bound_by_thresholds, step_work
 from analysis.work.fake_step import fake_step
-from harness.run.timing import trace_range
+from harness.base.ranges import trace_range
 
 SMALL = tiny_llama.TinyLlamaConfig(100, 32, 2, 4, 2, 64, 16)
 MM = 4 * (12 + 20 + 15)

@@ -541,7 +541,7 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
         (made / f"exercise_{number}" / f"answers_{number}.json").write_text(str(number))
     project = scratch / "project"
     (project / "exercises" / "pictures").mkdir(parents=True)
-    monkeypatch.setattr("harness.base.startup.PROJECT", project)
+    monkeypatch.setattr("harness.base.paths.PROJECT", project)
     assert run_command(record, str(made), "laptop") == 1
     assert not (project / "benchmarks").exists()
     for name in (

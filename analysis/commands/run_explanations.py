@@ -14,9 +14,10 @@ from analysis.prediction.document import beside_measured, memory_prediction, pre
 from analysis.work.fake_step import FakeRunError
 from analysis.work.flop_rates import flops_lines, flops_profile, flops_summary
 from analysis.work.memory_tables import memory_lines, memory_table_lines, peak_line
-from harness.base.errors import UserError, explain_error, out_of_memory
+from harness.base.errors import UserError, out_of_memory
 from harness.base.text import run_title
 from harness.model.workload import Workload
+from harness.ranks.failures import explain_error
 from harness.run.run_report import Explanation, RunReport
 
 SHARED_FOLDER_WAIT_S = 60.0  # NFS shows a new file of another node at latest after acdirmax, 60 s; nfs(5)

@@ -16,8 +16,8 @@ from harness.base.files import explain_nulls
 from harness.base.tables import column
 from harness.base.text import text_of
 from harness.base.units import MB
-from harness.model.workload import Workload
-from harness.ranks.parallel import SHARDING, most_ranks
+from harness.model.workload import Workload, most_ranks
+from harness.ranks.parallel import SHARDING
 
 if TYPE_CHECKING:
     from analysis.prediction.network import Network

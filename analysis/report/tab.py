@@ -30,8 +30,9 @@ from analysis.trace.links import AttributedLinks, link
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import summary_beside
 from harness.base.documents import read_document
-from harness.base.errors import UserError, explain_error
+from harness.base.errors import UserError
 from harness.base.files import may_be_trace
+from harness.ranks.failures import explain_error
 
 TOP = 200  # rows of the long tables
 PARTS = {"components": "component", "classes": "class", "operators": "operator"}

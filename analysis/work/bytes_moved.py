@@ -17,12 +17,12 @@ from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import register_cpu_attention
 from analysis.work.operator_costs import VECTOR_CLASSES, category, operator_class
 from harness.base.files import explain_nulls
+from harness.base.ranges import range_observers
 from harness.base.tables import Column, column, labeled
 from harness.base.text import Table, text_of
 from harness.base.units import MB, megabytes
 from harness.model.workload import Workload
 from harness.run.phases import PHASES
-from harness.run.timing import range_observers
 
 FLOP_CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation counted"
 TRAFFIC = (

@@ -21,14 +21,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from harness.base.errors import UserError, first_line
+from harness.base.ranges import trace_range
 from harness.base.units import MB
 from harness.machine.devices import PRECISIONS
 from harness.model.own_step import called_first
-from harness.model.workload import TrainingState, Workload
-from harness.ranks.parallel import ParallelConfig, sharded_state
+from harness.model.workload import TrainingState, Workload, sharded_state
+from harness.ranks.parallel import ParallelConfig
 from harness.run.memory_tracker import MemoryTracker, local_part
 from harness.run.profilers import compile_in_place
-from harness.run.timing import UntimedMeter, trace_range
+from harness.run.timing import UntimedMeter
 
 Watcher = TypeVar("Watcher", bound=AbstractContextManager)
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from harness.base.startup import begin_command, run_command
+from harness.run.startup import begin_command, run_command
 
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.run.timing import trace_range
+from harness.base.ranges import trace_range
 from tiny_llama_v1 import repeat_kv
 
 

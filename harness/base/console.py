@@ -13,6 +13,11 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def world_size_of_run() -> int:
+    """Processes of this run, as torchrun or srun tells each of them."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 def say(*lines: str) -> None:
     """Print for the user."""
     if lines and is_first_rank():

@@ -18,10 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.base.console import say
+from harness.base.console import say, world_size_of_run
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
-from harness.ranks.rendezvous import world_size_of_run
 
 
 @dataclass(frozen=True)

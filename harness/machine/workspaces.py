@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from harness.base.startup import PROJECT
+from harness.base.paths import PROJECT
 from harness.machine.devices import PRECISIONS, synchronize
 
 SIZE = 256  # of the matrices: their workspace does not depend on it

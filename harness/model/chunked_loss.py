@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from harness.run.timing import trace_range
+from harness.base.ranges import trace_range
 
 MOST_CHUNKS = 16  # each reads all tokens, and launches its own kernels
 

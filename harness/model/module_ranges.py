@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from harness.run.timing import trace_range
+from harness.base.ranges import trace_range
 
 
 class ModuleRanges:

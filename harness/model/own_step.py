@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from harness.run.timing import trace_range
+from harness.base.ranges import trace_range
 
 
 class BackwardReached(BaseException):

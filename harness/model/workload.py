@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from harness.base.console import world_size_of_run
+from harness.base.errors import UserError
 from harness.base.text import title_of_run
-from harness.ranks.parallel import ParallelConfig
-from harness.ranks.rendezvous import world_size_of_run
+from harness.ranks.parallel import SHARDING, ParallelConfig, shard_model, shard_optimizer
 
 Batch = Any  # whatever Workload.loss() takes
 
@@ -154,3 +156,34 @@ class Workload(ABC):
     def one_micro_batch(self) -> Workload:
         """The workload with steps of a single micro-batch."""
         return self.with_settings(batch_size=self.batch_size // self.micro_steps, gradient_accumulation_steps=1)
+
+
+# ---- On several ranks ----------------------------------------------------------------------------------------------
+
+
+def sharded_state(workload: Workload, device: torch.device) -> TrainingState:
+    """Model and optimizer on the device; what the mode shards holds the part of this rank."""
+    parallel = workload.parallel
+    if parallel.parallel == "fsdp":
+        return workload.build(device, lambda model: shard_model(model, parallel, device))
+    state = workload.build(device)
+    if parallel.parallel == "zero1":
+        state = state._replace(optimizer=shard_optimizer(state.optimizer))
+    return state
+
+
+def most_ranks(workload: Workload) -> tuple[int, str]:
+    """How many ranks can have a shard each, and of what; only for modes that shard."""
+    with FakeTensorMode():
+        parameters = [*workload.build(torch.device("cpu")).model.parameters()]
+    if workload.parallel.parallel == "zero1":
+        return len(parameters), "parameter tensors"
+    return max(len(parameter) for parameter in parameters), "rows of the largest parameter"
+
+
+def check_shards(workload: Workload) -> None:
+    """Raise UserError, exit code 2, if some of the ranks would have nothing to keep."""
+    mode, ranks = workload.parallel.parallel, workload.parallel.world_size
+    if mode in SHARDING and ranks > (found := most_ranks(workload))[0]:
+        line = f"--parallel {mode}: the {found[0]} {found[1]} cannot be shared by {ranks} ranks"
+        raise UserError(f"{line}; use fewer ranks, or a larger model", 2)

@@ -10,17 +10,11 @@ from typing import NoReturn
 
 import torch
 
-from harness.base.errors import (
-    Interrupted,
-    RankFailure,
-    UserError,
-    ending_despite_signals,
-    explain_error,
-    out_of_memory,
-    print_error,
-)
+from harness.base.console import world_size_of_run
+from harness.base.errors import Interrupted, UserError, ending_despite_signals, out_of_memory, print_error
 from harness.machine.hardware_seen import VISIBLE
-from harness.ranks.rendezvous import Failure, abort_collectives, conclude, meet, watch_of_run, world_size_of_run
+from harness.ranks.failures import RankFailure, explain_error
+from harness.ranks.rendezvous import Failure, abort_collectives, conclude, meet, watch_of_run
 
 CAUSE_S = 5.0  # how long after an error of a collective the failure that caused it may become known
 

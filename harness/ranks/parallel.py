@@ -8,20 +8,16 @@ import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
 from harness.base.command_line import flag, number_of
+from harness.base.console import world_size_of_run
 from harness.base.errors import UserError
 from harness.machine.devices import PRECISIONS
-from harness.ranks.rendezvous import world_size_of_run
-
-if TYPE_CHECKING:
-    from harness.model.workload import TrainingState, Workload
 
 SHARDING = ("zero1", "fsdp")
 
@@ -149,17 +145,6 @@ def shard_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=True, **options)
 
 
-def sharded_state(workload: Workload, device: torch.device) -> TrainingState:
-    """Model and optimizer on the device; what the mode shards holds the part of this rank."""
-    parallel = workload.parallel
-    if parallel.parallel == "fsdp":
-        return workload.build(device, lambda model: shard_model(model, parallel, device))
-    state = workload.build(device)
-    if parallel.parallel == "zero1":
-        state = state._replace(optimizer=shard_optimizer(state.optimizer))
-    return state
-
-
 # ---- What is replicated --------------------------------------------------------------------------------------------
 
 
@@ -193,23 +178,3 @@ def gradient_sync(model: nn.Module, last_micro_step: bool) -> Iterator[None]:
         model.set_requires_gradient_sync(last_micro_step)
     with model.no_sync() if hasattr(model, "no_sync") and not last_micro_step else contextlib.nullcontext():
         yield
-
-
-# ---- Before the first step -----------------------------------------------------------------------------------------
-
-
-def most_ranks(workload: Workload) -> tuple[int, str]:
-    """How many ranks can have a shard each, and of what; only for modes that shard."""
-    with FakeTensorMode():
-        parameters = [*workload.build(torch.device("cpu")).model.parameters()]
-    if workload.parallel.parallel == "zero1":
-        return len(parameters), "parameter tensors"
-    return max(len(parameter) for parameter in parameters), "rows of the largest parameter"
-
-
-def check_shards(workload: Workload) -> None:
-    """Raise UserError, exit code 2, if some of the ranks would have nothing to keep."""
-    mode, ranks = workload.parallel.parallel, workload.parallel.world_size
-    if mode in SHARDING and ranks > (found := most_ranks(workload))[0]:
-        line = f"--parallel {mode}: the {found[0]} {found[1]} cannot be shared by {ranks} ranks"
-        raise UserError(f"{line}; use fewer ranks, or a larger model", 2)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.base.console import is_first_rank
+from harness.base.console import is_first_rank, world_size_of_run
 from harness.base.slurm import hosts_of_tasks
 
 if TYPE_CHECKING:
@@ -44,11 +44,6 @@ class Failure(NamedTuple):
     @property
     def text(self) -> str:
         return self.line if self.rank is None else f"rank {self.rank} on {self.host}: {self.line}"
-
-
-def world_size_of_run() -> int:
-    """Processes of this run, as torchrun or srun tells each of them."""
-    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 # ---- The meeting ---------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
 from harness.base.files import explain_nulls
+from harness.base.ranges import range_observers
 from harness.run.phases import PHASES
-from harness.run.timing import range_observers
 
 # Gathered parameters are those that FSDP has of other ranks too; buckets are what collectives read and write, unless it
 # is a gradient, as in DistributedDataParallel.

@@ -22,16 +22,16 @@ import torch
 from torch import nn
 
 from harness.base.command_line import flag, peak_choice, require
+from harness.base.console import world_size_of_run
 from harness.base.errors import UserError, first_line, innermost_cause
 from harness.base.files import explain_nulls, make_folder
+from harness.base.ranges import range_observers
 from harness.machine.devices import synchronize
 from harness.machine.environment import host_info
 from harness.model.own_step import called_first
 from harness.model.workload import TrainingState, Workload
-from harness.ranks.rendezvous import world_size_of_run
 from harness.run.first_step import FirstStepAudit
 from harness.run.memory_tracker import MemorySnapshot, MemoryTracker
-from harness.run.timing import range_observers
 
 
 @dataclass(frozen=True)

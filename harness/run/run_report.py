@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from harness.base.console import RULE, say
-from harness.base.errors import UserError, deferred_signals, explain_error, is_interruption
+from harness.base.errors import UserError, deferred_signals, is_interruption
 from harness.base.files import files_of_run, make_folder, prepare_folder, write_figure, write_json
 from harness.base.units import MB
 from harness.machine.devices import DeviceSampler
@@ -22,6 +22,7 @@ from harness.machine.disturbance import over_ranks
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
 from harness.ranks.distributed import suffix_of_rank, when_stuck
+from harness.ranks.failures import explain_error
 from harness.ranks.parallel import ParallelConfig, described
 from harness.run.audit import RateLimit, audit_document
 from harness.run.phases import summary_stats

@@ -21,11 +21,12 @@ from typing import NamedTuple
 
 import torch
 
-from harness.base.errors import explain_error, out_of_memory
+from harness.base.errors import out_of_memory
+from harness.base.paths import PROJECT
 from harness.machine.devices import choose_device
 from harness.ranks.distributed import process_group
+from harness.ranks.failures import explain_error
 
-PROJECT = Path(__file__).resolve().parents[2]
 STOP_S = 10  # that torchrun has to end its ranks
 
 

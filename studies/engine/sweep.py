@@ -29,7 +29,7 @@ from analysis.work.fake_step import FakeRunError
 from harness.base.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
 from harness.base.console import progress_bar, say
 from harness.base.documents import read_document
-from harness.base.errors import UserError, exit_code_of, explain_error, innermost_cause, out_of_memory
+from harness.base.errors import UserError, innermost_cause, out_of_memory
 from harness.base.files import (
     explain_nulls,
     explain_nulls_recursively,
@@ -45,6 +45,7 @@ from harness.machine.devices import PRECISIONS, check_precision, choose_device
 from harness.machine.disturbance import DisturbanceMeter, available_cores
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
+from harness.ranks.failures import exit_code_of, explain_error
 from harness.run.phases import summary_stats
 from harness.run.run_report import in_words
 from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve

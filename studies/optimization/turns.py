@@ -11,12 +11,13 @@ import torch
 
 from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
-from harness.base.errors import explain_error, out_of_memory
+from harness.base.errors import out_of_memory
 from harness.base.files import explain_nulls
 from harness.machine.devices import choose_device, set_arithmetic, set_numerics
 from harness.machine.environment import describe_environment
 from harness.model.cuda_graphs import GraphedModel
 from harness.model.workload import Workload
+from harness.ranks.failures import explain_error
 from harness.run.audit import audit_document, audit_text
 from harness.run.first_step import FirstStepAudit
 from harness.run.memory_tracker import MemoryTracker

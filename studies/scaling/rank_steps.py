@@ -12,8 +12,8 @@ from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from harness.machine.devices import set_numerics
-from harness.model.workload import TrainingState, Workload
-from harness.ranks.parallel import replicated, sharded_state
+from harness.model.workload import TrainingState, Workload, sharded_state
+from harness.ranks.parallel import replicated
 from harness.run.memory_tracker import MemoryTracker
 from harness.run.timing import StepMeter, UntimedMeter
 from studies.engine.ranks import Rank

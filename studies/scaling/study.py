@@ -17,7 +17,8 @@ from harness.base.tables import Column, Section, column
 from harness.base.text import count_of
 from harness.base.units import MB
 from harness.machine.disturbance import available_cores
-from harness.ranks.parallel import ParallelConfig, check_shards
+from harness.model.workload import check_shards
+from harness.ranks.parallel import ParallelConfig
 from studies.collectives.study import check_world_sizes
 from studies.engine.ranks import on_ranks
 from studies.engine.sweep import (

@@ -40,7 +40,7 @@ def run(card: str, module: str, flags: list[str], folder: str, variables: dict[s
     import pretended
     from helpers import exit_code
 
-    from harness.base.errors import exit_code_of
+    from harness.ranks.failures import exit_code_of
 
     pretended.install()
     # A fork server of its own would import PyTorch for each command, which takes longer than all its rows; this process
@@ -56,7 +56,7 @@ def run(card: str, module: str, flags: list[str], folder: str, variables: dict[s
 
 
 def main() -> None:
-    from harness.base.startup import begin_command
+    from harness.run.startup import begin_command
 
     begin_command()
     from analysis.hardware import measuring

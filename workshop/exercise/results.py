@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.startup import PROJECT
+from harness.base.paths import PROJECT
 from harness.base.units import MB
 from workshop.exercise.page import Exercise, exercises
 

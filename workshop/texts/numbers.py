@@ -18,7 +18,7 @@ from analysis.trust.missing_from_trace import ALL
 from analysis.work.bytes_moved import step_work
 from analysis.work.memory_tables import place_of_peak
 from harness.base.documents import read_document
-from harness.base.startup import PROJECT
+from harness.base.paths import PROJECT
 from harness.base.tables import Column, markdown_table
 from harness.base.units import MB
 from studies.engine.sweep import workload_of

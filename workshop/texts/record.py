@@ -8,7 +8,7 @@ python3 -m workshop.texts.record FOLDER NAME
 import shutil
 from pathlib import Path
 
-from harness.base.startup import run_command
+from harness.run.startup import run_command
 
 PICTURES = (
     "exercise_2/memory_hotspots/memory_timeline.png",
@@ -21,7 +21,7 @@ def main() -> None:
     from harness.base.command_line import OneLineParser
     from harness.base.console import say
     from harness.base.errors import UserError
-    from harness.base.startup import PROJECT
+    from harness.base.paths import PROJECT
     from workshop.exercise.page import exercises
 
     parser = OneLineParser(prog="python3 -m workshop.texts.record", description=__doc__.splitlines()[0])

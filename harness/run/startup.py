@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from harness.base.paths import PROJECT
 from harness.base.slurm import slurm_ranks
 
-PROJECT = Path(__file__).resolve().parents[2]
 VENV = PROJECT / ".venv"  # made by the launchers
 HANDED_OVER = "TINY_LLAMA_HANDED_OVER"  # set by the interpreter that handed over: it happens once
 IMPORTED_BY_ALL = ("torch", "numpy", "pandas", "tabulate", "tqdm")  # packages without which no command works
@@ -70,6 +70,6 @@ def hand_over() -> None:
 def run_command(main: Callable[[], object]) -> NoReturn:
     """Run main() as this process and exit with its code; an error becomes one line."""
     begin_command()
-    from harness.base.errors import exit_code_of
+    from harness.ranks.failures import exit_code_of
 
     sys.exit(exit_code_of(main))
