@@ -60,10 +60,12 @@ from harness.ranks.distributed import facts_of_ranks, first_failure, process_gro
 from harness.ranks.failures import exit_code_of, raise_if_interrupted
 from harness.ranks.parallel import ParallelConfig, gradient_sync, parallel_settings, replicated
 from harness.run.audit import audit_text
+from harness.run.compilation import Compilation
 from harness.run.flag_combinations import check_combinations, check_device_has, check_model, only_predicted
 from harness.run.no_sync import no_sync_steps
-from harness.run.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig, check_profiling
+from harness.run.recorder import Instruments, check_profiling
 from harness.run.run_report import RunReport, fused_lines
+from harness.run.schedule import InstrumentSchedule, ProfilerConfig
 from harness.run.timing import StepMeter
 from kernels.selection import norm_kernel, swiglu_kernel
 

@@ -179,7 +179,7 @@ def test_a_memory_tracker_sees_nothing_of_it():
         audit = FirstStepAudit(step.state.model, step.state.scaler)
         with audit if audits else trace_range("nothing"), tracker:
             step()
-        sizes.append((len(tracker.allocations), int(tracker.live_bytes_at_allocations().max())))
+        sizes.append((len(tracker.timeline.allocations), int(tracker.timeline.live_bytes_at_allocations().max())))
         assert (audit.result is not None) == audits
     assert sizes[0] == sizes[1]
 

@@ -20,7 +20,8 @@ from harness.machine.devices import DeviceSampler, choose_device
 from harness.machine.hardware_seen import unreachable_hardware, unseen_hardware
 from harness.ranks import distributed, parallel
 from harness.ranks.rendezvous import shared_gpu
-from harness.run import profilers
+from harness.run.recorder import TraceRecorder
+from harness.run.schedule import ProfilerConfig
 
 MI250X = {"name": "AMD Instinct MI250X", "gcnArchName": "gfx90a:sramecc+:xnack-", "total_memory": 2**36}
 
@@ -424,9 +425,9 @@ def test_rank_0_waits_for_the_traces_of_other_nodes(tmp_path):
     assert run_explanations.traces_of_ranks(path, 4, wait_s=0) == ([path, late], [2, 3])
 
 
-def recorder(folder) -> profilers.TraceRecorder:
-    profiling = profilers.ProfilerConfig(enable_pytorch_profiler=True)
-    return profilers.TraceRecorder(profiling, (0, 1), False, folder, "_rank1")
+def recorder(folder) -> TraceRecorder:
+    profiling = ProfilerConfig(enable_pytorch_profiler=True)
+    return TraceRecorder(profiling, (0, 1), False, folder, "_rank1")
 
 
 def test_every_rank_makes_its_folder(tmp_path):
@@ -445,7 +446,7 @@ def test_a_missing_folder_is_no_full_disk(tmp_path, wrote, says):
 
 
 def labels(tracker) -> list[str]:
-    return [entry.where for entry in tracker.allocations]
+    return [entry.where for entry in tracker.timeline.allocations]
 
 
 def test_labels_of_a_backward_pass_in_a_thread_of_its_own():

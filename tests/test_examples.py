@@ -29,7 +29,7 @@ def measured_peak(workload: UserWorkload) -> int:
     workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())
     tracker = MemoryTracker(state.model, state.optimizer)
     workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(tracker))
-    return tracker.document()["peak_bytes"]
+    return tracker.timeline.document()["peak_bytes"]
 
 
 NAMES = ["convolutional_network.py", "gpt.py", "starving_loader.py", "dynamic_shapes.py:padded"]
@@ -38,7 +38,7 @@ NAMES = ["convolutional_network.py", "gpt.py", "starving_loader.py", "dynamic_sh
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("transformers_model.py", marks=pytest.mark.slow)])
 def test_the_predicted_peak_is_the_measured_one_to_the_byte(name):
     workload = example(name)
-    assert fake_step(workload, False, MemoryTracker).document()["peak_bytes"] == measured_peak(workload)
+    assert fake_step(workload, False, MemoryTracker).timeline.document()["peak_bytes"] == measured_peak(workload)
 
 
 def test_flops_are_those_of_the_formulas():

@@ -18,7 +18,8 @@ from analysis.prediction.document import predicted_memory
 from analysis.trace.links import link
 from analysis.trace.tables import read_trace
 from analysis.work.flop_counts import reconciliation
-from harness.run.memory_tracker import MemoryTracker, kept_by_component
+from harness.run.memory_timeline import kept_by_component
+from harness.run.memory_tracker import MemoryTracker
 from harness.run.timing import UntimedMeter
 from kernels.rms_norm import forward, rms_norm
 from kernels.swiglu import swiglu
@@ -199,7 +200,7 @@ def test_memory_is_what_was_predicted(settings, monkeypatch):
     step()
     tracker = MemoryTracker(step.state.model, step.state.optimizer)
     workload.train(step.state, step.stream, 1, UntimedMeter(), UntimedMeter(tracker))
-    measured, predicted = tracker.document(), predicted_memory(workload, DEVICE.type == "cuda").document()
+    measured, predicted = tracker.timeline.document(), predicted_memory(workload, DEVICE.type == "cuda").document()
     assert measured["peak_bytes"] == predicted["peak_bytes"]
     assert kept_by_component(measured) == kept_by_component(predicted)
 

@@ -17,8 +17,9 @@ from analysis.work.flop_counts import reconciliation
 from harness.base.files import write_json
 from harness.machine.environment import describe_environment
 from harness.model.chunked_loss import chunk_size, chunked_loss
-from harness.run.memory_tracker import kept_by_component
-from harness.run.profilers import InstrumentSchedule, ProfilerConfig, SystemProfilerWindow
+from harness.run.memory_timeline import kept_by_component
+from harness.run.recorder import SystemProfilerWindow
+from harness.run.schedule import InstrumentSchedule, ProfilerConfig
 from studies.timing.study import Step
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser, repeat_kv, resolve
 

@@ -16,8 +16,8 @@ from analysis.work.user_workload import UserWorkload, over_placed
 from harness.base.errors import UserError
 from harness.base.ranges import range_observers
 from harness.run.audit import FirstStep
+from harness.run.compilation import Compilation, compile_in_place
 from harness.run.first_step import FirstStepAudit
-from harness.run.profilers import Compilation, compile_in_place
 from harness.run.timing import UntimedMeter
 
 FILE = """

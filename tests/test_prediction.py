@@ -36,7 +36,9 @@ from harness.machine import host_memory
 from harness.machine.devices import memory_of_a_rank
 from harness.machine.workspaces import library_workspaces
 from harness.ranks.failures import explain_error
-from harness.run.memory_tracker import MemorySnapshot, MemoryTracker, kept_by_component
+from harness.run.memory_timeline import kept_by_component
+from harness.run.memory_tracker import MemoryTracker
+from harness.run.recorder import MemorySnapshot
 
 TINY = tiny_llama.TinyLlamaConfig()
 SMALL = tiny_llama.TinyLlamaConfig(50, 32, 3, 4, 2, 48, 16)
@@ -648,8 +650,8 @@ def test_what_stays_on_the_host_is_no_memory_of_a_gpu():
         optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros_like(parameter)}
     with MemoryTracker(model, optimizer) as tracker:
         torch.ones(1000)
-    assert tracker.live_bytes().max() == 4 * (6 + 3)
-    assert tracker.live_bytes().sum(axis=0).max() == 2 * 4 * (6 + 3)
+    assert tracker.timeline.live_bytes().max() == 4 * (6 + 3)
+    assert tracker.timeline.live_bytes().sum(axis=0).max() == 2 * 4 * (6 + 3)
 
 
 def test_a_bucket_of_gradients_is_not_of_the_step():
@@ -660,7 +662,7 @@ def test_a_bucket_of_gradients_is_not_of_the_step():
     view = bucket[:6].view(3, 2)
     with MemoryTracker(model, torch.optim.AdamW(model.parameters())) as tracker:
         made = view.add_(torch.ones(3, 2))
-    document = tracker.document()
+    document = tracker.timeline.document()
     assert made.data_ptr() == bucket.data_ptr()
     assert (document["allocations"], document["largest_tensor"]["shape"]) == (1, [3, 2])
     (first, *_) = document["peak"]["largest_tensors"]

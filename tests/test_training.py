@@ -11,6 +11,7 @@ import sys
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,11 +19,13 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, read_until, start
 
 import tiny_llama_v1 as tiny_llama
+from harness.base.ranges import range_observers
 from harness.machine.devices import cpu_trains_in_fp16
 from harness.model.corpus import synthetic_corpus
 from harness.run.phases import PHASES
-from harness.run.profilers import Instruments, InstrumentSchedule, ProfilerConfig
+from harness.run.recorder import Instruments
 from harness.run.run_summary import MeasuredRun, averaged_steps
+from harness.run.schedule import InstrumentSchedule, ProfilerConfig
 from harness.run.timing import StepMeter, StepRecord
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
@@ -140,6 +143,20 @@ def without_instruments(state, device: torch.device, num_steps: int) -> tuple[St
     profiling = ProfilerConfig()
     schedule = InstrumentSchedule(num_steps, profiling)
     return meter, Instruments(schedule, profiling, state, device, folder=None, trace_folder=None)
+
+
+def test_a_run_leaves_the_observers_of_others():
+    model, other = torch.nn.Linear(1, 1), object()
+    state = SimpleNamespace(model=model, scaler=None, optimizer=None)
+    _, instruments = without_instruments(state, torch.device("cpu"), 1)
+    instruments.on_gpu = True
+    range_observers.append(other)
+    try:
+        with instruments.run():
+            assert range_observers == [other, torch.cuda.nvtx]
+        assert range_observers == [other]
+    finally:
+        range_observers.clear()
 
 
 def gradients_of_a_step(micro_steps: int) -> list[torch.Tensor]:

@@ -27,8 +27,9 @@ from analysis.work.user_workload import IN_THE_FILE, USED, UserWorkload, examine
 from harness.base import documents
 from harness.base.errors import UserError
 from harness.model.user_file import UserFile
-from harness.run.memory_tracker import MemoryTracker, layer_and_part
-from harness.run.profilers import Compilation
+from harness.run.compilation import Compilation
+from harness.run.memory_timeline import MemoryTimeline, layer_and_part
+from harness.run.memory_tracker import MemoryTracker
 from harness.run.timing import UntimedMeter
 from studies.engine import sweep
 from studies.optimization.rungs import NAMES, names_for
@@ -187,14 +188,14 @@ def workload_of(file: Path, name: str = "workload", *flags: str) -> UserWorkload
     return tiny_llama.resolve(tiny_llama.build_parser().parse_args(arguments))[0]
 
 
-def second_step(workload: UserWorkload) -> MemoryTracker:
+def second_step(workload: UserWorkload) -> MemoryTimeline:
     state = workload.build(CPU)
     stream = workload.batches(CPU)
     workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())
     tracker = MemoryTracker(state.model, state.optimizer)
     workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(tracker))
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in state.model.modules())
-    return tracker
+    return tracker.timeline
 
 
 # ---- What is found by itself ---------------------------------------------------------------------------------------

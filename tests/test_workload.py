@@ -144,7 +144,7 @@ def test_the_predicted_peak_is_that_of_a_real_step(workload):
     workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())  # the optimizer has its state from now on
     tracker = MemoryTracker(state.model, state.optimizer)
     workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(tracker))
-    measured, predicted = tracker.document(), fake_step(workload, False, MemoryTracker).document()
+    measured, predicted = tracker.timeline.document(), fake_step(workload, False, MemoryTracker).timeline.document()
     assert predicted["peak_bytes"] == measured["peak_bytes"] == peak_bytes(workload, False)
     assert predicted["peak"]["bytes_by_category"] == measured["peak"]["bytes_by_category"]
     assert measured["peak"]["bytes_by_category"]["optimizer"] == 4 * workload.parameter_count()  # momentum

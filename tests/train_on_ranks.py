@@ -33,7 +33,7 @@ def trained(flags: str, rank: int) -> dict:
     workload.train(state, stream, STEPS - 1, meter, UntimedMeter())
     tracker = MemoryTracker(model, optimizer)
     workload.train(state, stream, 1, meter, UntimedMeter(tracker))
-    memory = tracker.document()
+    memory = tracker.timeline.document()
     losses = torch.stack(meter.losses).view(STEPS, -1).mean(1).tolist()  # of the micro-batches of a step
     return {"losses": losses, "peak": memory["peak"]["bytes_by_category"], "collectives": memory["collectives"]}
 

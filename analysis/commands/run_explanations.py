@@ -30,7 +30,7 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
     if instruments is None:
         return
     if instruments.memory and instruments.memory.finished:
-        memory = instruments.memory.document()
+        memory = instruments.memory.timeline.document()
         memory |= beside_measured(memory, report.workload, report.device)
         figure = None
         if importlib.util.find_spec("matplotlib"):

@@ -42,7 +42,8 @@ from harness.base.units import MB
 from harness.machine.devices import PRECISIONS, host_memory, memory_of_a_rank, missing_arithmetic
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
-from harness.run.memory_tracker import MemoryTracker, kept_by_component
+from harness.run.memory_timeline import MemoryTimeline, kept_by_component
+from harness.run.memory_tracker import MemoryTracker
 
 PERSISTENT_BYTES_PER_PARAM = 12  # itself and two moments of the optimizer, float32 at any precision
 
@@ -67,9 +68,9 @@ LONGEST = 2**31  # samples or tokens: no search goes further
 
 
 @functools.lru_cache(maxsize=8)
-def predicted_memory(workload: Workload, on_gpu: bool) -> MemoryTracker:
+def predicted_memory(workload: Workload, on_gpu: bool) -> MemoryTimeline:
     """The tensors of a step of rank 0, as --profile-memory would count them, by a fake-tensor run."""
-    return fake_step(workload, on_gpu, GpuMemoryTracker if on_gpu else MemoryTracker, ranks=True)
+    return fake_step(workload, on_gpu, GpuMemoryTracker if on_gpu else MemoryTracker, ranks=True).timeline
 
 
 class OtherStepError(Exception):

@@ -27,8 +27,8 @@ from harness.machine.devices import PRECISIONS
 from harness.model.own_step import called_first
 from harness.model.workload import TrainingState, Workload, sharded_state
 from harness.ranks.parallel import ParallelConfig
+from harness.run.compilation import compile_in_place
 from harness.run.memory_tracker import MemoryTracker, local_part
-from harness.run.profilers import compile_in_place
 from harness.run.timing import UntimedMeter
 
 Watcher = TypeVar("Watcher", bound=AbstractContextManager)

@@ -74,7 +74,7 @@ class Workload(ABC):
     def train(self, state: TrainingState, stream: Iterator[Batch], num_steps: int, meter, instruments) -> None:
         """Run optimizer steps: each phase within meter.phase(), every loss passed to meter.add_loss().
 
-        meter is a timing.StepMeter and instruments a profilers.Instruments, or objects with the same methods.
+        meter is a timing.StepMeter and instruments a recorder.Instruments, or objects with the same methods.
         """
 
     @abstractmethod

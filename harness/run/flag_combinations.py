@@ -11,7 +11,7 @@ from harness.base.errors import UserError
 from harness.run.no_sync import check_no_sync
 
 if TYPE_CHECKING:
-    from harness.run.profilers import ProfilerConfig
+    from harness.run.schedule import ProfilerConfig
 
 NO_OPERATORS = "records operator by operator, and {what} runs no separate operators; use only one of the two"
 

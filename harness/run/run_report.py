@@ -25,9 +25,11 @@ from harness.ranks.distributed import suffix_of_rank, when_stuck
 from harness.ranks.failures import explain_error
 from harness.ranks.parallel import ParallelConfig, described
 from harness.run.audit import RateLimit, audit_document
+from harness.run.compilation import Compilation
 from harness.run.phases import summary_stats
-from harness.run.profilers import Compilation, Instruments, InstrumentSchedule, ProfilerConfig
+from harness.run.recorder import Instruments
 from harness.run.run_summary import MeasuredRun, audit_lines, basis_lines, disturbance_lines, summarize, summary_lines
+from harness.run.schedule import InstrumentSchedule, ProfilerConfig
 from harness.run.timing import StepMeter, StepRecord
 
 # No columns of TensorBoard's HPARAMS tab: they affect neither speed nor memory nor the loss.
@@ -312,7 +314,7 @@ class RunReport:
             memory_source=sampler.memory_source,
             utilization_percent=sampler.utilization_percent,
             utilization_reason=sampler.utilization_reason,
-            memory_timeline=tracker.document() if tracker and tracker.finished else None,
+            memory_timeline=tracker.timeline.document() if tracker and tracker.finished else None,
             ranks=self.ranks,
             no_sync=self.no_sync,
             compilation=self.compilation and self.compilation.document(workload.micro_steps),

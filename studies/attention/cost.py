@@ -123,8 +123,8 @@ def predicted(spec: dict, device: torch.device) -> dict:
                 gradient = torch.ones_like(output)
             with trace_range("backward"):
                 output.backward(gradient)
-    begins = next(first for name, first, _ in tracker.phases if name == "backward")
-    live = [a for a in tracker.allocations if a.born <= begins and (a.died is None or a.died > begins)]
+    timeline = tracker.timeline
+    live = timeline.live_at(next(phase.first for phase in timeline.phases if phase.name == "backward"))
     names = ["query", "key", "value"] + ([] if inputs.mask is None else ["mask"])
     names += [allocation.where.removeprefix("attention.") for allocation in live[len(names) :]]
     tensors = [
@@ -136,7 +136,7 @@ def predicted(spec: dict, device: torch.device) -> dict:
         tensors.append({"name": "scale", "shape": [], "dtype": "float64", "bytes": 8})
     return {
         "predicted_memory_bytes": sum(tensor["bytes"] for tensor in tensors),
-        "predicted_peak_bytes": int(tracker.live_bytes().sum(axis=0).max()),
+        "predicted_peak_bytes": int(timeline.live_bytes().sum(axis=0).max()),
         "tensors": tensors,
     }
 

@@ -52,7 +52,7 @@ from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve
 
 if TYPE_CHECKING:
     from analysis.prediction.document import Capacity
-    from harness.run.profilers import ProfilerConfig
+    from harness.run.schedule import ProfilerConfig
 
 FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
 NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row

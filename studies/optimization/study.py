@@ -23,7 +23,7 @@ from harness.base.tables import Column, Section, column
 from harness.base.units import MB
 from harness.model.workload import Workload
 from harness.run.phases import median_interval
-from harness.run.profilers import ProfilerConfig
+from harness.run.schedule import ProfilerConfig
 from studies.engine.sweep import (
     FINISHED_STATUSES,
     DeviceProperties,

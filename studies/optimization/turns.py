@@ -19,9 +19,9 @@ from harness.model.cuda_graphs import GraphedModel
 from harness.model.workload import Workload
 from harness.ranks.failures import explain_error
 from harness.run.audit import audit_document, audit_text
+from harness.run.compilation import compile_in_place
 from harness.run.first_step import FirstStepAudit
 from harness.run.memory_tracker import MemoryTracker
-from harness.run.profilers import compile_in_place
 from harness.run.timing import StepMeter, StepRecord, UntimedMeter
 from studies.engine.sweep import cold_compiler
 
@@ -87,7 +87,7 @@ class Variant:
             return explain_nulls({"measured_memory_bytes": None}, reason)
         tracker = MemoryTracker(self.state.model, self.state.optimizer)
         self.step(tracker)
-        return {"measured_memory_bytes": int(tracker.live_bytes_at_allocations().max())}
+        return {"measured_memory_bytes": int(tracker.timeline.live_bytes_at_allocations().max())}
 
 
 def take_turns(workloads: Sequence[Workload], repetitions: int, warmup_steps: int) -> list[dict]:

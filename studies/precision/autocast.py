@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from harness.base.tables import Section, column
 from harness.machine.devices import set_numerics
 from harness.model.workload import TrainingState
-from harness.run.memory_tracker import Allocation, MemoryTracker
+from harness.run.memory_timeline import Allocation
+from harness.run.memory_tracker import MemoryTracker
 from harness.run.timing import UntimedMeter
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
 
@@ -64,7 +65,7 @@ class DtypeRecorder:
 
     def add_parts(self, tracker: MemoryTracker) -> None:
         """The floating-point types of the forward pass, by the named range that allocated them, in order."""
-        for allocation in tracker.allocations:
+        for allocation in tracker.timeline.allocations:
             in_part = allocation.phase == "forward" and allocation.where != "forward"
             if in_part and "float" in allocation.dtype:
                 self.add("part", allocation.where, allocation)

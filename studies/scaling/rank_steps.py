@@ -159,17 +159,18 @@ class Tracker(MemoryTracker):
     overlapped_bytes = 0
 
     def _communicates(self, func, args: tuple, kwargs: dict) -> None:
-        before = sum(size for _, size in self.collectives.values())
+        counted = self.timeline.collectives.bytes
+        before = counted.total()
         super()._communicates(func, args, kwargs)
-        if "backward" in self._stack:
-            self.overlapped_bytes += sum(size for _, size in self.collectives.values()) - before
+        if "backward" in self.part.ranges:
+            self.overlapped_bytes += counted.total() - before
 
 
 def tracked(workload: Workload, state: TrainingState, model: nn.Module, stream: Iterator, rank: Rank) -> dict:
     """Memory of a step."""
     tracker = Tracker(model, state.optimizer)
     workload.train(state, stream, 1, UntimedMeter(world_size=rank.world_size), UntimedMeter(tracker))
-    return tracker.document() | {"overlapped_bytes": tracker.overlapped_bytes}
+    return tracker.timeline.document() | {"overlapped_bytes": tracker.overlapped_bytes}
 
 
 def local_steps(

@@ -16,8 +16,10 @@ from harness.base.units import MB, megabytes
 from harness.machine.devices import choose_device, set_numerics
 from harness.machine.workspaces import workspace_bytes
 from harness.model.workload import TrainingState
+from harness.run.compilation import compile_in_place
 from harness.run.memory_tracker import MemoryTracker
-from harness.run.profilers import Instruments, InstrumentSchedule, ProfilerConfig, compile_in_place
+from harness.run.recorder import Instruments
+from harness.run.schedule import InstrumentSchedule, ProfilerConfig
 from harness.run.timing import StepMeter, StepRecord
 from studies.engine.sweep import (
     DeviceProperties,
@@ -204,7 +206,7 @@ def predicted(workload: TinyLlamaWorkload, mode: str, on_gpu: bool) -> dict:
         tracker = fake_forward(workload, MemoryTracker)
     except FakeRunError as error:
         return explain_nulls({"predicted_peak_bytes": None}, str(error))
-    return {"predicted_peak_bytes": int(tracker.live_bytes_at_allocations().max())}
+    return {"predicted_peak_bytes": int(tracker.timeline.live_bytes_at_allocations().max())}
 
 
 def label(row: dict) -> str:

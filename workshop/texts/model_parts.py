@@ -122,8 +122,8 @@ def training_and_inference() -> str:
     weights = 4 * DEFAULT.parameter_count() / MB
     kept = sum(map(sum, DEFAULT.kept_for_backward().values())) / MB
     peaks = [
-        watcher.document()["peak_bytes"] / MB
-        for watcher in (predicted_memory(DEFAULT, on_gpu=False), fake_forward(DEFAULT, MemoryTracker))
+        timeline.document()["peak_bytes"] / MB
+        for timeline in (predicted_memory(DEFAULT, on_gpu=False), fake_forward(DEFAULT, MemoryTracker).timeline)
     ]
     rows = [
         ["matmul FLOPs", f"{DEFAULT.step_flops():,}", f"{DEFAULT.forward_flops():,}"],

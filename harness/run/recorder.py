@@ -1,4 +1,4 @@
-"""Profilers and other instruments: which steps they measure, and the instruments themselves."""
+"""The instruments of a run: torch.profiler, the window of a system profiler, memory, DeepSpeed's FLOPs."""
 
 from __future__ import annotations
 
@@ -9,139 +9,24 @@ import gzip
 import importlib
 import importlib.util
 import json
-import math
 import os
 import shutil
-import statistics
-import time
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from harness.base.command_line import flag, peak_choice, require
-from harness.base.console import world_size_of_run
-from harness.base.errors import UserError, first_line, innermost_cause
-from harness.base.files import explain_nulls, make_folder
+from harness.base.command_line import require
+from harness.base.errors import UserError, first_line
+from harness.base.files import make_folder
 from harness.base.ranges import range_observers
 from harness.machine.devices import synchronize
 from harness.machine.environment import host_info
-from harness.model.own_step import called_first
-from harness.model.workload import TrainingState, Workload
+from harness.model.workload import TrainingState
 from harness.run.first_step import FirstStepAudit
-from harness.run.memory_tracker import MemorySnapshot, MemoryTracker
-
-
-@dataclass(frozen=True)
-class ProfilerConfig:
-    """What is recorded in addition to the timings of every run."""
-
-    enable_pytorch_profiler: bool = flag(False, "record a trace with torch.profiler")
-    profile_dir: str | None = flag(
-        None,
-        "folder for traces; also for the run, without --output-dir",
-        metavar="DIR",
-        shown="--output-dir, else ./pytorch_profiles",
-    )
-    profile_steps: int = flag(5, "steps in the trace")
-    warmup_steps: int = flag(5, "steps before the profiling window", minimum=0)
-    profile_stacks: bool = flag(False, "Python stacks and modules in the trace, much larger; implies the profiler")
-    profile_operators: bool = flag(False, "print the largest operators, all tables with --verbose; implies profiling")
-    gzip: bool = flag(False, "compress the trace")
-    no_sync_steps: int = flag(
-        0, "with several ranks: steps after training with and without reducing gradients, to compare", minimum=0
-    )
-    profile_memory: bool = flag(False, "record every tensor of one step", alias="--enable-memory-profiling")
-    memory_snapshot: bool = flag(False, "allocation history of one step on a GPU, for pytorch.org/memory_viz")
-    system_profiler: bool = flag(False, "enable capture by nsys or rocprofv3; set by run_system_profiler.sh")
-    enable_deepspeed_flops: bool = flag(False, "count FLOPs with DeepSpeed's profiler in one step")
-    flops_profile_step: int = flag(10, "step in which DeepSpeed counts FLOPs")
-    peak: str | float = flag(
-        "auto",
-        "peak rate for MFU: auto (from the datasheet, else measured), measured, or a number in TFLOP/s",
-        metavar="PEAK",
-        type=peak_choice,
-    )
-
-    # --enable-all-profiling
-    ALL = ("enable_pytorch_profiler", "profile_stacks", "profile_operators", "profile_memory", "enable_deepspeed_flops")
-
-    @property
-    def records_trace(self) -> bool:
-        return self.enable_pytorch_profiler or self.profile_stacks or self.profile_operators
-
-    @property
-    def enabled(self) -> bool:
-        return self.records_trace or self.profile_memory or self.memory_snapshot or self.enable_deepspeed_flops
-
-
-# ---- Schedule ------------------------------------------------------------------------------------------------------
-
-
-class InstrumentSchedule:
-    """Which steps are measured by an instrument.  Two share a step only if there are too few steps."""
-
-    def __init__(self, num_steps: int, profiling: ProfilerConfig):
-        self.num_steps = num_steps
-        self.window: tuple[int, int] | None = None  # the profiled steps are window[0] + 1 to window[1]
-        self.flops_step = self.memory_step = self.snapshot_step = None
-        self.notes: list[str] = []  # which instrument was moved to another step, and why
-        if profiling.records_trace or profiling.system_profiler:
-            others = profiling.enable_deepspeed_flops + profiling.profile_memory + profiling.memory_snapshot
-            self._schedule_window(profiling.warmup_steps, profiling.profile_steps, others)
-        if profiling.enable_deepspeed_flops:
-            self._schedule_flops(profiling.flops_profile_step)
-        if profiling.profile_memory:
-            # DistributedDataParallel rebuilds its buckets once, in the second step.
-            self.memory_step = self._free_step(2 if world_size_of_run() == 1 else 3)
-        if profiling.memory_snapshot:
-            self.snapshot_step = self._free_step(2)
-
-    def _schedule_window(self, warmup_steps: int, length: int, others: int) -> None:
-        """The requested window, moved and shortened so that the other instruments also fit."""
-        requested = (warmup_steps, warmup_steps + length)
-        last = min(requested[1], self.num_steps)
-        if others:
-            # Reserved: the first step, one step per other instrument, the profiler's warm-up, two for the averages.
-            length = max(1, min(length, self.num_steps - others - 4))
-        self.window = first, last = max(0, last - length), last
-        if self.window != requested:
-            reason = f"{requested[0]}-{requested[1]} does not fit in {self.num_steps} steps"
-            reason += " with the other instruments" if others else ""
-            self.notes.append(f"Profiling window moved to steps {first}-{last}: {reason}")
-
-    def _schedule_flops(self, requested: int) -> None:
-        self.flops_step = self._free_step(min(requested, self.num_steps))
-        if self.flops_step != requested:
-            reason = "the run is shorter" if requested > self.num_steps else "that step is used by another instrument"
-            self.notes.append(f"FLOPs profile moved from step {requested} to {self.flops_step}: {reason}")
-
-    def _free_step(self, wanted: int) -> int:
-        """The nearest step without an instrument; else the nearer of first and warm-up step; else the last."""
-        for free in ((None,), ("first", "profiler warm-up")):
-            for distance in range(self.num_steps):
-                for step in (wanted + distance, wanted - distance):
-                    if 1 <= step <= self.num_steps and self.exclusion_reason(step) in free:
-                        return step
-        return self.num_steps
-
-    def exclusion_reason(self, step: int) -> str | None:
-        """Why this step is excluded from averages, or None."""
-        first, last = self.window or (None, None)
-        if first is not None and first < step <= last:
-            return "profiled"
-        reasons = {first: "profiler warm-up", 1: "first"}  # of equal keys the last one applies
-        reasons |= {
-            self.flops_step: "FLOPs counted",
-            self.memory_step: "memory recorded",
-            self.snapshot_step: "snapshot",
-        }
-        return reasons.get(step)
-
-
-# ---- Instruments ---------------------------------------------------------------------------------------------------
+from harness.run.memory_tracker import MemoryTracker
+from harness.run.schedule import InstrumentSchedule, ProfilerConfig
 
 
 class TraceRecorder:
@@ -246,6 +131,38 @@ class SystemProfilerWindow:
             self.close()
 
 
+class MemorySnapshot:
+    """torch.cuda's allocation history of one step: pickles for pytorch.org/memory_viz, of the first forward pass and of
+    the whole step.  torch's HTML export is not written, because it loads its viewer from the internet.
+    """
+
+    ENTRIES = 1_000_000  # of the history; the oldest are dropped first
+
+    def __init__(self, folder: Path | None):
+        self.folder, self.written = folder, []
+
+    def __enter__(self) -> MemorySnapshot:
+        torch.cuda.memory._record_memory_history(max_entries=self.ENTRIES, stacks="python")
+        return self
+
+    def after_forward(self) -> None:
+        if not self.written:  # of the first micro-batch
+            self._dump("forward")
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            if error is None:
+                self._dump("step")
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _dump(self, what: str) -> None:
+        if self.folder:
+            path = self.folder / f"memory_snapshot_{what}.pickle"
+            torch.cuda.memory._dump_snapshot(str(path))
+            self.written.append(path)
+
+
 class DeepSpeedCounter:
     """DeepSpeed's FLOPs profiler over one forward pass, as a context; later passes of the step are not counted.
 
@@ -315,13 +232,13 @@ class Instruments:
 
     @contextlib.contextmanager
     def run(self):
-        if self.on_gpu:
-            range_observers.append(torch.cuda.nvtx)
-        try:
-            with self.trace.profile if self.trace else contextlib.nullcontext():
-                yield
-        finally:
-            range_observers.clear()
+        with contextlib.ExitStack() as instruments:
+            if self.on_gpu:
+                range_observers.append(torch.cuda.nvtx)
+                instruments.callback(range_observers.remove, torch.cuda.nvtx)
+            if self.trace:
+                instruments.enter_context(self.trace.profile)
+            yield
 
     def observes(self, step: int) -> bool:
         """Whether anything may watch the parts of this step; it is then excluded from averages."""
@@ -345,90 +262,6 @@ class Instruments:
             yield
         if step == self.schedule.snapshot_step:
             self.snapshot.after_forward()
-
-
-def compile_in_place(model: nn.Module, **options: object) -> None:
-    """torch.compile of all that a step calls first; the modules stay the same.  options: of torch.compile."""
-    from torch._dynamo import config  # takes seconds
-
-    for module in called_first(model):
-        # Dynamo skips functions of PyTorch's own, and so all of a bare nn.Sequential.
-        with config.patch(wrap_top_frame=type(module).__module__.startswith("torch.nn.")):
-            module.compile(dynamic=False, **options)
-
-
-class Compilation:
-    """torch.compile of a model before its first step: the compile time, and the time of a pass before and after.
-
-    Measured with forward and backward passes over one batch, whose gradients are discarded, and with random numbers of
-    their own, so that training is not affected.
-    """
-
-    PASSES = 3  # timed passes before and after compiling, each time after an untimed one
-
-    def __init__(
-        self,
-        workload: Workload,
-        state: TrainingState,
-        batch,
-        device: torch.device,
-        mode: str = "default",
-        traced: bool = False,
-    ):
-        self.workload, self.state, self.device = workload, state, device
-        buffers = [buffer.clone() for buffer in state.model.buffers()]  # a forward pass updates BatchNorm's averages
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            self._compile(batch, mode, traced)
-        for buffer, before in zip(state.model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-
-    def _compile(self, batch, mode: str, traced: bool) -> None:
-        from torch._dynamo import exc, utils  # takes seconds
-        from torch._inductor import list_mode_options
-
-        self._pass_ms(batch)
-        self.uncompiled_ms = self._median_pass_ms(batch)
-        utils.counters.clear()
-        # A trace always shows GPU kernels, but generated CPU kernels only if the generated code records them.
-        options = list_mode_options(mode) | {"cpp.enable_kernel_profile": traced and self.device.type == "cpu"}
-        compile_in_place(self.state.model, options=options)  # mode and options exclude each other
-        try:
-            first_ms = self._pass_ms(batch)
-        except exc.TorchDynamoException as error:
-            raise UserError(f"--compile: this model cannot be compiled here: {innermost_cause(error)}") from error
-        self.compiled_ms = self._median_pass_ms(batch)
-        self.compile_s = max(0.0, first_ms - self.compiled_ms) / 1e3
-        found = utils.counters["inductor"]
-        self.from_cache = bool(found["fxgraph_cache_hit"]) and not found["fxgraph_cache_miss"]
-
-    def _pass_ms(self, batch) -> float:
-        """Wall time of one forward and backward pass over a micro-batch, in ms."""
-        synchronize(self.device)
-        started = time.perf_counter()
-        with self.state.autocast:
-            loss = self.workload.loss(self.state.model, batch)
-        loss.backward()
-        synchronize(self.device)
-        elapsed_ms = 1e3 * (time.perf_counter() - started)
-        self.state.model.zero_grad(set_to_none=True)
-        return elapsed_ms
-
-    def _median_pass_ms(self, batch) -> float:
-        return statistics.median(self._pass_ms(batch) for _ in range(self.PASSES))
-
-    def document(self, micro_steps: int) -> dict:
-        """Median pass times, the time saved per step of `micro_steps` passes, and the break-even step."""
-        saved_ms = micro_steps * (self.uncompiled_ms - self.compiled_ms)
-        document = {
-            "compile_s": self.compile_s,
-            "from_cache": self.from_cache,
-            "uncompiled_pass_ms": self.uncompiled_ms,
-            "compiled_pass_ms": self.compiled_ms,
-            "passes": self.PASSES,
-            "saved_ms_per_step": saved_ms,
-            "break_even_step": math.ceil(1e3 * self.compile_s / saved_ms) if saved_ms > 0 else None,
-        }
-        return explain_nulls(document, "a compiled pass was not faster")
 
 
 def check_profiling(profiling: ProfilerConfig, device: torch.device, output_dir: str | None) -> None:

@@ -1,0 +1,84 @@
+"""Collectives as PyTorch dispatches them: how many a step calls, of how many bytes, and gloo's on copies."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_iter, tree_map, tree_map_only
+
+KINDS = {  # by the name of PyTorch's operator
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "broadcast_": "broadcast",
+}
+
+
+def kind_of_collective(func) -> str | None:
+    """all_reduce, all_gather, reduce_scatter or broadcast; None for any other operator."""
+    namespace, name = func._schema.name.split("::")
+    return KINDS.get(name) if namespace == "c10d" else None
+
+
+class CollectiveCounter:
+    """Calls of collectives and their bytes, by kind; of a call those of its larger side, input or output."""
+
+    def __init__(self):
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def count(self, func, args: tuple) -> int:
+        """The bytes of a call, which is counted if it is a collective; else 0."""
+        kind = kind_of_collective(func)
+        if kind is None:
+            return 0
+        size = max(sum(t.numel() * t.itemsize for t in tree_iter(arg) if isinstance(t, Tensor)) for arg in args)
+        self.calls[kind] += 1
+        self.bytes[kind] += size
+        return size
+
+    def rows(self) -> list[dict]:
+        """documents.CollectiveRow of each kind."""
+        return [{"kind": kind, "calls": self.calls[kind], "bytes": self.bytes[kind]} for kind in sorted(self.calls)]
+
+
+def held_by_gloo(func) -> bool:
+    """Whether this is a collective of FSDP's on gloo: what DistributedDataParallel and ZeRO-1 send lives on anyway."""
+    return kind_of_collective(func) in ("all_gather", "reduce_scatter") and dist.get_backend() == "gloo"
+
+
+def on_copies(func, args: tuple, kwargs: dict):
+    """The result of a collective of gloo's that reads and writes copies, and has ended.
+
+    The thread of gloo's that runs a collective lets go of its tensors only after it has told that it is done; on busy
+    cores that is many operators later.  Nothing of the program needs them any more, and no other backend holds them.
+    """
+    from torch._C._distributed_c10d import FakeWork  # some builds have no torch.distributed
+
+    originals = {}  # by id of the copy
+
+    def copy(tensor: Tensor) -> Tensor:
+        copied = tensor.clone()
+        originals[id(copied)] = (tensor, copied)
+        return copied
+
+    def ended(value):
+        """The original of a copy, and work that is done in place of gloo's, whose wait() would write the copy again."""
+        if isinstance(value, torch.ScriptObject):
+            dist.Work.unbox(value).wait()
+            return FakeWork().boxed()
+        return originals[id(value)][0] if isinstance(value, Tensor) else value
+
+    out = func(*tree_map_only(Tensor, copy, args), **tree_map_only(Tensor, copy, kwargs))
+    out = tree_map(ended, out)
+    for tensor, copied in originals.values():
+        tensor.copy_(copied)
+    return out

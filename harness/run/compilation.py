@@ -1,0 +1,100 @@
+"""torch.compile of a model: in place, timed before and after."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+
+import torch
+from torch import nn
+
+from harness.base.errors import UserError, innermost_cause
+from harness.base.files import explain_nulls
+from harness.machine.devices import synchronize
+from harness.model.own_step import called_first
+from harness.model.workload import TrainingState, Workload
+
+
+def compile_in_place(model: nn.Module, **options: object) -> None:
+    """torch.compile of all that a step calls first; the modules stay the same.  options: of torch.compile."""
+    from torch._dynamo import config  # takes seconds
+
+    for module in called_first(model):
+        # Dynamo skips functions of PyTorch's own, and so all of a bare nn.Sequential.
+        with config.patch(wrap_top_frame=type(module).__module__.startswith("torch.nn.")):
+            module.compile(dynamic=False, **options)
+
+
+class Compilation:
+    """torch.compile of a model before its first step: the compile time, and the time of a pass before and after.
+
+    Measured with forward and backward passes over one batch, whose gradients are discarded, and with random numbers of
+    their own, so that training is not affected.
+    """
+
+    PASSES = 3  # timed passes before and after compiling, each time after an untimed one
+
+    def __init__(
+        self,
+        workload: Workload,
+        state: TrainingState,
+        batch,
+        device: torch.device,
+        mode: str = "default",
+        traced: bool = False,
+    ):
+        self.workload, self.state, self.device = workload, state, device
+        buffers = [buffer.clone() for buffer in state.model.buffers()]  # a forward pass updates BatchNorm's averages
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            self._compile(batch, mode, traced)
+        for buffer, before in zip(state.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
+    def _compile(self, batch, mode: str, traced: bool) -> None:
+        from torch._dynamo import exc, utils  # takes seconds
+        from torch._inductor import list_mode_options
+
+        self._pass_ms(batch)
+        self.uncompiled_ms = self._median_pass_ms(batch)
+        utils.counters.clear()
+        # A trace always shows GPU kernels, but generated CPU kernels only if the generated code records them.
+        options = list_mode_options(mode) | {"cpp.enable_kernel_profile": traced and self.device.type == "cpu"}
+        compile_in_place(self.state.model, options=options)  # mode and options exclude each other
+        try:
+            first_ms = self._pass_ms(batch)
+        except exc.TorchDynamoException as error:
+            raise UserError(f"--compile: this model cannot be compiled here: {innermost_cause(error)}") from error
+        self.compiled_ms = self._median_pass_ms(batch)
+        self.compile_s = max(0.0, first_ms - self.compiled_ms) / 1e3
+        found = utils.counters["inductor"]
+        self.from_cache = bool(found["fxgraph_cache_hit"]) and not found["fxgraph_cache_miss"]
+
+    def _pass_ms(self, batch) -> float:
+        """Wall time of one forward and backward pass over a micro-batch, in ms."""
+        synchronize(self.device)
+        started = time.perf_counter()
+        with self.state.autocast:
+            loss = self.workload.loss(self.state.model, batch)
+        loss.backward()
+        synchronize(self.device)
+        elapsed_ms = 1e3 * (time.perf_counter() - started)
+        self.state.model.zero_grad(set_to_none=True)
+        return elapsed_ms
+
+    def _median_pass_ms(self, batch) -> float:
+        return statistics.median(self._pass_ms(batch) for _ in range(self.PASSES))
+
+    def document(self, micro_steps: int) -> dict:
+        """Median pass times, the time saved per step of `micro_steps` passes, and the break-even step."""
+        saved_ms = micro_steps * (self.uncompiled_ms - self.compiled_ms)
+        document = {
+            "compile_s": self.compile_s,
+            "from_cache": self.from_cache,
+            "uncompiled_pass_ms": self.uncompiled_ms,
+            "compiled_pass_ms": self.compiled_ms,
+            "passes": self.PASSES,
+            "saved_ms_per_step": saved_ms,
+            "break_even_step": math.ceil(1e3 * self.compile_s / saved_ms) if saved_ms > 0 else None,
+        }
+        return explain_nulls(document, "a compiled pass was not faster")

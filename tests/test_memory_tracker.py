@@ -1,0 +1,45 @@
+"""The memory tracker leaves PyTorch as it found it, and others may watch the same step."""
+
+import pytest
+import torch
+
+from harness.run.memory_tracker import MemoryTracker
+
+
+def tracker() -> MemoryTracker:
+    model = torch.nn.Linear(2, 3)
+    return MemoryTracker(model, torch.optim.SGD(model.parameters()))
+
+
+def freed_by_resizing(found: MemoryTracker) -> list[int]:
+    """Bytes of the tensors that were freed within the step."""
+    return [one.bytes for one in found.timeline.allocations if one.died is not None]
+
+
+def test_trackers_within_one_another_all_see_a_storage_that_is_resized():
+    """FSDP frees gathered parameters by resizing their storage."""
+    with tracker() as outer:
+        with tracker() as inner:
+            tensor = torch.ones(100)
+            tensor.untyped_storage().resize_(0)
+        tensor.untyped_storage().resize_(8)
+    assert freed_by_resizing(outer) == freed_by_resizing(inner) == [400]
+    assert outer.timeline.allocations[-1].bytes == 8
+
+
+def test_resizing_is_afterwards_what_it_was_before(monkeypatch):
+    before = torch.UntypedStorage.resize_
+    with pytest.raises(RuntimeError, match="out of the step"), tracker():
+        raise RuntimeError("out of the step")
+    assert torch.UntypedStorage.resize_ is before and "resize_" not in vars(torch.UntypedStorage)
+    seen = []
+
+    def of_another_program(storage, size):
+        seen.append(size)
+        return before(storage, size)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", of_another_program)
+    with tracker():
+        torch.ones(2).untyped_storage().resize_(0)
+    torch.ones(2).untyped_storage().resize_(4)
+    assert seen == [0, 4]
