@@ -119,7 +119,7 @@ FUNCTIONS = {
         *(("manual", heads, torch.float32, 1e-5) for heads in (1, 2, 4)),
         *(("flash", heads, torch.float32, 1e-5) for heads in (1, 2, 4)),
         *((name, 2, torch.bfloat16, 5e-2) for name in ("manual", "flash")),
-        ("compiled", 2, torch.float32, 1e-5),
+        pytest.param("compiled", 2, torch.float32, 1e-5, marks=pytest.mark.slow),
     ],
 )
 def test_all_implementations_agree(name, kv_heads, dtype, tolerance):

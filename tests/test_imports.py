@@ -14,6 +14,7 @@ from traces import SMALL, write_trace
 PACKAGES = ("harness", "kernels", "analysis", "studies", "workshop")
 SCRIPT = PROJECT / "tiny_llama_v1.py"
 COMMANDS = sorted(path for path in PROJECT.glob("*.py") if path != SCRIPT)
+FOLDERS = sorted(file for package in PACKAGES for file in (PROJECT / package).rglob("__init__.py"))
 MODULES = sorted(file for package in PACKAGES for file in (PROJECT / package).rglob("*.py"))
 
 
@@ -41,6 +42,14 @@ def test_imports_go_one_way(monkeypatch, capfd):
     monkeypatch.setattr(sys, "path", [*sys.path])  # import-linter adds to it
     passed = lint_imports(str(PROJECT / "pyproject.toml"), no_cache=True, no_logo=True) == EXIT_STATUS_SUCCESS
     assert passed, capfd.readouterr().out
+
+
+@pytest.mark.parametrize("package", FOLDERS, ids=module_name)
+def test_a_package_asks_one_question_and_is_no_hall(package):
+    """In a line of its docstring; answers has a module for each exercise."""
+    question = ast.get_docstring(ast.parse(package.read_text()))
+    assert question and "\n" not in question
+    assert len(list(package.parent.glob("*.py"))) - 1 <= 12 or package.parent.name == "answers"
 
 
 def test_the_script_imports_no_more_than_what_is_below_it():

@@ -222,6 +222,7 @@ def test_cuda_graphs_give_the_losses_of_the_baseline(train, tmp_path, precision)
     assert graphs["audit"]["ok"]
 
 
+@pytest.mark.slow
 def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
     name = describe_environment(CPU)["device"]["name"]
     measured = {"size": "small", "precision": "fp32", "not_the_same": None}

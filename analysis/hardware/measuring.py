@@ -13,7 +13,8 @@ import torch
 from harness.base.console import progress_bar
 from harness.base.errors import out_of_memory
 from harness.base.text import count_of
-from harness.machine.devices import PRECISIONS
+from harness.machine.clock import elapsed_ms, mark
+from harness.machine.devices import PRECISIONS, matmul_precision
 from harness.machine.disturbance import DisturbanceMeter, disturbance_text
 from harness.machine.gpu_watch import gpu_reasons, gpu_text
 from harness.machine.workspaces import library_workspaces
@@ -58,32 +59,17 @@ def durations(device_type: str, work: Callable[[], object], seconds: float) -> l
     On a GPU by events, so that launching is no part of it.
     """
     work()
+    on_gpu = device_type == "cuda"
     times: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < deadline:
-        if device_type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            work()
-            end.record()
+        start = mark(on_gpu)
+        work()
+        end = mark(on_gpu)
+        if on_gpu:
             end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-        else:
-            start = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - start)
+        times.append(elapsed_ms(start, end) / 1e3)
     return times
-
-
-@contextlib.contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """float32 matmuls in tf32 or not, as asked for, and as it was before afterwards."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def measured_flops(device_type: str, precision: str, rounds: int = ROUNDS) -> Measurement | None:

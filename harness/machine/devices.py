@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -34,13 +35,17 @@ def choose_device(asked: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def architecture(gpu) -> str:
+    """Of the properties that torch.cuda gives: gfx90a:sramecc+:xnack- or sm_90."""
+    return gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
+
+
 def check_precision(precision: str, device: torch.device, option: str = "--precision") -> None:
     """Raise UserError for a precision that the device does not support or only emulates."""
     refusal = None
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        arch = gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
-        refusal = missing_arithmetic(precision, gpu.name, arch)
+        refusal = missing_arithmetic(precision, gpu.name, architecture(gpu))
     elif precision == "tf32":
         refusal = "TF32 exists only in Tensor Cores and Matrix Cores of GPUs; on a CPU use fp32 or bf16"
     elif precision == "fp16" and not cpu_trains_in_fp16():
@@ -81,12 +86,28 @@ def set_numerics(seed: int, precision: str, deterministic: bool) -> None:
 
 def set_arithmetic(precision: str, deterministic: bool) -> None:
     """The same without the seed: random numbers go on where they were."""
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    if precision == "tf32" and torch.version.hip:
-        os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # older ROCm builds also require it
+    set_matmul_precision(precision)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is initialized
     torch.use_deterministic_algorithms(deterministic)
+
+
+def set_matmul_precision(precision: str) -> None:
+    """Whether matmuls of float32 tensors compute in TF32."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    if precision == "tf32" and torch.version.hip:
+        os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # older ROCm builds also require it
+
+
+@contextlib.contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """The same for a while."""
+    before = torch.get_float32_matmul_precision()
+    set_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def synchronize(device: torch.device) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from harness.base.command_line import version_of
 from harness.base.files import explain_nulls
+from harness.machine.devices import architecture
 from harness.machine.hardware_seen import VISIBLE, unseen_hardware
 
 PACKAGES = {  # package: what needs it
@@ -43,8 +44,7 @@ def describe_environment(device: torch.device) -> dict:
     commit, about = git("rev-parse", "HEAD"), {"type": device.type, "name": cpu_name()}
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        arch = gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
-        about |= {"name": gpu.name, "arch": arch, "compute_units": gpu.multi_processor_count}
+        about |= {"name": gpu.name, "arch": architecture(gpu), "compute_units": gpu.multi_processor_count}
         about["memory_bytes"] = gpu.total_memory
     unseen = unseen_hardware() if device.type == "cpu" else None
     environment = {

@@ -25,7 +25,7 @@ from harness.base.paths import PROJECT
 from harness.base.tables import Column, column, text_table
 from harness.base.units import megabytes
 from harness.machine.cgroups import cgroup_folders
-from harness.machine.devices import choose_device
+from harness.machine.devices import architecture, choose_device
 from harness.machine.disturbance import quota_cores
 from harness.machine.environment import PACKAGES
 from harness.machine.gpu_driver import pci_folder
@@ -114,7 +114,7 @@ def gpu_checks(device: torch.device) -> list[Check]:
     if device.type == "cpu":
         return [Check("GPUs visible", "0, training on the CPU")]
     gpu, (free, total) = torch.cuda.get_device_properties(device), torch.cuda.mem_get_info(device)
-    arch = gpu.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
+    arch = architecture(gpu).split(":")[0]
     visible = f"{torch.cuda.device_count()}; this rank uses number {device.index}, {gpu.name} ({arch})"
     return [
         Check("GPUs visible", visible),
@@ -336,7 +336,7 @@ class Versions:
         numbers = re.findall(r"\d+", told or torch.version.hip or "")[: 3 if told else 2]
         rocm = tuple(map(int, numbers))
         on_rocm = rocm and device.type == "cuda"
-        arch = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0] if on_rocm else ""
+        arch = architecture(torch.cuda.get_device_properties(device)).split(":")[0] if on_rocm else ""
         return cls(rocm, arch, frozenset({"amdsmi"} if importlib.util.find_spec("amdsmi") else ()))
 
 

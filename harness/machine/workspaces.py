@@ -8,7 +8,7 @@ import sys
 import torch
 
 from harness.base.paths import PROJECT
-from harness.machine.devices import PRECISIONS, synchronize
+from harness.machine.devices import PRECISIONS, set_matmul_precision, synchronize
 
 SIZE = 256  # of the matrices: their workspace does not depend on it
 LIMIT_S = 120  # a first start of ROCm's libraries takes tens of seconds
@@ -20,7 +20,7 @@ def workspace_bytes(device: torch.device, precision: str) -> int:
     if device.type == "cpu":
         return 0
     before, dtype = torch.cuda.memory_allocated(device), PRECISIONS[precision]
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    set_matmul_precision(precision)
     x = torch.ones(2, SIZE, SIZE, device=device, requires_grad=True)  # [batch, rows, columns]
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32):
         y = torch.bmm(x, x)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 
 import torch
 from torch import nn
 
 from harness.base.errors import UserError, innermost_cause
 from harness.base.files import explain_nulls
-from harness.machine.devices import synchronize
+from harness.machine.clock import time_synced
 from harness.model.own_step import called_first
 from harness.model.workload import TrainingState, Workload
 
@@ -72,13 +71,13 @@ class Compilation:
 
     def _pass_ms(self, batch) -> float:
         """Wall time of one forward and backward pass over a micro-batch, in ms."""
-        synchronize(self.device)
-        started = time.perf_counter()
-        with self.state.autocast:
-            loss = self.workload.loss(self.state.model, batch)
-        loss.backward()
-        synchronize(self.device)
-        elapsed_ms = 1e3 * (time.perf_counter() - started)
+
+        def forward_and_backward() -> None:
+            with self.state.autocast:
+                loss = self.workload.loss(self.state.model, batch)
+            loss.backward()
+
+        elapsed_ms = time_synced(forward_and_backward, self.device)
         self.state.model.zero_grad(set_to_none=True)
         return elapsed_ms
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.base.ranges import trace_range
+from harness.machine.clock import elapsed_ms, mark
 from harness.machine.disturbance import DisturbanceMeter, Interval
 
 
@@ -48,10 +49,7 @@ class StepMeter:
         self.disturbance = DisturbanceMeter(device)
 
     def _mark(self, name: str) -> None:
-        mark = torch.cuda.Event(enable_timing=True) if self.on_gpu else time.perf_counter()
-        if self.on_gpu:
-            mark.record()
-        self._current.marks.append((name, mark))
+        self._current.marks.append((name, mark(self.on_gpu)))
 
     @contextlib.contextmanager
     def step(self, step: int):
@@ -83,8 +81,7 @@ class StepMeter:
                 return
             self._pending.pop(0)
             for (_, start), (name, end) in itertools.pairwise(record.marks):
-                elapsed_ms = start.elapsed_time(end) if self.on_gpu else 1e3 * (end - start)
-                record.phase_ms[name] = record.phase_ms.get(name, 0.0) + elapsed_ms
+                record.phase_ms[name] = record.phase_ms.get(name, 0.0) + elapsed_ms(start, end)
             record.total_ms = sum(record.phase_ms.values())
             record.loss = sum(loss.item() for loss in record.losses) / len(record.losses)
             record.marks, record.losses = [], []

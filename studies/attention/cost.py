@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 
@@ -17,7 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from analysis.work.fake_step import CompiledCall
 from harness.base.errors import first_line
 from harness.base.ranges import trace_range
-from harness.machine.devices import PRECISIONS, choose_device, synchronize
+from harness.machine.clock import elapsed_ms, mark, time_synced
+from harness.machine.devices import PRECISIONS, choose_device, set_matmul_precision, synchronize
 from harness.machine.workspaces import workspace_bytes
 from harness.run.memory_tracker import MemoryTracker
 from studies.engine.sweep import cold_compiler, time_statistics, unique
@@ -187,7 +187,7 @@ def measure(spec: dict, device_name: str, repetitions: int, warmup_steps: int) -
     """The measured columns of a row: memory before the backward pass, times, and the kernel that ran."""
     device = choose_device(device_name)
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("highest")
+    set_matmul_precision("fp32")
     workspace = workspace_bytes(device, spec["dtype"])
     function = function_of(spec)
     row: dict = {"workspace_bytes": workspace, "compile_s": None, "repetitions": repetitions}
@@ -208,9 +208,8 @@ def compile_attention(function: Callable, spec: dict, device: torch.device) -> t
     forward_and_backward(function, inputs)  # one-time initialization is not compile time
     function = torch.compile(function, dynamic=False)
     with cold_compiler():
-        started = time.perf_counter()
-        forward_and_backward(function, inputs)
-    return function, time.perf_counter() - started
+        first_ms = time_synced(lambda: forward_and_backward(function, inputs), device)
+    return function, first_ms / 1e3
 
 
 def forward_and_backward(function: Callable, inputs: Inputs) -> None:
@@ -245,8 +244,8 @@ def memory_and_kernel(function: Callable, spec: dict, device: torch.device, work
 
 def kernel_in(names: list[str]) -> str | None:
     """A fused operator if there is one, else `generated code`, else the matmul operator."""
-    for mark in ("_attention_forward", "cudnn_attention", "flash_attention_for_cpu", "_attention_math"):
-        if found := next((name for name in names if mark in name and "backward" not in name), None):
+    for part in ("_attention_forward", "cudnn_attention", "flash_attention_for_cpu", "_attention_math"):
+        if found := next((name for name in names if part in name and "backward" not in name), None):
             return found
     if any("CompiledFxGraph" in name for name in names):
         return "generated code"
@@ -258,26 +257,15 @@ def pass_times(function: Callable, inputs: Inputs, repetitions: int, warmup_step
     device = inputs.query.device
     on_gpu = device.type == "cuda"
     gradient, marks = None, []
-
-    def mark():
-        if not on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def elapsed_ms(start, end) -> float:
-        return start.elapsed_time(end) if on_gpu else 1e3 * (end - start)
-
     for _ in range(warmup_steps + repetitions):
         inputs.zero_grad(set_to_none=True)
-        forward_starts = mark()
+        forward_starts = mark(on_gpu)
         output = inputs.attend(function)
-        forward_ends = mark()
+        forward_ends = mark(on_gpu)
         gradient = torch.ones_like(output) if gradient is None else gradient
-        backward_starts = mark()
+        backward_starts = mark(on_gpu)
         output.backward(gradient)
-        marks.append((forward_starts, forward_ends, backward_starts, mark()))
+        marks.append((forward_starts, forward_ends, backward_starts, mark(on_gpu)))
         del output
     synchronize(device)
     timed = marks[warmup_steps:]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
+from harness.machine.clock import time_synced
 from harness.machine.devices import synchronize
 from harness.machine.disturbance import DisturbanceMeter
 from studies.engine.ranks import Rank
@@ -38,12 +37,12 @@ def time_us(call, rank: Rank) -> float:
     """Microseconds of a call, the mean over some that follow one another."""
     synchronize(rank.device)
     torch.distributed.barrier()
-    synchronize(rank.device)
-    started = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    synchronize(rank.device)
-    return 1e6 * (time.perf_counter() - started) / CALLS
+
+    def calls() -> None:
+        for _ in range(CALLS):
+            call()
+
+    return 1e3 * time_synced(calls, rank.device) / CALLS
 
 
 def measure(rank: Rank, kinds: list[str], sizes: list[int], repetitions: int, warmup_steps: int) -> dict:

@@ -16,6 +16,7 @@ from analysis.comparison.runs import NOISE, ratio
 from harness.base.documents import TimingStudyRow
 from harness.base.errors import UserError
 from harness.base.tables import Section, column
+from harness.machine.clock import time_synced
 from harness.machine.devices import choose_device, set_numerics, synchronize
 from harness.run.timing import UntimedMeter
 from studies.engine.sweep import (
@@ -62,15 +63,6 @@ class Step:
     @property
     def losses(self) -> list[torch.Tensor]:
         return self.meter.losses
-
-
-def time_synced(work: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of one call, synchronized before and after."""
-    synchronize(device)
-    started = time.perf_counter()
-    work()
-    synchronize(device)
-    return 1e3 * (time.perf_counter() - started)
 
 
 def return_ms(work: Callable[[], object]) -> float:
