@@ -46,8 +46,8 @@ def train_and_explain(args: argparse.Namespace) -> None:
     from harness.base.console import is_first_rank, say
     from harness.base.documents import read_document
     from harness.base.files import write_json
+    from harness.instruments.recorder import deepspeed_problem
     from harness.machine.devices import choose_device
-    from harness.run.recorder import deepspeed_problem
     from tiny_llama_v1 import resolve, run_from_arguments
 
     args.num_steps = args.num_steps or 20

@@ -49,6 +49,12 @@ from harness.base.console import is_first_rank, say
 from harness.base.errors import UserError, ending_despite_signals
 from harness.base.files import explain_nulls, prepare_folder, write_json
 from harness.base.ranges import trace_range
+from harness.instruments.audit import audit_text
+from harness.instruments.compilation import Compilation
+from harness.instruments.no_sync import no_sync_steps
+from harness.instruments.recorder import Instruments, check_profiling
+from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
+from harness.instruments.timing import StepMeter
 from harness.machine import setup_checks
 from harness.machine.devices import PRECISIONS, check_precision, choose_device, set_numerics
 from harness.machine.hardware_seen import unseen_hardware
@@ -59,14 +65,8 @@ from harness.model.workload import TrainingState, Workload, check_shards, sharde
 from harness.ranks.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.ranks.failures import exit_code_of, raise_if_interrupted
 from harness.ranks.parallel import ParallelConfig, gradient_sync, parallel_settings, replicated
-from harness.run.audit import audit_text
-from harness.run.compilation import Compilation
 from harness.run.flag_combinations import check_combinations, check_device_has, check_model, only_predicted
-from harness.run.no_sync import no_sync_steps
-from harness.run.recorder import Instruments, check_profiling
 from harness.run.run_report import RunReport, fused_lines
-from harness.run.schedule import InstrumentSchedule, ProfilerConfig
-from harness.run.timing import StepMeter
 from kernels.selection import norm_kernel, swiglu_kernel
 
 # ---- Configuration --------------------------------------------------------------------------------------------------

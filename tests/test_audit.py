@@ -15,10 +15,10 @@ from analysis.hardware.rate_limits import rate_limit
 from analysis.trust.same_training import loss_bound, training_check
 from harness.base.errors import UserError
 from harness.base.ranges import trace_range
-from harness.run.audit import FirstStep, RateLimit, audit_document, audit_text
-from harness.run.first_step import FirstStepAudit
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.timing import StepRecord
+from harness.instruments.audit import FirstStep, RateLimit, audit_document, audit_text
+from harness.instruments.first_step import FirstStepAudit
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.timing import StepRecord
 from studies.timing.study import Step
 from tiny_llama_v1 import RMSNorm, TinyLlamaConfig, TinyLlamaModel, TinyLlamaWorkload, TrainingConfig
 

@@ -10,8 +10,8 @@ from analysis.attribution.collectives import UNKNOWN, collective_kind, collectiv
 from analysis.diagnosis.document import add_prediction, analyze_all, find_traces
 from harness.base.documents import MeasuredCollectiveRow, Ranks, StepCommunication
 from harness.base.errors import UserError
+from harness.instruments.no_sync import check_no_sync, document_of
 from harness.ranks.parallel import ParallelConfig
-from harness.run.no_sync import check_no_sync, document_of
 
 MB = 2**20
 

@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from analysis.commands import run_explanations
 from harness.base.errors import UserError
 from harness.base.slurm import first_node, hosts_of_tasks, node_names, slurm_ranks, tasks_of_node
+from harness.instruments.recorder import TraceRecorder
+from harness.instruments.schedule import ProfilerConfig
 from harness.machine import devices, hardware_seen
 from harness.machine.devices import DeviceSampler, choose_device
 from harness.machine.hardware_seen import unreachable_hardware, unseen_hardware
 from harness.ranks import distributed, parallel
 from harness.ranks.rendezvous import shared_gpu
-from harness.run.recorder import TraceRecorder
-from harness.run.schedule import ProfilerConfig
 
 MI250X = {"name": "AMD Instinct MI250X", "gcnArchName": "gfx90a:sramecc+:xnack-", "total_memory": 2**36}
 
@@ -453,7 +453,7 @@ def test_labels_of_a_backward_pass_in_a_thread_of_its_own():
     """As on a GPU, where that thread has sequence numbers of its own, and recomputes checkpointed blocks."""
     import tiny_llama_v1 as tiny_llama
     from harness.base.ranges import trace_range
-    from harness.run.memory_tracker import MemoryTracker
+    from harness.instruments.memory_tracker import MemoryTracker
 
     def tracked(in_thread: bool) -> list[str]:
         torch.manual_seed(0)

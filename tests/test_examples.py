@@ -11,8 +11,8 @@ from analysis.work.fake_step import FakeRunError, fake_step
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import UserWorkload, user_workload
 from harness.base.errors import UserError
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.timing import UntimedMeter
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.timing import UntimedMeter
 from tiny_llama_v1 import TrainingConfig
 
 CPU = torch.device("cpu")

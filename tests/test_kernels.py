@@ -18,9 +18,9 @@ from analysis.prediction.document import predicted_memory
 from analysis.trace.links import link
 from analysis.trace.tables import read_trace
 from analysis.work.flop_counts import reconciliation
-from harness.run.memory_timeline import kept_by_component
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.timing import UntimedMeter
+from harness.instruments.memory_timeline import kept_by_component
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.timing import UntimedMeter
 from kernels.rms_norm import forward, rms_norm
 from kernels.swiglu import swiglu
 from studies.timing.study import Step

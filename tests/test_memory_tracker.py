@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.run.memory_tracker import MemoryTracker
+from harness.instruments.memory_tracker import MemoryTracker
 
 
 def tracker() -> MemoryTracker:

@@ -16,7 +16,7 @@ import run_optimization_study
 from analysis.commands.stored_optimizations import best_of
 from analysis.work.user_workload import UserWorkload, examined
 from harness.base import documents
-from harness.run.phases import median_interval
+from harness.instruments.phases import median_interval
 from studies.engine.sweep import cold_compiler, workload_of
 from studies.optimization import reference, rungs
 from studies.optimization import study as optimization

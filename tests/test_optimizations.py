@@ -15,11 +15,11 @@ from analysis.commands import stored_optimizations as fastest
 from analysis.prediction.document import predicted_memory
 from analysis.work.flop_counts import reconciliation
 from harness.base.files import write_json
+from harness.instruments.memory_timeline import kept_by_component
+from harness.instruments.recorder import SystemProfilerWindow
+from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.machine.environment import describe_environment
 from harness.model.chunked_loss import chunk_size, chunked_loss
-from harness.run.memory_timeline import kept_by_component
-from harness.run.recorder import SystemProfilerWindow
-from harness.run.schedule import InstrumentSchedule, ProfilerConfig
 from studies.timing.study import Step
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser, repeat_kv, resolve
 

@@ -15,10 +15,10 @@ from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import UserWorkload, over_placed
 from harness.base.errors import UserError
 from harness.base.ranges import range_observers
-from harness.run.audit import FirstStep
-from harness.run.compilation import Compilation, compile_in_place
-from harness.run.first_step import FirstStepAudit
-from harness.run.timing import UntimedMeter
+from harness.instruments.audit import FirstStep
+from harness.instruments.compilation import Compilation, compile_in_place
+from harness.instruments.first_step import FirstStepAudit
+from harness.instruments.timing import UntimedMeter
 
 FILE = """
 import copy

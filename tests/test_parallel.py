@@ -23,7 +23,7 @@ from analysis.prediction.network import Network
 from benchmarks import many_ranks
 from harness.base.errors import UserError
 from harness.base.files import write_json
-from harness.run.timing import UntimedMeter
+from harness.instruments.timing import UntimedMeter
 from workshop.texts import numbers
 
 BATCH = 8  # of all ranks

@@ -32,13 +32,13 @@ from analysis.prediction.document import (
 )
 from analysis.trace.tables import read_trace
 from harness.base.ranges import trace_range
+from harness.instruments.memory_timeline import kept_by_component
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.recorder import MemorySnapshot
 from harness.machine import host_memory
 from harness.machine.devices import memory_of_a_rank
 from harness.machine.workspaces import library_workspaces
 from harness.ranks.failures import explain_error
-from harness.run.memory_timeline import kept_by_component
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.recorder import MemorySnapshot
 
 TINY = tiny_llama.TinyLlamaConfig()
 SMALL = tiny_llama.TinyLlamaConfig(50, 32, 3, 4, 2, 48, 16)

@@ -15,7 +15,7 @@ from test_documents import mismatches
 import run_scaling_study
 from analysis.prediction.network import Network
 from harness.base import documents
-from harness.run.phases import median_interval
+from harness.instruments.phases import median_interval
 from studies.engine.ranks import answer_of
 from studies.scaling import study as scaling
 from studies.scaling.rank_steps import FAULTS, ReducedAfterBackward

@@ -20,13 +20,13 @@ from helpers import PROJECT, SMALL_MODEL, finish, read_until, start
 
 import tiny_llama_v1 as tiny_llama
 from harness.base.ranges import range_observers
+from harness.instruments.phases import PHASES
+from harness.instruments.recorder import Instruments
+from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
+from harness.instruments.timing import StepMeter, StepRecord
 from harness.machine.devices import cpu_trains_in_fp16
 from harness.model.corpus import synthetic_corpus
-from harness.run.phases import PHASES
-from harness.run.recorder import Instruments
 from harness.run.run_summary import MeasuredRun, averaged_steps
-from harness.run.schedule import InstrumentSchedule, ProfilerConfig
-from harness.run.timing import StepMeter, StepRecord
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
 TRACED = [*SMALL_MODEL, *"--num-steps 4 --profile-steps 1 --warmup-steps 2 --enable-pytorch-profiler".split()]

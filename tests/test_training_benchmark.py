@@ -15,7 +15,7 @@ from analysis.work.fake_step import fake_forward
 from harness.base.documents import SCHEMA_VERSION, TrainingBenchmarkRow
 from harness.base.errors import UserError, out_of_memory
 from harness.base.ranges import trace_range
-from harness.run.memory_tracker import MemoryTracker
+from harness.instruments.memory_tracker import MemoryTracker
 from studies.engine import sweep
 from studies.engine.comparison import differences
 from studies.engine.sweep import workload_of

@@ -26,11 +26,11 @@ from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import IN_THE_FILE, USED, UserWorkload, examined, on_fake_tensors
 from harness.base import documents
 from harness.base.errors import UserError
+from harness.instruments.compilation import Compilation
+from harness.instruments.memory_timeline import MemoryTimeline, layer_and_part
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.timing import UntimedMeter
 from harness.model.user_file import UserFile
-from harness.run.compilation import Compilation
-from harness.run.memory_timeline import MemoryTimeline, layer_and_part
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.timing import UntimedMeter
 from studies.engine import sweep
 from studies.optimization.rungs import NAMES, names_for
 

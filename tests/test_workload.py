@@ -15,9 +15,9 @@ from analysis.work.bytes_moved import computational_intensity, intensity_lines, 
 from analysis.work.fake_step import FakeRunError, fake_step
 from analysis.work.flop_counts import counted_by_torch, flops_of_step, reconciliation
 from analysis.work.flop_rates import flops_lines, flops_profile
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.timing import UntimedMeter
 from harness.model.workload import TrainingState, Workload
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.timing import UntimedMeter
 
 CPU = torch.device("cpu")
 CLASSES = 10

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import tiny_llama_v1 as tiny_llama
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.timing import UntimedMeter
 from harness.model.workload import sharded_state
 from harness.ranks.distributed import process_group
 from harness.ranks.parallel import replicated
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.timing import UntimedMeter
 
 CPU = torch.device("cpu")
 STEPS = 4

@@ -24,7 +24,7 @@ from harness.base.files import explain_nulls
 from harness.base.tables import Column, column
 from harness.base.text import count_of, narrow_table
 from harness.base.units import MB
-from harness.run.phases import PHASES
+from harness.instruments.phases import PHASES
 
 # Kinds by the letters of a name: of an operator, of a range, or of a kernel such as ncclDevKernel_AllReduce_Sum_f32.
 KINDS = {
@@ -451,7 +451,7 @@ BESIDE_COLUMNS = [
 
 def difference_text(about: dict) -> str:
     """What steps without reduction measured, beside the exposed time of the trace that they should confirm."""
-    from harness.run.no_sync import no_sync_text  # takes PyTorch, which reading a trace does not need
+    from harness.instruments.no_sync import no_sync_text  # takes PyTorch, which reading a trace does not need
 
     trace = f"the trace has {about['exposed_backward_ms']:.2f} ms exposed in the backward pass"
     return f"{no_sync_text(about['by_difference'])}; {trace}"

@@ -22,7 +22,7 @@ from analysis.trace.tables import STEP, by_name, where_name
 from analysis.work.operator_costs import category, is_view_or_metadata_op, operator_class
 from harness.base.tables import Column, column
 from harness.base.text import count_of, narrow_table
-from harness.run.phases import PHASES
+from harness.instruments.phases import PHASES
 
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
 BACKWARD = "autograd::engine::evaluate_function: "

@@ -20,8 +20,8 @@ from harness.base.errors import UserError
 from harness.base.files import explain_nulls, explain_nulls_recursively, may_be_trace
 from harness.base.tables import COLUMNS, Column, Section, answer, column, wrapped
 from harness.base.text import count_of, narrow_table, short_names
+from harness.instruments.phases import PHASES, median_interval, summary_stats
 from harness.machine.disturbance import disturbance_text
-from harness.run.phases import PHASES, median_interval, summary_stats
 
 UNDECIDED, SPREAD_UNKNOWN = "undecided: disturbed", "spread unknown"
 NOT_IN_TRACE = "not in a trace"

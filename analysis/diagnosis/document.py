@@ -54,7 +54,7 @@ from harness.base.files import explain_nulls, explain_nulls_recursively, may_be_
 from harness.base.tables import ANSWER_LINES, answer, labeled, wrapped
 from harness.base.text import count_of, printable, shortened
 from harness.base.units import MB
-from harness.run.phases import summary_stats
+from harness.instruments.phases import summary_stats
 
 MISSING_RANKS_NAMED = 1000  # at most
 PIECES = 1500  # of a timeline's lane at most: more cannot be seen

@@ -7,7 +7,7 @@ import math
 import torch
 
 from analysis.hardware.ceilings import NO_PEAK, compute_ceilings
-from harness.run.audit import RateLimit
+from harness.instruments.audit import RateLimit
 
 FASTEST_CLOCK_HZ = 7e9
 

@@ -39,11 +39,11 @@ from harness.base.files import explain_nulls
 from harness.base.tables import ANSWER_LINES, answer, column, labeled, wrapped
 from harness.base.text import batch_text, text_of
 from harness.base.units import MB
+from harness.instruments.memory_timeline import MemoryTimeline, kept_by_component
+from harness.instruments.memory_tracker import MemoryTracker
 from harness.machine.devices import PRECISIONS, host_memory, memory_of_a_rank, missing_arithmetic
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
-from harness.run.memory_timeline import MemoryTimeline, kept_by_component
-from harness.run.memory_tracker import MemoryTracker
 
 PERSISTENT_BYTES_PER_PARAM = 12  # itself and two moments of the optimizer, float32 at any precision
 

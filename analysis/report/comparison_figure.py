@@ -12,7 +12,7 @@ from analysis.report.figures import SEAM, WIDTH, bare, beside, entitle, legend, 
 from analysis.report.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatches_of, series
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.text import shortened, told_apart
-from harness.run.phases import PHASES as PHASE_NAMES
+from harness.instruments.phases import PHASES as PHASE_NAMES
 
 
 def draw_comparison(comparison: dict) -> Figure:

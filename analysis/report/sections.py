@@ -27,8 +27,8 @@ from harness.base.documents import read_document
 from harness.base.tables import Column, column
 from harness.base.text import Table, count_of, run_title, told_apart
 from harness.base.units import megabytes
+from harness.instruments.audit import audit_text
 from harness.machine import disturbance
-from harness.run.audit import audit_text
 
 FILES = {
     "summary": "performance_summary.json",

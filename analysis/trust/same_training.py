@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.run.audit import audit_text
+from harness.instruments.audit import audit_text
 
 NOT_THE_SAME = "not the same training"
 # How much of the first loss rounding may change per step, in unit roundoffs of the type whose numbers matmuls multiply.

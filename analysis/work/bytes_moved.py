@@ -21,8 +21,8 @@ from harness.base.ranges import range_observers
 from harness.base.tables import Column, column, labeled
 from harness.base.text import Table, text_of
 from harness.base.units import MB, megabytes
+from harness.instruments.phases import PHASES
 from harness.model.workload import Workload
-from harness.run.phases import PHASES
 
 FLOP_CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation counted"
 TRAFFIC = (

@@ -23,13 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 from harness.base.errors import UserError, first_line
 from harness.base.ranges import trace_range
 from harness.base.units import MB
+from harness.instruments.compilation import compile_in_place
+from harness.instruments.memory_tracker import MemoryTracker, local_part
+from harness.instruments.timing import UntimedMeter
 from harness.machine.devices import PRECISIONS
 from harness.model.own_step import called_first
 from harness.model.workload import TrainingState, Workload, sharded_state
 from harness.ranks.parallel import ParallelConfig
-from harness.run.compilation import compile_in_place
-from harness.run.memory_tracker import MemoryTracker, local_part
-from harness.run.timing import UntimedMeter
 
 Watcher = TypeVar("Watcher", bound=AbstractContextManager)
 

@@ -7,7 +7,7 @@ import re
 from harness.base.tables import Column, column
 from harness.base.text import Table, text_of
 from harness.base.units import MB, megabytes
-from harness.run.phases import PHASES
+from harness.instruments.phases import PHASES
 
 TENSOR_COLUMNS = [
     Column("largest tensors at the peak", lambda row: tensor_name(row), left=True),

@@ -26,6 +26,7 @@ from analysis.work.fake_user_code import on_fake_tensors, under_fake_mode, unrea
 from analysis.work.flop_counts import counted_by_torch
 from harness.base.errors import UserError
 from harness.base.ranges import trace_range
+from harness.instruments.timing import UntimedMeter
 from harness.machine.devices import PRECISIONS
 from harness.model.module_ranges import ModuleRanges
 from harness.model.own_step import StepPhases, loss_of_step
@@ -33,7 +34,6 @@ from harness.model.user_file import Made, UserFile
 from harness.model.workload import TrainingState, Workload
 from harness.ranks.failures import raise_if_interrupted
 from harness.ranks.parallel import ParallelConfig
-from harness.run.timing import UntimedMeter
 
 IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead of them
     "the file has a model of its own": (

@@ -8,10 +8,10 @@ import torch
 
 from harness.base.command_line import compiler_problem
 from harness.base.errors import UserError
-from harness.run.no_sync import check_no_sync
+from harness.instruments.no_sync import check_no_sync
 
 if TYPE_CHECKING:
-    from harness.run.schedule import ProfilerConfig
+    from harness.instruments.schedule import ProfilerConfig
 
 NO_OPERATORS = "records operator by operator, and {what} runs no separate operators; use only one of the two"
 

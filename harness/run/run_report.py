@@ -17,6 +17,12 @@ from harness.base.console import RULE, say
 from harness.base.errors import UserError, deferred_signals, is_interruption
 from harness.base.files import files_of_run, make_folder, prepare_folder, write_figure, write_json
 from harness.base.units import MB
+from harness.instruments.audit import RateLimit, audit_document
+from harness.instruments.compilation import Compilation
+from harness.instruments.phases import summary_stats
+from harness.instruments.recorder import Instruments
+from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
+from harness.instruments.timing import StepMeter, StepRecord
 from harness.machine.devices import DeviceSampler
 from harness.machine.disturbance import over_ranks
 from harness.machine.environment import describe_environment
@@ -24,13 +30,7 @@ from harness.model.workload import Workload
 from harness.ranks.distributed import suffix_of_rank, when_stuck
 from harness.ranks.failures import explain_error
 from harness.ranks.parallel import ParallelConfig, described
-from harness.run.audit import RateLimit, audit_document
-from harness.run.compilation import Compilation
-from harness.run.phases import summary_stats
-from harness.run.recorder import Instruments
 from harness.run.run_summary import MeasuredRun, audit_lines, basis_lines, disturbance_lines, summarize, summary_lines
-from harness.run.schedule import InstrumentSchedule, ProfilerConfig
-from harness.run.timing import StepMeter, StepRecord
 
 # No columns of TensorBoard's HPARAMS tab: they affect neither speed nor memory nor the loss.
 HIDDEN_SETTINGS = {

@@ -10,11 +10,11 @@ from harness.base.console import RULE
 from harness.base.files import explain_nulls
 from harness.base.tables import column, text_table, wrapped
 from harness.base.units import MB
+from harness.instruments.audit import audit_text
+from harness.instruments.no_sync import no_sync_text
+from harness.instruments.phases import PHASES, summary_stats
+from harness.instruments.timing import StepRecord
 from harness.machine.disturbance import disturbance_text
-from harness.run.audit import audit_text
-from harness.run.no_sync import no_sync_text
-from harness.run.phases import PHASES, summary_stats
-from harness.run.timing import StepRecord
 
 
 @dataclass

@@ -16,10 +16,10 @@ from torch.profiler import ProfilerActivity, profile
 from analysis.work.fake_step import CompiledCall
 from harness.base.errors import first_line
 from harness.base.ranges import trace_range
+from harness.instruments.memory_tracker import MemoryTracker
 from harness.machine.clock import elapsed_ms, mark, time_synced
 from harness.machine.devices import PRECISIONS, choose_device, set_matmul_precision, synchronize
 from harness.machine.workspaces import workspace_bytes
-from harness.run.memory_tracker import MemoryTracker
 from studies.engine.sweep import cold_compiler, time_statistics, unique
 from tiny_llama_v1 import eager_attention, fused_attention, repeat_kv
 

@@ -10,7 +10,7 @@ from analysis.prediction.network import BACKENDS, fitted, keep_network
 from harness.base.documents import CollectiveBenchmarkRow
 from harness.base.errors import UserError
 from harness.base.tables import Section, column
-from harness.run.phases import summary_stats
+from harness.instruments.phases import summary_stats
 from studies.collectives.rank_timing import measure, size_on_ranks
 from studies.engine.ranks import on_ranks
 from studies.engine.sweep import DeviceProperties, Sweep, disturbance_of_ranks, optional, status_column, unique

@@ -41,18 +41,18 @@ from harness.base.files import (
 from harness.base.tables import COLUMNS, Column, Section, column, wrapped
 from harness.base.text import narrow_table
 from harness.base.units import megabytes
+from harness.instruments.phases import summary_stats
 from harness.machine.devices import PRECISIONS, check_precision, choose_device
 from harness.machine.disturbance import DisturbanceMeter, available_cores
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
 from harness.ranks.failures import exit_code_of, explain_error
-from harness.run.phases import summary_stats
 from harness.run.run_report import in_words
 from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve
 
 if TYPE_CHECKING:
     from analysis.prediction.document import Capacity
-    from harness.run.schedule import ProfilerConfig
+    from harness.instruments.schedule import ProfilerConfig
 
 FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
 NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row

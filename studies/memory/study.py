@@ -15,7 +15,7 @@ from harness.base.files import explain_nulls
 from harness.base.tables import Column, Section, column
 from harness.base.text import batch_text
 from harness.base.units import MB, megabytes
-from harness.run.schedule import ProfilerConfig
+from harness.instruments.schedule import ProfilerConfig
 from studies.engine.sweep import (
     NOT_SETTINGS,
     DeviceProperties,

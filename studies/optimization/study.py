@@ -21,9 +21,9 @@ from harness.base.documents import OptimizationStudyRow, read_document
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, Section, column
 from harness.base.units import MB
+from harness.instruments.phases import median_interval
+from harness.instruments.schedule import ProfilerConfig
 from harness.model.workload import Workload
-from harness.run.phases import median_interval
-from harness.run.schedule import ProfilerConfig
 from studies.engine.sweep import (
     FINISHED_STATUSES,
     DeviceProperties,

@@ -13,16 +13,16 @@ from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
 from harness.base.errors import out_of_memory
 from harness.base.files import explain_nulls
+from harness.instruments.audit import audit_document, audit_text
+from harness.instruments.compilation import compile_in_place
+from harness.instruments.first_step import FirstStepAudit
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.timing import StepMeter, StepRecord, UntimedMeter
 from harness.machine.devices import choose_device, set_arithmetic, set_numerics
 from harness.machine.environment import describe_environment
 from harness.model.cuda_graphs import GraphedModel
 from harness.model.workload import Workload
 from harness.ranks.failures import explain_error
-from harness.run.audit import audit_document, audit_text
-from harness.run.compilation import compile_in_place
-from harness.run.first_step import FirstStepAudit
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.timing import StepMeter, StepRecord, UntimedMeter
 from studies.engine.sweep import cold_compiler
 
 ROUNDS = 2  # of matmuls of all shapes: seconds, where the peak that is kept for a machine takes four times as long

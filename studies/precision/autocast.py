@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.base.tables import Section, column
+from harness.instruments.memory_timeline import Allocation
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.timing import UntimedMeter
 from harness.machine.devices import set_numerics
 from harness.model.workload import TrainingState
-from harness.run.memory_timeline import Allocation
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.timing import UntimedMeter
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
 
 AUTOCAST = ("fp16", "bf16")

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.timing import StepMeter, UntimedMeter
 from harness.machine.devices import set_numerics
 from harness.model.workload import TrainingState, Workload, sharded_state
 from harness.ranks.parallel import replicated
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.timing import StepMeter, UntimedMeter
 from studies.engine.ranks import Rank
 
 EXTRA_PASSES = 2  # forward passes that a slow rank computes in addition
@@ -178,8 +178,8 @@ def local_steps(
 ) -> list[float] | None:
     """Milliseconds of steps without communication, on all ranks at once; None if the mode needs it to compute.
 
-    In harness.run.no_sync.no_sync_steps() ranks wait for one another in every step, as they reduce its loss, and so all
-    take as long as the slowest.  Here none waits, which tells a slow rank from those that it holds up.
+    In harness/instruments/no_sync.py ranks wait for one another in every step, as they reduce its loss, and so all take
+    as long as the slowest.  Here none waits, which tells a slow rank from those that it holds up.
 
     The ranks' parameters differ from then on, so nothing can follow.
     """

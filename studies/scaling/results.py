@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.prediction.network import Network
 from harness.base.files import explain_nulls
-from harness.run.phases import median_interval
+from harness.instruments.phases import median_interval
 from studies.scaling.rank_steps import FAULTS
 
 KEY = ("scaling", "parallel", "world_size", "bucket_mb", "fault")

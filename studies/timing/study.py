@@ -16,9 +16,9 @@ from analysis.comparison.runs import NOISE, ratio
 from harness.base.documents import TimingStudyRow
 from harness.base.errors import UserError
 from harness.base.tables import Section, column
+from harness.instruments.timing import UntimedMeter
 from harness.machine.clock import time_synced
 from harness.machine.devices import choose_device, set_numerics, synchronize
-from harness.run.timing import UntimedMeter
 from studies.engine.sweep import (
     DeviceProperties,
     Sweep,

@@ -13,14 +13,14 @@ from harness.base.documents import TrainingBenchmarkRow
 from harness.base.files import explain_nulls, make_folder
 from harness.base.tables import Column, Section, column
 from harness.base.units import MB, megabytes
+from harness.instruments.compilation import compile_in_place
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.recorder import Instruments
+from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
+from harness.instruments.timing import StepMeter, StepRecord
 from harness.machine.devices import choose_device, set_numerics
 from harness.machine.workspaces import workspace_bytes
 from harness.model.workload import TrainingState
-from harness.run.compilation import compile_in_place
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.recorder import Instruments
-from harness.run.schedule import InstrumentSchedule, ProfilerConfig
-from harness.run.timing import StepMeter, StepRecord
 from studies.engine.sweep import (
     DeviceProperties,
     Sweep,

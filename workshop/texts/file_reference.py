@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.base import documents
 from harness.base.files import FILES
 from harness.base.tables import Column, column, markdown_table
-from harness.run.schedule import ProfilerConfig
+from harness.instruments.schedule import ProfilerConfig
 from studies.engine.sweep import text_columns
 from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig
 

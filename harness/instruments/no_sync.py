@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from harness.base.errors import UserError
+from harness.instruments.phases import median_interval
+from harness.instruments.timing import StepMeter, UntimedMeter
 from harness.model.workload import TrainingState, Workload
 from harness.ranks.parallel import ParallelConfig
-from harness.run.phases import median_interval
-from harness.run.timing import StepMeter, UntimedMeter
 
 
 def check_no_sync(parallel: ParallelConfig, pairs: int) -> None:

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from harness.base.ranges import range_observers
+from harness.instruments.memory_timeline import Allocation, MemoryTimeline, Phase
+from harness.instruments.phases import PHASES
 from harness.ranks.collective_calls import held_by_gloo, on_copies
-from harness.run.memory_timeline import Allocation, MemoryTimeline, Phase
-from harness.run.phases import PHASES
 
 
 class MemoryTracker(TorchDispatchMode):

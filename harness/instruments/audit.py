@@ -2,7 +2,7 @@
 
 A step that computes something else is not a faster step: a kernel without a gradient, a detached tensor, a parameter
 that the optimizer does not know all make a step shorter, and its loss may fall for a while nevertheless.
-harness/run/first_step.py reads the tensors.
+harness/instruments/first_step.py reads the tensors.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from harness.base.files import explain_nulls
 
 if TYPE_CHECKING:
+    from harness.instruments.timing import StepRecord
     from harness.model.workload import Workload
-    from harness.run.timing import StepRecord
 
 LEAST_RATIO = 0.1  # backward / forward time; twice the matmuls at twenty times the rate of the forward pass
 LEAST_STEPS = 3  # whose times are looked at: fewer may all have been held up in the forward pass

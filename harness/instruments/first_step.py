@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.base.ranges import range_observers
-from harness.run.audit import FirstStep
-from harness.run.memory_tracker import local_part
+from harness.instruments.audit import FirstStep
+from harness.instruments.memory_tracker import local_part
 
 
 class FirstStepAudit:

@@ -21,12 +21,12 @@ from harness.base.command_line import require
 from harness.base.errors import UserError, first_line
 from harness.base.files import make_folder
 from harness.base.ranges import range_observers
+from harness.instruments.first_step import FirstStepAudit
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.machine.devices import synchronize
 from harness.machine.environment import host_info
 from harness.model.workload import TrainingState
-from harness.run.first_step import FirstStepAudit
-from harness.run.memory_tracker import MemoryTracker
-from harness.run.schedule import InstrumentSchedule, ProfilerConfig
 
 
 class TraceRecorder:
