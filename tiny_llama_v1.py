@@ -32,11 +32,9 @@ if __name__ == "__main__":
 
 import argparse
 import itertools
-import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -44,10 +42,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.base.command_line import OneLineParser, flag, memory_size, network_choice, verbose_flag
-from harness.base.console import is_first_rank, say
+from harness.base.command_line import OneLineParser, flag, number_of, verbose_flag
+from harness.base.console import say
 from harness.base.errors import UserError, ending_despite_signals
-from harness.base.files import explain_nulls, prepare_folder, write_json
+from harness.base.files import explain_nulls
 from harness.base.ranges import trace_range
 from harness.instruments.audit import audit_text
 from harness.instruments.compilation import Compilation
@@ -57,15 +55,15 @@ from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.instruments.timing import StepMeter
 from harness.machine import setup_checks
 from harness.machine.devices import PRECISIONS, check_precision, choose_device, set_numerics
-from harness.machine.hardware_seen import unseen_hardware
 from harness.model.chunked_loss import chunked_loss
 from harness.model.corpus import synthetic_corpus, text_corpus
 from harness.model.cuda_graphs import GraphedModel
-from harness.model.workload import TrainingState, Workload, check_shards, sharded_state
+from harness.model.grad_clip import clip_gradients
+from harness.model.workload import StepFormulas, TrainingState, Workload, check_shards, sharded_state
 from harness.ranks.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.ranks.failures import exit_code_of, raise_if_interrupted
 from harness.ranks.parallel import ParallelConfig, gradient_sync, parallel_settings, replicated
-from harness.run.flag_combinations import check_combinations, check_device_has, check_model, only_predicted
+from harness.run.flag_combinations import PredictionConfig, check_combinations, check_device_has, check_model
 from harness.run.run_report import RunReport, fused_lines
 from kernels.selection import norm_kernel, swiglu_kernel
 
@@ -170,6 +168,12 @@ class TrainingConfig(OptimizationConfig, ParallelConfig):
     num_steps: int = flag(50, "optimizer steps")
     learning_rate: float = flag(1e-4, "AdamW learning rate")
     gradient_accumulation_steps: int = flag(1, "micro-batches that the samples of a step are split into")
+    grad_clip: float | None = flag(
+        None,
+        "clip gradients: scale them down where the norm of all together is larger",
+        type=number_of(float, 0),
+        metavar="NORM",
+    )
     precision: str = flag("fp32", "precision of the arithmetic; bf16 and fp16 use autocast", choices=list(PRECISIONS))
     device: str = flag(
         "auto", "auto uses a GPU if available; cuda also selects ROCm GPUs", choices=["auto", "cuda", "cpu"]
@@ -499,7 +503,15 @@ def build(config: TinyLlamaConfig, training: TrainingConfig, device: torch.devic
     return TrainingState(model, optimizer, scaler, autocast)
 
 
-def train(state: TrainingState, stream: Iterator, num_steps: int, micro_steps: int, meter: StepMeter, instruments):
+def train(
+    state: TrainingState,
+    stream: Iterator,
+    num_steps: int,
+    micro_steps: int,
+    grad_clip: float | None,
+    meter: StepMeter,
+    instruments: Instruments,
+) -> None:
     """The training loop.  meter.phase() times the phases; optional profilers are attached by context managers.
 
     stream yields (input_ids, labels) of a micro-batch, [B / micro_steps, S] each.
@@ -520,6 +532,9 @@ def train(state: TrainingState, stream: Iterator, num_steps: int, micro_steps: i
                         scaler.scale(loss / micro_steps).backward()
                 meter.add_loss(loss)  # an asynchronous copy: loss.item() would wait for the device
             with meter.phase("optimizer"):
+                if grad_clip is not None:
+                    scaler.unscale_(optimizer)  # so that it is the norm of the gradients, not of scaled ones
+                    meter.add_grad_norm(clip_gradients(optimizer, grad_clip))
                 scaler.step(optimizer)  # optimizer.step(), unless fp16 gradients are infinite
                 scaler.update()
                 optimizer.zero_grad(set_to_none=True)  # frees the gradients before the next forward pass
@@ -558,7 +573,7 @@ class TinyLlamaWorkload(Workload):
         return model(*batch)[1]
 
     def train(self, state: TrainingState, stream: Iterator, num_steps: int, meter, instruments) -> None:
-        train(state, stream, num_steps, self.micro_steps, meter, instruments)
+        train(state, stream, num_steps, self.micro_steps, self.training.grad_clip, meter, instruments)
 
     def with_settings(self, **changes) -> TinyLlamaWorkload:
         training = replace(self.training, **changes)
@@ -567,50 +582,11 @@ class TinyLlamaWorkload(Workload):
     def parameter_count(self) -> int:
         return self.config.parameter_count()
 
-    def forward_flops_by_component(self) -> dict[str, int]:
-        return self.config.forward_flops_by_component(self.batch_size, self.seq_len, self.training)
+    @property
+    def formulas(self) -> StepFormulas:
+        from analysis.work.decoder_formulas import DecoderFormulas
 
-    def forward_flops_per_layer(self) -> dict[str, int]:
-        flops = self.forward_flops_by_component()
-        return {part: count // self.config.n_layers for part, count in flops.items() if part != "lm_head"}
-
-    def least_forward_flops(self) -> int:
-        """A fused kernel may skip the masked half of the scores."""
-        parts = self.forward_flops_by_component()
-        return sum(parts.values()) - parts.get("attention.sdpa", 0) // 2
-
-    def first_loss(self) -> tuple[float, float]:
-        """ln V of a uniform guess, and s^2 / 2 for logits of standard deviation s.  The mean over tokens varies with s;
-        ten are assumed to be independent, because frequent ones repeat."""
-        uniform, s = math.log(self.config.vocab_size), self.config.init_std * self.config.hidden_dim**0.5
-        return uniform + s**2 / 2, 0.02 * uniform + 4 * s / min(10, self.batch_size * self.seq_len) ** 0.5
-
-    def least_memory_bytes(self) -> int:
-        """Weight, gradient and two Adam moments of four bytes each, the mask, and the attention weights that are saved
-        in every layer, or in one layer at a time with checkpointing."""
-        config, training = self.config, self.training
-        quadratic = 0  # bytes per element of the S x S mask and scores
-        if training.attention == "eager":
-            layers = 1 if training.activation_checkpointing else config.n_layers
-            scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
-            quadratic = 4 + PRECISIONS[training.precision].itemsize * scores
-        return 16 * config.parameter_count() + quadratic * training.seq_len**2
-
-    def recomputed_flops(self) -> int:
-        """Fused attention recomputes the scores, the fused loss the logits.  Checkpointing recomputes every matmul of
-        each block except the last, down_proj, because no operator needs its output in the backward pass."""
-        scores = 2 * self.batch_size * self.seq_len**2 * self.config.hidden_dim * self.config.n_layers
-        parts, again = self.forward_flops_by_component(), 0
-        again += scores if self.training.attention == "sdpa" else 0
-        again += parts["lm_head"] if self.training.fused_loss else 0
-        if self.training.activation_checkpointing:
-            again += sum(count for part, count in parts.items() if part not in ("mlp.down_proj", "lm_head"))
-        return again
-
-    def kept_for_backward(self, on_gpu: bool = False) -> dict[str, tuple[int, int]]:
-        from analysis.work.decoder_memory import kept_by_formula
-
-        return kept_by_formula(self.config, self.training, on_gpu)
+        return DecoderFormulas(self.config, self.training)
 
     def settings(self) -> dict[str, dict]:
         model = explain_nulls({"size": self.size}, "no --size was given") | asdict(self.config)
@@ -640,6 +616,7 @@ class TinyLlamaWorkload(Workload):
             "Vocab Size": c.vocab_size,
             "Learning Rate": t.learning_rate,
             "Gradient Accumulation Steps": t.gradient_accumulation_steps,
+            **({"Gradient Clipping": f"norm {t.grad_clip:g}"} if t.grad_clip else {}),
             "Attention": t.attention,
             **fused_lines(t),
             "Optimizer": f"AdamW, {t.optimizer_impl or default_impl}",
@@ -758,31 +735,6 @@ def close(report: RunReport, error: BaseException | None) -> dict | None:
     return report.close(error, explain, conclude, limit)
 
 
-def dry_run(workload: TinyLlamaWorkload, profiling: ProfilerConfig, args: argparse.Namespace) -> None:
-    """prediction.json and its lines, instead of a run."""
-    from analysis.hardware import rows_named
-
-    training = workload.training
-    targets = [] if args.target_device is None else rows_named(args.target_device)
-    device = choose_device("cpu" if targets else training.device)
-    if not targets:  # a datasheet tells whether it has the precision
-        check_precision(training.precision, device)
-    if not is_first_rank():  # every rank would predict the same
-        return
-    check_shards(workload)
-    from analysis.prediction.document import predict, prediction_lines
-
-    document = predict(workload, device, profiling.peak, args.device_memory, targets, args.network)
-    lines = prediction_lines(document, args.verbose, only_predicted(vars(args)))
-    if device.type == "cpu" and (unseen := unseen_hardware()):
-        lines.insert(0, f"Warning: {unseen}")
-    if folder := training.output_dir or profiling.profile_dir:
-        prepare_folder(Path(folder))
-        write_json(Path(folder) / "prediction.json", document)
-        lines.insert(0, f"Files: {Path(folder) / 'prediction.json'}")
-    say(*lines)
-
-
 def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbose: bool) -> None:
     """What the doctor finds on this machine, then three steps."""
     setup_checks.examine(workload.training.device)
@@ -819,19 +771,12 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
     }
     for name, text in switches.items():
         group.add_argument(name, action="store_true", default=None, help=text)
-    text = "with --dry-run: memory of the GPU to predict for, in GB of 2^30 bytes (this device)"
-    group.add_argument("--device-memory", type=memory_size, metavar="GB", help=text)
-    text = (
-        "with --dry-run: a device to predict for by its datasheet, such as MI300X; --device-memory overrides its memory"
-    )
-    group.add_argument("--target-device", metavar="NAME", help=text)
-    text = "with --dry-run: bus bandwidth of each rank in 10^9 bytes/s, or measured: by run_collective_benchmark.sh"
-    group.add_argument("--network", type=network_choice, metavar="GB/S", help=text)
     verbose_flag(group)
     parser.add_dataclass_flags("model", TinyLlamaConfig)
     parser.add_dataclass_flags("training", TrainingConfig)
     parser.add_dataclass_flags("optimizations", OptimizationConfig)
     parser.add_dataclass_flags("several ranks", ParallelConfig)
+    parser.add_dataclass_flags("prediction", PredictionConfig)
     parser.add_dataclass_flags("profiling", ProfilerConfig)
     return parser
 
@@ -876,6 +821,8 @@ def run_from_arguments(args: argparse.Namespace) -> None:
     """What the flags ask for: a prediction, a setup check, or a run."""
     workload, profiling = resolve(args)
     if args.dry_run:
+        from analysis.prediction.dry_run import dry_run  # imported late: it can take longer than a short run
+
         dry_run(workload, profiling, args)
     elif args.validate_setup:
         validate_setup(workload, profiling, args.verbose)

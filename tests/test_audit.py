@@ -137,7 +137,7 @@ def test_a_skipped_update_of_fp16_is_no_fault():
 def test_the_first_loss(vocab_size, hidden_dim):
     config = replace(CONFIG, vocab_size=vocab_size, hidden_dim=hidden_dim)
     workload = TinyLlamaWorkload(config, TrainingConfig())
-    expected, tolerance = workload.first_loss()
+    expected, tolerance = workload.formulas.first_loss()
     sound = FirstStep(norms={"w": 1.0})
     assert details(sound, first_loss=expected + 0.9 * tolerance, workload=workload) == {}
     if vocab_size > 2:
@@ -152,7 +152,7 @@ def test_times_that_arithmetic_does_not_allow():
     assert details(sound, detached[:2]) == {}  # they may have been held up
     held_up = [record(300.0, 20.0), record(10.0, 20.0), record(300.0, 20.0)]
     assert details(sound, held_up) == {}
-    flops = WORKLOAD.least_forward_flops()
+    flops = WORKLOAD.formulas.least_forward_flops()
     limit = RateLimit(1e3 * flops / 5, "given")
     rate = details(sound, [record(2.0, 4.0)] * 3, limit=limit)["rate"]
     assert rate.startswith("the step would reach ")

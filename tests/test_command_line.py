@@ -25,7 +25,7 @@ FLAGS = {  # every flag that users rely on; a change here is a change of what wa
     "--enable-all-profiling --output-dir --log-interval --validate-setup --dry-run --device-memory --force "
     "--target-device --parallel --bucket-mb --fsdp-reshard --no-fsdp-reshard --fsdp-wrap --reduce-precision "
     "--world-size --network --no-sync-steps --verbose --optimize --fused-projections --fused-norm --fused-rope "
-    "--kernels --fused-loss --compile-mode --cuda-graphs --workload"
+    "--kernels --fused-loss --compile-mode --cuda-graphs --workload --grad-clip"
 }
 
 
@@ -93,6 +93,9 @@ WRONG = {
     "--learning-rate 0": "--learning-rate",
     "--learning-rate nan": "--learning-rate",
     "--learning-rate inf": "--learning-rate",
+    "--grad-clip 0": "--grad-clip: 0 is not a positive number",
+    "--grad-clip -1": "--grad-clip: -1 is not a positive number",
+    "--grad-clip nan": "--grad-clip: nan is not a positive number",
     "--gradient-accumulation-steps 3": "--gradient-accumulation-steps 3",
     "--profile-steps 0": "--profile-steps",
     "--warmup-steps -1": "--warmup-steps",

@@ -12,7 +12,7 @@ from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import UserWorkload, user_workload
 from harness.base.errors import UserError
 from harness.instruments.memory_tracker import MemoryTracker
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
 from tiny_llama_v1 import TrainingConfig
 
 CPU = torch.device("cpu")
@@ -26,9 +26,9 @@ def example(name: str) -> UserWorkload:
 def measured_peak(workload: UserWorkload) -> int:
     """Bytes of live tensors at the peak of the second step: from then on the optimizer has its state."""
     state, stream = workload.build(CPU), workload.batches(CPU)
-    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())
+    workload.train(state, stream, 1, NullMeter(), NullMeter())
     tracker = MemoryTracker(state.model, state.optimizer)
-    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(tracker))
+    workload.train(state, stream, 1, NullMeter(), NullMeter(tracker))
     return tracker.timeline.document()["peak_bytes"]
 
 

@@ -20,7 +20,7 @@ from analysis.trace.tables import read_trace
 from analysis.work.flop_counts import reconciliation
 from harness.instruments.memory_timeline import kept_by_component
 from harness.instruments.memory_tracker import MemoryTracker
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
 from kernels.rms_norm import forward, rms_norm
 from kernels.swiglu import swiglu
 from studies.timing.study import Step
@@ -172,10 +172,10 @@ def test_memory_is_predicted_without_triton(settings):
     workload = WORKLOAD.with_settings(**settings)
     for on_gpu in (False, True):
         memory = predicted_memory(workload, on_gpu).document()
-        kept = {name: sum(parts) for name, parts in workload.kept_for_backward(on_gpu).items()}
+        kept = {name: sum(parts) for name, parts in workload.formulas.kept_for_backward(on_gpu).items()}
         assert kept_by_component(memory) == kept
         eager = workload.with_settings(kernels="eager")
-        assert sum(kept.values()) < sum(map(sum, eager.kept_for_backward(on_gpu).values()))
+        assert sum(kept.values()) < sum(map(sum, eager.formulas.kept_for_backward(on_gpu).values()))
 
 
 def test_flops_are_counted_as_before():
@@ -199,7 +199,7 @@ def test_memory_is_what_was_predicted(settings, monkeypatch):
     step = Step(workload, DEVICE)
     step()
     tracker = MemoryTracker(step.state.model, step.state.optimizer)
-    workload.train(step.state, step.stream, 1, UntimedMeter(), UntimedMeter(tracker))
+    workload.train(step.state, step.stream, 1, NullMeter(), NullMeter(tracker))
     measured, predicted = tracker.timeline.document(), predicted_memory(workload, DEVICE.type == "cuda").document()
     assert measured["peak_bytes"] == predicted["peak_bytes"]
     assert kept_by_component(measured) == kept_by_component(predicted)

@@ -136,9 +136,9 @@ def test_flops_are_the_same_by_formula_and_by_counter(options):
     assert workload.step_flops() == WORKLOAD.step_flops()
     counted = reconciliation(workload, "not asked")
     assert counted["agree"], counted["rows"]
-    again = workload.forward_flops_by_component()["lm_head"] if workload.training.fused_loss else 0
+    again = workload.formulas.forward_flops_by_component()["lm_head"] if workload.training.fused_loss else 0
     assert counted["recomputed_flops"] >= again
-    parts = set(workload.forward_flops_by_component())
+    parts = set(workload.formulas.forward_flops_by_component())
     assert ("attention.qkv_proj" in parts) == bool(options.get("fused_projections"))
 
 
@@ -180,7 +180,7 @@ def test_grouped_heads_are_read_in_place():
     def kept(on_gpu, **options):
         workload = WORKLOAD.with_settings(attention="sdpa", **options)
         found = kept_by_component(predicted_memory(workload, on_gpu).document())
-        assert found == {name: sum(parts) for name, parts in workload.kept_for_backward(on_gpu).items()}
+        assert found == {name: sum(parts) for name, parts in workload.formulas.kept_for_backward(on_gpu).items()}
         return found
 
     assert kept(False)["attention.sdpa"] < kept(True)["attention.sdpa"]

@@ -18,7 +18,7 @@ from harness.base.ranges import range_observers
 from harness.instruments.audit import FirstStep
 from harness.instruments.compilation import Compilation, compile_in_place
 from harness.instruments.first_step import FirstStepAudit
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
 
 FILE = """
 import copy
@@ -198,7 +198,7 @@ def phases_of(workload: UserWorkload, compiled: bool = False) -> list[str]:
         Compilation(workload, state, next(stream), CPU)
     range_observers.append(phases)
     try:
-        workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())
+        workload.train(state, stream, 1, NullMeter(), NullMeter())
     finally:
         range_observers.remove(phases)
     return phases.seen
@@ -234,7 +234,7 @@ def test_a_compiled_model_begins_a_forward_pass_too(file, monkeypatch):
 
 def trained(workload: UserWorkload, steps: int) -> torch.optim.Optimizer:
     state = workload.build(CPU)
-    workload.train(state, workload.batches(CPU), steps, UntimedMeter(), UntimedMeter())
+    workload.train(state, workload.batches(CPU), steps, NullMeter(), NullMeter())
     return state.optimizer
 
 
@@ -242,7 +242,7 @@ def audited(workload: UserWorkload) -> FirstStep:
     state = workload.build(CPU)
     audit = FirstStepAudit(state.model, state.scaler)
     with audit:
-        workload.train(state, workload.batches(CPU), 1, UntimedMeter(), UntimedMeter())
+        workload.train(state, workload.batches(CPU), 1, NullMeter(), NullMeter())
     return audit.result
 
 

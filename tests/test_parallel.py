@@ -23,7 +23,7 @@ from analysis.prediction.network import Network
 from benchmarks import many_ranks
 from harness.base.errors import UserError
 from harness.base.files import write_json
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
 from workshop.texts import numbers
 
 BATCH = 8  # of all ranks
@@ -37,6 +37,11 @@ MODES = (
     "--parallel fsdp --no-fsdp-reshard --fsdp-wrap sublayer",
     "--parallel fsdp --fsdp-wrap model --reduce-precision bf16",
     "--parallel fsdp --activation-checkpointing --gradient-accumulation-steps 2",
+)
+CLIPPED = (  # to a norm that every step exceeds
+    "--parallel ddp --gradient-accumulation-steps 2 --grad-clip 0.9",
+    "--parallel zero1 --grad-clip 0.9",
+    "--parallel fsdp --gradient-accumulation-steps 2 --grad-clip 0.9",
 )
 FEW = ("--parallel ddp", "--parallel zero1", "--parallel fsdp")
 
@@ -59,27 +64,35 @@ def on_ranks(world_size: int, modes) -> dict[str, dict]:
     return dict(zip(modes, json.loads(out.splitlines()[-1]), strict=True))
 
 
-def losses_of_one_rank(steps: int) -> list[float]:
-    workload = resolved(f"--batch-size {BATCH}")
+def on_one_rank(steps: int, flags: str = "") -> tuple[list[float], list[float]]:
+    """Losses and norms of gradients."""
+    workload = resolved(f"--batch-size {BATCH} {flags}")
     torch.manual_seed(workload.training.seed)
     state, stream = workload.build(torch.device("cpu")), workload.batches(torch.device("cpu"))
-    meter = UntimedMeter()
-    workload.train(state, stream, steps, meter, UntimedMeter())
-    return [loss.item() for loss in meter.losses]
+    meter = NullMeter()
+    workload.train(state, stream, steps, meter, NullMeter())
+    return [loss.item() for loss in meter.losses], [norm.item() for norm in meter.grad_norms]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "modes"), [(2, MODES), (4, FEW)])
+@pytest.mark.parametrize(("world_size", "modes"), [(2, MODES + CLIPPED), (4, FEW)])
 def test_every_mode_trains_alike_and_as_predicted(world_size, modes):
-    """Over the same global batch: losses as of one rank, within the rounding of fp32, and of sums in bf16; the bytes of
-    memory by category, and those of collectives, are the predicted ones."""
+    """Over the same global batch: losses and norms of gradients as of one rank, within the rounding of fp32, and of
+    sums in bf16; the bytes of memory by category and phase, and those of collectives, are the predicted ones."""
     measured = on_ranks(world_size, modes)
-    alone = losses_of_one_rank(len(measured[modes[0]]["losses"]))
+    steps = len(measured[modes[0]]["losses"])
+    unclipped, (clipped, norms) = on_one_rank(steps)[0], on_one_rank(steps, "--grad-clip 0.9")
+    assert abs(clipped[-1] - unclipped[-1]) > 1e-5
     for mode, found in measured.items():
+        alone = clipped if mode in CLIPPED else unclipped
+        if mode in CLIPPED:
+            assert found["grad_norms"] == pytest.approx(norms, rel=1e-6), mode
+            assert found["clipped"] == pytest.approx([0.9] * (steps - 1), rel=1e-5), mode
         assert found["losses"] == pytest.approx(alone, abs=2e-5 if "bf16" in mode else 2e-6), mode
         workload = predicted(f"{mode} --batch-size {BATCH // world_size}", world_size)
         document = predicted_memory(workload, False).document()
         assert document["peak"]["bytes_by_category"] == found["peak"], mode
+        assert [phase["peak_bytes"] for phase in document["phases"]] == found["peak_by_phase"], mode
         assert document["collectives"] == found["collectives"], mode
     for mode in FEW:  # sharded against replicated: the sum over two ranks does not depend on the order
         assert measured[mode]["losses"] == pytest.approx(measured[FEW[0]]["losses"], abs=0 if world_size == 2 else 1e-6)

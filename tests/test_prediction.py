@@ -95,12 +95,12 @@ def test_what_is_kept_for_the_backward_pass_follows_the_formula(precision, kv_he
     settings = {"batch_size": shape[0], "seq_len": shape[1], "precision": precision} | options
     workload = workload_of(replace(SMALL, n_kv_heads=kv_heads), **settings)
     kept = kept_by_component(predicted_memory(workload, False).document())
-    assert kept == {name: sum(parts) for name, parts in workload.kept_for_backward().items()}
+    assert kept == {name: sum(parts) for name, parts in workload.formulas.kept_for_backward().items()}
 
 
 def test_only_scores_grow_with_the_square_of_the_sequence():
     for precision in ("fp32", "bf16"):
-        one, two = (workload_of(TINY, seq_len=n, precision=precision).kept_for_backward() for n in (64, 128))
+        one, two = (workload_of(TINY, seq_len=n, precision=precision).formulas.kept_for_backward() for n in (64, 128))
         assert {name for name, parts in one.items() if parts[1]} <= {"attention.softmax", "attention.weighted_sum"}
         assert all(two[name][1] == 4 * one[name][1] for name in one)
 

@@ -19,6 +19,7 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, read_until, start
 
 import tiny_llama_v1 as tiny_llama
+from analysis.prediction.document import predicted_memory
 from harness.base.ranges import range_observers
 from harness.instruments.phases import PHASES
 from harness.instruments.recorder import Instruments
@@ -26,7 +27,8 @@ from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.instruments.timing import StepMeter, StepRecord
 from harness.machine.devices import cpu_trains_in_fp16
 from harness.model.corpus import synthetic_corpus
-from harness.run.run_summary import MeasuredRun, averaged_steps
+from harness.model.grad_clip import clip_gradients
+from harness.run.run_summary import MeasuredRun, averaged_steps, grad_norm_lines, summarize
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
 TRACED = [*SMALL_MODEL, *"--num-steps 4 --profile-steps 1 --warmup-steps 2 --enable-pytorch-profiler".split()]
@@ -159,9 +161,9 @@ def test_a_run_leaves_the_observers_of_others():
         range_observers.clear()
 
 
-def gradients_of_a_step(micro_steps: int) -> list[torch.Tensor]:
+def gradients_of_a_step(micro_steps: int, grad_clip: float | None = None) -> list[torch.Tensor]:
     device = torch.device("cpu")
-    training = tiny_llama.TrainingConfig(gradient_accumulation_steps=micro_steps)
+    training = tiny_llama.TrainingConfig(gradient_accumulation_steps=micro_steps, grad_clip=grad_clip)
     workload = tiny_llama.TinyLlamaWorkload(tiny_llama.TinyLlamaConfig(n_layers=1), training)
     torch.manual_seed(0)
     state = workload.build(device)
@@ -173,6 +175,92 @@ def gradients_of_a_step(micro_steps: int) -> list[torch.Tensor]:
 def test_accumulated_gradients_have_the_size_of_the_large_batch():
     for whole, split in zip(gradients_of_a_step(1), gradients_of_a_step(4), strict=True):
         torch.testing.assert_close(split, whole, rtol=1e-3, atol=1e-6)
+
+
+# ---- Clipped gradients ---------------------------------------------------------------------------------------------
+
+
+def test_clipping_is_that_of_pytorch():
+    torch.manual_seed(0)
+    ours, reference = ([torch.nn.Parameter(torch.zeros(n, n)) for n in (1, 30, 200)] for _ in range(2))
+    for max_norm in (0.1, 1.0, 1e9):
+        for one, other in zip(ours, reference, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        norm = clip_gradients(torch.optim.SGD(ours, 0.1), max_norm)
+        assert norm == torch.nn.utils.clip_grad_norm_(reference, max_norm)
+        for one, other in zip(ours, reference, strict=True):
+            assert torch.equal(one.grad, other.grad)
+    assert clip_gradients(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1), 1.0) == 0  # without a gradient
+
+
+def test_the_gradients_of_a_step_are_clipped_once_they_are_complete():
+    whole, split = gradients_of_a_step(1), gradients_of_a_step(4, grad_clip=0.5)
+    norm = torch.nn.utils.get_total_norm(whole)
+    assert norm > 1
+    for one, clipped in zip(whole, split, strict=True):
+        torch.testing.assert_close(clipped, one * (0.5 / norm), rtol=1e-3, atol=1e-6)
+
+
+def test_norms_of_gradients_are_reported(train, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    every = "--num-steps 4 --gradient-accumulation-steps 2 --output-dir".split()
+    _, plain, _ = train(*every, "plain")
+    assert "Gradient norm" not in plain
+    _, out, _ = train(*every, "far", "--grad-clip", "1e9")  # more than any of them: all other figures stay
+    found = re.findall(r"^Step \d/4: Loss = \S+, Time = \S+ seconds, Gradient norm = (\S+)$", out, re.M)
+    assert losses(out) == losses(plain)
+    summary = read(tmp_path / "far" / "performance_summary.json")
+    norms, ends = summary["steps"]["grad_norm"], summary["training"]["grad_norm"]
+    assert found == [f"{norm:.4f}" for norm in norms]
+    assert ends == {"first": norms[0], "last": norms[-1], "max": max(norms), "clipped_steps": 0}
+    events = EventAccumulator(str(tmp_path / "far")).Reload().Scalars("grad_norm")
+    assert [event.value for event in events] == norms
+    middle = sum(sorted(norms)[1:3]) / 2
+    _, out, _ = train(*every, "near", "--grad-clip", str(middle))
+    summary = read(tmp_path / "near" / "performance_summary.json")
+    clipped = sum(norm > middle for norm in summary["steps"]["grad_norm"])
+    assert 0 < clipped == summary["training"]["grad_norm"]["clipped_steps"] < 4
+    assert f"clipped in {clipped} of 4 steps\n" in out
+    assert summary["loss"]["final"] != read(tmp_path / "plain" / "performance_summary.json")["loss"]["final"]
+
+
+def test_a_step_that_the_gradient_scaler_skips_is_not_clipped():
+    """Its gradients are infinite, because the loss is scaled too far; the next scale fits."""
+    device = torch.device("cpu")
+    training = tiny_llama.TrainingConfig(batch_size=2, seq_len=16, grad_clip=0.5)
+    workload = tiny_llama.TinyLlamaWorkload(tiny_llama.TinyLlamaConfig(n_layers=1, max_seq_len=16), training)
+    torch.manual_seed(0)
+    state = workload.build(device)
+    state = state._replace(scaler=torch.amp.GradScaler("cpu", init_scale=1e38, backoff_factor=1e-30))
+    before = [parameter.clone() for parameter in state.model.parameters()]
+    meter, instruments = without_instruments(state, device, 2)
+    workload.train(state, workload.batches(device), 1, meter, instruments)
+    assert all(map(torch.equal, before, state.model.parameters()))
+    workload.train(state, workload.batches(device), 1, meter, instruments)
+    run = measured([1.0, 1.0], ["first", None], grad_clip=0.5)
+    run.records = meter.records
+    summary = summarize(run)
+    skipped, norm = summary["steps"]["grad_norm"]
+    expected = {"first": None, "first_reason": "not a finite number", "last": norm, "max": norm, "clipped_steps": 1}
+    assert skipped is None and summary["training"]["grad_norm"] == expected
+    alone = tiny_llama.TinyLlamaWorkload(workload.config, training).build(device)
+    for parameter, start_of in zip(alone.model.parameters(), before, strict=True):
+        parameter.data.copy_(start_of)
+    workload.loss(alone.model, next(workload.batches(device))).backward()  # of an unscaled loss
+    assert norm == pytest.approx(torch.nn.utils.get_total_norm([p.grad for p in alone.model.parameters()]).item())
+    assert grad_norm_lines(summary["training"])[0].startswith("Gradient norm: not finite at the first step, ")
+
+
+@pytest.mark.parametrize("flags", ["", "--optimizer-impl fused --gradient-accumulation-steps 2"])
+def test_memory_of_clipping_is_predicted(train, tmp_path, flags):
+    assert train("--profile-memory", "--output-dir", "run", "--grad-clip", "0.5", *flags.split())[0] == 0
+    measured = read(tmp_path / "run" / "memory_timeline.json")
+    args = tiny_llama.build_parser().parse_args([*SMALL_MODEL, "--grad-clip", "0.5", *flags.split()])
+    found = predicted_memory(tiny_llama.resolve(args)[0], on_gpu=False).document()
+    assert [row["peak_bytes"] for row in found["phases"]] == [row["peak_bytes"] for row in measured["phases"]]
+    assert found["allocations"] == measured["allocations"]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -217,6 +305,8 @@ def test_run_folder(train, tmp_path):
         "world_size": 1,
         "parallel": None,
         "parallel_reason": "one rank",
+        "grad_norm": None,
+        "grad_norm_reason": "--grad-clip was not given",
     }
     performance = summary["performance"]
     times = summary["steps"]["time_ms"]
@@ -673,10 +763,11 @@ def test_gpu_runs_repeat_to_the_last_digit(train, tmp_path):
 
 
 @pytest.mark.gpu
-def test_gpu_step_does_not_wait(monkeypatch):
+@pytest.mark.parametrize("grad_clip", [None, 0.5])
+def test_gpu_step_does_not_wait(grad_clip):
     """Inside a step the host never waits for the device: torch raises where it would."""
-    device = torch.device("cuda")
-    workload = tiny_llama.TinyLlamaWorkload(tiny_llama.TinyLlamaConfig(), tiny_llama.TrainingConfig())
+    device, training = torch.device("cuda"), tiny_llama.TrainingConfig(grad_clip=grad_clip)
+    workload = tiny_llama.TinyLlamaWorkload(tiny_llama.TinyLlamaConfig(), training)
     state, stream = workload.build(device), workload.batches(device)
     meter, instruments = without_instruments(state, device, 3)
     workload.train(state, stream, 3, meter, instruments)

@@ -29,7 +29,7 @@ from harness.base.errors import UserError
 from harness.instruments.compilation import Compilation
 from harness.instruments.memory_timeline import MemoryTimeline, layer_and_part
 from harness.instruments.memory_tracker import MemoryTracker
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
 from harness.model.user_file import UserFile
 from studies.engine import sweep
 from studies.optimization.rungs import NAMES, names_for
@@ -191,9 +191,9 @@ def workload_of(file: Path, name: str = "workload", *flags: str) -> UserWorkload
 def second_step(workload: UserWorkload) -> MemoryTimeline:
     state = workload.build(CPU)
     stream = workload.batches(CPU)
-    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())
+    workload.train(state, stream, 1, NullMeter(), NullMeter())
     tracker = MemoryTracker(state.model, state.optimizer)
-    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(tracker))
+    workload.train(state, stream, 1, NullMeter(), NullMeter(tracker))
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in state.model.modules())
     return tracker.timeline
 
@@ -211,6 +211,26 @@ def test_the_predicted_peak_is_that_of_a_real_step(file, name):
     assert {("stem", None), ("blocks.*.norm", 0), ("blocks.*.norm", 1), ("loss", None)} <= kept
     assert [row["name"] for row in measured["phases"]] == ["data", "forward", "backward", "optimizer"]
     assert workload.precision == ("bf16" if name == "in_bfloat16" else "fp32")
+
+
+@pytest.mark.parametrize("name", ["workload", "with_unused", "in_bfloat16"])
+def test_the_memory_of_clipping_is_predicted(file, name):
+    workload = workload_of(file, name, "--grad-clip", "0.1")
+    measured, predicted = second_step(workload).document(), predicted_memory(workload, False).document()
+    assert [row["peak_bytes"] for row in predicted["phases"]] == [row["peak_bytes"] for row in measured["phases"]]
+    assert predicted["allocations"] == measured["allocations"]
+
+
+def test_clipping_from_outside_is_that_of_a_step_which_clips(file):
+    losses, norms = [], []
+    for name, flags in (("with_step", ()), ("workload", ("--grad-clip", "1")), ("workload", ())):
+        workload, meter = workload_of(file, name, *flags), NullMeter()
+        torch.manual_seed(0)
+        workload.train(workload.build(CPU), workload.batches(CPU), 4, meter, NullMeter())
+        losses.append([loss.item() for loss in meter.losses])
+        norms += meter.grad_norms
+    assert len(norms) == 4 and max(norms) > 1
+    assert losses[0] == losses[1] != losses[2]
 
 
 @pytest.mark.slow
@@ -235,10 +255,10 @@ def test_checkpointing_and_the_optimizers_implementation_from_outside(file, name
     """The same losses, the predicted peak to the byte, recomputation apart from the work of the step."""
     plain, losses, peaks = workload_of(file, name), [], []
     for flags in ([], ["--activation-checkpointing"], ["--optimizer-impl", "foreach"]):
-        workload, meter = workload_of(file, name, *flags), UntimedMeter()
+        workload, meter = workload_of(file, name, *flags), NullMeter()
         torch.manual_seed(0)
         state = workload.build(CPU)
-        workload.train(state, workload.batches(CPU), 3, meter, UntimedMeter())
+        workload.train(state, workload.batches(CPU), 3, meter, NullMeter())
         losses.append([loss.item() for loss in meter.losses])
         peaks.append(second_step(workload).document()["peak_bytes"])
         assert peaks[-1] == peak_bytes(workload, False)
@@ -360,10 +380,10 @@ def test_parts_are_named_in_observed_steps_alone(file):
     state, stream = workload.build(CPU), workload.batches(CPU)
     for module in state.model.modules():
         module.register_forward_hook(lambda module, *call: seen.append(len(module._forward_pre_hooks)))
-    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())
+    workload.train(state, stream, 1, NullMeter(), NullMeter())
     assert set(seen) == {0}
     seen.clear()
-    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(Watch()))
+    workload.train(state, stream, 1, NullMeter(), NullMeter(Watch()))
     assert set(seen) == {1}
 
 
@@ -407,7 +427,7 @@ def test_what_is_wrong_is_said_with_file_and_line(file, name):
         pytest.skip("there is a GPU")
     with pytest.raises(UserError, match=rf"^net\.py:{line_of(line)}: .*{text}") as error:
         workload = workload_of(file, name)
-        workload.train(workload.build(CPU), workload.batches(CPU), 3, UntimedMeter(), UntimedMeter())
+        workload.train(workload.build(CPU), workload.batches(CPU), 3, NullMeter(), NullMeter())
     assert "\n" not in str(error.value)
     assert ("Traceback" in error.value.shown) == (name == "wrong")
     assert name != "wrong" or "batch[2]" in error.value.shown
@@ -466,7 +486,7 @@ def test_flags_without_effect_are_refused(file, train, command, monkeypatch):
     for flag in ("--size", "tiny"), ("--seq-len", "8"), ("--learning-rate", "1"), ("--fused-norm",):
         code, out, err = train("--workload", str(file), *flag, small=False)
         assert (code, out) == (2, "") and f"{flag[0]}: has no effect with --workload" in err
-    for flags in ("--precision", "bf16"), ("--use-amp",):
+    for flags in ("--precision", "bf16"), ("--use-amp",), ("--grad-clip", "1"):
         code, _, err = train("--workload", f"{file}:with_step", *flags, small=False)
         assert code == 2 and "a step of its own" in err
     code, _, err = train("--workload", f"{file}:without_blocks", "--activation-checkpointing", small=False)

@@ -16,7 +16,7 @@ from analysis.work.fake_step import FakeRunError, fake_step
 from analysis.work.flop_counts import counted_by_torch, flops_of_step, reconciliation
 from analysis.work.flop_rates import flops_lines, flops_profile
 from harness.instruments.memory_tracker import MemoryTracker
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
 from harness.model.workload import TrainingState, Workload
 
 CPU = torch.device("cpu")
@@ -141,9 +141,9 @@ WORKLOADS = [Mlp(), Mlp(batch_size=8, micro_steps=2), ConvolutionNet(), Convolut
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_the_predicted_peak_is_that_of_a_real_step(workload):
     state, stream = workload.build(CPU), workload.batches(CPU)
-    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter())  # the optimizer has its state from now on
+    workload.train(state, stream, 1, NullMeter(), NullMeter())  # the optimizer has its state from now on
     tracker = MemoryTracker(state.model, state.optimizer)
-    workload.train(state, stream, 1, UntimedMeter(), UntimedMeter(tracker))
+    workload.train(state, stream, 1, NullMeter(), NullMeter(tracker))
     measured, predicted = tracker.timeline.document(), fake_step(workload, False, MemoryTracker).timeline.document()
     assert predicted["peak_bytes"] == measured["peak_bytes"] == peak_bytes(workload, False)
     assert predicted["peak"]["bytes_by_category"] == measured["peak"]["bytes_by_category"]
@@ -225,7 +225,7 @@ def test_rates_and_intensity_of_a_run():
 def test_control_flow_that_depends_on_data_cannot_run_on_fake_tensors():
     workload = DataDependent()
     state = workload.build(CPU)
-    workload.train(state, workload.batches(CPU), 1, UntimedMeter(), UntimedMeter())  # for real it trains
+    workload.train(state, workload.batches(CPU), 1, NullMeter(), NullMeter())  # for real it trains
     for work in (
         lambda: fake_step(workload, False, MemoryTracker),
         lambda: counted_by_torch(workload),

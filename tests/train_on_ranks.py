@@ -4,8 +4,10 @@ torchrun --nproc-per-node 2 tests/train_on_ranks.py '["--parallel ddp", "--paral
 """
 
 import json
+import math
 import sys
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -13,7 +15,8 @@ import torch
 
 import tiny_llama_v1 as tiny_llama
 from harness.instruments.memory_tracker import MemoryTracker
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
+from harness.model.grad_clip import clip_gradients
 from harness.model.workload import sharded_state
 from harness.ranks.distributed import process_group
 from harness.ranks.parallel import replicated
@@ -23,19 +26,34 @@ STEPS = 4
 
 
 def trained(flags: str, rank: int) -> dict:
-    """Losses of all steps, and the memory of one."""
+    """Losses and gradient norms of all steps, norms after clipping of all but the last, and the memory of that one."""
     workload, _ = tiny_llama.resolve(tiny_llama.build_parser().parse_args(flags.split()))
     torch.manual_seed(workload.training.seed)
     state = sharded_state(workload, CPU)
     model, optimizer = state.model, state.optimizer
     state = state._replace(model=replicated(model, workload.training, CPU))
-    stream, meter = workload.batches(CPU, rank), UntimedMeter(world_size=workload.training.world_size)
-    workload.train(state, stream, STEPS - 1, meter, UntimedMeter())
+    stream, meter = workload.batches(CPU, rank), NullMeter(world_size=workload.training.world_size)
+    clipped = []
+
+    def clip_and_measure(optimizer: torch.optim.Optimizer, max_norm: float) -> torch.Tensor:
+        norm = clip_gradients(optimizer, max_norm)
+        clipped.append(clip_gradients(optimizer, math.inf))
+        return norm
+
+    with mock.patch.object(tiny_llama, "clip_gradients", clip_and_measure):
+        workload.train(state, stream, STEPS - 1, meter, NullMeter())
     tracker = MemoryTracker(model, optimizer)
-    workload.train(state, stream, 1, meter, UntimedMeter(tracker))
+    workload.train(state, stream, 1, meter, NullMeter(tracker))
     memory = tracker.timeline.document()
     losses = torch.stack(meter.losses).view(STEPS, -1).mean(1).tolist()  # of the micro-batches of a step
-    return {"losses": losses, "peak": memory["peak"]["bytes_by_category"], "collectives": memory["collectives"]}
+    return {
+        "losses": losses,
+        "grad_norms": [norm.item() for norm in meter.grad_norms],
+        "clipped": [norm.item() for norm in clipped],
+        "peak": memory["peak"]["bytes_by_category"],
+        "peak_by_phase": [phase["peak_bytes"] for phase in memory["phases"]],
+        "collectives": memory["collectives"],
+    }
 
 
 def main() -> None:

@@ -274,7 +274,7 @@ def memory_prediction(
 def kept_rows(workload: Workload, memory: dict, on_gpu: bool) -> list[dict]:
     """What the forward pass keeps for the backward pass, by component; by formula where the workload has one."""
     kept = kept_by_component(memory)
-    formula = None if workload.compiled else workload.kept_for_backward(on_gpu)
+    formula = None if workload.compiled else workload.formulas.kept_for_backward(on_gpu)
     if workload.compiled:
         kept = {"compiled model": sum(kept.values())}
     if formula:
@@ -540,7 +540,7 @@ def beside_measured(memory: dict, workload: Workload, device: torch.device) -> d
         predicted = predicted_memory(workload, device.type == "cuda").document()
     except FakeRunError as error:
         return explain_nulls({"predicted": None}, str(error))
-    kept, formula = kept_by_component(memory), workload.kept_for_backward(device.type == "cuda")
+    kept, formula = kept_by_component(memory), workload.formulas.kept_for_backward(device.type == "cuda")
     rows = []
     for name in sorted({*kept, *(formula or {})}, key=lambda name: -kept.get(name, 0)):
         row = {"component": name, "bytes": kept.get(name, 0), "formula_bytes": None, "quadratic_bytes": None}

@@ -15,7 +15,7 @@ def check_room(workload: Workload, device: torch.device, force: bool) -> None:
     A lower bound in closed form, where there is one, decides whether to run the prediction, which takes seconds.
     Raises UserError.
     """
-    (total, in_use), at_least = memory_of_a_rank(device), workload.least_memory_bytes()
+    (total, in_use), at_least = memory_of_a_rank(device), workload.formulas.least_memory_bytes()
     far_below = at_least is not None and at_least < (total - in_use) / 8  # the limit: not worth a prediction
     if force or far_below:
         return

@@ -12,11 +12,12 @@ NOT_THE_SAME = "not the same training"
 EXPLAINED_PER_STEP = {"fp32": 20 * 2.0**-24, "tf32": 0.05 * 2.0**-11, "fp16": 0.05 * 2.0**-11, "bf16": 0.05 * 2.0**-8}
 # Names of settings, or that follow from others; and a file with its source, which may compute the same in another way.
 OF_THE_MODEL = {"size", "size_reason", "max_seq_len", "file", "source_sha256"}
-OF_THE_DATA = ("seq_len", "learning_rate", "data", "seed")
+OF_THE_DATA = ("seq_len", "learning_rate", "grad_clip", "data", "seed")
 
 
 def trains_the_same_model(config: dict) -> tuple:
-    """Equal for runs whose losses differ by rounding alone: model, data, seed, learning rate, samples per step."""
+    """Equal for runs whose losses differ by rounding alone: model, data, seed, learning rate, clipping,
+    samples per step."""
     training, model = config["training"], config["model"]
     shape = sorted((name, value) for name, value in model.items() if name not in OF_THE_MODEL)
     samples = training["batch_size"] * (training.get("world_size") or 1)

@@ -3,76 +3,172 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 from harness.machine.devices import PRECISIONS
 from harness.model.chunked_loss import chunk_size
 
 
-def kept_by_formula(config, training, on_gpu: bool = False) -> dict[str, tuple[int, int]]:
-    """Bytes that the forward pass of a micro-batch keeps for the backward one, by component over all layers: the part
-    that is linear in the tokens (and what does not grow with them), and the part that is quadratic in its length.
+class KeptBytes(NamedTuple):
+    """Of one component: the part that is linear in the tokens, with what does not grow with them, and the part that is
+    quadratic in the length of a sequence."""
 
-    Under autocast the copies of weights and inputs in the narrow type are kept too.  With checkpointing the blocks keep
-    only their output.  on_gpu: with the fused kernels of a GPU, where a CPU has other ones.
+    linear: int = 0
+    quadratic: int = 0
+
+
+class KeptTensors:
+    """Bytes that the forward pass of a micro-batch keeps for the backward one, component by component.
+
+    Outside of matmuls tensors are float32.  Under autocast a matmul also keeps copies of its weight and of its input in
+    the narrow type.  config and training have the fields of TinyLlamaConfig and TrainingConfig.  on_gpu: with the fused
+    kernels of a GPU, where a CPU has other ones.
     """
-    batch_size = training.batch_size // training.gradient_accumulation_steps
-    tokens, size = batch_size * training.seq_len, PRECISIONS[training.precision].itemsize
-    low = size < 4
-    d, f, kv, heads = config.hidden_dim, config.intermediate_dim, config.kv_dim, config.n_heads
-    wide, square = tokens * d, batch_size * heads * training.seq_len**2
-    triton = training.kernels == "triton"
-    # The normalized rows, unless a kernel computes them again, one number per row, and the output as a matmul's input.
-    # Our kernel writes it in the narrow type; the others in float32, and each matmul keeps a copy.
-    recomputed = triton or (training.fused_norm and on_gpu)
-    norm = 4 * ((not recomputed) * wide + tokens) + (size * wide if triton or not low else 0)
-    copies = low * size  # bytes for each element of a weight or input that is copied to the narrow type
-    copied_wide = (not triton) * copies * wide  # of the output of a norm
-    # Eager attention copies keys and values for the heads that share them, and where a matmul cannot read them
-    # transposed.  Of a single sample it can read them as they are, if each head has its own or all have the same.
-    # Fused kernels read them in place, but for those of GPUs in float32, which need a copy for each head.
-    eager, alike = training.attention == "eager", config.n_kv_heads in (1, heads)
-    values_stay = alike and batch_size == 1 if eager else alike or low or not on_gpu
-    keys_stay = values_stay and not low
-    copied = 0 if values_stay else size * wide  # keys, and values
-    qkv = {
-        "attention.q_proj": (copies * d * d + copied_wide, 0),
-        "attention.k_proj": (copies * d * kv + copied_wide, 0),
-        "attention.v_proj": (copies * d * kv + copied_wide + values_stay * size * tokens * kv, 0),
-    }
-    gate_up = dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (copies * d * f + copied_wide + size * tokens * f, 0))
-    if training.fused_projections:  # one copy of the input; values are views of a tensor that has queries and keys too
-        merged = d + 2 * kv
-        qkv = {"attention.qkv_proj": (copies * d * merged + copied_wide + values_stay * size * tokens * merged, 0)}
-        gate_up = {"mlp.gate_up_proj": (copies * 2 * d * f + copied_wide + 2 * size * tokens * f, 0)}
-    layer = {
-        "attention_norm": (norm, 0),
-        **qkv,
-        "attention.rope": (keys_stay * size * tokens * kv + (not (eager or low)) * size * wide, 0),
-        "attention.scores": (eager * size * wide * (2 - keys_stay), 0),
-        "attention.softmax": (0, eager * 4 * square),
-        "attention.weighted_sum": (eager * copied, eager * copies * square),
-        # The kernel's output, the logsumexp of each row, and what it reads that is not kept already: queries and keys
-        # in the narrow type, or copies for each head.
-        "attention.sdpa": (
-            (not eager) * (size * wide + 4 * tokens * heads + copies * tokens * (d + kv) + 2 * copied),
-            0,
-        ),
-        "attention.o_proj": (copies * d * d + eager * size * wide, 0),
-        "attention_residual": (4 * wide, 0),
-        "mlp_norm": (norm, 0),
-        **gate_up,
-        "mlp.activation": ((1 if triton else 2) * size * tokens * f, 0),
-        "mlp.down_proj": (copies * d * f, 0),
-    }
-    if training.activation_checkpointing:
-        layer = {}
-    kept = {name: tuple(config.n_layers * part for part in parts) for name, parts in layer.items()}
-    kept["mlp_residual"] = (config.n_layers * 4 * wide, 0)
-    kept["embedding"], kept["norm"] = (4 * wide, 0), (norm, 0)
-    kept["lm_head"] = (copies * config.vocab_size * d + copied_wide, 0)
-    kept["loss"] = (4 * (tokens * config.vocab_size + 2), 0)
-    if training.fused_loss:  # the input, and of each chunk one number per token
-        chunks = math.ceil(config.vocab_size / chunk_size(config.vocab_size, d))
-        kept["norm"] = (norm + (low and not triton) * 4 * wide, 0)
-        kept["lm_head"], kept["loss"] = (0, 0), (4 * (tokens * (chunks + 1) + 1), 0)
-    return {name: parts for name, parts in kept.items() if any(parts)}
+
+    def __init__(self, config: Any, training: Any, on_gpu: bool):
+        self.config, self.training, self.on_gpu = config, training, on_gpu
+        self.batch_size = training.batch_size // training.gradient_accumulation_steps
+        self.tokens = self.batch_size * training.seq_len
+        self.itemsize = PRECISIONS[training.precision].itemsize  # of what matmuls read and write
+        self.autocast = self.itemsize < 4
+        self.triton = training.kernels == "triton"
+        # Bytes of the tensors between matmuls.
+        self.float32_hidden = 4 * self.tokens * config.hidden_dim  # [B, S, D]
+        self.hidden = self.itemsize * self.tokens * config.hidden_dim  # [B, S, D] or [B, H, S, E]
+        self.keys = self.values = self.itemsize * self.tokens * config.kv_dim  # [B, K, S, E]
+        self.feed_forward = self.itemsize * self.tokens * config.intermediate_dim  # [B, S, D_ff]
+        self.scores = self.batch_size * config.n_heads * training.seq_len**2  # elements of [B, H, S, S]
+
+    # ---- Parts that several components have --------------------------------------------------------------------------
+
+    def weight_copy(self, inputs: int, outputs: int) -> int:
+        return self.itemsize * inputs * outputs if self.autocast else 0
+
+    def normalized_copy(self) -> int:
+        """Of a norm's output, where a matmul reads it: our kernel writes the narrow type, all others write float32."""
+        return self.hidden if self.autocast and not self.triton else 0
+
+    def norm(self) -> int:
+        """The normalized rows, unless a kernel computes them again, one number per row, and the output as it is read by
+        matmuls, unless they have copies."""
+        recomputed = self.triton or (self.training.fused_norm and self.on_gpu)
+        rows = 0 if recomputed else self.float32_hidden
+        output = 0 if self.normalized_copy() else self.hidden
+        return rows + 4 * self.tokens + output
+
+    # ---- A layer -----------------------------------------------------------------------------------------------------
+
+    def layer(self) -> dict[str, KeptBytes]:
+        attention = self.eager_attention() if self.training.attention == "eager" else self.fused_attention()
+        return {
+            "attention_norm": KeptBytes(self.norm()),
+            **self.projections(),
+            **attention,
+            "attention_residual": KeptBytes(self.float32_hidden),
+            "mlp_norm": KeptBytes(self.norm()),
+            **self.mlp(),
+        }
+
+    def reads_values_in_place(self) -> bool:
+        """Whether attention needs no copy of keys or values for each query head.
+
+        Eager attention copies them for the heads that share them, and where a matmul cannot read them transposed: of a
+        single sample it can, if each head has its own or all have the same.  Fused kernels read them in place, but for
+        those of GPUs in float32.
+        """
+        alike = self.config.n_kv_heads in (1, self.config.n_heads)
+        if self.training.attention == "eager":
+            return alike and self.batch_size == 1
+        return alike or self.autocast or not self.on_gpu
+
+    def reads_keys_in_place(self) -> bool:
+        """Rotated keys are float32, so under autocast there is a copy in any case."""
+        return self.reads_values_in_place() and not self.autocast
+
+    def projections(self) -> dict[str, KeptBytes]:
+        """Queries, keys and values; values are kept here where attention reads them in place."""
+        hidden, kv = self.config.hidden_dim, self.config.kv_dim
+        kept_values = self.values if self.reads_values_in_place() else 0
+        if self.training.fused_projections:  # one copy of the input; values are views of a tensor of all three
+            width = hidden + 2 * kv
+            merged = self.itemsize * self.tokens * width if kept_values else 0
+            return {"attention.qkv_proj": KeptBytes(self.weight_copy(hidden, width) + self.normalized_copy() + merged)}
+        return {
+            "attention.q_proj": KeptBytes(self.weight_copy(hidden, hidden) + self.normalized_copy()),
+            "attention.k_proj": KeptBytes(self.weight_copy(hidden, kv) + self.normalized_copy()),
+            "attention.v_proj": KeptBytes(self.weight_copy(hidden, kv) + self.normalized_copy() + kept_values),
+        }
+
+    def eager_attention(self) -> dict[str, KeptBytes]:
+        hidden_dim = self.config.hidden_dim
+        scaled_queries = attention_output = self.hidden
+        copied_keys = 0 if self.reads_keys_in_place() else self.hidden  # a copy for each query head
+        copied_values = 0 if self.reads_values_in_place() else self.hidden
+        narrow_weights = self.itemsize * self.scores if self.autocast else 0
+        return {
+            "attention.rope": KeptBytes(self.keys if self.reads_keys_in_place() else 0),
+            "attention.scores": KeptBytes(scaled_queries + copied_keys),
+            "attention.softmax": KeptBytes(0, 4 * self.scores),
+            "attention.weighted_sum": KeptBytes(copied_values, narrow_weights),
+            "attention.o_proj": KeptBytes(self.weight_copy(hidden_dim, hidden_dim) + attention_output),
+        }
+
+    def fused_attention(self) -> dict[str, KeptBytes]:
+        """The kernel keeps its output and the logsumexp of each row, and what it reads that is not kept already:
+        queries and keys in the narrow type, or copies of keys and values for each head."""
+        hidden_dim = self.config.hidden_dim
+        rotated_queries = 0 if self.autocast else self.hidden
+        rotated_keys = self.keys if self.reads_keys_in_place() else 0
+        output, logsumexp = self.hidden, 4 * self.tokens * self.config.n_heads
+        narrow_copies = self.hidden + self.keys if self.autocast else 0
+        copies_for_heads = 0 if self.reads_values_in_place() else 2 * self.hidden
+        return {
+            "attention.rope": KeptBytes(rotated_keys + rotated_queries),
+            "attention.sdpa": KeptBytes(output + logsumexp + narrow_copies + copies_for_heads),
+            "attention.o_proj": KeptBytes(self.weight_copy(hidden_dim, hidden_dim)),
+        }
+
+    def mlp(self) -> dict[str, KeptBytes]:
+        hidden, intermediate = self.config.hidden_dim, self.config.intermediate_dim
+        one = self.weight_copy(hidden, intermediate) + self.normalized_copy() + self.feed_forward
+        gate_up = {"mlp.gate_proj": KeptBytes(one), "mlp.up_proj": KeptBytes(one)}
+        if self.training.fused_projections:  # one copy of the input
+            both = self.weight_copy(hidden, 2 * intermediate) + self.normalized_copy() + 2 * self.feed_forward
+            gate_up = {"mlp.gate_up_proj": KeptBytes(both)}
+        return {
+            **gate_up,
+            # silu(gate), unless our kernel computes it again, and its product with up.
+            "mlp.activation": KeptBytes(self.feed_forward if self.triton else 2 * self.feed_forward),
+            "mlp.down_proj": KeptBytes(self.weight_copy(intermediate, hidden)),
+        }
+
+    # ---- The whole model ---------------------------------------------------------------------------------------------
+
+    def head(self) -> dict[str, KeptBytes]:
+        """The last norm, the matmul that makes logits, and the loss."""
+        vocab_size, hidden_dim = self.config.vocab_size, self.config.hidden_dim
+        if not self.training.fused_loss:
+            return {
+                "norm": KeptBytes(self.norm()),
+                "lm_head": KeptBytes(self.weight_copy(hidden_dim, vocab_size) + self.normalized_copy()),
+                "loss": KeptBytes(4 * (self.tokens * vocab_size + 2)),
+            }
+        float32_input = self.float32_hidden if self.normalized_copy() else 0
+        chunks = math.ceil(vocab_size / chunk_size(vocab_size, hidden_dim))
+        return {
+            "norm": KeptBytes(self.norm() + float32_input),
+            "loss": KeptBytes(4 * (self.tokens * (chunks + 1) + 1)),  # of each chunk one number per token
+        }
+
+    def by_component(self) -> dict[str, KeptBytes]:
+        n_layers = self.config.n_layers
+        layer = {} if self.training.activation_checkpointing else self.layer()  # then a block keeps its output alone
+        kept = {name: KeptBytes(n_layers * one.linear, n_layers * one.quadratic) for name, one in layer.items()}
+        kept["mlp_residual"] = KeptBytes(n_layers * self.float32_hidden)
+        kept["embedding"] = KeptBytes(self.float32_hidden)
+        return {name: one for name, one in (kept | self.head()).items() if any(one)}
+
+
+def kept_by_formula(config: Any, training: Any, on_gpu: bool = False) -> dict[str, KeptBytes]:
+    """Bytes that the forward pass of a micro-batch keeps for the backward one, by component over all layers."""
+    return KeptTensors(config, training, on_gpu).by_component()

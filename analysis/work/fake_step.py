@@ -25,7 +25,7 @@ from harness.base.ranges import trace_range
 from harness.base.units import MB
 from harness.instruments.compilation import compile_in_place
 from harness.instruments.memory_tracker import MemoryTracker, local_part
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
 from harness.machine.devices import PRECISIONS
 from harness.model.own_step import called_first
 from harness.model.workload import TrainingState, Workload, sharded_state
@@ -146,8 +146,8 @@ def _fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], 
         called = FakeDataParallel(called, model, parallel)
     # An enabled gradient scaler would read values.
     state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
-    meter = UntimedMeter(world_size=parallel.world_size if several else 1)
-    workload.train(state, stream, 1, meter, UntimedMeter(watcher))
+    meter = NullMeter(world_size=parallel.world_size if several else 1)
+    workload.train(state, stream, 1, meter, NullMeter(watcher))
     return watcher
 
 

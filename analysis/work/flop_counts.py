@@ -74,7 +74,7 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
     """
     workload = workload.one_micro_batch()
     by_torch, recomputed = counted_by_torch(workload), workload.recomputed_flops()
-    formula = workload.forward_flops_by_component()
+    formula = workload.formulas.forward_flops_by_component()
     forward = formula and sum(formula.values())
     backward = formula and workload.step_flops() - forward + recomputed
     by_deepspeed = (None, None, None)
@@ -102,7 +102,8 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
 
 def by_component(workload: Workload) -> list[dict]:
     """FLOPs of a step by component, over all layers and per layer, largest first; [] without a formula."""
-    forward, per_layer = workload.forward_flops_by_component() or {}, workload.forward_flops_per_layer()
+    formulas = workload.formulas
+    forward, per_layer = formulas.forward_flops_by_component() or {}, formulas.forward_flops_per_layer()
     return [
         {
             "component": name,

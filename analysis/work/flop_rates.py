@@ -69,7 +69,7 @@ def flops_analysis(workload: Workload, deepspeed: dict | str) -> dict:
         "forward_flops": forward_flops,
         "step_flops": step_flops,
         "recomputed_flops": workload.recomputed_flops(),
-        "forward_flops_by_component": workload.forward_flops_by_component() or {},
+        "forward_flops_by_component": workload.formulas.forward_flops_by_component() or {},
         "parameters": parameters,
         "flops_per_parameter": step_flops / parameters,
         "flops_per_token": step_flops / (workload.batch_size * workload.seq_len),

@@ -26,8 +26,9 @@ from analysis.work.fake_user_code import on_fake_tensors, under_fake_mode, unrea
 from analysis.work.flop_counts import counted_by_torch
 from harness.base.errors import UserError
 from harness.base.ranges import trace_range
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
 from harness.machine.devices import PRECISIONS
+from harness.model.grad_clip import clip_gradients
 from harness.model.module_ranges import ModuleRanges
 from harness.model.own_step import StepPhases, loss_of_step
 from harness.model.user_file import Made, UserFile
@@ -46,7 +47,8 @@ IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead 
 }  # fmt: skip
 USED = (  # fields of the script's TrainingConfig that mean the same for any model
     "num_steps", "precision", "device", "seed", "deterministic", "compile", "compile_mode", "optimizer_impl",
-    "activation_checkpointing", "output_dir", "log_interval", "force", *(one.name for one in fields(ParallelConfig)),
+    "activation_checkpointing", "grad_clip", "output_dir", "log_interval", "force",
+    *(one.name for one in fields(ParallelConfig)),
 )  # fmt: skip
 
 
@@ -196,6 +198,7 @@ def lacks(made: Made) -> dict[str, str]:
     found = {}
     if made.own_step:
         found["precision"] = "it has a step of its own, which chooses its precision"
+        found["grad_clip"] = "it has a step of its own, which clips gradients if they are to be"
     if not repeated_blocks(made.model):
         found["activation_checkpointing"] = (
             "its model has no repeated blocks, members of an nn.ModuleList that are alike"
@@ -375,6 +378,9 @@ class UserWorkload(Workload):
                         scaler.scale(loss).backward()
                     meter.add_loss(loss)
                     with meter.phase("optimizer"):
+                        if self.training.grad_clip is not None:
+                            scaler.unscale_(optimizer)
+                            meter.add_grad_norm(clip_gradients(optimizer, self.training.grad_clip))
                         scaler.step(optimizer)
                         scaler.update()
                         optimizer.zero_grad(set_to_none=True)
@@ -391,7 +397,7 @@ class UserWorkload(Workload):
 
     def settle(self, state: TrainingState) -> None:
         """By a step: which parameters have gradients, only that tells."""
-        self.train(state, self.fake_batches(), 1, UntimedMeter(), UntimedMeter())
+        self.train(state, self.fake_batches(), 1, NullMeter(), NullMeter())
 
     # ---- Facts -------------------------------------------------------------------------------------------------------
 
@@ -428,9 +434,6 @@ class UserWorkload(Workload):
     def lacks(self) -> dict[str, str]:
         return examined(self.file).lacks
 
-    def least_forward_flops(self) -> None:
-        """Not known: its kernels may skip what is counted."""
-
     def settings(self) -> dict[str, dict]:
         found, every = examined(self.file), asdict(self.training)
         model = {"file": os.path.relpath(self.file.path), "function": self.file.name, "model": found.model}
@@ -460,6 +463,7 @@ class UserWorkload(Workload):
             "Number of Steps": training.num_steps,
             "Optimizer": f"{found.optimizer}, learning rate {found.learning_rate:g}"
             + (f", {training.optimizer_impl}" if training.optimizer_impl else ""),
+            **({"Gradient Clipping": f"norm {training.grad_clip:g}"} if training.grad_clip else {}),
             **({"Activation Checkpointing": True} if training.activation_checkpointing else {}),
             "Step": "of the file's own" if found.own_step else "forward, backward and optimizer",
             "Precision": self.precision,

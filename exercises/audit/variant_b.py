@@ -6,8 +6,10 @@ from functools import partial
 
 from torch import Tensor
 
+from harness.model.grad_clip import clip_gradients
 
-def train(state, stream, num_steps: int, micro_steps: int, meter, instruments) -> None:
+
+def train(state, stream, num_steps: int, micro_steps: int, grad_clip: float | None, meter, instruments) -> None:
     """The loop of tiny_llama_v1.py.  On a GPU the queue would be its stream; here the host works it off."""
     model, optimizer, scaler, autocast = state
     queue: deque[Callable[[], object]] = deque()
@@ -20,6 +22,9 @@ def train(state, stream, num_steps: int, micro_steps: int, meter, instruments) -
         scaler.scale(loss / micro_steps).backward()
 
     def update() -> None:
+        if grad_clip is not None:
+            scaler.unscale_(optimizer)
+            meter.add_grad_norm(clip_gradients(optimizer, grad_clip))
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)

@@ -96,6 +96,13 @@ class CompilationTimes(TypedDict):
     break_even_step: int | None  # first step by which compiling has saved time; null: it saves none
 
 
+class GradientNorm(TypedDict):  # the 2-norm of all gradients as one vector, before they are clipped
+    first: float | None  # at the first step; null: not a finite number, or no step was completed
+    last: float | None  # at the last step; null: not a finite number, or no step was completed
+    max: float | None  # the largest; null: no step has one that is finite
+    clipped_steps: int  # steps whose norm was larger than --grad-clip; none that fp16's gradient scaler skipped
+
+
 class Progress(TypedDict):
     num_steps: int  # requested
     completed_steps: int
@@ -104,6 +111,7 @@ class Progress(TypedDict):
     rank: int  # which measured this; figures that are not of all ranks are its own
     world_size: int  # ranks
     parallel: str | None  # how they share the work: ddp, zero1, fsdp; null: one rank
+    grad_norm: GradientNorm | None  # of all gradients, before they are clipped; null: --grad-clip was not given
 
 
 class Performance(TypedDict):
@@ -142,6 +150,7 @@ class StepColumns(TypedDict):
     step: list[int]  # numbers, from 1
     loss: list[float | None]  # null: not a finite number
     time_ms: list[float]
+    grad_norm: NotRequired[list[float | None]]  # with --grad-clip, before clipping; null: not a finite number
     exclusion_reason: list[str | None]  # why a step is excluded from averages; null: it is included
     waited_share: list[float | None]  # of thread time, waiting for a core; null: not reported by the system
     longest_wait_share: list[float | None]  # of the step, for the thread that waited longest; null: as for waited_share

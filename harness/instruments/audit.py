@@ -65,7 +65,7 @@ def audit_document(
     if first.skipped:
         reason = "the gradient scaler of fp16 skipped the first update, as it does until its scale fits"
         not_checked += [{"check": check, "reason": reason} for check in ("non_finite_gradient", "unmoved_parameter")]
-    if (expected := workload.first_loss()) is None:
+    if (expected := workload.formulas.first_loss()) is None:
         not_checked.append({"check": "first_loss", "reason": "the workload does not say what it should be"})
     elif first_loss is not None and abs(first_loss - expected[0]) > expected[1]:
         detail = f"the first loss is {first_loss:.3f}, and random weights give {expected[0]:.2f}"
@@ -121,7 +121,7 @@ def time_findings(averaged: list[StepRecord], workload: Workload, limit: RateLim
             f"the backward pass takes {backward:.2f} ms, the forward pass {forward:.2f} ms, for half of its matmuls"
         )
         findings.append({"check": "backward_time", "detail": detail})
-    flops = workload.least_forward_flops()
+    flops = workload.formulas.least_forward_flops()
     if flops is None:
         return findings
     step = statistics.median(record.total_ms for record in averaged)

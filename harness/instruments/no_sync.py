@@ -15,7 +15,7 @@ import torch
 
 from harness.base.errors import UserError
 from harness.instruments.phases import median_interval
-from harness.instruments.timing import StepMeter, UntimedMeter
+from harness.instruments.timing import NullMeter, StepMeter
 from harness.model.workload import TrainingState, Workload
 from harness.ranks.parallel import ParallelConfig
 
@@ -52,7 +52,7 @@ def no_sync_steps(
     for pair in range(-1, pairs):  # the first pair is a warm-up
         for kind in list(kinds)[:: -1 if pair % 2 else 1]:  # in turn which is first
             with kinds[kind]():
-                workload.train(state, stream, 1, meter, UntimedMeter())
+                workload.train(state, stream, 1, meter, NullMeter())
             if pair >= 0:
                 times[kind].append(meter.records[-1].total_ms)
     return document_of(**times)

@@ -26,6 +26,8 @@ class StepRecord:
     phase_ms: dict[str, float] = field(default_factory=dict)
     total_ms: float = math.nan
     loss: float = math.nan
+    norm_copy: Tensor | None = None  # 0-d, on its way to the host
+    grad_norm: float | None = None  # of all gradients, before clipping; None without --grad-clip
     ended_at: float = math.nan  # wall clock, seconds since the epoch
     memory_bytes: int = 0  # the last sample before the step was read
     interval: Interval = field(default_factory=Interval)  # how long its threads waited for a core
@@ -71,6 +73,10 @@ class StepMeter:
         """Store a micro-batch's loss, the mean over ranks.  The copy to the host is asynchronous."""
         self._current.losses.append(mean_over_ranks(loss, self.world_size).to("cpu", non_blocking=True))
 
+    def add_grad_norm(self, norm: Tensor) -> None:
+        """Store the norm of the step's gradients before clipping, which all ranks know, as add_loss() does."""
+        self._current.norm_copy = norm.to("cpu", non_blocking=True)
+
     def read_finished(self, wait: bool) -> None:
         """Turn the marks of finished steps into numbers.  Raises FloatingPointError at a non-finite loss."""
         while self._pending:
@@ -84,7 +90,9 @@ class StepMeter:
                 record.phase_ms[name] = record.phase_ms.get(name, 0.0) + elapsed_ms(start, end)
             record.total_ms = sum(record.phase_ms.values())
             record.loss = sum(loss.item() for loss in record.losses) / len(record.losses)
-            record.marks, record.losses = [], []
+            if record.norm_copy is not None:
+                record.grad_norm = record.norm_copy.item()
+            record.marks, record.losses, record.norm_copy = [], [], None
             self.records.append(record)
             self.on_record(record)
             if not math.isfinite(record.loss):
@@ -99,12 +107,13 @@ def mean_over_ranks(loss: Tensor, world_size: int) -> Tensor:
     return loss
 
 
-class UntimedMeter:
+class NullMeter:
     """Stands in for the timer and the instruments of the loop: names the phases, and may watch the step."""
 
     def __init__(self, watching: contextlib.AbstractContextManager | None = None, world_size: int = 1):
         self.watching, self.world_size = watching, world_size
         self.losses: list[Tensor] = []
+        self.grad_norms: list[Tensor] = []
 
     def step(self, step: int) -> contextlib.AbstractContextManager:
         return self.watching or contextlib.nullcontext()
@@ -121,3 +130,6 @@ class UntimedMeter:
     def add_loss(self, loss: Tensor) -> None:
         # A run keeps those of a step's micro-batches until it reads them.
         self.losses.append(mean_over_ranks(loss, self.world_size))
+
+    def add_grad_norm(self, norm: Tensor) -> None:
+        self.grad_norms.append(norm)

@@ -31,6 +31,42 @@ class TrainingState(NamedTuple):
     autocast: AbstractContextManager  # around each forward pass; does nothing in fp32
 
 
+class StepFormulas:
+    """What closed forms tell of a training step.  This class knows none; a workload may have one of its own."""
+
+    def forward_flops_by_component(self) -> dict[str, int] | None:
+        """Matmul FLOPs of the forward passes of a step (two per multiply-add), or None if there is no formula."""
+        return None
+
+    def forward_flops_per_layer(self) -> dict[str, int]:
+        """The same for a single layer, for the components that repeat."""
+        return {}
+
+    def least_forward_flops(self) -> int | None:
+        """The same of a forward pass whose kernels skip what they may, such as the masked half of the scores."""
+        parts = self.forward_flops_by_component()
+        return None if parts is None else sum(parts.values())
+
+    def recomputed_flops(self) -> int:
+        """Matmul FLOPs that the backward passes of a step recompute."""
+        return 0
+
+    def first_loss(self) -> tuple[float, float] | None:
+        """The loss of random weights, and how far the first loss may be from it; None if it is not known."""
+        return None
+
+    def kept_for_backward(self, on_gpu: bool = False) -> dict[str, tuple[int, int]] | None:
+        """Bytes that the forward pass of a micro-batch keeps for its backward pass, by component over all layers: the
+        part linear in the tokens, and the part quadratic in the sequence length.  None if there is no formula.
+
+        on_gpu: with the kernels of a GPU, where they keep other tensors than those of a CPU."""
+        return None
+
+    def least_memory_bytes(self) -> int | None:
+        """Memory that a step needs at least, as far as it is known without running it; None: not known."""
+        return None
+
+
 class Workload(ABC):
     """A model, its optimizer, its data and its training step.  Equal workloads compute the same.
 
@@ -74,6 +110,8 @@ class Workload(ABC):
     def train(self, state: TrainingState, stream: Iterator[Batch], num_steps: int, meter, instruments) -> None:
         """Run optimizer steps: each phase within meter.phase(), every loss passed to meter.add_loss().
 
+        One that clips gradients does so in the optimizer's phase, and passes their norm to meter.add_grad_norm().
+
         meter is a timing.StepMeter and instruments a recorder.Instruments, or objects with the same methods.
         """
 
@@ -101,42 +139,14 @@ class Workload(ABC):
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
 
-    # ---- Closed forms, where a workload has them -------------------------------------------------------------------
-
-    def forward_flops_by_component(self) -> dict[str, int] | None:
-        """Matmul FLOPs of the forward passes of a step (two per multiply-add), or None if there is no formula."""
-        return None
-
-    def forward_flops_per_layer(self) -> dict[str, int]:
-        """The same for a single layer, for the components that repeat."""
-        return {}
-
-    def least_forward_flops(self) -> int | None:
-        """The same of a forward pass whose kernels skip what they may, such as the masked half of the scores."""
-        return self.forward_flops()
-
-    def first_loss(self) -> tuple[float, float] | None:
-        """The loss of random weights, and how far the first loss may be from it; None if it is not known."""
-        return None
-
-    def recomputed_flops(self) -> int:
-        """Matmul FLOPs that the backward passes of a step recompute; not included in step_flops()."""
-        return 0
-
-    def kept_for_backward(self, on_gpu: bool = False) -> dict[str, tuple[int, int]] | None:
-        """Bytes that the forward pass of a micro-batch keeps for its backward pass, by component over all layers: the
-        part linear in the tokens, and the part quadratic in the sequence length.  None if there is no formula.
-
-        on_gpu: with the kernels of a GPU, where they keep other tensors than those of a CPU."""
-        return None
-
-    def least_memory_bytes(self) -> int | None:
-        """Memory that a step needs at least, as far as it is known without running it; None: not known."""
-        return None
-
     def unpredicted_memory(self, on_gpu: bool) -> str | None:
         """What kernels keep that a step on fake tensors does not show; None if nothing is known to be."""
         return None
+
+    @property
+    def formulas(self) -> StepFormulas:
+        """What is known of the step in closed form; nothing, unless a workload says otherwise."""
+        return StepFormulas()
 
     # ---- Derived from the above ------------------------------------------------------------------------------------
 
@@ -145,13 +155,17 @@ class Workload(ABC):
         return title_of_run(self.parameter_count(), self.batch_size, self.seq_len, self.precision, device)
 
     def forward_flops(self) -> int | None:
-        parts = self.forward_flops_by_component()
+        parts = self.formulas.forward_flops_by_component()
         return None if parts is None else sum(parts.values())
 
     def step_flops(self) -> int | None:
         """Forward and backward.  The backward pass of a matmul y = a b takes two of the same size, for a and for b."""
         forward = self.forward_flops()
         return None if forward is None else 3 * forward
+
+    def recomputed_flops(self) -> int:
+        """Matmul FLOPs that the backward passes of a step recompute; not included in step_flops()."""
+        return self.formulas.recomputed_flops()
 
     def one_micro_batch(self) -> Workload:
         """The workload with steps of a single micro-batch."""

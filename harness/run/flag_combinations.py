@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from harness.base.command_line import compiler_problem
+from harness.base.command_line import compiler_problem, flag, memory_size, network_choice
 from harness.base.errors import UserError
 from harness.instruments.no_sync import check_no_sync
 
@@ -29,6 +30,31 @@ def check_model(config) -> None:
         )
     if heads % kv_heads != 0:
         raise UserError(f"--n-kv-heads {kv_heads}: does not divide --n-heads {heads}; use a divisor of it", 2)
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    """What a dry run predicts for, beside --world-size: no training takes these flags."""
+
+    device_memory: int | None = flag(
+        None,
+        "with --dry-run: memory of the GPU to predict for, in GB of 2^30 bytes",
+        shown="this device",
+        type=memory_size,
+        metavar="GB",
+    )
+    target_device: str | None = flag(
+        None,
+        "with --dry-run: a device to predict for by its datasheet, such as MI300X; "
+        "--device-memory overrides its memory",
+        metavar="NAME",
+    )
+    network: float | str | None = flag(
+        None,
+        "with --dry-run: bus bandwidth of each rank in 10^9 bytes/s, or measured: by run_collective_benchmark.sh",
+        type=network_choice,
+        metavar="GB/S",
+    )
 
 
 def only_predicted(given: dict) -> list[str]:

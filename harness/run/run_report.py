@@ -176,7 +176,8 @@ class RunReport:
         if self.prints(record.step):
             mark = " [PROFILING]" if self.schedule.exclusion_reason(record.step) == "profiled" else ""
             line = f"Step {record.step}/{self.num_steps}: Loss = {record.loss:.4f}"
-            say(f"{line}, Time = {record.total_ms / 1e3:.3f} seconds{mark}")
+            norm = "" if record.grad_norm is None else f", Gradient norm = {record.grad_norm:.4f}"
+            say(f"{line}, Time = {record.total_ms / 1e3:.3f} seconds{mark}{norm}")
         record.memory_bytes = self.sampler.memory_bytes[-1]
         self._unwritten.append(record)
         if time.monotonic() - self._flushed_at > self.FLUSH_S:
@@ -197,6 +198,8 @@ class RunReport:
                     "throughput/tokens_per_sec": rate * self.workload.seq_len,
                     "used_memory_mb": record.memory_bytes / MB,
                 }
+                if record.grad_norm is not None:
+                    scalars["grad_norm"] = record.grad_norm
                 if record.interval.run_s:
                     scalars["waited_share"] = record.interval.waited_share
                 for tag, value in scalars.items():
@@ -307,6 +310,7 @@ class RunReport:
             world_size=self.world_size,
             parallel=workload.parallel.parallel,
             step_flops=workload.step_flops(),
+            grad_clip=self.config["training"].get("grad_clip"),
             records=records,
             exclusion_reasons=reasons,
             memory_samples=sampler.memory_bytes,

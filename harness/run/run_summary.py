@@ -31,6 +31,7 @@ class MeasuredRun:
     step_flops: int | None
     records: list[StepRecord]
     exclusion_reasons: list[str | None]  # why each record is left out of the averages; None if it is not
+    grad_clip: float | None = None  # --grad-clip
     rank: int = 0
     parallel: str | None = None  # ddp, zero1, fsdp; None: one rank
     memory_samples: list[int] = field(default_factory=list)  # bytes
@@ -64,12 +65,13 @@ def summarize(run: MeasuredRun) -> dict:
     shape = {"batch_size": run.batch_size, "sequence_length": run.seq_len}
     shape |= {"rank": run.rank, "world_size": run.world_size}
     shape |= explain_nulls({"parallel": run.parallel}, "one rank")
+    norm = explain_nulls({"grad_norm": _grad_norm(run)}, "--grad-clip was not given")
     return {
         "status": run.status,
         "error": run.error,
         "config": run.config,
         "environment": run.environment,
-        "training": done | shape,
+        "training": done | shape | norm,
         "performance": _performance(run, timings, len(averaged), note, why_no_spread),
         "memory": _memory(run),
         "loss": _losses(run),
@@ -77,6 +79,7 @@ def summarize(run: MeasuredRun) -> dict:
             "step": [r.step for r in run.records],
             "loss": [_finite(r.loss) for r in run.records],
             "time_ms": [r.total_ms for r in run.records],
+            **({"grad_norm": _grad_norms(run)} if run.grad_clip else {}),
             "exclusion_reason": run.exclusion_reasons,
             "waited_share": [r.interval.waited_share for r in run.records],
             "longest_wait_share": [r.interval.longest_wait_share for r in run.records],
@@ -155,6 +158,23 @@ def _losses(run: MeasuredRun) -> dict:
     return explain_nulls(ends, "not a finite number" if losses else NO_STEP)
 
 
+def _grad_norms(run: MeasuredRun) -> list[float | None]:
+    return [_finite(record.grad_norm) for record in run.records]
+
+
+def _grad_norm(run: MeasuredRun) -> dict | None:
+    """Before clipping.  A norm that is not finite is no clipped step: with fp16 the step is skipped, else the next loss
+    is not finite either."""
+    if run.grad_clip is None:
+        return None
+    norms = _grad_norms(run)
+    known = [norm for norm in norms if norm is not None]
+    found = {"first": norms[0], "last": norms[-1]} if norms else {"first": None, "last": None}
+    found |= {"max": max(known, default=None)}
+    clipped = sum(norm > run.grad_clip for norm in known)
+    return explain_nulls(found, "not a finite number" if norms else NO_STEP) | {"clipped_steps": clipped}
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -189,6 +209,7 @@ def basis_lines(summary: dict, verbose: bool) -> list[str]:
     spread = p["std_step_time_ms"]
     return [
         *(detail_lines(summary) if verbose else []),
+        *grad_norm_lines(summary["training"]),
         *compilation_lines(p["compilation"]),
         *rank_lines(summary),
         f"Averages over {p['steps_averaged']} of {done} steps; {p['steps_averaged_note']}",
@@ -214,6 +235,18 @@ def detail_lines(summary: dict) -> list[str]:
         f"Average memory usage: {memory['average_mb']:.0f} MB",
         f"GPU utilization: {p['gpu_utilization_percent_reason'] if utilization is None else f'{utilization:.0f}%'}",
     ]
+
+
+def grad_norm_lines(training: dict) -> list[str]:
+    """How large gradients were before clipping, and how often they were clipped; [] without --grad-clip."""
+    found = training["grad_norm"]
+    if found is None:
+        return []
+    first, last, largest = (
+        "not finite" if found[name] is None else f"{found[name]:.4g}" for name in ("first", "last", "max")
+    )
+    clipped = f"clipped in {found['clipped_steps']} of {training['completed_steps']} steps"
+    return [f"Gradient norm: {first} at the first step, {last} at the last, at most {largest}; {clipped}"]
 
 
 def disturbance_lines(summary: dict) -> list[str]:

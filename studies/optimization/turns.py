@@ -17,7 +17,7 @@ from harness.instruments.audit import audit_document, audit_text
 from harness.instruments.compilation import compile_in_place
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.memory_tracker import MemoryTracker
-from harness.instruments.timing import StepMeter, StepRecord, UntimedMeter
+from harness.instruments.timing import NullMeter, StepMeter, StepRecord
 from harness.machine.devices import choose_device, set_arithmetic, set_numerics
 from harness.machine.environment import describe_environment
 from harness.model.cuda_graphs import GraphedModel
@@ -77,7 +77,7 @@ class Variant:
         training = self.workload.training
         set_arithmetic(training.precision, training.deterministic)  # settings of the process
         with self.random_numbers:
-            self.workload.train(self.state, self.stream, 1, self.meter, UntimedMeter(watching))
+            self.workload.train(self.state, self.stream, 1, self.meter, NullMeter(watching))
         return self.meter.records[-1]
 
     def peak_memory(self) -> dict:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from harness.base.tables import Section, column
 from harness.instruments.memory_timeline import Allocation
 from harness.instruments.memory_tracker import MemoryTracker
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
 from harness.machine.devices import set_numerics
 from harness.model.workload import TrainingState
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
@@ -102,7 +102,7 @@ def types_in_a_step(state: TrainingState, stream) -> list[dict]:
     recorder, tracker = DtypeRecorder(state.model), None
     while not state.optimizer.state:  # the gradient scaler of fp16 skips steps until its scale is small enough
         tracker = MemoryTracker(state.model, state.optimizer)
-        train(state, stream, 1, 1, UntimedMeter(), UntimedMeter(tracker))
+        train(state, stream, 1, 1, None, NullMeter(), NullMeter(tracker))
     names = {parameter: name for name, parameter in state.model.named_parameters()}
     for parameter, tensors in state.optimizer.state.items():
         for name, tensor in tensors.items():

@@ -12,7 +12,7 @@ from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from harness.instruments.memory_tracker import MemoryTracker
-from harness.instruments.timing import StepMeter, UntimedMeter
+from harness.instruments.timing import NullMeter, StepMeter
 from harness.machine.devices import set_numerics
 from harness.model.workload import TrainingState, Workload, sharded_state
 from harness.ranks.parallel import replicated
@@ -122,7 +122,7 @@ def measure(rank: Rank, workload: Workload, steps: int, warmup: int, fault: str 
     state, model = state_with_fault(own, rank, fault)
     stream = CountedBatches(own.batches(rank.device, rank.rank))
     meter = StepMeter(rank.device, rank.world_size, lambda step: False, lambda record: None)
-    own.train(state, stream, warmup + steps, meter, UntimedMeter())
+    own.train(state, stream, warmup + steps, meter, NullMeter())
     meter.read_finished(wait=True)
     samples = stream.samples // (warmup + steps)
     memory = tracked(own, state, model, stream, rank)
@@ -169,7 +169,7 @@ class Tracker(MemoryTracker):
 def tracked(workload: Workload, state: TrainingState, model: nn.Module, stream: Iterator, rank: Rank) -> dict:
     """Memory of a step."""
     tracker = Tracker(model, state.optimizer)
-    workload.train(state, stream, 1, UntimedMeter(world_size=rank.world_size), UntimedMeter(tracker))
+    workload.train(state, stream, 1, NullMeter(world_size=rank.world_size), NullMeter(tracker))
     return tracker.timeline.document() | {"overlapped_bytes": tracker.overlapped_bytes}
 
 
@@ -188,7 +188,7 @@ def local_steps(
     torch.distributed.barrier()
     meter = StepMeter(rank.device, 1, lambda step: False, lambda record: None)
     with state.model.no_sync():
-        workload.train(state, stream, 1 + steps, meter, UntimedMeter())
+        workload.train(state, stream, 1 + steps, meter, NullMeter())
     meter.read_finished(wait=True)
     torch.distributed.barrier()  # no rank leaves while another is still timed
     return [record.total_ms for record in meter.records[1:]]

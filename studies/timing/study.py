@@ -16,7 +16,7 @@ from analysis.comparison.runs import NOISE, ratio
 from harness.base.documents import TimingStudyRow
 from harness.base.errors import UserError
 from harness.base.tables import Section, column
-from harness.instruments.timing import UntimedMeter
+from harness.instruments.timing import NullMeter
 from harness.machine.clock import time_synced
 from harness.machine.devices import choose_device, set_numerics, synchronize
 from studies.engine.sweep import (
@@ -55,7 +55,7 @@ class Step:
         training = workload.training
         set_numerics(training.seed, training.precision, training.deterministic)
         self.workload, self.state, self.stream = workload, workload.build(device), workload.batches(device)
-        self.meter = UntimedMeter()
+        self.meter = NullMeter()
 
     def __call__(self) -> None:
         self.workload.train(self.state, self.stream, 1, self.meter, self.meter)

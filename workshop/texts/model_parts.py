@@ -95,7 +95,7 @@ def kernel_costs() -> str:
     ):
         workload = workload_of(["--size", "small", "--precision", "bf16"]).with_settings(**settings)
         work, memory = step_work(workload, on_gpu=True).table(), predicted_memory(workload, True)
-        kept = sum(map(sum, workload.kept_for_backward(True).values()))
+        kept = sum(map(sum, workload.formulas.kept_for_backward(True).values()))
         sizes = (work["bytes"].sum(), kept, memory.live_bytes_at_allocations().max())
         rows.append(
             [flags if not settings else f"`{flags}`", f"{work['calls'].sum():,}", *(f"{s / MB:,.0f}" for s in sizes)]
@@ -120,7 +120,7 @@ def ridge_points() -> str:
 def training_and_inference() -> str:
     """What a training step and a forward pass on its own compute and store: the default model."""
     weights = 4 * DEFAULT.parameter_count() / MB
-    kept = sum(map(sum, DEFAULT.kept_for_backward().values())) / MB
+    kept = sum(map(sum, DEFAULT.formulas.kept_for_backward().values())) / MB
     peaks = [
         timeline.document()["peak_bytes"] / MB
         for timeline in (predicted_memory(DEFAULT, on_gpu=False), fake_forward(DEFAULT, MemoryTracker).timeline)
@@ -167,7 +167,7 @@ def growth_with_size() -> str:
     rows = []
     for name in SIZES:
         workload = workload_of(size=name)
-        flops, kept = workload.forward_flops_by_component(), workload.kept_for_backward()
+        flops, kept = workload.formulas.forward_flops_by_component(), workload.formulas.kept_for_backward()
         total, weights = sum(flops.values()), 4 * workload.parameter_count()
         linear, quadratic = (sum(values) for values in zip(*kept.values(), strict=True))
         scores = sum(flops[f"attention.{part}"] for part in ("scores", "weighted_sum"))
@@ -197,7 +197,7 @@ def batch_bounds(gigabytes: Sequence[int] = (16, 24, 80, 192)) -> str:
     for name in SIZES:
         workload = workload_of(size=name)
         parameters = workload.parameter_count()
-        per_sample = sum(map(sum, workload.kept_for_backward().values())) / workload.batch_size
+        per_sample = sum(map(sum, workload.formulas.kept_for_backward().values())) / workload.batch_size
         cells = []
         for size in gigabytes:
             room = size * 1024 * MB - PERSISTENT_BYTES_PER_PARAM * parameters

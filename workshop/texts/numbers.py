@@ -161,7 +161,7 @@ FLOPS = {  # of one layer, or of the head
 
 def flops() -> str:
     """Of a forward pass, by matrix multiplication, with grouped-query and with multi-head attention."""
-    ours, full = (workload.forward_flops_by_component() for workload in BOTH)
+    ours, full = (workload.formulas.forward_flops_by_component() for workload in BOTH)
     total, full_total = sum(ours.values()), sum(full.values())
     layers = DEFAULT.config.n_layers
     parts = [(name, formula, [name], 1 if name == "lm_head" else layers) for name, formula in FLOPS.items()]
@@ -182,7 +182,7 @@ def flops() -> str:
 def elementwise_flops() -> str:
     """SiLU and its multiplication, relative to the matrix multiplications of a layer."""
     elements = DEFAULT.batch_size * DEFAULT.seq_len * DEFAULT.config.intermediate_dim
-    layer = sum(DEFAULT.forward_flops_per_layer().values())
+    layer = sum(DEFAULT.formulas.forward_flops_per_layer().values())
     return (
         f"SiLU and the multiplication by `up` process B S D_ff = {elements:,} elements per layer. At five operations "
         f"per element that is {5 * elements / layer:.2%} of a layer's matrix multiplications."
@@ -191,7 +191,7 @@ def elementwise_flops() -> str:
 
 def kept_for_backward() -> str:
     """What the forward pass keeps for the backward pass, with grouped-query and with multi-head attention."""
-    ours, full = (workload.kept_for_backward() for workload in BOTH)
+    ours, full = (workload.formulas.kept_for_backward() for workload in BOTH)
     kept = {name: [*ours[name], sum(full[name])] for name in sorted(ours, key=lambda name: -sum(ours[name]))}
     rows = [[name, *(f"{size / MB:.2f}" for size in row)] for name, row in kept.items()]
     rows.append(["**total**", *(f"**{sum(column) / MB:.2f}**" for column in zip(*kept.values(), strict=True))])

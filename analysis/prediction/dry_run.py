@@ -1,0 +1,40 @@
+"""--dry-run: a prediction instead of a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from analysis.hardware import rows_named
+from analysis.prediction.document import predict, prediction_lines
+from harness.base.console import is_first_rank, say
+from harness.base.files import prepare_folder, write_json
+from harness.instruments.schedule import ProfilerConfig
+from harness.machine.devices import check_precision, choose_device
+from harness.machine.hardware_seen import unseen_hardware
+from harness.model.workload import Workload, check_shards
+from harness.run.flag_combinations import only_predicted
+
+
+def dry_run(workload: Workload, profiling: ProfilerConfig, args: argparse.Namespace) -> None:
+    """Print what a step of the workload will need, and write prediction.json if there is a folder.
+
+    args: the flags of harness.run.flag_combinations.PredictionConfig, and --verbose.  Raises UserError.
+    """
+    training = workload.training
+    targets = [] if args.target_device is None else rows_named(args.target_device)
+    device = choose_device("cpu" if targets else training.device)
+    if not targets:  # a datasheet tells whether it has the precision
+        check_precision(training.precision, device)
+    if not is_first_rank():  # every rank would predict the same
+        return
+    check_shards(workload)
+    document = predict(workload, device, profiling.peak, args.device_memory, targets, args.network)
+    lines = prediction_lines(document, args.verbose, only_predicted(vars(args)))
+    if device.type == "cpu" and (unseen := unseen_hardware()):
+        lines.insert(0, f"Warning: {unseen}")
+    if folder := training.output_dir or profiling.profile_dir:
+        prepare_folder(Path(folder))
+        write_json(Path(folder) / "prediction.json", document)
+        lines.insert(0, f"Files: {Path(folder) / 'prediction.json'}")
+    say(*lines)

@@ -1,0 +1,65 @@
+"""What is known of a LLaMA decoder's training step without running it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.work.decoder_memory import KeptBytes, kept_by_formula
+from harness.machine.devices import PRECISIONS
+from harness.model.workload import StepFormulas
+
+
+@dataclass(frozen=True)
+class DecoderFormulas(StepFormulas):
+    """config and training have the fields of the script's TinyLlamaConfig and TrainingConfig."""
+
+    config: Any
+    training: Any
+
+    def forward_flops_by_component(self) -> dict[str, int]:
+        return self.config.forward_flops_by_component(self.training.batch_size, self.training.seq_len, self.training)
+
+    def forward_flops_per_layer(self) -> dict[str, int]:
+        flops = self.forward_flops_by_component()
+        return {part: count // self.config.n_layers for part, count in flops.items() if part != "lm_head"}
+
+    def least_forward_flops(self) -> int:
+        """A fused kernel may skip the masked half of the scores."""
+        parts = self.forward_flops_by_component()
+        return sum(parts.values()) - parts.get("attention.sdpa", 0) // 2
+
+    def recomputed_flops(self) -> int:
+        """Fused attention recomputes the scores, the fused loss the logits.  Checkpointing recomputes every matmul of
+        each block except the last, down_proj, because no operator needs its output in the backward pass."""
+        config, training = self.config, self.training
+        parts, recomputed = self.forward_flops_by_component(), 0
+        if training.attention == "sdpa":
+            recomputed += 2 * training.batch_size * training.seq_len**2 * config.hidden_dim * config.n_layers
+        if training.fused_loss:
+            recomputed += parts["lm_head"]
+        if training.activation_checkpointing:
+            recomputed += sum(count for part, count in parts.items() if part not in ("mlp.down_proj", "lm_head"))
+        return recomputed
+
+    def first_loss(self) -> tuple[float, float]:
+        """ln V of a uniform guess, and s^2 / 2 for logits of standard deviation s.  The mean over tokens varies with s;
+        ten are assumed to be independent, because frequent ones repeat."""
+        uniform, s = math.log(self.config.vocab_size), self.config.init_std * self.config.hidden_dim**0.5
+        tokens = self.training.batch_size * self.training.seq_len
+        return uniform + s**2 / 2, 0.02 * uniform + 4 * s / min(10, tokens) ** 0.5
+
+    def kept_for_backward(self, on_gpu: bool = False) -> dict[str, KeptBytes]:
+        return kept_by_formula(self.config, self.training, on_gpu)
+
+    def least_memory_bytes(self) -> int:
+        """Weight, gradient and two Adam moments of four bytes each, the mask, and the attention weights that are saved
+        in every layer, or in one layer at a time with checkpointing."""
+        config, training = self.config, self.training
+        quadratic = 0  # bytes per element of the S x S mask and scores
+        if training.attention == "eager":
+            layers = 1 if training.activation_checkpointing else config.n_layers
+            scores = layers * config.n_heads * training.batch_size // training.gradient_accumulation_steps
+            quadratic = 4 + PRECISIONS[training.precision].itemsize * scores
+        return 16 * config.parameter_count() + quadratic * training.seq_len**2
