@@ -1,11 +1,13 @@
 """Kernels of replayed graphs, attributed to the operators that launched them into the graph, or before it."""
 
 import gzip
+import time
 
 import pytest
 from traces import event, real_path, step, write_trace
 
-from analysis.attribution.graph_replays import with_replayed_operators
+from analysis.attribution import graph_replays
+from analysis.attribution.graph_replays import Launched, runs_of, with_replayed_operators
 from analysis.commands.analyze_traces import analyze_existing
 from analysis.diagnosis.document import analyze_all, head_lines, trust_text
 from analysis.trace.tables import read_trace
@@ -193,6 +195,35 @@ def test_other_traces_are_read_only_if_the_own_does_not_tell(tmp_path, monkeypat
     write_trace(tmp_path / "capture.json", *capture())
     monkeypatch.setattr("analysis.attribution.graph_replays.launched_in", lambda *_: pytest.fail("it was read"))
     assert analyzed(tmp_path)["integrity"]["graphs_attributed_through"] == ["a capture in this trace"]
+
+
+def test_ranks_of_the_same_recording_are_not_searched_for_a_capture(tmp_path, monkeypatch):
+    """They saw what this one saw.  Each of a run's thousand ranks would else search all the others."""
+    for rank in range(4):
+        write_trace(tmp_path / f"trace_rank{rank}.json", *replays())
+    write_trace(tmp_path / "capture_rank1.json", *capture())
+    searched, has_capture = [], graph_replays.has_capture
+
+    def noted(path, changed):
+        searched.append(path.name)
+        return has_capture(path, changed)
+
+    monkeypatch.setattr(graph_replays, "has_capture", noted)
+    analysis = analyzed(tmp_path)
+    assert analysis["integrity"]["graphs_attributed_through"] == ["the capture trace capture_rank1.json"]
+    assert searched == ["capture_rank1.json"]
+
+
+def test_a_long_warm_up_is_searched_once():
+    """A run of work that begins everywhere, and ends nowhere, takes no longer to look for than to read."""
+    launched = Launched([("kernel", "add")] * 300_000, [None] * 300_000, "", "", False)
+    began = time.process_time()
+    assert not [*runs_of((("kernel", "add"),) * 5_000 + (("kernel", "mul"),), launched)]
+    assert time.process_time() - began < 2
+    assert [[*places] for places in runs_of((("kernel", "add"),) * 299_999, launched)] == [
+        [*range(299_999)],
+        [*range(1, 300_000)],
+    ]
 
 
 @pytest.mark.parametrize("reading", [{"window": 2}, {"window": 2, "steps_from": "my_program"}])

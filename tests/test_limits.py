@@ -106,7 +106,13 @@ def test_a_report_without_a_trace(flops, tmp_path):
     assert 'id="trust"' not in page
     # The same results from steps and a peak that were disturbed.
     profile, summary = (json.loads((tmp_path / "run" / f"{n}.json").read_text()) for n in ("flops_profile", SUMMARY))
-    assert not any("NOT trustworthy" in line for line in flops_answer(profile, {}, tmp_path, None))
+    answer = flops_answer(profile, {}, tmp_path, None)
+    assert not any("NOT trustworthy" in line for line in answer)
+    assert any("FlopCounterMode agree;" in line or "DeepSpeed agree;" in line for line in answer)
+    for row in profile["flops_analysis"]["reconciliation"]["rows"]:
+        if row["counter"] != "FlopCounterMode":
+            row["forward_flops"] = None
+    assert any("counted by FlopCounterMode alone;" in line for line in flops_answer(profile, {}, tmp_path, None))
     summary["disturbance"] |= {"disturbed": True, "reasons": ["77% of thread time waited for a core"]}
     (tmp_path / "run" / f"{SUMMARY}.json").write_text(json.dumps(summary))
     profile["efficiency_metrics"]["peaks"][0]["disturbed"] = True

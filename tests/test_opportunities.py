@@ -112,6 +112,25 @@ def test_synchronizations_are_proposed_with_their_number(tmp_path):
     assert rows["fewer synchronizations"]["share"] == pytest.approx(700 / 1000)
 
 
+def norm_of_four_kernels(start, number):
+    """A norm of 30 us on the host from `start` on, whose four kernels take 100 us each."""
+    out = [event("input_norm", start, 30, kind="user_annotation")]
+    for i in range(4):
+        operator = ADD | {"ts": start + 7 * i + 1, "dur": 5}
+        out += on_gpu("add", start + 7 * i + 2, start + 40 + 100 * i, 100, number + i, operator=operator)
+    return out
+
+
+@pytest.mark.parametrize("others", [[], [2000], [2000, 3000, 4000]])
+def test_norms_outside_of_the_steps_do_not_count(tmp_path, others):
+    events = [step(1, 0, 1000), *norm_of_four_kernels(100, 1)]
+    events += [one for i, start in enumerate(others) for one in norm_of_four_kernels(start, 5 + 4 * i)]
+    [norm] = (row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"] if row["name"] == "fused norm")
+    assert norm["share"] == pytest.approx(400 / 1000)
+    assert norm["speedup_estimate"] == pytest.approx(1 / (1 - 300 / 1000))  # one pass of four is left
+    assert "estimate: 1 norms per step" in norm["basis"]
+
+
 def test_matmuls_are_in_the_type_of_what_they_multiply(tmp_path):
     """Not in that of their scales, biases or statistics."""
     fp8, bf16 = "c10::Float8_e4m3fn", "c10::BFloat16"

@@ -14,12 +14,12 @@ from analysis.prediction.communication import (
     communication,
     first_world_size,
     fitting,
-    sent_bytes,
     smallest_world_size,
     what_would_fit,
 )
 from analysis.prediction.document import cure, predicted_memory
 from analysis.prediction.network import Network
+from analysis.work.sent_bytes import sent_bytes
 from benchmarks import many_ranks
 from harness.base.errors import UserError
 from harness.base.files import write_json

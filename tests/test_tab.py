@@ -81,6 +81,15 @@ def test_a_trace_is_read_where_nothing_was_written(logdir):
     assert len(both["not_read"]) == 1 and "trace_2.json: truncated" in both["not_read"][0]
 
 
+@pytest.mark.parametrize("world_size", ["2", None, 1.5, [2]])
+def test_a_number_of_ranks_that_is_none_is_not_known(tmp_path, world_size):
+    for name in ("trace_1.json", "trace_2.json"):
+        write_trace(tmp_path / name, *SMALL, distributedInfo={"rank": 0, "world_size": world_size})
+    page = Tab(("", tmp_path)).page(".")
+    assert page["trace"] == "trace_1.json"
+    assert "Ranks" in page["html"]
+
+
 def test_how_far_reading_is(logdir, monkeypatch):
     told = []
     note = tab_module.note_progress

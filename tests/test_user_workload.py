@@ -23,7 +23,7 @@ from analysis.attribution.components import folded_names
 from analysis.commands.flops_command import by_module
 from analysis.prediction.document import peak_bytes, predict, predicted_memory, prediction_lines
 from analysis.work.flop_counts import flops_of_step
-from analysis.work.user_workload import IN_THE_FILE, USED, UserWorkload, examined, on_fake_tensors
+from analysis.work.user_workload import IN_THE_FILE, USED, UserWorkload, examined, hides_tokens, on_fake_tensors
 from harness.base import documents
 from harness.base.errors import UserError
 from harness.instruments.compilation import Compilation
@@ -196,6 +196,61 @@ def second_step(workload: UserWorkload) -> MemoryTimeline:
     workload.train(state, stream, 1, NullMeter(), NullMeter(tracker))
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in state.model.modules())
     return tracker.timeline
+
+
+GPT2 = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def batches(masks):
+    while True:
+        tokens = torch.randint(64, (3, 48))
+        mask = torch.ones_like(tokens)
+        mask[0, 40:] = masks != "padded"
+        batch = {"input_ids": tokens, "labels": tokens, "attention_mask": mask}
+        yield {name: batch[name] for name in batch if masks or name != "attention_mask"}
+
+
+def loss(model, batch):
+    return model(**batch, use_cache=False).loss
+
+
+def workload(masks=""):
+    shape = {"n_positions": 48, "n_embd": 32, "n_layer": 3, "n_head": 4}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, bos_token_id=0, eos_token_id=0, **shape))
+    return model, torch.optim.AdamW(model.parameters()), batches(masks), loss
+
+
+def whole():
+    return workload("whole")
+
+
+def padded():
+    return workload("padded")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["workload", "whole", "padded"])
+def test_masks_of_a_library_are_those_of_a_real_step(tmp_path, name):
+    """transformers looks whether a mask hides anything, which it cannot in fake tensors."""
+    (tmp_path / "gpt2.py").write_text(GPT2)
+    workload = workload_of(tmp_path / "gpt2.py", name)
+    assert workload.hides_tokens == (name == "padded")
+    measured, predicted = second_step(workload).document(), predicted_memory(workload, False).document()
+    assert predicted["peak_bytes"] == measured["peak_bytes"]
+    assert predicted["kept_for_backward"] == measured["kept_for_backward"]
+
+
+def test_whether_a_batch_hides_tokens():
+    ones, tokens = torch.ones(2, 8, dtype=torch.int64), torch.arange(16).reshape(2, 8)
+    some = ones.clone()
+    some[0, 5:] = 0
+    for batch in ((tokens, ones), tokens, {"input_ids": tokens, "attention_mask": ones}, {"token_type_ids": some}):
+        assert not hides_tokens(batch)
+    for batch in ((tokens, some.bool()), {"attention_mask": some}, {"input_ids": tokens, "position_ids": tokens}):
+        assert hides_tokens(batch)
 
 
 # ---- What is found by itself ---------------------------------------------------------------------------------------

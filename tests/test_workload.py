@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from analysis.prediction.document import CONTEXT, RESERVES, memory_prediction, peak_bytes, predict, prediction_lines
 from analysis.work.bytes_moved import computational_intensity, intensity_lines, step_work
 from analysis.work.fake_step import FakeRunError, fake_step
-from analysis.work.flop_counts import counted_by_torch, flops_of_step, reconciliation
-from analysis.work.flop_rates import flops_lines, flops_profile
+from analysis.work.flop_counts import counted_by_torch, flops_of_step, reconciliation, reconciliation_lines
+from analysis.work.flop_rates import flops_lines, flops_profile, flops_summary
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.model.workload import TrainingState, Workload
@@ -160,8 +160,12 @@ def test_flops_are_those_counted_by_hand(workload):
     assert workload.micro_steps * counted["backward_flops"] == 2 * sum(layers) - layers[0]
     assert flops_of_step(workload) == (sum(layers), 3 * sum(layers) - layers[0])
     found = reconciliation(workload, "DeepSpeed is missing")
-    assert found["agree"]
     assert found["rows"][0]["forward_flops_reason"] == "the workload has no formula"
+    # A count that is the only one agrees with nothing.
+    assert (found["agree"], found["agree_reason"]) == (None, "there is one count alone")
+    assert "Counted by FlopCounterMode alone." in reconciliation_lines(found)
+    [line] = flops_summary({"flops_analysis": {"step_flops": 1, "reconciliation": found}})
+    assert line == "FLOPs Profile: 1 per step; counted by FlopCounterMode alone"
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

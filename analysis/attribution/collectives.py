@@ -20,6 +20,7 @@ from analysis.attribution.gpu_time import Intervals, by_class, covered_until, ex
 from analysis.trace.links import ANNOTATION, OPERATOR, AttributedLinks, first_row_of, once, step_at
 from analysis.trace.tables import Trace, by_name, where_name
 from analysis.work.operator_costs import BYTES_OF
+from analysis.work.sent_bytes import sent_share
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, column
 from harness.base.text import count_of, narrow_table
@@ -57,15 +58,6 @@ EVENT_COLUMNS = [*OF_CALLS, *"phase start end step calls".split()]
 def collective_kind(name: str) -> str:
     letters = re.sub("[^a-z]", "", name.lower())
     return next((kind for spelled, kind in KINDS.items() if spelled in letters), UNKNOWN)
-
-
-def sent_share(kind: str, world_size: int) -> float | None:
-    """Bytes that a rank sends at least, by bytes of the larger of input and output; bus bandwidth of nccl-tests counts
-    the same (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).  None for kinds that have no such definition."""
-    others = (world_size - 1) / world_size
-    shares = {"all_reduce": 2 * others, "broadcast": 1.0, "reduce": 1.0, "send": 1.0, "recv": 1.0, "send_recv": 1.0}
-    shares |= dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), others)
-    return shares.get(kind)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.gpu_time import covered_until, exposed_us, is_communication, union
-from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links, once, step_at
+from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links, once, step_around
 from analysis.trace.tables import MODULE as MODULE_PREFIX
 from analysis.trace.tables import STEP, by_name, where_name
 from analysis.work.operator_costs import category, is_view_or_metadata_op, operator_class
@@ -244,9 +244,8 @@ def step_events(links: AttributedLinks) -> tuple[pd.DataFrame, float]:
     if links.on_gpu:
         events = links.gpu[[*columns, "operator", "step"]].assign(us=exposed_us(links.gpu, links.window))
         return events[events["us"] > 0], links.window[1] - links.window[0]
-    us, start = own_or_waited_us(links), host["start"].to_numpy()
-    step = step_at(start, steps)
-    rows = np.flatnonzero((step >= 0) & (start < steps["end"].to_numpy()[step]) & (us > 0))
+    us, step = own_or_waited_us(links), step_around(host["start"].to_numpy(), steps)
+    rows = np.flatnonzero((step >= 0) & (us > 0))
     events = host.iloc[rows][columns].assign(us=us[rows], step=step[rows])
     events["operator"] = np.where(host["kind"].to_numpy()[rows] == OPERATOR, rows, -1)
     return events, float((steps["end"] - steps["start"]).sum())

@@ -9,7 +9,7 @@ beside it.  What is found in neither stays with the graph.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from analysis.attribution.components import attribute
 from analysis.trace.file import TraceFile
 from analysis.trace.links import AttributedLinks, captured, link, operators_around
 from analysis.trace.steps import GRAPH_LAUNCHES, STARTS_WORK
-from analysis.trace.tables import Replayed, Trace, read_trace, where_name
+from analysis.trace.tables import RANK_IN_NAME, Replayed, Trace, read_trace, where_name
 from harness.base.errors import UserError
 from harness.base.files import may_be_trace
 
@@ -60,7 +60,7 @@ class Match(NamedTuple):
     source: str | None = None  # of their components
 
 
-Places = list[int | None]  # for each event of a graph, where the same work is in a Launched
+Places = Sequence[int | None]  # for each event of a graph, where the same work is in a Launched
 
 
 def with_replayed_operators(trace: Trace) -> Trace:
@@ -151,11 +151,15 @@ def extended(trace: Trace, added: list[tuple[Launcher, float]], of_event: np.nda
 
 
 def captures_beside(path: Path) -> Iterator[Path]:
-    """Traces in the same folder, or in its capture_traces/, in which a graph is captured."""
+    """Traces in the same folder, or in its capture_traces/, in which a graph is captured.
+
+    Not those of other ranks of the same recording, which are named alike: they saw what this one saw.
+    """
+    same_recording = RANK_IN_NAME.sub("rank", path.name)
     for folder in (path.parent, path.parent / FOLDER):
         for file in sorted(folder.iterdir()) if folder.is_dir() else []:
-            is_other = file != path and file.is_file() and may_be_trace(file.name)
-            if is_other and has_capture(file, file.stat().st_mtime_ns):
+            is_other = file.parent != path.parent or RANK_IN_NAME.sub("rank", file.name) != same_recording
+            if is_other and file.is_file() and may_be_trace(file.name) and has_capture(file, file.stat().st_mtime_ns):
                 yield file
 
 
@@ -270,10 +274,14 @@ def by_order(work: tuple[Work, ...], capture: Launched) -> Places:
 
 
 def runs_of(work: tuple[Work, ...], launched: Launched) -> Iterator[Places]:
-    """Where this work was launched in this order, with nothing in between."""
-    for first, one in enumerate(launched.work):
-        if one == work[0] and tuple(launched.work[first : first + len(work)]) == work:
-            yield [*range(first, first + len(work))]
+    """Where this work was launched in this order, with nothing in between: found as text is, whose search is linear,
+    with a character for each kind of work."""
+    letters: dict[Work, str] = {}
+    text, wanted = ("".join(letters.setdefault(one, chr(len(letters))) for one in of) for of in (launched.work, work))
+    first = text.find(wanted)
+    while first >= 0:
+        yield range(first, first + len(work))
+        first = text.find(wanted, first + 1)
 
 
 def agreed(launchers: tuple[Launcher | None, ...]) -> Launcher | None:

@@ -14,7 +14,7 @@ from analysis.diagnosis.opportunities import best_three
 from analysis.diagnosis.roofline import by_time, roofline, roofline_lines
 from analysis.report.roofline_figure import draw_roofline
 from analysis.work.bytes_moved import computational_intensity, intensity_lines
-from analysis.work.flop_counts import detail_lines
+from analysis.work.flop_counts import agreement_text, counters_in, detail_lines
 from analysis.work.flop_rates import mfu_text
 from harness.base.console import say
 from harness.base.documents import read_document
@@ -105,7 +105,8 @@ def flops_answer(profile: dict, documents: dict[str, dict], source: Path, report
     }
     if intensity := documents.get("computational_intensity.json"):
         rows["Intensity"] = intensity_text(intensity)
-    rows["Trust"] = counters_text(profile["flops_analysis"]["reconciliation"])
+    counts = profile["flops_analysis"]["reconciliation"]
+    rows["Trust"] = agreement_text(counts, ", ".join(counters_in(counts["rows"])))
     rows["Trust"] += (
         f"; step {rates['avg_step_time_ms']:.2f} ms, mean of {count_of(rates['steps_averaged'], 'step')}{spread}"
     )
@@ -115,11 +116,6 @@ def flops_answer(profile: dict, documents: dict[str, dict], source: Path, report
     rows["Largest parts"] = largest_parts(profile, documents.get("roofline_data.json"))
     rows["Try first"] = best_three(trace) if trace else least_times(profile, intensity)
     return answer(rows | {"Read on": read_on(report, "docs/flops_and_limits.md")})
-
-
-def counters_text(reconciliation: dict) -> str:
-    counters = [row["counter"] for row in reconciliation["rows"] if row["forward_flops"] is not None]
-    return f"{', '.join(counters)} {'agree' if reconciliation['agree'] else 'DIFFER'}"
 
 
 def intensity_text(document: dict) -> str:

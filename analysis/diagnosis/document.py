@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,12 +169,12 @@ RANK_REASONS = {
 }
 
 
-def note_missing_ranks(trust: dict, present: set[int]) -> None:
+def note_missing_ranks(trust: dict, present: Collection[int]) -> None:
     world_size = trust["world_size"] or 1
-    missing = (rank for rank in range(world_size if world_size > 1 else 0) if rank not in present)
+    n = world_size - len(present)
+    missing = (rank for rank in range(world_size if n > 0 else 0) if rank not in present)
     trust["ranks_missing"] = list(itertools.islice(missing, MISSING_RANKS_NAMED))
     if trust["ranks_missing"]:
-        n = world_size - len(present)
         trust["not_recorded"].append(RANKS._asdict())
         trust["notes"].append(f"no traces of {n} of {world_size} ranks: a straggler among them would not be noticed")
 

@@ -20,7 +20,7 @@ from analysis.attribution.components import NAMED_RANGES, UNATTRIBUTED, step_eve
 from analysis.attribution.gpu_time import host_code, idle_by_cause
 from analysis.diagnosis.verdict import device_of, precision_of, ran_here, roofs_of
 from analysis.hardware import Ceiling, datasheet
-from analysis.trace.links import ANNOTATION, AttributedLinks
+from analysis.trace.links import ANNOTATION, AttributedLinks, step_around, step_at
 from analysis.trace.tables import different_pairs, where_name
 from analysis.work.operator_costs import MATMUL_CLASSES, Cost, cost, factor_type, is_view_or_metadata_op
 from harness.base.command_line import compiler_problem
@@ -209,13 +209,14 @@ def fused_attention(evidence: Evidence) -> Found:
 
 def fused_norms(evidence: Evidence) -> Found:
     """A fused norm still passes once over its tensor, as the most expensive of its operators does."""
-    host = evidence.links.host
+    host, steps = evidence.links.host, evidence.links.steps
     rows, us = evidence.part(evidence.events["component"].str.contains(NORM))
     if rows.empty or evidence.links.source != NAMED_RANGES:
         yield NotHere("fused norm", "no component of the model has the name of a norm")
         return
-    is_norm = where_name(host, lambda name: bool(NORM.search(name)))
-    calls = int((is_norm & (host["kind"] == ANNOTATION).to_numpy()).sum())
+    is_norm = where_name(host, lambda name: bool(NORM.search(name))) & (host["kind"] == ANNOTATION).to_numpy()
+    in_step = (step_at if evidence.links.on_gpu else step_around)(host["start"].to_numpy(), steps) >= 0
+    calls = int((is_norm & in_step).sum())
     best = 0.0
     for _, phase in rows[rows["launches"] > 0].groupby("phase"):
         best += calls * phase.groupby("name")["us"].mean().max()

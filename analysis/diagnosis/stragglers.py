@@ -9,7 +9,6 @@ clock: if they leave far apart, they waited for cores.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives_of
 from analysis.attribution.gpu_time import gpu_timeline, is_communication
 from analysis.trace.links import AttributedLinks
+from analysis.trace.tables import RANK_IN_NAME
 from harness.base.tables import Column, column
 from harness.base.text import count_of, narrow_table
 
@@ -71,13 +71,11 @@ def rank_facts(links: AttributedLinks) -> Rank:
     trace = links.trace
     steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
     busy = gpu_timeline(links.gpu[(links.gpu["step"] >= 0).to_numpy()])["busy_ms"]
-    in_name = re.search(r"rank[_-]?(\d+)", trace.path.name)
+    in_name = RANK_IN_NAME.search(trace.path.name)
     rank = int(in_name[1]) if trace.rank is None and in_name else trace.rank
-    world_size = trace.distributed.get("world_size")
-    world_size = world_size if isinstance(world_size, int) else None
     steps_ms = ((steps["end"] - steps["start"]) / 1e3).tolist()
     clock = None if is_communication(links.gpu).any() else trace.host
-    return Rank(rank, world_size, trace.path.name, steps_ms, busy, collectives_of(links), trace.base_us, clock)
+    return Rank(rank, trace.world_size, trace.path.name, steps_ms, busy, collectives_of(links), trace.base_us, clock)
 
 
 def not_of_one_run(ranks: list[Rank]) -> str | None:

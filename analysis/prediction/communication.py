@@ -6,11 +6,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.attribution.collectives import sent_share
+from analysis.prediction.network import Network
+from analysis.work.sent_bytes import sent_bytes
 from harness.base.console import progress_bar
 from harness.base.files import explain_nulls
 from harness.base.tables import column
@@ -19,17 +19,10 @@ from harness.base.units import MB
 from harness.model.workload import Workload, most_ranks
 from harness.ranks.parallel import SHARDING
 
-if TYPE_CHECKING:
-    from analysis.prediction.network import Network
-
 MOST_RANKS = 2**20  # no search goes further
 NO_NETWORK = "no --network was given"
 ONE_RANK = "one rank has nobody to communicate with"
 NEVER = "the network needs less time than the computation, on any number of ranks"
-
-
-def sent_bytes(collectives: list[dict], world_size: int) -> float:
-    return sum(sent_share(row["kind"], world_size) * row["bytes"] for row in collectives)
 
 
 def first_world_size(bound: Callable[[int], bool]) -> int | None:

@@ -27,13 +27,13 @@ from analysis.prediction.communication import (
     communication_facts,
     communication_lines,
     fitting,
-    sent_share,
 )
 from analysis.prediction.network import network_of
 from analysis.work.bytes_moved import step_work
 from analysis.work.fake_step import FakeRunError, GpuMemoryTracker, fake_step
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.memory_tables import TENSOR_COLUMNS, folded_layers, parts_of_peak, place_of_peak
+from analysis.work.sent_bytes import sent_share
 from harness.base.console import progress_bar
 from harness.base.files import explain_nulls
 from harness.base.tables import ANSWER_LINES, answer, column, labeled, wrapped

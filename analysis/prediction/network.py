@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analysis.hardware.cache import cache_file, cached_documents
-from analysis.prediction.communication import sent_bytes
+from analysis.work.sent_bytes import sent_bytes
 from harness.base.errors import UserError
 from harness.base.files import write_json
 

@@ -115,8 +115,7 @@ def analysis_of(of: Stamp, alone: bool) -> dict:
     """alone: no other trace lies beside it, which would be those of the other ranks."""
     links = links_of(of)
     document = operator_analysis(links, summary_beside(of[0]))
-    ranks = {links.trace.rank} if alone else range(links.trace.distributed.get("world_size", 1))
-    note_missing_ranks(document["integrity"], {*ranks})
+    note_missing_ranks(document["integrity"], {links.trace.rank} if alone else range(links.trace.world_size or 1))
     return document
 
 

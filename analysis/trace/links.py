@@ -239,6 +239,12 @@ def step_at(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
     return np.where(times < steps["end"].max(), at, -1)
 
 
+def step_around(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
+    """The row of the step that was running on the host at each time, or -1; gaps belong to none."""
+    at = step_at(times, steps)
+    return np.where(times < steps["end"].to_numpy()[at], at, -1)
+
+
 def step_thread(trace: Trace, host: pd.DataFrame) -> int:
     marks = trace.annotations[where_name(trace.annotations, lambda name: name.startswith(STEP))]
     if len(marks):

@@ -40,6 +40,7 @@ COLUMNS_OF = {kind: columns.split() for kinds, columns in TABLES.values() for ki
 ON_HOST = ("cpu_op", "user_annotation", "python_function")  # of these, only events of the window are kept
 STEP = "ProfilerStep#"
 MODULE = "nn.Module: "
+RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)")  # of a file
 NO_ARGUMENTS = Arguments()
 MOSTLY = 0.9  # of the events tell their rank in a file that was merged from those of several
 MARKS_FILL = 0.9  # of the time from the first to the last: then the marks are the steps, not only their beginnings
@@ -105,6 +106,11 @@ class Trace:
             return self.merged_rank
         rank = self.distributed.get("rank")
         return rank if isinstance(rank, int) else None
+
+    @property
+    def world_size(self) -> int | None:
+        size = self.distributed.get("world_size")
+        return size if isinstance(size, int) else None
 
     @property
     def distributed(self) -> dict:

@@ -74,7 +74,6 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         found.unreliable |= dict.fromkeys(TIMES, "; ".join(slower))
 
     of_graph = gpu["of_graph"].to_numpy()
-    world_size = trace.distributed.get("world_size")
     return {
         "trustworthy": not found.problems,
         **vars(found),
@@ -96,7 +95,7 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         "graphs_attributed_through": trace.replayed.where if trace.replayed else [],
         "rank": trace.rank,
         "ranks_in_file": trace.ranks_in_file,
-        "world_size": world_size if isinstance(world_size, int) else None,
+        "world_size": trace.world_size,
         "shapes_recorded": has_shapes,
         "stacks_recorded": trace.n_python > 0,
         "modules_recorded": len(trace.modules) > 0,

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
+from analysis.work.fake_user_code import attention_without_masks
 from harness.base.errors import UserError, first_line
 from harness.base.ranges import trace_range
 from harness.base.units import MB
@@ -68,8 +69,18 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], r
             return child.submit(fake_step, workload, on_gpu, watch, ranks).result()
     group = fake_process_group(workload.parallel.world_size) if several else contextlib.nullcontext()
     kernels = gpu_kernels() if on_gpu and not workload.compiled else contextlib.nullcontext()
-    with group, FakeTensorMode(), explained_fake_run("the step"), kernels:
+    with group, fake_tensors("the step", workload), kernels:
         return _fake_step(workload, on_gpu, watch, several)
+
+
+@contextlib.contextmanager
+def fake_tensors(what: str, workload: Workload) -> Iterator[None]:
+    """FakeTensorMode as a workload needs it.  Raises FakeRunError, which says that this cannot run."""
+    # Compiled, a library cannot look into masks of a real step either.
+    looks_at_masks = not (workload.compiled or workload.hides_tokens)
+    with FakeTensorMode(), explained_fake_run(what):
+        with attention_without_masks() if looks_at_masks else contextlib.nullcontext():
+            yield
 
 
 class GpuNorm(torch.autograd.Function):
@@ -214,7 +225,7 @@ class FakeDataParallel:
 
 def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:
     """Run one forward pass on fake tensors without gradients inside watch(model, optimizer), and return that."""
-    with FakeTensorMode(), torch.no_grad(), explained_fake_run("the forward pass"):
+    with fake_tensors("the forward pass", workload), torch.no_grad():
         state = workload.build(torch.device("cpu"))
         watcher, batch = watch(state.model, state.optimizer), next(workload.fake_batches())
         called = compiled_model(workload, state, watcher, batch) if workload.compiled else state.model

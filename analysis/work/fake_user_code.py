@@ -1,8 +1,9 @@
-"""Lets code of the user's build a model and run a step on fake tensors, which have no values."""
+"""Lets code of the user's, and of libraries, build a model and run a step on fake tensors, which have no values."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -65,6 +66,34 @@ def unread_values() -> Iterator[None]:
         mock.patch.object(FakeTensor, "__deepcopy__", copied),
         mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def attention_without_masks() -> Iterator[None]:
+    """transformers builds no mask for attention where the positions [B, S] follow one another and no token of the
+    padding mask [B, S] is hidden; it cannot look into fake tensors, and would build one.  Here it takes them for such.
+    """
+    masking = sys.modules.get("transformers.masking_utils")  # None: nothing of the model's is transformers'
+
+    def told_of_no_padding(needs_no_mask: Callable[..., bool]) -> Callable[..., bool]:
+        def answer(padding: Tensor | None, *rest, **options) -> bool:
+            return needs_no_mask(None if isinstance(padding, FakeTensor) else padding, *rest, **options)
+
+        return answer
+
+    def told_of_no_packing(sequences_of: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
+        return lambda positions: None if isinstance(positions, FakeTensor) else sequences_of(positions)
+
+    answers = {
+        "_ignore_causal_mask_sdpa": told_of_no_padding,
+        "_ignore_bidirectional_mask_sdpa": told_of_no_padding,
+        "find_packed_sequence_indices": told_of_no_packing,
+    }
+    with contextlib.ExitStack() as stack:
+        for name, told in answers.items():
+            if hasattr(masking, name):  # not in every version
+                stack.enter_context(mock.patch.object(masking, name, told(getattr(masking, name))))
         yield
 
 

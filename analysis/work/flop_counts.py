@@ -6,7 +6,6 @@ import re
 from collections import Counter
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import (
     FlopCounterMode,
     flop_registry,
@@ -15,7 +14,7 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-from analysis.work.fake_step import explained_fake_run
+from analysis.work.fake_step import fake_tensors
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, column
 from harness.base.text import Table, narrow_table, text_of
@@ -41,7 +40,7 @@ def counted_by_torch(workload: Workload) -> dict:
     Counted on fake tensors, without allocating or computing anything.  Raises FakeRunError.
     """
     register_cpu_attention()
-    with FakeTensorMode(), explained_fake_run("the forward pass"):
+    with fake_tensors("the forward pass", workload):
         model = workload.build(torch.device("cpu")).model
         batch = next(workload.fake_batches())
         with FlopCounterMode(display=False) as forward:
@@ -90,14 +89,21 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
         explain_nulls({"counter": counter} | dict(zip(COUNTS, counts, strict=True)), reason)
         for counter, (counts, reason) in counters.items()
     ]
+    several = len(counters_in(rows)) > 1
+    agree = all(len({row[name] for row in rows} - {None}) == 1 for name in COUNTS[:2]) if several else None
     return {
         "batch_size": workload.batch_size,
         "sequence_length": workload.seq_len,
         "recomputed_flops": recomputed,
         "rows": rows,
-        "agree": all(len({row[name] for row in rows} - {None}) == 1 for name in COUNTS[:2]),
+        **explain_nulls({"agree": agree}, "there is one count alone"),
         "forward_flops_by_module": by_torch["forward_flops_by_module"],
     }
+
+
+def counters_in(rows: list[dict]) -> list[str]:
+    """Those that counted."""
+    return [row["counter"] for row in rows if row["forward_flops"] is not None]
 
 
 def by_component(workload: Workload) -> list[dict]:
@@ -130,11 +136,20 @@ def counter_columns(document: dict) -> list[Column]:
 def reconciliation_lines(document: dict) -> list[str]:
     """The three counts as a table, and whether they agree."""
     lines = narrow_table(counter_columns(document), document["rows"])
-    lines.append("The matmul counts agree." if document["agree"] else "The matmul counts DIFFER.")
+    text = agreement_text(document, "the matmul counts")
+    lines.append(f"{text[0].upper()}{text[1:]}.")
     if recomputed := document["recomputed_flops"]:
         lines.append(f"{recomputed:,} FLOPs of the backward pass recompute activations that were not kept.")
     missing = [row for row in document["rows"] if row["forward_flops"] is None]
     return [*lines, *(f"No count by {row['counter']}: {row['forward_flops_reason']}" for row in missing)]
+
+
+def agreement_text(document: dict, counts: str) -> str:
+    """'COUNTS agree'; a single count has none to agree with: 'counted by FlopCounterMode alone'."""
+    counters = counters_in(document["rows"])
+    if len(counters) == 1:
+        return f"counted by {counters[0]} alone"
+    return f"{counts} {'agree' if document['agree'] else 'DIFFER'}"
 
 
 def detail_tables(counts: dict) -> list[Table]:

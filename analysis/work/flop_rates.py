@@ -10,6 +10,7 @@ import torch
 from analysis.hardware import bandwidth_ceilings, compute_ceilings
 from analysis.work.flop_counts import (
     CONVENTION,
+    agreement_text,
     by_component,
     flops_of_step,
     reconciliation,
@@ -165,8 +166,7 @@ def flops_lines(profile: dict) -> list[str]:
 
 def flops_summary(profile: dict) -> list[str]:
     """What a run prints of them without --verbose."""
-    counts = profile["flops_analysis"]["reconciliation"]
-    agree = "the matmul counts agree" if counts["agree"] else "the matmul counts DIFFER"
+    agree = agreement_text(profile["flops_analysis"]["reconciliation"], "the matmul counts")
     return [f"FLOPs Profile: {profile['flops_analysis']['step_flops']:,} per step; {agree}"]
 
 

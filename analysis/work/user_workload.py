@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
@@ -140,6 +140,18 @@ def zeros_like_batch(batch: Any, sizes: dict[int, int]) -> Any:
     return map_tensors(zeros, batch)
 
 
+def hides_tokens(batch: Any) -> bool:
+    """Whether a mask in the batch, as far as it can be read, is not true everywhere: what a mapping calls a mask, else
+    [B, S] of zeros and ones.  Positions that a batch brings may begin again in it, and hide what is before."""
+    if isinstance(batch, MutableMapping):
+        masks = tensors_of([value for key, value in batch.items() if "mask" in str(key)])
+    else:
+        masks = [x for x in tensors_of(batch) if x.dim() == 2 and not x.is_floating_point()]
+    masks = [x for x in masks if x.numel() and not isinstance(x, FakeTensor)]
+    hidden = any(bool((x == 0).any()) and bool(x.max() <= 1) for x in masks)
+    return hidden or (isinstance(batch, MutableMapping) and "position_ids" in batch)
+
+
 def leading(batch: Any) -> Tensor:
     """The tensor whose dimensions are samples and, if it holds tokens, their positions: input_ids, else the first."""
     named = batch["input_ids"] if isinstance(batch, MutableMapping) and "input_ids" in batch else None
@@ -162,6 +174,7 @@ class Examined(NamedTuple):
     learning_rate: float
     own_step: bool
     lacks: dict[str, str]  # settings that mean nothing for it, each with the reason
+    hides_tokens: bool  # in the batch, by a mask
     recurrent: bool  # it has an nn.RNN, nn.LSTM or nn.GRU
 
 
@@ -190,6 +203,7 @@ def examined(file: UserFile) -> Examined:
         learning_rate=float(group.get("lr", 0.0)),
         own_step=made.own_step,
         lacks=lacks(made),
+        hides_tokens=hides_tokens(batch),
         recurrent=any(isinstance(module, nn.RNNBase) for module in made.model.modules()),
     )
 
@@ -280,6 +294,7 @@ class UserWorkload(Workload):
     compiled = property(lambda self: self.training.compile)
     parallel = property(lambda self: self.training)
     own_step = property(lambda self: examined(self.file).own_step)
+    hides_tokens = property(lambda self: examined(self.file).hides_tokens)
     micro_steps = 1
     scales = ("batch_size",)  # many models take no longer sequences than those they were made for
 

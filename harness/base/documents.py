@@ -643,7 +643,7 @@ class Reconciliation(TypedDict):
     sequence_length: int
     recomputed_flops: int  # included in the backward pass
     rows: list[CounterRow]
-    agree: bool
+    agree: bool | None  # null: there is one count alone
     forward_flops_by_module: dict[str, int]
 
 

@@ -79,6 +79,7 @@ class Workload(ABC):
     micro_steps: int  # forward and backward passes per optimizer step
     precision: str  # a key of devices.PRECISIONS
     compiled: bool  # with torch.compile
+    hides_tokens = False  # its batches have a mask that is not true everywhere
     scales = ("batch_size", "seq_len")  # the settings whose largest value that fits is known to mean something
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from datetime import datetime
 
-from analysis.prediction.communication import sent_bytes
 from analysis.prediction.network import BACKENDS, fitted, keep_network
+from analysis.work.sent_bytes import sent_bytes
 from harness.base.documents import CollectiveBenchmarkRow
 from harness.base.errors import UserError
 from harness.base.tables import Section, column

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from analysis.prediction.communication import sent_bytes
 from analysis.prediction.document import predicted_memory
 from analysis.trust.missing_from_trace import ALL
 from analysis.work.bytes_moved import step_work
 from analysis.work.memory_tables import place_of_peak
+from analysis.work.sent_bytes import sent_bytes
 from harness.base.documents import read_document
 from harness.base.paths import PROJECT
 from harness.base.tables import Column, markdown_table
