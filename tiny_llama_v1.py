@@ -650,7 +650,7 @@ def run(
     set_numerics(training.seed, training.precision, training.deterministic)
     check_shards(workload)
     schedule = InstrumentSchedule(training.num_steps, profiling)  # which steps are profiled
-    from analysis.prediction.preflight import check_room
+    from analysis.prediction.preflight import check_fits_in_memory
 
     with process_group(device, workload.settings() | {"profiling": asdict(profiling)}) as (rank, world_size):
         if examine:
@@ -669,7 +669,7 @@ def run(
         report.open()
         try:
             report.announce()
-            check_room(workload, device, training.force)
+            check_fits_in_memory(workload, device, training.force)
             train_and_measure(workload, profiling, schedule, device, report)
         except BaseException as error:  # Ctrl-C too: the completed steps are summarized and written
             with ending_despite_signals():

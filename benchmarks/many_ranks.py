@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 import torch
 
-from analysis.prediction.document import predicted_memory
+from analysis.prediction.memory import predicted_memory
 from benchmarks.common import benchmark_parser, environment_of, process_cost, report, save
 from harness.base.console import progress_bar, say
 from harness.base.errors import UserError

@@ -14,7 +14,7 @@ from helpers import finish, start
 
 import tiny_llama_v1
 from analysis.diagnosis.document import operator_analysis
-from analysis.prediction.document import predicted_memory
+from analysis.prediction.memory import predicted_memory
 from analysis.trace.links import link
 from analysis.trace.tables import read_trace
 from analysis.work.flop_counts import reconciliation

@@ -12,7 +12,7 @@ from helpers import SMALL_MODEL
 
 import tiny_llama_v1
 from analysis.commands import stored_optimizations as fastest
-from analysis.prediction.document import predicted_memory
+from analysis.prediction.memory import predicted_memory
 from analysis.work.flop_counts import reconciliation
 from harness.base.files import write_json
 from harness.instruments.memory_timeline import kept_by_component

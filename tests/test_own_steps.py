@@ -10,7 +10,9 @@ from test_user_workload import CPU, second_step, workload_of
 from torch import nn
 from torch._dynamo.utils import counters
 
-from analysis.prediction.document import memory_prediction, peak_bytes, predict, prediction_lines, time_bounds
+from analysis.prediction.document import memory_prediction, predict, time_bounds
+from analysis.prediction.memory import peak_bytes
+from analysis.prediction.text import prediction_lines
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import UserWorkload, over_placed
 from harness.base.errors import UserError

@@ -10,15 +10,11 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 
 import tiny_llama_v1 as tiny_llama
-from analysis.prediction.communication import (
-    communication,
-    first_world_size,
-    fitting,
-    smallest_world_size,
-    what_would_fit,
-)
-from analysis.prediction.document import cure, predicted_memory
+from analysis.prediction.communication import communication
+from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network
+from analysis.prediction.search import changes_that_fit, first_world_size, smallest_world_size, what_would_fit
+from analysis.prediction.text import how_to_fit
 from analysis.work.sent_bytes import sent_bytes
 from benchmarks import many_ranks
 from harness.base.errors import UserError
@@ -237,9 +233,9 @@ def test_the_fewest_ranks_that_fit(mode):
         return int(predicted_memory(workload.with_settings(world_size=ranks), False).live_bytes_at_allocations().max())
 
     for capacity in (peak(5), peak(5) - 1):
-        fewest = smallest_world_size(workload, False, capacity, predicted_memory)
+        fewest = smallest_world_size(workload, False, capacity)
         assert peak(fewest) <= capacity < peak(fewest - 1)
-    assert smallest_world_size(workload, False, 1000, predicted_memory) is None
+    assert smallest_world_size(workload, False, 1000) is None
 
 
 @pytest.mark.slow
@@ -263,7 +259,7 @@ def test_a_dry_run_for_ranks_that_do_not_exist(train, tmp_path):
 def test_what_would_fit_is_told():
     workload = predicted("--parallel fsdp --batch-size 8", 2)
     peak = int(predicted_memory(workload, False).live_bytes_at_allocations().max())
-    rows = what_would_fit(workload, False, peak - 50_000, predicted_memory)
+    rows = what_would_fit(workload, False, peak - 50_000)
     assert [row["flags"] for row in rows] == [
         "--activation-checkpointing",
         "--attention sdpa",
@@ -283,14 +279,14 @@ def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
         return int(tracker.live_bytes_at_allocations().max()) / 2**20
 
     document = {"peak_memory_mb": 0, "library_workspaces_mb": None, "margin_mb": mb(4), "fits": False}
-    found = fitting(workload, document, False, predicted_memory)
+    found = changes_that_fit(workload, document, False)
     assert found["smallest_world_size"] is None
     assert [row["fits"] for row in found["would_fit"]] == [False] * 4 + [True]
     flags = "--world-size 4 --activation-checkpointing --attention sdpa --precision bf16"
     assert found["would_fit"][-1] == {"flags": flags, "peak_memory_mb": mb(4), "fits": True}
     training = {"batch_size": 4, "seq_len": 16}
     facts = {"max_batch_size": 0, "max_seq_len": 0, "training": training, "reserve_mb": 0, "context_mb": None}
-    assert cure(facts | found | {"device_memory_mb": 1, "peak_memory_mb": 2}) == f"use {flags}"
+    assert how_to_fit(facts | found | {"device_memory_mb": 1, "peak_memory_mb": 2}) == f"use {flags}"
 
 
 @pytest.mark.slow

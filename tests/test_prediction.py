@@ -15,21 +15,11 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 import tiny_llama_v1 as tiny_llama
 from analysis.hardware import measuring
 from analysis.hardware.datasheets import DATASHEETS
-from analysis.prediction.document import (
-    CONTEXT,
-    FRAGMENTATION,
-    RESERVES,
-    capacity_elsewhere,
-    capacity_of,
-    largest_batch,
-    longest_sequence,
-    memory_prediction,
-    next_step,
-    peak_bytes,
-    predicted_memory,
-    prediction_lines,
-    what_fits,
-)
+from analysis.prediction.capacity import CONTEXT, FRAGMENTATION, RESERVES, capacity_elsewhere, capacity_of
+from analysis.prediction.document import memory_prediction
+from analysis.prediction.memory import peak_bytes, predicted_memory
+from analysis.prediction.search import largest_batch, longest_sequence
+from analysis.prediction.text import next_step, prediction_lines, what_fits
 from analysis.trace.tables import read_trace
 from harness.base.ranges import trace_range
 from harness.instruments.memory_timeline import kept_by_component
@@ -415,9 +405,9 @@ def test_what_others_use_on_a_gpu_is_no_capacity(monkeypatch):
     Gpu(monkeypatch)
     assert memory_of_a_rank(torch.device("cuda")) == (64 * 2**30, 20 * 2**30)
     monkeypatch.setattr(
-        "analysis.prediction.document.describe_environment", lambda device: {"device": {"name": "a GPU"}}
+        "analysis.prediction.capacity.describe_environment", lambda device: {"device": {"name": "a GPU"}}
     )
-    monkeypatch.setattr("analysis.prediction.document.cache.measured", lambda *arguments, **options: None)
+    monkeypatch.setattr("analysis.prediction.capacity.cache.measured", lambda *arguments, **options: None)
     assert capacity_of(torch.device("cuda")).for_tensors() == 44 * 2**30 - RESERVES["cuda"].least
 
 
@@ -425,11 +415,11 @@ def test_a_context_and_the_workspaces_count_once(monkeypatch):
     """A context is part of the memory in use, and measured workspaces are no part of the reserve."""
     Gpu(monkeypatch)
     monkeypatch.setattr(
-        "analysis.prediction.document.describe_environment", lambda device: {"device": {"name": "a GPU"}}
+        "analysis.prediction.capacity.describe_environment", lambda device: {"device": {"name": "a GPU"}}
     )
     known = {"bf16": types.SimpleNamespace(rate=64 * 2**20)}
     monkeypatch.setattr(
-        "analysis.prediction.document.cache.measured", lambda about, precision, *_, **options: known.get(precision)
+        "analysis.prediction.capacity.cache.measured", lambda about, precision, *_, **options: known.get(precision)
     )
     here, there = capacity_of(torch.device("cuda")), capacity_elsewhere(64 * 2**30)
     assert here.for_tensors("fp32") == there.for_tensors("fp32") - (here.in_use - CONTEXT.least)
@@ -528,7 +518,7 @@ def test_what_fits_by_prediction_is_not_told_to_be_too_large():
 
 
 def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
-    monkeypatch.setattr("analysis.prediction.document.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30))
+    monkeypatch.setattr("analysis.prediction.capacity.memory_of_a_rank", lambda device: (64 * 2**30, 64 * 2**30))
     line = what_fits(memory_prediction(workload_of(TINY), torch.device("cpu")))
     assert "has 0 MB for it (65,536 MB are in use); it would fit without other processes: stop those, or" in line
 
@@ -537,7 +527,7 @@ def test_what_others_leave_no_room_for_is_not_told_to_be_too_large(monkeypatch):
 def test_a_size_that_cannot_fit_is_refused_with_what_would(train, tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.prediction.preflight.memory_of_a_rank", lambda device: (80 * 2**20, 0))
     memory = 80 * 2**20 + RESERVES["cpu"].least
-    monkeypatch.setattr("analysis.prediction.document.memory_of_a_rank", lambda device: (memory, 0))
+    monkeypatch.setattr("analysis.prediction.capacity.memory_of_a_rank", lambda device: (memory, 0))
     code, out, err = train("--output-dir", "run", small=False)
     assert (code, err.count("\n")) == (1, 1)
     assert "Step 1/" not in out

@@ -19,7 +19,7 @@ import torch
 from helpers import PROJECT, SMALL_MODEL, finish, read_until, start
 
 import tiny_llama_v1 as tiny_llama
-from analysis.prediction.document import predicted_memory
+from analysis.prediction.memory import predicted_memory
 from harness.base.ranges import range_observers
 from harness.instruments.phases import PHASES
 from harness.instruments.recorder import Instruments

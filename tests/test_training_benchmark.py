@@ -10,7 +10,8 @@ from helpers import run_command
 
 import compare_runs
 import run_training_benchmark
-from analysis.prediction.document import CONTEXT, RESERVES, predict
+from analysis.prediction.capacity import CONTEXT, RESERVES
+from analysis.prediction.document import predict
 from analysis.work.fake_step import fake_forward
 from harness.base.documents import SCHEMA_VERSION, TrainingBenchmarkRow
 from harness.base.errors import UserError, out_of_memory
@@ -234,7 +235,7 @@ def test_errors_that_mean_out_of_memory(error, expected):
 def test_a_row_is_skipped_by_the_rule_of_a_dry_run(scratch, monkeypatch):
     """What is in use and the reserve are not available to it."""
     memory = 140 * 2**20 + RESERVES["cpu"].least
-    monkeypatch.setattr("analysis.prediction.document.memory_of_a_rank", lambda device: (memory + 2**20, 6 * 2**20))
+    monkeypatch.setattr("analysis.prediction.capacity.memory_of_a_rank", lambda device: (memory + 2**20, 6 * 2**20))
     assert bench("--sizes", "tiny", "--device", "cpu", "--dry-run", "--output-dir", "run") == 0
     (train,) = (row for row in rows_in(scratch / "run") if row["mode"] == "train")
     assert train["reason"].startswith("would not fit: 135.8 MB predicted, 135.0 MB available")

@@ -21,7 +21,9 @@ import run_training_benchmark
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.components import folded_names
 from analysis.commands.flops_command import by_module
-from analysis.prediction.document import peak_bytes, predict, predicted_memory, prediction_lines
+from analysis.prediction.document import predict
+from analysis.prediction.memory import peak_bytes, predicted_memory
+from analysis.prediction.text import prediction_lines
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import IN_THE_FILE, USED, UserWorkload, examined, hides_tokens, on_fake_tensors
 from harness.base import documents

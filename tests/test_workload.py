@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysis.prediction.document import CONTEXT, RESERVES, memory_prediction, peak_bytes, predict, prediction_lines
+from analysis.prediction.capacity import CONTEXT, RESERVES
+from analysis.prediction.document import memory_prediction, predict
+from analysis.prediction.memory import peak_bytes
+from analysis.prediction.text import prediction_lines
 from analysis.work.bytes_moved import computational_intensity, intensity_lines, step_work
 from analysis.work.fake_step import FakeRunError, fake_step
 from analysis.work.flop_counts import counted_by_torch, flops_of_step, reconciliation, reconciliation_lines

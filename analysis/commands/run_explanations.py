@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
-from analysis.prediction.document import beside_measured, memory_prediction, predicted_memory, what_fits
+from analysis.prediction.document import memory_prediction
+from analysis.prediction.memory import beside_measured, predicted_memory
+from analysis.prediction.text import what_fits
 from analysis.work.fake_step import FakeRunError
 from analysis.work.flop_rates import flops_lines, flops_profile, flops_summary
 from analysis.work.memory_tables import memory_lines, memory_table_lines, peak_line

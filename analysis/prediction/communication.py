@@ -1,41 +1,19 @@
-"""What will communication cost on W ranks?  Bytes of every collective, the time of a network, where it bounds the step,
-and what would make a step fit.  Predicted: no rank is needed."""
+"""What will communication cost on W ranks?  Bytes of every collective, the time of a network, and where it bounds the
+step.  Predicted: no rank is needed."""
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
-
-import numpy as np
-
 from analysis.prediction.network import Network
+from analysis.prediction.search import first_world_size
 from analysis.work.sent_bytes import sent_bytes
-from harness.base.console import progress_bar
 from harness.base.files import explain_nulls
 from harness.base.tables import column
 from harness.base.text import text_of
 from harness.base.units import MB
-from harness.model.workload import Workload, most_ranks
-from harness.ranks.parallel import SHARDING
 
-MOST_RANKS = 2**20  # no search goes further
 NO_NETWORK = "no --network was given"
 ONE_RANK = "one rank has nobody to communicate with"
 NEVER = "the network needs less time than the computation, on any number of ranks"
-
-
-def first_world_size(bound: Callable[[int], bool]) -> int | None:
-    """The fewest ranks, at least two, from which on `bound` holds; None if it never does."""
-    low, high = 1, 2
-    while not bound(high):
-        low, high = high, 2 * high
-        if high > MOST_RANKS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if bound(middle) else (middle, high)
-    return high
 
 
 def communication(collectives: list[dict], world_size: int, bounds: dict, network: Network | None) -> dict:
@@ -71,104 +49,6 @@ def communication(collectives: list[dict], world_size: int, bounds: dict, networ
         "efficiency_not_overlapped": computing / (computing + taken),
     }
     return explain_nulls(document, NEVER, **no_latency)
-
-
-# ---- What would fit ------------------------------------------------------------------------------------------------
-
-
-def smallest_world_size(workload: Workload, on_gpu: bool, capacity: int, predicted: Callable) -> int | None:
-    """The fewest ranks, at least two, on which a step of this batch per rank fits; None if there is no such number.
-
-    predicted(workload, on_gpu) is the tracker of a step.
-    """
-    if workload.parallel.parallel not in SHARDING:
-        return None
-    limit = most_ranks(workload)[0]
-
-    @functools.cache
-    def live(ranks: int) -> np.ndarray:
-        return predicted(workload.with_settings(world_size=ranks), on_gpu).live_bytes_at_allocations()
-
-    def fits(ranks: int) -> bool:
-        return ranks > limit or bool(live(ranks).max() <= capacity)
-
-    if workload.parallel.parallel == "zero1":  # deals out whole tensors: no formula
-        found = first_world_size(fits)
-    else:
-        found = first_world_size_with_shards(live, fits, workload.parallel.world_size, capacity, limit)
-    return found if found and found <= limit else None
-
-
-def first_world_size_with_shards(
-    live: Callable[[int], np.ndarray], fits: Callable[[int], bool], now: int, capacity: int, limit: int
-) -> int | None:
-    """The same, from few calls of live(ranks), the bytes at each allocation: any number of ranks makes the same
-    allocations, constants plus shards.  Two numbers tell about where the limit is, neighbors find it exactly."""
-    other = max(2, now // 2) if now > 2 else 2 * now
-    if live(now).shape != live(other).shape:
-        return first_world_size(fits)
-    shards = (live(other) - live(now)) / (1 / other - 1 / now)  # bytes that are divided among the ranks
-    constant = live(now) - shards / now
-    if constant.max() >= capacity:
-        return None
-    guess = min(max(math.ceil((shards / (capacity - constant)).max()), 2), limit)
-    while not fits(guess):
-        guess += 1
-    while guess > 2 and fits(guess - 1):
-        guess -= 1
-    return guess
-
-
-REMEDIES = ({"activation_checkpointing": True}, {"attention": "sdpa"}, {"precision": "bf16"})
-
-
-def remedies(workload: Workload) -> list[dict]:
-    """Settings of this workload that lower the peak, one at a time, and all together at the end."""
-    settings = workload.settings()["training"]
-    changes = [one for one in REMEDIES for name, value in one.items() if settings.get(name, value) != value]
-    return changes + ([{name: value for one in changes for name, value in one.items()}] if len(changes) > 1 else [])
-
-
-def what_would_fit(workload: Workload, on_gpu: bool, capacity: int, predicted: Callable) -> list[dict]:
-    """For each of the remedies the peak of a step, and whether it fits."""
-    rows = []
-    for change in progress_bar("Searching for what would fit", remedies(workload)):
-        peak = int(predicted(workload.with_settings(**change), on_gpu).live_bytes_at_allocations().max())
-        rows.append({"flags": flags_of(change), "peak_memory_mb": peak / MB, "fits": peak <= capacity})
-    return rows
-
-
-def on_more_ranks(workload: Workload, on_gpu: bool, capacity: int, predicted: Callable) -> list[dict]:
-    """A row of `would_fit`: all remedies together, on the fewest ranks on which a step then fits; [] if on none."""
-    together = remedies(workload)[-1]
-    ranks = smallest_world_size(workload.with_settings(**together), on_gpu, capacity, predicted)
-    if ranks is None:
-        return []
-    change = {"world_size": ranks, **together}
-    peak = int(predicted(workload.with_settings(**change), on_gpu).live_bytes_at_allocations().max())
-    return [{"flags": flags_of(change), "peak_memory_mb": peak / MB, "fits": True}]
-
-
-def fitting(workload: Workload, document: dict, on_gpu: bool, predicted: Callable) -> dict:
-    """`would_fit` and `smallest_world_size` of prediction.json, which has the rest already."""
-    if workload.parallel.world_size == 1:
-        return explain_nulls({"would_fit": None, "smallest_world_size": None}, "one rank")
-    tensors_mb = document["peak_memory_mb"] - (document["library_workspaces_mb"] or 0)
-    capacity = round((tensors_mb + document["margin_mb"]) * MB)
-    workload = workload.with_settings(compile=False)
-    rows = None if document["fits"] else what_would_fit(workload, on_gpu, capacity, predicted)
-    ranks, mode = smallest_world_size(workload, on_gpu, capacity, predicted), workload.parallel.parallel
-    if rows and ranks is None and not any(row["fits"] for row in rows):
-        rows += on_more_ranks(workload, on_gpu, capacity, predicted)
-    why = "fits on no number of them" if mode in SHARDING else f"{mode} needs as much on any number"
-    found = {"would_fit": rows, "smallest_world_size": ranks}
-    return explain_nulls(found, "it fits", smallest_world_size=why)
-
-
-def flags_of(change: dict) -> str:
-    return " ".join(
-        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in change.items()
-    )
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------

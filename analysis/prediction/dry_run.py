@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from analysis.hardware import rows_named
-from analysis.prediction.document import predict, prediction_lines
+from analysis.prediction.document import predict
+from analysis.prediction.text import prediction_lines
 from harness.base.console import is_first_rank, say
 from harness.base.files import prepare_folder, write_json
 from harness.instruments.schedule import ProfilerConfig

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from analysis.prediction.capacity import capacity_of
+from analysis.prediction.memory import peak_bytes
+from analysis.work.fake_step import FakeRunError
 from harness.base.errors import UserError
 from harness.machine.devices import memory_of_a_rank
 from harness.model.workload import Workload
 
 
-def check_room(workload: Workload, device: torch.device, force: bool) -> None:
+def check_fits_in_memory(workload: Workload, device: torch.device, force: bool) -> None:
     """Stop before allocations that cannot succeed: on a CPU the OOM killer would end the process without a message.
 
     A lower bound in closed form, where there is one, decides whether to run the prediction, which takes seconds.
@@ -19,7 +22,23 @@ def check_room(workload: Workload, device: torch.device, force: bool) -> None:
     far_below = at_least is not None and at_least < (total - in_use) / 8  # the limit: not worth a prediction
     if force or far_below:
         return
-    from analysis.prediction.document import refusal  # imports pandas
-
-    if why := refusal(workload, device):
+    if why := why_it_cannot_fit(workload, device):
         raise UserError(f"out of memory: {why}; --force trains anyway")
+
+
+def why_it_cannot_fit(workload: Workload, device: torch.device) -> str | None:
+    """None if a run can fit, or if that cannot be predicted; what would fit is searched for only where it does not."""
+    available = capacity_of(device, [workload.precision], measure=True).for_tensors(workload.precision)
+    on_gpu = device.type == "cuda"
+    try:
+        peak = peak_bytes(workload.with_settings(compile=False), on_gpu)  # which is predicted sooner
+    except FakeRunError:
+        return None
+    if peak <= available:
+        return None
+    if workload.compiled and peak_bytes(workload, on_gpu) <= available:
+        return None
+    from analysis.prediction.document import memory_prediction  # these import pandas
+    from analysis.prediction.text import what_fits
+
+    return what_fits(memory_prediction(workload, device))

@@ -84,6 +84,12 @@ def text_of(tables: Iterable[Table]) -> list[str]:
     return [line for columns, rows in tables if rows for line in ("", *narrow_table(columns, rows))]
 
 
+def flag_of(name: str, value: object = True) -> str:
+    """'--seq-len 128' for the setting seq_len; '--fused-norm' for one that is on."""
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag} {value}"
+
+
 def batch_text(batch_size: int, seq_len: int) -> str:
     """'batch 8 x 128 tokens'; 'batch of 8' of samples that are no sequences of tokens, such as images."""
     return f"batch {batch_size} x {seq_len:,} tokens" if seq_len > 1 else f"batch of {batch_size}"

@@ -25,6 +25,8 @@ import torch
 from typing_extensions import NotRequired, get_type_hints
 
 import tiny_llama_v1
+from analysis.prediction.capacity import Capacity, capacity_elsewhere, capacity_of
+from analysis.prediction.memory import peak_bytes
 from analysis.work.fake_step import FakeRunError
 from harness.base.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
 from harness.base.console import progress_bar, say
@@ -51,7 +53,6 @@ from harness.run.run_report import in_words
 from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve
 
 if TYPE_CHECKING:
-    from analysis.prediction.document import Capacity
     from harness.instruments.schedule import ProfilerConfig
 
 FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
@@ -86,8 +87,6 @@ class DeviceProperties(NamedTuple):
 
 def properties_of(asked: str) -> DeviceProperties:
     """asked: auto, cuda or cpu.  Raises UserError if there is no such device."""
-    from analysis.prediction.document import capacity_of  # imports pandas
-
     device = choose_device(asked)
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     about, refused = describe_environment(device), unsupported_precisions(device)
@@ -143,8 +142,6 @@ class Sweep:
         self.predicts_gpu = device.on_gpu or bool(args.device_memory)
         self.capacity = device.capacity
         if args.device_memory:
-            from analysis.prediction.document import capacity_elsewhere
-
             self.capacity = capacity_elsewhere(args.device_memory)
         self.available_bytes = self.capacity.for_tensors()
         self.rows: list[dict] = []
@@ -632,8 +629,6 @@ def predicted_finding(rows: list[dict], key: str, label: Callable[[dict], str], 
 
 def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak_bytes") -> dict:
     """The peak of a step by a fake-tensor run, as a column; null with the reason if it cannot run on fake tensors."""
-    from analysis.prediction.document import peak_bytes  # imports pandas
-
     try:
         return {name: peak_bytes(workload, on_gpu)}
     except FakeRunError as error:

@@ -188,7 +188,7 @@ def groups_that_fit(todo: Measured, baseline: tuple[dict, Workload], available: 
 
 def bytes_together(group: Measured) -> int:
     """What all keep between two steps, and what one of them needs on top at its peak."""
-    from analysis.prediction.document import PERSISTENT_BYTES_PER_PARAM  # imports pandas
+    from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM
 
     resting = [PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() for _, workload in group]
     peaks = [row["predicted_memory_bytes"] or 0 for row, _ in group]

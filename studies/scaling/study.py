@@ -7,7 +7,7 @@ import shlex
 import statistics
 from dataclasses import asdict
 
-from analysis.prediction.document import predicted_memory
+from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, measured_network, network_of, why_not_measured
 from analysis.work.fake_step import FakeRunError
 from harness.base.documents import ScalingStudyRow

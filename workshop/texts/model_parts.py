@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
-from analysis.prediction.document import PERSISTENT_BYTES_PER_PARAM, predicted_memory
+from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM, predicted_memory
 from analysis.work.bytes_moved import WorkCounter, step_work
 from analysis.work.fake_step import fake_forward, fake_step
 from harness.base.units import MB

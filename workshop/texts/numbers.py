@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from analysis.prediction.document import predicted_memory
+from analysis.prediction.memory import predicted_memory
 from analysis.trust.missing_from_trace import ALL
 from analysis.work.bytes_moved import step_work
 from analysis.work.memory_tables import place_of_peak

@@ -1,0 +1,86 @@
+"""What memory does the device have, and how much of it can the tensors of a step use?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from analysis.hardware import Datasheet, cache
+from harness.base.units import MB
+from harness.machine.devices import PRECISIONS, host_memory, memory_of_a_rank
+from harness.machine.environment import describe_environment
+
+
+class Overhead(NamedTuple):
+    """Bytes beside the tensors.  The least is kept free, so that what fits is an upper bound; the most is told."""
+
+    least: int
+    most: int
+    source: str
+
+
+# The memory in use on this GPU includes the context of this process; on another one, the least context is assumed.
+CONTEXT = Overhead(256 * MB, 612 * MB, "context up to 612 MB")  # 256: InvokeAI#9413; 612: unsloth#8669
+RESERVES = {  # by kind of device
+    "cpu": Overhead(95 * MB, 549 * MB, "threads and freed memory that is not returned, 95 to 549 MB where measured"),
+    "cuda": Overhead(8320 * 1024, 256 * MB, "matmul libraries' workspaces: 8 MB on sm75 to 2 x 128 MB on gfx942"),
+}
+FRAGMENTATION = (0.03, 0.16)  # of the peak: reserved over live bytes, by simulating the caching allocator
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Memory of a device in bytes: in_use includes the context of this process; workspaces, by precision, are those of
+    the matmul libraries as far as they are known."""
+
+    total: int
+    in_use: int
+    kind: str  # of device: cpu, cuda
+    source: str
+    workspaces: dict[str, int]
+    elsewhere: bool = False
+
+    def reserve(self, precision: str | None) -> int:
+        """What no prediction counts."""
+        return 0 if self.kind == "cuda" and precision in self.workspaces else RESERVES[self.kind].least
+
+    def for_tensors(self, precision: str | None = None) -> int:
+        """What a step can use at most, in a dry run, a run and the row of a sweep alike.  None: any precision."""
+        taken = self.in_use + self.reserve(precision) + self.workspaces.get(precision, 0)
+        return max(0, self.total - taken)
+
+    def on_top(self, precision: str, peak: int) -> tuple[int, str]:
+        """What may come on top of a peak, in bytes, and why."""
+        reserve = RESERVES[self.kind]
+        more = f"reserve up to {reserve.most / MB:,.0f} MB"
+        parts = {more: reserve.most - reserve.least if self.reserve(precision) else 0}
+        if self.kind == "cuda":
+            parts[f"fragmentation up to {FRAGMENTATION[1]:.0%}"] = int(FRAGMENTATION[1] * peak)
+            parts[CONTEXT.source] = CONTEXT.most - CONTEXT.least if self.elsewhere else 0
+        return sum(parts.values()), "; ".join(why for why, size in parts.items() if size)
+
+
+def capacity_of(
+    device: torch.device, precisions: Iterable[str] = PRECISIONS, measure: bool = False, after_failure: bool = False
+) -> Capacity:
+    """Of this device, from what is free now.  measure: the workspaces in these precisions, if they are unknown.
+    after_failure: what just failed still fills the memory, and will be freed."""
+    total, in_use = memory_of_a_rank(device)
+    about = describe_environment(device)["device"]
+    if device.type == "cpu":
+        in_use -= min(in_use, host_memory()[0]) if after_failure else 0
+        return Capacity(total, in_use, "cpu", about["name"], dict.fromkeys(precisions, 0))
+    known = {one: cache.measured(about, one, "workspaces", measure=measure) for one in precisions}
+    workspaces = {precision: int(kept.rate) for precision, kept in known.items() if kept is not None}
+    return Capacity(total, in_use, "cuda", about["name"], workspaces)
+
+
+def capacity_elsewhere(device_memory: int | None, target: Datasheet | None = None) -> Capacity:
+    """Of another GPU, with nothing in use but a context: --device-memory, else what the device reports."""
+    total, source = device_memory, "--device-memory"
+    if not device_memory:
+        total, source = target.memory_mb * MB, target.memory_source
+    return Capacity(total, CONTEXT.least, "cuda", source, {}, elsewhere=True)

@@ -1,0 +1,73 @@
+"""What fills the memory of a step?  By running it on fake tensors."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from analysis.work.fake_step import FakeRunError, GpuMemoryTracker, fake_step
+from harness.base.files import explain_nulls
+from harness.base.units import MB
+from harness.instruments.memory_timeline import MemoryTimeline, kept_by_component
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.model.workload import Workload
+
+PERSISTENT_BYTES_PER_PARAM = 12  # itself and two moments of the optimizer, float32 at any precision
+
+
+@functools.lru_cache(maxsize=8)
+def predicted_memory(workload: Workload, on_gpu: bool) -> MemoryTimeline:
+    """The tensors of a step of rank 0, as --profile-memory would count them, by a fake-tensor run."""
+    return fake_step(workload, on_gpu, GpuMemoryTracker if on_gpu else MemoryTracker, ranks=True).timeline
+
+
+def peak_bytes(workload: Workload, on_gpu: bool) -> int:
+    """The most bytes that are live at once in a step of one rank of this run, by prediction."""
+    return int(predicted_memory(workload, on_gpu).live_bytes_at_allocations().max())
+
+
+def bytes_on_other_ranks(workload: Workload) -> int:
+    """Bytes of parameters and optimizer state that only other ranks have."""
+    sharded = {"zero1": PERSISTENT_BYTES_PER_PARAM - 4, "fsdp": PERSISTENT_BYTES_PER_PARAM}
+    every = sharded.get(workload.parallel.parallel, 0) * workload.parameter_count()
+    return every - every // workload.parallel.world_size
+
+
+def kept_rows(workload: Workload, memory: dict, on_gpu: bool) -> list[dict]:
+    """What the forward pass keeps for the backward pass, by component; by formula where the workload has one."""
+    kept = kept_by_component(memory)
+    formula = None if workload.compiled else workload.formulas.kept_for_backward(on_gpu)
+    if workload.compiled:
+        kept = {"compiled model": sum(kept.values())}
+    if formula:
+        kept = {name: linear + quadratic for name, (linear, quadratic) in formula.items()}
+    rows = []
+    for name, size in sorted(kept.items(), key=lambda item: -item[1]):
+        quadratic_mb = formula[name][1] / MB if formula else None
+        row = {"component": name, "mb": size / MB, "quadratic_mb": quadratic_mb}
+        rows.append(explain_nulls(row, "there is no formula for it"))
+    return rows
+
+
+def beside_measured(memory: dict, workload: Workload, device: torch.device) -> dict:
+    """`predicted`: the peak of a step by prediction, for memory_timeline.json, and how far off it is."""
+    try:
+        predicted = predicted_memory(workload, device.type == "cuda").document()
+    except FakeRunError as error:
+        return explain_nulls({"predicted": None}, str(error))
+    kept, formula = kept_by_component(memory), workload.formulas.kept_for_backward(device.type == "cuda")
+    rows = []
+    for name in sorted({*kept, *(formula or {})}, key=lambda name: -kept.get(name, 0)):
+        row = {"component": name, "bytes": kept.get(name, 0), "formula_bytes": None, "quadratic_bytes": None}
+        if formula:
+            linear, quadratic = formula.get(name, (0, 0))
+            row |= {"formula_bytes": linear + quadratic, "quadratic_bytes": quadratic}
+        rows.append(explain_nulls(row, "the workload has no formula"))
+    document = {
+        "peak_bytes": predicted["peak_bytes"],
+        "error_percent": 100 * (predicted["peak_bytes"] / memory["peak_bytes"] - 1),
+        "bytes_by_category": predicted["peak"]["bytes_by_category"],
+        "kept_for_backward": rows,
+    }
+    return {"predicted": document}

@@ -1,0 +1,211 @@
+"""What is the largest step that fits, or the smallest change that makes it fit?"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from analysis.prediction.memory import (
+    PERSISTENT_BYTES_PER_PARAM,
+    bytes_on_other_ranks,
+    peak_bytes,
+    predicted_memory,
+)
+from analysis.work.fake_step import FakeRunError
+from harness.base.console import progress_bar
+from harness.base.files import explain_nulls
+from harness.base.text import flag_of
+from harness.base.units import MB
+from harness.model.workload import Workload, most_ranks
+from harness.ranks.parallel import SHARDING
+
+MOST_TOKENS = 2**31  # or samples: no search goes further
+MOST_RANKS = 2**20
+
+
+def first_where(holds: Callable[[int], bool], above: int, most: int) -> int | None:
+    """The smallest n > above for which holds(n), by doubling and bisection; None if there is none up to `most`.
+
+    Where it holds, it must hold for every larger n.
+    """
+    low, high = above, 2 * above
+    while not holds(high):
+        low, high = high, 2 * high
+        if high > most:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+# ---- Samples and tokens --------------------------------------------------------------------------------------------
+
+
+class OtherStepError(Exception):
+    """A step of another size cannot be run, or does not make the same allocations: only a file's may be so."""
+
+
+def largest_sizes(workload: Workload, on_gpu: bool, capacity: int) -> dict:
+    """`max_batch_size` and `max_seq_len` of prediction.json, each null if that cannot be predicted."""
+    uncompiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
+    searches = {"batch_size": largest_batch, "seq_len": longest_sequence}
+    sizes = {}
+    for name, search in progress_bar("Searching for what fits", searches.items()):
+        if name not in workload.scales:
+            reason = "its file decides how long a sequence is, and its model may take no longer one"
+            sizes |= explain_nulls({f"max_{name}": None}, reason)
+            continue
+        try:
+            sizes[f"max_{name}"] = search(uncompiled, on_gpu, capacity)
+        except OtherStepError as error:
+            sizes |= explain_nulls({f"max_{name}": None}, str(error))
+    return sizes
+
+
+def largest_batch(workload: Workload, on_gpu: bool, capacity: int) -> int:
+    """Samples per step, a multiple of the micro-batches; 0 if not even one each fits."""
+    micro_steps = workload.micro_steps
+    start = workload.batch_size // micro_steps
+    return micro_steps * _largest(workload, on_gpu, capacity, "batch_size", start, micro_steps, degree=1)
+
+
+def longest_sequence(workload: Workload, on_gpu: bool, capacity: int) -> int:
+    """Tokens per sample; 0 if not even one fits."""
+    return _largest(workload, on_gpu, capacity, "seq_len", workload.seq_len, 1, degree=2)
+
+
+def _largest(workload: Workload, on_gpu: bool, capacity: int, setting: str, start: int, unit: int, degree: int) -> int:
+    """The largest setting, in units, that fits."""
+    if PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() - bytes_on_other_ranks(workload) > capacity:
+        return 0
+
+    sizes: dict[int, int] = {}  # allocations of a step by n
+
+    def live(n: int) -> np.ndarray:
+        changed = workload.with_settings(**{setting: n * unit})
+        try:
+            found = predicted_memory(changed, on_gpu).live_bytes_at_allocations()
+        except FakeRunError as error:
+            raise OtherStepError(f"it takes no other {setting.replace('_', ' ')}: {error}") from error
+        if n > 1:
+            sizes[n] = len(found)
+        if len({*sizes.values()}) > 1:
+            raise OtherStepError(f"with another {setting.replace('_', ' ')} it is another step, with other tensors")
+        return found
+
+    return largest_that_fits(live, start, degree, capacity)
+
+
+def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:
+    """The largest n for which a step never needs more than capacity; live(n) are its live bytes at each allocation.
+
+    0 if not even one fits.
+
+    From n = 2 on a step makes the same allocations whatever n is, and the size of each is a polynomial in n of known
+    degree, 1 or 2: fake-tensor runs at degree + 1 values of n determine all others exactly.
+    """
+    at = max(2, at)
+    known = [live(at + i).astype(object) for i in range(degree + 1)]  # Python's numbers, which have no largest
+    first = known[1] - known[0]
+    second = known[2] - 2 * known[1] + known[0] if degree == 2 else 0
+
+    def too_large(n: int) -> bool:
+        k = n - at
+        return max(known[0] + k * first + (k * (k - 1) // 2) * second) > capacity
+
+    if too_large(2):
+        return int(max(live(1)) <= capacity)
+    return (first_where(too_large, 2, MOST_TOKENS) or MOST_TOKENS) - 1
+
+
+# ---- Ranks and other settings --------------------------------------------------------------------------------------
+
+
+def first_world_size(holds: Callable[[int], bool]) -> int | None:
+    """The fewest ranks, at least two, from which on `holds` is true; None if it never is."""
+    return first_where(holds, 1, MOST_RANKS)
+
+
+def smallest_world_size(workload: Workload, on_gpu: bool, capacity: int) -> int | None:
+    """The fewest ranks, at least two, on which a step of this batch per rank fits; None if there is no such number."""
+    if workload.parallel.parallel not in SHARDING:
+        return None
+    limit = most_ranks(workload)[0]
+
+    @functools.cache
+    def live(ranks: int) -> np.ndarray:
+        return predicted_memory(workload.with_settings(world_size=ranks), on_gpu).live_bytes_at_allocations()
+
+    def fits(ranks: int) -> bool:
+        return ranks > limit or bool(live(ranks).max() <= capacity)
+
+    if workload.parallel.parallel == "zero1":  # deals out whole tensors: no formula
+        found = first_world_size(fits)
+    else:
+        found = first_world_size_with_shards(live, fits, workload.parallel.world_size, capacity, limit)
+    return found if found and found <= limit else None
+
+
+def first_world_size_with_shards(
+    live: Callable[[int], np.ndarray], fits: Callable[[int], bool], now: int, capacity: int, limit: int
+) -> int | None:
+    """The same, from few calls of live(ranks), the bytes at each allocation: any number of ranks makes the same
+    allocations, constants plus shards.  Two numbers tell about where the limit is, neighbors find it exactly."""
+    other = max(2, now // 2) if now > 2 else 2 * now
+    if live(now).shape != live(other).shape:
+        return first_world_size(fits)
+    shards = (live(other) - live(now)) / (1 / other - 1 / now)  # bytes that are divided among the ranks
+    constant = live(now) - shards / now
+    if constant.max() >= capacity:
+        return None
+    guess = min(max(math.ceil((shards / (capacity - constant)).max()), 2), limit)
+    while not fits(guess):
+        guess += 1
+    while guess > 2 and fits(guess - 1):
+        guess -= 1
+    return guess
+
+
+REMEDIES = ({"activation_checkpointing": True}, {"attention": "sdpa"}, {"precision": "bf16"})
+
+
+def remedies(workload: Workload) -> list[dict]:
+    """Settings of this workload that lower the peak, one at a time, and all together at the end."""
+    settings = workload.settings()["training"]
+    changes = [one for one in REMEDIES for name, value in one.items() if settings.get(name, value) != value]
+    return changes + ([{name: value for one in changes for name, value in one.items()}] if len(changes) > 1 else [])
+
+
+def with_change(workload: Workload, change: dict, on_gpu: bool, capacity: int) -> dict:
+    """A row of `would_fit`: the flags of these settings, the peak of a step with them, and whether it fits."""
+    peak = peak_bytes(workload.with_settings(**change), on_gpu)
+    flags = " ".join(flag_of(name, value) for name, value in change.items())
+    return {"flags": flags, "peak_memory_mb": peak / MB, "fits": peak <= capacity}
+
+
+def what_would_fit(workload: Workload, on_gpu: bool, capacity: int) -> list[dict]:
+    """Such a row for each of the remedies."""
+    changes = progress_bar("Searching for what would fit", remedies(workload))
+    return [with_change(workload, change, on_gpu, capacity) for change in changes]
+
+
+def changes_that_fit(workload: Workload, document: dict, on_gpu: bool) -> dict:
+    """`would_fit` and `smallest_world_size` of prediction.json, which has the rest already."""
+    if workload.parallel.world_size == 1:
+        return explain_nulls({"would_fit": None, "smallest_world_size": None}, "one rank")
+    tensors_mb = document["peak_memory_mb"] - (document["library_workspaces_mb"] or 0)
+    capacity = round((tensors_mb + document["margin_mb"]) * MB)
+    workload = workload.with_settings(compile=False)
+    rows = None if document["fits"] else what_would_fit(workload, on_gpu, capacity)
+    ranks, mode = smallest_world_size(workload, on_gpu, capacity), workload.parallel.parallel
+    if rows and ranks is None and not any(row["fits"] for row in rows):
+        together = remedies(workload)[-1]
+        if fewest := smallest_world_size(workload.with_settings(**together), on_gpu, capacity):
+            rows.append(with_change(workload, {"world_size": fewest, **together}, on_gpu, capacity))
+    why = "fits on no number of them" if mode in SHARDING else f"{mode} needs as much on any number"
+    found = {"would_fit": rows, "smallest_world_size": ranks}
+    return explain_nulls(found, "it fits", smallest_world_size=why)
