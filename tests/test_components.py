@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from traces import analysis_of, event, on_gpu, real, rows_of, step, trace_of
 
 from analysis.trace.tables import read_trace
-from analysis.work.operator_costs import is_view_or_metadata_op
+from analysis.vocabulary.operators import is_view_or_metadata_op
 from harness.base.errors import UserError
 
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import tiny_llama_v1 as tiny_llama
-from analysis.work.operator_costs import category, cost
+from analysis.vocabulary.operators import category
+from analysis.work.operator_costs import cost
 
 
 def test_flops_of_a_trace_are_those_of_the_formula(train, tmp_path):

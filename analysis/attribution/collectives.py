@@ -19,7 +19,7 @@ from analysis.attribution.components import most_frequent, nearest
 from analysis.attribution.gpu_time import Intervals, by_class, covered_until, exclusive_us, is_communication, union
 from analysis.trace.links import ANNOTATION, OPERATOR, AttributedLinks, first_row_of, once, step_at
 from analysis.trace.tables import Trace, by_name, where_name
-from analysis.work.operator_costs import BYTES_OF
+from analysis.vocabulary.operators import BYTES_OF
 from analysis.work.sent_bytes import sent_share
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, column

@@ -19,7 +19,7 @@ from analysis.attribution.gpu_time import covered_until, exposed_us, is_communic
 from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links, once, step_around
 from analysis.trace.tables import MODULE as MODULE_PREFIX
 from analysis.trace.tables import STEP, by_name, where_name
-from analysis.work.operator_costs import category, is_view_or_metadata_op, operator_class
+from analysis.vocabulary.operators import category, is_view_or_metadata_op, operator_class
 from harness.base.tables import Column, column
 from harness.base.text import count_of, narrow_table
 from harness.instruments.phases import PHASES

@@ -22,7 +22,8 @@ from analysis.diagnosis.verdict import device_of, precision_of, ran_here, roofs_
 from analysis.hardware import Ceiling, datasheet
 from analysis.trace.links import ANNOTATION, AttributedLinks, step_around, step_at
 from analysis.trace.tables import different_pairs, where_name
-from analysis.work.operator_costs import MATMUL_CLASSES, Cost, cost, factor_type, is_view_or_metadata_op
+from analysis.vocabulary.operators import MATMUL_CLASSES, is_view_or_metadata_op
+from analysis.work.operator_costs import Cost, cost, factor_type
 from harness.base.command_line import compiler_problem
 from harness.base.tables import Column, column
 from harness.base.text import count_of, narrow_table, text_of

@@ -9,11 +9,11 @@ from analysis.diagnosis.verdict import device_of, precision_of, roofs_of
 from analysis.hardware import Ceiling, compute_ceilings
 from analysis.trace.links import Links, median_step
 from analysis.trace.tables import where_name
-from analysis.work.operator_costs import MATMUL_CLASSES, category, cost, factor_type
+from analysis.vocabulary.operators import PRECISION_OF, is_matmul
+from analysis.work.operator_costs import cost, factor_type
 from harness.base.tables import Column, column
 from harness.base.text import narrow_table
 
-PRECISION_OF = {"c10::BFloat16": "bf16", "c10::Half": "fp16"}  # by the type of the factors; float may be fp32 or tf32
 DURATIONS_US = (2, 5, 10, 20, 50, 100, 1000, None)  # upper limits of the histogram of kernels
 POINTS = 200  # of the queue over a step
 
@@ -24,7 +24,7 @@ def shape_rates(links: Links, summary: dict | None) -> list[dict]:
     trace, clock = links.trace, "self_device_us" if links.on_gpu else "self_cpu_us"
     calls = operator_calls(links)
     total = calls[clock].sum()
-    named = where_name(trace.operators, lambda name: category(name) in MATMUL_CLASSES)
+    named = where_name(trace.operators, is_matmul)
     rated = named & (calls["signature"] >= 0).to_numpy() & (calls[clock] > 0).to_numpy()
     names, rows = trace.operators["name"].cat.categories, []
     compute, bandwidth = Roofs(links, summary), roofs_of(links, summary)[1]
@@ -66,9 +66,9 @@ class Roofs:
 
     def of(self, kind: str | None) -> tuple[str, Ceiling | None]:
         """The precision, and its peak; of another type than the usual one by the datasheet."""
-        wide = self.usual if self.usual in ("fp32", "tf32") else "fp32"
-        precision = PRECISION_OF.get(kind, wide if kind in ("float", None) else str(kind))
-        if kind is None:  # PyTorch 1.8 records no types
+        precision = PRECISION_OF.get(kind, str(kind))
+        # PyTorch 1.8 records no types, and none records whether float is tf32.
+        if kind is None or (precision, self.usual) == ("fp32", "tf32"):
             precision = self.usual
         if precision not in self.peaks:
             known = precision in ("fp32", "tf32", "bf16", "fp16")

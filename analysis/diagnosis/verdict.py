@@ -12,7 +12,8 @@ from analysis.attribution.gpu_time import by_class, by_priority, host_code, idle
 from analysis.hardware import Ceiling, bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
 from analysis.trace.links import AttributedLinks, Links
 from analysis.trace.tables import different_pairs, where_name
-from analysis.work.operator_costs import MATMUL_CLASSES, category, cost, factor_type
+from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF, is_matmul
+from analysis.work.operator_costs import cost, factor_type
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import explain_nulls
@@ -20,7 +21,6 @@ from harness.base.files import explain_nulls
 BOUND_FROM = 0.40  # share of the step that makes a bound
 LEAD = 0.10  # by which it must be ahead of the next
 DEFAULT_RIDGE = 10.0  # FLOPs/byte, on a CPU of which no peak is known
-INPUT_TYPES = {"fp32": "float", "bf16": "c10::BFloat16", "fp16": "c10::Half"}  # of operators, as traces name them
 BOUNDS = {
     "compute": "matmuls at or above the ridge point",
     "memory": "other work on tensors",
@@ -43,10 +43,11 @@ def precision_of(links: Links, summary: dict | None) -> str:
     if precision := (summary or {}).get("config", {}).get("training", {}).get("precision"):
         return precision
     operators, signatures = links.trace.operators, links.trace.signatures
-    is_matmul = where_name(operators, lambda name: category(name) in MATMUL_CLASSES)
-    calls = operators.loc[is_matmul & (operators["signature"] >= 0).to_numpy(), "signature"].value_counts()
-    types = [(factor_type(*signatures[i][:2]), n) for i, n in calls.items()]
-    counts = {name: sum(n for found, n in types if found == kind) for name, kind in INPUT_TYPES.items()}
+    known = where_name(operators, is_matmul) & (operators["signature"] >= 0).to_numpy()
+    counts = dict.fromkeys(PRECISION_OF.values(), 0)  # fp32 first: it counts where nothing is known
+    for i, n in operators.loc[known, "signature"].value_counts().items():
+        if precision := PRECISION_OF.get(factor_type(*signatures[i][:2])):
+            counts[precision] += n
     return max(counts, key=counts.get)
 
 

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from analysis.hardware import NO_PEAK, Ceiling
+from analysis.vocabulary.operators import VECTOR_CLASSES, category, operator_class
 from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import register_cpu_attention
-from analysis.work.operator_costs import VECTOR_CLASSES, category, operator_class
 from harness.base.files import explain_nulls
 from harness.base.ranges import range_observers
 from harness.base.tables import Column, column, labeled

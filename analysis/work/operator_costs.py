@@ -1,53 +1,17 @@
-"""Category of an operator or kernel by its name, and FLOPs and bytes of a call by the shapes of its inputs."""
+"""FLOPs and bytes of an operator's call, by the shapes of its inputs.
+
+Traces record inputs by their position alone.  The table at the end names them, in the order in which an operator takes
+them.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 
-# The first pattern that matches names the category of an operator or kernel: `aten::addmm`, `Cijk_Ailk_...`.
-_PATTERNS = {
-    "communication": r"nccl|rccl|gloo|c10d::|all_?reduce|reduce_scatter|all_?gather|record_param_comms",
-    "optimizer": r"optimizer\.|_foreach_|_fused_(adam|sgd|ada)|multi_tensor_apply|fusedadam|lamb_",
-    "attention": r"scaled_dot_product|(flash|efficient|paged|unified|sage)_?(attn|attention)|flash_?(fwd|bwd)|fmha|mha_"
-    r"|attn_(fwd|bwd)|attention_(fwd|bwd)|sage_(fwd|bwd)",
-    "convolution": r"conv(?!ert)|igemm|winograd|wgrad|dgrad|implicit_gemm|im2col|col2im",
-    "matmul": r"^bmm_|(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)_?$|gemm|cijk_|cutlass"
-    r"|nvjet|fused_moe|mmbackward|mm_backward|linear_backward|wgmma|cublas|hipblas|rocblas|gemv|splitk",
-    "normalization": r"norm(?!al(_|$))|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
-    "reduction": r"softmax|nll_loss|cross_entropy|mse_loss|reduce(?!r)|_pool|pool\dd|topk|sort"
-    r"|::(sum|nansum|mean|prod|cumsum|cumprod|argmax|argmin|amax|amin|all|any|max|min|var|std|logsumexp)$",
-    "copy": r"memcpy|memset|copy|clone|contiguous|::cat$|catarray|stack|(?<!pre)fill|zero_|zeros|ones|index|gather"
-    r"|(?<!rotary_)embedding|kv_?cache|scatter|transpose_|batched_transpose|cnhw|nchw|repeat|(?<!un)roll|flip"
-    r"|where|masked|nonzero|local_scalar|item|arange|select_backward|slice_backward|tril|triu|pad|_to_cpu",
-    "element-wise": r"elementwise|rotary|act_and_mul|swiglu|quant|::_?(add|sub|rsub|mul|div|neg|pow|sqrt|rsqrt|exp|log"
-    r"|log2|abs|sign|sin|cos|tanh|sigmoid|silu|gelu|relu|clamp|clamp_min|clamp_max|threshold|dropout|native_dropout|erf"
-    r"|reciprocal|addcmul|addcdiv|lerp|eq|ne|lt|le|gt|ge|maximum|minimum|bitwise_\w+|logical_\w+|leaky_relu|hardtanh"
-    r"|mish|softplus|mul_out|isnan|nan_to_num|isfinite|floor|round|remainder|square|bernoulli|normal|uniform|random"
-    r"|lift_fresh|_amp_\w+)_?(_backward\w*)?_?$",
-}
-CATEGORIES = (*_PATTERNS, "other")
-_CATEGORY = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}
-# Kernels from torch.compile are named after all operators in them; their kind comes first.
-_GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
-_GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
-MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: may be compute-bound
-VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other arithmetic
-
-# Operators that make views, allocate, or only call others.
-_MOVES_NO_ELEMENT = re.compile(
-    r"::(view|_unsafe_view|reshape|_reshape_alias|as_strided|transpose|t|permute|expand|expand_as|unsqueeze|squeeze|slice"
-    r"|select|narrow|chunk|split|unbind|detach|detach_|alias|empty|empty_like|empty_strided|resize_|result_type|to|item"
-    r"|is_nonzero|set_|unflatten|flatten|view_as|movedim|swapaxes|T|mT|numpy_T|lift_fresh|real|imag)$|^detach"
-    r"|^autograd::engine|Backward\d*$|AccumulateGrad$"
-)
-
-BYTES_OF = {
-    "double": 8, "float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short": 2,
-    "signed char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8, "c10::complex<double>": 16,
-    "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1,
-}  # fmt: skip
+from analysis.vocabulary.operators import BYTES_OF, category, is_view_or_metadata_op
 
 
 @dataclass(frozen=True)
@@ -60,22 +24,26 @@ class Cost:
     keys: int | None = None  # of each query at most, where that is not all of them: packed sequences, windows
 
 
-def category(name: str) -> str:
-    if generated := _GENERATED.match(name):
-        return _GENERATED_KIND.get(generated[1], "element-wise")
-    return next((kind for kind, pattern in _CATEGORY.items() if pattern.search(name)), "other")
+@dataclass(frozen=True)
+class Inputs:
+    """The recorded inputs of a call.  Raises IndexError for one that was not recorded."""
 
+    shapes: list
+    sizes: list[int | None]  # bytes of an element; None: not a tensor, or not known
+    values: list[str]  # the profiler's texts of inputs that are no tensors
+    names: list[str]
 
-def operator_class(phase: str | None, kind: str) -> str:
-    """The class of an operator in a step: the phase for data loading and the optimizer, else its category.
+    def shape(self, name: str) -> list:
+        return self.shapes[self.names.index(name)]
 
-    Communication is its own class wherever it happens."""
-    return phase if phase in ("data", "optimizer") and kind != "communication" else kind
+    def size(self, name: str) -> int | None:
+        return self.sizes[self.names.index(name)]
 
+    def value(self, name: str) -> str:
+        return self.values[self.names.index(name)]
 
-def is_view_or_metadata_op(name: str) -> bool:
-    """Whether it moves no elements of a tensor."""
-    return bool(_MOVES_NO_ELEMENT.search(name))
+    def value_or_none(self, name: str) -> str | None:
+        return self.values[i] if (i := self.names.index(name)) < len(self.values) else None
 
 
 def cost(name: str, shapes: list, types: list | None, values: list | None) -> Cost:
@@ -85,23 +53,14 @@ def cost(name: str, shapes: list, types: list | None, values: list | None) -> Co
     operators, normalizations and copies; the cost of others is unknown.
     """
     ours = name.startswith(("aten::", "kernels::"))
-    base = name.rsplit("::", 1)[-1].strip("_") if ours else name if name in _ATTENTIONS else None
+    base = name.rsplit("::", 1)[-1].strip("_") if ours else name if name in _FORMULAS else None
     if base is None or is_view_or_metadata_op(name) or not all(map(is_shape, shapes)):
         return Cost()
     try:
         sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]  # PyTorch 1.8 records no types
-        if base in _MATMULS:
-            return matmul_cost(base, shapes, sizes)
-        if base == "scaled_mm":
-            return scaled_matmul_cost(shapes, sizes, values or [])
-        if base in _CONVOLUTIONS:
-            return convolution_cost(shapes, sizes, (values or [])[_CONVOLUTIONS[base] :])
-        if base == "convolution_backward":
-            return convolution_backward_cost(shapes, sizes, values or [])
-        if base in _ATTENTIONS:
-            return attention_cost(shapes, sizes, values or [], base)
-        if base == "cudnn_convolution_backward_input":  # PyTorch 1.8: size of the input, gradient, weight
-            return Cost(2 * math.prod(shapes[1]) * math.prod(shapes[2][1:]))
+        if base in _FORMULAS:
+            formula, names = _FORMULAS[base]
+            return formula(Inputs(shapes, sizes, values or [], names.split()))
         if category(name) in ("element-wise", "normalization") or base in _SAME_SHAPE:
             return streaming_cost(base, shapes, sizes)
     except (IndexError, TypeError, ValueError):  # shapes that no operator of this name takes
@@ -122,103 +81,98 @@ def is_shape(value) -> bool:
     )
 
 
-# Only operators that do the work themselves are in these tables, not those that call them (linear, conv2d).
-_MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # position of the first factor
-_CONVOLUTIONS = {"miopen_convolution": 3, "cudnn_convolution": 2, "mkldnn_convolution": 3}  # position of the padding
-_ATTENTIONS = {  # order of sequence and head dimensions, and position of the query: in backward, after the gradient
-    "flash_attention_forward": ("SH", 0),
-    "efficient_attention_forward": ("SH", 0),
-    "scaled_dot_product_cudnn_attention": ("HS", 0),
-    "scaled_dot_product_flash_attention_for_cpu": ("HS", 0),
-    "flash_attn_3::fwd": ("SH", 0),
-    "flash_attn_3::bwd": ("SH", 1),
-    "flash_attention_backward": ("SH", 1),
-    "efficient_attention_backward": ("SH", 1),
-    "scaled_dot_product_cudnn_attention_backward": ("HS", 1),
-    "scaled_dot_product_flash_attention_for_cpu_backward": ("HS", 1),
-}
-# Among their inputs: the edges of packed keys, the most keys of a sequence, whether causal, window to the left, right.
-_PACKING = {
-    "flash_attention_forward": (4, 6, 8, 11, 12),
-    "flash_attention_backward": (7, 9, 11, 15, 16),
-    "flash_attn_3::fwd": (8, 13, 24, 25, 26),
-    "flash_attn_3::bwd": (10, 14, 16, 17, 18),
-}
-_OUTPUTS = {"swiglu_backward": 2}  # of the same size each; all others have one
-_SAME_SHAPE = {"softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "copy", "fill", "zero"}
+# ---- Matmuls and convolutions --------------------------------------------------------------------------------------
+
+TYPE_SIZES = {"5": 2, "6": 4, "15": 2}  # bytes by PyTorch's number of a type: fp16, fp32, bf16
 
 
-def matmul_cost(base: str, shapes: list, sizes: list) -> Cost:
+def matmul_cost(inputs: Inputs) -> Cost:
     """[..., M, K] @ [..., K, N] -> [..., M, N]"""
-    first = _MATMULS[base]
-    a, b = shapes[first], shapes[first + 1]
+    a, b = inputs.shape("a"), inputs.shape("b")
     out = math.prod(a[:-1]) * b[-1]
-    flops = 2 * out * a[-1]
-    elements = math.prod(a) + math.prod(b) + out + (math.prod(shapes[0]) if first else 0)
-    return Cost(flops, elements * sizes[first] if sizes[first] else None)
+    added = math.prod(inputs.shape("added")) if "added" in inputs.names else 0
+    elements, size = math.prod(a) + math.prod(b) + out + added, inputs.size("a")
+    return Cost(2 * out * a[-1], elements * size if size else None)
 
 
-def scaled_matmul_cost(shapes: list, sizes: list, values: list) -> Cost:
-    """[M, K] @ [K, N] of 8-bit numbers -> [M, N] in the type that the seventh input names by its number in PyTorch"""
-    a, b = shapes[:2]
-    written = {"5": 2, "6": 4, "15": 2}.get(values[6]) if len(values) > 6 else None  # fp16, fp32, bf16
-    read = math.prod(a) * sizes[0] + math.prod(b) * sizes[1] if sizes[0] and sizes[1] else None
+def scaled_matmul_cost(inputs: Inputs) -> Cost:
+    """[M, K] @ [K, N] of 8-bit numbers -> [M, N] in the type that is asked for"""
+    a, b, sizes = inputs.shape("a"), inputs.shape("b"), (inputs.size("a"), inputs.size("b"))
+    written = TYPE_SIZES.get(inputs.value_or_none("out_type"))
+    read = math.prod(a) * sizes[0] + math.prod(b) * sizes[1] if all(sizes) else None
     known = written is not None and read is not None
     return Cost(2 * a[0] * a[1] * b[1], read + a[0] * b[1] * written if known else None)
 
 
-def convolution_cost(shapes: list, sizes: list, values: list) -> Cost:
-    """input [N, C, *size], weight [K, C / groups, *kernel] -> [N, K, *out size]"""
-    x, weight = shapes[:2]
-    padding, stride, dilation = (parse_value(text) for text in values[:3])
+def convolution_cost(inputs: Inputs) -> Cost:
+    """x [N, C, *size], weight [K, C / groups, *kernel] -> [N, K, *out size]"""
+    x, weight, size = inputs.shape("x"), inputs.shape("weight"), inputs.size("x")
+    padding, stride, dilation = (parse_value(inputs.value(name)) for name in ("padding", "stride", "dilation"))
     spatial = [
-        (size + 2 * pad - step * (kernel - 1) - 1) // jump + 1
-        for size, kernel, jump, pad, step in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
+        (length + 2 * pad - step * (kernel - 1) - 1) // jump + 1
+        for length, kernel, jump, pad, step in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
     ]
     out = x[0] * weight[0] * math.prod(spatial)
     elements = math.prod(x) + math.prod(weight) + out
-    return Cost(2 * out * math.prod(weight[1:]), elements * sizes[0] if sizes[0] else None)
+    return Cost(2 * out * math.prod(weight[1:]), elements * size if size else None)
 
 
-def convolution_backward_cost(shapes: list, sizes: list, values: list) -> Cost:
-    """grad [N, K, *out size], input, weight -> gradients of input and weight, each a matmul of the forward's size"""
-    grad, x, weight = shapes[:3]
-    wanted = values[-1].count("True", 0, values[-1].rindex(",")) if values[-1].startswith("[") else 2
-    elements = math.prod(grad) + (1 + wanted) * (math.prod(x) + math.prod(weight)) // 2
-    return Cost(wanted * 2 * math.prod(grad) * math.prod(weight[1:]), elements * sizes[0] if sizes[0] else None)
+def convolution_backward_cost(inputs: Inputs) -> Cost:
+    """gradient [N, K, *out size], x, weight -> gradients of x and weight, each a matmul of the forward's size"""
+    gradient, x, weight, size = *map(inputs.shape, ("gradient", "x", "weight")), inputs.size("gradient")
+    mask = inputs.value("output_mask")  # which gradients are wanted: of x, of the weight, of the bias
+    wanted = mask.count("True", 0, mask.rindex(",")) if mask.startswith("[") else 2
+    elements = math.prod(gradient) + (1 + wanted) * (math.prod(x) + math.prod(weight)) // 2
+    flops = wanted * 2 * math.prod(gradient) * math.prod(weight[1:])
+    return Cost(flops, elements * size if size else None)
 
 
-def attention_cost(shapes: list, sizes: list, values: list, base: str) -> Cost:
-    """query [B, S, H, E] or [B, H, S, E], keys of length T -> the query's shape; the full S x T, causal or not, but of
-    a window its width.
+def gradient_of_input_cost(inputs: Inputs) -> Cost:
+    """gradient [N, K, *out size], weight [K, C / groups, *kernel] -> [N, C, *size], in PyTorch 1.8"""
+    return Cost(2 * math.prod(inputs.shape("gradient")) * math.prod(inputs.shape("weight")[1:]))
+
+
+# ---- Attention -----------------------------------------------------------------------------------------------------
+
+
+def attention_cost(inputs: Inputs, heads_first: bool) -> Cost:
+    """query [B, S, H, E] or, with heads first, [B, H, S, E], keys of length T -> the query's shape; the full S x T,
+    causal or not, but of a window its width.
 
     Two matmuls forward; five backward, one of which recomputes the scores.  Of sequences packed into one
     ([tokens, H, E]) traces record the number and the longest, not the lengths: FLOPs are known where no query can have
     more keys than a sequence has on average, and else limited.
     """
-    order, first = _ATTENTIONS[base]
-    query, key, value = shapes[first : first + 3]
+    query, key, value = map(inputs.shape, ("query", "key", "value"))
+    backward, size = "gradient" in inputs.names, inputs.size("query")
     elements = 2 * math.prod(query) + math.prod(key) + math.prod(value)
-    moved = elements * (2 if first else 1) * sizes[first] if sizes[first] else None
-    packed, length = len(query) == 3, key[-3 if order == "SH" else -2]
-    if packed and base not in _PACKING:
+    moved = elements * (2 if backward else 1) * size if size else None
+    packed, length = len(query) == 3, key[-2 if heads_first else -3]
+    may_be_packed = "key_edges" in inputs.names
+    if packed and not may_be_packed:
         return Cost()
     keys = length
-    if base in _PACKING:
-        edges, longest, *mask = _PACKING[base]
-        keys = parse_value(values[longest]) if packed else length
-        keys = min(keys, window_of(*(values[i] if i < len(values) else "" for i in mask)))
-    flops = 2 * math.prod(query[:-1]) * keys * (3 * query[-1] + 2 * value[-1] if first else query[-1] + value[-1])
-    if packed and keys > length / (shapes[edges][0] - 1):
+    if may_be_packed:
+        keys = parse_value(inputs.value("longest_keys")) if packed else length
+        keys = min(keys, window_of(*map(inputs.value_or_none, ("causal", "left", "right"))))
+    per_key = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
+    flops = 2 * math.prod(query[:-1]) * keys * per_key
+    if packed and keys > length / (inputs.shape("key_edges")[0] - 1):
         return Cost(None, moved, flops, keys)
     return Cost(flops, moved, None, keys if keys < length else None)
 
 
-def window_of(causal: str, left: str, right: str) -> float:
+def window_of(causal: str | None, left: str | None, right: str | None) -> float:
     """How many keys a query sees at most, by the texts of these inputs; a negative number, or none, is no limit."""
-    left, right = (int(text) if re.fullmatch(r"-?\d+", text) else -1 for text in (left, right))
+    left, right = (int(text) if re.fullmatch(r"-?\d+", text or "") else -1 for text in (left, right))
     right = 0 if causal == "True" else right
     return left + right + 1 if left >= 0 and right >= 0 else math.inf
+
+
+# ---- All else ------------------------------------------------------------------------------------------------------
+
+_OUTPUTS = {"swiglu_backward": 2}  # of the same size each; all others have one
+_SAME_SHAPE = {"softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "copy", "fill", "zero"}
 
 
 def streaming_cost(base: str, shapes: list, sizes: list) -> Cost:
@@ -242,3 +196,51 @@ def parse_value(text: str):
         return text == "True"
     numbers = [int(number) for number in re.findall(r"-?\d+", text)]
     return numbers if text.startswith("[") else numbers[0]
+
+
+# ---- Which formula, and the names of an operator's inputs, in its order ---------------------------------------------
+
+_ATTENTION = partial(attention_cost, heads_first=False)
+_ATTENTION_BY_HEADS = partial(attention_cost, heads_first=True)
+# Only operators that do the work themselves are in this table, not those that call them (linear, conv2d).
+_FORMULAS = {
+    "mm": (matmul_cost, "a b"),
+    "bmm": (matmul_cost, "a b"),
+    "addmm": (matmul_cost, "added a b"),
+    "baddbmm": (matmul_cost, "added a b"),
+    "scaled_mm": (scaled_matmul_cost, "a b scale_a scale_b bias scale_result out_type"),
+    "miopen_convolution": (convolution_cost, "x weight bias padding stride dilation"),
+    "mkldnn_convolution": (convolution_cost, "x weight bias padding stride dilation"),
+    "cudnn_convolution": (convolution_cost, "x weight padding stride dilation"),
+    "convolution_backward": (
+        convolution_backward_cost,
+        "gradient x weight bias_sizes stride padding dilation transposed output_padding groups output_mask",
+    ),
+    "cudnn_convolution_backward_input": (gradient_of_input_cost, "size gradient weight"),
+    "flash_attention_forward": (
+        _ATTENTION,
+        "query key value query_edges key_edges longest_queries longest_keys dropout causal debug scale left right",
+    ),
+    "flash_attention_backward": (
+        _ATTENTION,
+        "gradient query key value out logsumexp query_edges key_edges longest_queries longest_keys dropout causal "
+        "rng_state unused scale left right",
+    ),
+    "flash_attn_3::fwd": (
+        _ATTENTION,
+        "query key value new_key new_value query_value out query_edges key_edges new_key_edges used_queries used_keys "
+        "longest_queries longest_keys page_table batch_of_cache left_padding rotary_cos rotary_sin rotary_lengths "
+        "query_scale key_scale value_scale scale causal left right",
+    ),
+    "flash_attn_3::bwd": (
+        _ATTENTION,
+        "gradient query key value out logsumexp query_gradient key_gradient value_gradient query_edges key_edges "
+        "used_queries used_keys longest_queries longest_keys scale causal left right",
+    ),
+    "efficient_attention_forward": (_ATTENTION, "query key value"),
+    "efficient_attention_backward": (_ATTENTION, "gradient query key value"),
+    "scaled_dot_product_cudnn_attention": (_ATTENTION_BY_HEADS, "query key value"),
+    "scaled_dot_product_cudnn_attention_backward": (_ATTENTION_BY_HEADS, "gradient query key value"),
+    "scaled_dot_product_flash_attention_for_cpu": (_ATTENTION_BY_HEADS, "query key value"),
+    "scaled_dot_product_flash_attention_for_cpu_backward": (_ATTENTION_BY_HEADS, "gradient query key value"),
+}

@@ -1,0 +1,73 @@
+"""What is an operator or a kernel, by its name, and a tensor, by the name of its type?"""
+
+from __future__ import annotations
+
+import re
+
+# The first pattern that matches names the category of an operator or kernel: `aten::addmm`, `Cijk_Ailk_...`.
+_PATTERNS = {
+    "communication": r"nccl|rccl|gloo|c10d::|all_?reduce|reduce_scatter|all_?gather|record_param_comms",
+    "optimizer": r"optimizer\.|_foreach_|_fused_(adam|sgd|ada)|multi_tensor_apply|fusedadam|lamb_",
+    "attention": r"scaled_dot_product|(flash|efficient|paged|unified|sage)_?(attn|attention)|flash_?(fwd|bwd)|fmha|mha_"
+    r"|attn_(fwd|bwd)|attention_(fwd|bwd)|sage_(fwd|bwd)",
+    "convolution": r"conv(?!ert)|igemm|winograd|wgrad|dgrad|implicit_gemm|im2col|col2im",
+    "matmul": r"^bmm_|(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)_?$|gemm|cijk_|cutlass"
+    r"|nvjet|fused_moe|mmbackward|mm_backward|linear_backward|wgmma|cublas|hipblas|rocblas|gemv|splitk",
+    "normalization": r"norm(?!al(_|$))|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
+    "reduction": r"softmax|nll_loss|cross_entropy|mse_loss|reduce(?!r)|_pool|pool\dd|topk|sort"
+    r"|::(sum|nansum|mean|prod|cumsum|cumprod|argmax|argmin|amax|amin|all|any|max|min|var|std|logsumexp)$",
+    "copy": r"memcpy|memset|copy|clone|contiguous|::cat$|catarray|stack|(?<!pre)fill|zero_|zeros|ones|index|gather"
+    r"|(?<!rotary_)embedding|kv_?cache|scatter|transpose_|batched_transpose|cnhw|nchw|repeat|(?<!un)roll|flip"
+    r"|where|masked|nonzero|local_scalar|item|arange|select_backward|slice_backward|tril|triu|pad|_to_cpu",
+    "element-wise": r"elementwise|rotary|act_and_mul|swiglu|quant|::_?(add|sub|rsub|mul|div|neg|pow|sqrt|rsqrt|exp|log"
+    r"|log2|abs|sign|sin|cos|tanh|sigmoid|silu|gelu|relu|clamp|clamp_min|clamp_max|threshold|dropout|native_dropout|erf"
+    r"|reciprocal|addcmul|addcdiv|lerp|eq|ne|lt|le|gt|ge|maximum|minimum|bitwise_\w+|logical_\w+|leaky_relu|hardtanh"
+    r"|mish|softplus|mul_out|isnan|nan_to_num|isfinite|floor|round|remainder|square|bernoulli|normal|uniform|random"
+    r"|lift_fresh|_amp_\w+)_?(_backward\w*)?_?$",
+}
+CATEGORIES = (*_PATTERNS, "other")
+_CATEGORY = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}
+# Kernels from torch.compile are named after all operators in them; their kind comes first.
+_GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
+_GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
+MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: may be compute-bound
+VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other arithmetic
+
+# Operators that make views, allocate, or only call others.
+_MOVES_NO_ELEMENT = re.compile(
+    r"::(view|_unsafe_view|reshape|_reshape_alias|as_strided|transpose|t|permute|expand|expand_as|unsqueeze|squeeze|slice"
+    r"|select|narrow|chunk|split|unbind|detach|detach_|alias|empty|empty_like|empty_strided|resize_|result_type|to|item"
+    r"|is_nonzero|set_|unflatten|flatten|view_as|movedim|swapaxes|T|mT|numpy_T|lift_fresh|real|imag)$|^detach"
+    r"|^autograd::engine|Backward\d*$|AccumulateGrad$"
+)
+
+BYTES_OF = {
+    "double": 8, "float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short": 2,
+    "signed char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8, "c10::complex<double>": 16,
+    "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1,
+}  # fmt: skip
+PRECISION_OF = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}  # float may be tf32 too
+
+
+def category(name: str) -> str:
+    """Of CATEGORIES, that of an operator or kernel."""
+    if generated := _GENERATED.match(name):
+        return _GENERATED_KIND.get(generated[1], "element-wise")
+    return next((kind for kind, pattern in _CATEGORY.items() if pattern.search(name)), "other")
+
+
+def is_matmul(name: str) -> bool:
+    """Whether it multiplies matrices: a matmul, a convolution or attention."""
+    return category(name) in MATMUL_CLASSES
+
+
+def operator_class(phase: str | None, kind: str) -> str:
+    """The class of an operator in a step: the phase for data loading and the optimizer, else its category.
+
+    Communication is its own class wherever it happens."""
+    return phase if phase in ("data", "optimizer") and kind != "communication" else kind
+
+
+def is_view_or_metadata_op(name: str) -> bool:
+    """Whether it moves no elements of a tensor."""
+    return bool(_MOVES_NO_ELEMENT.search(name))
