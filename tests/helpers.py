@@ -2,7 +2,9 @@
 
 import contextlib
 import fnmatch
+import importlib
 import os
+import pkgutil
 import random
 import signal
 import socket
@@ -10,12 +12,25 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+from typing_extensions import is_typeddict
+
+import harness.documents
 from harness.base.files import FOLDERS, kind_of
 from harness.base.tables import ANSWER_LINES, COLUMNS
 from harness.ranks.failures import exit_code_of
 
 PROJECT = Path(__file__).resolve().parent.parent
+# The types of all documents by name, as documents.Prediction.
+documents = SimpleNamespace(
+    **{
+        name: kind
+        for part in pkgutil.iter_modules(harness.documents.__path__, "harness.documents.")
+        for name, kind in vars(importlib.import_module(part.name)).items()
+        if is_typeddict(kind)
+    }
+)
 SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
 
 

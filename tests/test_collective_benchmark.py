@@ -5,14 +5,13 @@ import json
 import sys
 
 import pytest
-from helpers import PROJECT, finish, run_command, start, unregistered
+from helpers import PROJECT, documents, finish, run_command, start, unregistered
 from test_documents import mismatches
 
 import run_collective_benchmark
 from analysis.prediction.communication import communication
 from analysis.prediction.network import Network, fitted, keep_network, measured_network, network_of
 from analysis.work.sent_bytes import sent_bytes
-from harness.base import documents
 from harness.base.errors import UserError
 from studies.collectives.rank_timing import KINDS, size_on_ranks
 from studies.collectives.study import common_fit, figures, fit_rows

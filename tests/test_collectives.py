@@ -9,8 +9,8 @@ from traces import analysis_of, event, on_gpu, real_path, step, trace_of, write_
 from analysis.attribution.collectives import UNKNOWN, collective_kind, collective_lines, predicted_beside
 from analysis.diagnosis.document import add_prediction, analyze_all, find_traces
 from analysis.work.sent_bytes import sent_share
-from harness.base.documents import MeasuredCollectiveRow, Ranks, StepCommunication
 from harness.base.errors import UserError
+from harness.documents.trace import MeasuredCollectiveRow, Ranks, StepCommunication
 from harness.instruments.no_sync import check_no_sync, document_of
 from harness.ranks.parallel import ParallelConfig
 

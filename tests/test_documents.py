@@ -1,4 +1,4 @@
-"""The JSON documents are what harness/base/documents.py declares, field by field, and strict JSON."""
+"""The JSON documents are what harness/documents declares, field by field, and strict JSON."""
 
 import importlib
 import json
@@ -7,14 +7,13 @@ import types
 import typing
 
 import pytest
-from helpers import PROJECT, run_command, unregistered
+from helpers import PROJECT, documents, run_command, unregistered
 from typing_extensions import NotRequired, is_typeddict
 
 import run_attention_benchmark
 import run_deepspeed_flops
 import run_pytorch_profiler
 import run_training_benchmark
-from harness.base import documents
 from harness.base.documents import SCHEMA_VERSION, read_document
 from harness.base.errors import UserError
 from harness.base.files import FILES

@@ -8,14 +8,13 @@ import types
 import numpy as np
 import pytest
 import torch
-from helpers import run_command, unregistered
+from helpers import documents, run_command, unregistered
 from test_documents import mismatches
 from torch._inductor import cpu_vec_isa
 
 import run_optimization_study
 from analysis.commands.stored_optimizations import best_of
 from analysis.work.user_workload import UserWorkload, examined
-from harness.base import documents
 from harness.instruments.phases import median_interval
 from studies.engine.sweep import cold_compiler, workload_of
 from studies.optimization import reference, rungs

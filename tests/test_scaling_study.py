@@ -9,12 +9,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from helpers import SMALL_MODEL, run_command, unregistered
+from helpers import SMALL_MODEL, documents, run_command, unregistered
 from test_documents import mismatches
 
 import run_scaling_study
 from analysis.prediction.network import Network
-from harness.base import documents
 from harness.instruments.phases import median_interval
 from studies.engine.ranks import answer_of
 from studies.scaling import study as scaling

@@ -20,7 +20,8 @@ from test_report import HOSTILE
 from traces import EIGHT_RANKS, H100, REAL, write_trace
 
 from analysis.commands.analyze_traces import analyze_existing
-from harness.base.documents import MeasuredCollectiveRow, PerformanceSummary, Ranks, StepCommunication
+from harness.documents.run import PerformanceSummary
+from harness.documents.trace import MeasuredCollectiveRow, Ranks, StepCommunication
 
 MARKUP = "<img src=x onerror=alert(1)>"
 pytestmark = pytest.mark.slow  # each test starts TensorBoard, some a browser

@@ -13,9 +13,10 @@ import run_training_benchmark
 from analysis.prediction.capacity import CONTEXT, RESERVES
 from analysis.prediction.document import predict
 from analysis.work.fake_step import fake_forward
-from harness.base.documents import SCHEMA_VERSION, TrainingBenchmarkRow
+from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError, out_of_memory
 from harness.base.ranges import trace_range
+from harness.documents.sweeps import TrainingBenchmarkRow
 from harness.instruments.memory_tracker import MemoryTracker
 from studies.engine import sweep
 from studies.engine.comparison import differences

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import PROJECT, finish, start
+from helpers import PROJECT, documents, finish, start
 from test_documents import mismatches
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -26,7 +26,6 @@ from analysis.prediction.memory import peak_bytes, predicted_memory
 from analysis.prediction.text import prediction_lines
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import IN_THE_FILE, USED, UserWorkload, examined, hides_tokens, on_fake_tensors
-from harness.base import documents
 from harness.base.errors import UserError
 from harness.instruments.compilation import Compilation
 from harness.instruments.memory_timeline import MemoryTimeline, layer_and_part

@@ -1,1 +1,1 @@
-"""What does every command need?  Units, errors, lines and tables on the screen, flags, files and their documents."""
+"""What does every command need?  Units, errors, lines and tables on the screen, flags, files."""

@@ -30,7 +30,7 @@ class FileKind:
     pattern: str  # for glob
     writer: str  # command or flag
     contents: str  # for docs/files.md
-    document: str | None = None  # its type in harness/base/documents.py, for JSON documents
+    document: str | None = None  # its type in harness/documents, for JSON documents
     is_folder: bool = False
 
 

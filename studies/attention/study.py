@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from harness.base.documents import AttentionBenchmarkRow
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, Section, column
 from harness.base.units import MB, megabytes
+from harness.documents.sweeps import AttentionBenchmarkRow
 from studies.attention.cost import measure, names_of, predicted_or_refused
 from studies.engine.sweep import (
     DeviceProperties,

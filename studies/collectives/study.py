@@ -7,9 +7,9 @@ from datetime import datetime
 
 from analysis.prediction.network import BACKENDS, fitted, keep_network
 from analysis.work.sent_bytes import sent_bytes
-from harness.base.documents import CollectiveBenchmarkRow
 from harness.base.errors import UserError
 from harness.base.tables import Section, column
+from harness.documents.sweeps import CollectiveBenchmarkRow
 from harness.instruments.phases import summary_stats
 from studies.collectives.rank_timing import measure, size_on_ranks
 from studies.engine.ranks import on_ranks

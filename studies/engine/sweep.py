@@ -128,7 +128,7 @@ class Sweep:
     """
 
     def __init__(self, name: str, args, device: DeviceProperties, row_type: type, key: Sequence[str], figures: dict):
-        """args and device: from parse_sweep().  row_type: of the rows, in harness/base/documents.py.
+        """args and device: from parse_sweep().  row_type: of the rows, in harness/documents.
 
         figures: the columns to compare between sweeps, each with the column of its standard deviation, or None.
         """

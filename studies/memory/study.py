@@ -10,11 +10,12 @@ import numpy as np
 
 import tiny_llama_v1
 from analysis.work.memory_tables import parts_of_peak
-from harness.base.documents import MemoryStudyRow, read_document
+from harness.base.documents import read_document
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, Section, column
 from harness.base.text import batch_text
 from harness.base.units import MB, megabytes
+from harness.documents.sweeps import MemoryStudyRow
 from harness.instruments.schedule import ProfilerConfig
 from studies.engine.sweep import (
     NOT_SETTINGS,

@@ -17,10 +17,11 @@ from analysis.commands.stored_optimizations import best_of
 from analysis.hardware import cache
 from analysis.trust.same_training import explained_by_rounding, why_not_the_same
 from harness.base.command_line import require
-from harness.base.documents import OptimizationStudyRow, read_document
+from harness.base.documents import read_document
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, Section, column
 from harness.base.units import MB
+from harness.documents.sweeps import OptimizationStudyRow
 from harness.instruments.phases import median_interval
 from harness.instruments.schedule import ProfilerConfig
 from harness.model.workload import Workload

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from harness.base.documents import PrecisionStudyRow
 from harness.base.tables import Column, Section, column
 from harness.base.units import megabytes
+from harness.documents.sweeps import PrecisionStudyRow
 from harness.machine.devices import PRECISIONS
 from studies.engine.sweep import (
     DeviceProperties,

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network, measured_network, network_of, why_not_measured
 from analysis.work.fake_step import FakeRunError
-from harness.base.documents import ScalingStudyRow
 from harness.base.errors import UserError
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, Section, column
 from harness.base.text import count_of
 from harness.base.units import MB
+from harness.documents.sweeps import ScalingStudyRow
 from harness.machine.disturbance import available_cores
 from harness.model.workload import check_shards
 from harness.ranks.parallel import ParallelConfig

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from analysis.comparison.runs import NOISE, ratio
-from harness.base.documents import TimingStudyRow
 from harness.base.errors import UserError
 from harness.base.tables import Section, column
+from harness.documents.sweeps import TimingStudyRow
 from harness.instruments.timing import NullMeter
 from harness.machine.clock import time_synced
 from harness.machine.devices import choose_device, set_numerics, synchronize

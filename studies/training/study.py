@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from analysis.work.fake_step import FakeRunError, fake_forward
-from harness.base.documents import TrainingBenchmarkRow
 from harness.base.files import explain_nulls, make_folder
 from harness.base.tables import Column, Section, column
 from harness.base.units import MB, megabytes
+from harness.documents.sweeps import TrainingBenchmarkRow
 from harness.instruments.compilation import compile_in_place
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.recorder import Instruments

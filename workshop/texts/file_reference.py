@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from pathlib import Path
+from collections.abc import Iterator
 
-from harness.base import documents
 from harness.base.files import FILES
+from harness.base.paths import PROJECT
 from harness.base.tables import Column, column, markdown_table
 from harness.instruments.schedule import ProfilerConfig
 from studies.engine.sweep import text_columns
 from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig
 
+DOCUMENTS = ("run", "memory", "trace", "flops", "sweeps", "exercises")  # modules of harness/documents, as told
 FIELD_COLUMNS = (
     Column("field", lambda row: f"`{row['name']}`", left=True),
     Column("type", lambda row: f"`{row['type']}`", left=True),
@@ -28,7 +29,7 @@ def files_table() -> str:
 
 
 def documents_reference() -> str:
-    """A section for each type of harness/base/documents.py, in its order."""
+    """A section for each type of harness/documents, in its order."""
     sections = []
     for title, fields, base in document_types():
         names = [f"`{kind.pattern}`" for kind in FILES if kind.document == title]
@@ -55,18 +56,18 @@ def settings_reference() -> str:
 
 
 def document_types() -> list[tuple[str, list[dict], str | None]]:
-    """(name, rows of FIELD_COLUMNS, base type) of each type that harness/base/documents.py defines."""
-    source = Path(documents.__file__).read_text()
+    """(name, rows of FIELD_COLUMNS, base type) of each type that harness/documents defines."""
+    return [one for name in DOCUMENTS for one in _types_in((PROJECT / f"harness/documents/{name}.py").read_text())]
+
+
+def _types_in(source: str) -> Iterator[tuple[str, list[dict], str | None]]:
     lines = source.splitlines()
-    types = []
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef):
             base = node.bases[0].id if node.bases[0].id != "TypedDict" else None
             declared = (item for item in node.body if isinstance(item, ast.AnnAssign))
             # The formatter may break a long field: its comment then follows the last of its lines.
-            fields = [_field(item, lines[item.end_lineno - 1]) for item in declared]
-            types.append((node.name, fields, base))
-    return types
+            yield node.name, [_field(item, lines[item.end_lineno - 1]) for item in declared], base
 
 
 def _field(node: ast.AnnAssign, line: str) -> dict:
