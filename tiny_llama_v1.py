@@ -63,8 +63,9 @@ from harness.model.workload import StepFormulas, TrainingState, Workload, check_
 from harness.ranks.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.ranks.failures import exit_code_of, raise_if_interrupted
 from harness.ranks.parallel import ParallelConfig, gradient_sync, parallel_settings, replicated
+from harness.run.announcement import fused_lines
 from harness.run.flag_combinations import PredictionConfig, check_combinations, check_device_has, check_model
-from harness.run.run_report import RunReport, fused_lines
+from harness.run.run_report import RunReport
 from kernels.selection import norm_kernel, swiglu_kernel
 
 # ---- Configuration --------------------------------------------------------------------------------------------------
@@ -650,6 +651,7 @@ def run(
     set_numerics(training.seed, training.precision, training.deterministic)
     check_shards(workload)
     schedule = InstrumentSchedule(training.num_steps, profiling)  # which steps are profiled
+    from analysis.commands.run_ending import close_report
     from analysis.prediction.preflight import check_fits_in_memory
 
     with process_group(device, workload.settings() | {"profiling": asdict(profiling)}) as (rank, world_size):
@@ -661,7 +663,6 @@ def run(
             schedule,
             device,
             (rank, world_size),
-            num_steps=training.num_steps,
             log_interval=training.log_interval,
             output_dir=training.output_dir,
             verbose=verbose,
@@ -676,63 +677,45 @@ def run(
                 from analysis.commands.run_explanations import with_prediction
 
                 told = first_failure(with_prediction(error, workload, device))
-                close(report, told)
+                close_report(report, told)
             if told is error:
                 raise
             raise told from error
-        return close(report, None)
+        return close_report(report, None)
 
 
 def train_and_measure(
     workload: TinyLlamaWorkload, profiling, schedule, device: torch.device, report: RunReport
 ) -> None:
-    """Build, compile if requested, and train with the instruments, whose results are stored in the report."""
-    rank, world_size, training = report.rank, report.world_size, workload.training
+    """Build, compile if requested, and train with the instruments; what they measure is stored in the report."""
+    rank, training, measurements = report.rank, workload.training, report.measurements
     state, stream = sharded_state(workload, device), workload.batches(device, rank)
     if workload.compiled:
         say("Compiling the model...")
         batch, traced = next(stream), profiling.records_trace
-        report.compilation = Compilation(workload, state, batch, device, training.compile_mode, traced)
+        measurements.compilation = Compilation(workload, state, batch, device, training.compile_mode, traced)
         stream = itertools.chain([batch], stream)  # compiling must not change which batches the training sees
         del batch
     if training.cuda_graphs:
         say("Capturing CUDA graphs...")
         state = state._replace(model=GraphedModel(workload, state, workload.batches(device, rank)))
-    instruments = report.instruments = Instruments(
+    instruments = measurements.instruments = Instruments(
         schedule,
         profiling,
         state,
         device,
-        folder=report.folder if rank == 0 else None,
-        trace_folder=report.trace_folder,
-        rank_suffix=suffix_of_rank(rank, world_size),
+        folder=report.folder.path if rank == 0 else None,
+        trace_folder=report.folder.traces,
+        rank_suffix=suffix_of_rank(rank, report.world_size),
     )
     # Wrapped after compiling, so that the backward pass stays a single graph.
     state = state._replace(model=replicated(state.model, training, device))
-    with report.sampler, instruments.run():
-        workload.train(state, stream, training.num_steps, report.meter, instruments)
-    report.meter.read_finished(wait=True)
-    report.no_sync = no_sync_steps(workload, state, stream, device, profiling.no_sync_steps)
-    report.ranks = facts_of_ranks(report.rank_facts())  # waits for all: rank 0 reads the traces of all ranks
-
-
-def close(report: RunReport, error: BaseException | None) -> dict | None:
-    """Summary and files, with the analysis of what each instrument recorded; returns the summary on rank 0."""
-    from analysis.hardware.rate_limits import rate_limit
-
-    def explain(summary: dict):
-        # Imported late: it can take longer than a short run.
-        from analysis.commands.run_explanations import explanations
-
-        return explanations(report, summary)
-
-    def conclude(summary: dict):
-        from analysis.commands.run_ending import mfu_line
-
-        return mfu_line(summary)
-
-    limit = rate_limit(report.environment["device"], report.workload.precision, report.profiling.peak)
-    return report.close(error, explain, conclude, limit)
+    with measurements.sampler, instruments.run():
+        workload.train(state, stream, training.num_steps, measurements.meter, instruments)
+    measurements.meter.read_finished(wait=True)
+    measurements.no_sync = no_sync_steps(workload, state, stream, device, profiling.no_sync_steps)
+    # Waits for all: rank 0 reads the traces of all ranks.
+    measurements.ranks = facts_of_ranks(measurements.facts_of_rank())
 
 
 def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbose: bool) -> None:

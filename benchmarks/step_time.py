@@ -77,14 +77,14 @@ def against_minimal_loop(workload: TinyLlamaWorkload, device: torch.device, repe
     profiling = ProfilerConfig()
     schedule = InstrumentSchedule(1, profiling)
     state, stream = workload.build(device), workload.batches(device)
-    run = RunReport(workload, profiling, schedule, device, num_steps=1)
+    run = RunReport(workload, profiling, schedule, device)
     instruments = Instruments(schedule, profiling, state, device, None, None)
 
     def script_loop() -> None:
         with contextlib.redirect_stdout(io.StringIO()), instruments.run():
-            workload.train(state, stream, 1, run.meter, instruments)
+            workload.train(state, stream, 1, run.measurements.meter, instruments)
 
-    with run.sampler:
+    with run.measurements.sampler:
         return compare(script_loop, minimal, repetitions, device)
 
 

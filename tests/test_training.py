@@ -20,6 +20,7 @@ from helpers import PROJECT, SMALL_MODEL, finish, read_until, start
 
 import tiny_llama_v1 as tiny_llama
 from analysis.prediction.memory import predicted_memory
+from harness.base.files import explain_nulls
 from harness.base.ranges import range_observers
 from harness.instruments.phases import PHASES
 from harness.instruments.recorder import Instruments
@@ -28,7 +29,7 @@ from harness.instruments.timing import StepMeter, StepRecord
 from harness.machine.devices import cpu_trains_in_fp16
 from harness.model.corpus import synthetic_corpus
 from harness.model.grad_clip import clip_gradients
-from harness.run.run_summary import MeasuredRun, averaged_steps, grad_norm_lines, summarize
+from harness.run.run_summary import MeasuredRun, averaged_steps, compilation_lines, grad_norm_lines, summarize
 
 SCRIPT = str(PROJECT / "tiny_llama_v1.py")
 TRACED = [*SMALL_MODEL, *"--num-steps 4 --profile-steps 1 --warmup-steps 2 --enable-pytorch-profiler".split()]
@@ -493,6 +494,16 @@ def test_a_step_whose_flops_are_counted_is_in_no_average(num_steps):
         assert note.startswith("excluded: first (1), ")
     else:
         assert note
+
+
+@pytest.mark.parametrize(
+    ("step", "text"), [(0, "break-even step 0"), (7, "break-even step 7"), (None, "no break-even: why")]
+)
+def test_when_compiling_pays(step, text):
+    """Code from the cache may have cost nothing that could be measured."""
+    times = {"compile_s": 0.0, "from_cache": True, "uncompiled_pass_ms": 2.0, "compiled_pass_ms": 1.0, "passes": 3}
+    found = times | explain_nulls({"break_even_step": step}, "why")
+    assert compilation_lines(found)[1].endswith(text)
 
 
 def test_instruments_keep_apart():

@@ -1,14 +1,32 @@
-"""The last lines of a run: how much of the device's peak it reached, and what to run next."""
+"""How a run ends: its report is closed with the analysis of its recordings, and the last lines name the next step."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
 from analysis.hardware.mfu import known_peak, mfu_percent
+from analysis.hardware.rate_limits import rate_limit
 from harness.base.console import is_first_rank
 from harness.base.documents import read_document
 from harness.base.tables import ANSWER_LINES
+from harness.run.run_report import Explanation, RunReport
+
+
+def close_report(report: RunReport, error: BaseException | None) -> dict | None:
+    """Summary and files, with the analysis of what each instrument recorded; returns the summary on rank 0.
+
+    error: what ended the run, None if nothing did."""
+
+    def explain(summary: dict) -> Iterable[Explanation]:
+        # Imported late: it can take longer than a short run, and the summary is written before.
+        from analysis.commands.run_explanations import explanations
+
+        return explanations(report, summary)
+
+    device = report.measurements.environment["device"]
+    return report.close(error, explain, mfu_line, rate_limit(device, report.workload.precision, report.profiling.peak))
 
 
 def mfu_line(summary: dict) -> str:

@@ -28,7 +28,7 @@ OPERATORS = 10  # that --profile-operators prints without --verbose
 
 def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
     """The results of the memory tracker, the profiler and the FLOP count, as far as the run got."""
-    instruments = report.instruments
+    instruments = report.measurements.instruments
     if instruments is None:
         return
     if instruments.memory and instruments.memory.finished:
@@ -59,7 +59,7 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
         from analysis.diagnosis.document import add_prediction, analyze_all, profile_lines
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
-    path = report.instruments.trace.path
+    path = report.measurements.instruments.trace.path
     wait_s = SHARED_FOLDER_WAIT_S if summary["status"] == "completed" else 0.0  # else a rank may have none
     paths, missing = traces_of_ranks(path, report.world_size, wait_s)
     analyses, refused = analyze_all(paths, summary)

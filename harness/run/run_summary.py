@@ -291,7 +291,8 @@ def compilation_lines(compilation: dict | None) -> list[str]:
         return []
     cache = " (cached by an earlier run)" if compilation["from_cache"] else ""
     step = compilation["break_even_step"]
-    break_even = f"break-even step {step:,}" if step else f"no break-even: {compilation['break_even_step_reason']}"
+    known = step is not None  # 0: code from the cache cost nothing
+    break_even = f"break-even step {step:,}" if known else f"no break-even: {compilation['break_even_step_reason']}"
     return [
         f"Compile time: {compilation['compile_s']:.1f} seconds{cache}, before step 1, excluded from averages",
         f"Compiled forward and backward: {compilation['compiled_pass_ms']:.2f} ms, not compiled "

@@ -49,7 +49,7 @@ from harness.machine.disturbance import DisturbanceMeter, available_cores
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
 from harness.ranks.failures import exit_code_of, explain_error
-from harness.run.run_report import in_words
+from harness.run.event_file import in_words
 from tiny_llama_v1 import TinyLlamaWorkload, build_parser, resolve
 
 if TYPE_CHECKING:

@@ -1,0 +1,64 @@
+"""What a run prints before its first step: what is about to run, on which device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from harness.base.console import RULE
+from harness.base.units import MB
+from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
+from harness.model.workload import Workload
+from harness.ranks.parallel import described
+
+
+def fused_lines(training) -> dict[str, str]:
+    """What is fused, and by which kernels, where that is not as in the baseline: text to print, by label."""
+    fused = [part for part in ("projections", "norm", "rope", "loss") if getattr(training, f"fused_{part}")]
+    lines = {"Fused": ", ".join(fused), "Kernels": "" if training.kernels == "eager" else training.kernels}
+    return {label: text for label, text in lines.items() if text}
+
+
+def workload_lines(workload: Workload, profiling: ProfilerConfig, device: torch.device) -> list[str]:
+    """The title, the settings, and the size of the model."""
+    mode = ""
+    if profiling.records_trace or profiling.enable_deepspeed_flops:
+        mode = " (Profiling Enabled)"
+    elif profiling.profile_memory or profiling.memory_snapshot:
+        mode = " (Memory Profiling)"
+    parameters, forward_flops = workload.parameter_count(), workload.forward_flops()
+    lines = [RULE, f"{workload.title}{mode}", RULE, "Configuration:"]
+    lines += [f"  {label}: {value}" for label, value in workload.settings_lines(device).items()]
+    lines += ["", "Model Configuration:", f"  Total Parameters: {parameters:,}"]
+    lines += [f"  Model Size: {4 * parameters / MB:.1f} MB (FP32)"]
+    return lines + ([] if forward_flops is None else [f"  Forward FLOPs per Step: {forward_flops:,} (matmuls)"])
+
+
+def device_lines(environment: dict) -> list[str]:
+    device, cpu = environment["device"], environment["cpu"]
+    lines = [f"Using device: {device['type']}"]
+    if device["type"] == "cuda":
+        lines.append(f"GPU: {device['name']} ({device['arch']}, {device['memory_bytes'] / MB:,.0f} MB)")
+    else:
+        threads = f"{cpu['torch_threads']} thread{'s' * (cpu['torch_threads'] > 1)}"
+        lines.append(f"CPU: {cpu['name']} ({threads}, {cpu['logical_cores']} logical cores)")
+    return lines + [f"Warning: {warning}" for warning in environment["warnings"]]
+
+
+def sharing_lines(workload: Workload, world_size: int) -> list[str]:
+    if world_size == 1:
+        return []
+    shared = described(workload.parallel)
+    return [f"Ranks: {world_size}, each with {workload.batch_size} samples per step ({shared})"]
+
+
+def profiling_lines(schedule: InstrumentSchedule, trace_folder: Path | None) -> list[str]:
+    """Which steps are recorded, and where to; trace_folder is None if none is."""
+    lines = []
+    if schedule.window:
+        first, last = schedule.window
+        steps = f"step {last} is" if last == first + 1 else f"steps {first + 1} to {last} are"
+        lines.append(f"Profiling enabled: Steps {first}-{last} ({steps} recorded)")
+    lines += [f"Note: {note}" for note in schedule.notes]
+    return lines + ([f"Profile data will be saved to: {trace_folder}/"] if trace_folder else [])

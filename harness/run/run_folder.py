@@ -1,0 +1,43 @@
+"""The folder of a run, and that of its traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.base.files import files_of_run, make_folder, prepare_folder, write_json
+from harness.instruments.schedule import ProfilerConfig
+
+
+class RunFolder:
+    """--output-dir, or with an instrument --profile-dir; without either nothing is written, and `path` is None.
+
+    Traces have a folder of their own only if both are given.
+    """
+
+    def __init__(self, output_dir: str | None, profiling: ProfilerConfig):
+        profiles = (profiling.profile_dir or "./pytorch_profiles") if profiling.enabled else None
+        self.path = Path(output_dir or profiles) if output_dir or profiles else None
+        self.traces = Path(profiling.profile_dir) if profiling.enabled and profiling.profile_dir else self.path
+
+    def prepare(self, rank: int) -> None:
+        """Rank 0 moves an earlier run aside.  Raises UserError if a folder cannot be written."""
+        if self.path is None:
+            return
+        if rank != 0:
+            make_folder(self.path)  # found now rather than after training: nodes need not share it
+            return
+        for folder in dict.fromkeys((self.path, self.traces)):
+            prepare_folder(folder)
+
+    def write(self, name: str, document: dict | None) -> None:
+        if self.path and document:
+            write_json(self.path / name, document)
+
+    def lines(self, verbose: bool) -> list[str]:
+        """What the run has left, to print."""
+        if self.path is None:
+            return []
+        files = list(files_of_run(*dict.fromkeys((self.path, self.traces))))
+        if verbose:
+            return ["Files:", *(f"  {file}" for file in files)]
+        return [f"Files: {len(files)} in {self.path}/; docs/files.md says what each of them holds"]
