@@ -29,13 +29,8 @@ def main() -> None:
     require("comparing", ["matplotlib", "jinja2"])
     if any(path.is_file() for path in args.folders):
         require("comparing traces", ["msgspec", "pandas"])
-    from analysis.comparison.runs import (
-        compare,
-        comparison_answer,
-        comparison_lines,
-        comparison_markdown,
-        with_short_names,
-    )
+    from analysis.comparison.document import compare
+    from analysis.comparison.text import comparison_answer, comparison_lines, comparison_markdown, with_short_names
     from analysis.report.comparison_figure import draw_comparison
     from analysis.report.figures import plain_text
     from harness.base.console import say

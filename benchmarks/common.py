@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.comparison.runs import ratio
+from analysis.comparison.noise import ratio
 from harness.base.console import progress_bar, say
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json

@@ -31,7 +31,7 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from analysis.comparison.runs import ratio
+from analysis.comparison.noise import ratio
 from benchmarks.common import benchmark_parser, environment_of, report, save, training_run
 from harness.base.console import progress_bar
 from harness.base.tables import Column, column

@@ -12,16 +12,10 @@ import compare_runs
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.components import NAMED_RANGES, OPERATOR_KINDS
 from analysis.commands.run_ending import mfu_line
-from analysis.comparison.parts import NOISE, compare_profiles
-from analysis.comparison.runs import (
-    SPREAD_UNKNOWN,
-    UNDECIDED,
-    compare,
-    comparison_answer,
-    comparison_lines,
-    comparison_markdown,
-    ratio,
-)
+from analysis.comparison.document import compare
+from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, UNDECIDED, ratio
+from analysis.comparison.parts import compare_profiles
+from analysis.comparison.text import comparison_answer, comparison_lines, comparison_markdown
 from analysis.report.comparison_figure import draw_comparison
 from analysis.trace.tables import read_trace
 from harness.base.documents import SCHEMA_VERSION

@@ -172,8 +172,8 @@ def test_another_schema_version_is_refused_in_one_line(tmp_path, version):
     ("file", "command"),
     [
         ("operator_analysis.json", "analysis.report.html:write_report"),
-        ("operator_analysis.json", "analysis.comparison.runs:compare"),
-        ("performance_summary.json", "analysis.comparison.runs:compare"),
+        ("operator_analysis.json", "analysis.comparison.document:compare"),
+        ("performance_summary.json", "analysis.comparison.document:compare"),
         ("timing_study.json", "studies.engine.comparison:read_sweep"),
         ("flops_profile.json", "analysis.work.flop_rates:read_flops_profile"),
     ],

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from traces import H100, MI300X, analysis_of, real
 
-from analysis.comparison import runs as compare
+from analysis.comparison.text import with_short_names
 from analysis.report.comparison_figure import draw_comparison
 from analysis.report.figures import log_axis, plain_text, profile_figures, steps_figure
 from analysis.report.memory_figure import draw_memory_timeline
@@ -253,12 +253,8 @@ FIGURES = {
     "memory_timeline": lambda: draw_memory_timeline(memory_document(), ABOUT),
     "roofline": lambda: draw_roofline(roofline_document(), ABOUT),
     "roofline_of_unknown_device": lambda: draw_roofline(roofline_document(roofs=False), ABOUT),
-    "comparison": lambda: draw_comparison(
-        compare.with_short_names(comparison_document(["baseline", "a_run"], [17e9] * 2))
-    ),
-    "comparison_of_sizes": lambda: draw_comparison(
-        compare.with_short_names(comparison_document(LAUNCHED, [1.8e10, 2.8e11]))
-    ),
+    "comparison": lambda: draw_comparison(with_short_names(comparison_document(["baseline", "a_run"], [17e9] * 2))),
+    "comparison_of_sizes": lambda: draw_comparison(with_short_names(comparison_document(LAUNCHED, [1.8e10, 2.8e11]))),
     "comparison_of_long_names": lambda: draw_comparison(comparison_document(LAUNCHED, [1.8e10, 2.8e11])),
     "comparison_of_near_sizes": lambda: draw_comparison(comparison_document(["a", "b", "c" * 60], [8e9, 1e10, 1.8e10])),
     "training": lambda: training_figure([phase_row() for _ in METHODS], [f"tiny {name}" for name in METHODS], ABOUT),

@@ -8,12 +8,12 @@ from helpers import assert_answer
 from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, trace_of, write_trace
 
 from analysis.attribution.components import breakdown_lines, breakdown_rows
-from analysis.attribution.operators import first_rows
+from analysis.attribution.operators import SUMMED
 from analysis.diagnosis import document
 from analysis.diagnosis.document import analyze_all, find_traces, profile_answer, profile_lines
 from harness.base.errors import UserError
 from harness.base.files import write_json
-from harness.base.tables import COLUMNS
+from harness.base.tables import COLUMNS, first_rows
 
 
 def test_ranks_come_in_the_order_of_their_numbers(tmp_path):
@@ -161,7 +161,7 @@ def test_the_printed_rows_add_up_to_the_step(train, tmp_path):
         parts = [one["ms_per_step"] for one in analysis["components"] if one["component"].startswith(group)]
         assert row["ms_per_step"] == pytest.approx(sum(parts))
     for top in (1, 5, 1000):
-        shown = first_rows(analysis["operators"], top)
+        shown = first_rows("name", analysis["operators"], top, SUMMED)
         assert sum(row["share"] for row in shown) == pytest.approx(1)
         assert sum(row["calls"] for row in shown) == sum(row["calls"] for row in analysis["operators"])
 

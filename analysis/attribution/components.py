@@ -20,7 +20,7 @@ from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, 
 from analysis.trace.tables import MODULE as MODULE_PREFIX
 from analysis.trace.tables import STEP, by_name, where_name
 from analysis.vocabulary.operators import category, is_view_or_metadata_op, operator_class
-from harness.base.tables import Column, column
+from harness.base.tables import Column, column, sum_row
 from harness.base.text import count_of, narrow_table
 from harness.instruments.phases import PHASES
 
@@ -372,19 +372,18 @@ def breakdown_rows(analysis: dict) -> list[dict]:
     named = analysis["attribution"]["source"] == NAMED_RANGES
     groups = Counter(group for row in rows for group, dot, _ in [row["component"].partition(".")] if named and dot)
     sums = [
-        sum_row(f"sum of {group}.*", [row for row in rows if row["component"].startswith(f"{group}.")])
+        component_sum(f"sum of {group}.*", [row for row in rows if row["component"].startswith(f"{group}.")])
         for group, n in groups.items()
         if n > 1
     ]
-    return [*rows, *sums, sum_row("sum", rows)]
+    return [*rows, *sums, component_sum("sum", rows)]
 
 
-def sum_row(title: str, rows: list[dict]) -> dict:
+def component_sum(name: str, rows: list[dict]) -> dict:
     phases: Counter = Counter()
     for row in rows:
         phases.update(row["phases_ms"])
-    total = {name: sum(row[name] for row in rows) for name in ("ms_per_step", "share")}
-    return {"component": title, "phases_ms": dict(phases), **total}
+    return sum_row("component", name, rows, ("ms_per_step", "share")) | {"phases_ms": dict(phases)}
 
 
 CLASS_COLUMNS = [

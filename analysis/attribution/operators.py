@@ -9,7 +9,7 @@ from analysis import SORT_KEYS
 from analysis.attribution.components import UNATTRIBUTED, at, most_frequent
 from analysis.trace.links import AttributedLinks, Links, once
 from analysis.work.operator_costs import Cost, cost
-from harness.base.tables import Column, column
+from harness.base.tables import Column, column, first_rows
 from harness.base.text import narrow_table
 from harness.base.units import MB
 
@@ -189,9 +189,12 @@ KERNEL_COLUMNS = [
     column("p50 us", "p50_us", ",.1f"),
     column("p95 us", "p95_us", ",.1f"),
     column("share", "share", ".1%"),
-    Column("launched by", lambda row: row["launched_by"] or "unknown", left=True),
+    Column("launched by", lambda row: row.get("launched_by", "-") or "unknown", left=True),
     column("component", "component", left=True),
 ]
+
+
+SUMMED = ("calls", "self_cpu_us", "self_device_us", "share", "count_per_step", "total_us")  # for "5 more"
 
 
 def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:
@@ -199,11 +202,14 @@ def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> li
     kernels = analysis["kernels"]
     lines = operators_by_name(analysis, top, sort)
     if by_shape := sorted_by(analysis["operators_by_shape"], sort):
-        lines += ["", *narrow_table(operator_columns(bool(kernels), by_shape=True), first_rows(by_shape, top))]
+        lines += [
+            "",
+            *narrow_table(operator_columns(bool(kernels), by_shape=True), first_rows("name", by_shape, top, SUMMED)),
+        ]
     if kernels:
         per_step = sum(row["count_per_step"] for row in kernels)
         lines += ["", f"GPU kernels: {len(kernels)}, {per_step:.1f} launches per step"]
-        lines += narrow_table(KERNEL_COLUMNS, first_rows(kernels, top))
+        lines += narrow_table(KERNEL_COLUMNS, first_rows("name", kernels, top, SUMMED))
     return lines
 
 
@@ -213,17 +219,5 @@ def operators_by_name(analysis: dict, top: int, sort: str | None = None) -> list
     self_ms = sum(row[key] for row in operators) / 1e3
     return [
         f"Operators: {len(operators)}, {self_ms:.3f} ms of self {clock} time, which shares refer to",
-        *narrow_table(operator_columns(bool(kernels)), first_rows(sorted_by(operators, sort), top)),
+        *narrow_table(operator_columns(bool(kernels)), first_rows("name", sorted_by(operators, sort), top, SUMMED)),
     ]
-
-
-def first_rows(rows: list[dict], top: int) -> list[dict]:
-    """The first rows, and one for all others, so that a column of times adds up to its total."""
-    if len(rows) <= top + 1:
-        return rows
-    sums = {
-        key: sum(row[key] for row in rows[top:])
-        for key in ("calls", "self_cpu_us", "self_device_us", "share", "count_per_step", "total_us")
-        if rows[0].get(key) is not None
-    }
-    return [*rows[:top], {"name": f"{len(rows) - top:,} more", "launched_by": "-", "component": "-"} | sums]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 from analysis.attribution.components import OPERATOR_KINDS
+from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, noise_of_means
 
-NOISE = "within noise"
-STANDARD_ERRORS = 2.0  # of a difference of means, below which it is noise
+KINDS = {"components": "component", "classes": "class", "operators": "operator"}  # tables, with what their rows are
 COMMON = 0.5  # of the step of each run, in parts that both have: below it, components are not compared
-Times = dict[str, tuple[float, float | None]]  # by name: ms per profiled step and its standard error, None if unknown
+Time = tuple[float, float | None]  # ms per profiled step and its standard error, None if unknown
+Times = dict[str, Time]  # by name
+NOTHING: Time = (0.0, None)
 
 
 def compare_profiles(run: str, before: dict, after: dict, spread: float) -> dict[str, list[dict] | str]:
@@ -101,31 +103,32 @@ def title_of(name: str, alone: list[dict], groups: list[set]) -> str:
 
 def changes(run: str, kind: str, before: Times, after: Times, spread: float) -> list[dict]:
     """What each component, class or operator takes in both runs, the largest change first."""
-    rows = []
-    for name in dict.fromkeys([*before, *after]):
-        (before_ms, error), (after_ms, other) = before.get(name, (0.0, None)), after.get(name, (0.0, None))
-        known = [one for one in (error, other) if one is not None]
-        noise, change = None, after_ms - before_ms
-        if known:
-            noise = max(STANDARD_ERRORS * math.hypot(*known), spread * min(before_ms, after_ms))
-        if name not in before or name not in after:
-            difference = "new" if name in after else "gone"
-        elif noise is None:
-            difference = "spread unknown"
-        elif abs(change) <= noise:
-            difference = NOISE
-        else:
-            difference = "more" if change > 0 else "less"
-        rows.append(
-            {
-                "run": run,
-                kind: name,
-                "baseline_ms": before_ms,
-                "ms": after_ms,
-                "change_ms": change,
-                "ratio": after_ms / before_ms if before_ms else None,
-                "noise_ms": noise,
-                "difference": difference,
-            }
-        )
+    rows = [
+        {"run": run, kind: name} | change(before.get(name), after.get(name), spread)
+        for name in dict.fromkeys([*before, *after])
+    ]
     return sorted(rows, key=lambda row: -abs(row["change_ms"]))
+
+
+def change(before: Time | None, after: Time | None, spread: float) -> dict:
+    """The change of one part; None: a run does not have it."""
+    (before_ms, error), (after_ms, other) = before or NOTHING, after or NOTHING
+    known = [one for one in (error, other) if one is not None]
+    noise = max(noise_of_means(*known), spread * min(before_ms, after_ms)) if known else None
+    change_ms = after_ms - before_ms
+    if before is None or after is None:
+        difference = "new" if before is None else "gone"
+    elif noise is None:
+        difference = SPREAD_UNKNOWN
+    elif abs(change_ms) <= noise:
+        difference = NOISE
+    else:
+        difference = "more" if change_ms > 0 else "less"
+    return {
+        "baseline_ms": before_ms,
+        "ms": after_ms,
+        "change_ms": change_ms,
+        "ratio": after_ms / before_ms if before_ms else None,
+        "noise_ms": noise,
+        "difference": difference,
+    }

@@ -7,7 +7,7 @@ import textwrap
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.comparison.parts import NOISE
+from analysis.comparison.noise import NOISE
 from analysis.report.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
 from analysis.report.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatches_of, series
 from analysis.trust.same_training import NOT_THE_SAME

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
-from analysis.comparison.parts import compare_profiles
-from analysis.comparison.runs import change_sections
+from analysis.comparison.parts import KINDS, compare_profiles
+from analysis.comparison.text import change_sections
 from analysis.diagnosis.document import analyze_all, in_order_of_ranks, note_missing_ranks, operator_analysis
 from analysis.report.charts import charts, comparison_chart
 from analysis.report.sections import comparison_page, documents_in, page
@@ -35,7 +35,6 @@ from harness.base.files import may_be_trace
 from harness.ranks.failures import explain_error
 
 TOP = 200  # rows of the long tables
-PARTS = {"components": "component", "classes": "class", "operators": "operator"}
 DOCUMENTS = {"performance_summary.json", "operator_analysis.json"}  # a folder with one of these is a run
 SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"ph"')  # one of these is among the first BEGIN bytes of a trace
 BEGIN = 1 << 16
@@ -212,7 +211,7 @@ class Tab:
         if before[1]["attribution"]["clock"] != after[1]["attribution"]["clock"]:
             raise UserError("one of the two was profiled on a GPU, the other on a CPU: they have no clock in common")
         changes = {"baseline": run, **compare_profiles(other, before[1], after[1], spread=0.0)}
-        sections = [one for kind in PARTS for one in change_sections(changes, kind, TOP)]
+        sections = [one for kind in KINDS for one in change_sections(changes, kind, TOP)]
         kind = "components" if changes["components"] else "classes"
         return {
             "html": comparison_page(
@@ -220,7 +219,7 @@ class Tab:
                 {one.title: (one.columns, one.rows) for one in sections},
                 changes.get("components_reason", ""),
             ),
-            "charts": {"comparison": comparison_chart(changes[kind], PARTS[kind], (run, other))},
+            "charts": {"comparison": comparison_chart(changes[kind], KINDS[kind], (run, other))},
         }
 
 

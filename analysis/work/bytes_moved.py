@@ -18,7 +18,7 @@ from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import register_cpu_attention
 from harness.base.files import explain_nulls
 from harness.base.ranges import range_observers
-from harness.base.tables import Column, column, labeled
+from harness.base.tables import Column, column, labeled, sum_row
 from harness.base.text import Table, text_of
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import PHASES
@@ -316,10 +316,9 @@ def intensity_facts(document: dict) -> dict[str, str]:
 def intensity_tables(document: dict) -> list[Table]:
     """Bytes and operations by class and by phase; in each, the last row is the sum of those above it."""
     classes, phases = document["classes"], document["phases"]
-    names = ("calls", "flops", "element_operations", "bytes")
-    step = {name: sum(row[name] for row in classes) for name in names}
+    step = sum_row("class", "step", classes, ("calls", "flops", "element_operations", "bytes"))
     step["operations_per_byte"] = (step["flops"] + step["element_operations"]) / step["bytes"]
-    step |= {"class": "step", "side_of_ridge_point": document["side_of_ridge_point"]}
+    step["side_of_ridge_point"] = document["side_of_ridge_point"]
     least = document["minimum_step_bytes"]
     # A phase also moves what it hands to the next one; within a step that can stay in on-chip memory.
     handed = least - sum(row["minimum_bytes"] for row in phases)

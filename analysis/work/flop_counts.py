@@ -16,7 +16,7 @@ from torch.utils.flop_counter import (
 
 from analysis.work.fake_step import fake_tensors
 from harness.base.files import explain_nulls
-from harness.base.tables import Column, column
+from harness.base.tables import Column, column, sum_row
 from harness.base.text import Table, narrow_table, text_of
 from harness.model.workload import Workload
 
@@ -167,8 +167,7 @@ def detail_tables(counts: dict) -> list[Table]:
         column("DeepSpeed", "deepspeed", ","),
     ]
     parts = counts["by_component"]
-    names = ("forward_flops", "backward_flops", "share")
-    total = {"component": "sum"} | {name: sum(row[name] for row in parts) for name in names}
+    total = sum_row("component", "sum", parts, ("forward_flops", "backward_flops", "share"))
     macs = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
     by_deepspeed = {name: 2 * n for name, n in macs.items()}
     flops = counts["reconciliation"]["forward_flops_by_module"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.base.tables import Column, column
+from harness.base.tables import Column, column, sum_row
 from harness.base.text import Table, text_of
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import PHASES
@@ -15,6 +15,7 @@ TENSOR_COLUMNS = [
     column("category", "category", left=True),
     column("MB", "bytes", ",.1f", MB),
 ]
+SIZES = ("bytes", "formula_bytes", "quadratic_bytes")  # of what the forward pass keeps for the backward pass
 
 
 def memory_tables(memory: dict) -> dict[str, Table]:
@@ -30,11 +31,12 @@ def memory_tables(memory: dict) -> dict[str, Table]:
         column("formula MB", "formula_bytes", ",.2f", MB),
         column("quadratic in sequence length, MB", "quadratic_bytes", ",.2f", MB),
     ]
+    rows = memory["predicted"]["kept_for_backward"] if memory["predicted"] else []
     allocator = [column("GPU memory in use", "what", left=True), column("MB", "bytes", ",.1f", MB)]
     return {
         "categories": (categories, category_rows(memory)),
         "tensors": (TENSOR_COLUMNS, memory["peak"]["largest_tensors"]),
-        "kept": (kept, kept_rows(memory) if memory["predicted"] else []),
+        "kept": (kept, [*rows, sum_row("component", "sum", rows, SIZES)] if rows else []),
         "allocator": (allocator, memory["allocator"] or []),
     }
 
@@ -99,16 +101,6 @@ def category_rows(memory: dict) -> list[dict]:
     if found := memory["predicted"]:
         predicted = found["bytes_by_category"] | {"sum": found["peak_bytes"]}
     return [{"name": name, "measured": size, "predicted": predicted.get(name)} for name, size in measured.items()]
-
-
-def kept_rows(memory: dict) -> list[dict]:
-    """What a forward pass keeps for the backward pass, by component and in total, measured and by formula."""
-    rows = memory["predicted"]["kept_for_backward"]
-    total = {"component": "sum"}
-    for name in ("bytes", "formula_bytes", "quadratic_bytes"):
-        sizes = [row[name] for row in rows]
-        total[name] = None if None in sizes else sum(sizes)
-    return [*rows, total]
 
 
 def folded_layers(tensors: list[dict]) -> list[dict]:

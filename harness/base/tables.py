@@ -32,6 +32,19 @@ def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool 
     return Column(title, lambda row: None if row.get(key) is None else row[key] / scale, form, left)
 
 
+def sum_row(label: str, name: str, rows: Sequence[dict], keys: Sequence[str]) -> dict:
+    """One row for all of these, with its name under the key `label`: sums, None where a row does not know the value."""
+    values = {key: [row.get(key) for row in rows] for key in keys}
+    return {label: name} | {key: None if None in known else sum(known) for key, known in values.items()}
+
+
+def first_rows(label: str, rows: Sequence[dict], top: int, keys: Sequence[str]) -> list[dict]:
+    """The first rows, and one for all others, '5 more', so that columns still add up; keys as in sum_row()."""
+    if len(rows) <= top + 1:
+        return [*rows]
+    return [*rows[:top], sum_row(label, f"{len(rows) - top:,} more", rows[top:], keys)]
+
+
 def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
     """Lines for a terminal: titles, then one line per row."""
     from tabulate import tabulate

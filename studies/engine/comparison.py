@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from analysis.comparison.parts import NOISE, STANDARD_ERRORS
-from analysis.comparison.runs import IGNORED, check_distinct, settings_lines, unique_names
+from analysis.comparison.noise import NOISE, noise_of_means
+from analysis.comparison.runs import check_distinct, different_settings, unique_names
+from analysis.comparison.text import settings_lines
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import FILES, explain_nulls
@@ -88,7 +89,7 @@ def noise_of(spread: str | None, *rows: dict) -> float | None:
     """The smallest difference of two means that their standard deviations can resolve; None if one is unknown."""
     if spread is None or any(row.get(spread) is None for row in rows):
         return None
-    return STANDARD_ERRORS * math.hypot(*(row[spread] / math.sqrt(row.get("repetitions") or 1) for row in rows))
+    return noise_of_means(*(row[spread] / math.sqrt(row.get("repetitions") or 1) for row in rows))
 
 
 def statuses(names: list[str], tables: list[dict]) -> list[dict]:
@@ -109,10 +110,7 @@ def differences(sweeps: list[dict]) -> list[dict]:
         about = {"device": environment["device"]["name"], "host": environment["host"], "commit": environment["commit"]}
         return sweep["settings"] | about | environment["packages"]
 
-    tables = [flat(sweep) for sweep in sweeps]
-    names = dict.fromkeys(name for table in tables for name in table if name not in IGNORED)
-    rows = [{"name": name, "values": [table.get(name) for table in tables]} for name in names]
-    return [row for row in rows if any(value != row["values"][0] for value in row["values"][1:])]
+    return different_settings([flat(sweep) for sweep in sweeps])
 
 
 def sweep_comparison_lines(comparison: dict) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from analysis.comparison.runs import NOISE, ratio
+from analysis.comparison.noise import NOISE, ratio
 from harness.base.errors import UserError
 from harness.base.tables import Section, column
 from harness.documents.sweeps import TimingStudyRow

@@ -1,0 +1,186 @@
+"""How do runs differ?  Their settings, times, memory and, where they were profiled, their components and operators.
+
+comparison.json.  The first run is the baseline.  A ratio of step times has a bootstrap interval over the steps that
+both averaged; if that contains 1, the difference is within noise.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, UNDECIDED, may_be_disturbance, ratio, within_spread
+from analysis.comparison.parts import KINDS, compare_profiles
+from analysis.comparison.runs import (
+    IGNORED,
+    NOT_IN_TRACE,
+    Run,
+    check_distinct,
+    different_settings,
+    read_run,
+    settings_of,
+    unique_names,
+)
+from analysis.trust.same_training import NOT_THE_SAME, training_check
+from harness.base.files import explain_nulls, explain_nulls_recursively
+from harness.instruments.phases import PHASES, summary_stats
+
+SCALES = 1.1  # times the FLOPs: from here on runs are of different sizes; kernels of the same step may differ by less
+REASONS = {
+    **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "ratio"), "no step was completed, or the baseline took no time"),
+    **dict.fromkeys(("samples_per_sec", "tokens_per_sec", "achieved_tflops", *PHASES), "no step was completed"),
+    **dict.fromkeys(("peak_mb", "final_loss", "largest_loss_difference", "step_flops"), "no step was completed"),
+    "std_ms": "needs at least two steps",
+    "ratio_95": "an interval needs three steps of each run",
+    "noise_ms": "one of the profiles has a single step",
+    "mfu_percent": "no step was completed, or no peak of this device is known",
+    "verdict": "not profiled",
+    **dict.fromkeys(("disturbed", "waited_share", "lost_share"), "not measured by the run"),
+    "audit_ok": "not measured by the run",
+    "loss_bound": "no step in common, or another model, data, seed, learning rate or number of samples per step",
+    "not_the_same": "neither its audit nor its losses say so",
+    "size": "no --size was given",
+    "repeats": "no two of the runs have the same settings",
+    "scaling": "all runs have nearly the same FLOPs per step",
+}
+
+
+def compare(folders: list[Path]) -> dict:
+    """comparison.json.  Raises UserError."""
+    check_distinct(folders)
+    runs = [read_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)]
+    repeats = repeated(runs)
+    spread = repeats["spread"] if repeats else None
+    rows = [run_row(run, runs[0], spread) for run in runs]
+    document = {
+        "baseline": runs[0].name,
+        "runs": rows,
+        "repeats": repeats,
+        "differences": different_settings([settings_of(run) for run in runs]),
+        "scaling": scaling(rows),
+        **profile_changes(runs, spread or 0.0),
+    }
+    return explain_nulls_recursively(document, REASONS)
+
+
+def profile_changes(runs: list[Run], spread: float) -> dict:
+    """`components`, `classes` and `operators`: rows of each run whose profile can be compared with the baseline's; and
+    why others cannot, `profiles_reason` and `components_reason`."""
+    baseline, changes = runs[0], {kind: [] for kind in KINDS}
+    profiled = [run for run in runs[1:] if run.analysis]
+    if not baseline.analysis or not profiled:
+        return changes | {"profiles_reason": "the baseline and one other run must have an operator_analysis.json"}
+    for run in profiled:
+        if run.clock != baseline.clock:
+            apart = f"{baseline.name} and {run.name} are timed on different clocks, GPU and host"
+            changes["profiles_reason"] = apart
+            continue
+        own = compare_profiles(run.name, baseline.analysis, run.analysis, spread)
+        for kind in KINDS:
+            changes[kind] += own[kind]
+        if reason := own.get("components_reason"):
+            changes["components_reason"] = "; ".join(filter(None, (changes.get("components_reason"), reason)))
+    return changes
+
+
+def run_row(run: Run, baseline: Run, spread: float | None) -> dict:
+    """A row of `runs`.  spread: of the medians of runs with the same settings, None if there are none."""
+    summary, stats = run.summary, summary_stats(run.step_ms.tolist())
+    losses_differ = loss_difference(run, baseline)
+    training, times = training_check(summary, baseline.summary, losses_differ), ratio(run.step_ms, baseline.step_ms)
+    performance, model = summary["performance"], summary["config"]["model"]
+    row = {
+        "name": run.name,
+        "folder": str(run.folder),
+        "status": summary["status"],
+        "size": model.get("size"),
+        "device": summary["environment"]["device"]["name"],
+        "parameters": model["parameters"],
+        "steps_counted": stats["count"],
+        **{f"{name}_ms": stats[name] for name in ("mean", "median", "std", "p95")},
+        "phases_ms": {phase: performance[f"avg_{phase}_time_ms"] for phase in PHASES},
+        "samples_per_sec": performance["samples_per_sec"],
+        "tokens_per_sec": performance["tokens_per_sec"],
+        "step_flops": performance["model_flops_per_step"],
+        "achieved_tflops": performance["achieved_tflops"],
+        "mfu_percent": run.mfu_percent,
+        "peak_mb": summary["memory"]["peak_mb"],
+        "memory_source": summary["memory"]["source"],
+        **peak_ratio(summary["memory"], baseline.summary["memory"]),
+        "final_loss": summary["loss"]["final"],
+        "largest_loss_difference": losses_differ,
+        **training,
+        "verdict": run.analysis["verdict"]["bound"] if run.analysis else None,
+        **run.disturbance,
+        **times,
+        "difference": difference(run, baseline, times, training["not_the_same"], spread),
+    }
+    if run.of_trace:
+        phases = explain_nulls(row["phases_ms"], NOT_IN_TRACE)
+        row = {"std_ms_reason": REASONS["std_ms"], "ratio_95_reason": REASONS["ratio_95"]} | row | {"phases_ms": phases}
+        row = explain_nulls(row, NOT_IN_TRACE)
+    return row
+
+
+def difference(run: Run, baseline: Run, times: dict, not_the_same: str | None, spread: float | None) -> str:
+    """How the step time differs from the baseline's, in words.  times: from ratio()."""
+    if not_the_same:
+        return f"{NOT_THE_SAME}: {not_the_same}"
+    if times["ratio"] is None:
+        return times["difference"]
+    if spread is not None and within_spread(times["ratio"], spread):
+        return NOISE
+    if run is baseline:
+        return NOISE if times["ratio_95"] else SPREAD_UNKNOWN
+    if times["difference"] != NOISE and may_be_disturbance(times["ratio"], run.disturbance, baseline.disturbance):
+        return UNDECIDED
+    return times["difference"]
+
+
+def peak_ratio(memory: dict, baseline: dict) -> dict:
+    """Ratio of peaks if both are of the same quantity: tensors and a resident set size are not compared."""
+    if not memory["peak_mb"] or not baseline["peak_mb"]:
+        return {"peak_ratio": None, "peak_ratio_reason": "the peak of one of them is not known"}
+    if memory["source"] != baseline["source"]:
+        return {"peak_ratio": None, "peak_ratio_reason": "another quantity than the baseline's"}
+    return {"peak_ratio": memory["peak_mb"] / baseline["peak_mb"]}
+
+
+def loss_difference(run: Run, baseline: Run) -> float | None:
+    """The largest loss difference over the steps that both completed: does the run still compute the same?"""
+    pairs = zip(run.summary["steps"]["loss"], baseline.summary["steps"]["loss"], strict=False)
+    return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
+
+
+def repeated(runs: list[Run]) -> dict | None:
+    """Runs with the same settings on the same device, and the spread of their medians: what a restart alone changes.
+
+    Their profiling may differ: steps with an instrument are not averaged.
+    """
+    same: dict[str, list[Run]] = {}
+    for run in runs:
+        config, environment = run.summary["config"], run.summary["environment"]
+        settings = {name: value for name, value in config["training"].items() if name not in IGNORED}
+        key = (settings, config["model"], *(environment[name] for name in ("device", "packages", "host")))
+        if len(run.step_ms) and not run.of_trace:  # whose settings are not known
+            same.setdefault(repr(key), []).append(run)
+    groups = [group for group in same.values() if len(group) > 1]
+    if not groups:
+        return None
+    medians = [[float(np.median(run.step_ms)) for run in group] for group in groups]
+    spread = max(max(group) / min(group) - 1 for group in medians)
+    return {"groups": [[run.name for run in group] for group in groups], "spread": spread}
+
+
+def scaling(rows: list[dict]) -> dict | None:
+    """How step time grows with the FLOPs per step, if the runs differ in them: t ~ FLOPs^exponent."""
+    points = sorted((row["step_flops"], row["median_ms"]) for row in rows if row["median_ms"] and row["step_flops"])
+    if not points or max(points)[0] < SCALES * min(points)[0]:
+        return None
+    x, y = np.log([flops for flops, _ in points]), np.log([ms for _, ms in points])
+    return {
+        "exponent": float(np.polyfit(x, y, 1)[0]),
+        "points": len(points),
+        "meaning": "step time grows as FLOPs to this power; below 1, larger steps use the device better",
+    }
