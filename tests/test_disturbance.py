@@ -19,7 +19,7 @@ from harness.machine import disturbance, gpu_watch
 from harness.machine.cgroups import cgroup_folders
 from harness.machine.disturbance import Counters, DisturbanceMeter, disturbance_text, over_ranks
 from harness.machine.gpu_driver import Slowdowns
-from harness.ranks.rendezvous import wait_until
+from harness.ranks.failure_watch import wait_until
 from harness.run.startup import WAITING_POLICIES, default_variables
 from studies.engine import sweep
 

@@ -12,7 +12,7 @@ import torch
 from harness.machine import gpu_watch
 from harness.machine.gpu_driver import gpu_driver
 from harness.machine.gpu_watch import GpuWatch, gpu_reasons, gpu_text
-from harness.ranks.rendezvous import wait_until
+from harness.ranks.failure_watch import wait_until
 
 DEVICE = torch.device("cuda", 0)
 UUID = "66383837-6633-3139-6366-313263636339"

@@ -11,10 +11,10 @@ from helpers import PROJECT, SMALL_MODEL, finish, free_port, start
 
 from harness.base import errors
 from harness.base.errors import Interrupted, UserError
-from harness.ranks import distributed, failures
-from harness.ranks import rendezvous as ranks
+from harness.ranks import distributed, failure_watch, failures, rendezvous
+from harness.ranks.failure_watch import Failure, WatchOfRank0, WatchOfWorker, wait_until
 from harness.ranks.failures import RankFailure
-from harness.ranks.rendezvous import Failure, Watch, first_problem
+from harness.ranks.rendezvous import Meeting, first_problem
 
 
 def said(rank: int, failure=None, **training) -> dict:
@@ -67,10 +67,10 @@ def test_who_did_not_come_and_where_from(monkeypatch, came, nodes, words):
 def watches(monkeypatch):
     """Those of three ranks, all in this process."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr(ranks, "STUCK_S", 0.05)
-    monkeypatch.setattr(ranks, "LEAVING_S", 1.0)
-    first = Watch.of_rank_0({0: "a", 1: "a", 2: "b"})
-    return [first, *(Watch.of_other_rank(rank, *first.address) for rank in (1, 2))]
+    monkeypatch.setattr(failure_watch, "STUCK_S", 0.05)
+    monkeypatch.setattr(failure_watch, "LEAVING_S", 1.0)
+    first = WatchOfRank0({0: "a", 1: "a", 2: "b"})
+    return [first, *(WatchOfWorker(rank, *first.address) for rank in (1, 2))]
 
 
 def test_all_hear_of_a_failure(watches):
@@ -82,7 +82,9 @@ def test_all_hear_of_a_failure(watches):
 
 
 def test_all_hear_of_a_death(watches):
-    watches[1]._peers[0].shutdown(socket.SHUT_RDWR)  # as the system does with the connections of a dead process
+    watches[1]._connections[0].socket.shutdown(
+        socket.SHUT_RDWR
+    )  # as the system does with the connections of a dead process
     for watch in (watches[0], watches[2]):
         assert watch.failure_of_another(60)[1:3] == (1, 1)
         assert "was killed or crashed" in watch.failure.line
@@ -92,7 +94,7 @@ def test_all_hear_of_a_death(watches):
 def test_rank_0_dies(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as rank_0:
-        watch = Watch.of_other_rank(1, rank_0.getsockname()[1], "token", "a")
+        watch = WatchOfWorker(1, rank_0.getsockname()[1], "token", "a")
         rank_0.accept()[0].close()
     assert watch.failure_of_another(60)[2:] == (0, "a")
     assert watch.rank_0_is_lost
@@ -100,7 +102,7 @@ def test_rank_0_dies(monkeypatch):
 
 def test_a_rank_that_is_late_hears_of_a_failure_before(watches):
     watches[0].tell("its own", 1)
-    late = Watch.of_other_rank(1, *watches[0].address)
+    late = WatchOfWorker(1, *watches[0].address)
     assert late.failure_of_another(60).line == "its own"
 
 
@@ -125,7 +127,7 @@ def test_a_main_thread_that_stays_in_a_collective_is_ended(watches):
     watches[0].when_stuck = watches[2].when_stuck = ended.append
     watches[2].stop_ending_stuck()
     watches[1].tell("its own", 1)
-    ranks.wait_until(lambda: ended, time.monotonic() + 60)
+    wait_until(lambda: ended, time.monotonic() + 60)
     assert [failure.rank for failure in ended] == [1]
 
 
@@ -147,7 +149,7 @@ def of_users_step(cause: Exception) -> UserError:
     ],
 )
 def test_an_error_that_follows_from_another_is_told_as_that(watches, monkeypatch, error, told):
-    monkeypatch.setattr(ranks, "_meeting", ranks.Meeting(None, None, watches[2]))
+    monkeypatch.setattr(rendezvous, "_meeting", Meeting(None, None, watches[2]))
     watches[1].hosts[1] = "a"
     watches[1].tell("its own", 1)
     watches[2].failure_of_another(60)
@@ -157,7 +159,7 @@ def test_an_error_that_follows_from_another_is_told_as_that(watches, monkeypatch
 
 
 def test_a_failure_elsewhere_ends_the_step(watches, monkeypatch):
-    monkeypatch.setattr(ranks, "_meeting", ranks.Meeting(None, None, watches[0]))
+    monkeypatch.setattr(rendezvous, "_meeting", Meeting(None, None, watches[0]))
     failures.raise_if_interrupted()
     watches[1].tell("interrupted by SIGTERM", 143)
     watches[0].failure_of_another(60)
@@ -186,6 +188,31 @@ def test_a_rank_that_does_not_come(tmp_path, port):
     code, out = finish(start_rank(0, "--output-dir", "run", cwd=tmp_path, port=port))
     assert (code, out.count("\n")) == (1, 1)
     assert "error: rank 1 on " in out and "did not come within 1 s; 1 of 2 ranks came" in out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({}, "WORLD_SIZE=2, but RANK, MASTER_ADDR and MASTER_PORT are not set; "),
+        ({"RANK": "0", "MASTER_ADDR": "a"}, "WORLD_SIZE=2, but MASTER_PORT is not set; "),
+        ({"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "http"}, "MASTER_PORT=http: is not the number of a port"),
+        ({"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "65536"}, "MASTER_PORT=65536: is not the number of a port"),
+        ({"RANK": "one"}, "RANK=one: is not a number"),
+        ({"RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=2: there is no such rank of WORLD_SIZE=2"),
+        (
+            {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1", "TINY_LLAMA_RANKS_TIMEOUT": "soon"},
+            "TINY_LLAMA_RANKS_TIMEOUT=soon: is not a number of seconds",
+        ),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two: is not a number"),
+    ],
+)
+def test_variables_that_name_no_rank(tmp_path, variables, line):
+    """Each is told by its own name, before anything slow is imported."""
+    command = [sys.executable, str(PROJECT / "tiny_llama_v1.py"), *SMALL_MODEL, "--output-dir", "run"]
+    code, out = finish(start(*command, cwd=tmp_path, env={"WORLD_SIZE": "2"} | variables))
+    assert (code, out.count("\n")) == (2, 1), out
+    assert out.startswith(f"tiny_llama_v1.py: error: {line}")
     assert not list(tmp_path.iterdir())
 
 

@@ -25,7 +25,7 @@ from analysis.report.tab import Tab, answer, runs_in
 from harness.base.errors import UserError
 from harness.base.text import told_apart
 from harness.machine.setup_checks import TAB
-from harness.ranks.rendezvous import wait_until
+from harness.ranks.failure_watch import wait_until
 from tensorboard_step_profile import plugin
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

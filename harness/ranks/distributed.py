@@ -13,8 +13,9 @@ import torch
 from harness.base.console import world_size_of_run
 from harness.base.errors import Interrupted, UserError, ending_despite_signals, out_of_memory, print_error
 from harness.machine.hardware_seen import VISIBLE
+from harness.ranks.failure_watch import Failure, abort_collectives
 from harness.ranks.failures import RankFailure, explain_error
-from harness.ranks.rendezvous import Failure, abort_collectives, conclude, meet, watch_of_run
+from harness.ranks.rendezvous import conclude, rendezvous, watch_of_run
 
 CAUSE_S = 5.0  # how long after an error of a collective the failure that caused it may become known
 
@@ -30,7 +31,7 @@ def process_group(device: torch.device, settings: dict[str, dict]) -> Iterator[t
         yield 0, 1
         return
     on_gpu = device.type == "cuda"
-    meeting = meet({"settings": settings, "gpu": identity(device) if on_gpu else None})
+    meeting = rendezvous({"settings": settings, "gpu": identity(device) if on_gpu else None})
     if meeting.failure:
         raise RankFailure(meeting.failure)
     rank, world_size = int(os.environ["RANK"]), world_size_of_run()

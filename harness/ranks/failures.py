@@ -20,7 +20,8 @@ from harness.base.errors import (
 )
 from harness.base.units import MB
 from harness.machine.host_memory import host_memory_bytes
-from harness.ranks.rendezvous import Failure, conclude, failure_elsewhere
+from harness.ranks.failure_watch import Failure
+from harness.ranks.rendezvous import conclude, failure_elsewhere
 
 
 class RankFailure(UserError):

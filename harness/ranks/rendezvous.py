@@ -1,80 +1,50 @@
-"""The ranks of a run: they meet before the first step, and each learns at once when another one fails or dies.
-
-Rank 0 listens on a port of its own, to which every other rank keeps a connection until the end.  When a process dies,
-however it dies, its system closes the connection; when a node is lost, TCP's keep-alive probes remain unanswered.
-Neither depends on what Python is doing at the time, and a step waits for none of it.
-"""
+"""The ranks of a run meet before the first step: all are there, and fit together, or one line says why not."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-import secrets
-import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.base.console import is_first_rank, world_size_of_run
 from harness.base.slurm import hosts_of_tasks
+from harness.ranks.failure_watch import Failure, FailureWatch, WatchOfRank0, WatchOfWorker, wait_until
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-MEETING_S = 50.0  # how long ranks wait for one another, unless TINY_LLAMA_RANKS_TIMEOUT is set
-STUCK_S = 20.0  # after the failure of another rank: for the main thread to leave the collective that it waits in
-LEAVING_S = 10.0  # for the others to read how the meeting ended, or to finish after rank 0
+RENDEZVOUS_S = 50.0  # how long ranks wait for one another, unless TINY_LLAMA_RANKS_TIMEOUT is set
+LEAVING_S = 10.0  # for the others to read how the rendezvous ended
 MAY_DIFFER = ("output_dir", "profile_dir", "data")  # paths: nodes need not share folders
-KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes: Linux's names
-
-
-class Failure(NamedTuple):
-    """What ends the run: the line of an error, the exit code, and where it happened (rank None: on all ranks)."""
-
-    line: str
-    exit_code: int = 1
-    rank: int | None = None
-    host: str = ""
-
-    @property
-    def text(self) -> str:
-        return self.line if self.rank is None else f"rank {self.rank} on {self.host}: {self.line}"
-
-
-# ---- The meeting ---------------------------------------------------------------------------------------------------
 
 
 class Meeting(NamedTuple):
-    """How the ranks met.  If they failed to, `failure` says why, and there is no watch."""
+    """How the rendezvous ended.  If it failed, `failure` says why, and there is no watch."""
 
     store: Store | None  # None: rank 0 cannot be reached
     failure: Failure | None
-    watch: Watch | None = None
+    watch: FailureWatch | None = None
 
 
 _meeting: Meeting | None = None  # of this process
 
 
-def meet(facts: Mapping[str, Any], failure: Failure | None = None) -> Meeting:
+def rendezvous(facts: Mapping[str, Any], failure: Failure | None = None) -> Meeting:
     """Wait for all ranks, for a limited time.  Called once by each rank, also by one that has failed before.
 
     facts: `settings`, {section: {flag: value}}, which must be those of the others, and `gpu`, which must not be.
     """
     global _meeting
     rank, host, started = int(os.environ["RANK"]), socket.gethostname(), time.monotonic()
-    limit_text = os.environ.get("TINY_LLAMA_RANKS_TIMEOUT", str(MEETING_S))
+    limit_s = float(os.environ.get("TINY_LLAMA_RANKS_TIMEOUT", RENDEZVOUS_S))
     try:
-        limit_s = float(limit_text)
         store = open_store(rank, started + limit_s)
-    except ValueError:
-        line = f"TINY_LLAMA_RANKS_TIMEOUT={limit_text}: is not a number of seconds"
-        failure = failure or Failure(line, 2)
-        _meeting = Meeting(None, failure._replace(rank=rank, host=host))
     except (OSError, RuntimeError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR and MASTER_PORT)"
         why = getattr(error, "strerror", None) or str(error).splitlines()[0].rpartition("message: ")[2]
@@ -82,14 +52,16 @@ def meet(facts: Mapping[str, Any], failure: Failure | None = None) -> Meeting:
         failure = failure or Failure(f"{what}: {why}")
         _meeting = Meeting(None, failure._replace(rank=rank, host=host))
     else:
-        mine = {"host": host, "failure": failure and failure[:2], **facts}
-        store.set(f"rank/{rank}", json.dumps(mine))
-        _meeting = (lead if rank == 0 else attend)(store, started, limit_s)
+        store.set(f"rank/{rank}", json.dumps({"host": host, "failure": failure and failure[:2], **facts}))
+        _meeting = (as_rank_0 if rank == 0 else as_worker)(store, started, limit_s)
     return _meeting
 
 
+# ---- The store, in which ranks leave messages before they are connected ---------------------------------------------
+
+
 def open_store(rank: int, deadline: float) -> Store:
-    """The store in which ranks leave messages.  Under torchrun its agent has it, under srun rank 0.
+    """Under torchrun its agent has the store, under srun rank 0.
 
     Raises OSError or RuntimeError if it cannot be reached before the deadline, a reading of time.monotonic().
     """
@@ -97,16 +69,9 @@ def open_store(rank: int, deadline: float) -> Store:
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     has_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    while not has_it:  # in Python, so that signals end it
-        left = deadline - time.monotonic()
-        try:
-            socket.create_connection((host, port), timeout=max(0.1, min(left, 5.0))).close()
-            break
-        except OSError:
-            if left <= 0:
-                raise
-            time.sleep(0.2)
-    options = {"wait_for_workers": False, "multi_tenant": has_it, "timeout": timedelta(seconds=MEETING_S)}
+    if not has_it:
+        wait_for_listener(host, port, deadline)
+    options = {"wait_for_workers": False, "multi_tenant": has_it, "timeout": timedelta(seconds=RENDEZVOUS_S)}
     made: list = []  # the store, or the error
 
     def make() -> None:
@@ -126,32 +91,38 @@ def open_store(rank: int, deadline: float) -> Store:
     return PrefixStore("ranks", made[0])
 
 
-def wait_until(condition: Callable[[], bool], deadline: float) -> bool:
-    """Ask again until it holds; False: it does not by the deadline.  Signals are handled meanwhile."""
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
+def wait_for_listener(host: str, port: int, deadline: float) -> None:
+    """In Python, so that signals end it.  Raises OSError if nobody listens there by the deadline."""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, min(left, 5.0))).close()
+            return
+        except OSError:
+            if left <= 0:
+                raise
+            time.sleep(0.2)
 
 
-def lead(store: Store, started: float, limit_s: float) -> Meeting:
-    """Rank 0: wait for the others, look at what they say, and tell them how it ended."""
+# ---- The two sides --------------------------------------------------------------------------------------------------
+
+
+def as_rank_0(store: Store, started: float, limit_s: float) -> Meeting:
+    """Wait for the others, look at what they say, and tell them how the rendezvous ended."""
     world_size = world_size_of_run()
-    came = lambda: 1 + store.add("came", 0)  # noqa: E731
-    everybody = wait_until(lambda: came() == world_size, started + limit_s)
-    here = [rank for rank in range(world_size) if everybody or store.check([f"rank/{rank}"])]
+    all_came = wait_until(lambda: 1 + store.add("came", 0) == world_size, started + limit_s)
+    here = [rank for rank in range(world_size) if all_came or store.check([f"rank/{rank}"])]
     facts = {rank: json.loads(store.get(f"rank/{rank}")) for rank in here}
     failure = first_problem(facts, world_size, limit_s)
-    watch = None if failure else Watch.of_rank_0({rank: one["host"] for rank, one in facts.items()})
+    watch = None if failure else WatchOfRank0({rank: said["host"] for rank, said in facts.items()})
     store.set("outcome", json.dumps({"failure": failure, "watch": watch and watch.address}))
     if failure:  # the end of this process may be that of the store
         wait_until(lambda: 1 + store.add("read", 0) >= len(here), time.monotonic() + LEAVING_S)
     return Meeting(store, failure, watch)
 
 
-def attend(store: Store, started: float, limit_s: float) -> Meeting:
-    """Any other rank: learn from rank 0 how the meeting ended."""
+def as_worker(store: Store, started: float, limit_s: float) -> Meeting:
+    """Any other rank: learn from rank 0 how the rendezvous ended."""
     rank, host = int(os.environ["RANK"]), socket.gethostname()
     try:
         store.add("came", 1)
@@ -163,10 +134,13 @@ def attend(store: Store, started: float, limit_s: float) -> Meeting:
         if outcome["failure"]:
             store.add("read", 1)
             return Meeting(store, Failure(*outcome["failure"]))
-        return Meeting(store, None, Watch.of_other_rank(rank, *outcome["watch"]))
+        return Meeting(store, None, WatchOfWorker(rank, *outcome["watch"]))
     except (RuntimeError, OSError) as error:
         why = f"rank 0 left while the ranks met: {str(error).splitlines()[0]}"
         return Meeting(None, Failure(why, 1, rank, host))
+
+
+# ---- What keeps ranks from working together -------------------------------------------------------------------------
 
 
 def first_problem(facts: Mapping[int, dict], world_size: int, limit_s: float) -> Failure | None:
@@ -219,189 +193,10 @@ def shared_gpu(facts: Mapping[int, dict]) -> Failure | None:
     return None
 
 
-# ---- While they train ----------------------------------------------------------------------------------------------
-
-
-class Watch(threading.Thread):
-    """Knows when another rank has failed or died: rank 0 hears it from each, the others from rank 0.
-
-    Messages are lines of JSON: [token, rank] at first, then a Failure, or null from a rank that has finished.
-    """
-
-    def __init__(self, rank: int, hosts: Mapping[int, str], token: str, listener: socket.socket | None = None):
-        super().__init__(daemon=True, name="watch of the ranks")
-        self.rank, self.hosts, self.token, self.listener = rank, hosts, token, listener
-        self.failure: Failure | None = None  # the first that this rank has heard of, or its own
-        self.rank_0_is_lost = False
-        self.when_stuck: Callable[[Failure], None] | None = None  # ends a process whose main thread does not
-        self._selector = selectors.DefaultSelector()
-        self._peers: dict[int, socket.socket] = {}
-        self._introduced, self._finished = {rank}, set[int]()
-        self._lock = threading.RLock()
-        self._failed, self._main_thread_knows = threading.Event(), threading.Event()
-
-    @classmethod
-    def of_rank_0(cls, hosts: Mapping[int, str]) -> Watch:
-        family = socket.getaddrinfo(os.environ["MASTER_ADDR"], None, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server(("", 0), family=family, backlog=len(hosts))
-        watch = cls(0, hosts, secrets.token_hex(8), listener)
-        watch._selector.register(listener, selectors.EVENT_READ, None)
-        watch.start()
-        return watch
-
-    @classmethod
-    def of_other_rank(cls, rank: int, port: int, token: str, host: str) -> Watch:
-        """Raises OSError if rank 0 cannot be reached."""
-        connection = socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=LEAVING_S)
-        watch = cls(rank, {0: host, rank: socket.gethostname()}, token)
-        watch._add(connection, 0)
-        watch._send(0, [token, rank])
-        watch.start()
-        return watch
-
-    @property
-    def address(self) -> tuple[int, str, str]:
-        """What other ranks need for of_other_rank()."""
-        return self.listener.getsockname()[1], self.token, self.hosts[0]
-
-    def _add(self, connection: socket.socket, rank: int | None = None) -> None:
-        """rank None: it has yet to say who it is."""
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEP_ALIVE.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        if rank is not None:
-            self._peers[rank] = connection
-        self._selector.register(connection, selectors.EVENT_READ, [rank, b""])
-
-    def _send(self, rank: int, message) -> bool:
-        with contextlib.suppress(OSError, KeyError):  # gone meanwhile
-            self._peers[rank].sendall((json.dumps(message) + "\n").encode())
-            return True
-        return False
-
-    # ---- What the thread does ----
-
-    def run(self) -> None:
-        absent_after, stuck_after = time.monotonic() + MEETING_S, None
-        while self._selector.get_map():
-            for key, _ in self._selector.select(0.2):
-                if key.fileobj is self.listener:
-                    self._add(self.listener.accept()[0])
-                else:
-                    self._read(key.fileobj, key.data)
-            absent = self.hosts.keys() - self._introduced if self.listener else ()
-            if absent and time.monotonic() > absent_after:
-                self._hear(Failure("ended before the first step", 1, min(absent), self.hosts[min(absent)]))
-            if self.failure and stuck_after is None:
-                stuck_after = time.monotonic() + STUCK_S
-                if self.failure.rank != self.rank:
-                    abort_collectives()
-            if stuck_after and time.monotonic() > stuck_after and not self._main_thread_knows.is_set():
-                self._main_thread_knows.set()
-                if self.when_stuck:
-                    self.when_stuck(self.failure)
-
-    def _read(self, connection: socket.socket, state: list) -> None:
-        """state: the rank at the other end and the beginning of a line."""
-        rank, unread = state
-        try:
-            received = connection.recv(65536)
-        except OSError:  # such as keep-alive probes without an answer
-            received = b""
-        *lines, state[1] = (unread + received).split(b"\n")
-        stranger = False
-        if rank is None and lines:
-            rank = state[0] = self._introduced_by(lines.pop(0), connection)
-            stranger = rank is None
-        if stranger or not received:
-            self._drop(connection, rank)
-            return
-        for line in lines:
-            message = json.loads(line)
-            if message is None:
-                self._finished.add(rank)
-            else:
-                self._hear(Failure(*message))
-
-    def _introduced_by(self, line: bytes, connection: socket.socket) -> int | None:
-        """The rank that sends this first line, and hears of a failure if it is late; None if it is somebody else's."""
-        with contextlib.suppress(ValueError, TypeError):
-            token, rank = json.loads(line)
-            if secrets.compare_digest(token, self.token) and rank in self.hosts:
-                with self._lock:
-                    self._introduced.add(rank)
-                    self._peers[rank] = connection
-                    if self.failure:
-                        self._send(rank, self.failure)
-                return rank
-        return None
-
-    def _drop(self, connection: socket.socket, rank: int | None) -> None:
-        self._selector.unregister(connection)
-        connection.close()
-        if rank is None:
-            return
-        del self._peers[rank]
-        if rank not in self._finished:
-            self.rank_0_is_lost |= rank == 0
-            what = "ended without a message: it was killed or crashed, or its node was lost"
-            self._hear(Failure(what, 1, rank, self.hosts[rank]))
-
-    def _hear(self, failure: Failure) -> None:
-        """The first failure counts; rank 0 passes it on."""
-        with self._lock:
-            if self.failure is None:
-                self.failure = failure
-                for rank in tuple(self._peers) if self.rank == 0 else ():
-                    self._send(rank, failure)
-                self._failed.set()
-
-    # ---- What the main thread does ----
-
-    def failure_of_another(self, wait_s: float = 0.0) -> Failure | None:
-        self._failed.wait(wait_s)
-        found = self.failure if self.failure and self.failure.rank != self.rank else None
-        if found:
-            self._main_thread_knows.set()
-        return found
-
-    def tell(self, line: str, exit_code: int) -> None:
-        """Let the other ranks know that this one has failed."""
-        failure = Failure(line, exit_code, self.rank, self.hosts[self.rank])
-        self._hear(failure)
-        self._main_thread_knows.set()
-        if self.rank != 0 and not self._send(0, failure):
-            self.rank_0_is_lost = True
-
-    def stop_ending_stuck(self) -> None:
-        """No collective follows, so the main thread cannot be stuck in one."""
-        self._main_thread_knows.set()
-
-    def finish(self) -> None:
-        """This rank is done; rank 0 waits a moment for the others, which may still fail."""
-        if self.rank == 0:
-            done = lambda: self._failed.is_set() or self._finished >= {*self._peers}  # noqa: E731
-            wait_until(done, time.monotonic() + LEAVING_S)
-        for rank in tuple(self._peers):
-            self._send(rank, None)
-
-
-def abort_collectives() -> None:
-    """Make those fail that wait for a rank that will not come; older versions of PyTorch cannot."""
-    from torch.distributed import group
-
-    world = group.WORLD
-    if world is not None and hasattr(world, "abort"):
-        with contextlib.suppress(RuntimeError):
-            world.abort()
-
-
 # ---- How a process of the run ends ---------------------------------------------------------------------------------
 
 
-def watch_of_run() -> Watch | None:
+def watch_of_run() -> FailureWatch | None:
     """None: there is one rank, or they have not met."""
     return _meeting and _meeting.watch
 
@@ -419,7 +214,7 @@ def conclude(failure: Failure | None) -> tuple[str | None, int]:
     that none waits for one that has left.
     """
     if world_size_of_run() > 1 and _meeting is None:
-        failure = meet({}, failure).failure
+        failure = rendezvous({}, failure).failure
     if failure is None:
         return None, 0
     if _meeting is None:

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,7 +31,36 @@ def begin_command() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda received, frame: os._exit(128 + received))
     os.environ.update(slurm_ranks(os.environ))
+    if problem := problem_of_ranks(os.environ):
+        print(f"{Path(sys.argv[0]).name}: error: {problem}", file=sys.stderr)
+        sys.exit(2)
     os.environ |= default_variables()
+
+
+def problem_of_ranks(environ: Mapping[str, str]) -> str | None:
+    """Why torchrun's variables do not say which rank of how many this process is, and where they meet; None: they do,
+    or this process is the only one."""
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        if not environ.get(name, "1").isdecimal():
+            return f"{name}={environ[name]}: is not a number"
+    world_size = environ.get("WORLD_SIZE", "1")
+    if world_size == "1":
+        return None
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environ]:
+        listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+        line = f"WORLD_SIZE={world_size}, but {listed} {'are' if len(missing) > 1 else 'is'} not set"
+        return f"{line}; start ranks with torchrun or srun, or unset WORLD_SIZE"
+    if int(environ["RANK"]) >= int(world_size):
+        return f"RANK={environ['RANK']}: there is no such rank of WORLD_SIZE={world_size}"
+    port = environ["MASTER_PORT"]
+    if not (port.isdecimal() and 0 < int(port) < 2**16):
+        return f"MASTER_PORT={port}: is not the number of a port"
+    limit = environ.get("TINY_LLAMA_RANKS_TIMEOUT", "0")
+    try:
+        float(limit)
+    except ValueError:
+        return f"TINY_LLAMA_RANKS_TIMEOUT={limit}: is not a number of seconds"
+    return None
 
 
 def default_variables() -> dict[str, str]:
