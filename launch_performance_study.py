@@ -67,7 +67,7 @@ def main() -> None:
     say(f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})", f"Results: {folder}/")
     if analysis := read_document(folder / "operator_analysis.json"):
         from analysis.commands.analyze_traces import PAGE
-        from analysis.diagnosis.document import profile_answer
+        from analysis.diagnosis.text import profile_answer
 
         say("", *profile_answer(analysis, f"{report}; {PAGE}" if report else PAGE, ANSWER_LINES - 1))
     else:

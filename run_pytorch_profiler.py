@@ -96,7 +96,7 @@ def analyze(args: argparse.Namespace) -> None:
 
 def train_and_explain(args: argparse.Namespace, report: bool) -> None:
     from analysis.commands.analyze_traces import PAGE, report_in
-    from analysis.diagnosis.document import profile_answer, profile_lines
+    from analysis.diagnosis.text import profile_answer, profile_lines
     from harness.base.console import is_first_rank, say
     from harness.base.documents import read_document
     from harness.base.errors import UserError

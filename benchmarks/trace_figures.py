@@ -21,7 +21,7 @@ from harness.run.startup import begin_command, run_command
 if __name__ == "__main__":
     begin_command()
 
-from analysis.diagnosis.document import analyze_all
+from analysis.diagnosis.ranks import analyze_all
 from analysis.diagnosis.stragglers import straggler_text
 from harness.base.console import say
 from harness.base.errors import UserError

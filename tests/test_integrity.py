@@ -21,7 +21,8 @@ from traces import (
 )
 
 from analysis.commands.analyze_traces import missing_from
-from analysis.diagnosis.document import analyze_all, head_lines, profile_answer, profile_lines
+from analysis.diagnosis.ranks import analyze_all
+from analysis.diagnosis.text import head_lines, profile_answer, profile_lines
 from analysis.report.figures import gpu_figure, plain_text
 from analysis.report.sections import FILES, page
 from analysis.trace.tables import read_trace

@@ -5,8 +5,10 @@ import json
 import pytest
 from traces import SMALL, event, on_gpu, real_path, step, write_trace
 
-from analysis.diagnosis.document import analyze_all, find_traces, profile_lines
+from analysis.diagnosis.ranks import analyze_all
 from analysis.diagnosis.stragglers import straggler_text
+from analysis.diagnosis.text import profile_lines
+from analysis.trace.folder import find_traces
 
 
 def rank_events(rank, clock, late):

@@ -22,7 +22,8 @@ from traces import (
 )
 
 from analysis.attribution.gpu_time import IDLE_COLUMNS
-from analysis.diagnosis.document import analyze_all, head_lines, trust_text
+from analysis.diagnosis.ranks import analyze_all
+from analysis.diagnosis.text import head_lines, trust_text
 from analysis.diagnosis.verdict import ran_here, ridge_of
 from analysis.hardware import described, rows_named
 from analysis.hardware.datasheets import DATASHEETS

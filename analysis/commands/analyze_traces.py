@@ -6,15 +6,11 @@ import contextlib
 import re
 from pathlib import Path
 
-from analysis.diagnosis.document import (
-    add_prediction,
-    analyze_all,
-    find_traces,
-    profile_answer,
-    profile_lines,
-    verdict_text,
-)
+from analysis.diagnosis.document import add_prediction
+from analysis.diagnosis.ranks import analyze_all
+from analysis.diagnosis.text import profile_answer, profile_lines, verdict_text
 from analysis.hardware import described, rows_named
+from analysis.trace.folder import find_traces
 from analysis.trace.shrink import check_slim, write_slim
 from analysis.trust.missing_from_trace import missing_lines
 from harness.base.console import say

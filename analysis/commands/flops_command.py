@@ -9,9 +9,9 @@ from pathlib import Path
 
 from analysis.attribution.components import folded_names
 from analysis.commands.analyze_traces import report_in
-from analysis.diagnosis.document import verdict_text
 from analysis.diagnosis.opportunities import best_three
 from analysis.diagnosis.roofline import by_time, roofline, roofline_lines
+from analysis.diagnosis.text import verdict_text
 from analysis.report.roofline_figure import draw_roofline
 from analysis.work.bytes_moved import computational_intensity, intensity_lines
 from analysis.work.flop_counts import agreement_text, counters_in, detail_lines

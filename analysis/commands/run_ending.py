@@ -52,7 +52,7 @@ def last_lines(args: argparse.Namespace) -> list[str]:
     if traced is None or not is_first_rank():
         return [next_step(args)]
     from analysis.commands.analyze_traces import PAGE  # pandas takes long to import
-    from analysis.diagnosis.document import profile_answer
+    from analysis.diagnosis.text import profile_answer
 
     read_on = f"{PAGE}; --profile-operators --verbose prints the tables"
     return ["", *profile_answer(traced, read_on, ANSWER_LINES - 1), next_step(args)]

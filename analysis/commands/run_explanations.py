@@ -56,7 +56,9 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     name = "operator_analysis.json"
     try:
         from analysis.attribution.operators import operators_by_name
-        from analysis.diagnosis.document import add_prediction, analyze_all, profile_lines
+        from analysis.diagnosis.document import add_prediction
+        from analysis.diagnosis.ranks import analyze_all
+        from analysis.diagnosis.text import profile_lines
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
     path = report.measurements.instruments.trace.path

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.hardware.mfu import mfu_percent
+from analysis.trace.folder import find_traces
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import may_be_trace
@@ -80,8 +81,6 @@ def read_run(path: Path, name: str) -> Run:
     if summary is None and analysis:
         summary = summary_of_trace(analysis)
     if summary is None and any(may_be_trace(file.name) for file in path.iterdir()):
-        from analysis.diagnosis.document import find_traces
-
         return run_of_trace(find_traces(path)[0], path, name)
     if summary is None or "exclusion_reason" not in summary.get("steps", {}):
         raise UserError(f"{path}: neither performance_summary.json of a run nor a trace in it")
@@ -89,7 +88,7 @@ def read_run(path: Path, name: str) -> Run:
 
 
 def run_of_trace(trace: Path, path: Path, name: str) -> Run:
-    from analysis.diagnosis.document import analyze_all  # pandas is slow to load, and runs are compared without it
+    from analysis.diagnosis.ranks import analyze_all  # pandas is slow to load, and runs are compared without it
 
     analyses, refused = analyze_all([trace])
     if refused:

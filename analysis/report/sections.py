@@ -15,11 +15,11 @@ from analysis.attribution.components import CLASS_COLUMNS, breakdown_rows, compo
 from analysis.attribution.critical_path import PATH_COLUMNS, path_title
 from analysis.attribution.gpu_time import IDLE_COLUMNS, STREAM_COLUMNS, stream_rows
 from analysis.attribution.operators import KERNEL_COLUMNS, operator_columns
-from analysis.diagnosis.document import gpu_facts, steps_text, trust_text, verdict_text
 from analysis.diagnosis.opportunities import NOT_HERE_COLUMNS, OPPORTUNITY_COLUMNS, best_three
 from analysis.diagnosis.roofline import POINT_COLUMNS, roofline_rows
 from analysis.diagnosis.shape_rates import DURATION_COLUMNS, RATE_COLUMNS
 from analysis.diagnosis.stragglers import rank_columns, rank_units, straggler_text
+from analysis.diagnosis.text import gpu_facts, steps_text, trust_text, verdict_text
 from analysis.report.palette import color_of
 from analysis.trust.integrity import disturbance_text, overhead_text
 from analysis.work.memory_tables import memory_tables, place_of_peak, prediction_text

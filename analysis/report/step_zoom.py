@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.gpu_time import is_communication
+from analysis.diagnosis.timelines import window_of_step
 from analysis.report.palette import GRAY, color_of
 from analysis.trace.links import AttributedLinks, median_step
 
@@ -24,12 +25,9 @@ def step_events(links: AttributedLinks, number: int | None = None, window: tuple
     number: of the step, by default that of median duration.  window: by default the whole step with its work on the
     GPU.  In each row, `name` and `part` are numbers in the lists of those names.
     """
-    steps, gpu = links.steps, links.gpu
-    numbers = steps["number"].tolist()
+    numbers = links.steps["number"].tolist()
     which = numbers.index(number) if number in numbers else median_step(links)
-    first, last = float(steps["start"].iloc[which]), float(steps["end"].iloc[which])
-    if (of_step := (gpu["step"] == which).to_numpy()).any():
-        last = max(last, float(gpu.loc[of_step, "end"].max()))
+    first, last = window_of_step(links, which)
     start, end = (first, last) if window is None else (first + 1e3 * edge for edge in window)
     events = all_events(links)
     events = events[((events["end"] > start) & (events["start"] < end)).to_numpy()]

@@ -22,10 +22,12 @@ from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
 from analysis.comparison.parts import KINDS, compare_profiles
 from analysis.comparison.text import change_sections
-from analysis.diagnosis.document import analyze_all, in_order_of_ranks, note_missing_ranks, operator_analysis
+from analysis.diagnosis.document import operator_analysis
+from analysis.diagnosis.ranks import analyze_all, note_missing_ranks
 from analysis.report.charts import charts, comparison_chart
 from analysis.report.sections import comparison_page, documents_in, page
 from analysis.report.step_zoom import step_events
+from analysis.trace.folder import in_order_of_ranks
 from analysis.trace.links import AttributedLinks, link
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import summary_beside

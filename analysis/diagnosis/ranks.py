@@ -1,0 +1,117 @@
+"""What do the traces of a run show together?  operator_analysis.json of each; those of several ranks are compared."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from analysis.attribution.collectives import collective_rows, communication_of_steps
+from analysis.attribution.components import attribute
+from analysis.attribution.graph_replays import with_replayed_operators
+from analysis.diagnosis.document import NO_COLLECTIVES, is_beside, operator_analysis
+from analysis.diagnosis.stragglers import Rank, compare_ranks, not_of_one_run, rank_facts
+from analysis.trace.links import link
+from analysis.trace.tables import Trace, read_trace
+from analysis.trust.integrity import summary_beside
+from analysis.trust.missing_from_trace import RANKS
+from harness.base.console import progress_bar
+from harness.base.errors import UserError
+from harness.base.files import explain_nulls_recursively
+
+MISSING_RANKS_NAMED = 1000  # at most
+RANK_REASONS = {
+    "mean_step_ms": "the trace has no ProfilerStep marks",
+    "gpu_busy_ms": "the trace has no GPU events",
+    "peak_memory_mb": "no memory events in the trace (profile_memory)",
+    **dict.fromkeys(("exposed_comm_ms", "waiting_ms"), NO_COLLECTIVES),
+}
+
+
+def analyze_all(
+    paths: list[Path], summary: dict | None = None, reading: dict | None = None, **device
+) -> tuple[list[tuple[Path, dict]], list[UserError]]:
+    """Each readable trace with its operator_analysis.json, and the errors of the others.
+
+    summary is the performance_summary.json of the run; without it, the one beside each trace is used.  reading: options
+    of read_trace().  device: target and peak of each Trace.  If the traces are those of several ranks of one run, each
+    document contains the comparison of the ranks.
+    """
+    analyses: list[tuple[Path, dict]] = []
+    refused: list[UserError] = []
+    facts: list[Rank] = []
+    runs: list[dict | None] = []
+    captures: set[Path] = set()
+    for trace in traces_of(paths, reading or {}, refused):
+        trace = with_replayed_operators(replace(trace, **device))
+        links = attribute(link(trace))
+        runs.append(summary or summary_beside(trace.path))
+        analyses.append((trace.path, operator_analysis(links, runs[-1])))
+        facts.append(rank_facts(links))
+        captures |= trace.replayed.files if trace.replayed else set()
+    # A trace of captures tells of the graphs of the others, and is no rank of its own.
+    keep = [path not in captures or one["integrity"]["graph_events"] > 0 for path, one in analyses]
+    analyses, facts, runs = ([*itertools.compress(one, keep)] for one in (analyses, facts, runs))
+    documents = [document for _, document in analyses]
+    apart = not_of_one_run(facts)
+    for document, rank in zip(documents, facts, strict=True):
+        note_missing_ranks(document["integrity"], {rank.rank} if apart else {other.rank for other in facts})
+        if apart and len(facts) > 1:
+            document["integrity"]["not_compared"] = apart
+            document["integrity"]["notes"].append(f"the {len(facts)} traces are not compared: {apart}")
+    if not apart and len(facts) > 1:
+        add_comparison(documents, facts, runs[0])
+    return analyses, refused
+
+
+def traces_of(paths: list[Path], reading: dict, refused: list[UserError]) -> Iterator[Trace]:
+    """The trace in each file, or those of the ranks that were merged into it.  refused: takes why others cannot."""
+    for path in progress_bar("Reading traces", paths):
+        try:
+            yield (first := read_trace(path, **reading))
+            for rank in first.ranks_in_file:
+                if rank != first.rank:
+                    yield read_trace(path, **reading, rank=rank)
+        except UserError as error:
+            refused.append(error)
+
+
+def add_comparison(documents: list[dict], facts: list[Rank], run: dict | None) -> None:
+    """`ranks` of every document, the same in all, and in each how far its collectives were waiting for other ranks.
+
+    run: performance_summary.json of the run, which has the memory of every rank.
+    """
+    peaks = {one["rank"]: one["peak_memory_mb"] for one in (run or {}).get("ranks", [])}
+    documents, facts = zip(*sorted(zip(documents, facts, strict=True), key=lambda pair: pair[1].rank), strict=True)
+    comparison = compare_ranks(facts)
+    waiting = comparison.waiting_us or [None] * len(facts)
+    for document, one, us, row in zip(documents, facts, waiting, comparison.document["rows"], strict=True):
+        rows, steps = collective_rows(one.found, us, comparison.why), document["attribution"]["steps"]
+        document["collectives"] = rows
+        if communication := communication_of_steps(one.found, rows, steps):
+            kept = {name: document["communication"][name] for name in document["communication"] if is_beside(name)}
+            document["communication"] = communication | kept
+        row |= rank_row(document, peaks.get(one.rank))
+    for document in documents:
+        document["ranks"] = explain_nulls_recursively(comparison.document, RANK_REASONS)
+
+
+def rank_row(document: dict, peak_mb: float | None) -> dict:
+    """What the comparison of ranks shows of each one's own analysis; times per step.  peak_mb: as the run measured."""
+    about, memory = document["communication"], document["memory"]
+    out = {"bound": document["verdict"]["bound"], "ms_per_step": document["attribution"]["ms_per_step"]}
+    out["peak_memory_mb"] = memory["peak_mb"] if peak_mb is None else peak_mb
+    out |= {"exposed_comm_ms": about and about["exposed_ms"], "waiting_ms": about and about["waiting_ms"]}
+    known = {"waiting_ms_reason": about["waiting_ms_reason"]} if about and about["waiting_ms"] is None else {}
+    return out | known
+
+
+def note_missing_ranks(trust: dict, present: Collection[int]) -> None:
+    world_size = trust["world_size"] or 1
+    n = world_size - len(present)
+    missing = (rank for rank in range(world_size if n > 0 else 0) if rank not in present)
+    trust["ranks_missing"] = list(itertools.islice(missing, MISSING_RANKS_NAMED))
+    if trust["ranks_missing"]:
+        trust["not_recorded"].append(RANKS._asdict())
+        trust["notes"].append(f"no traces of {n} of {world_size} ranks: a straggler among them would not be noticed")
