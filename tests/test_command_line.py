@@ -1,6 +1,7 @@
 """Flags, aliases, and every way to get them wrong."""
 
 import re
+from dataclasses import fields
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from helpers import PROJECT
 
 import tiny_llama_v1 as tiny_llama
 from harness.machine import devices
+from harness.run.flag_combinations import PredictionConfig, only_predicted
 
 
 def resolved(*flags: str):
@@ -130,6 +132,11 @@ def test_wrong_arguments_are_one_line_and_exit_2(train, tmp_path, flags):
     assert err.count("\n") == 1
     assert WRONG[flags] in err
     assert set(tmp_path.iterdir()) == before
+
+
+def test_every_flag_of_a_prediction_requires_a_dry_run():
+    for one in fields(PredictionConfig):
+        assert only_predicted({one.name: 1}) == [f"--{one.name.replace('_', '-')}"]
 
 
 def test_tf32_needs_a_gpu(train, tmp_path):
