@@ -17,11 +17,11 @@ from helpers import PROJECT
 from test_report import HOSTILE
 from traces import SMALL, attributed, event, on_gpu, step, trace_of, write_trace
 
-from analysis.report import step_zoom as step_events_module
+from analysis.report import step_zoom
 from analysis.report import tab as tab_module
 from analysis.report.charts import breakdown_chart
-from analysis.report.step_zoom import DEPTH, rows_of, step_events
-from analysis.report.tab import Tab, answer, runs_in
+from analysis.report.step_zoom import DEPTH, rows_of, zoomed_step
+from analysis.report.tab import Tab, answer_request, runs_in
 from harness.base.errors import UserError
 from harness.base.text import told_apart
 from harness.machine.setup_checks import TAB
@@ -62,7 +62,7 @@ def test_log_directories_with_names(logdir):
     assert [tab.folder(run) for run in ("a", "b/one", ".")] == [logdir / "one", logdir / "one", logdir / "two"]
     assert tab.page("b/two")["traces"] == ["trace_1.json", "trace_2.json"]
     for run in ("c", "a/../two", "b/../../x", "/"):
-        assert "no such run in" in answer(tab, {"route": "page", "parameters": {"run": run}})["error"]
+        assert "no such run in" in answer_request(tab, {"route": "page", "parameters": {"run": run}})["error"]
 
 
 def test_a_trace_is_read_where_nothing_was_written(logdir):
@@ -124,7 +124,7 @@ def test_how_far_reading_is(logdir, monkeypatch):
 def test_what_cannot_be_shown_is_a_line(logdir, parameters, words):
     (logdir / "three").mkdir()
     (logdir / "three" / "operator_analysis.json").write_text('{"schema_version": 1}')
-    error = answer(Tab(("", logdir)), {"route": "page", "parameters": parameters})["error"]
+    error = answer_request(Tab(("", logdir)), {"route": "page", "parameters": parameters})["error"]
     assert words in error
     assert "\n" not in error
 
@@ -167,7 +167,7 @@ def test_the_timeline_of_a_step(tmp_path):
     communication = event("allreduce", 60, 20, thread=2)
     events = [step(1, 0, 100), step(2, 100, 80), event("aten::linear", 10, 40), event("aten::mm", 15, 30)]
     events += [*on_gpu("gemm", 20, 30, 70, 1), *on_gpu(REDUCE, 62, 65, 20, 2, stream=9, operator=communication)]
-    found = step_events(attributed(trace_of(tmp_path, *events)), number=1)
+    found = zoomed_step(attributed(trace_of(tmp_path, *events)), number=1)
     assert (found["steps"], found["step"], found["window_ms"], found["left_out"]) == ([1, 2], 1, [0.0, 0.1], 0)
     lanes = [row["lane"] for row in found["rows"] if row["lane"]]
     assert lanes == ["host", "host thread 1", "GPU 0 stream 7", "GPU 0 stream 9, communication"]
@@ -179,11 +179,11 @@ def test_the_timeline_of_a_step(tmp_path):
 
 
 def test_a_window_shows_what_the_whole_step_leaves_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_events_module, "MOST", 5)
+    monkeypatch.setattr(step_zoom, "MOST", 5)
     links = attributed(trace_of(tmp_path, step(1, 0, 1000), *(event("aten::add", 10 * i, 5) for i in range(90))))
-    whole = step_events(links)
+    whole = zoomed_step(links)
     assert (len(whole["rows"][1]["ms"]), whole["left_out"]) == (4, 86)
-    window = step_events(links, 1, (0.0, 0.02))
+    window = zoomed_step(links, 1, (0.0, 0.02))
     assert (window["rows"][1]["start_ms"], window["left_out"]) == ([0.0, 0.01], 0)
 
 

@@ -19,7 +19,6 @@ import run_memory_study
 import run_pytorch_profiler
 import run_training_benchmark
 import tiny_llama_v1 as tiny_llama
-from analysis.attribution.components import folded_names
 from analysis.commands.flops_command import by_module
 from analysis.prediction.document import predict
 from analysis.prediction.memory import peak_bytes, predicted_memory
@@ -27,8 +26,9 @@ from analysis.prediction.text import prediction_lines
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import IN_THE_FILE, USED, UserWorkload, examined, hides_tokens, on_fake_tensors
 from harness.base.errors import UserError
+from harness.base.layer_names import folded_names, part_of
 from harness.instruments.compilation import Compilation
-from harness.instruments.memory_timeline import MemoryTimeline, layer_and_part
+from harness.instruments.memory_timeline import MemoryTimeline
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.model.user_file import UserFile
@@ -355,8 +355,8 @@ def test_repeated_blocks_are_folded():
     assert found["model.h.11.mlp.1"] == "12 x model.h.*.mlp.1"
     assert found["layers.3.attention.scores"] == "attention.scores"
     assert [found[name] for name in ("net.0", "net.1.conv", "head")] == ["net.0", "net.1.conv", "head"]
-    assert layer_and_part("model.h.3.attn") == (3, "model.h.*.attn")
-    assert layer_and_part("layers.3.attention.scores") == (3, "attention.scores")
+    assert part_of("model.h.3.attn") == (3, "model.h.*.attn")
+    assert part_of("layers.3.attention.scores") == (3, "attention.scores")
 
 
 class Scores(nn.Module):

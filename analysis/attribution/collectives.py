@@ -15,20 +15,29 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.components import most_frequent, nearest
 from analysis.attribution.gpu_time import Intervals, by_class, covered_until, exclusive_us, is_communication, union
-from analysis.trace.links import ANNOTATION, OPERATOR, AttributedLinks, first_row_of, once, step_at
-from analysis.trace.tables import Trace, by_name, where_name
+from analysis.trace.links import (
+    ANNOTATION,
+    OPERATOR,
+    AttributedLinks,
+    cached_on_links,
+    first_row_of,
+    nearest_marked_ancestor,
+    nearest_marked_caller,
+    step_at,
+)
+from analysis.trace.tables import Trace, by_name, most_frequent, take_or, take_or_none, where_name
 from analysis.vocabulary.operators import BYTES_OF
 from analysis.work.sent_bytes import sent_share
 from harness.base.files import explain_nulls
+from harness.base.layer_names import starred
 from harness.base.tables import Column, column
 from harness.base.text import count_of, narrow_table
 from harness.base.units import MB
 from harness.instruments.phases import PHASES
 
 # Kinds by the letters of a name: of an operator, of a range, or of a kernel such as ncclDevKernel_AllReduce_Sum_f32.
-KINDS = {
+KIND_OF_LETTERS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
     "reducescatter": "reduce_scatter",
@@ -49,7 +58,6 @@ ENQUEUES = re.compile(r"^(nccl|rccl):")  # ranges that end once the kernel is en
 FSDP_RANGE = re.compile(r"^FSDP::\w+(?: \((.+)\))?$")  # names the module whose parameters or gradients are sent
 FSDP_ROOT = "outside of units"  # what no inner module gathers
 TENSORS = {*BYTES_OF, "TensorList", "GenericList"}  # types of inputs that are tensors, or lists of them
-LAYER_NUMBER = re.compile(r"\.\d+")
 ONE_TRACE = "needs the traces of all ranks"
 OF_CALLS = "kind group group_size ranks component bytes".split()
 EVENT_COLUMNS = [*OF_CALLS, *"phase start end step calls".split()]
@@ -57,7 +65,7 @@ EVENT_COLUMNS = [*OF_CALLS, *"phase start end step calls".split()]
 
 def collective_kind(name: str) -> str:
     letters = re.sub("[^a-z]", "", name.lower())
-    return next((kind for spelled, kind in KINDS.items() if spelled in letters), UNKNOWN)
+    return next((kind for spelled, kind in KIND_OF_LETTERS.items() if spelled in letters), UNKNOWN)
 
 
 @dataclass
@@ -85,7 +93,7 @@ class Collectives:
         return out
 
 
-@once
+@cached_on_links
 def collectives_of(links: AttributedLinks) -> Collectives:
     """The collectives of a trace: those on the GPU if it has any, else those of the host."""
     calls, call_of = host_calls(links)
@@ -135,14 +143,14 @@ def calls_of_rows(host: pd.DataFrame, note_rows: np.ndarray, signatures: list) -
     marked = is_range | (where_name(host, starts_collective) & is_operator)
     marked[note_rows] = True
     parent = host["parent"].to_numpy()
-    outermost = marked & ((parent < 0) | (nearest(parent, marked)[parent] < 0))
-    call_of = nearest(parent, outermost)
+    outermost = marked & (nearest_marked_caller(parent, marked) < 0)
+    call_of = nearest_marked_ancestor(parent, outermost)
     has_range = np.isin(np.arange(len(host)), call_of[is_range & ~outermost])
     ranges, operators = (np.flatnonzero(outermost & which) for which in (is_range, is_operator & ~has_range))
-    stands_for = np.append(np.arange(len(host)), -1)
+    stands_for = np.arange(len(host))
     for row, operator in issued_by(host, ranges, operators, signatures).items():
         stands_for[row] = operator
-    return marked, stands_for[call_of]
+    return marked, take_or(stands_for, call_of, -1)
 
 
 def starts_collective(name: str) -> bool:
@@ -206,13 +214,14 @@ def phases_of_calls(links: AttributedLinks, rows: np.ndarray) -> np.ndarray:
     named = where_name(host, lambda name: name in PHASES) & (host["kind"] == ANNOTATION).to_numpy()
     phase = host["phase"].to_numpy(object)[rows].copy()
     if named.any():
-        phase[(nearest(host["parent"].to_numpy(), named)[rows] < 0) & (host["node"].to_numpy()[rows] < 0)] = None
+        in_no_phase = nearest_marked_ancestor(host["parent"].to_numpy(), named)[rows] < 0
+        phase[in_no_phase & (host["node"].to_numpy()[rows] < 0)] = None
     return phase
 
 
 def unit_name(name: str) -> str:
     """'layers.*' of 'FSDP::all_gather (layers.3)'"""
-    return LAYER_NUMBER.sub(".*", FSDP_RANGE.match(name)[1] or FSDP_ROOT)
+    return starred(FSDP_RANGE.match(name)[1] or FSDP_ROOT, whole_layers=True)
 
 
 def components_of_calls(host: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
@@ -220,7 +229,7 @@ def components_of_calls(host: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
     unit = where_name(host, FSDP_RANGE.match)
     names = host["component"].to_numpy(object).copy()
     names[unit] = by_name(host["name"][unit], unit_name)
-    named = nearest(host["parent"].to_numpy(), unit)[rows]
+    named = nearest_marked_ancestor(host["parent"].to_numpy(), unit)[rows]
     return np.where(named >= 0, names[named], names[rows])
 
 
@@ -233,9 +242,10 @@ def on_gpu(
     """Communication kernels, each with its call; one whose call is not in the trace is a call of its own."""
     gpu = links.gpu[communicates]
     operator = gpu["operator"].to_numpy()
-    call = np.where(operator >= 0, call_of[operator], -1)
+    call = take_or(call_of, operator, -1)
+    row = calls.index.get_indexer(call)
     events = gpu[["start", "end", "step", "device", "stream"]].assign(
-        **{name: at_index(calls[name], call) for name in OF_CALLS},
+        **{name: take_or_none(calls[name], row) for name in OF_CALLS},
         phase=gpu["phase"],
     )
     of_kernel = by_name(gpu["name"], collective_kind)
@@ -253,7 +263,7 @@ def on_host(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray) ->
     lasts = where_name(host, lambda name: BACKEND_RANGE.match(name) and not ENQUEUES.match(name))
     is_range = lasts & (host["kind"] == ANNOTATION).to_numpy()
     parent = host["parent"].to_numpy()
-    rows = np.flatnonzero(is_range & ((parent < 0) | (nearest(parent, is_range)[parent] < 0)))
+    rows = np.flatnonzero(is_range & (nearest_marked_caller(parent, is_range) < 0))
     events = calls.loc[call_of[rows]].reset_index(drop=True)
     # A range that outlives its caller was cut at the caller's end: the trace has all of it.
     whole = links.trace.annotations["end"].to_numpy()
@@ -273,12 +283,6 @@ def computes(host: pd.DataFrame, call_of: np.ndarray) -> np.ndarray:
         calls_one[up] = True
         up = np.unique(up)
     return (host["kind"] == OPERATOR).to_numpy() & (call_of < 0) & ~calls_one
-
-
-def at_index(column: pd.Series, keys: np.ndarray) -> np.ndarray:
-    """The values of a column at these index labels; None where there is none."""
-    known = column.dropna().to_dict()
-    return np.array([*map(known.get, keys.tolist()), None], dtype=object)[:-1]
 
 
 def with_known_groups(events: pd.DataFrame, trace: Trace) -> pd.DataFrame:

@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import fields
 
 import numpy as np
 import pandas as pd
 
 from analysis.attribution.gpu_time import covered_until, exposed_us, is_communication, union
-from analysis.trace.links import ANNOTATION, MODULE, OPERATOR, AttributedLinks, Links, once, step_around
+from analysis.trace.links import (
+    ANNOTATION,
+    MODULE,
+    OPERATOR,
+    AttributedLinks,
+    Links,
+    cached_on_links,
+    nearest_marked_ancestor,
+    nearest_marked_caller,
+    step_around,
+)
 from analysis.trace.tables import MODULE as MODULE_PREFIX
-from analysis.trace.tables import STEP, by_name, where_name
+from analysis.trace.tables import STEP, by_name, most_frequent, take_or, take_or_none, where_name
 from analysis.vocabulary.operators import category, is_view_or_metadata_op, operator_class
+from harness.base.layer_names import folded_names
 from harness.base.tables import Column, column, sum_row
 from harness.base.text import count_of, narrow_table
 from harness.instruments.phases import PHASES
@@ -31,25 +41,12 @@ ACCUMULATE = BACKWARD + "torch::autograd::AccumulateGrad"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
 NEARLY_ALL = 0.9  # of what ran: one component with so much tells nothing of where the time goes
 BETWEEN = "between phases"
-LAYER = re.compile(r"layers\.\d+\.")
-NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")  # in the path of a module
 # Ranges that PyTorch itself opens: they may name the phase, but never a component of the model.
 _FRAMEWORK = re.compile(
     rf"{STEP}|Optimizer\.|enumerate\(|DistributedDataParallel|FullyShardedDataParallel|FSDP|nccl:|gloo:|c10d"
     r"|Torch-Compiled|TorchDynamo|CompiledF|## Call|AOT|PyTorch Profiler|Iteration"
 )
 _PHASE_OF = {"Optimizer.": "optimizer", "enumerate(": "data", "DistributedDataParallel": "forward"}
-
-
-def nearest(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """For each row the nearest marked one among itself and its callers, or -1."""
-    n = len(parent)
-    up = np.append(np.where(marked, np.arange(n), np.where(parent >= 0, parent, n)), n)
-    while True:
-        further = up[up]
-        if (further == up).all():
-            return np.where(up[:n] == n, -1, up[:n])
-        up = further
 
 
 def attribute(links: Links) -> AttributedLinks:
@@ -62,7 +59,7 @@ def attribute(links: Links) -> AttributedLinks:
     is_phase = where_name(host, lambda name: name in PHASES) & (kind == ANNOTATION)
     is_framework = where_name(host, _FRAMEWORK.match) & (kind == ANNOTATION)
     is_range = (kind == ANNOTATION) & ~is_phase & ~is_framework
-    node = nearest(parent, is_node)
+    node = nearest_marked_ancestor(parent, is_node)
     phase = phases_of(host, is_phase, is_framework, node)
     replayed, first_replayed = links.trace.replayed, links.first_replayed
     source = component_source(host, is_range, phase)
@@ -79,7 +76,7 @@ def attribute(links: Links) -> AttributedLinks:
         defines = np.zeros(len(host), bool)
 
     categories = by_name(names, category)
-    owner = nearest(parent, defines | is_node)
+    owner = nearest_marked_ancestor(parent, defines | is_node)
     forward = (owner >= 0) & ~is_node[owner]
     component = np.where(forward, labels[owner], None)
     if defines.any():
@@ -103,25 +100,6 @@ def attribute(links: Links) -> AttributedLinks:
     return AttributedLinks(**known | {"host": host, "gpu": gpu}, source=source)
 
 
-def folded_names(names: Iterable[str]) -> dict[str, str]:
-    """By name, what repeated blocks have in common: attention.scores for layers.3.attention.scores, 12 x h.*.attn for
-    h.0.attn to h.11.attn.
-
-    A number stands for a block if other names go on after it: the members of a plain nn.Sequential stay apart.
-    """
-    names = [*names]
-    blocks = {name[: at.end()] for name in names for at in NUMBER.finditer(name) if name[at.end() :]}
-
-    def folded(name: str) -> str:
-        if LAYER.match(name):
-            return LAYER.sub("", name)
-        return NUMBER.sub(lambda at: "*" if name[: at.end()] in blocks else at[0], name)
-
-    alike = Counter(folded(name) for name in names)
-    several = {one: f"{n} x {one}" for one, n in alike.items() if n > 1 and "*" in one}
-    return {name: several.get(one, name if "*" in one else one) for name in names for one in [folded(name)]}
-
-
 def backward_nodes(host: pd.DataFrame) -> np.ndarray:
     """Which host events are nodes of the backward pass; PyTorch 1.8 records them without the engine's call around."""
     is_operator = (host["kind"] == OPERATOR).to_numpy()
@@ -133,7 +111,7 @@ def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray
     """Ranges where they contain most of the forward operators, else modules where there are any, else kinds."""
     kind, own = host["kind"].to_numpy(), host["own_us"].to_numpy()
     forward = (kind == OPERATOR) & (phase == "forward")
-    in_ranges = own[forward & (nearest(host["parent"].to_numpy(), is_range) >= 0)].sum()
+    in_ranges = own[forward & (nearest_marked_ancestor(host["parent"].to_numpy(), is_range) >= 0)].sum()
     if in_ranges > 0 and in_ranges >= 0.5 * own[forward].sum():
         return NAMED_RANGES
     return MODULE_CALLS if (kind == MODULE).any() else OPERATOR_KINDS
@@ -142,7 +120,7 @@ def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray
 def module_labels(host: pd.DataFrame, is_module: np.ndarray) -> np.ndarray:
     """'BertOutput.Linear': the class of each module call, after that of the call around it."""
     rows, parent = np.flatnonzero(is_module), host["parent"].to_numpy()
-    above = np.where(parent[rows] >= 0, nearest(parent, is_module)[parent[rows]], -1)
+    above = nearest_marked_caller(parent, is_module)[rows]
     classes = by_name(host["name"], lambda name: name.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0])
     return np.where(above >= 0, classes[above] + "." + classes[rows], classes[rows])
 
@@ -184,13 +162,13 @@ def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray
     label[is_phase] = names[is_phase]
     for row in np.flatnonzero(is_framework):
         label[row] = next((phase for start, phase in _PHASE_OF.items() if names[row].startswith(start)), None)
-    named = nearest(parent, ~pd.isna(label))
+    named = nearest_marked_ancestor(parent, ~pd.isna(label))
     phase = np.where(named >= 0, label[named], None)
     # Data and optimizer ranges take precedence, unless a node runs within them, as in an optimizer's closure.
     in_node = (node >= 0) & (~np.isin(phase.astype(str), ("data", "optimizer")) | (node > named))
     phase[in_node] = "backward"
     numbered = (kind == OPERATOR) & (host["sequence"].to_numpy() >= 0)
-    forward = nearest(parent, (kind == MODULE) | numbered) >= 0
+    forward = nearest_marked_ancestor(parent, (kind == MODULE) | numbered) >= 0
     if (node < 0).all() or not numbered.any():
         forward |= kind == OPERATOR
     phase[pd.isna(phase) & forward] = "forward"
@@ -200,7 +178,7 @@ def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray
 def attributed_gpu(links: Links, host: pd.DataFrame, source: str) -> pd.DataFrame:
     """The GPU events with the component, phase and category of the operator that launched each."""
     gpu, operator = links.gpu, links.gpu["operator"].to_numpy()
-    linked = {name: at(host[name], operator) for name in ("component", "phase", "category")}
+    linked = {name: take_or_none(host[name], operator) for name in ("component", "phase", "category")}
     codes = gpu["name"].cat.codes.to_numpy()
     # A kernel without an operator takes the usual category of its name: MIOpen's transposes belong to convolutions.
     # But an optimizer's additions are not the only ones, and an operator of no known kind tells nothing.
@@ -219,22 +197,7 @@ def attributed_gpu(links: Links, host: pd.DataFrame, source: str) -> pd.DataFram
     return gpu.assign(**linked)
 
 
-def at(column: pd.Series, rows: np.ndarray) -> np.ndarray:
-    """The values of these rows; None for row -1, which stands for unknown."""
-    return np.append(column.to_numpy(object), None)[rows]
-
-
-def most_frequent(groups: np.ndarray, values: np.ndarray) -> dict:
-    """The most frequent known value of each group."""
-    known = pd.DataFrame({"group": groups, "value": values}).dropna()
-    if known.empty:
-        return {}
-    counts = known.groupby(["group", "value"], sort=False).size().reset_index(name="n")
-    top = counts.sort_values("n", kind="stable").drop_duplicates("group", keep="last")
-    return dict(zip(top["group"].tolist(), top["value"].tolist(), strict=True))
-
-
-@once
+@cached_on_links
 def step_events(links: AttributedLinks) -> tuple[pd.DataFrame, float]:
     """The events of the profiled steps (component, phase, category, us, operator, step), and the steps' time in us.
 
@@ -251,9 +214,9 @@ def step_events(links: AttributedLinks) -> tuple[pd.DataFrame, float]:
     return events, float((steps["end"] - steps["start"]).sum())
 
 
-def views_and_metadata(links: Links) -> np.ndarray:
-    """Which operators move no elements.  The True at the end, at index -1, is for events without an operator."""
-    return np.append(where_name(links.trace.operators, is_view_or_metadata_op), True)
+def views_and_metadata(links: Links, rows: np.ndarray) -> np.ndarray:
+    """Which of the operators in these rows move no elements; so does what is no operator, row -1."""
+    return take_or(where_name(links.trace.operators, is_view_or_metadata_op), rows, True)
 
 
 def own_or_waited_us(links: AttributedLinks) -> np.ndarray:
@@ -333,7 +296,7 @@ def class_times(links: AttributedLinks) -> list[dict]:
     rest = IDLE if links.on_gpu else OVERHEAD
     kinds = events["category"].to_numpy(object)
     if not links.on_gpu:
-        kinds = np.where(views_and_metadata(links)[events["operator"].to_numpy()], rest, kinds)
+        kinds = np.where(views_and_metadata(links, events["operator"].to_numpy()), rest, kinds)
     pairs = events[["us", "phase"]].assign(kind=kinds).groupby(["phase", "kind"], dropna=False, sort=False)["us"].sum()
     classes = [kind if kind == rest else operator_class(phase, kind) for phase, kind in pairs.index]
     sums = pairs.groupby(np.asarray(classes, dtype=object)).sum()

@@ -29,7 +29,7 @@ def critical_path(links: AttributedLinks) -> dict | None:
         return None
     spans = walk(links, which)
     rows: dict[tuple[str, str], float] = {}
-    for (where, component), us in by_component(links, spans):
+    for (where, component), us in time_by_component(links, spans):
         rows[where, component] = rows.get((where, component), 0.0) + us
     total = sum(rows.values())
     ranked = sorted(rows.items(), key=lambda item: -item[1])
@@ -88,7 +88,7 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
     return spans
 
 
-def by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[tuple[str, str], float]]:
+def time_by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[tuple[str, str], float]]:
     """The time of each span, by where and component; that of the host is its events' own time, else overhead."""
     component = links.gpu["component"].to_numpy(object)
     out = []

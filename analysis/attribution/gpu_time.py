@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from analysis.trace.links import OPERATOR, AttributedLinks, once
+from analysis.trace.links import OPERATOR, AttributedLinks, cached_on_links
 from analysis.trace.tables import where_name
 from harness.base.tables import Column, column
 
@@ -160,7 +160,7 @@ def gaps(
     return first, end, last.astype(np.int64), following.astype(np.int64)
 
 
-@once
+@cached_on_links
 def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = None) -> dict[str, float]:
     """Idle time of the GPU in us, by cause.
 
@@ -206,7 +206,7 @@ def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = N
     return causes
 
 
-@once
+@cached_on_links
 def host_code(links: AttributedLinks) -> Intervals:
     """When the host ran the program's own code: no thread that launches was in an operator, a call or a data range."""
     threads = {links.thread, *links.calls["thread"]}

@@ -73,12 +73,12 @@ def with_replayed_operators(trace: Trace) -> Trace:
     if events.empty:
         return trace
     by_replay = events.sort_values("start", kind="stable").groupby("correlation", sort=False)
-    graphs = {correlation: (tuple(work_of(of_graph)), of_graph) for correlation, of_graph in by_replay}
+    graphs = {correlation: (tuple(gpu_work(of_graph)), of_graph) for correlation, of_graph in by_replay}
     launched = [*launched_by(attribute(link(trace)), "a capture in this trace", "the same work without a graph in it")]
-    matches = matched(graphs.values(), launched)
+    matches = matches_of_graphs(graphs.values(), launched)
     if not all(match.where for match in matches.values()):  # other traces take time to read
         launched += [one for file in captures_beside(trace.path) for one in launched_in(file, file.stat().st_mtime_ns)]
-        matches = matched(graphs.values(), launched)
+        matches = matches_of_graphs(graphs.values(), launched)
     began = dict(zip(replays["correlation"], replays["start"], strict=True))
     numbers: dict[tuple[int, Path, int], int] = {}  # of the operators that are added, by replay and launcher
     added: list[tuple[Launcher, float]] = []  # and when their replay began
@@ -93,7 +93,7 @@ def with_replayed_operators(trace: Trace) -> Trace:
     return extended(trace, added, of_event.to_numpy(), found) if added else trace
 
 
-def matched(
+def matches_of_graphs(
     graphs: Iterable[tuple[tuple[Work, ...], pd.DataFrame]], launched: list[Launched]
 ) -> dict[tuple[Work, ...], Match]:
     """By work; graphs: the work and the GPU events of each replay."""
@@ -202,10 +202,10 @@ def launched_by(links: AttributedLinks, in_capture: str, otherwise: str) -> Iter
         yield Launched(work, launchers_of(links, operator[number == one]), links.source, in_capture, True)
     gpu = links.gpu[((links.gpu["call"] >= 0) & ~links.gpu["of_graph"]).to_numpy()]
     gpu = gpu.sort_values("launched", kind="stable")
-    yield Launched([*work_of(gpu)], launchers_of(links, gpu["operator"].to_numpy()), links.source, otherwise, False)
+    yield Launched([*gpu_work(gpu)], launchers_of(links, gpu["operator"].to_numpy()), links.source, otherwise, False)
 
 
-def work_of(gpu: pd.DataFrame) -> Iterator[Work]:
+def gpu_work(gpu: pd.DataFrame) -> Iterator[Work]:
     for kind, name in zip(gpu["kind"], gpu["name"], strict=True):
         yield kind, name if kind == "kernel" else None
 

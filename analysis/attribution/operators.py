@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import SORT_KEYS
-from analysis.attribution.components import UNATTRIBUTED, at, most_frequent
-from analysis.trace.links import AttributedLinks, Links, once
+from analysis.attribution.components import UNATTRIBUTED
+from analysis.trace.links import AttributedLinks, Links, cached_on_links
+from analysis.trace.tables import most_frequent, take_or_none
 from analysis.work.operator_costs import Cost, cost
 from harness.base.tables import Column, column, first_rows
 from harness.base.text import narrow_table
@@ -17,7 +18,7 @@ COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for ke
 TIMES = ["self_cpu_us", "cpu_us", "self_device_us", "device_us"]
 
 
-@once
+@cached_on_links
 def operator_calls(links: Links) -> pd.DataFrame:
     """Each call of an operator, with self and total times in us, on the host and on the GPU.
 
@@ -142,7 +143,7 @@ def kernel_table(links: AttributedLinks) -> list[dict]:
             "share": total / total.sum() if total.sum() else 0.0,
         }
     )
-    launched_by = at(links.host["name"].astype(object), gpu["operator"].to_numpy())
+    launched_by = take_or_none(links.host["name"], gpu["operator"].to_numpy())
     usual = {"launched_by": launched_by, **{key: gpu[key].to_numpy(object) for key in ("component", "category")}}
     for key, values in usual.items():
         of_kernel = most_frequent(codes, values)

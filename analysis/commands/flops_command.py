@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.attribution.components import folded_names
 from analysis.commands.analyze_traces import report_in
 from analysis.diagnosis.opportunities import best_three
 from analysis.diagnosis.roofline import by_time, roofline, roofline_lines
@@ -19,6 +18,7 @@ from analysis.work.flop_rates import mfu_text
 from harness.base.console import say
 from harness.base.documents import read_document
 from harness.base.files import prepare_folder, write_figure, write_json
+from harness.base.layer_names import folded_names
 from harness.base.tables import answer, wrapped
 from harness.base.text import count_of, read_on
 from harness.machine.disturbance import disturbance_text
@@ -113,7 +113,7 @@ def flops_answer(profile: dict, documents: dict[str, dict], source: Path, report
     if summary and summary["disturbance"]["disturbed"]:
         rows["Trust"] = f"times NOT trustworthy: the steps were disturbed; {rows['Trust']}"
     rows["Disturbance"] = disturbance_text(summary["disturbance"]) if summary else "not measured"
-    rows["Largest parts"] = largest_parts(profile, documents.get("roofline_data.json"))
+    rows["Largest parts"] = largest_parts_text(profile, documents.get("roofline_data.json"))
     rows["Try first"] = best_three(trace) if trace else least_times(profile, intensity)
     return answer(rows | {"Read on": read_on(report, "docs/flops_and_limits.md")})
 
@@ -127,7 +127,7 @@ def intensity_text(document: dict) -> str:
     return text
 
 
-def largest_parts(profile: dict, roof: dict | None) -> str:
+def largest_parts_text(profile: dict, roof: dict | None) -> str:
     """Three classes by time and share of their roofs if a trace has their times, else three components by FLOPs."""
     if roof and roof["profiled_step_ms"]:
         rows = by_time(roof["points"])[:3]

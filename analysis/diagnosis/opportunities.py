@@ -21,7 +21,7 @@ from analysis.attribution.gpu_time import host_code, idle_by_cause
 from analysis.diagnosis.verdict import device_of, precision_of, ran_here, roofs_of
 from analysis.hardware import Ceiling, datasheet
 from analysis.trace.links import ANNOTATION, AttributedLinks, step_around, step_at
-from analysis.trace.tables import different_pairs, where_name
+from analysis.trace.tables import different_pairs, take_or, where_name
 from analysis.vocabulary.operators import MATMUL_CLASSES, is_view_or_metadata_op
 from analysis.work.operator_costs import Cost, cost, factor_type
 from harness.base.command_line import compiler_problem
@@ -30,7 +30,9 @@ from harness.base.text import count_of, narrow_table, text_of
 from harness.base.units import MB
 
 WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
-COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program's trace has
+NAMES_OF_COMPILED = re.compile(
+    "Torch-Compiled|CompiledFunction|triton_"
+)  # names that only a compiled program's trace has
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
 FOR_ANY_MODEL = ("compile", "precision", "optimizer_impl", "activation_checkpointing")  # settings of --workload too
 NORM = re.compile(r"norm(?:alization)?\d*$|(?:^|[._])ln_?\w*$")  # names of normalization layers
@@ -61,14 +63,14 @@ class Proposal:
 
 
 @dataclass
-class NotHere:
+class NotApplicable:
     """What cannot win on this device, or in this trace."""
 
     name: str
     reason: str
 
 
-Found = Iterator[Proposal | NotHere]
+Found = Iterator[Proposal | NotApplicable]
 
 
 class Evidence:
@@ -81,9 +83,9 @@ class Evidence:
         operators, signatures = links.trace.operators, links.trace.signatures
         rows = events["operator"].to_numpy()
         names = operators["name"].cat.categories
-        codes = np.append(operators["name"].cat.codes.to_numpy(), -1)[rows]
-        inputs = np.append(operators["signature"].to_numpy(), -1)[rows]
-        works = np.append([not is_view_or_metadata_op(name) for name in names], False)[codes]
+        codes = take_or(operators["name"].cat.codes, rows, -1)
+        inputs = take_or(operators["signature"], rows, -1)
+        works = take_or(np.array([not is_view_or_metadata_op(name) for name in names], bool), codes, False)
         pairs, which = different_pairs(codes, inputs)
         costs = [cost(names[code], *signatures[i]) if code >= 0 and i >= 0 else Cost() for code, i in pairs]
         works_of = {work: [getattr(one, work) or 0 for one in costs] for work in ("flops", "bytes")}
@@ -134,7 +136,7 @@ class Evidence:
         """The matmuls in these rows, at the highest rate that any matmul of the trace reached."""
         flops, us = rows["flops"].sum(), float(rows["us"].sum())
         if self.best_flops_per_us is None or not flops:
-            yield NotHere(name, "the trace has no such matmuls")
+            yield NotApplicable(name, "the trace has no such matmuls")
         else:
             rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the highest rate of any matmul in this trace"
             likely_us = min(us, flops / self.best_flops_per_us)
@@ -157,7 +159,7 @@ def opportunities(links: AttributedLinks, summary: dict | None) -> dict[str, lis
         return {"opportunities": [], "not_here": []}
     rows, not_here = [], []
     for one in (found for make in MAKERS for found in make(evidence)):
-        if isinstance(one, NotHere):
+        if isinstance(one, NotApplicable):
             not_here.append(asdict(one))
         elif one.saved_us < WORTH_LISTING * evidence.total_us:
             limit = "at most" if one.likely_us is None else "by the highest rate in this trace"
@@ -188,7 +190,7 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
 def fused_projections(evidence: Evidence) -> Found:
     for name, (components, fused, weights) in FUSED_PROJECTIONS.items():
         if (evidence.events["component"] == fused).any():
-            yield NotHere(name, "already fused")
+            yield NotApplicable(name, "already fused")
             continue
         rows, _ = evidence.part(evidence.events["component"].isin(components))
         how = f"concatenate {weights} into one matmul, and split its output"
@@ -203,7 +205,7 @@ def fused_attention(evidence: Evidence) -> Found:
         mask = softmax | events["name"].isin(["aten::bmm", "aten::baddbmm"]) if softmax.any() else softmax
     name, how = "fused attention", "F.scaled_dot_product_attention: the scores are never written to memory"
     if not mask.any() and events["name"].str.contains("scaled_dot_product", na=False).any():
-        yield NotHere(name, "already fused")
+        yield NotApplicable(name, "already fused")
     else:
         yield from evidence.at_best_rate(name, how, evidence.part(mask)[0], "--attention sdpa")
 
@@ -213,7 +215,7 @@ def fused_norms(evidence: Evidence) -> Found:
     host, steps = evidence.links.host, evidence.links.steps
     rows, us = evidence.part(evidence.events["component"].str.contains(NORM))
     if rows.empty or evidence.links.source != NAMED_RANGES:
-        yield NotHere("fused norm", "no component of the model has the name of a norm")
+        yield NotApplicable("fused norm", "no component of the model has the name of a norm")
         return
     is_norm = where_name(host, lambda name: bool(NORM.search(name))) & (host["kind"] == ANNOTATION).to_numpy()
     in_step = (step_at if evidence.links.on_gpu else step_around)(host["start"].to_numpy(), steps) >= 0
@@ -222,7 +224,7 @@ def fused_norms(evidence: Evidence) -> Found:
     for _, phase in rows[rows["launches"] > 0].groupby("phase"):
         best += calls * phase.groupby("name")["us"].mean().max()
     if rows["name"].str.contains("kernels::rms_norm", na=False).any():
-        yield NotHere("fused norm", "already fused")
+        yield NotApplicable("fused norm", "already fused")
     elif rows["launches"].sum() > 3 * calls:
         how = "F.rms_norm or a compiled norm: one pass instead of one per operator"
         flag = "--fused-norm"
@@ -237,7 +239,9 @@ def fused_norms(evidence: Evidence) -> Found:
         )
         yield Proposal("fused norm", how, us, evidence.described(rows), basis, flag, likely_us=min(us, best))
     else:
-        yield NotHere("fused norm", f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels")
+        yield NotApplicable(
+            "fused norm", f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels"
+        )
 
 
 def named(rows: pd.DataFrame, text: str) -> bool:
@@ -250,7 +254,7 @@ def fused_swiglu(evidence: Evidence) -> Found:
     rows, us = evidence.part(evidence.events["component"] == "mlp.activation")
     name = "fused SwiGLU"
     if named(rows, "swiglu"):
-        yield NotHere(name, "already fused")
+        yield NotApplicable(name, "already fused")
         return
     if not named(rows, "silu"):  # another activation, or none
         return
@@ -268,7 +272,7 @@ def fused_rope(evidence: Evidence) -> Found:
     if rows.empty:
         return
     if named(rows, "addcmul"):
-        yield NotHere(name, "already fused")
+        yield NotApplicable(name, "already fused")
         return
     how = "halves swapped by one copy, multiplied and added by one kernel"
     basis = "its five operators become three, which move 7 tensors instead of 9"
@@ -285,7 +289,7 @@ def fused_loss(evidence: Evidence) -> Found:
     if rows.empty:
         return
     if evidence.config.get("training", {}).get("fused_loss"):
-        yield NotHere(name, "already in chunks")
+        yield NotApplicable(name, "already in chunks")
         return
     how = "loss from a part of the vocabulary at a time: the logits stay in the cache, and are never in memory whole"
     basis = "the time of the loss could vanish; its chunks are computed again in the backward pass, one more matmul"
@@ -295,10 +299,10 @@ def fused_loss(evidence: Evidence) -> Found:
 def cuda_graphs(evidence: Evidence) -> Found:
     name = "CUDA graphs"
     if not evidence.idle:
-        yield NotHere(name, "there is no GPU")
+        yield NotApplicable(name, "there is no GPU")
         return
     if evidence.links.gpu["of_graph"].any():
-        yield NotHere(name, "already replayed")
+        yield NotApplicable(name, "already replayed")
         return
     us = evidence.idle["launch"] + evidence.idle["latency"]
     text = f"the GPU waits for launches for {evidence.share(us)} of the step"
@@ -309,7 +313,7 @@ def cuda_graphs(evidence: Evidence) -> Found:
 def fused_optimizer(evidence: Evidence) -> Found:
     rows, us = evidence.part(evidence.events["phase"] == "optimizer")
     if rows["name"].str.contains("_fused_", na=False).any():
-        yield NotHere("fused optimizer", "already fused")
+        yield NotApplicable("fused optimizer", "already fused")
         return
     marks = (re.match(r"Optimizer\.step#(\w+)\.", name) for name in evidence.links.host["name"].cat.categories)
     optimizer = next((mark[1] for mark in marks if mark), "optimizer")
@@ -335,17 +339,17 @@ def mixed_precision(evidence: Evidence) -> Found:
     """Where it can help: on a GPU by its datasheet; on a CPU by a small matmul, timed if this machine ran it."""
     name, events, trace = "mixed precision", evidence.events, evidence.links.trace
     full = [factor_type(shapes, kinds) == "float" for shapes, kinds, _ in trace.signatures]
-    in_fp32 = np.append(np.array(full, dtype=bool), False)[events["signature"].to_numpy()]
+    in_fp32 = take_or(np.array(full, bool), events["signature"].to_numpy(), False)
     rows, us = evidence.part(events["category"].isin(MATMUL_CLASSES) & in_fp32)
     if rows.empty:
-        yield NotHere(name, "no matmul in the trace is known to be in fp32")
+        yield NotApplicable(name, "no matmul in the trace is known to be in fp32")
         return
     narrow, gain, roof, basis = gain_of_narrow_type(evidence)
     if gain is None and not evidence.links.on_gpu:
-        yield NotHere(name, f"not known whether it helps: {basis}")
+        yield NotApplicable(name, f"not known whether it helps: {basis}")
         return
     if gain is not None and gain < 1 + WORTH_LISTING:
-        yield NotHere(name, basis)
+        yield NotApplicable(name, basis)
         return
     how = f"torch.autocast in {narrow} around the forward pass"
     text = evidence.described(rows) + ", matmuls in fp32"
@@ -381,11 +385,11 @@ def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | 
 
 
 def compilation(evidence: Evidence) -> Found:
-    if any(COMPILED.search(name) for name in evidence.links.host["name"].cat.categories):
-        yield NotHere("compile", "already compiled")
+    if any(NAMES_OF_COMPILED.search(name) for name in evidence.links.host["name"].cat.categories):
+        yield NotApplicable("compile", "already compiled")
         return
     if ran_here(evidence.summary) and (problem := compiler_problem(evidence.links.on_gpu)):
-        yield NotHere("compile", problem)
+        yield NotApplicable("compile", problem)
         return
     kinds = ("element-wise", "normalization", "reduction", "copy")
     elsewhere = evidence.events["phase"].isin(("data", "optimizer"))
@@ -421,7 +425,7 @@ def larger_batch(evidence: Evidence) -> Found:
 
 def fewer_synchronizations(evidence: Evidence) -> Found:
     if not evidence.idle:
-        yield NotHere("fewer synchronizations", "there is no GPU to synchronize with")
+        yield NotApplicable("fewer synchronizations", "there is no GPU to synchronize with")
         return
     calls, us = evidence.links.calls, evidence.idle["synchronization"]
     n = (calls["waits"].to_numpy(bool) & (calls["step"] >= 0).to_numpy()).sum() / evidence.steps

@@ -11,7 +11,7 @@ from analysis.attribution.collectives import collective_rows, communication_of_s
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
 from analysis.diagnosis.document import NO_COLLECTIVES, is_beside, operator_analysis
-from analysis.diagnosis.stragglers import Rank, compare_ranks, not_of_one_run, rank_facts
+from analysis.diagnosis.stragglers import RankTrace, compare_ranks, not_of_one_run, rank_facts
 from analysis.trace.links import link
 from analysis.trace.tables import Trace, read_trace
 from analysis.trust.integrity import summary_beside
@@ -40,7 +40,7 @@ def analyze_all(
     """
     analyses: list[tuple[Path, dict]] = []
     refused: list[UserError] = []
-    facts: list[Rank] = []
+    facts: list[RankTrace] = []
     runs: list[dict | None] = []
     captures: set[Path] = set()
     for trace in traces_of(paths, reading or {}, refused):
@@ -77,7 +77,7 @@ def traces_of(paths: list[Path], reading: dict, refused: list[UserError]) -> Ite
             refused.append(error)
 
 
-def add_comparison(documents: list[dict], facts: list[Rank], run: dict | None) -> None:
+def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | None) -> None:
     """`ranks` of every document, the same in all, and in each how far its collectives were waiting for other ranks.
 
     run: performance_summary.json of the run, which has the memory of every rank.

@@ -29,7 +29,7 @@ WORTH_NAMING = 0.01  # of the time: less waiting than this makes no straggler
 
 
 @dataclass
-class Rank:
+class RankTrace:
     """The part of a rank's trace that the comparison needs."""
 
     rank: int | None  # by the trace, else by the file's name
@@ -50,7 +50,7 @@ class Rank:
 
 
 @dataclass
-class Matched:
+class CommonCollectives:
     """Collectives that several ranks of a group have: rows[i, j] is the row of the j-th in ranks[members[i]]."""
 
     members: list[int]
@@ -67,7 +67,7 @@ class RankComparison:
     why: str  # that is
 
 
-def rank_facts(links: AttributedLinks) -> Rank:
+def rank_facts(links: AttributedLinks) -> RankTrace:
     trace = links.trace
     steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
     busy = gpu_timeline(links.gpu[(links.gpu["step"] >= 0).to_numpy()])["busy_ms"]
@@ -75,10 +75,12 @@ def rank_facts(links: AttributedLinks) -> Rank:
     rank = int(in_name[1]) if trace.rank is None and in_name else trace.rank
     steps_ms = ((steps["end"] - steps["start"]) / 1e3).tolist()
     clock = None if is_communication(links.gpu).any() else trace.host
-    return Rank(rank, trace.world_size, trace.path.name, steps_ms, busy, collectives_of(links), trace.base_us, clock)
+    return RankTrace(
+        rank, trace.world_size, trace.path.name, steps_ms, busy, collectives_of(links), trace.base_us, clock
+    )
 
 
-def not_of_one_run(ranks: list[Rank]) -> str | None:
+def not_of_one_run(ranks: list[RankTrace]) -> str | None:
     """Why these traces cannot be those of the ranks of one run; None if they can."""
     numbers = [one.rank for one in ranks]
     if None in numbers:
@@ -93,7 +95,7 @@ def not_of_one_run(ranks: list[Rank]) -> str | None:
     return None
 
 
-def matched(ranks: list[Rank]) -> list[Matched] | None:
+def common_collectives(ranks: list[RankTrace]) -> list[CommonCollectives] | None:
     """The collectives that ranks have in common, by process group; None if a group's are not in the same order.
 
     The last ones of each: if recording began in the middle of a step, the first ones are missing.
@@ -110,11 +112,11 @@ def matched(ranks: list[Rank]) -> list[Matched] | None:
         if any((other != kinds[0]).any() for other in kinds):
             return None
         group_size = int(size) if int(size) > 0 else ranks[0].world_size or len(ranks)
-        out.append(Matched(members, rows, len(members) == group_size))
+        out.append(CommonCollectives(members, rows, len(members) == group_size))
     return out
 
 
-def compare_ranks(ranks: list[Rank]) -> RankComparison:
+def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
     """Step times, communication and lateness of each rank, in the order of `ranks`; the straggler, if one causes most
     of the waiting.
 
@@ -139,7 +141,7 @@ def compare_ranks(ranks: list[Rank]) -> RankComparison:
 
     if min(len(one.found.events) for one in ranks) == 0:
         return unknown("no collectives in the traces")
-    groups = matched(ranks)
+    groups = common_collectives(ranks)
     if groups is None:
         return unknown("the ranks do not have the same collectives in the same order")
     of_all = [one.rows for one in groups if len(one.members) == len(ranks)]
@@ -187,7 +189,7 @@ def compare_ranks(ranks: list[Rank]) -> RankComparison:
     return RankComparison(document, waiting_of(ranks, groups), ONE_TRACE)
 
 
-def waiting_of(ranks: list[Rank], groups: list[Matched]) -> list[np.ndarray]:
+def waiting_of(ranks: list[RankTrace], groups: list[CommonCollectives]) -> list[np.ndarray]:
     """For each rank and collective, how much longer it took than on the rank where it was shortest, in us; NaN if not
     all ranks of its group are here."""
     out = [np.full(len(one.found.events), np.nan) for one in ranks]
@@ -199,7 +201,7 @@ def waiting_of(ranks: list[Rank], groups: list[Matched]) -> list[np.ndarray]:
     return out
 
 
-def straggler(ranks: list[Rank], caused: np.ndarray, last: np.ndarray, compared_ms: float) -> dict:
+def straggler(ranks: list[RankTrace], caused: np.ndarray, last: np.ndarray, compared_ms: float) -> dict:
     """The rank that causes most of the excess waiting (`caused`, in ms by rank), or why none is named.
 
     last: in how many collectives that begin apart each rank was the last."""
@@ -253,7 +255,7 @@ def straggler_text(comparison: dict) -> str:
     )
 
 
-def rank_lines(comparison: dict) -> list[str]:
+def straggler_lines(comparison: dict) -> list[str]:
     n = comparison["collectives_compared"]
     clocks = ", on the clock of their host" if comparison.get("one_clock") else ", clocks aligned by the ends of these"
     return [

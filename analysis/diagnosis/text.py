@@ -11,8 +11,8 @@ from analysis.attribution.operators import operator_lines
 from analysis.diagnosis.document import NO_GPU
 from analysis.diagnosis.opportunities import best_three, opportunity_lines
 from analysis.diagnosis.shape_rates import rate_lines
-from analysis.diagnosis.stragglers import rank_lines, straggler_text
-from analysis.trust.integrity import UNDISTURBED, UNEXPLAINED, disturbance_text, overhead_text
+from analysis.diagnosis.stragglers import straggler_lines, straggler_text
+from analysis.trust.integrity import UNDISTURBED, UNEXPLAINED, overhead_text, profile_disturbance_text
 from analysis.trust.missing_from_trace import missing_text
 from harness.base.tables import ANSWER_LINES, answer, labeled, wrapped
 from harness.base.text import count_of, printable, shortened
@@ -25,7 +25,7 @@ def head_lines(analysis: dict) -> list[str]:
         "Trace": f"{analysis['trace']}: {trust['events']:,} events",
         "Verdict": analysis["verdict"]["line"],
         "Trust": trust_text(analysis),
-        "Disturbance": disturbance_text(trust["disturbance"]),
+        "Disturbance": profile_disturbance_text(trust["disturbance"]),
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
     }
     if steps["count"]:
@@ -54,7 +54,7 @@ def profile_answer(
         rows["Ranks"] = "; ".join([f"not compared: {trust['not_compared']}", *bounds])
     rows |= {
         "Trust": trust_text(analysis),
-        "Disturbance": disturbance_text(trust["disturbance"]),
+        "Disturbance": profile_disturbance_text(trust["disturbance"]),
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
         "Largest parts": f"{top_shares(*largest_parts(analysis), 3)} {steps}",
         "Try first": best_three(analysis),
@@ -156,5 +156,5 @@ def profile_lines(analysis: dict, top: int = 15, sort: str | None = None) -> lis
     if analysis["communication"]:
         lines += ["", *collective_lines(analysis)]
     if "ranks" in analysis:
-        lines += ["", *rank_lines(analysis["ranks"])]
+        lines += ["", *straggler_lines(analysis["ranks"])]
     return wrapped(printable(line) for line in lines)

@@ -7,11 +7,11 @@ import socket
 
 import numpy as np
 
-from analysis.attribution.components import at, step_events, views_and_metadata
+from analysis.attribution.components import step_events, views_and_metadata
 from analysis.attribution.gpu_time import by_class, by_priority, host_code, idle_by_cause
 from analysis.hardware import Ceiling, bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
 from analysis.trace.links import AttributedLinks, Links
-from analysis.trace.tables import different_pairs, where_name
+from analysis.trace.tables import different_pairs, take_or, take_or_none, where_name
 from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF, is_matmul
 from analysis.work.operator_costs import cost, factor_type
 from harness.base.documents import read_document
@@ -115,8 +115,8 @@ def matmuls(links: AttributedLinks, ridge: float | None) -> tuple[np.ndarray, np
     kinds = links.host["category"].to_numpy(object)[: len(operators)]
     matmul = np.isin(kinds.astype(str), MATMUL_CLASSES)
     signatures = operators["signature"].to_numpy()
-    untold = matmul & ((signatures < 0) | (ridge is None))
-    computing = matmul & ~untold
+    unclassified = matmul & ((signatures < 0) | (ridge is None))
+    computing = matmul & ~unclassified
     names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
     pairs, which = different_pairs(codes[computing], signatures[computing])
     above = np.ones(len(pairs), dtype=bool)
@@ -125,16 +125,16 @@ def matmuls(links: AttributedLinks, ridge: float | None) -> tuple[np.ndarray, np
         if one.flops and one.bytes:
             above[i] = one.flops / one.bytes >= ridge
     computing[computing] = above[which]
-    return computing, untold
+    return computing, unclassified
 
 
 def time_split(links: AttributedLinks, ridge: float | None) -> dict[str, float]:
     """The time of the steps by what limits it, in us; the parts add up to the whole."""
-    computing, untold = (np.append(which, False) for which in matmuls(links, ridge))
-    return gpu_split(links, computing, untold) if links.on_gpu else host_split(links, computing, untold)
+    computing, unclassified = matmuls(links, ridge)
+    return gpu_split(links, computing, unclassified) if links.on_gpu else host_split(links, computing, unclassified)
 
 
-def gpu_split(links: AttributedLinks, computing: np.ndarray, untold: np.ndarray) -> dict[str, float]:
+def gpu_split(links: AttributedLinks, computing: np.ndarray, unclassified: np.ndarray) -> dict[str, float]:
     gpu, window = links.gpu, links.window
     start, end = (np.clip(gpu[name].to_numpy(), *window) for name in ("start", "end"))
     computation, communication, memcpy = by_class(gpu)
@@ -142,10 +142,10 @@ def gpu_split(links: AttributedLinks, computing: np.ndarray, untold: np.ndarray)
     by_kind = np.isin(gpu["category"].to_numpy(object).astype(str), MATMUL_CLASSES)
     # The operator of a convolution or matmul may launch copies and transposes too, which count with it.  One that
     # stands for many, or none, has no shapes of the matmul.
-    category_of = at(links.host["category"], operator).astype(str)
+    category_of = take_or_none(links.host["category"], operator).astype(str)
     by_name = (operator < 0) | (category_of == "other") | links.only_of_graph
-    compute = computation & ~by_name & computing[operator]
-    unclear = computation & np.where(by_name, by_kind, untold[operator])
+    compute = computation & ~by_name & take_or(computing, operator, False)
+    unclear = computation & np.where(by_name, by_kind, take_or(unclassified, operator, False))
     sets = (compute, unclear, computation & ~compute & ~unclear, communication, memcpy)
     parts = by_priority([(start[which], end[which]) for which in sets])
     idle = idle_by_cause(links, window)
@@ -160,13 +160,13 @@ def gpu_split(links: AttributedLinks, computing: np.ndarray, untold: np.ndarray)
     }
 
 
-def host_split(links: AttributedLinks, computing: np.ndarray, untold: np.ndarray) -> dict[str, float]:
+def host_split(links: AttributedLinks, computing: np.ndarray, unclassified: np.ndarray) -> dict[str, float]:
     events, total = step_events(links)
-    operator, moves_nothing = events["operator"].to_numpy(), views_and_metadata(links)  # -1 picks what is at the end
+    operator = events["operator"].to_numpy()
     us, phase, category = (events[name].to_numpy() for name in ("us", "phase", "category"))
     data, communicates = phase == "data", category == "communication"
-    work = ~moves_nothing[operator] & ~data & ~communicates
-    compute, unclear = computing[operator], untold[operator]
+    work = ~views_and_metadata(links, operator) & ~data & ~communicates
+    compute, unclear = (take_or(which, operator, False) for which in (computing, unclassified))
     split = {
         "compute": us[work & compute].sum(),
         "memory": us[work & ~compute & ~unclear].sum(),

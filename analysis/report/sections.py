@@ -21,7 +21,7 @@ from analysis.diagnosis.shape_rates import DURATION_COLUMNS, RATE_COLUMNS
 from analysis.diagnosis.stragglers import rank_columns, rank_units, straggler_text
 from analysis.diagnosis.text import gpu_facts, steps_text, trust_text, verdict_text
 from analysis.report.palette import color_of
-from analysis.trust.integrity import disturbance_text, overhead_text
+from analysis.trust.integrity import overhead_text, profile_disturbance_text
 from analysis.work.memory_tables import memory_tables, place_of_peak, prediction_text
 from harness.base.documents import read_document
 from harness.base.tables import Column, column
@@ -120,7 +120,7 @@ def profile_facts(analysis: dict) -> dict[str, str]:
         "Step": f"{about['ms_per_step']:,.3f} ms of {about['clock']} time, mean of {count_of(about['steps'], 'step')}",
         "Verdict": verdict_text(analysis["verdict"]),
         "Trust": trust_text(analysis),
-        "Disturbance": disturbance_text(trust["disturbance"]),
+        "Disturbance": profile_disturbance_text(trust["disturbance"]),
         "Try first": "; ".join(best_three(analysis)),
     }
 
@@ -300,6 +300,6 @@ def trust_facts(trust: dict) -> dict[str, str]:
         f"{trust['graph_events']:,} GPU events attributed to operators",
         "Ranks": "not in the trace" if trust["world_size"] is None else rank,
         "Recorded": ", ".join(recorded),
-        "Disturbance": disturbance_text(trust["disturbance"]),
+        "Disturbance": profile_disturbance_text(trust["disturbance"]),
         "Profiler overhead": overhead_text(trust["profiler_overhead"]),
     }

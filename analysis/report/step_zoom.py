@@ -19,7 +19,7 @@ HOST, APART = "host", "asynchronous"  # lanes
 CALL, UNKNOWN = "call of the runtime", "no component"  # events that belong to no component
 
 
-def step_events(links: AttributedLinks, number: int | None = None, window: tuple[float, float] | None = None) -> dict:
+def zoomed_step(links: AttributedLinks, number: int | None = None, window: tuple[float, float] | None = None) -> dict:
     """The events of a step that lie in a window, in ms since the step began.
 
     number: of the step, by default that of median duration.  window: by default the whole step with its work on the

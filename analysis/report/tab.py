@@ -26,7 +26,7 @@ from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.ranks import analyze_all, note_missing_ranks
 from analysis.report.charts import charts, comparison_chart
 from analysis.report.sections import comparison_page, documents_in, page
-from analysis.report.step_zoom import step_events
+from analysis.report.step_zoom import zoomed_step
 from analysis.trace.folder import in_order_of_ranks
 from analysis.trace.links import AttributedLinks, link
 from analysis.trace.tables import read_trace
@@ -203,7 +203,7 @@ class Tab:
         with READING:
             links = links_of(stamp(path))
         first_last = tuple(map(float, window.split(","))) if window else None
-        return step_events(links, int(step) if step else None, first_last)
+        return zoomed_step(links, int(step) if step else None, first_last)
 
     def compare(self, run: str, trace: str, other: str) -> dict:
         """Two runs side by side: what takes how long in each."""
@@ -225,7 +225,7 @@ class Tab:
         }
 
 
-def answer(tab: Tab, request: dict) -> dict:
+def answer_request(tab: Tab, request: dict) -> dict:
     try:
         return getattr(tab, request["route"])(**request["parameters"])
     except Exception as error:  # noqa: BLE001
@@ -238,7 +238,7 @@ def main(*arguments: str) -> None:
     sys.stdout = sys.stderr  # what a library prints is no answer
 
     def reply(request: dict) -> None:
-        text = json.dumps(answer(tab, request))
+        text = json.dumps(answer_request(tab, request))
         with writing:
             print(request["id"], text, file=out, flush=True)
 

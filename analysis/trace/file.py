@@ -29,7 +29,7 @@ SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")  # between two events, if no other p
 AT_BYTE = re.compile(r"\(byte (\d+)\)$")  # where msgspec found an error
 AFTER_EVENT = re.compile(rb"\s*,?\s*")
 ABSENT = msgspec.Raw(b"")
-Watch = Callable[[Path, float], object]  # is told of a file which share of it has been read
+OnProgress = Callable[[Path, float], object]  # is told of a file which share of it has been read
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -81,7 +81,7 @@ decode = msgspec.json.Decoder(list[Event]).decode
 class TraceFile:
     """A .json or .json.gz file.  parts() reads it; what is known of the whole file is complete after the last part."""
 
-    def __init__(self, path: Path, watch: Watch | None = None):
+    def __init__(self, path: Path, watch: OnProgress | None = None):
         self.path, self.watch = path, watch
         self.metadata: dict = {}  # everything in the file but its events
         self.is_list = False  # of events, without metadata
@@ -107,7 +107,7 @@ class TraceFile:
             self.end_of_document(text.all())
 
     @contextlib.contextmanager
-    def content(self) -> Iterator[Text]:
+    def content(self) -> Iterator[ReadBuffer]:
         """What the file contains, uncompressed, with a progress bar; it ends where a compressed one is damaged."""
         try:
             size = self.path.stat().st_size
@@ -121,14 +121,14 @@ class TraceFile:
                 zipped = file.read(2) == GZIP
                 file.seek(0)
                 if not zipped:
-                    yield Text(file.readinto, tell)
+                    yield ReadBuffer(file.readinto, tell)
                     return
                 with ThreadPoolExecutor(1) as ahead:
-                    yield Text(filling(unzipped(file), ahead), tell)
+                    yield ReadBuffer(filling(unzipped(file), ahead), tell)
         except OSError as error:
             raise UserError(f"{self.path}: {error.strerror}") from error
 
-    def events_begin(self, text: Text) -> None:
+    def events_begin(self, text: ReadBuffer) -> None:
         """Drop what precedes the first event, after reading the metadata in it."""
         while text.length <= HEAD and text.more():
             if text.first == b"[":  # the other form that Chrome reads
@@ -146,7 +146,7 @@ class TraceFile:
             why = "JSON, but not a trace: it has no list of traceEvents"
         raise UserError(f"{self.path}: {why}")
 
-    def whole_events(self, text: Text) -> tuple[list[Event], int]:
+    def whole_events(self, text: ReadBuffer) -> tuple[list[Event], int]:
         """The events that are complete at the beginning of the text, and where the last one ends.
 
         The last place that looks like one between events is tried; text up to there that is a list of events is one,
@@ -195,7 +195,7 @@ class TraceFile:
         self.metadata |= found or {}
 
 
-class Text:
+class ReadBuffer:
     """What is at hand of the content of a file, in a buffer.
 
     Memory that is used again is much faster than fresh memory, so there are two buffers, one to read into and one for
@@ -285,7 +285,7 @@ def lenient(event: dict) -> Event:
     return Event(
         **{name: event[name] for name in ("name", "ph", "cat") if isinstance(event.get(name), str)},
         **{name: event[name] for name in ("pid", "tid") if isinstance(event.get(name), int | str)},
-        **{name: number for name in ("ts", "dur") if (number := number_of(event.get(name))) is not None},
+        **{name: number for name in ("ts", "dur") if (number := float_or_none(event.get(name))) is not None},
         args=lenient_arguments(arguments) if isinstance(arguments, dict) else None,
     )
 
@@ -300,7 +300,7 @@ def lenient_arguments(arguments: dict) -> Arguments:
             found[field.name] = msgspec.Raw(json.dumps(value).encode())
         elif field.type is Any:
             found[field.name] = value
-        elif (number := number_of(value)) is not None:
+        elif (number := float_or_none(value)) is not None:
             if field.type is float:
                 found[field.name] = number
             elif abs(number) < 2**63:  # neither NaN nor infinite
@@ -308,7 +308,7 @@ def lenient_arguments(arguments: dict) -> Arguments:
     return Arguments(**found)
 
 
-def number_of(value) -> float | None:
+def float_or_none(value) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

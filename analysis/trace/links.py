@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.trace.steps import BETWEEN_STEPS, COVERED, GRAPH_LAUNCHES, LAUNCHES, REPEATS, repeated_steps, whole_steps
-from analysis.trace.tables import STEP, Trace, steps_between, where_name
+from analysis.trace.tables import STEP, Trace, steps_between, take_or, where_name
 
 OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
 CLOCK_TICK_US = 1.0  # some traces are in whole us
@@ -19,7 +19,7 @@ CLOCK_TICK_US = 1.0  # some traces are in whole us
 WAITS = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(WithStream|2D|3D|DtoH|HtoD|DtoD)?$")
 
 
-def once(function: Callable) -> Callable:
+def cached_on_links(function: Callable) -> Callable:
     """A function of Links, computed once for the same ones and the same arguments; its result is not to be changed."""
 
     @functools.wraps(function)
@@ -121,6 +121,22 @@ def parents(
     return parent, within
 
 
+def nearest_marked_ancestor(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
+    """For each row the nearest marked one among itself and its callers, or -1."""
+    n = len(parent)
+    up = np.append(np.where(marked, np.arange(n), np.where(parent >= 0, parent, n)), n)
+    while True:
+        further = up[up]
+        if (further == up).all():
+            return np.where(up[:n] == n, -1, up[:n])
+        up = further
+
+
+def nearest_marked_caller(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
+    """The same among its callers alone."""
+    return take_or(nearest_marked_ancestor(parent, marked), parent, -1)
+
+
 def host_events(trace: Trace) -> pd.DataFrame:
     """Operators, annotations and module calls in one frame, each with its caller and its self time.
 
@@ -192,7 +208,7 @@ def median_step(links: Links) -> int:
 
 def unmarked_steps(trace: Trace, host: pd.DataFrame) -> tuple[pd.DataFrame, str | None]:
     """Steps where no event marks them, and how they were found; none if they are not."""
-    names, times, between = work_of(trace, host)
+    names, times, between = work_in_order(trace, host)
     steps, length = repeated_steps(names, times, between)
     # Several within one range or operator are parts of what it does, such as layers.
     ends_in = np.searchsorted(steps["end"], host["end"] + CLOCK_TICK_US, side="right")
@@ -209,13 +225,13 @@ def unmarked_steps(trace: Trace, host: pd.DataFrame) -> tuple[pd.DataFrame, str 
     return steps.iloc[:0], None
 
 
-def work_of(trace: Trace, host: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def work_in_order(trace: Trace, host: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The work of a trace in the order in which the host began it: numbers of names, times; and times of what happens
     only between steps.  On a GPU, its events where their calls are in the trace, else the outermost operators."""
     calls, gpu = trace.launches, trace.gpu
     if len(gpu):
         call = gpu["correlation"].map(first_row_of(calls["correlation"])).fillna(-1).astype(np.int64).to_numpy()
-        work = gpu.assign(began=np.append(calls["start"].to_numpy(), np.nan)[call]).dropna(subset="began")
+        work = gpu.assign(began=take_or(calls["start"], call, np.nan)).dropna(subset="began")
     else:
         outer = (host["operator_parent"] < 0) & (host["thread"] == step_thread(trace, host))
         work = host.assign(began=host["start"])[(outer & (host["kind"] == OPERATOR)).to_numpy()]
@@ -275,11 +291,10 @@ def link_gpu(trace: Trace, calls: pd.DataFrame, steps: pd.DataFrame) -> pd.DataF
     """
     operators, gpu = trace.operators, trace.gpu
     call = gpu["correlation"].map(first_row_of(calls["correlation"])).fillna(-1).astype(np.int64).to_numpy()
-    launched = np.append(calls["start"].to_numpy(), np.nan)[call]
-    of_call = np.append(calls["step"].to_numpy(), -1)[call]
+    launched, of_call = take_or(calls["start"], call, np.nan), take_or(calls["step"], call, -1)
     # In a trace of the GPU alone, steps are in GPU time.
     step = of_call if len(calls) else step_at(gpu["start"].to_numpy(), steps)
-    of_graph = np.append(calls["starts_graph"].to_numpy(bool), False)[call]
+    of_graph = take_or(calls["starts_graph"], call, False)
     gpu = gpu.assign(call=call, launched=launched, step=step, of_graph=of_graph)
     return gpu.assign(operator=operators_of(gpu, calls, operators))
 
@@ -290,7 +305,7 @@ def operators_of(gpu: pd.DataFrame, calls: pd.DataFrame, operators: pd.DataFrame
         return np.full(len(gpu), -1)
     row_of_id = first_row_of(operators["external_id"])
     call, launched = gpu["call"].to_numpy(), gpu["launched"].to_numpy()
-    of_call = np.append(calls["external_id"].to_numpy(), -1)[call]
+    of_call = take_or(calls["external_id"], call, -1)
     row = gpu["external_id"].map(row_of_id).fillna(pd.Series(of_call, gpu.index).map(row_of_id))
     row = row.fillna(-1).astype(np.int64).to_numpy()
     start, end = (operators[name].to_numpy()[row] for name in ("start", "end"))

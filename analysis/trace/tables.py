@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from analysis.trace.file import ABSENT, Arguments, Event, TraceFile, Watch
+from analysis.trace.file import ABSENT, Arguments, Event, OnProgress, TraceFile
 from harness.base.errors import UserError
 from harness.base.units import MB
 from harness.machine.host_memory import available_host_memory
@@ -155,6 +155,26 @@ def by_name(names: pd.Series, function: Callable[[str], object], dtype: type = o
     return values[codes]
 
 
+def take_or(column: pd.Series | np.ndarray, rows: np.ndarray, unknown: object) -> np.ndarray:
+    """The values of these rows; `unknown` for row -1."""
+    return np.append(column, unknown)[rows]
+
+
+def take_or_none(column: pd.Series, rows: np.ndarray) -> np.ndarray:
+    """The same as objects, with None for row -1."""
+    return take_or(column.to_numpy(object), rows, None)
+
+
+def most_frequent(groups: np.ndarray, values: np.ndarray) -> dict:
+    """The most frequent known value of each group."""
+    known = pd.DataFrame({"group": groups, "value": values}).dropna()
+    if known.empty:
+        return {}
+    counts = known.groupby(["group", "value"], sort=False).size().reset_index(name="n")
+    top = counts.sort_values("n", kind="stable").drop_duplicates("group", keep="last")
+    return dict(zip(top["group"].tolist(), top["value"].tolist(), strict=True))
+
+
 def different_pairs(a: np.ndarray, b: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
     """The different pairs of two columns of numbers from -1 on, and for each row which of them it is."""
     width = int(b.max(initial=-1)) + 2
@@ -166,7 +186,7 @@ def read_trace(
     path: Path,
     window: int | None = None,
     steps_from: str | None = None,
-    watch: Watch | None = None,
+    watch: OnProgress | None = None,
     rank: int | None = None,
 ) -> Trace:
     """The trace in a .json or .json.gz file.  Raises UserError, naming the file, for any other file.
@@ -178,7 +198,7 @@ def read_trace(
     collecting = gc.isenabled()
     gc.disable()  # collecting would traverse hundreds of thousands of objects, all of them in use
     try:
-        n_steps, within = window_of(path, window, steps_from, rank) if window else (None, None)
+        n_steps, within = last_steps_window(path, window, steps_from, rank) if window else (None, None)
         file, events = TraceFile(path, watch), Events(within, rank)
         available, size = available_host_memory(), 0
         for records, text in file.parts():
@@ -198,7 +218,7 @@ def read_trace(
             gc.enable()
 
 
-def window_of(path: Path, n: int, steps_from: str | None, rank: int | None) -> tuple[int, tuple[float, float]]:
+def last_steps_window(path: Path, n: int, steps_from: str | None, rank: int | None) -> tuple[int, tuple[float, float]]:
     """The number of marked steps of a file, and the time of the last n, as in the file: a first pass over it."""
     file, events = TraceFile(path), Events(rank=rank)
     marks = (steps_from, MODULE + steps_from) if steps_from else (STEP,)
@@ -279,7 +299,7 @@ def trace_of(file: TraceFile, events: Events, steps_from: str | None, n_steps: i
     )
 
 
-class Numbers(dict):
+class Interner(dict):
     """A number for each different key, by first appearance; -1 for None."""
 
     def __init__(self):
@@ -304,7 +324,7 @@ class Events:
         self.counts: Counter[str] = Counter()  # by category of today, malformed ones too
         self.unread: Counter[str] = Counter()
         self.n_malformed = 0
-        self.names, self.threads, self.inputs, self.kernels = Numbers(), Numbers(), Numbers(), Numbers()
+        self.names, self.threads, self.inputs, self.kernels = Interner(), Interner(), Interner(), Interner()
         self.parts: dict[str, list[dict[str, np.ndarray]]] = {kind: [] for kind in COLUMNS_OF}
         self.memory: list[np.ndarray] = []  # rows of start, bytes, total, device type
         self.comms: list[Arguments] = []  # of collectives
@@ -318,7 +338,7 @@ class Events:
             elif event.name == "[memory]" and event.args:
                 memory.append(event)
         for category, same in found.items():
-            for kind, part in by_category_of_today(category, same).items():
+            for kind, part in normalize_category(category, same).items():
                 self.counts[kind] += len(part)
                 if kind == "cpu_op":
                     self.comms += [collective_of(a) for one in part if (a := one.args) and a.collective is not None]
@@ -331,7 +351,7 @@ class Events:
                     self.parts[kind].append(self.columns(kind, part, category in CATEGORIES_1_8))
         if memory:
             arguments = [event.args for event in memory]
-            rows = [numbers(memory, "ts"), *(numbers(arguments, key) for key in ("bytes", "total", "device_type"))]
+            rows = [floats_of(memory, "ts"), *(floats_of(arguments, key) for key in ("bytes", "total", "device_type"))]
             self.memory.append(np.stack(rows, axis=1))
 
     def of_one_rank(self, events: list[Event]) -> list[Event]:
@@ -348,9 +368,9 @@ class Events:
     def columns(self, kind: str, events: list[Event], is_1_8: bool) -> dict[str, np.ndarray]:
         """The columns of the table of these events, without malformed ones."""
         n, arguments = len(events), [event.args or NO_ARGUMENTS for event in events]
-        start = numbers(events, "ts")
+        start = floats_of(events, "ts")
         with np.errstate(over="ignore"):  # an end that overflows is malformed
-            end = start + numbers(events, "dur")
+            end = start + floats_of(events, "dur")
         out = {"name": self.names.of(map(attrgetter("name"), events), n), "start": start, "end": end}
         for name in COLUMNS_OF[kind]:
             if name == "thread":
@@ -361,9 +381,9 @@ class Events:
             elif name == "kernel":
                 out[name] = self.kernels.of((bytes(one.kernel) or None for one in arguments), n)
             elif name != "kind":
-                out[name] = whole_numbers(arguments, name)
+                out[name] = integers_of(arguments, name)
         if is_1_8 and "external_id" in out:
-            out["external_id"] = np.maximum(out["external_id"], whole_numbers(arguments, "external_id_1_8"))
+            out["external_id"] = np.maximum(out["external_id"], integers_of(arguments, "external_id_1_8"))
         keep = np.isfinite(end) & (end >= start) & (out["name"] >= 0)
         self.n_malformed += n - int(keep.sum())
         if self.within and kind in ON_HOST:  # what the GPU did for the host in this time is known at the end
@@ -417,10 +437,10 @@ class Events:
         sizes = [max(row.in_elements, row.out_elements) * ITEM_BYTES.get(str(row.dtype), 0) for row in rows]
         return pd.DataFrame(
             {
-                "operator": whole_numbers(rows, "external_id"),
+                "operator": integers_of(rows, "external_id"),
                 "kind": [str(row.collective) for row in rows],
                 "group": [group_name(row) for row in rows],
-                "group_size": whole_numbers(rows, "group_size"),
+                "group_size": integers_of(rows, "group_size"),
                 "ranks": [str(row.group_ranks) for row in rows],
                 "bytes": np.array(sizes, dtype=float),
             }
@@ -468,7 +488,7 @@ def renumber(columns: list[np.ndarray]) -> np.ndarray:
     return order
 
 
-def by_category_of_today(category: str, events: list[Event]) -> dict[str, list[Event]]:
+def normalize_category(category: str, events: list[Event]) -> dict[str, list[Event]]:
     """Events of a category, those of PyTorch 1.8 and of other accelerators under the names that NVIDIA uses today."""
     if category == "Operator":
         return partition(events, lambda name: "cpu_op" if OPERATOR_1_8.search(name) else "user_annotation")
@@ -513,13 +533,13 @@ def inputs_of(arguments: tuple[msgspec.Raw, ...]) -> tuple[bytes, ...] | None:
     return (text, bytes(types), bytes(values)) if text[:1] == b"[" else None
 
 
-def numbers(records: list, field: str) -> np.ndarray:
+def floats_of(records: list, field: str) -> np.ndarray:
     return np.fromiter(map(attrgetter(field), records), np.float64, len(records))
 
 
-def whole_numbers(records: list, field: str) -> np.ndarray:
+def integers_of(records: list, field: str) -> np.ndarray:
     """Exact up to 2^53; what does not fit is unknown."""
-    found = numbers(records, field)
+    found = floats_of(records, field)
     return np.where(np.abs(found) < 2**63, found, -1).astype(np.int64)
 
 

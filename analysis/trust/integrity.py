@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.gpu_time import idle_by_cause
-from analysis.trace.links import AttributedLinks, Links, launched_before_trace, once
+from analysis.trace.links import AttributedLinks, Links, cached_on_links, launched_before_trace
 from analysis.trace.tables import Trace
 from analysis.trust.missing_from_trace import STEPS, missing_lines, not_recorded
 from harness.base.documents import read_document
@@ -26,7 +26,12 @@ SLOWED = 1.5  # times as long as without the profiler: from here on the trace sh
 CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
 BOTH_CLOCKS = ("idle_by_cause", "launch_delay_us", "queue_depth", "step_timeline")  # compare times of GPU and host
 
-TIMES = ("verdict", "components", "operators", "opportunities")  # sections that distorted times make unreliable
+SECTIONS_OF_TIMES = (
+    "verdict",
+    "components",
+    "operators",
+    "opportunities",
+)  # sections that distorted times make unreliable
 UNDISTURBED = "none seen"
 
 
@@ -69,9 +74,9 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
             f"the profiler made these steps {overhead['ratio']:.1f} times as long, some operators more than others"
         )
     if disturbance["text"] not in (None, UNDISTURBED):
-        slower.append(f"disturbed: {disturbance_text(disturbance)}")
+        slower.append(f"disturbed: {profile_disturbance_text(disturbance)}")
     if slower:
-        found.unreliable |= dict.fromkeys(TIMES, "; ".join(slower))
+        found.unreliable |= dict.fromkeys(SECTIONS_OF_TIMES, "; ".join(slower))
 
     of_graph = gpu["of_graph"].to_numpy()
     return {
@@ -254,7 +259,7 @@ def launches_without_kernel(rows: list[dict]) -> int:
     return sum(row["kernel_launches"] - row["kernels_of_launches"] for row in rows)
 
 
-@once
+@cached_on_links
 def step_rows(links: Links) -> list[dict]:
     """Duration of each step on the host, and its GPU events; `incomplete` if some of them are missing."""
     gpu, calls, steps = links.gpu, links.calls, links.steps
@@ -337,7 +342,7 @@ def profile_disturbance(trace: Trace, summary: dict | None) -> dict:
     return {"text": "; ".join(others) or UNDISTURBED, "lost_share": 0.0}
 
 
-def disturbance_text(disturbance: dict) -> str:
+def profile_disturbance_text(disturbance: dict) -> str:
     if disturbance["text"] is None:
         return f"unknown: {disturbance['text_reason']}"
     lost = f", up to {disturbance['lost_share']:.0%} of their time" if disturbance["lost_share"] else ""

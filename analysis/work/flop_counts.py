@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 import torch
@@ -16,12 +15,12 @@ from torch.utils.flop_counter import (
 
 from analysis.work.fake_step import fake_tensors
 from harness.base.files import explain_nulls
+from harness.base.layer_names import starred
 from harness.base.tables import Column, column, sum_row
 from harness.base.text import Table, narrow_table, text_of
 from harness.model.workload import Workload
 
 CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation not counted"
-NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, in the name of a module
 COUNTS = ("forward_flops", "backward_flops", "beyond_matmuls")
 
 
@@ -179,7 +178,7 @@ def folded(rows: list[dict]) -> list[dict]:
     """Rows of modules, with one row for layers that are alike: `layers.0` to `layers.3` as `4 x layers.*`."""
     alike: dict[tuple, list[dict]] = {}
     for row in rows:
-        name = NUMBER.sub(".*", row["module"])
+        name = starred(row["module"], whole_layers=True)
         alike.setdefault((name, *(row[key] for key in row if key != "module")), []).append(row)
     names = Counter(name for name, *_ in alike)  # layers that differ keep their names
     return [

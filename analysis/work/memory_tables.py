@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from harness.base.layer_names import starred
 from harness.base.tables import Column, column, sum_row
 from harness.base.text import Table, text_of
 from harness.base.units import MB, megabytes
@@ -107,8 +106,7 @@ def folded_layers(tensors: list[dict]) -> list[dict]:
     """Tensors that differ only in their layer as one row, `layers.*`, with their number and bytes in total."""
     groups: dict[tuple, list[dict]] = {}
     for row in tensors:
-        where = re.sub(r"\.\d+(?=\.)", ".*", row["where"])
-        key = (where, row["phase"], str(row["shape"]), row["dtype"], row["category"], row["bytes"])
+        key = (starred(row["where"]), row["phase"], str(row["shape"]), row["dtype"], row["category"], row["bytes"])
         groups.setdefault(key, []).append(row)
     return [
         row | {"where": key[0], "shape": f"{row['shape']} x {1 + len(more)}", "bytes": row["bytes"] * (1 + len(more))}

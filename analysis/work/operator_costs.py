@@ -154,7 +154,7 @@ def attention_cost(inputs: Inputs, heads_first: bool) -> Cost:
     keys = length
     if may_be_packed:
         keys = parse_value(inputs.value("longest_keys")) if packed else length
-        keys = min(keys, window_of(*map(inputs.value_or_none, ("causal", "left", "right"))))
+        keys = min(keys, window_width(*map(inputs.value_or_none, ("causal", "left", "right"))))
     per_key = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
     flops = 2 * math.prod(query[:-1]) * keys * per_key
     if packed and keys > length / (inputs.shape("key_edges")[0] - 1):
@@ -162,7 +162,7 @@ def attention_cost(inputs: Inputs, heads_first: bool) -> Cost:
     return Cost(flops, moved, None, keys if keys < length else None)
 
 
-def window_of(causal: str | None, left: str | None, right: str | None) -> float:
+def window_width(causal: str | None, left: str | None, right: str | None) -> float:
     """How many keys a query sees at most, by the texts of these inputs; a negative number, or none, is no limit."""
     left, right = (int(text) if re.fullmatch(r"-?\d+", text or "") else -1 for text in (left, right))
     right = 0 if causal == "True" else right

@@ -8,12 +8,12 @@ harness/instruments/first_step.py reads the tensors.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.base.files import explain_nulls
+from harness.base.layer_names import part_of
 
 if TYPE_CHECKING:
     from harness.instruments.timing import StepRecord
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 LEAST_RATIO = 0.1  # backward / forward time; twice the matmuls at twenty times the rate of the forward pass
 LEAST_STEPS = 3  # whose times are looked at: fewer may all have been held up in the forward pass
 NAMES_SHOWN = 20  # of the parameters of a finding
-IN_LAYER = re.compile(r"(?:^|\.)layers\.\d+\.")
 
 
 @dataclass
@@ -138,7 +137,7 @@ def norms_by_part(norms: dict[str, float]) -> dict[str, float]:
     """Norms of the gradients by part of the model, over all layers; without parts whose gradient is not finite."""
     squares: dict[str, float] = {}
     for name, norm in norms.items():
-        part = IN_LAYER.sub("", name).removesuffix(".weight")
+        part = part_of(name).name.removesuffix(".weight")
         squares[part] = squares.get(part, 0.0) + norm**2
     return {part: math.sqrt(square) for part, square in squares.items() if math.isfinite(square)}
 

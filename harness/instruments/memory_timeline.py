@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
 from harness.base.files import explain_nulls
+from harness.base.layer_names import part_of
 from harness.ranks.collective_calls import CollectiveCounter
 
 # Gathered parameters are those that FSDP has of other ranks too; buckets are what collectives read and write, unless it
@@ -17,7 +17,6 @@ CATEGORIES = (
     "parameters", "gathered parameters", "gradients", "buckets", "optimizer", "activations", "temporaries", "buffers"
 )  # fmt: skip
 OF_SEVERAL_RANKS = ("gathered parameters", "buckets")
-IN_LAYER = re.compile(r"(.*?)\.?\b(\d+)\.(.+)")
 
 
 @dataclass
@@ -103,7 +102,7 @@ class MemoryTimeline:
             },
             "timeline": {"time_us": [round(t, 1) for t in self.times_us], "total_bytes": total.tolist()}
             | {f"{category}_bytes": row.tolist() for category, row in live.items()}
-            | {"layer": [layer_and_part(place)[0] for place in self.places]},
+            | {"layer": [part_of(place).layer for place in self.places]},
         }
 
     def finished_phases(self) -> list[Phase]:
@@ -130,20 +129,11 @@ class MemoryTimeline:
         ]
 
 
-def layer_and_part(where: str) -> tuple[int | None, str]:
-    """(3, 'attention.scores') for layers.3.attention.scores, (3, 'model.h.*.mlp') for model.h.3.mlp; (None, 'lm_head')
-    for lm_head."""
-    found = IN_LAYER.match(where)
-    if not found:
-        return None, where
-    return int(found[2]), found[3] if found[1] == "layers" else f"{found[1]}.*.{found[3]}".lstrip(".")
-
-
 def kept_rows(kept: list[Allocation]) -> list[dict]:
     """Bytes that a forward pass keeps for its backward pass, by component and layer."""
     sums: Counter[tuple] = Counter()
     for entry in kept:
-        sums[layer_and_part(entry.where)] += entry.bytes
+        sums[part_of(entry.where)] += entry.bytes
     return [{"component": part, "layer": layer, "bytes": size} for (layer, part), size in sums.items()]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from harness.base.layer_names import starred
 from harness.base.tables import Section, column
 from harness.instruments.memory_timeline import Allocation
 from harness.instruments.memory_tracker import MemoryTracker
@@ -60,7 +60,7 @@ class DtypeRecorder:
             self.add(kind, "model", tensor)
 
     def add(self, kind: str, name: str, tensor: Tensor | Allocation, owner: str | None = None) -> None:
-        key = kind, re.sub(r"layers\.\d+", "layers.*", name), short_name(tensor.dtype)
+        key = kind, starred(name), short_name(tensor.dtype)
         self.names.setdefault(key, set()).add(owner or name)
 
     def add_parts(self, tracker: MemoryTracker) -> None:
