@@ -38,7 +38,6 @@ def main() -> None:
     from harness.base.text import read_on
     from studies.engine.comparison import (
         compare_sweeps,
-        draw_sweep_comparison,
         read_sweep,
         sweep_comparison_answer,
         sweep_comparison_lines,
@@ -48,8 +47,10 @@ def main() -> None:
     folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
     tables = folder / "comparison.md"
     if any(sweeps):
+        from studies.engine.comparison_figure import sweep_comparison_figure
+
         comparison = compare_sweeps(args.folders, sweeps)
-        lines, draw, drawn = sweep_comparison_lines(comparison), draw_sweep_comparison, comparison
+        lines, draw, drawn = sweep_comparison_lines(comparison), sweep_comparison_figure, comparison
         markdown = ["```text", *lines, "```"]
         answer = sweep_comparison_answer(comparison, read_on(tables, "docs/sweeps.md"))
     else:

@@ -10,29 +10,9 @@ from harness.run.startup import run_command
 
 
 def main() -> None:
-    from harness.base.command_line import byte_count
-    from studies.collectives.rank_timing import KINDS
-    from studies.engine.sweep import COUNT, ByDevice, default_world_sizes, parse_sweep, sweep_parser
+    from studies.collectives.study import CollectiveBenchmark
 
-    parser = sweep_parser("collective_benchmark", __doc__, predicts=False)
-    add = parser.add_argument
-    text = f"{', '.join(KINDS)} (all)"
-    add("--kinds", nargs="+", metavar="KIND", choices=KINDS, default=[*KINDS], help=text)
-    text = "ranks of this machine (powers of two: of its GPUs; on a CPU 2, and 4 with four cores)"
-    add("--world-sizes", type=COUNT, nargs="+", metavar="W", help=text)
-    text = "of the larger of input and output; each size is four times the one before (%(default)s)"
-    add("--min-bytes", type=byte_count, metavar="N", default="1K", help=text)
-    default = ByDevice("1G", "16M")
-    add("--max-bytes", type=byte_count, metavar="N", default=default, help="with K, M or G of 2^10 (%(default)s)")
-    default = ByDevice(20, 10)
-    add("--repetitions", type=COUNT, metavar="N", default=default, help="each of five calls (%(default)s)")
-    add("--warmup-steps", type=COUNT, metavar="N", default=3, help="calls before them (%(default)s)")
-    args, device = parse_sweep(parser)
-    args.max_bytes = byte_count(str(args.max_bytes))
-    args.world_sizes = sorted(args.world_sizes or default_world_sizes(device)[1:])
-    from studies.collectives.study import benchmark  # imports pandas
-
-    benchmark(args, device)
+    CollectiveBenchmark.command(__doc__)
 
 
 if __name__ == "__main__":

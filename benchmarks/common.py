@@ -23,8 +23,8 @@ from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json
 from harness.base.tables import Column, column, text_table
 from harness.machine.environment import describe_environment
-from studies.engine.sweep import interval_column
-from studies.timing.study import alternating
+from studies.engine.columns import interval_column
+from studies.timing.methods import alternating
 from workshop.exercise.results import machine
 
 

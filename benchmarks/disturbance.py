@@ -40,11 +40,10 @@ from benchmarks.common import benchmark_parser, environment_of, report, save, tr
 from benchmarks.waiting_policies import extent, extent_column
 from harness.base.console import progress_bar, say
 from harness.base.files import explain_nulls
-from harness.base.tables import Column, column, text_table
+from harness.base.tables import Column, column, text_columns, text_table
 from harness.machine import disturbance
 from harness.machine.cgroups import cgroup_folders
 from harness.machine.disturbance import available_cores
-from studies.engine.sweep import text_columns
 
 STEPS_OF_A_RUN = ("--num-steps", "12")
 # Threshold, the figure of a run that it limits, what slowed the runs to compare with; None: nothing here can.

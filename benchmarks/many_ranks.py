@@ -29,11 +29,11 @@ from benchmarks.common import benchmark_parser, environment_of, process_cost, re
 from harness.base.console import progress_bar, say
 from harness.base.errors import UserError
 from harness.base.files import explain_nulls
-from harness.base.tables import column, text_table
+from harness.base.tables import column, text_columns, text_table
 from harness.base.units import MB
+from studies.engine.command_line import workload_of
 from studies.engine.ranks import on_ranks
-from studies.engine.sweep import text_columns, workload_of
-from studies.scaling.rank_steps import measure
+from studies.scaling.rank_steps import measure_steps
 
 SCRIPT = Path(__file__).resolve().parent.parent / "tiny_llama_v1.py"
 MODES = ("ddp", "zero1", "fsdp")
@@ -67,7 +67,7 @@ def real_row(mode: str, world_size: int, size: str) -> dict:
     """Bytes of a step on real ranks beside those of the prediction; rank 0 is the one that is predicted."""
     workload = workload_of(size=size).with_settings(parallel=mode, world_size=world_size)
     expected = predicted_memory(workload, on_gpu=False).document()
-    status, answer = on_ranks(world_size, "cpu", measure, workload, STEPS, WARMUP_STEPS, None)
+    status, answer = on_ranks(world_size, "cpu", measure_steps, workload, STEPS, WARMUP_STEPS, None)
     if status != "ok":
         raise UserError(f"{mode} on {world_size} ranks: {answer}")
     found = answer[0]

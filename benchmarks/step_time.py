@@ -31,11 +31,12 @@ import torch.nn.functional as F
 from benchmarks.common import benchmark_parser, compare, comparison_columns, environment_of, report
 from harness.base.command_line import version_of
 from harness.base.errors import UserError
+from harness.base.tables import text_columns
 from harness.instruments.recorder import Instruments
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.machine.devices import choose_device
 from harness.run.run_report import RunReport
-from studies.engine.sweep import text_columns, workload_of
+from studies.engine.command_line import workload_of
 from studies.optimization.reference import reference_model
 from tiny_llama_v1 import SIZES, TinyLlamaWorkload
 

@@ -29,10 +29,11 @@ from harness.base.console import progress_bar
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.paths import PROJECT
-from harness.base.tables import column
+from harness.base.tables import column, text_columns
 from harness.machine.devices import choose_device
 from harness.machine.environment import describe_environment
-from studies.engine.sweep import in_fresh_process, text_columns, workload_of
+from studies.engine.command_line import workload_of
+from studies.engine.isolation import in_fresh_process
 
 
 def peak_rates(precision: str, empty: str) -> tuple[float, float]:

@@ -34,9 +34,9 @@ import torch
 from analysis.comparison.noise import ratio
 from benchmarks.common import benchmark_parser, environment_of, report, save, training_run
 from harness.base.console import progress_bar
-from harness.base.tables import Column, column
+from harness.base.tables import Column, column, text_columns
 from harness.machine.disturbance import available_cores
-from studies.engine.sweep import interval_column, text_columns
+from studies.engine.columns import interval_column
 
 DEFAULT = "GOMP_SPINCOUNT=300000"  # what libgomp does if no variable is set
 SETTINGS = (DEFAULT, "OMP_WAIT_POLICY=PASSIVE", *(f"GOMP_SPINCOUNT={n}" for n in (1000, 3000, 10000)))

@@ -32,6 +32,8 @@ documents = SimpleNamespace(
     }
 )
 SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
+# What a study knows of a CPU, as far as it needs to say which rows it has.
+CPU_PROPERTIES = SimpleNamespace(on_gpu=False, capacity=SimpleNamespace(for_tensors=lambda precision=None: 0))
 
 
 def exit_code(work) -> int:

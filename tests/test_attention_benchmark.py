@@ -10,10 +10,12 @@ from helpers import PROJECT, finish, read_until, run_command, start
 
 import run_attention_benchmark
 from harness.base.units import MB
-from studies.attention import cost as attention_cost
-from studies.attention.cost import manual_attention, measure, predicted, reason_in
-from studies.attention.study import KEY
-from studies.engine import sweep
+from studies.attention import prediction
+from studies.attention.implementations import manual_attention
+from studies.attention.measurement import measure_attention
+from studies.attention.prediction import predicted_tensors, reason_in
+from studies.attention.study import AttentionBenchmark
+from studies.engine import isolation
 from tiny_llama_v1 import eager_attention, fused_attention
 
 CPU = torch.device("cpu")
@@ -37,13 +39,13 @@ PUBLISHED = {
 
 def spec(implementation, d_head=16, seq_len=32, dtype="fp32", batch_size=2, causal=False):
     values = (implementation, dtype, batch_size, 1, d_head, seq_len, causal)
-    return dict(zip(KEY, values, strict=True))
+    return dict(zip(AttentionBenchmark.kind.key, values, strict=True))
 
 
 @pytest.mark.parametrize(("shape", "measured"), PUBLISHED.items())
 def test_published_measurements(shape, measured):
     """They are the prediction plus the workspaces of the BLAS library."""
-    found = predicted(spec("manual", *shape, batch_size=8), CPU)
+    found = predicted_tensors(spec("manual", *shape, batch_size=8), CPU)
     assert 0 <= measured - found["predicted_memory_bytes"] <= 18 * MB
 
 
@@ -59,7 +61,7 @@ def test_predictions_are_the_sizes_of_the_tensors(dtype, causal):
         "sdpa-flash": 5 * wide + b * s * 4,
     }
     for implementation, total in expected.items():
-        found = predicted(spec(implementation, dtype=dtype, causal=causal), CPU)
+        found = predicted_tensors(spec(implementation, dtype=dtype, causal=causal), CPU)
         assert found["predicted_memory_bytes"] == total, implementation
         assert sum(tensor["bytes"] for tensor in found["tensors"]) == total
         assert found["predicted_peak_bytes"] > total - 8
@@ -67,7 +69,7 @@ def test_predictions_are_the_sizes_of_the_tensors(dtype, causal):
 
 @pytest.mark.slow
 def test_compiled_attention_keeps_no_more_than_eager():
-    eager, compiled = (predicted(spec(name, seq_len=64), CPU) for name in ("eager", "compiled"))
+    eager, compiled = (predicted_tensors(spec(name, seq_len=64), CPU) for name in ("eager", "compiled"))
     assert 0 < compiled["predicted_memory_bytes"] <= eager["predicted_memory_bytes"]
 
 
@@ -75,8 +77,8 @@ def test_compiled_attention_keeps_no_more_than_eager():
 @pytest.mark.parametrize("causal", [False, True])
 def test_measured_memory_is_as_predicted(implementation, causal):
     one = spec(implementation, seq_len=48, causal=causal)
-    found = measure(one, "cpu", repetitions=2, warmup_steps=0)
-    assert found["memory_bytes"] == predicted(one, CPU)["predicted_memory_bytes"]
+    found = measure_attention(one, "cpu", repetitions=2, warmup_steps=0)
+    assert found["memory_bytes"] == predicted_tensors(one, CPU)["predicted_memory_bytes"]
     assert found["forward_ms"] > 0 < found["backward_ms"]
     kernels = {"sdpa-flash": "flash_attention_for_cpu", "sdpa-math": "_attention_math"}
     assert kernels.get(implementation, "aten::bmm") in found["kernel"]
@@ -87,8 +89,8 @@ def test_measured_memory_is_as_predicted(implementation, causal):
 def test_gpu_memory_is_as_predicted(implementation):
     """Within the allocator's rounding, 512 bytes a tensor."""
     one = spec(implementation, d_head=64, seq_len=512, dtype="bf16", batch_size=8)
-    expected = predicted(one, torch.device("cuda"))
-    status, found = sweep.in_fresh_process(measure, one, "cuda", 3, 1)
+    expected = predicted_tensors(one, torch.device("cuda"))
+    status, found = isolation.in_fresh_process(measure_attention, one, "cuda", 3, 1)
     assert status == "ok", found
     assert abs(found["memory_bytes"] - expected["predicted_memory_bytes"]) <= 512 * len(expected["tensors"])
 
@@ -199,8 +201,8 @@ def test_breakdown_of_a_row_that_does_not_fit(scratch, capfd):
 @pytest.mark.parametrize(("status", "code"), [("oom", 0), ("failed", 1)])
 def test_out_of_memory_and_failure_are_rows(scratch, monkeypatch, capfd, status, code):
     answers = iter([(status, "why it did")])
-    real = sweep.in_fresh_process
-    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work, **options: next(answers, None) or real(*work))
+    real = isolation.in_fresh_process
+    monkeypatch.setattr(isolation, "in_fresh_process", lambda *work, **options: next(answers, None) or real(*work))
     assert bench(*TINY, "--implementations", "eager", "--output-dir", "run") == code
     rows = document_in(scratch / "run")["rows"]
     assert [row["status"] for row in rows] == [status, "ok"]
@@ -236,7 +238,7 @@ def test_without_a_prediction_the_row_is_measured(scratch, monkeypatch):
     def broken(spec, device):
         raise RuntimeError("no such operator\non fake tensors")
 
-    monkeypatch.setattr(attention_cost, "predicted", broken)
+    monkeypatch.setattr(prediction, "predicted_tensors", broken)
     assert bench(*TINY, "--implementations", "eager", "--output-dir", "run") == 0
     rows = document_in(scratch / "run")["rows"]
     assert {row["status"] for row in rows} == {"ok"}
@@ -265,11 +267,11 @@ def _answers(x):
 
 
 def test_processes_of_rows():
-    assert sweep.in_fresh_process(_answers, 1) == ("ok", 2)
-    assert sweep.in_fresh_process(_runs_out)[0] == "oom"
-    status, why = sweep.in_fresh_process(_dies)
+    assert isolation.in_fresh_process(_answers, 1) == ("ok", 2)
+    assert isolation.in_fresh_process(_runs_out)[0] == "oom"
+    status, why = isolation.in_fresh_process(_dies)
     assert (status, "SIGKILL" in why) == ("oom", True)
-    assert sweep.in_fresh_process(_exits) == ("failed", "the process ended with exit code 3")
+    assert isolation.in_fresh_process(_exits) == ("failed", "the process ended with exit code 3")
 
 
 @pytest.mark.slow

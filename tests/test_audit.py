@@ -19,7 +19,7 @@ from harness.instruments.audit import FirstStep, RateLimit, audit_document, audi
 from harness.instruments.first_step import FirstStepAudit
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import StepRecord
-from studies.timing.study import Step
+from studies.timing.methods import Step
 from tiny_llama_v1 import RMSNorm, TinyLlamaConfig, TinyLlamaModel, TinyLlamaWorkload, TrainingConfig
 
 CPU = torch.device("cpu")

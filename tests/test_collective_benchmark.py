@@ -13,8 +13,8 @@ from analysis.prediction.communication import communication
 from analysis.prediction.network import Network, fitted, keep_network, measured_network, network_of
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.errors import UserError
-from studies.collectives.rank_timing import KINDS, size_on_ranks
-from studies.collectives.study import common_fit, figures, fit_rows
+from studies.collectives.rank_timing import COLLECTIVES, size_on_ranks
+from studies.collectives.results import common_fit, fit_rows, measured_columns
 
 bench = functools.partial(run_command, run_collective_benchmark)
 DEVICE = {"name": "A card", "type": "cuda"}
@@ -59,7 +59,7 @@ def test_fits_by_kind_and_ranks_and_a_common_one():
 def test_the_slowest_rank_counts():
     row = {"kind": "all_gather", "world_size": 2, "bytes": 4000}
     ranks = [{("all_gather", 4000): [1.0, 2.0, 9.0]}, {("all_gather", 4000): [2.0, 1.0, 3.0]}]
-    found = figures(row, ranks)
+    found = measured_columns(row, ranks)
     assert found["time_us"] == 2.0
     assert (found["algorithm_bandwidth_gb_per_sec"], found["bus_bandwidth_gb_per_sec"]) == (2.0, 1.0)
 
@@ -148,10 +148,10 @@ def test_wrong_input(scratch, capfd, flags, words):
 
 
 def test_a_launch_that_fails_is_in_its_rows(scratch, capfd, monkeypatch):
-    monkeypatch.setattr("studies.collectives.study.on_ranks", lambda *work, **options: ("failed", "rank 1: it broke"))
+    monkeypatch.setattr("studies.engine.ranks.on_ranks", lambda *work, **options: ("failed", "rank 1: it broke"))
     assert bench("--device", "cpu", "--max-bytes", "4K", "--world-sizes", "2", "--output-dir", "run") == 1
     rows = json.loads((scratch / "run" / "collective_benchmark.json").read_text())["rows"]
-    assert len(rows) == 2 * len(KINDS) and {row["reason"] for row in rows} == {"rank 1: it broke"}
+    assert len(rows) == 2 * len(COLLECTIVES) and {row["reason"] for row in rows} == {"rank 1: it broke"}
     assert "No fit" in capfd.readouterr().out
 
 

@@ -21,7 +21,7 @@ from harness.machine.disturbance import Counters, DisturbanceMeter, disturbance_
 from harness.machine.gpu_driver import Slowdowns
 from harness.ranks.failure_watch import wait_until
 from harness.run.startup import WAITING_POLICIES, default_variables
-from studies.engine import sweep
+from studies.engine import isolation
 
 CPU = torch.device("cpu")
 
@@ -592,16 +592,16 @@ def spin(seconds: float) -> float:
 @needs_linux
 def test_a_sweep_measures_the_process_of_a_row():
     found: dict = {}
-    assert sweep.in_fresh_process(spin, 0.1, device=CPU, disturbance=found) == ("ok", 0.1)
+    assert isolation.in_fresh_process(spin, 0.1, device=CPU, disturbance=found) == ("ok", 0.1)
     assert 0 <= found["waited_share"] <= 1
     assert found["disturbed"] in (True, False)
-    assert sweep.in_fresh_process(spin, 0.0) == ("ok", 0.0)
+    assert isolation.in_fresh_process(spin, 0.0) == ("ok", 0.0)
 
 
 def test_rows_of_a_sweep_are_marked(command, monkeypatch):
     import run_attention_benchmark
 
-    real = sweep.in_fresh_process
+    real = isolation.in_fresh_process
     by = {"disturbed": True, "reasons": ["31% of thread time waited for a core"]}
 
     def disturbed(*work, disturbance=None, **options):
@@ -610,7 +610,7 @@ def test_rows_of_a_sweep_are_marked(command, monkeypatch):
             disturbance |= by
         return answer
 
-    monkeypatch.setattr(sweep, "in_fresh_process", disturbed)
+    monkeypatch.setattr(isolation, "in_fresh_process", disturbed)
     flags = "--seq-lens 16 --d-heads 8 --batch-size 1 --implementations manual --repetitions 2 --device cpu".split()
     code, out, err = command(run_attention_benchmark, *flags)
     assert code == 0, err

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from traces import H100, MI300X, analysis_of, real
 
+from analysis.comparison.noise import NOISE
 from analysis.comparison.text import with_short_names
 from analysis.report.comparison_figure import draw_comparison
 from analysis.report.figures import log_axis, plain_text, profile_figures, steps_figure
@@ -18,16 +19,14 @@ from analysis.report.palette import FAMILIES, MEMORY, PHASES, color_of, hatch_of
 from analysis.report.roofline_figure import draw_roofline
 from analysis.trace.tables import read_trace
 from harness.base.units import MB
-from studies.figures import (
-    attention_figure,
-    comparison_figure,
-    memory_figure,
-    optimization_figure,
-    precision_figure,
-    scaling_figure,
-    timing_figure,
-    training_figure,
-)
+from studies.attention.figure import attention_figure
+from studies.engine.comparison_figure import sweep_comparison_figure
+from studies.memory.figure import memory_figure
+from studies.optimization.figure import optimization_figure
+from studies.precision.figure import precision_figure
+from studies.scaling.figure import scaling_figure
+from studies.timing.figure import timing_figure
+from studies.training.figure import training_figure
 
 ABOUT = "2,873,600 parameters, batch 8 x 128 tokens, fp32, on Intel(R) Xeon(R) Processor"
 
@@ -247,7 +246,11 @@ SUMS = {
     for name, e in (("fp32", 1e-9), ("bf16", 1e-5), ("fp16", 1e-6))
 }
 FIT = {"rows": 9, "constant_bytes": 33 * MB, "linear_bytes": MB / 8, "quadratic_bytes": 1.0}
-SWEEP = [(f"tiny 8 x 128 train step run_{k}", 0.7 + 0.1 * k, k == 3) for k in range(8)]
+SWEEP = [
+    {"row": "tiny 8 x 128 train", "figure": "step_ms", "run": f"run_{k}", "ratio": 0.7 + 0.1 * k}
+    | {"difference": NOISE if k == 3 else "slower"}
+    for k in range(8)
+]
 FIGURES = {
     "steps": lambda: steps_figure(steps_document(), ABOUT),
     "memory_timeline": lambda: draw_memory_timeline(memory_document(), ABOUT),
@@ -273,7 +276,7 @@ FIGURES = {
         {f"{size} 8 x 128 fp32": optimization_rows(bound) for size, bound in (("tiny", None), ("small", 0.9))}, ABOUT
     ),
     "scaling": lambda: scaling_figure(scaling_rows(), f"{ABOUT}; base: 1 rank"),
-    "sweeps": lambda: comparison_figure(SWEEP, "a_sweep"),
+    "sweeps": lambda: sweep_comparison_figure({"rows": SWEEP, "baseline": "a_sweep"}),
 }
 
 

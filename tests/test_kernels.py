@@ -23,7 +23,7 @@ from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from kernels.rms_norm import forward, rms_norm
 from kernels.swiglu import swiglu
-from studies.timing.study import Step
+from studies.timing.methods import Step
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,5 +1,6 @@
 """What a command ends with: its answer in a dozen lines, tables on request, nothing wider than a screen."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +11,14 @@ from analysis.work.memory_tables import folded_layers, parts_of_peak
 from harness.base.tables import ANSWER_LINES, COLUMNS, Column, Section, answer, column
 from harness.base.units import MB
 from harness.run.run_summary import disturbance_lines
-from studies.engine.sweep import Sweep, optional, predicted_finding, screen_lines
-from studies.memory import study as memory
-from studies.precision import study as precision
-from studies.timing import study as timing
-from studies.training import study as training
+from studies.engine.columns import optional
+from studies.engine.prediction import predicted_finding
+from studies.engine.report import disturbance_of, screen_lines
+from studies.engine.study import Study
+from studies.memory import tables as memory
+from studies.precision import tables as precision
+from studies.timing import conclusions as timing
+from studies.training import tables as training
 
 RUN = [*SMALL_MODEL, "--num-steps", "3", "--device", "cpu"]
 
@@ -242,7 +246,10 @@ def test_the_timing_study_counts_the_wrong_conclusions():
 def test_within_noise_the_right_method_says_so():
     right = {"method": "right", "status": "ok", "baseline_ms": 1.0, "ratio": 1.3, "ratio_95": (0.9, 1.6)}
     other = {"method": "one run", "status": "ok", "baseline_ms": 1.0, "ratio": 1.5}
-    assert [row["conclusion"] for row in timing.concluded([right, other])] == ["30.0% slower, within noise", "the same"]
+    assert [row["conclusion"] for row in timing.with_conclusions([right, other])] == [
+        "30.0% slower, within noise",
+        "the same",
+    ]
 
 
 REASONS = [
@@ -254,18 +261,20 @@ REASONS.append("20% of core time stolen by other virtual machines")
 
 def test_progress_of_a_sweep_fits_the_screen(monkeypatch, capsys):
     """What disturbed a row is told in short, after the time left; the reason of a failure in full."""
-    monkeypatch.setattr("studies.engine.sweep.time", SimpleNamespace(monotonic=iter((0.0, 300.0, 300.0)).__next__))
+    monkeypatch.setattr("studies.engine.study.time", SimpleNamespace(monotonic=iter((0.0, 300.0, 300.0)).__next__))
     row = {"status": "ok", "disturbed": True, "disturbance": "; ".join(REASONS)}
     failed = {"status": "failed", "reason": "it " * 60 + "ended"}
     rows = []
-    sweep = SimpleNamespace(name="a_study", rows=rows, keep=rows.extend, write=lambda: None, is_open=bool)
-    todo = [{"rows": [one]} for one in (row, failed)]
-    Sweep._measure_all(sweep, todo, lambda spec: spec["rows"], lambda one: "a row", lambda one: "1.00 ms")
+    sweep = SimpleNamespace(keep=rows.extend, write=lambda: None, is_open=bool)
+    study = SimpleNamespace(kind=SimpleNamespace(name="a_study"), sweep=sweep, measure=lambda cell: cell.rows)
+    study.label, study.result = (lambda one: "a row"), (lambda one: "1.00 ms")
+    study._progress = functools.partial(Study._progress, study)
+    Study._measure_all(study, [SimpleNamespace(rows=[one]) for one in (row, failed)])
     first, *others = capsys.readouterr().out.splitlines()
     assert first == f"[1/2] a row: 1.00 ms, about 5 min left; disturbed: {REASONS[0]}"
     assert " ".join(map(str.strip, others)) == f"[2/2] a row: failed, {failed['reason']}"
     assert max(map(len, (first, *others))) <= COLUMNS
-    assert Sweep.disturbance(sweep) == f"1 of 1 rows, such as: {REASONS[0]}"
+    assert disturbance_of(rows) == f"1 of 1 rows, such as: {REASONS[0]}"
 
 
 def test_a_long_disturbance_is_broken_into_lines():

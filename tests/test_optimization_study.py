@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from helpers import documents, run_command, unregistered
+from helpers import CPU_PROPERTIES, documents, run_command, unregistered
 from test_documents import mismatches
 from torch._inductor import cpu_vec_isa
 
@@ -16,13 +16,16 @@ import run_optimization_study
 from analysis.commands.stored_optimizations import best_of
 from analysis.work.user_workload import UserWorkload, examined
 from harness.instruments.phases import median_interval
-from studies.engine.sweep import cold_compiler, workload_of
-from studies.optimization import reference, rungs
+from studies.engine.command_line import workload_of
+from studies.engine.isolation import cold_compiler
+from studies.optimization import reference, rungs, turns
 from studies.optimization import study as optimization
-from studies.optimization import turns as optimization_steps
+from studies.optimization.columns import columns_beside
+from studies.optimization.groups import Candidate, groups_that_fit, measured_rows
 from studies.optimization.reference import ReferenceWorkload, reference_of
 from studies.optimization.rungs import NAMES, flag_sets, predicted_ratio
-from studies.optimization.study import beside, finding, groups_that_fit, in_turn
+from studies.optimization.study import OptimizationStudy
+from studies.optimization.tables import finding
 from studies.optimization.turns import take_turns
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
@@ -116,14 +119,16 @@ def test_without_a_trace_there_is_no_bound():
 def test_as_many_as_fit_in_memory_take_turns(available, expected):
     """Each keeps 120 bytes between steps, and 60 more at its peak."""
     workload = types.SimpleNamespace(parameter_count=lambda: 10)
-    rows = [({"flags": name, "predicted_memory_bytes": 180}, workload) for name in "abcd"]
-    groups = list(groups_that_fit(rows, rows[0], available))
+    todo = [Candidate({"flags": name, "predicted_memory_bytes": 180}, workload) for name in "abcd"]
+    baseline, *others = todo
+    groups = list(groups_that_fit(todo, baseline, available))
     assert [len(group) for group in groups] == expected
-    assert {row["flags"] for group in groups for row, _ in group} == set("abcd")
-    assert all(group[0] is rows[0] for group in groups)
+    assert {one.row["flags"] for group in groups for one in group} == set("abcd")
+    assert all(group[0] is baseline for group in groups)
     for status in ("skipped", "oom"):
-        rows[0][0]["status"] = status
-        assert [row["flags"] for group in groups_that_fit(rows[1:], rows[0], 1000) for row, _ in group] == list("bcd")
+        baseline.row["status"] = status
+        (group,) = groups_that_fit(others, baseline, 1000)
+        assert [one.row["flags"] for one in group] == list("bcd")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,7 @@ def test_as_many_as_fit_in_memory_take_turns(available, expected):
 def test_if_the_process_dies_only_what_ended_it_is_out_of_memory(dying, processes, statuses):
     calls = []
 
-    def measure_row(peak, work, workloads, *rest):
+    def measure(workloads):
         calls.append("".join(one.name for one in workloads))
         if calls[-1] in dying:
             return {"status": "oom", "reason": "killed"}, None
@@ -148,10 +153,12 @@ def test_if_the_process_dies_only_what_ended_it_is_out_of_memory(dying, processe
         return {"status": "ok", "reason": ""}, [found] * len(workloads)
 
     group = [
-        (row(flags, BASE, n) | {"status": None}, types.SimpleNamespace(name=str(n), step_flops=int, compiled=False))
+        Candidate(
+            row(flags, BASE, n) | {"status": None}, types.SimpleNamespace(name=str(n), step_flops=int, compiled=False)
+        )
         for n, flags in enumerate(statuses)
     ]
-    rows = in_turn(types.SimpleNamespace(measure_row=measure_row), group, 3, 0)
+    rows = measured_rows(measure, group)
     assert calls == processes
     assert {one["flags"]: one["status"] for one in rows} == statuses and len(rows) == len(group)
     for one in rows[1:]:
@@ -163,29 +170,30 @@ def test_if_the_process_dies_only_what_ended_it_is_out_of_memory(dying, processe
 def test_the_profile_of_the_baseline_is_forced_or_skipped_as_its_row_is(tmp_path):
     runs = []
 
-    def measure_row(peak, work, workload, *rest, precision):
+    def measure_in_process(peak, work, workload, *rest, precision):
         runs.append((peak, workload.training.force))
         return {"status": "skipped", "reason": "would not fit"}, None
 
     for force in (False, True):
-        sweep = types.SimpleNamespace(folder=tmp_path, force=force, measure_row=measure_row)
+        sweep, args = types.SimpleNamespace(folder=tmp_path), types.SimpleNamespace(force=force)
+        study = types.SimpleNamespace(sweep=sweep, args=args, measure_in_process=measure_in_process)
         shape = {"size": "tiny", "precision": "fp32", "predicted_memory_bytes": 7}
-        found = optimization.profile_of(sweep, SMALL, shape)
+        found = OptimizationStudy.profile_of(study, Candidate(shape, SMALL))
         assert found["opportunities_reason"] == "the baseline was not profiled: would not fit"
     assert runs == [(7, False), (7, True)]
 
 
 def test_one_that_fails_leaves_the_others_their_turns(monkeypatch):
     """And all train as the script does: audited, memory as predicted, with the losses of the baseline."""
-    build, failing = optimization_steps.Variant.__init__, "PyTorch: DefaultCPUAllocator: can't allocate memory: 8 bytes"
+    build, failing = turns.Variant.__init__, "PyTorch: DefaultCPUAllocator: can't allocate memory: 8 bytes"
 
     def fail(self, workload, device):
         if workload.training.fused_rope:
             raise RuntimeError(failing)
         build(self, workload, device)
 
-    monkeypatch.setattr(optimization_steps.Variant, "__init__", fail)
-    monkeypatch.setattr(optimization_steps, "matmul_rate", lambda device, precision: 1.0)
+    monkeypatch.setattr(turns.Variant, "__init__", fail)
+    monkeypatch.setattr(turns, "matmul_rate", lambda device, precision: 1.0)
     kinds = ({}, {"fused_rope": True}, {"attention": "sdpa"}, {"precision": "bf16"})
     baseline, failed, sdpa, bf16 = take_turns([SMALL.with_settings(**kind) for kind in kinds], 3, 1)
     assert failed["status"] == "oom" and "8 bytes" in failed["reason"]
@@ -204,7 +212,7 @@ def test_the_reference_trains_as_ours_does(monkeypatch):
     monkeypatch.setattr(reference, "compiler_problem", lambda on_gpu: "there is none")
     theirs = reference_of(SMALL, False)
     assert isinstance(theirs, ReferenceWorkload) and not theirs.compiled and theirs.training.attention == "sdpa"
-    monkeypatch.setattr(optimization_steps, "matmul_rate", lambda device, precision: None)
+    monkeypatch.setattr(turns, "matmul_rate", lambda device, precision: None)
     ours, found = take_turns([SMALL, theirs], 3, 0)
     assert found["audit_ok"], found
     assert found["losses"] == pytest.approx(ours["losses"], abs=1e-5)
@@ -226,8 +234,8 @@ def row(flags: str, times: list[float], ladder: int | None = None, **more) -> di
 
 
 def together(*rows: dict, losses: dict[str, list[float]] | None = None) -> list[dict]:
-    found = [{"losses": (losses or {}).get(one["flags"], [4.0, 3.9])} for one in rows]
-    return [one | beside(one, list(rows), found) for one in rows]
+    losses = {one["flags"]: [4.0, 3.9] for one in rows} | (losses or {})
+    return [one | columns_beside(one, list(rows), losses) for one in rows]
 
 
 BASE = [10.0, 11.0, 10.0, 12.0, 10.0]
@@ -341,7 +349,7 @@ def in_this_process(monkeypatch):
         torch.compiler.reset()
         return "ok", work(*arguments)
 
-    monkeypatch.setattr("studies.engine.sweep.in_fresh_process", work_here)
+    monkeypatch.setattr("studies.engine.isolation.in_fresh_process", work_here)
 
 
 @pytest.mark.slow
@@ -383,13 +391,14 @@ def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch, monkey
     (scratch / "mine.py").write_text(OWN_FILE)
     args = types.SimpleNamespace(
         sizes=["tiny"], precisions=["fp32"], rungs=NAMES, reference=True, batch_size=None, seq_len=None, device="cpu",
-        workload="mine.py",
+        workload="mine.py", device_memory=None,
     )  # fmt: skip
-    (spec,) = optimization.specs_of(args, types.SimpleNamespace(on_gpu=False))
-    assert {one["size"] for one in spec["rows"]} == {"mine.py"}
+    (ladder,) = OptimizationStudy(args, CPU_PROPERTIES).cells()
+    workloads = [candidate.workload for candidate in ladder.candidates]
+    assert {one["size"] for one in ladder.rows} == {"mine.py"}
     fused = "--optimizer-impl fused"
     flags = ["", "--compile", "--precision bf16", fused, f"{fused} --compile"]  # no blocks to checkpoint
-    assert [one["flags"] for one in spec["rows"]] == flags
+    assert [one["flags"] for one in ladder.rows] == flags
     loss_of, drawn = UserWorkload.loss, {}
 
     def loss(self, model, batch):
@@ -397,7 +406,7 @@ def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch, monkey
         return loss_of(self, model, batch)
 
     monkeypatch.setattr(UserWorkload, "loss", loss)
-    baseline, bf16, fused = take_turns([spec["workloads"][i] for i in (0, 2, 3)], 3, 0)
+    baseline, bf16, fused = take_turns([workloads[i] for i in (0, 2, 3)], 3, 0)
     assert baseline["status"] == bf16["status"] == fused["status"] == "ok", (baseline, bf16, fused)
     assert baseline["audit_ok"] and len(baseline["step_times_ms"]) == 3
     assert fused["losses"] == pytest.approx(baseline["losses"], abs=1e-5)
@@ -407,7 +416,7 @@ def test_a_file_of_ones_own_has_what_needs_no_change_of_its_code(scratch, monkey
     assert len(batches[0].sum(dim=(1, 2)).unique()) == 5
     drawn.clear()
     examined.cache_clear()  # as in a new process, in which the first look at the file draws a batch
-    take_turns([spec["workloads"][2]] * 2, 1, 0)
+    take_turns([workloads[2]] * 2, 1, 0)
     assert torch.equal(*(torch.stack(one) for one in drawn.values()))
 
 
@@ -426,10 +435,11 @@ def test_without_transformers_one_line_says_so(without):
     assert reference_of(workload_of(device="cpu"), False) is None
     args = types.SimpleNamespace(
         sizes=["tiny"], precisions=["fp32"], rungs=["sdpa"], reference=True, batch_size=1, seq_len=8, device="cpu",
-        workload=None,
+        workload=None, device_memory=None, notes=[],
     )  # fmt: skip
-    (spec,) = optimization.specs_of(args, types.SimpleNamespace(on_gpu=False))
-    assert [one["flags"] for one in spec["rows"]] == ["", "--attention sdpa"]
+    (ladder,) = OptimizationStudy(args, CPU_PROPERTIES).cells()
+    assert [one["flags"] for one in ladder.rows] == ["", "--attention sdpa"]
+    assert args.notes == [reference.MISSING]
 
 
 @pytest.mark.parametrize(

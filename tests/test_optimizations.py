@@ -20,7 +20,7 @@ from harness.instruments.recorder import SystemProfilerWindow
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.machine.environment import describe_environment
 from harness.model.chunked_loss import chunk_size, chunked_loss
-from studies.timing.study import Step
+from studies.timing.methods import Step
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser, repeat_kv, resolve
 
 CPU = torch.device("cpu")

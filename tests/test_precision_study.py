@@ -14,8 +14,8 @@ import run_precision_study
 import tiny_llama_v1 as tiny_llama
 from harness.machine import devices
 from harness.model.workload import TrainingState
-from studies.engine import sweep
-from studies.engine.sweep import unsupported_precisions
+from studies.engine import isolation
+from studies.engine.device import unsupported_precisions
 from studies.precision.autocast import ToyModel, data_types, dtype_sections, side_by_side, types_in_a_step
 from studies.precision.number_formats import accumulation, format_of, formats, squares
 
@@ -231,7 +231,7 @@ def test_an_unsupported_precision_is_a_row_with_the_reason(scratch, monkeypatch,
 
 def test_out_of_memory_and_failure_are_rows(scratch, monkeypatch, capfd):
     answers = iter([("oom", "why it did"), ("failed", "what it said")])
-    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work, **options: next(answers))
+    monkeypatch.setattr(isolation, "in_fresh_process", lambda *work, **options: next(answers))
     assert study(*SMALL, "--precisions", "bf16", "fp32", "--output-dir", "run") == 1
     oom, failed = document_in(scratch / "run")["rows"]
     assert (oom["status"], oom["step_ms"], failed["status"], failed["step_ms"]) == ("oom", None, "failed", None)

@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from helpers import SMALL_MODEL, documents, run_command, unregistered
+from helpers import CPU_PROPERTIES, SMALL_MODEL, documents, run_command, unregistered
 from test_documents import mismatches
 
 import run_scaling_study
@@ -17,9 +17,8 @@ from analysis.prediction.network import Network
 from harness.instruments.phases import median_interval
 from studies.engine.ranks import answer_of
 from studies.scaling import study as scaling
-from studies.scaling.rank_steps import FAULTS, ReducedAfterBackward
-from studies.scaling.results import concluded, findings, verdicts
-from studies.scaling.study import single_specs
+from studies.scaling.faults import FAULTS, ReducedAfterBackward
+from studies.scaling.findings import findings, verdicts, with_conclusions
 
 study = functools.partial(run_command, run_scaling_study)
 SMALL = ["--batch-size", "4", "--seq-len", "16", f"--flags={' '.join(SMALL_MODEL[:8])}"]
@@ -62,21 +61,21 @@ def row(world_size=2, step_ms=10.0, **more) -> dict:
 
 def test_efficiency_refers_to_the_base():
     network = Network(8 * MB / 1e9 * 1e3, "made up")  # 8 MB in a millisecond
-    base, weak = concluded([row(1, 8.0), row(4, 10.0)], network)
+    base, weak = with_conclusions([row(1, 8.0), row(4, 10.0)], network)
     assert base["efficiency"] == 1.0 and base["efficiency_95_reason"] == "it is the base"
     assert weak["efficiency"] == pytest.approx(0.8)
     assert weak["efficiency_95"][0] < 0.8 < weak["efficiency_95"][1]
     assert weak["predicted_efficiency"] == pytest.approx([8 / 9.5, 1.0])  # 2 x 3/4 x 8 MB
-    (alone,) = concluded([row(4, 10.0)], network)
+    (alone,) = with_conclusions([row(4, 10.0)], network)
     assert alone["efficiency"] is None and alone["efficiency_reason"] == "the base was not measured"
     strong = row(4, 2.5, scaling="strong", batch_size=2, tokens_per_sec=8 * 128 / 2.5e-3)
-    assert concluded([row(1, 8.0, scaling="strong"), strong], None)[1]["efficiency"] == pytest.approx(0.8)
+    assert with_conclusions([row(1, 8.0, scaling="strong"), strong], None)[1]["efficiency"] == pytest.approx(0.8)
 
 
 def test_without_one_rank_the_base_is_that_of_the_mode():
     rows = [row(2, 10.0, parallel=mode, base_world_size=2) for mode in ("ddp", "fsdp")]
     rows.append(row(4, 20.0, parallel="fsdp", base_world_size=2))
-    found = concluded(
+    found = with_conclusions(
         [rows[0], rows[1] | {"step_ms": 15.0, "tokens_per_sec": rows[1]["tokens_per_sec"] / 1.5}, rows[2]], None
     )
     assert found[2]["efficiency"] == pytest.approx(0.75)
@@ -85,7 +84,7 @@ def test_without_one_rank_the_base_is_that_of_the_mode():
 
 def test_the_interval_is_over_launches():
     assert median_interval(np.divide, [[1.0] * 5, [2.0] * 5], [[1.0] * 5] * 2) == [1.0, 2.0]
-    once = concluded([row(1, 8.0), row(2, 10.0, step_times_ms=[[10.0] * 3])], None)[1]
+    once = with_conclusions([row(1, 8.0), row(2, 10.0, step_times_ms=[[10.0] * 3])], None)[1]
     assert once["efficiency_95"] is None and once["efficiency_95_reason"] == "needs two launches"
 
 
@@ -135,19 +134,20 @@ def test_findings_give_their_evidence():
 
 def flags(**more):
     values = {"world_sizes": [1, 2, 4], "parallel_modes": ["ddp", "fsdp"], "scalings": ["weak", "strong"], "faults": []}
-    values |= {"bucket_mbs": [], "size": None, "batch_size": 8, "seq_len": 16, "device": "cpu"}
+    values |= {"bucket_mbs": [], "size": None, "batch_size": 8, "seq_len": 16, "device": "cpu", "device_memory": None}
     return argparse.Namespace(**values | {"flags": " ".join(SMALL_MODEL[:8])} | more)
 
 
 def test_batches_of_weak_and_strong_scaling():
-    specs = single_specs(flags(bucket_mbs=[1.0, 5.0], faults=["more-data", "small-buckets"]))
-    assert [row["scaling"] for row in specs[0]["rows"]] == ["weak", "strong"]  # one launch is the base of both
-    found = {tuple(spec["rows"][0].values()): spec for spec in specs}
-    assert found["strong", "fsdp", 4, None, None]["workload"].batch_size == 2
-    assert found["weak", "ddp", 4, 5.0, None]["workload"].parallel.bucket_mb == 5.0
-    assert found["weak", "ddp", 4, 5.0, None]["shape"]["global_batch_size"] == 32
-    assert found["weak", "ddp", 4, None, "small-buckets"]["workload"].parallel.bucket_mb == 0.05
-    assert len(found) == len(specs) == 1 + 2 * 2 * 3 + 2
+    given = flags(bucket_mbs=[1.0, 5.0], faults=["more-data", "small-buckets"])
+    launches = scaling.ScalingStudy(given, CPU_PROPERTIES).launches()
+    assert [row["scaling"] for row in launches[0].rows] == ["weak", "strong"]  # one launch is the base of both
+    found = {tuple(launch.rows[0].values()): launch for launch in launches}
+    assert found["strong", "fsdp", 4, None, None].workload.batch_size == 2
+    assert found["weak", "ddp", 4, 5.0, None].workload.parallel.bucket_mb == 5.0
+    assert found["weak", "ddp", 4, 5.0, None].shape["global_batch_size"] == 32
+    assert found["weak", "ddp", 4, None, "small-buckets"].workload.parallel.bucket_mb == 0.05
+    assert len(found) == len(launches) == 1 + 2 * 2 * 3 + 2
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def made_up(monkeypatch):
     launches = []
     found = {"predicted_memory_bytes": 100, "predicted_memory_by_category": {"activations": 100}}
     found |= {"predicted_collective_bytes": 8 * MB, "predicted_collectives": collectives(3)}
-    monkeypatch.setattr(scaling, "predicted", lambda *workload: dict(found))
+    monkeypatch.setattr(scaling, "predicted_columns", lambda *workload: dict(found))
     monkeypatch.setattr(scaling, "measured_network", lambda device: None)
 
     def install(*fail):
         launches.clear()
-        monkeypatch.setattr(scaling, "on_ranks", on_made_up_ranks(launches, fail))
+        monkeypatch.setattr("studies.engine.ranks.on_ranks", on_made_up_ranks(launches, fail))
         return launches
 
     return install

@@ -15,7 +15,8 @@ import run_scaling_study
 import run_timing_study
 import run_training_benchmark
 from harness.base.errors import UserError
-from studies.engine import sweep
+from studies.engine import isolation
+from studies.engine.device import properties_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SWEEPS = {
@@ -47,14 +48,14 @@ def gpu_for_children(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, touched)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    in_child = sweep.in_fresh_process
+    in_child = isolation.in_fresh_process
 
     def with_cpu(work, *arguments, **options):
         options |= {"device": CPU} if options.get("device") == GPU else {}
         status, answer = in_child(work, *(CPU if one == GPU else one for one in arguments), **options)
-        return status, answer._replace(device=GPU) if work is sweep.properties_of else answer
+        return status, answer._replace(device=GPU) if work is properties_of else answer
 
-    monkeypatch.setattr(sweep, "in_fresh_process", with_cpu)
+    monkeypatch.setattr(isolation, "in_fresh_process", with_cpu)
 
 
 @pytest.mark.slow
@@ -70,7 +71,7 @@ def test_a_sweep_makes_no_context_in_its_own_process(scratch, capfd, gpu_for_chi
 
 def test_what_fails_in_the_process_for_the_gpu_is_an_error_of_the_command(scratch, capfd, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work: ("failed", "all GPUs are busy"))
+    monkeypatch.setattr(isolation, "in_fresh_process", lambda *work: ("failed", "all GPUs are busy"))
     assert run_command(run_timing_study, "--output-dir", "run") == 1
     assert capfd.readouterr().err.endswith("error: all GPUs are busy\n")
     assert not list(scratch.iterdir())

@@ -8,18 +8,11 @@ import torch
 from helpers import run_command
 
 import run_timing_study
-from studies.engine.sweep import workload_of
-from studies.timing.study import (
-    FIGURES,
-    METHODS,
-    RIGHT,
-    Step,
-    concluded,
-    conclusion,
-    dispatch_ms,
-    reported,
-    time_synced,
-)
+from harness.machine.clock import time_synced
+from studies.engine.command_line import workload_of
+from studies.timing.conclusions import conclusion, reported, with_conclusions
+from studies.timing.methods import METHODS, RIGHT, Step, dispatch_ms
+from studies.timing.study import TimingStudy
 
 CPU = torch.device("cpu")
 FAST = "--batch-size 1 --seq-len 16 --wrong-method-repetitions 4 --repetitions 4 --warmup-steps 1 --device cpu".split()
@@ -42,7 +35,7 @@ def test_every_method_is_a_row(document):
     rows = {row["method"]: row for row in document["rows"]}
     assert list(rows) == list(METHODS)
     assert all(row["status"] == "ok" and row["conclusion"] for row in rows.values())
-    assert all(row[name] > 0 for row in rows.values() for name in FIGURES)
+    assert all(row[name] > 0 for row in rows.values() for name in TimingStudy.kind.figures)
     right = rows[RIGHT]
     assert right["ratio_95"][0] <= right["ratio"] <= right["ratio_95"][1]
     assert len(right["ratios_of_pairs"]) == 4
@@ -85,7 +78,7 @@ def test_which_methods_report_a_mean():
 
 def test_without_the_right_method_nothing_is_concluded():
     rows = [{"method": "one run", "status": "ok"}, {"method": RIGHT, "status": "failed"}]
-    assert concluded(rows) == rows
+    assert with_conclusions(rows) == rows
 
 
 def test_dispatched_steps_are_completed():
@@ -124,7 +117,7 @@ def test_another_change(scratch, capfd):
 
 
 def test_a_change_that_fails_is_a_row_with_the_reason(scratch, capfd, monkeypatch):
-    monkeypatch.setattr("studies.engine.sweep.in_fresh_process", lambda *work, **options: ("failed", "it broke"))
+    monkeypatch.setattr("studies.engine.isolation.in_fresh_process", lambda *work, **options: ("failed", "it broke"))
     assert study(*FAST, "--output-dir", "run") == 1
     rows = json.loads((scratch / "run" / "timing_study.json").read_text())["rows"]
     assert {row["reason"] for row in rows} == {"it broke"}

@@ -16,13 +16,13 @@ from analysis.work.fake_step import fake_forward
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError, out_of_memory
 from harness.base.ranges import trace_range
-from harness.documents.sweeps import TrainingBenchmarkRow
 from harness.instruments.memory_tracker import MemoryTracker
-from studies.engine import sweep
+from studies.engine import isolation
+from studies.engine.command_line import workload_of
 from studies.engine.comparison import differences
-from studies.engine.sweep import workload_of
-from studies.training import study as benchmark
-from studies.training.study import figures, measure, measured_rows, sections
+from studies.training.passes import measure_passes, measured_columns
+from studies.training.study import TrainingBenchmark, TrainingRun, measured_rows
+from studies.training.tables import sections
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ def test_warm_up_steps_are_excluded():
         "workspace_bytes": 0,
     }
     for warmup, expected in ((0, [10, 6, 5]), (1, [6, 5, 4])):
-        found = figures(answer, warmup, 3, flops=3)
+        found = measured_columns(answer, warmup, 3, flops=3)
         assert found["step_mean_ms"] == pytest.approx(statistics.fmean(expected))
         assert found["step_std_ms"] == pytest.approx(statistics.stdev(expected))
         assert found["step_ms"] == expected[1]
@@ -99,7 +99,7 @@ def test_warm_up_steps_are_excluded():
 
 @pytest.mark.parametrize("mode", ["forward", "train"])
 def test_measuring(mode):
-    found = measure(WORKLOAD, mode, 3)
+    found = measure_passes(WORKLOAD, mode, 3)
     phases = {"forward", "backward", "optimizer"} if mode == "train" else {"forward"}
     assert len(found["step_ms"]) == 3
     assert all(set(row) - {"data"} == phases for row in found["phases_ms"])
@@ -143,7 +143,7 @@ def test_a_row_that_does_not_fit_is_not_run(scratch, capfd):
 
 def test_rows_that_run_out_of_memory_or_fail_are_rows(scratch, monkeypatch, capfd):
     answers = iter([("oom", "asked for too much"), ("failed", "no compiler")])
-    monkeypatch.setattr(sweep, "in_fresh_process", lambda *work, **options: next(answers))
+    monkeypatch.setattr(isolation, "in_fresh_process", lambda *work, **options: next(answers))
     assert bench(*TINY, "--output-dir", "run") == 1
     out, err = capfd.readouterr()
     assert "OOM: asked for too much; " in out and "predicted" in out
@@ -154,14 +154,14 @@ def test_rows_that_run_out_of_memory_or_fail_are_rows(scratch, monkeypatch, capf
 @pytest.mark.slow
 def test_without_a_compiler_the_row_says_so(without_compiler):
     with pytest.raises(UserError, match="cannot be compiled here: InvalidCxxCompiler"):
-        measure(WORKLOAD.with_settings(compile=True), "forward", 1)
+        measure_passes(WORKLOAD.with_settings(compile=True), "forward", 1)
 
 
 def row(compiled: bool, step_ms: float, compile_s: float | None) -> dict:
     key = ("tiny", 8, 1, "train", "fp32", compiled, 1)
-    empty = dict.fromkeys(sweep.columns_of(TrainingBenchmarkRow))
+    empty = dict.fromkeys(TrainingBenchmark.kind.columns)
     times = {"step_ms": step_ms, "step_mean_ms": step_ms, "compile_s": compile_s, "status": "ok", "reason": ""}
-    return empty | dict(zip(benchmark.KEY, key, strict=True)) | times
+    return empty | dict(zip(TrainingBenchmark.kind.key, key, strict=True)) | times
 
 
 @pytest.mark.parametrize(("step_ms", "expected"), [(5.0, ["2.00x", "400"]), (20.0, ["0.50x", "never"])])
@@ -246,21 +246,21 @@ def test_a_row_is_skipped_by_the_rule_of_a_dry_run(scratch, monkeypatch):
 
 def test_workspaces_of_libraries_are_part_of_both_peaks(monkeypatch):
     """The allocator's peak includes them, so the prediction beside it must."""
-    monkeypatch.setattr("studies.training.study.workspace_bytes", lambda device, precision: 64 * 2**20)
-    answer = measure(WORKLOAD, "train", 2)
+    monkeypatch.setattr("studies.training.passes.workspace_bytes", lambda device, precision: 64 * 2**20)
+    answer = measure_passes(WORKLOAD, "train", 2)
     assert answer["workspace_bytes"] == 64 * 2**20
 
-    class FakeSweep:
+    class FakeStudy:
         predicts_gpu = False
 
         def predict(self, *arguments):
             return {"predicted_peak_bytes": 1000}
 
-        def measure_row(self, *arguments, precision):
+        def measure_in_process(self, *arguments, precision):
             return {"status": "ok"}, answer
 
-    spec = {"workload": WORKLOAD, "mode": "train", "rows": [{"warmup_steps": 1}]}
-    (row,) = measured_rows(FakeSweep(), spec, repetitions=1)
+    cell = TrainingRun(rows=[{"warmup_steps": 1}], workload=WORKLOAD, mode="train")
+    (row,) = measured_rows(FakeStudy(), cell, repetitions=1)
     assert (row["predicted_peak_bytes"], row["workspace_bytes"]) == (1000 + 64 * 2**20, 64 * 2**20)
 
 

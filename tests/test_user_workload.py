@@ -32,7 +32,7 @@ from harness.instruments.memory_timeline import MemoryTimeline
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.model.user_file import UserFile
-from studies.engine import sweep
+from studies.engine import command_line
 from studies.optimization.rungs import NAMES, names_for
 
 CPU = torch.device("cpu")
@@ -547,7 +547,7 @@ def test_flags_without_effect_are_refused(file, train, command, monkeypatch):
         assert code == 2 and "a step of its own" in err
     code, _, err = train("--workload", f"{file}:without_blocks", "--activation-checkpointing", small=False)
     assert code == 2 and "no repeated blocks" in err
-    monkeypatch.setattr(sweep, "without_gpu_context", None)  # before a process looks at the GPU
+    monkeypatch.setattr(command_line, "run_in_subprocess_if_gpu", None)  # before a process looks at the GPU
     for module, flag in ((run_memory_study, "--seq-lens"), (run_training_benchmark, "--batch-size")):
         code, out, err = command(module, "--workload", str(file), flag, "8")
         assert (code, out) == (2, "") and f"{flag}: has no effect with --workload" in err

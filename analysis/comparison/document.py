@@ -24,7 +24,7 @@ from analysis.comparison.runs import (
 )
 from analysis.trust.same_training import NOT_THE_SAME, training_check
 from harness.base.files import explain_nulls, explain_nulls_recursively
-from harness.instruments.phases import PHASES, summary_stats
+from harness.instruments.phases import PHASES, power_law_exponent, summary_stats
 
 SCALES = 1.1  # times the FLOPs: from here on runs are of different sizes; kernels of the same step may differ by less
 REASONS = {
@@ -178,9 +178,8 @@ def scaling(rows: list[dict]) -> dict | None:
     points = sorted((row["step_flops"], row["median_ms"]) for row in rows if row["median_ms"] and row["step_flops"])
     if not points or max(points)[0] < SCALES * min(points)[0]:
         return None
-    x, y = np.log([flops for flops, _ in points]), np.log([ms for _, ms in points])
     return {
-        "exponent": float(np.polyfit(x, y, 1)[0]),
+        "exponent": power_law_exponent(points),
         "points": len(points),
         "meaning": "step time grows as FLOPs to this power; below 1, larger steps use the device better",
     }

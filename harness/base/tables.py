@@ -45,6 +45,11 @@ def first_rows(label: str, rows: Sequence[dict], top: int, keys: Sequence[str]) 
     return [*rows[:top], sum_row(label, f"{len(rows) - top:,} more", rows[top:], keys)]
 
 
+def text_columns(*keys: str) -> list[Column]:
+    """A column of text for each key, which is its title too."""
+    return [column(key, key, left=True) for key in keys]
+
+
 def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
     """Lines for a terminal: titles, then one line per row."""
     from tabulate import tabulate

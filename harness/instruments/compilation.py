@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 
 from harness.base.errors import UserError, innermost_cause
 from harness.base.files import explain_nulls
+from harness.instruments.phases import break_even_step
 from harness.machine.clock import time_synced
 from harness.model.own_step import called_first
 from harness.model.workload import TrainingState, Workload
@@ -94,6 +94,6 @@ class Compilation:
             "compiled_pass_ms": self.compiled_ms,
             "passes": self.PASSES,
             "saved_ms_per_step": saved_ms,
-            "break_even_step": math.ceil(1e3 * self.compile_s / saved_ms) if saved_ms > 0 else None,
+            "break_even_step": break_even_step(self.compile_s, saved_ms),
         }
         return explain_nulls(document, "a compiled pass was not faster")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -18,6 +19,20 @@ def summary_stats(values: list[float]) -> dict[str, float | int | None]:
     std = np.std(values, ddof=1).item() if len(values) > 1 else None
     found = (np.mean(values).item(), np.median(values).item(), std, np.percentile(values, 95).item())
     return dict(zip(names, found, strict=True)) | {"count": len(values)}
+
+
+def break_even_step(compile_s: float, saved_ms: float) -> int | None:
+    """The first step by which compiling has saved the time that it took; None if steps take no less than before."""
+    return math.ceil(1e3 * compile_s / saved_ms) if saved_ms > 0 else None
+
+
+def power_law_exponent(points: Iterable[tuple[float, float | None]]) -> float | None:
+    """The p of y ~ x^p, by least squares on logarithms; None if y is known for fewer than two values of x."""
+    known = [(x, y) for x, y in points if y is not None]
+    if len({x for x, _ in known}) < 2:
+        return None
+    x, y = np.log(np.array(known, dtype=float)).T
+    return float(np.polyfit(x, y, 1)[0])
 
 
 def median_interval(combine: Callable[..., np.ndarray], *series: Sequence[Sequence[float]]) -> list[float]:

@@ -1,17 +1,19 @@
-"""Collectives timed on every rank, as nccl-tests does it: calls back to back, the mean over them."""
+"""How long does a collective take on every rank?  As nccl-tests does it: calls back to back, the mean over them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from harness.machine.clock import time_synced
 from harness.machine.devices import synchronize
 from harness.machine.disturbance import DisturbanceMeter
-from studies.engine.ranks import Rank
+from studies.engine.ranks import RankContext
 
 CALLS = 5  # back to back in each repetition
 ITEM = 4  # bytes of fp32
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
 def size_on_ranks(size: int, world_size: int) -> int:
@@ -20,7 +22,7 @@ def size_on_ranks(size: int, world_size: int) -> int:
     return max(size // unit, 1) * unit
 
 
-def collective(kind: str, size: int, rank: Rank):
+def collective(kind: str, size: int, rank: RankContext) -> Callable[[], object]:
     """A function that calls it once.  size: bytes of the larger of input and output."""
     whole = torch.zeros(size // ITEM, device=rank.device)  # their sum stays 0
     part = whole[: len(whole) // rank.world_size].clone()
@@ -33,19 +35,21 @@ def collective(kind: str, size: int, rank: Rank):
     }[kind]
 
 
-def time_us(call, rank: Rank) -> float:
+def time_us(call: Callable[[], object], rank: RankContext) -> float:
     """Microseconds of a call, the mean over some that follow one another."""
-    synchronize(rank.device)
-    torch.distributed.barrier()
 
     def calls() -> None:
         for _ in range(CALLS):
             call()
 
+    synchronize(rank.device)
+    torch.distributed.barrier()
     return 1e3 * time_synced(calls, rank.device) / CALLS
 
 
-def measure(rank: Rank, kinds: list[str], sizes: list[int], repetitions: int, warmup_steps: int) -> dict:
+def time_collectives(
+    rank: RankContext, kinds: list[str], sizes: list[int], repetitions: int, warmup_steps: int
+) -> dict:
     """Microseconds of each repetition by kind and bytes on this rank, and how far it was disturbed."""
     meter, times = DisturbanceMeter(rank.device), {}
     with meter.long_interval():

@@ -1,1 +1,1 @@
-"""What do all sweeps share?  Flags, a process for each row, rows saved at once, tables, comparison of two sweeps."""
+"""What do all sweeps share?  A process for each row, rows saved at once, flags, tables, and how two sweeps compare."""

@@ -1,4 +1,4 @@
-"""Compare sweeps of one kind with the first of them, row by row and figure by figure."""
+"""How do sweeps of one kind differ from the first of them, row by row and figure by figure?"""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from analysis.comparison.text import settings_lines
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import FILES, explain_nulls
-from harness.base.tables import answer, column, labeled
-from harness.base.text import narrow_table, short_names, shortened
-from studies.engine.sweep import text_columns
+from harness.base.tables import answer, column, labeled, text_columns
+from harness.base.text import narrow_table, short_names
 
 DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.json", "_benchmark.json"))]
 
@@ -21,7 +20,7 @@ DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.js
 def read_sweep(folder: Path) -> dict | None:
     """The document of the sweep in a folder, None if there is none."""
     documents = (read_document(folder / name) for name in DOCUMENTS)
-    return next((one for one in documents if one and {"sweep", "key", "figures", "rows"} <= one.keys()), None)
+    return next((found for found in documents if found and {"sweep", "key", "figures", "rows"} <= found.keys()), None)
 
 
 def compare_sweeps(folders: list[Path], sweeps: list[dict | None]) -> dict:
@@ -153,13 +152,3 @@ def sweep_comparison_answer(comparison: dict, read_on: str) -> list[str]:
             "Read on": read_on,
         }
     )
-
-
-def draw_sweep_comparison(comparison: dict):
-    """Bars of the ratio of each time to that of the baseline, gray within noise."""
-    from studies.figures import comparison_figure
-
-    rows = [row for row in comparison["rows"] if row["figure"].endswith("_ms") and row["ratio"]][:60]
-    names = [shortened(f"{row['row']} {row['figure'].removesuffix('_ms')} {row['run']}", 70) for row in rows]
-    bars = [(name, row["ratio"], row["difference"] == NOISE) for name, row in zip(names, rows, strict=True)]
-    return comparison_figure(bars, shortened(comparison["baseline"], 50))

@@ -1,4 +1,4 @@
-"""Work on several ranks: each call is a launch of torchrun on this machine, which leaves nothing behind.
+"""How is work done on several ranks?  Each call is a launch of torchrun on this machine, which leaves nothing behind.
 
 torchrun --nproc-per-node W -m studies.engine.ranks FOLDER      what every rank runs; the work is in the folder, pickled
 """
@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,16 +20,15 @@ from typing import NamedTuple
 
 import torch
 
-from harness.base.errors import out_of_memory
 from harness.base.paths import PROJECT
 from harness.machine.devices import choose_device
 from harness.ranks.distributed import process_group
-from harness.ranks.failures import explain_error
+from studies.engine.isolation import status_of
 
 STOP_S = 10  # that torchrun has to end its ranks
 
 
-class Rank(NamedTuple):
+class RankContext(NamedTuple):
     """This process, one of the ranks."""
 
     rank: int
@@ -41,8 +39,9 @@ class Rank(NamedTuple):
 def on_ranks(
     world_size: int, device: str, work: Callable, *arguments, while_waiting: Callable[[], object] = lambda: None
 ) -> tuple[str, list | str]:
-    """Call work(Rank, *arguments) on new ranks.  Returns ("ok", results by rank), or ("oom" or "failed", reason).
+    """Call work(RankContext, *arguments) on new ranks.
 
+    Returns ("ok", results by rank), or ("oom" or "failed", reason).
     device: cpu or cuda.  On CPUs each rank has one thread, so that they compare with one another.
     """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
@@ -106,10 +105,8 @@ def main(folder: Path) -> int:
     rank = int(os.environ["RANK"])
     try:
         answer = "ok", work_of_rank(*pickle.loads((folder / "work").read_bytes()))
-    except Exception as error:  # noqa: BLE001
-        if os.environ.get("TINY_LLAMA_DEBUG") == "1":
-            traceback.print_exc()
-        answer = "oom" if out_of_memory(error) else "failed", explain_error(error)[0]
+    except Exception as error:  # noqa: BLE001 a rank may fail in any way, and the sweep goes on
+        answer = status_of(error)
     partial = folder / f".rank{rank}"
     partial.write_bytes(pickle.dumps(answer))
     partial.replace(folder / f"rank{rank}")
@@ -119,7 +116,7 @@ def main(folder: Path) -> int:
 def work_of_rank(device_name: str, work: Callable, arguments: tuple):
     device = choose_device(device_name)
     with process_group(device, {}) as (rank, world_size):
-        return work(Rank(rank, world_size, device), *arguments)
+        return work(RankContext(rank, world_size, device), *arguments)
 
 
 if __name__ == "__main__":

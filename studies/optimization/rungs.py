@@ -10,7 +10,7 @@ from harness.base.errors import UserError
 from harness.base.files import explain_nulls
 from harness.model.workload import Workload
 from harness.run.flag_combinations import check_device_has
-from studies.engine.sweep import DeviceProperties
+from studies.engine.device import DeviceProperties
 from tiny_llama_v1 import TinyLlamaWorkload
 
 

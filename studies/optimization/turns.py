@@ -1,17 +1,16 @@
-"""Training steps of several sets of flags, in turn in one process; what each takes, needs and learns."""
+"""What do steps of several sets of flags take, need and learn, in turn in one process?"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
-from harness.base.errors import out_of_memory
 from harness.base.files import explain_nulls
 from harness.instruments.audit import audit_document, audit_text
 from harness.instruments.compilation import compile_in_place
@@ -22,10 +21,9 @@ from harness.machine.devices import choose_device, set_arithmetic, set_numerics
 from harness.machine.environment import describe_environment
 from harness.model.cuda_graphs import GraphedModel
 from harness.model.workload import Workload
-from harness.ranks.failures import explain_error
-from studies.engine.sweep import cold_compiler
+from studies.engine.isolation import cold_compiler, status_of
 
-ROUNDS = 2  # of matmuls of all shapes: seconds, where the peak that is kept for a machine takes four times as long
+MATMUL_ROUNDS = 2  # of all shapes: seconds, where the peak that is kept for a machine takes four times as long
 
 
 class RandomNumbers:
@@ -90,56 +88,67 @@ class Variant:
         return {"measured_memory_bytes": int(tracker.timeline.live_bytes_at_allocations().max())}
 
 
+class Turns:
+    """Variants that take one step each in every round.  One that fails is left out of what follows, and noted."""
+
+    def __init__(self, workloads: Sequence[Workload], device: torch.device):
+        self.workloads, self.device = workloads, device
+        self.answers: list[dict] = [{"status": "ok", "reason": ""} for _ in workloads]
+        self.variants: dict[int, Variant] = {}
+
+    def prepare(self, warmup_steps: int) -> None:
+        for i in range(len(self.workloads)):
+            self._attempt(self._prepare, i, warmup_steps)
+
+    def _prepare(self, i: int, warmup_steps: int) -> None:
+        self.variants[i] = Variant(self.workloads[i], self.device)
+        self.answers[i] |= self.variants[i].peak_memory()
+        for _ in range(warmup_steps):
+            self._step(i)
+
+    def round(self, backwards: bool) -> None:
+        for i in sorted(self.variants, reverse=backwards):
+            self._attempt(self._step, i)
+
+    def _step(self, i: int) -> None:
+        self.variants[i].step()
+
+    def _attempt(self, work: Callable, i: int, *arguments) -> None:
+        """work(i, *arguments), noted in the answer if it fails; the memory of the variant is freed for the others."""
+        try:
+            work(i, *arguments)
+        except Exception as error:  # noqa: BLE001 any set of flags may fail, and the others go on
+            self.answers[i] = dict(zip(("status", "reason"), status_of(error), strict=True))
+            self.variants.pop(i, None)
+            error.__traceback__ = None  # whose frames hold its tensors
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
 def take_turns(workloads: Sequence[Workload], repetitions: int, warmup_steps: int) -> list[dict]:
     """In a new process: for each workload its status and reason; if that is ok, the milliseconds of its steps, round by
-    round, its losses from the first step, its audit, memory, and the rate of matmuls measured here.
-
-    One that fails is left out of the rounds that follow; the others go on.
-    """
+    round, its losses from the first step, its audit, memory, and the rate of matmuls measured here."""
     if any(workload.compiled for workload in workloads):
         importlib.import_module("torch._inductor.compile_fx")  # takes seconds, and is no compile time
     device = choose_device(workloads[0].training.device)
     # Before anything else is in memory.
-    rates = {precision: matmul_rate(device, precision) for precision in {one.precision for one in workloads}}
-    found: list[dict] = [{"status": "ok", "reason": ""} for _ in workloads]
-    variants: dict[int, Variant] = {}
-
-    def attempt(i: int, work) -> None:
-        """work(), noted in the row if it fails; its memory is freed for the others."""
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 any set of flags may fail, and the others go on
-            status = "oom" if out_of_memory(error) else "failed"
-            found[i] = {"status": status, "reason": explain_error(error)[0]}
-            variants.pop(i, None)
-            error.__traceback__ = None  # whose frames hold its tensors
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-
-    def prepare(i: int) -> None:
-        variants[i] = Variant(workloads[i], device)
-        found[i] |= variants[i].peak_memory()
-        for _ in range(warmup_steps):
-            variants[i].step()
-
-    for i in range(len(workloads)):
-        attempt(i, lambda i=i: prepare(i))
+    rates = {precision: matmul_rate(device, precision) for precision in {w.precision for w in workloads}}
+    turns = Turns(workloads, device)
+    turns.prepare(warmup_steps)
     for n in range(repetitions):
-        for i in list(variants)[:: -1 if n % 2 else 1]:  # drift of the machine affects all alike
-            attempt(i, variants[i].step)
+        turns.round(backwards=n % 2 == 1)  # drift of the machine affects all alike
     about = describe_environment(device)["device"]
-    for i, variant in variants.items():
-        found[i] |= results_of(variant, repetitions, about) | {
-            "measured_peak_tflops": rates[variant.workload.precision]
-        }
-    return found
+    for i, variant in turns.variants.items():
+        rate = {"measured_peak_tflops": rates[variant.workload.precision]}
+        turns.answers[i] |= results_of(variant, repetitions, about) | rate
+    return turns.answers
 
 
 def matmul_rate(device: torch.device, precision: str) -> float | None:
     """The highest rate of a matmul that is measured now, in TFLOP/s; None where memory does not suffice."""
-    found = measuring.measured_flops(device.type, precision, ROUNDS)
-    return found and found.rate / 1e12
+    fastest = measuring.measured_flops(device.type, precision, MATMUL_ROUNDS)
+    return fastest and fastest.rate / 1e12
 
 
 def results_of(variant: Variant, repetitions: int, device: dict) -> dict:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from harness.base.files import explain_nulls_recursively
 from harness.base.tables import Section
-from studies.engine.sweep import plain_columns
+from studies.engine.columns import plain_columns
 from studies.precision.autocast import short_name
 from tiny_llama_v1 import RMSNorm
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from harness.base.tables import Column, Section, column
-from harness.base.units import megabytes
 from harness.documents.sweeps import PrecisionStudyRow
 from harness.machine.devices import PRECISIONS
-from studies.engine.sweep import (
-    DeviceProperties,
-    Sweep,
-    optional,
-    predicted_finding,
-    status_column,
-    without_gpu_context,
+from studies.engine.command_line import (
+    ByDevice,
+    choices_flag,
+    count_flag,
+    samples_flag,
+    size_flag,
+    tokens_flag,
     workload_of,
 )
+from studies.engine.report import Report
+from studies.engine.study import Study
+from studies.engine.sweep import SweepKind
 from studies.precision.autocast import AUTOCAST, data_types, dtype_sections
 from studies.precision.number_formats import (
     ADDEND,
@@ -27,125 +30,80 @@ from studies.precision.number_formats import (
     squares,
     squares_section,
 )
-from studies.training.study import (
-    PEAKS,
-    PRECISION,
-    SHAPE,
-    TFLOPS,
-    TIME_COLUMNS,
-    TIMES,
-    measured_rows,
-    result,
-    title_of,
-)
+from studies.precision.tables import finding, label, table
+from studies.training.study import TrainingRun, measured_rows
+from studies.training.tables import TIMES, result
 
 KEY = ("size", "seq_len", "batch_size", "precision")
-FIGURES = {f"{name}_ms": f"{name}_std_ms" for name in TIMES}
-FIGURES |= dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "first_loss", "final_loss"))
+PREDICTED_OR_COMPUTED = ("peak_bytes", "predicted_peak_bytes", "first_loss", "final_loss")  # without a spread
 
 
-def study(args, device: DeviceProperties) -> None:
-    """Run the sweep, then the checks of data types and formats, which take seconds."""
-    from studies.figures import precision_figure
+class PrecisionStudy(Study):
+    kind = SweepKind(
+        "precision_study",
+        PrecisionStudyRow,
+        KEY,
+        {f"{name}_ms": f"{name}_std_ms" for name in TIMES} | dict.fromkeys(PREDICTED_OR_COMPUTED),
+    )
+    label, result, table = staticmethod(label), staticmethod(result), staticmethod(table)
 
-    device.check_precisions(args.precisions or [], "--precisions")
-    args.precisions = args.precisions or list(PRECISIONS)
-    lacking = device.unsupported
-    if not device.on_gpu:
-        args.notes.append("No GPU: tf32 is not available, and data types are those of autocast on a CPU")
-    specs = specs_of(args)
-    sweep = Sweep("precision_study", args, device, PrecisionStudyRow, KEY, FIGURES)
-    sweep.open()
+    @staticmethod
+    def add_flags(add: Callable) -> None:
+        size_flag(add, ByDevice("gpt2-small", "tiny"))
+        tokens_flag(add)
+        samples_flag(add)
+        text = f"{', '.join(PRECISIONS)} (all; one that the device does not support is a row with the reason)"
+        choices_flag(add, "--precisions", text, PRECISIONS, metavar="P")
+        count_flag(add, "--repetitions", "steps measured (%(default)s)", default=ByDevice(10, 5))
+        count_flag(add, "--warmup-steps", "steps before them (%(default)s)", minimum=0, default=ByDevice(5, 1))
 
-    def rows_of(spec: dict) -> list[dict]:
-        precision = spec["workload"].precision
-        if precision in lacking:
-            return [row | {"status": "skipped", "reason": lacking[precision]} for row in spec["rows"]]
-        return measured_rows(sweep, spec, args.repetitions)
+    def prepare(self) -> None:
+        self.device.check_precisions(self.args.precisions or [], "--precisions")
+        self.args.precisions = self.args.precisions or list(PRECISIONS)
+        if not self.device.on_gpu:
+            self.args.notes.append("No GPU: tf32 is not available, and data types are those of autocast on a CPU")
 
-    sweep.run(specs, rows_of, label, result, table)
-    width, run = specs[0]["workload"].config.hidden_dim, [name for name in AUTOCAST if name not in lacking]
-    found, series = without_gpu_context(device.on_gpu, properties_of_formats, run, width, device.device)
-    sections = [
-        table(sweep.rows),
-        *dtype_sections(found["dtypes"], lacking, device.device),
-        format_section(),
-        squares_section(found["squares"]),
-        accumulation_section(found["accumulation"]),
-    ]
-    about = specs[0]["workload"].title_on(device.name) + "; by precision"
-    figure = precision_figure(sweep.rows, series, ADDEND, about)
-    sweep.close(finding(sweep.rows, sweep.available_bytes), sections, figure, lacking=lacking, **found)
+    def cells(self) -> list[TrainingRun]:
+        settings = {name: getattr(self.args, name) for name in ("size", "seq_len", "batch_size", "device")}
+        self.workloads = [workload_of(precision=precision, **settings) for precision in self.args.precisions]
+        cells = []
+        for workload in self.workloads:
+            values = (self.args.size, workload.seq_len, workload.batch_size, workload.precision)
+            row = dict(zip(KEY, values, strict=True)) | {"warmup_steps": self.args.warmup_steps}
+            cells.append(TrainingRun(rows=[row], workload=workload, mode="train"))
+        return cells
+
+    def measure(self, cell: TrainingRun) -> list[dict]:
+        if why := self.device.unsupported.get(cell.workload.precision):
+            return [row | {"status": "skipped", "reason": why} for row in cell.rows]
+        return measured_rows(self, cell, self.args.repetitions)
+
+    def report(self) -> Report:
+        """With the checks of data types and formats, which take seconds."""
+        from studies.precision.figure import precision_figure
+
+        lacking, workload = self.device.unsupported, self.workloads[0]
+        autocast = [name for name in AUTOCAST if name not in lacking]
+        checks, sums = self.predict(checks_of_formats, autocast, workload.config.hidden_dim, self.device.device)
+        sections = [
+            table(self.rows),
+            *dtype_sections(checks["dtypes"], lacking, self.device.device),
+            format_section(),
+            squares_section(checks["squares"]),
+            accumulation_section(checks["accumulation"]),
+        ]
+        about = workload.title_on(self.device.name) + "; by precision"
+        figure = precision_figure(self.rows, sums, ADDEND, about)
+        return Report(finding(self.rows, self.available_bytes), sections, figure, {"lacking": lacking, **checks})
 
 
-def properties_of_formats(precisions: list[str], width: int, device: torch.device) -> tuple[dict, dict]:
+def checks_of_formats(precisions: list[str], width: int, device: torch.device) -> tuple[dict, dict[str, list[float]]]:
     """The lists `dtypes`, `formats`, `squares` and `accumulation` of the document, and the sums to plot."""
-    sums, series = accumulation(device)
-    found = {
+    rows, sums = accumulation(device)
+    checks = {
         "dtypes": [row for precision in precisions for row in data_types(precision, device)],
         "formats": formats(),
         "squares": squares(width, device),
-        "accumulation": sums,
+        "accumulation": rows,
     }
-    return found, series
-
-
-def specs_of(args) -> list[dict]:
-    """One spec for each precision."""
-    specs = []
-    for precision in args.precisions:
-        settings = {name: getattr(args, name) for name in ("size", "seq_len", "batch_size", "device")}
-        workload = workload_of(precision=precision, **settings)
-        values = (args.size, workload.seq_len, workload.batch_size, precision)
-        row = dict(zip(KEY, values, strict=True)) | {"warmup_steps": args.warmup_steps}
-        specs.append({"rows": [row], "workload": workload, "mode": "train"})
-    return specs
-
-
-def label(row: dict) -> str:
-    return f"{row['size']} {row['precision']}"
-
-
-# ---- Reporting -----------------------------------------------------------------------------------------------------
-
-
-def finding(rows: list[dict], available_bytes: int) -> list[str]:
-    """Step time and predicted memory of each precision, relative to fp32."""
-    measured = {row["precision"]: row for row in rows if row["status"] == "ok"}
-    fp32 = measured.get("fp32")
-    if fp32 is None or len(measured) < 2:
-        return predicted_finding(rows, "predicted_peak_bytes", label, available_bytes)
-    others = [row for row in measured.values() if row is not fp32]
-    times = ", ".join(f"{row['precision']} {row['step_ms'] / fp32['step_ms']:.2f}" for row in others)
-    first = f"Step time relative to fp32 ({fp32['step_ms']:,.2f} ms): {times}."
-    if any(row["predicted_peak_bytes"] is None for row in measured.values()):
-        return [first, f"Memory is not predicted: {fp32['predicted_peak_bytes_reason']}."]
-    sizes = [f"{one['precision']} {one['predicted_peak_bytes'] / fp32['predicted_peak_bytes']:.2f}" for one in others]
-    peak = megabytes(fp32["predicted_peak_bytes"])
-    return [first, f"Predicted peak memory relative to fp32 ({peak}): {', '.join(sizes)}."]
-
-
-def table(rows: list[dict]) -> Section:
-    """Times, memory and losses; step time and memory also relative to fp32."""
-    fp32 = next((row for row in rows if row["precision"] == "fp32"), {})
-
-    def relative_to_fp32(name: str) -> Column:
-        def text(row: dict) -> str | None:
-            known = row[name] is not None and fp32.get(name) is not None
-            return f"{row[name] / fp32[name]:.2f}" if known else None
-
-        return Column("/ fp32", text)
-
-    columns = (
-        *SHAPE,
-        PRECISION,
-        *optional(*TIME_COLUMNS[:-2]),
-        *TIME_COLUMNS[-2:],
-        relative_to_fp32("step_ms"),
-        *optional(TFLOPS, PEAKS[0]),
-        PEAKS[1],
-        relative_to_fp32("predicted_peak_bytes"),
-        *optional(column("first loss", "first_loss", ".4f"), column("final loss", "final_loss", ".4f")),
-        status_column(),
-    )
-    return Section(title_of("A training step by precision", rows), columns, rows)
+    return checks, sums

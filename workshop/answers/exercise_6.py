@@ -1,7 +1,7 @@
 """Attention: time, memory and their growth by implementation, and the configuration that does not fit."""
 
 from harness.base.units import MB
-from studies.engine.sweep import exponent
+from harness.instruments.phases import power_law_exponent
 from workshop.exercise.results import Answer, Results, Source, derived, numbered, ratio
 
 FILE = "attention_benchmark.json"
@@ -90,7 +90,7 @@ def growth(attention: Source, implementation: str, name: str) -> Answer:
 def predicted_exponent(predicted: Source) -> Answer:
     rows = [predicted.row(implementation="eager", seq_len=seq_len) for seq_len in LONG]
     memory = [row.answer("predicted_memory_bytes", MB) for row in rows]
-    return derived(lambda *sizes: exponent(list(zip(LONG, sizes, strict=True))), *memory)
+    return derived(lambda *sizes: power_law_exponent(zip(LONG, sizes, strict=True)), *memory)
 
 
 def backends(results: Results) -> Answer:

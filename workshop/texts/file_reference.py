@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from harness.base.files import FILES
 from harness.base.paths import PROJECT
-from harness.base.tables import Column, column, markdown_table
+from harness.base.tables import Column, column, markdown_table, text_columns
 from harness.instruments.schedule import ProfilerConfig
-from studies.engine.sweep import text_columns
 from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig
 
 DOCUMENTS = ("run", "memory", "trace", "flops", "sweeps", "exercises")  # modules of harness/documents, as told

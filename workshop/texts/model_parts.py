@@ -16,7 +16,7 @@ from analysis.work.bytes_moved import WorkCounter, step_work
 from analysis.work.fake_step import fake_forward, fake_step
 from harness.base.units import MB
 from harness.instruments.memory_tracker import MemoryTracker
-from studies.engine.sweep import workload_of
+from studies.engine.command_line import workload_of
 from workshop.exercise.results import significant
 from workshop.texts.numbers import DEFAULT, table
 

@@ -21,8 +21,8 @@ from harness.base.documents import read_document
 from harness.base.paths import PROJECT
 from harness.base.tables import Column, markdown_table
 from harness.base.units import MB
-from studies.engine.sweep import workload_of
-from studies.scaling.study import calls_text
+from studies.engine.command_line import workload_of
+from studies.scaling.tables import calls_text
 from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
 from workshop.exercise.page import exercises, fields, shell_blocks, worksheet
 from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path

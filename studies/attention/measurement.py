@@ -1,0 +1,98 @@
+"""What does attention alone take in a new process: forward and backward time, memory, and which kernel?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from harness.machine.clock import elapsed_ms, mark, time_synced
+from harness.machine.devices import choose_device, set_matmul_precision, synchronize
+from harness.machine.workspaces import workspace_bytes
+from studies.attention.implementations import Inputs, forward_and_backward, function_of, selected_kernel
+from studies.engine.columns import time_statistics
+from studies.engine.isolation import cold_compiler
+
+
+def measure_attention(spec: dict, device_name: str, repetitions: int, warmup_steps: int) -> dict:
+    """The measured columns of a row: memory before the backward pass, times, and the kernel that ran."""
+    device = choose_device(device_name)
+    torch.manual_seed(0)
+    set_matmul_precision("fp32")
+    workspace = workspace_bytes(device, spec["dtype"])
+    function = function_of(spec)
+    row: dict = {"workspace_bytes": workspace, "compile_s": None, "repetitions": repetitions}
+    with selected_kernel(spec):
+        if spec["implementation"] == "compiled":
+            function, first_ms = compile_attention(function, spec, device)
+        row |= memory_and_kernel(function, spec, device, workspace)
+        forward_ms, backward_ms = pass_times(function, Inputs(spec, device), repetitions, warmup_steps)
+    if spec["implementation"] == "compiled":  # the first call includes one pass
+        pass_ms = statistics.median(forward_ms) + statistics.median(backward_ms)
+        row["compile_s"] = max(0.0, first_ms - pass_ms) / 1e3
+    return row | time_statistics("forward", forward_ms) | time_statistics("backward", backward_ms)
+
+
+def compile_attention(function: Callable, spec: dict, device: torch.device) -> tuple[Callable, float]:
+    """The compiled function, and the milliseconds of its first forward and backward pass."""
+    inputs = Inputs(spec, device)
+    forward_and_backward(function, inputs)  # one-time initialization is not compile time
+    function = torch.compile(function, dynamic=False)
+    with cold_compiler():
+        return function, time_synced(lambda: forward_and_backward(function, inputs), device)
+
+
+def memory_and_kernel(function: Callable, spec: dict, device: torch.device, workspace: int) -> dict:
+    """Bytes in use before the backward pass, and the operator that computed the forward pass.
+
+    On a GPU, bytes allocated without library workspaces, and how much of them is the allocator's rounding; on a CPU,
+    allocations less frees, as torch.profiler records them.
+    """
+    on_gpu = device.type == "cuda"
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=kinds, profile_memory=True) as recorded:
+        inputs = Inputs(spec, device)
+        output = inputs.attend(function)
+        gradient = torch.ones_like(output)
+    if on_gpu:
+        used_bytes, stats = torch.cuda.memory_allocated(device) - workspace, torch.cuda.memory_stats(device)
+        rounding = stats["allocated_bytes.all.current"] - stats["requested_bytes.all.current"]
+    else:
+        events = recorded.profiler.kineto_results.events()
+        used_bytes, rounding = sum(event.nbytes() for event in events if event.name() == "[memory]"), 0
+    output.backward(gradient)
+    synchronize(device)
+    kernel = kernel_in([event.key for event in recorded.key_averages()])
+    return {"memory_bytes": used_bytes, "rounding_bytes": rounding, "kernel": kernel}
+
+
+def kernel_in(names: list[str]) -> str | None:
+    """A fused operator if there is one, else `generated code`, else the matmul operator."""
+    for part in ("_attention_forward", "cudnn_attention", "flash_attention_for_cpu", "_attention_math"):
+        if fused := next((name for name in names if part in name and "backward" not in name), None):
+            return fused
+    if any("CompiledFxGraph" in name for name in names):
+        return "generated code"
+    return next((name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")), None)
+
+
+def pass_times(function: Callable, inputs: Inputs, repetitions: int, warmup_steps: int) -> tuple[list, list]:
+    """Milliseconds of each forward and backward pass; a GPU's events are read after the last one."""
+    device = inputs.query.device
+    on_gpu, gradient, marks = device.type == "cuda", None, []
+    for _ in range(warmup_steps + repetitions):
+        inputs.zero_grad(set_to_none=True)
+        forward_starts = mark(on_gpu)
+        output = inputs.attend(function)
+        forward_ends = mark(on_gpu)
+        gradient = torch.ones_like(output) if gradient is None else gradient
+        backward_starts = mark(on_gpu)
+        output.backward(gradient)
+        marks.append((forward_starts, forward_ends, backward_starts, mark(on_gpu)))
+        del output
+    synchronize(device)
+    timed = marks[warmup_steps:]
+    forward_ms = [elapsed_ms(start, end) for start, end, _, _ in timed]
+    return forward_ms, [elapsed_ms(start, end) for _, _, start, end in timed]

@@ -1,0 +1,99 @@
+"""Which columns do the rows and the tables of sweeps share?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.base.files import explain_nulls
+from harness.base.tables import Column, column
+from harness.instruments.phases import summary_stats
+
+# ---- Of rows -------------------------------------------------------------------------------------------------------
+
+
+def time_statistics(name: str, values_ms: list[float]) -> dict:
+    """Median, mean and sample standard deviation: the columns <name>_ms, <name>_mean_ms and <name>_std_ms."""
+    stats = summary_stats(values_ms)
+    return {f"{name}_ms": stats["median"], f"{name}_mean_ms": stats["mean"], f"{name}_std_ms": stats["std"]}
+
+
+def disturbance_columns(document: dict) -> dict:
+    """The columns `disturbed` and `disturbance`.  document: of DisturbanceMeter; {} if nothing was measured."""
+    columns = {"disturbed": document.get("disturbed"), "disturbance": "; ".join(document.get("reasons", [])) or None}
+    return explain_nulls(columns, "not disturbed", disturbed=document.get("disturbed_reason", "not measured"))
+
+
+def disturbance_of_ranks(documents: list[dict]) -> dict:
+    """The same of several ranks; a reason names its rank."""
+    reasons = [f"rank {rank}: {reason}" for rank, document in enumerate(documents) for reason in document["reasons"]]
+    unknown = next((document for document in documents if document["disturbed"] is None), {})
+    of_all = {"disturbed": bool(reasons), "reasons": reasons} if reasons or not unknown else {}
+    return disturbance_columns(unknown | of_all)
+
+
+def first_reason(row: dict) -> str:
+    """Of those that disturbed the row, which are all in the JSON document."""
+    return row["disturbance"].partition(";")[0]
+
+
+# ---- Of tables -----------------------------------------------------------------------------------------------------
+
+
+def optional(*columns: Column) -> list[Column]:
+    """The columns, left out on a screen that has no room for them."""
+    return [replace(one, optional=True) for one in columns]
+
+
+def status_column() -> Column:
+    """The last column of a table: the status, with the reason if it is not ok."""
+
+    def text(row: dict) -> str:
+        status = "OOM" if row["status"] == "oom" else row["status"]
+        if row.get("disturbed"):
+            status += f"; disturbed: {row['disturbance']}".removesuffix(": ")
+        return f"{status}: {row['reason']}" if row["reason"] else status
+
+    return Column("status", text, left=True)
+
+
+def mean_std_column(title: str, name: str) -> Column:
+    """'12.30 ± 0.45' of <name>_mean_ms and <name>_std_ms."""
+
+    def text(row: dict) -> str | None:
+        mean, std = row[f"{name}_mean_ms"], row[f"{name}_std_ms"]
+        if mean is None or std is None:
+            return None if mean is None else f"{mean:,.2f}"
+        return f"{mean:,.2f} ± {std:,.2f}"
+
+    return Column(title, text)
+
+
+def yes_no_column(title: str, key: str) -> Column:
+    return Column(title, lambda row: "yes" if row[key] else "no", left=True)
+
+
+def factor_column(title: str, key: str) -> Column:
+    """'1.50x'"""
+    return Column(title, lambda row: None if row[key] is None else f"{row[key]:.2f}x")
+
+
+def interval_column(title: str, key: str) -> Column:
+    """'0.950 to 1.050'"""
+    return Column(title, lambda row: None if row[key] is None else f"{row[key][0]:.3f} to {row[key][1]:.3f}")
+
+
+def plain_columns(rows: list[dict], form: str = ".7g", optional: Sequence[str] = ()) -> list[Column]:
+    """A column for each key of the rows, with the key as its title; form: for floats; optional: keys."""
+    columns = []
+    for key in (key for key in rows[0] if not key.endswith("_reason")):
+        kinds = {type(row[key]) for row in rows} - {type(None)}
+        title = key.replace("_", " ")
+        if kinds == {bool}:
+            plain = yes_no_column(title, key)
+        elif kinds == {str}:
+            plain = column(title, key, left=True)
+        else:
+            plain = column(title, key, form if float in kinds else ",")
+        columns.append(replace(plain, optional=key in optional))
+    return columns

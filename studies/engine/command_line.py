@@ -1,0 +1,129 @@
+"""Which flags do all sweeps have, and how are they read?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from harness.base.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
+from studies.engine.device import DeviceProperties, properties_of
+from studies.engine.isolation import run_in_subprocess_if_gpu
+from tiny_llama_v1 import SIZES, TinyLlamaWorkload, build_parser, resolve
+
+COUNT, COUNT_OR_ZERO = number_of(int, 1), number_of(int, 0)  # argparse types
+RESUME = "continue an interrupted sweep; use the same flags"
+
+
+@dataclass(frozen=True)
+class ByDevice:
+    """The default of a flag on a GPU, and a smaller one on a CPU."""
+
+    gpu: object
+    cpu: object
+
+    def __str__(self) -> str:
+        return f"{as_typed(self.gpu)}; on a CPU {as_typed(self.cpu)}"
+
+
+def as_typed(value: object) -> str:
+    """As on the command line."""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def sweep_parser(name: str, documentation: str, predicts: bool) -> OneLineParser:
+    """The parser of run_<name>.py with the flags of every sweep.  predicts: the memory of its rows is predicted."""
+    description = documentation.splitlines()[0]
+    parser = OneLineParser(prog=f"run_{name}.py", description=description, epilog="Defaults in parentheses.")
+    add = parser.add_argument_group("every sweep").add_argument
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as in tiny_llama_v1.py (auto)")
+    if predicts:
+        add("--dry-run", action="store_true", help="predict memory; measure nothing")
+        text = "with --dry-run: predict for a GPU with this much memory, in GB of 2^30 bytes (that of this device)"
+        add("--device-memory", type=memory_size, metavar="GB", help=text)
+        add("--force", action="store_true", help="also run rows that are predicted not to fit")
+    else:
+        parser.set_defaults(dry_run=False, device_memory=None, force=False)
+    add("--output-dir", metavar="DIR", help=f"(./{name})")
+    add("--resume", metavar="FOLDER", help=RESUME)
+    verbose_flag(parser)
+    return parser
+
+
+# ---- Flags that several sweeps have --------------------------------------------------------------------------------
+
+
+def count_flag(add: Callable, name: str, text: str, minimum: int = 1, metavar: str = "N", **options) -> None:
+    """A whole number."""
+    add(name, type=number_of(int, minimum), metavar=metavar, help=text, **options)
+
+
+def choices_flag(add: Callable, name: str, text: str, choices: Sequence[str], metavar: str = "NAME", **options) -> None:
+    """One or more of the choices."""
+    add(name, nargs="+", metavar=metavar, choices=[*choices], help=text, **options)
+
+
+def size_flag(add: Callable, default: object = None) -> None:
+    shown = "%(default)s" if default else "tiny"
+    add("--size", metavar="NAME", choices=[*SIZES], default=default, help=f"{', '.join(SIZES)} ({shown})")
+
+
+def tokens_flag(add: Callable) -> None:
+    count_flag(add, "--seq-len", "tokens per sample (that of the size)")
+
+
+def samples_flag(add: Callable) -> None:
+    count_flag(add, "--batch-size", "samples (that of the size)")
+
+
+def workload_flag(add: Callable) -> None:
+    add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
+
+
+# ---- Reading them --------------------------------------------------------------------------------------------------
+
+
+def parse_sweep(
+    parser: OneLineParser, not_with_workload: Sequence[str] = ()
+) -> tuple[argparse.Namespace, DeviceProperties]:
+    """The checked command line, with defaults for the device, and the properties of the device.
+
+    not_with_workload: the flags that --workload takes the place of."""
+    args = parser.parse_args()
+    if not_with_workload and args.workload:
+        refuse_with_workload(parser, not_with_workload)
+    require_one_process(parser.prog)
+    if args.device_memory and not args.dry_run:
+        parser.error("--device-memory: requires --dry-run")
+    if args.resume and args.output_dir:
+        parser.error("--resume: the sweep stays in its folder; leave out --output-dir")
+    require("a sweep", ["matplotlib", "tensorboard"])
+    asked = args.device or "auto"
+    device = run_in_subprocess_if_gpu(asked != "cpu" and torch.cuda.is_available(), properties_of, asked)
+    smaller = []
+    for name, value in vars(args).items():
+        if isinstance(value, ByDevice):
+            value = value.gpu if device.on_gpu else value.cpu
+            if name != "sizes" or not getattr(args, "workload", None):  # whose file has a size of its own
+                smaller.append(f"--{name.replace('_', '-')} {as_typed(value)}")
+        setattr(args, name, list(dict.fromkeys(value)) if isinstance(value, list) else value)
+    args.notes = [f"No GPU: the defaults are {', '.join(smaller)}"] if smaller and not device.on_gpu else []
+    return args, device
+
+
+def refuse_with_workload(parser: OneLineParser, names: Sequence[str]) -> None:
+    """Refuse those of the flags that were given."""
+    given = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(names)))
+    if refused := next((name for name in names if getattr(given, name)), None):
+        flag = f"--{refused.replace('_', '-')}"
+        parser.error(
+            f"{flag}: has no effect with --workload: model, batches and optimizer are the file's; leave it out"
+        )
+
+
+def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload:
+    """The workload that tiny_llama_v1.py trains with these settings (None: its default) and further flags."""
+    args = build_parser().parse_args(list(more_flags), argparse.Namespace(**settings))
+    return resolve(args)[0]

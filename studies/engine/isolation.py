@@ -1,0 +1,163 @@
+"""How does a row leave the others alone?  It is measured in a process of its own, with an empty compiler cache."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import tiny_llama_v1
+from harness.base.errors import UserError, innermost_cause, out_of_memory
+from harness.machine.disturbance import DisturbanceMeter
+from harness.ranks.failures import exit_code_of, explain_error
+from tiny_llama_v1 import TinyLlamaWorkload
+
+if TYPE_CHECKING:
+    from harness.instruments.schedule import ProfilerConfig
+
+PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
+
+
+def in_fresh_process(
+    work: Callable,
+    *arguments,
+    while_waiting: Callable[[], object] = lambda: None,
+    device: torch.device | None = None,
+    disturbance: dict | None = None,
+) -> tuple[str, object]:
+    """Call work(*arguments) in a new process.  Returns ("ok", result), or ("oom" or "failed", reason).
+
+    The process is forked from a server that has imported PyTorch but used no device, so that it starts fast and clean.
+    disturbance: receives the document of DisturbanceMeter, how far work on the device was disturbed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    ours = [name for name in sys.modules if name.startswith("studies.")]
+    context.set_forkserver_preload([*PRELOADED, *ours, work.__module__])
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, work, arguments, device), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        while not receiver.poll(1.0):
+            while_waiting()
+        status, answer, measured = receiver.recv()
+        if disturbance is not None:
+            disturbance |= measured
+        return status, answer
+    except EOFError:
+        process.join()
+        return cause_of_death(process.exitcode)
+    finally:
+        if process.is_alive():
+            process.join(0.5)
+        process.terminate()
+        process.join()
+        receiver.close()
+
+
+def run_in_subprocess_if_gpu(on_gpu: bool, work: Callable, *arguments):
+    """Return work(*arguments), called in a process of its own if it may use a GPU.  Raises UserError if it fails there.
+
+    A context in the sweep's own process would take memory from every row, and a GPU in exclusive mode allows only one.
+    """
+    if not on_gpu:
+        return work(*arguments)
+    status, answer = in_fresh_process(work, *arguments)
+    if status != "ok":
+        raise UserError(str(answer))
+    return answer
+
+
+def cause_of_death(code: int) -> tuple[str, str]:
+    """Status and reason for a process that ended without a result."""
+    if code == -signal.SIGKILL:
+        return "oom", "killed by SIGKILL, as the operating system does when memory runs out"
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return "failed", f"the process ended with {how}"
+
+
+def status_of(error: Exception) -> tuple[str, str]:
+    """Status and reason for a row that an error ended."""
+    if os.environ.get("TINY_LLAMA_DEBUG") == "1":
+        traceback.print_exception(error)
+    return "oom" if out_of_memory(error) else "failed", explain_error(error)[0]
+
+
+# ---- In the new process --------------------------------------------------------------------------------------------
+
+
+def _answer(connection, work: Callable, arguments: tuple, device: torch.device | None) -> None:
+    """Send the result, or the error as one line, the reason of the row."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep terminates it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    warnings.simplefilter("ignore")
+    try:
+        answer = "ok", *_with_disturbance(work, arguments, device)
+    except Exception as error:  # noqa: BLE001 a row may fail in any way, and the others go on
+        answer = *status_of(error), {}
+    connection.send(answer)
+    connection.close()
+
+
+def _with_disturbance(work: Callable, arguments: tuple, device: torch.device | None) -> tuple[object, dict]:
+    """The result, and how far work on the device was disturbed; {} without a device."""
+    if device is None:
+        return work(*arguments), {}
+    meter = DisturbanceMeter(device)
+    with meter.long_interval():
+        result = work(*arguments)
+    return result, meter.document()
+
+
+def run_script(workload: TinyLlamaWorkload, profiling: ProfilerConfig, folder: Path) -> None:
+    """A run of the script into the folder, without its output.  Raises what ended it."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            tiny_llama_v1.run(workload.with_settings(output_dir=str(folder)), profiling)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        exit_code_of(run)  # so that an interrupted run writes its summary
+    if errors:
+        raise errors[0]
+
+
+@contextlib.contextmanager
+def cold_compiler() -> Iterator[None]:
+    """An empty compiler cache, so that each row times a first compilation.  Raises UserError if the compiler fails."""
+    if not torch.cuda.is_available():
+        # Which vector instructions the processor has is tried once, by compiling for them: seconds, and only in the
+        # first row that compiles in a process.
+        probe = importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa
+        try:
+            probe()
+        except RuntimeError as error:  # no compiler, or none that works
+            raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.pop(name, None)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ[name] = folder
+        try:
+            yield
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
+        finally:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before

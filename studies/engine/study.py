@@ -1,0 +1,203 @@
+"""What is a study?  Cells to measure, each in a process or launch of its own, and what their rows say together."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from analysis.prediction.capacity import capacity_elsewhere
+from harness.base.command_line import OneLineParser
+from harness.base.console import progress_bar, say
+from harness.base.errors import UserError
+from harness.base.tables import Section, wrapped
+from harness.base.units import megabytes
+from studies.engine import isolation, ranks
+from studies.engine.columns import disturbance_columns, disturbance_of_ranks, first_reason
+from studies.engine.command_line import parse_sweep, sweep_parser
+from studies.engine.device import DeviceProperties
+from studies.engine.report import Report, screen_lines
+from studies.engine.sweep import Cell, Sweep, SweepKind
+
+NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row
+
+
+class Study(ABC):
+    """A sweep: a subclass says which flags and cells it has, how a cell is measured, and what the rows say."""
+
+    kind: SweepKind
+    predicts = True  # the memory of its rows, so that those that would not fit are skipped
+    not_with_workload: Sequence[str] = ()  # the flags that --workload takes the place of
+    with_table = True  # printed after the finding, also without --verbose
+
+    def __init__(self, args: Namespace, device: DeviceProperties):
+        """args and device: of parse_sweep()."""
+        self.args, self.device = args, device
+        self.predicts_gpu = device.on_gpu or bool(args.device_memory)
+        self.capacity = capacity_elsewhere(args.device_memory) if args.device_memory else device.capacity
+        self.available_bytes = self.capacity.for_tensors()
+
+    # ---- What a study says of itself -------------------------------------------------------------------------------
+
+    @classmethod
+    def parser(cls, documentation: str) -> OneLineParser:
+        """The parser of run_<name>.py, whose documentation this is."""
+        parser = sweep_parser(cls.kind.name, documentation, cls.predicts)
+        cls.add_flags(parser.add_argument)
+        return parser
+
+    @staticmethod
+    @abstractmethod
+    def add_flags(add: Callable) -> None:
+        """The flags of this study alone.  add: add_argument() of the parser."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Check and complete the flags, and note what a reader must know.  Raises UserError."""
+
+    @abstractmethod
+    def cells(self) -> list[Cell]:
+        """All measurements.  Raises UserError for flags that do not go together."""
+
+    def settings(self) -> dict:
+        """What must be the same to resume the sweep."""
+        return {name: value for name, value in vars(self.args).items() if name not in NOT_SETTINGS}
+
+    @abstractmethod
+    def measure(self, cell: Cell) -> list[dict]:
+        """The rows of a cell."""
+
+    @abstractmethod
+    def label(self, row: dict) -> str:
+        """What a row is, for its line of output."""
+
+    @abstractmethod
+    def result(self, row: dict) -> str:
+        """What was measured, for the same line."""
+
+    @abstractmethod
+    def table(self, rows: list[dict]) -> Section:
+        """The rows; also of an interrupted sweep."""
+
+    @abstractmethod
+    def report(self) -> Report:
+        """What all rows say together.  May complete the rows."""
+
+    # ---- The sweep -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def command(cls, documentation: str) -> None:
+        """run_<name>.py, whose documentation this is.  Raises UserError if a flag is wrong, or if a row failed."""
+        cls(*parse_sweep(cls.parser(documentation), cls.not_with_workload)).run()
+
+    def run(self) -> None:
+        self.prepare()
+        cells, args = self.cells(), self.args
+        folder = Path(args.resume or args.output_dir or f"./{self.kind.name}")
+        environment = self.device.environment
+        self.sweep = Sweep(self.kind, folder, self.settings(), environment, args.notes + environment["warnings"])
+        if args.resume:
+            self.sweep.resume()
+        else:
+            self.sweep.create()
+        say(*wrapped(self.sweep.notes))
+        try:
+            self._measure_all([cell for cell in cells if self.sweep.is_open(cell)])
+        except BaseException:
+            if self.rows:
+                say(*screen_lines(self.table(self.rows)))
+            raise
+        self._finish()
+
+    @property
+    def rows(self) -> list[dict]:
+        return self.sweep.rows
+
+    @property
+    def measured(self) -> list[dict]:
+        return [row for row in self.rows if row["status"] == "ok"]
+
+    def _measure_all(self, todo: list[Cell]) -> None:
+        started, measured = time.monotonic(), 0
+        with progress_bar(self.kind.name.replace("_", " "), total=len(todo)) as self.bar:
+            for i, cell in enumerate(todo, 1):
+                if not self.sweep.is_open(cell):  # an earlier round of it failed
+                    continue
+                self.bar.set_postfix_str(self.label(cell.rows[0]))
+                rows = self.measure(cell)
+                measured += any(row["status"] != "skipped" for row in rows)
+                self.sweep.keep(rows)
+                self.sweep.write()
+                self.bar.update()
+                left_s = (time.monotonic() - started) / max(measured, 1) * (len(todo) - i)
+                with self.bar.external_write_mode():
+                    say(*wrapped([f"[{i}/{len(todo)}] {self._progress(rows[-1], left_s)}"]))
+
+    def _progress(self, row: dict, left_s: float) -> str:
+        outcome = self.result(row) if row["status"] == "ok" else f"{row['status']}, {row['reason']}"
+        about = f", about {left_s / 60:.0f} min left" if left_s > 90 else ""
+        why = f"; disturbed: {first_reason(row)}" if row.get("disturbed") else ""
+        return f"{self.label(row)}: {outcome}{about}{why}"
+
+    def _finish(self) -> None:
+        report = self.report()
+        self.sweep.write(device_memory_bytes=self.available_bytes, **report.document)
+        report.write(self.sweep)
+        report.show(self.sweep, self.args.verbose, self.with_table)
+        failed = sum(row["status"] == "failed" for row in self.rows)
+        if failed:
+            raise UserError(f"{failed} of {len(self.rows)} rows failed; see the table")
+
+    # ---- One measurement -------------------------------------------------------------------------------------------
+
+    def predict(self, work: Callable, *arguments):
+        """What work(*arguments) predicts of a row.  Even on fake tensors, the compiler creates a GPU context."""
+        return isolation.run_in_subprocess_if_gpu(self.device.on_gpu, work, *arguments)
+
+    def skipped(self, peak: int | None, precision: str | None = None) -> dict | None:
+        """Status and reason of a row that is not measured; None if it is.
+
+        peak: of its tensors, predicted, in bytes.  A row that would not fit in its precision by the rule of a dry run
+        is skipped, and so is every row of a dry run.
+        """
+        available = self.capacity.for_tensors(precision)
+        if peak is not None and peak > available and not self.args.force:
+            need = f"{megabytes(peak)} predicted, {megabytes(available)} available"
+            return {"status": "skipped", "reason": f"would not fit: {need}; --force runs it"}
+        return {"status": "skipped", "reason": "--dry-run predicts only"} if self.args.dry_run else None
+
+    def measure_in_process(
+        self, peak: int | None, work: Callable, *arguments, precision: str | None = None
+    ) -> tuple[dict, object]:
+        """Call work(*arguments) in a new process, unless skipped(peak, precision).
+
+        Returns status and reason of the row, whether it was disturbed, and the result, None without one.
+        """
+        if skipped := self.skipped(peak, precision):
+            return skipped, None
+        disturbance: dict = {}
+        options = {"while_waiting": self.bar.refresh, "device": self.device.device, "disturbance": disturbance}
+        status, answer = isolation.in_fresh_process(work, *arguments, **options)
+        if status == "ok":
+            return {"status": status, "reason": ""} | disturbance_columns(disturbance), answer
+        need = f"; {megabytes(peak)} predicted" if status == "oom" and peak is not None else ""
+        return {"status": status, "reason": f"{answer}{need}"}, None
+
+    def measure_on_ranks(
+        self, peak: int | None, world_size: int, work: Callable, *arguments, precision: str | None = None
+    ) -> tuple[dict, list[dict] | None]:
+        """The same of work(RankContext, *arguments) on new ranks; the result has the answer of each.
+
+        peak: of one rank; a CPU's memory has those of all.  An answer has `disturbance`, of DisturbanceMeter.
+        """
+        peak_of_device = peak if peak is None or self.predicts_gpu else peak * world_size
+        if skipped := self.skipped(peak_of_device, precision):
+            return skipped, None
+        device = self.device.device.type
+        status, answers = ranks.on_ranks(world_size, device, work, *arguments, while_waiting=self.bar.refresh)
+        if status != "ok":
+            return {"status": status, "reason": answers}, None
+        disturbance = disturbance_of_ranks([answer["disturbance"] for answer in answers])
+        return {"status": status, "reason": ""} | disturbance, answers

@@ -1,0 +1,88 @@
+"""What do the rows of the memory study say?  Tables, and what the largest peak is made of."""
+
+from __future__ import annotations
+
+from analysis.work.memory_tables import parts_of_peak
+from harness.base.tables import Column, Section, column
+from harness.base.text import batch_text
+from harness.base.units import MB, megabytes
+from studies.engine.columns import factor_column, optional, status_column
+from studies.engine.prediction import predicted_finding
+from studies.memory.fit import TERMS, peaks_in_optimizer, shares
+
+
+def label(row: dict) -> str:
+    return batch_text(row["batch_size"], row["seq_len"])
+
+
+def table(rows: list[dict]) -> Section:
+    def error(row: dict) -> float | None:
+        known = row["peak_bytes"] and row["predicted_bytes"]
+        return row["predicted_bytes"] / row["peak_bytes"] - 1 if known else None
+
+    def share(term: str) -> Column:
+        return Column(term, lambda row: (row.get("shares_of_fit") or {}).get(term), ".1%")
+
+    columns = (
+        column("batch", "batch_size"),
+        column("sequence", "seq_len"),
+        column("measured (MB)", "peak_bytes", ",.1f", MB),
+        column("predicted (MB)", "predicted_bytes", ",.1f", MB),
+        Column("error", error, "+.2%"),
+        column("KB/token", "bytes_per_token", ",.1f", 1024),
+        column("tokens/s", "tokens_per_sec", ",.0f"),
+        *optional(*(share(term) for term in TERMS)),
+        status_column(),
+    )
+    return Section("Peak memory of a step (live tensors), with the share of each term of the fit", columns, rows)
+
+
+def finding(rows: list[dict], fitted: dict, available_bytes: int) -> list[str]:
+    """The largest measured peak with what it is made of, and by the fit the batch that would fill the memory."""
+    measured = [row for row in rows if row["status"] == "ok"]
+    if not measured:
+        return predicted_finding(rows, "predicted_bytes", label, available_bytes)
+    most, least = (pick(measured, key=lambda row: row["peak_bytes"]) for pick in (max, min))
+    parts = parts_of_peak(most["bytes_by_category"])
+    if len(measured) == 1:
+        return [f"The peak is {megabytes(most['peak_bytes'])}, {label(most)}: {parts}."]
+    smallest = f"the smallest is {megabytes(least['peak_bytes'])}, {label(least)}"
+    first = f"The largest peak is {megabytes(most['peak_bytes'])}, {label(most)}: {parts}; {smallest}."
+    if fitted["rows"] is None:
+        return [first, f"No fit: {fitted['rows_reason']}."]
+    constant, linear, quadratic = (fitted[f"{term}_bytes"] for term in TERMS)
+    seq_len = most["seq_len"]
+    batch = (available_bytes - constant) / (linear * seq_len + quadratic * seq_len**2)
+    part = {term: max(0.0, share) for term, share in shares(fitted, most["batch_size"], seq_len).items()}
+    return [
+        first,
+        f"In the fit {part['quadratic']:.0%} of it is quadratic in the sequence length and {part['constant']:.0%} "
+        f"constant; estimated from the fit, the {megabytes(available_bytes)} available are filled by a batch of "
+        f"{max(0, int(batch)):,} x {seq_len} tokens.",
+    ]
+
+
+def fit_section(fitted: dict, rows: list[dict]) -> Section:
+    if fitted["rows"] is None:
+        return Section("Fit", text=[f"No fit: {fitted['rows_reason']}"])
+    constant, linear = fitted["constant_bytes"] / MB, fitted["linear_bytes"] / 1024
+    left_out = ", ".join(label(row) for row in rows if peaks_in_optimizer(row))
+    why = f"; not in the fit, because the peak is in the optimizer step: {left_out}" if left_out else ""
+    text = [
+        f"peak = {constant:,.2f} MB + B S x {linear:,.3f} KB + B S^2 x {fitted['quadratic_bytes']:,.2f} bytes",
+        f"Largest error over {fitted['rows']} runs: {fitted['largest_error_percent']:.2f}%{why}",
+    ]
+    return Section("Fit: batch B, sequence S", text=text)
+
+
+def factor_section(factors: list[dict]) -> Section:
+    def shape(end: str) -> Column:
+        return Column(end, lambda row: f"{row[end]['batch_size']} x {row[end]['seq_len']}", left=True)
+
+    columns = (
+        shape("from"),
+        shape("to"),
+        factor_column("memory", "memory_factor"),
+        factor_column("tokens/s", "throughput_factor"),
+    )
+    return Section("Growth from one batch size or sequence length to the next", columns, factors)

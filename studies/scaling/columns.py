@@ -1,0 +1,107 @@
+"""Which columns does a launch of a scaling study add to its row?"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+from analysis.prediction.memory import predicted_memory
+from analysis.work.fake_step import FakeRunError
+from harness.base.files import explain_nulls
+from studies.scaling.faults import FAULTS
+from tiny_llama_v1 import TinyLlamaWorkload
+
+KEY = ("scaling", "parallel", "world_size", "bucket_mb", "fault")
+PREDICTED = (
+    "predicted_memory_bytes",
+    "predicted_memory_by_category",
+    "predicted_collective_bytes",
+    "predicted_collectives",
+)
+WITH_BUCKETS = ("ddp", "zero1")
+NO_LOCAL_STEPS = "only ddp can compute steps without communication"
+
+
+def predicted_columns(workload: TinyLlamaWorkload, on_gpu: bool, fault: str | None) -> dict:
+    """Memory and collectives of a step, by a fake-tensor run; a fault that is no setting cannot be predicted."""
+    unknown = dict.fromkeys(PREDICTED)
+    if fault and not FAULTS[fault].settings:
+        return explain_nulls(unknown, "the prediction is of the step without the fault")
+    try:
+        memory = predicted_memory(workload, on_gpu).document()
+    except FakeRunError as error:
+        return explain_nulls(unknown, str(error))
+    collectives = memory["collectives"]
+    values = (memory["peak_bytes"], memory["peak"]["bytes_by_category"], total_bytes(collectives), collectives)
+    return dict(zip(PREDICTED, values, strict=True))
+
+
+def columns_before(key: dict, shape: dict) -> dict:
+    """What is known of a row before it is measured."""
+    reasons = {
+        "parallel": "one rank",
+        "bucket_mb": "PyTorch's size" if key["parallel"] in WITH_BUCKETS else "there are no buckets",
+        "fault": "none was planted",
+    }
+    return explain_nulls(key, "", **reasons) | shape
+
+
+def disturbance_so_far(outcome: dict, earlier: dict | None) -> dict:
+    """A row is disturbed if one of its launches was."""
+    disturbed = earlier if earlier and earlier["disturbed"] and not outcome["disturbed"] else outcome
+    return {name: disturbed[name] for name in ("disturbed", "disturbance")}
+
+
+def total_bytes(collectives: list[dict]) -> int:
+    return sum(row["bytes"] for row in collectives)
+
+
+def slowest_ms(ranks: list[dict]) -> list[float]:
+    """By step, the time of the slowest rank."""
+    return [max(times) for times in zip(*(rank["step_ms"] for rank in ranks), strict=True)]
+
+
+def measured_columns(ranks: list[dict], seq_len: int, earlier: dict | None) -> dict:
+    """What was measured in this launch and the earlier ones of the row."""
+    times = [*(earlier["step_times_ms"] if earlier else []), slowest_ms(ranks)]  # [launches, steps]
+    samples, step_ms = [rank["samples"] for rank in ranks], statistics.median(itertools.chain(*times))
+    first, collectives = ranks[0], ranks[0]["collectives"]
+    memory = {"measured_memory_bytes": first["peak_bytes"], "measured_memory_by_category": first["bytes_by_category"]}
+    memory["memory_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
+    return {
+        "launches": len(times),
+        "step_times_ms": times,
+        "step_ms": step_ms,
+        "global_batch_size": sum(samples),
+        "samples_by_rank": samples,
+        "tokens_per_sec": 1e3 * sum(samples) * seq_len / step_ms,
+        **memory,
+        "measured_collective_bytes": total_bytes(collectives),
+        "measured_collectives": collectives,
+        **local_columns(ranks, min(itertools.chain(*times)), earlier),
+        **overlap_columns(first),
+    }
+
+
+def local_columns(ranks: list[dict], fastest_ms: float, earlier: dict | None) -> dict:
+    """Communication by difference: the fastest step less one without communication.  The fastest of both, because other
+    work on the machine, and ranks that wait for each other's, only add to a time."""
+    names = ("local_step_ms", "exposed_ms", "waiting_ms", "communication_share")
+    if ranks[0]["local_step_ms"] is None:
+        return explain_nulls(dict.fromkeys(names), "one rank" if len(ranks) == 1 else NO_LOCAL_STEPS)
+    local = [min(rank["local_step_ms"]) for rank in ranks]
+    if earlier:
+        local = [min(pair) for pair in zip(local, earlier["local_step_ms"], strict=True)]
+    mean, most = statistics.fmean(local), max(local)
+    values = (local, max(0.0, fastest_ms - most), most - mean, max(0.0, 1 - mean / fastest_ms))
+    return dict(zip(names, values, strict=True))
+
+
+def overlap_columns(rank: dict) -> dict:
+    """Of the bytes that all-reduces send, those that begin in the backward pass."""
+    reduced = sum(row["bytes"] for row in rank["collectives"] if row["kind"] == "all_reduce")
+    kinds = {row["kind"] for row in rank["collectives"]}
+    if not reduced or "reduce_scatter" in kinds:
+        why = "fsdp reduces shards" if kinds else "one rank"
+        return explain_nulls({"overlapped_share": None}, why)
+    return {"overlapped_share": rank["overlapped_bytes"] / reduced}

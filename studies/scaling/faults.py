@@ -1,0 +1,87 @@
+"""Which faults can be planted in the steps of a scaling study?"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from harness.model.workload import Workload
+
+EXTRA_PASSES = 2  # forward passes that a slow rank computes in addition
+MORE_DATA = 2  # times the samples, on the rank that has more
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that makes steps of several ranks slower, without changing what they compute together by much."""
+
+    parallel: str  # the mode that it is planted in
+    text: str
+    settings: tuple[tuple[str, object], ...] = ()  # of ParallelConfig, as flags would set them
+    named_by: tuple[str, ...] = ()  # all findings that name it
+
+    def planted(self, workload: Workload) -> Workload:
+        return workload.with_settings(**dict(self.settings))
+
+
+FAULTS = {
+    "slow-rank": Fault(
+        "ddp", f"the last rank computes each forward pass {1 + EXTRA_PASSES} times", named_by=("slow-rank",)
+    ),
+    "more-data": Fault(
+        "ddp", f"the last rank has {MORE_DATA} times the samples of the others", named_by=("more-data",)
+    ),
+    "small-buckets": Fault("ddp", "--bucket-mb 0.05", (("bucket_mb", 0.05),), ("small-buckets",)),
+    "no-overlap": Fault(
+        "ddp", "gradients are reduced after the backward pass, all in one all-reduce", named_by=("no-overlap",)
+    ),
+    "naive": Fault(
+        "ddp",
+        "gradients are reduced after the backward pass, an all-reduce for each parameter",
+        named_by=("no-overlap", "small-buckets"),
+    ),
+    "fine-wrapping": Fault("fsdp", "--fsdp-wrap sublayer", (("fsdp_wrap", "sublayer"),), ("fine-wrapping",)),
+}
+
+
+class ReducedAfterBackward:
+    """In the place of DistributedDataParallel: gradients are averaged when the backward pass has ended, all in one flat
+    tensor or one by one.  The ranks' parameters are the same, as all have the same seed."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, flat: bool):
+        self.model, self.flat, self.syncs = model, flat, True
+        optimizer.register_step_pre_hook(lambda *_: self._reduce())
+
+    def __call__(self, *arguments):
+        return self.model(*arguments)
+
+    def _reduce(self) -> None:
+        if not self.syncs:
+            return
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        sent = [_flatten_dense_tensors(gradients)] if self.flat else gradients
+        for tensor in sent:
+            torch.distributed.all_reduce(tensor.div_(torch.distributed.get_world_size()))
+        if self.flat:
+            for gradient, mean in zip(gradients, _unflatten_dense_tensors(sent[0], gradients), strict=True):
+                gradient.copy_(mean)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self.syncs = self.syncs, False
+        try:
+            yield
+        finally:
+            self.syncs = before
+
+
+def compute_again(model: nn.Module, arguments: tuple) -> None:
+    """A hook before the forward pass: some more of them, without gradients."""
+    with torch.no_grad():
+        for _ in range(EXTRA_PASSES):
+            model.forward(*arguments)

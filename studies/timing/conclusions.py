@@ -1,0 +1,116 @@
+"""What does each method conclude, and where does that differ from the right one?"""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+
+from analysis.comparison.noise import NOISE, ratio
+from harness.base.tables import Section, column
+from studies.engine.columns import factor_column, interval_column, optional, status_column
+from studies.timing.methods import MEANS, METHODS, RIGHT
+
+
+def reported(method: str, baseline: list[float], changed: list[float]) -> dict:
+    """The figures that this method reports, with every single time, in ms."""
+    average = statistics.fmean if method in MEANS else statistics.median
+    baseline_ms, changed_ms = average(baseline), average(changed)
+    figures = {"baseline_ms": baseline_ms, "changed_ms": changed_ms, "ratio": changed_ms / baseline_ms}
+    if method == RIGHT:
+        figures["ratio_95"] = ratio(np.array(changed), np.array(baseline))["ratio_95"]
+        figures["ratios_of_pairs"] = [b / a for a, b in zip(baseline, changed, strict=True)]
+    return figures | {"baseline_times_ms": baseline, "changed_times_ms": changed}
+
+
+def with_conclusions(rows: list[dict]) -> list[dict]:
+    """The rows with baseline factor and conclusion, compared with the right method."""
+    right = next((row for row in rows if row["method"] == RIGHT and row["status"] == "ok"), None)
+    if right is None:
+        return rows
+    return [with_conclusion(row, right) if row["status"] == "ok" else row for row in rows]
+
+
+def with_conclusion(row: dict, right: dict) -> dict:
+    row = {name: value for name, value in row.items() if name not in ("conclusion_reason", "baseline_factor_reason")}
+    low, high = interval_of(right)
+    if row["method"] == RIGHT:
+        text = effect(row["ratio"]) + f", {NOISE}" * (low <= 1 <= high)
+    else:
+        text = conclusion(row["ratio"], right["ratio"], (low, high))
+    return row | {"baseline_factor": row["baseline_ms"] / right["baseline_ms"], "conclusion": text}
+
+
+def conclusion(claimed: float, right: float, interval: tuple[float, float]) -> str:
+    """How the conclusion from a ratio differs from that of the right one with its 95% interval."""
+    low, high = interval
+    if low <= claimed <= high:
+        return "the same"
+    if low <= 1 <= high:
+        return f"{effect(claimed)}, where there is no significant difference"
+    if (claimed - 1) * (right - 1) < 0:
+        return f"the opposite: {effect(claimed)}, not {effect(right)}"
+    return f"{effect(claimed)}, not {effect(right)}"
+
+
+def interval_of(right: dict) -> tuple[float, float]:
+    """Its 95% interval; the ratio itself if there are too few repetitions."""
+    low, high = right["ratio_95"] or (right["ratio"], right["ratio"])
+    return low, high
+
+
+def effect(claimed: float) -> str:
+    percent = 100 * (claimed - 1)
+    return f"{abs(percent):.1f}% {'slower' if percent > 0 else 'faster'}"
+
+
+# ---- Reporting -----------------------------------------------------------------------------------------------------
+
+
+def finding(rows: list[dict], change: str) -> list[str]:
+    """The effect by the right method, and which wrong ones conclude something else."""
+    right, *others = rows
+    if right["status"] != "ok":
+        return [f"The right method could not be used: {right['reason']}."]
+    low, high = interval_of(right)
+    noise = f", {NOISE}" if low <= 1 <= high else ""
+    wrong = [row["method"] for row in others if row["status"] == "ok" and row["conclusion"] != "the same"]
+    which = f": {', '.join(wrong)}" if wrong else ""
+    return [
+        f"{change}: {effect(right['ratio'])}, ratio {right['ratio']:.3f} ({low:.3f} to {high:.3f}){noise}.",
+        f"{len(wrong)} of {len(others)} wrong methods conclude something else{which}.",
+    ]
+
+
+def table(rows: list[dict]) -> Section:
+    columns = (
+        column("method", "method", left=True),
+        column("baseline (ms)", "baseline_ms", ",.3f"),
+        column("changed (ms)", "changed_ms", ",.3f"),
+        *optional(factor_column("baseline / right", "baseline_factor")),
+        column("ratio", "ratio", ".3f"),
+        interval_column("95% interval", "ratio_95"),
+        column("conclusion", "conclusion", left=True),
+        status_column(),
+    )
+    return Section("Baseline and changed step, timed by six methods", columns, with_conclusions(rows))
+
+
+def sections(rows: list[dict], change: str) -> list[Section]:
+    first = table(rows)
+    first.text = [f"The change: {change}", *(f"{method}: {text}" for method, text in METHODS.items())]
+    right = rows[0]
+    if right["status"] != "ok":
+        return [first]
+    low, high = interval_of(right)
+    pairs = right["ratios_of_pairs"]
+    outside = sum(not low <= pair <= high for pair in pairs)
+    opposite = sum((pair - 1) * (right["ratio"] - 1) < 0 for pair in pairs)
+    noise = f"; the interval includes 1: {NOISE}" if low <= 1 <= high else ""
+    text = [
+        f"Right: {effect(right['ratio'])}, ratio {right['ratio']:.3f} ({low:.3f} to {high:.3f}), "
+        f"{len(pairs)} repetitions{noise}",
+        f"Ratios of single pairs of steps: {min(pairs):.3f} to {max(pairs):.3f}; {outside} of {len(pairs)} are outside "
+        f"the interval, {opposite} on the other side of 1",
+    ]
+    return [first, Section("How reliable is a single run?", text=text)]

@@ -1,0 +1,25 @@
+"""The figure of the timing study."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from analysis.report.figures import beside, legend, new_axes
+
+
+def timing_figure(rows: list[dict], interval: tuple[float, float], change: str, about: str) -> Figure:
+    """The ratio that each method reports, and the interval of the right one."""
+    figure, axes = new_axes("What each timing method would have reported", 1.7 + 0.28 * len(rows), about)
+    low, high = interval
+    axes.axvspan(low, high, color="#009e73", alpha=0.25, linewidth=0, label="right, 95% interval")
+    axes.axvline(1, color="#404040", linewidth=1, linestyle=":", label="no difference")
+    for y, row in enumerate(rows):
+        color, marker = ("#009e73", "o") if low <= row["ratio"] <= high else ("#d55e00", "X")
+        axes.scatter([row["ratio"]], [y], c=color, marker=marker, s=60, zorder=3)
+    axes.set_yticks(range(len(rows)), [row["method"] for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.margins(x=0.08)
+    axes.set_xlabel(f"step time with {change} / without (ratio)")
+    beside(axes, [f"{row['ratio']:.3f}" for row in rows])
+    legend(axes)
+    return figure

@@ -1,0 +1,123 @@
+"""How long does each phase of a training step, or of a forward pass alone, take in a new process?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from analysis.work.fake_step import FakeRunError, fake_forward
+from harness.base.files import explain_nulls, make_folder
+from harness.instruments.compilation import compile_in_place
+from harness.instruments.memory_tracker import MemoryTracker
+from harness.instruments.recorder import Instruments
+from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
+from harness.instruments.timing import StepMeter, StepRecord
+from harness.machine.devices import choose_device, set_numerics
+from harness.machine.workspaces import workspace_bytes
+from harness.model.workload import TrainingState
+from studies.engine.columns import time_statistics
+from studies.engine.isolation import cold_compiler
+from studies.engine.prediction import predicted_peak
+from tiny_llama_v1 import TinyLlamaWorkload
+
+MODES = ("forward", "train")
+PASSES = ("forward", "backward", "optimizer")  # the phases of a step that compute
+
+
+def predicted_pass(workload: TinyLlamaWorkload, mode: str, on_gpu: bool) -> dict:
+    """The peak of a step or of a forward pass alone, by a fake-tensor run."""
+    if mode == "train":
+        return predicted_peak(workload, on_gpu)
+    try:
+        tracker = fake_forward(workload, MemoryTracker)
+    except FakeRunError as error:
+        return explain_nulls({"predicted_peak_bytes": None}, str(error))
+    return {"predicted_peak_bytes": int(tracker.timeline.live_bytes_at_allocations().max())}
+
+
+class Runner:
+    """Runs and times training steps, or forward passes alone; a GPU's events are read after the last one."""
+
+    def __init__(self, workload: TinyLlamaWorkload, mode: str):
+        training = workload.training
+        self.workload, self.mode, self.device = workload, mode, choose_device(training.device)
+        set_numerics(training.seed, training.precision, training.deterministic)
+        self.state, self.stream = workload.build(self.device), workload.batches(self.device)
+
+    def run(self, steps: int, snapshot_folder: Path | None = None) -> list[StepRecord]:
+        meter = StepMeter(self.device, 1, lambda step: False, lambda record: None)
+        profiling = ProfilerConfig(memory_snapshot=snapshot_folder is not None)
+        schedule = InstrumentSchedule(steps, profiling)
+        instruments = Instruments(schedule, profiling, self.state, self.device, snapshot_folder, None)
+        if self.mode == "train":
+            self.workload.train(self.state, self.stream, steps, meter, instruments)
+        else:
+            infer(self.workload, self.state, self.stream, steps, meter, instruments)
+        meter.read_finished(wait=True)
+        return meter.records
+
+    def compile(self) -> StepRecord:
+        """Compile the model.  Returns the record of the step that compiles."""
+        self.run(1)  # one-time initialization is not compile time
+        compile_in_place(self.state.model)
+        with cold_compiler():
+            return self.run(1)[0]
+
+
+def infer(workload: TinyLlamaWorkload, state: TrainingState, stream, steps: int, meter, instruments) -> None:
+    """The forward pass alone, which saves nothing for a backward pass."""
+    with torch.no_grad():
+        for step in range(1, steps + 1):
+            with meter.step(step), instruments.step(step):
+                with meter.phase("data"):
+                    batch = next(stream)
+                with meter.phase("forward"), instruments.forward(step), state.autocast:
+                    meter.add_loss(workload.loss(state.model, batch))  # within the phase, so that its copy is timed
+
+
+def measure_passes(workload: TinyLlamaWorkload, mode: str, steps: int, snapshot_folder: Path | None = None) -> dict:
+    """Milliseconds of each phase in every step, from the first; seconds of compilation; on a GPU, peak bytes.
+
+    The step that compiles is not among them: compile_s is its time beyond their median.
+    """
+    # Measured first: once the run has used the libraries, they allocate nothing more.
+    workspaces = workspace_bytes(choose_device(workload.training.device), workload.precision)
+    runner = Runner(workload, mode)
+    on_gpu = runner.device.type == "cuda"
+    compiling = runner.compile() if workload.compiled else None
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(runner.device)
+    records = runner.run(steps)
+    peak = torch.cuda.max_memory_allocated(runner.device) if on_gpu else None
+    if snapshot_folder is not None:
+        make_folder(snapshot_folder)
+        runner.run(1, snapshot_folder)
+    step_ms = [record.total_ms for record in records]
+    compile_s = None
+    if compiling is not None:
+        compile_s = max(0.0, compiling.total_ms - time_statistics("step", step_ms)["step_ms"]) / 1e3
+    return {
+        "phases_ms": [record.phase_ms for record in records],
+        "step_ms": step_ms,
+        "losses": [record.loss for record in records],
+        "compile_s": compile_s,
+        "peak_bytes": peak,
+        "workspace_bytes": workspaces,
+    }
+
+
+def measured_columns(answer: dict, warmup: int, repetitions: int, flops: int | None) -> dict:
+    """The columns of a row: the result of measure_passes() without the warm-up steps."""
+    columns = {name: answer[name] for name in ("compile_s", "peak_bytes", "workspace_bytes")}
+    columns["repetitions"] = repetitions
+    counted = slice(warmup, warmup + repetitions)
+    for name in PASSES:
+        phase_ms = [phases[name] for phases in answer["phases_ms"][counted] if name in phases]
+        columns |= time_statistics(name, phase_ms)
+    columns |= time_statistics("step", answer["step_ms"][counted])
+    if answer["peak_bytes"] is None:
+        columns["peak_bytes_reason"] = "only the allocator of a GPU records it; see predicted_peak_bytes"
+    columns |= {"first_loss": answer["losses"][0], "final_loss": answer["losses"][-1]}
+    achieved = {"achieved_tflops": flops and flops / (columns["step_ms"] / 1e3) / 1e12}
+    return columns | explain_nulls(achieved, "its FLOPs cannot be counted on fake tensors")
