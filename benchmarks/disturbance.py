@@ -17,10 +17,14 @@ one.  The combinations are in a new random order for each repetition.  The first
 The second one compares each threshold with what quiet runs show and with what runs show whose cause it is about and
 that were slower by X.  A threshold separates them if it is above all of the first and at or below all of the second.
 What no run here showed is null.  The file is written after each run: an interruption loses only the one that has begun.
+
+Page faults are slow where a host has taken back memory that this machine did not use, which nothing here can cause.  So
+a line tells what a fault takes in memory freed just before, and at most in half of all free memory, or 16 GB of it.
 """
 
 import contextlib
 import math
+import mmap
 import os
 import random
 import statistics
@@ -41,9 +45,10 @@ from benchmarks.waiting_policies import extent, extent_column
 from harness.base.console import progress_bar, say
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, column, text_columns, text_table
-from harness.machine import disturbance
-from harness.machine.cgroups import cgroup_folders
+from harness.machine import disturbance, page_faults
 from harness.machine.disturbance import available_cores
+from harness.machine.host_limits import cgroup_folders
+from harness.machine.page_faults import PROBED_BYTES, fault_s, filling_fault_s
 
 STEPS_OF_A_RUN = ("--num-steps", "12")
 # Threshold, the figure of a run that it limits, what slowed the runs to compare with; None: nothing here can.
@@ -52,6 +57,7 @@ THRESHOLDS = (
     ("STEPS", "steps_disturbed_share", "busy_processes"),
     ("THROTTLED", "throttled_share", "quota_cores"),
     ("STEAL", "steal_share", None),
+    ("SLOW_FAULTS", "fault_slowdown", None),
 )
 FROM_RUN = (
     "waited_share",
@@ -60,6 +66,10 @@ FROM_RUN = (
     "steal_share",
     "throttled_share",
     "switches_per_sec",
+    "system_share",
+    "minor_faults_per_sec",
+    "major_faults_per_sec",
+    "fault_slowdown",
 )
 
 
@@ -94,6 +104,18 @@ def why_no_quota(groups: list[Path]) -> str | None:
             return None
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
+
+
+def page_fault_times() -> dict[str, float]:
+    """Microseconds of CPU time that a page fault takes in memory freed just before, and at most in free memory."""
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    held, slowest_s = [], 0.0
+    for _ in range(min(free_bytes // 2, 2**34) // PROBED_BYTES):
+        held.append(mmap.mmap(-1, PROBED_BYTES))
+        slowest_s = max(slowest_s, filling_fault_s(held[-1]))
+    for memory in held:
+        memory.close()
+    return {"freed_us": 1e6 * fault_s(), "slowest_us": 1e6 * slowest_s}
 
 
 def measured_run(busy: float, quota: float | None, flags: list[str], groups: list[Path]) -> dict:
@@ -143,7 +165,7 @@ def threshold_rows(runs: list[dict], slow_down: float) -> list[dict]:
     """Each threshold beside what quiet runs and slowed runs show.  What no run showed is null, with the reason."""
     quiet, rows = quiet_ms(runs), []
     for name, figure, cause in THRESHOLDS:
-        threshold = getattr(disturbance, name)
+        threshold = getattr(page_faults if name == "SLOW_FAULTS" else disturbance, name)
         slowed = [run for run in runs if cause and run[cause] and quiet and run["step_ms"] >= (1 + slow_down) * quiet]
         still, slow = extent([run for run in runs if is_quiet(run)], figure), extent(slowed, figure)
         values = {
@@ -192,6 +214,8 @@ def main() -> None:
     by_case = [[run for run in runs if (run["busy_processes"], run["quota_cores"]) == case] for case in cases]
     say(*text_table(COLUMNS, [combination(found, quiet_ms(runs)) for found in by_case]), "")
     report(THRESHOLD_COLUMNS, about["thresholds"], None)
+    about["page_faults"] = us = page_fault_times()
+    say(f"A page fault takes {us['freed_us']:.2f} us in memory freed just before, at most {us['slowest_us']:.2f} us")
     save(args.output, **about, rows=runs)
 
 

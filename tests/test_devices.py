@@ -239,11 +239,12 @@ def test_what_pytorch_says_itself_is_the_last_resort(node, monkeypatch):
 @pytest.fixture
 def unseen(monkeypatch):
     """Hardware that PyTorch does not see, in every module that asks."""
+    import analysis.prediction.dry_run
     import harness.machine.environment
     import harness.machine.setup_checks
-    import tiny_llama_v1
 
-    for module in (devices, harness.machine.environment, harness.machine.setup_checks, tiny_llama_v1):
+    asking = (devices, harness.machine.environment, harness.machine.setup_checks, analysis.prediction.dry_run)
+    for module in asking:
         monkeypatch.setattr(module, "unseen_hardware", lambda: "this machine has a GPU, but: the cause")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 

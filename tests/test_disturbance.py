@@ -1,5 +1,6 @@
 """Disturbed measurements are named, with figures; quiet ones are not accused; what is not known is not zero."""
 
+import copy
 import itertools
 import json
 import os
@@ -15,10 +16,11 @@ from helpers import PROJECT, SMALL_MODEL, finish, start
 from benchmarks import disturbance as benchmark
 from benchmarks import waiting_policies
 from benchmarks.common import busy_processes
-from harness.machine import disturbance, gpu_watch
-from harness.machine.cgroups import cgroup_folders
-from harness.machine.disturbance import Counters, DisturbanceMeter, disturbance_text, over_ranks
+from harness.machine import cpu_counters, disturbance, gpu_watch, page_faults
+from harness.machine.cpu_counters import Counters
+from harness.machine.disturbance import DisturbanceMeter, disturbance_text, is_disturbed, over_ranks
 from harness.machine.gpu_driver import Slowdowns
+from harness.machine.host_limits import cgroup_folders
 from harness.ranks.failure_watch import wait_until
 from harness.run.startup import WAITING_POLICIES, default_variables
 from studies.engine import isolation
@@ -64,6 +66,9 @@ def system(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     made_up = MadeUpSystem(tmp_path)
     made_up.clock = clock
+    made_up.usage = SimpleNamespace(ru_nivcsw=0, ru_utime=0.0, ru_stime=0.0, ru_minflt=0, ru_majflt=0)
+    monkeypatch.setattr(cpu_counters.resource, "getrusage", lambda who: copy.copy(made_up.usage))
+    monkeypatch.setattr(page_faults, "fault_s", lambda: 1e-6)
     made_up.thread("1", 1000, 10)
     made_up.thread("2", 1000, 10)
     made_up.machine(1000, 0, 0)
@@ -110,7 +115,7 @@ def test_waiting_is_named_with_its_figures(system):
 
 def test_steps_are_marked_one_by_one(system):
     meter = steps(system, *[(0.1, 0.1)] * 30, (30, 1), (0.1, 0.1))
-    assert [one.disturbed for one in meter.intervals].index(True) == 30
+    assert [is_disturbed(one) for one in meter.intervals].index(True) == 30
     found = meter.document()
     assert (found["steps_disturbed"], found["disturbed"]) == (1, False)  # one in 32 changes no median
     meter = steps(system, *[(0.1, 0.1)] * 16, (9, 1), (8, 8))
@@ -168,7 +173,7 @@ def test_what_the_system_does_not_tell_is_unknown(system, tmp_path, kernel):
     meter = DisturbanceMeter(CPU, Counters(proc, tmp_path / "nowhere"))
     with meter.interval() as interval:
         system.clock.advance(1)
-    assert interval.disturbed is interval.waited_share is interval.lost_share is None
+    assert is_disturbed(interval) is interval.waited_share is interval.lost_share is None
     assert interval.longest_wait_share is None
     found = meter.document()
     assert found["disturbed"] is found["waited_share"] is found["steps_disturbed"] is None
@@ -176,6 +181,74 @@ def test_what_the_system_does_not_tell_is_unknown(system, tmp_path, kernel):
     assert "schedstat is missing or empty" in disturbance_text(found)
     for name, value in found.items():
         assert value is not None or found[f"{name}_reason"], name
+
+
+# ---- Page faults ---------------------------------------------------------------------------------------------------
+
+
+def faulting(system, faults: int, system_s: float, major: int = 0, steps: int = 10) -> DisturbanceMeter:
+    """Steps of 100 ms with 200 ms of CPU time, so much of it in the kernel, and so many page faults; in the first two
+    ten times as many, each slow."""
+    meter, ran_ms = system.meter(), 1000.0
+    for i in range(steps):
+        more = 10 if i < 2 else 1
+        with meter.interval():
+            system.clock.advance(0.1)
+            ran_ms += 100
+            system.thread("1", ran_ms, 10)
+            usage = system.usage
+            usage.ru_stime += 5 * system_s if i < 2 else system_s
+            usage.ru_utime += 0.2 - system_s
+            usage.ru_minflt += more * faults
+            usage.ru_majflt += more * major
+    return meter
+
+
+def test_page_faults_that_take_long_are_named_with_their_figures(system):
+    found = faulting(system, faults=30_000, system_s=0.12).document()  # 30 ms would do
+    assert (found["system_share"], found["fault_slowdown"]) == (pytest.approx(0.6), pytest.approx(4.0))
+    assert (found["minor_faults_per_sec"], found["major_faults_per_sec"]) == (pytest.approx(3e5), 0)
+    assert found["lost_share"] == pytest.approx(0.9)  # 90 of 100 ms, if the threads' faults were one after another
+    many = "60% of CPU time in the kernel: 300,000 page faults a second"
+    assert disturbance_text(found).startswith(
+        f"{many}, each 4.0 times as long as in memory freed just before; load 3.8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("faults", "system_s", "told"),
+    [
+        (90_000, 0.12, 4 / 3),  # tensors of more than 32 MB, in every step: many faults, none of them slow
+        (0, 0.01, None),  # small tensors, which the allocator keeps
+        (3000, 0.06, None),  # something else in the kernel
+    ],
+)
+def test_page_faults_alone_are_no_disturbance(system, faults, system_s, told):
+    found = faulting(system, faults, system_s).document()
+    assert found["fault_slowdown"] == (told and pytest.approx(told))
+    assert told or found["fault_slowdown_reason"] == page_faults.TOO_LITTLE
+    assert (found["disturbed"], found["reasons"], found["lost_share"]) == (False, [], 0)
+
+
+def test_memory_that_is_touched_for_the_first_time_is_no_disturbance(system):
+    found = faulting(system, faults=30_000, system_s=0.12, major=50, steps=2).document()
+    assert (found["disturbed"], found["reasons"]) == (False, [])
+    assert found["system_share"] is found["minor_faults_per_sec"] is found["fault_slowdown"] is None
+    assert found["system_share_reason"] == found["major_faults_per_sec_reason"] == page_faults.TOO_SHORT
+
+
+def test_page_faults_that_wait_for_a_disk_are_named(system):
+    assert faulting(system, 0, 0.01, major=1).document()["reasons"] == ["10 page faults a second waited for a disk"]
+    meter = faulting(system, 0, 0.01)
+    with meter.interval():  # such as code of a library that is used for the first time
+        system.clock.advance(0.1)
+        system.usage.ru_majflt += 80
+    assert meter.document()["reasons"] == []
+
+
+def test_a_page_fault_here_takes_microseconds():
+    page_faults.fault_s.cache_clear()
+    assert 5e-8 < page_faults.fault_s() < 1e-3
 
 
 # ---- Quotas, steal, pressure, affinity -----------------------------------------------------------------------------
@@ -199,7 +272,7 @@ def test_a_quota_that_is_used_up(system, version):
     with meter.interval() as interval:
         system.clock.advance(1)
         (job / "cpu.stat").write_text("nr_periods 110\nnr_throttled 8\nthrottled_time 20\n")
-    assert interval.disturbed
+    assert is_disturbed(interval)
     found = meter.document()
     assert found["quota_cores"] == 1.5
     assert found["throttled_share"] == pytest.approx(0.3)
@@ -361,7 +434,7 @@ def test_a_busy_process_on_the_same_core_is_noticed(one_core):
         with meter.interval() as interval:
             spin(0.4)
     found = meter.document()
-    assert interval.disturbed
+    assert is_disturbed(interval)
     assert 0.2 < found["waited_share"] < 1
     assert any("of thread time waited for a core" in reason for reason in found["reasons"])
     assert found["cores"] == 1
@@ -463,6 +536,7 @@ def made_up_runs(monkeypatch):
         waited = min(0.9, 0.02 + 0.4 * busy)
         shares = {"waited_share": waited / 2, "longest_wait_share": waited, "pressure_share": None, "steal_share": 0.0}
         reasons = {"pressure_share_reason": "no pressure", "throttled_share_reason": "no quota"}
+        shares |= {"system_share": 0.1, "minor_faults_per_sec": 9.0, "major_faults_per_sec": 0.0, "fault_slowdown": 1.1}
         known = {"throttled_share": None, "switches_per_sec": 10.0, "disturbed": busy > 0, "reasons": []}
         steps = {
             "exclusion_reason": ["first", None, None],
@@ -475,6 +549,7 @@ def made_up_runs(monkeypatch):
 
     monkeypatch.setattr(benchmark, "training_run", run)
     monkeypatch.setattr(benchmark, "why_no_quota", lambda groups: "not permitted")
+    monkeypatch.setattr(benchmark, "page_fault_times", lambda: {"freed_us": 1.5, "slowest_us": 9.0})
     return limits
 
 
@@ -487,7 +562,7 @@ def test_the_benchmark_of_thresholds(command, made_up_runs, tmp_path):
     assert found["quotas_reason"] == "not permitted"
     assert found["flags"][-2:] == ["--num-steps", "2"]
     assert {"command_line", "timestamp", "device"} <= found["environment"].keys()
-    longest, disturbed_steps, throttled, stolen = found["thresholds"]
+    longest, disturbed_steps, throttled, stolen, slow_faults = found["thresholds"]
     assert (longest["quiet_largest"], longest["separates"]) == (0.02, True)
     assert longest["slowed_smallest"] == pytest.approx(0.42)
     assert longest["value"] == disturbance.LONGEST_WAIT
@@ -495,7 +570,9 @@ def test_the_benchmark_of_thresholds(command, made_up_runs, tmp_path):
     assert (disturbed_steps["quiet_largest"], disturbed_steps["slowed_smallest"]) == (0.0, 0.5)
     assert throttled["separates"] is None
     assert "no run was slower" in throttled["slowed_smallest_reason"]
-    assert stolen["slowed_smallest_reason"] == "nothing here can cause it"
+    assert stolen["slowed_smallest_reason"] == slow_faults["slowed_smallest_reason"] == "nothing here can cause it"
+    assert (slow_faults["value"], slow_faults["quiet_largest"]) == (page_faults.SLOW_FAULTS, 1.1)
+    assert "A page fault takes 1.50 us in memory freed just before, at most 9.00 us" in out
     assert found["rows"][0]["pressure_share_reason"] == "no pressure"
     assert found["rows"][0]["steps_ms"] == [100.0, 110.0]
     assert "not permitted" in out

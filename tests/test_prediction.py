@@ -25,7 +25,7 @@ from harness.base.ranges import trace_range
 from harness.instruments.memory_timeline import kept_by_component
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.recorder import MemorySnapshot
-from harness.machine import host_memory
+from harness.machine import host_limits
 from harness.machine.devices import memory_of_a_rank
 from harness.machine.workspaces import library_workspaces
 from harness.ranks.failures import explain_error
@@ -438,13 +438,13 @@ def host(tmp_path, monkeypatch, available_kb: int, limit: str = "max", current: 
     (job / ("memory.limit_in_bytes" if v == 1 else "memory.max")).write_text(limit)
     (job / ("memory.usage_in_bytes" if v == 1 else "memory.current")).write_text(str(current))
     (job / "memory.stat").write_text(f"cache 0\ntotal_cache {file}\n" if v == 1 else f"anon 1\nfile {file}\n")
-    monkeypatch.setattr(host_memory, "ROOT", tmp_path)
+    monkeypatch.setattr(host_limits, "ROOT", tmp_path)
 
 
 def test_what_is_available_on_a_host(tmp_path, monkeypatch):
     host(tmp_path, monkeypatch, available_kb=4096)
-    assert host_memory.available_host_memory() == 4 * 2**20
-    assert host_memory.host_memory_bytes() > 2**30
+    assert host_limits.available_host_memory() == 4 * 2**20
+    assert host_limits.host_memory_bytes() > 2**30
     total, in_use = memory_of_a_rank(torch.device("cpu"))
     assert total - in_use == 4 * 2**20
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
@@ -455,13 +455,13 @@ def test_what_is_available_on_a_host(tmp_path, monkeypatch):
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_job_has_what_its_cgroup_allows(tmp_path, monkeypatch, version):
     host(tmp_path, monkeypatch, 2**22, limit=str(3 * 2**20), current=2 * 2**20, file=2**20, v=version)
-    assert host_memory.host_memory_bytes() == 3 * 2**20
-    assert host_memory.available_host_memory() == 2 * 2**20  # what is cached from files can be reclaimed
+    assert host_limits.host_memory_bytes() == 3 * 2**20
+    assert host_limits.available_host_memory() == 2 * 2**20  # what is cached from files can be reclaimed
 
 
 def test_without_proc_only_this_process_is_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_memory, "ROOT", tmp_path)
-    assert host_memory.available_host_memory() is None
+    monkeypatch.setattr(host_limits, "ROOT", tmp_path)
+    assert host_limits.available_host_memory() is None
     total, in_use = memory_of_a_rank(torch.device("cpu"))
     assert 2**20 < in_use < total
 

@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.trace.file import ABSENT, Arguments, Event, OnProgress, TraceFile
 from harness.base.errors import UserError
 from harness.base.units import MB
-from harness.machine.host_memory import available_host_memory
+from harness.machine.host_limits import available_host_memory
 
 GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 # PyTorch 1.8 has other names for the categories, and one for operators and ranges alike.

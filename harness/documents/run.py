@@ -149,6 +149,10 @@ class Disturbance(TypedDict):  # of several ranks, that of the one that was dist
     throttled_share: float | None  # of the quota's periods, those in which it was used up; null: no quota, or not known
     pressure_share: float | None  # of the time, some process of the machine waited for a core; null: not known
     steal_share: float | None  # of the cores' busy time, taken by other virtual machines; null: not known
+    system_share: float | None  # of CPU time, in the kernel, from step 3 on; null: fewer steps
+    minor_faults_per_sec: float | None  # pages that the kernel hands out, median from step 3 on; null: fewer steps
+    major_faults_per_sec: float | None  # page faults that wait for a disk, median from step 3 on; null: fewer steps
+    fault_slowdown: float | None  # time of the kernel over that which page faults need; null: too few steps or faults
     switches_per_sec: float | None  # involuntary context switches; null: nothing was measured
     sample_us: float | None  # microseconds that a sample takes, median, two per step; null: nothing was measured
     gpu: GpuDisturbance | None  # null: no GPU in use

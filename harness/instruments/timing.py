@@ -13,7 +13,8 @@ from torch import Tensor
 
 from harness.base.ranges import trace_range
 from harness.machine.clock import elapsed_ms, mark
-from harness.machine.disturbance import DisturbanceMeter, Interval
+from harness.machine.cpu_counters import Interval
+from harness.machine.disturbance import DisturbanceMeter
 
 
 @dataclass

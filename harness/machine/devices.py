@@ -16,7 +16,7 @@ import torch
 from harness.base.errors import UserError, first_line
 from harness.machine.gpu_driver import gpu_driver
 from harness.machine.hardware_seen import unseen_hardware
-from harness.machine.host_memory import available_host_memory, host_memory_bytes
+from harness.machine.host_limits import available_host_memory, host_memory_bytes
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,26 +1,25 @@
 """Was a measurement disturbed?  How long its threads waited for a core, and what else happened on the machine.
 
 Other processes make every figure worse, and the figure does not show it.  Linux counts for each thread how long it
-ran, and how long it was ready to run but had no core.  Everything else here helps to explain such waits.
+ran, and how long it was ready to run but had no core.  Beside such waits, and what helps to explain them, count page
+faults that take longer than they need to, and what others do to a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import resource
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from harness.base.files import explain_nulls
-from harness.machine.cgroups import cgroup_folders
+from harness.machine.cpu_counters import Counters, Interval, Sample
 from harness.machine.gpu_watch import GpuWatch, gpu_reasons, may_be_shared
+from harness.machine.host_limits import quota_cores
+from harness.machine.page_faults import PageFaults, fault_reasons
 
 # From these shares on, a measurement counts as disturbed.  benchmarks/disturbance.py compares each with what quiet runs
 # show and with what runs show that were slowed down on purpose; its table tells which ones a machine could test.
@@ -32,165 +31,14 @@ STEPS = 0.10  # of the steps, those disturbed: fewer hardly change the median, b
 STEAL = 0.03
 
 
-@dataclass
-class Interval:
-    """Counts for this process over an interval, for example a step; intervals can be added."""
-
-    wall_s: float = 0.0
-    run_s: float = 0.0  # over all threads; 0 if unknown
-    waited_s: float = 0.0  # over all threads: ready to run, but without a core
-    longest_wait_s: float = 0.0  # of the thread that waited longest
-    throttled: int = 0  # periods of a CPU quota that was used up
-    periods: int = 0  # of the quota
-    switches: int = 0  # involuntary context switches
-
-    def __add__(self, other: Interval) -> Interval:
-        return Interval(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-    @property
-    def waited_share(self) -> float | None:
-        """Of the time that threads ran or wanted to; None if unknown."""
-        return self.waited_s / (self.run_s + self.waited_s) if self.run_s else None
-
-    @property
-    def longest_wait_share(self) -> float | None:
-        return min(1.0, self.longest_wait_s / self.wall_s) if self.run_s else None
-
-    @property
-    def lost_share(self) -> float | None:
-        """Upper bound of the share of the wall time that is due to waiting: if no two threads waited at once."""
-        return min(1.0, self.waited_s / self.wall_s) if self.run_s else None
-
-    @property
-    def disturbed(self) -> bool | None:
-        if self.throttled:
-            return True
-        return self.longest_wait_share >= LONGEST_WAIT if self.run_s else None
-
-
-# ---- What Linux counts -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Counters at one moment."""
-
-    at_s: float
-    threads: dict[str, tuple[int, int]]  # by thread: ns run, ns waited
-    throttled: int
-    periods: int
-    switches: int
-
-    def until(self, later: Sample) -> Interval:
-        """A thread that ended in between counts as far as it was seen: a step samples at both ends."""
-        run_ns, waits_ns = 0, [0]
-        for thread, (ran, waited) in later.threads.items():
-            ran_before, waited_before = self.threads.get(thread, (0, 0))
-            run_ns += ran - ran_before
-            waits_ns.append(waited - waited_before)
-        return Interval(
-            later.at_s - self.at_s,
-            run_ns / 1e9,
-            sum(waits_ns) / 1e9,
-            max(waits_ns) / 1e9,
-            later.throttled - self.throttled,
-            later.periods - self.periods,
-            later.switches - self.switches,
-        )
-
-
-class Counters:
-    """Reads the counters of this process.  Files stay open: reading one again takes 1 to 2 us instead of 15.
-
-    proc and cgroups are where /proc and the control groups are mounted.
-    """
-
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
-        self.proc, self._files = proc, {}
-        folders = cgroup_folders("cpu", proc, cgroups)
-        self.limited = [folder for folder in folders if quota_cores(folder)]
-        self.no_quota_reason = unknown_quota(folders, proc, cgroups) or "no quota"
-        self.missing = None  # why the threads' times are unknown
-        if not any(ran for ran, _ in self._threads().values()):  # zeros: a kernel without this accounting
-            self.missing = f"{proc}/self/task/*/schedstat is missing or empty on this system"
-
-    def _threads(self) -> dict[str, tuple[int, int]]:
-        found, tasks = {}, f"{self.proc}/self/task"
-        with contextlib.suppress(FileNotFoundError):
-            for thread in os.listdir(tasks):
-                with contextlib.suppress(OSError):  # it ended just now
-                    if thread not in self._files:
-                        self._files[thread] = os.open(f"{tasks}/{thread}/schedstat", os.O_RDONLY)
-                    ran, waited, _ = os.pread(self._files[thread], 100, 0).split()
-                    found[thread] = int(ran), int(waited)
-        for thread in self._files.keys() - found.keys():
-            os.close(self._files.pop(thread))
-        return found
-
-    def sample(self) -> Sample:
-        threads = {} if self.missing else self._threads()
-        quotas = [fields(folder / "cpu.stat") for folder in self.limited]
-        throttled, periods = (sum(one.get(name, 0) for one in quotas) for name in ("nr_throttled", "nr_periods"))
-        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        return Sample(time.perf_counter(), threads, throttled, periods, switches)
-
-    def close(self) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])
-
-    __del__ = close
-
-    def machine(self) -> dict[str, float]:
-        """Of the entire machine: clock ticks that its cores were busy and those stolen from it; seconds in which some
-        process waited for a core.  What the system does not report is left out."""
-        found = {"at_s": time.perf_counter()}
-        with contextlib.suppress(OSError, ValueError), (self.proc / "stat").open() as file:
-            user, nice, system, _, _, irq, softirq, stolen = map(int, file.readline().split()[1:9])
-            found |= {"busy": user + nice + system + irq + softirq + stolen, "stolen": stolen}
-        with contextlib.suppress(OSError, AttributeError):
-            pressure = (self.proc / "pressure/cpu").read_text()
-            found["pressure_s"] = int(re.search(r"^some .*total=(\d+)", pressure).group(1)) / 1e6
-        return found
-
-
-def fields(path: Path) -> dict[str, int]:
-    """The lines 'name number' of a file; none if it does not exist."""
-    try:
-        return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
-    except (OSError, ValueError):
-        return {}
-
-
-def unknown_quota(folders: list[Path], proc: Path, cgroups: Path) -> str | None:
-    """Why it is unknown whether the control groups have a quota; None if it is known."""
-    if not (proc / "self/cgroup").exists():
-        return f"no {proc}/self/cgroup on this system"
-    if not folders:
-        return f"{cgroups} does not have the control group of this process"
-    for file in (folder / name for folder in folders for name in ("cpu.max", "cpu.cfs_quota_us")):
-        try:
-            file.read_text()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return f"{file}: {error.strerror}"
-    return None
-
-
-def quota_cores(folder: Path) -> float | None:
-    """Cores' worth of time that a control group may use; None without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return int(quota) / int(period) if int(quota) > 0 else None  # "max" is no number
-    return None
-
-
-# ---- A measurement -----------------------------------------------------------------------------------------------
-
 NOT_RUN = "nothing was measured"
+
+
+def is_disturbed(step: Interval) -> bool | None:
+    """Whether a step may be longer for waiting; None if the system does not tell."""
+    if step.throttled:
+        return True
+    return step.longest_wait_share >= LONGEST_WAIT if step.run_s else None
 
 
 class DisturbanceMeter:
@@ -231,58 +79,63 @@ class DisturbanceMeter:
 
     def document(self) -> dict:
         """The section `disturbance` of a document; ends the measurement."""
-        total, machine = sum(self.intervals, Interval()), self._machine_shares()
-        unknown = (self.counters.missing or NOT_RUN) if self.intervals else NOT_RUN
-        known_steps = [one.disturbed for one in self.intervals if one.disturbed is not None]
-        values = {
-            "waited_share": total.waited_share,
-            "longest_wait_share": total.longest_wait_share,
-            "steps_disturbed": sum(map(bool, known_steps)) if known_steps else None,
-            "threads": self.threads,
-            "cores": self.cores,
-            "quota_cores": self.quota_cores,
-            "load_before": self.load_before,
-            "throttled_share": total.throttled / total.periods if total.periods else None,
-            "pressure_share": machine["pressure_share"],
-            "steal_share": machine["steal_share"],
-            "switches_per_sec": total.switches / total.wall_s if total.wall_s else None,
-            "sample_us": 1e6 * statistics.median(self._sampling_s) if self._sampling_s else None,
-            "gpu": self.gpu.document() if self.gpu else None,
-        }
+        total, faults = sum(self.intervals, Interval()), PageFaults(self.intervals)
+        found = self._waiting(total) | self._setting() | self._quota(total) | self._machine() | faults.figures()
+        found |= self._sampling(total) | explain_nulls({"gpu": self.gpu and self.gpu.document()}, "no GPU in use")
         self.counters.close()
-        values["lost_share"] = most_lost(values, total.lost_share)
-        reasons = reasons_of(values, len(self.intervals), self.on_gpu)
+        found |= explain_nulls({"lost_share": most_lost(found, total.lost_share, faults.lost_share)}, self._unknown())
+        reasons = reasons_of(found, len(self.intervals), self.on_gpu)
         known = bool(reasons) or total.run_s > 0
-        proc, no_quota = self.counters.proc, self.counters.no_quota_reason
-        return explain_nulls(
-            {"disturbed": bool(reasons) if known else None, **values, "reasons": reasons},
-            unknown,
-            quota_cores=no_quota,
-            throttled_share=no_quota if self.quota_cores is None else "shorter than a period of the quota",
-            load_before="this system has no load average",
-            pressure_share=f"no {proc}/pressure/cpu on this system" if self.intervals else NOT_RUN,
-            steal_share=f"no {proc}/stat on this system, or no clock tick passed" if self.intervals else NOT_RUN,
-            switches_per_sec=NOT_RUN,
-            sample_us=NOT_RUN,
-            gpu="no GPU in use",
-        )
+        disturbed = explain_nulls({"disturbed": bool(reasons) if known else None}, self._unknown())
+        return {**disturbed, **found, "reasons": reasons}
 
-    def _machine_shares(self) -> dict[str, float | None]:
+    def _unknown(self) -> str:
+        """Why it is unknown how long threads waited."""
+        return (self.counters.missing if self.intervals else None) or NOT_RUN
+
+    def _waiting(self, total: Interval) -> dict:
+        marks = [mark for mark in map(is_disturbed, self.intervals) if mark is not None]
+        shares = {"waited_share": total.waited_share, "longest_wait_share": total.longest_wait_share}
+        return explain_nulls(shares | {"steps_disturbed": sum(marks) if marks else None}, self._unknown())
+
+    def _setting(self) -> dict:
+        values = {"threads": self.threads, "cores": self.cores, "load_before": self.load_before}
+        return explain_nulls(values, "this system has no load average")
+
+    def _quota(self, total: Interval) -> dict:
+        no_quota = self.counters.no_quota_reason
+        throttled = total.throttled / total.periods if total.periods else None
+        why = no_quota if self.quota_cores is None else "shorter than a period of the quota"
+        values = {"quota_cores": self.quota_cores, "throttled_share": throttled}
+        return explain_nulls(values, no_quota, throttled_share=why)
+
+    def _machine(self) -> dict:
+        """What other processes and other virtual machines took of the machine's cores."""
         after, before = self.counters.machine(), self._before
         change = {name: after[name] - before[name] for name in after.keys() & before.keys()}
         steal = change["stolen"] / change["busy"] if change.get("busy") else None
         pressure = None
         if change.get("at_s") and "pressure_s" in change:  # the kernel updates its sum only now and then
             pressure = min(1.0, change["pressure_s"] / change["at_s"])
-        return {"steal_share": steal, "pressure_share": pressure}
+        shares = {"pressure_share": pressure, "steal_share": steal}
+        if not self.intervals:
+            return explain_nulls(shares, NOT_RUN)
+        no_steal = f"no {self.counters.proc}/stat on this system, or no clock tick passed"
+        return explain_nulls(shares, f"no {self.counters.proc}/pressure/cpu on this system", steal_share=no_steal)
+
+    def _sampling(self, total: Interval) -> dict:
+        switches = total.switches / total.wall_s if total.wall_s else None
+        sample_us = 1e6 * statistics.median(self._sampling_s) if self._sampling_s else None
+        return explain_nulls({"switches_per_sec": switches, "sample_us": sample_us}, NOT_RUN)
 
 
-def most_lost(values: dict, waiting: float | None) -> float | None:
-    """Upper bound of the share of the time lost to everything that disturbed the measurement."""
+def most_lost(values: dict, waiting: float | None, faults: float) -> float | None:
+    """Upper bound of the share of the time lost to everything that disturbed the measurement: waiting, page faults, and
+    what the other figures tell."""
     gpu = values["gpu"]
     if waiting is None or (gpu and may_be_shared(gpu)):  # what they take of the GPU is unknown
         return None if waiting is None else 1.0
-    lost = waiting + (values["throttled_share"] or 0.0) + (values["steal_share"] or 0.0)
+    lost = waiting + faults + (values["throttled_share"] or 0.0) + (values["steal_share"] or 0.0)
     if gpu and gpu["lowered_by"] and gpu["clock_mhz"] and gpu["max_clock_mhz"]:
         lost += max(0.0, 1 - gpu["clock_mhz"] / gpu["max_clock_mhz"])
     return min(1.0, lost)
@@ -325,7 +178,7 @@ def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
         found.append(f"CPU quota used up in {values['throttled_share']:.0%} of its periods")
     if (values["steal_share"] or 0) >= STEAL:
         found.append(f"{values['steal_share']:.0%} of core time stolen by other virtual machines")
-    return found + (gpu_reasons(values["gpu"]) if values["gpu"] else [])
+    return found + fault_reasons(values) + (gpu_reasons(values["gpu"]) if values["gpu"] else [])
 
 
 def over_ranks(documents: list[dict]) -> dict:

@@ -24,12 +24,11 @@ from harness.base.errors import UserError
 from harness.base.paths import PROJECT
 from harness.base.tables import Column, column, text_table
 from harness.base.units import megabytes
-from harness.machine.cgroups import cgroup_folders
 from harness.machine.devices import architecture, choose_device
-from harness.machine.disturbance import quota_cores
 from harness.machine.environment import PACKAGES
 from harness.machine.gpu_driver import pci_folder
 from harness.machine.hardware_seen import unseen_hardware
+from harness.machine.host_limits import cgroup_folders, quota_cores
 
 TAB = "tensorboard-step-profile"  # the distribution of tensorboard_plugin/
 

@@ -19,7 +19,7 @@ from harness.base.errors import (
     signals_as_errors,
 )
 from harness.base.units import MB
-from harness.machine.host_memory import host_memory_bytes
+from harness.machine.host_limits import host_memory_bytes
 from harness.ranks.failure_watch import Failure
 from harness.ranks.rendezvous import conclude, failure_elsewhere
 

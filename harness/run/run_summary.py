@@ -14,7 +14,7 @@ from harness.instruments.audit import audit_text
 from harness.instruments.no_sync import no_sync_text
 from harness.instruments.phases import PHASES, summary_stats
 from harness.instruments.timing import StepRecord
-from harness.machine.disturbance import disturbance_text
+from harness.machine.disturbance import disturbance_text, is_disturbed
 
 
 @dataclass
@@ -84,7 +84,7 @@ def summarize(run: MeasuredRun) -> dict:
             "waited_share": [r.interval.waited_share for r in run.records],
             "longest_wait_share": [r.interval.longest_wait_share for r in run.records],
             "lost_share": [r.interval.lost_share for r in run.records],
-            "disturbed": [r.interval.disturbed for r in run.records],
+            "disturbed": [is_disturbed(r.interval) for r in run.records],
         },
         "ranks": [explain_nulls(one, NO_STEP) for one in run.ranks],
         **explain_nulls({"no_sync": run.no_sync}, "--no-sync-steps was not given"),

@@ -1,0 +1,92 @@
+"""What this process may use of its host: cores and memory, by its control groups of version 1 or 2."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+ROOT = Path("/")  # tests put another one in its place
+
+
+def cgroup_folders(controller: str, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+    """The groups of a controller (cpu, memory), with their ancestors: each of them may have a limit.
+
+    proc and cgroups are where /proc and the control groups are mounted.
+    """
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = cgroups / controllers  # version 1; version 2 names no controllers
+        folder = mount / path.strip("/")
+        # In a container the path may be that of the host; its own group is then the mount itself.
+        every = (one for one in (folder, *folder.parents) if one.is_relative_to(mount))
+        found += [one for one in every if (one / f"{controller}.stat").exists()]
+    return found
+
+
+# ---- Cores ---------------------------------------------------------------------------------------------------------
+
+
+def unknown_quota(folders: list[Path], proc: Path, cgroups: Path) -> str | None:
+    """Why it is unknown whether the control groups have a quota; None if it is known."""
+    if not (proc / "self/cgroup").exists():
+        return f"no {proc}/self/cgroup on this system"
+    if not folders:
+        return f"{cgroups} does not have the control group of this process"
+    for file in (folder / name for folder in folders for name in ("cpu.max", "cpu.cfs_quota_us")):
+        try:
+            file.read_text()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{file}: {error.strerror}"
+    return None
+
+
+def quota_cores(folder: Path) -> float | None:
+    """Cores' worth of time that a control group may use; None without a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None  # "max" is no number
+    return None
+
+
+# ---- Memory --------------------------------------------------------------------------------------------------------
+
+
+def host_memory_bytes() -> int:
+    """Physical memory of this machine, or what the cgroup allows if that is less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *(limit for limit, _ in cgroup_limits())])
+
+
+def available_host_memory() -> int | None:
+    """Bytes that can still be allocated here without swapping; None where the system does not report it (no /proc)."""
+    with contextlib.suppress(OSError, KeyError):
+        lines = dict(line.split(":", 1) for line in (ROOT / "proc/meminfo").read_text().splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+        return max(0, min([available, *(limit - used for limit, used in cgroup_limits())]))
+    return None
+
+
+def cgroup_limits() -> list[tuple[int, int]]:
+    """(limit, bytes in use that cannot be reclaimed) of this process's cgroups, where they have a limit: a container
+    and a Slurm job have one."""
+    limits = []
+    for folder in cgroup_folders("memory", ROOT / "proc", ROOT / "sys/fs/cgroup"):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no limit is written as "max"
+            is_first = (folder / "memory.limit_in_bytes").exists()  # version
+            names = ("limit_in_bytes", "usage_in_bytes") if is_first else ("max", "current")
+            limit, current = (int((folder / f"memory.{name}").read_text()) for name in names)
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            limits.append((limit, current - int(stat["total_cache" if is_first else "file"])))
+    return limits
