@@ -46,7 +46,7 @@ def predict(
     target, elsewhere = targets[0] if targets else None, bool(targets or device_memory)
     link = None
     if workload.parallel.world_size > 1:
-        link = network_of(network, describe_environment(device)["device"], elsewhere)
+        link = network_of(network, describe_environment(device), elsewhere)
     document = memory_prediction(workload, device, device_memory, target=target, measure=False)
     if target:
         others = [row.name for row in targets[1:]]
