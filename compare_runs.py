@@ -31,8 +31,8 @@ def main() -> None:
         require("comparing traces", ["msgspec", "pandas"])
     from analysis.comparison.document import compare
     from analysis.comparison.text import comparison_answer, comparison_lines, comparison_markdown, with_short_names
+    from analysis.report.axes import plain_text
     from analysis.report.comparison_figure import draw_comparison
-    from analysis.report.figures import plain_text
     from harness.base.console import say
     from harness.base.files import make_folder, write_bytes, write_figure, write_json
     from harness.base.text import read_on

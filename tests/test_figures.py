@@ -12,8 +12,9 @@ from traces import H100, MI300X, analysis_of, real
 
 from analysis.comparison.noise import NOISE
 from analysis.comparison.text import with_short_names
+from analysis.report.axes import log_axis, plain_text
 from analysis.report.comparison_figure import draw_comparison
-from analysis.report.figures import log_axis, plain_text, profile_figures, steps_figure
+from analysis.report.figures import profile_figures, steps_figure
 from analysis.report.memory_figure import draw_memory_timeline
 from analysis.report.palette import FAMILIES, MEMORY, PHASES, color_of, hatch_of, hatches_of, in_order
 from analysis.report.roofline_figure import draw_roofline

@@ -23,7 +23,8 @@ from traces import (
 from analysis.commands.analyze_traces import missing_from
 from analysis.diagnosis.ranks import analyze_all
 from analysis.diagnosis.text import head_lines, profile_answer, profile_lines
-from analysis.report.figures import gpu_figure, plain_text
+from analysis.report.axes import plain_text
+from analysis.report.figures import gpu_figure
 from analysis.report.sections import FILES, page
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import profiler_overhead

@@ -10,7 +10,7 @@ from html import escape
 
 from analysis.attribution.components import IDLE
 from analysis.report.palette import GRAY, MEMORY, PHASES, color_of
-from harness.base.units import MB
+from analysis.report.stacks import stack_of_gpu, stack_of_memory, stack_of_ranks
 
 Chart = dict  # data and layout of plotly.newPlot
 BARS = 20  # of a chart at most, as many as can be told apart
@@ -60,16 +60,10 @@ def gpu_chart(analysis: dict, documents: dict) -> Chart | None:
     timeline = analysis["gpu_timeline"]
     if timeline["total_ms"] is None:
         return None
-    parts = [
-        ("computation", timeline["computation_ms"], color_of("matmul")),
-        ("exposed communication", timeline["exposed_comm_ms"], color_of("communication")),
-        ("exposed copies", timeline["exposed_memcpy_ms"], color_of("copy")),
-    ]
-    causes = timeline["idle_by_cause"] or [{"cause": "cause unknown", "ms": timeline["idle_ms"]}]
-    parts += [(f"idle: {row['cause'].replace('_', ' ')}", row["ms"], color_of(IDLE)) for row in causes]
-    parts = [part for part in parts if part[1] > 0]
-    names, ms, colors = ([*column] for column in zip(*parts, strict=True)) if parts else ([], [], [])
-    data = [bars("GPU", colors, names, ms, "%{y}: %{x:.3f} ms", showlegend=False)]
+    colors = {"computation": "matmul", "exposed communication": "communication", "exposed copies": "copy"}
+    parts = {name: ms for name, ms in stack_of_gpu(timeline).items() if ms > 0}
+    shown = [color_of(colors.get(name, IDLE)) for name in parts]
+    data = [bars("GPU", shown, [*parts], [*parts.values()], "%{y}: %{x:.3f} ms", showlegend=False)]
     return bar_chart(data, len(parts), f"GPU time, {timeline['total_ms']:.2f} ms in all (ms)")
 
 
@@ -105,22 +99,10 @@ def ranks_chart(analysis: dict, documents: dict) -> Chart | None:
     if not any(row["exposed_comm_ms"] for row in rows):
         return None
     names = [f"rank {row['rank']}" for row in rows]
-    step, exposed, waiting = (
-        [row[key] or 0.0 for row in rows] for key in ("ms_per_step", "exposed_comm_ms", "waiting_ms")
-    )
-    parts = {
-        "no exposed communication": (
-            color_of("matmul"),
-            [one - other for one, other in zip(step, exposed, strict=True)],
-        ),
-        "transfer": (color_of("communication"), [one - other for one, other in zip(exposed, waiting, strict=True)]),
-        "waiting for other ranks": (EXCLUDED, waiting),
-    }
-    if any(row["waiting_ms"] is None for row in rows):  # not told apart
-        parts["exposed communication"] = parts.pop("transfer")
-        del parts["waiting for other ranks"]
+    colors = (color_of("matmul"), color_of("communication"), EXCLUDED)
     data = [
-        bars(name, color, names, ms, f"%{{y}}, {name}: %{{x:.3f}} ms per step") for name, (color, ms) in parts.items()
+        bars(name, color, names, ms, f"%{{y}}, {name}: %{{x:.3f}} ms per step")
+        for (name, ms), color in zip(stack_of_ranks(rows).items(), colors, strict=False)
     ]
     return bar_chart(data, len(rows), f"{analysis['attribution']['clock']} time per step (ms)", barmode="stack")
 
@@ -144,11 +126,8 @@ def memory_timeline_chart(analysis: dict | None, documents: dict) -> Chart | Non
         return None
     timeline = memory["timeline"]
     events = [*range(len(timeline["time_us"]))]
-    data = [
-        area(category, color, events, [size / MB for size in timeline[f"{category}_bytes"]], stackgroup="all")
-        for category, color in MEMORY.items()
-        if f"{category}_bytes" in timeline
-    ]
+    stack = stack_of_memory(timeline, [*MEMORY])
+    data = [area(category, MEMORY[category], events, sizes, stackgroup="all") for category, sizes in stack.items()]
     title = f"allocations and frees of step {memory['step']}, in order"
     return chart(data, 420, title, "live tensors (MB)", hovermode="x unified")
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.comparison.noise import NOISE
-from analysis.report.figures import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
+from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
 from analysis.report.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatches_of, series
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.text import shortened, told_apart

@@ -1,137 +1,31 @@
-"""Figures of a profile, from its JSON documents alone, and what all figures share: titles, axes, labels."""
+"""Figures of a profile, from its JSON documents alone."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from decimal import Decimal
+from collections.abc import Iterable
 
-import matplotlib
 import numpy as np
 from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure  # not pyplot: no global state, no display
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
 from analysis.diagnosis.opportunities import gain_text
-from analysis.report.palette import GRAY, MEMORY, PHASES, color_of, hatch_of, hatches_of, in_order, text_color
-from harness.base.text import shortened, told_apart
+from analysis.report.axes import (
+    SEAM,
+    WIDTH,
+    bare,
+    bars_figure,
+    beside,
+    entitle,
+    label_segments,
+    new_axes,
+    step_axis,
+)
+from analysis.report.palette import GRAY, MEMORY, PHASES, color_of, hatch_of, hatches_of, in_order
+from analysis.report.stacks import stack_of_gpu, stack_of_ranks
+from harness.base.text import shortened
 
-WIDTH = 10.5  # inches
-SEAM = (1, 1, 1, 0.6)  # between segments, and of their hatching
 IDLE_GRAYS = ["#e6e6e6", "#cccccc", "#b3b3b3", "#999999", "#808080", "#666666", "#4d4d4d"]
-
-# ---- Titles, axes and labels ---------------------------------------------------------------------------------------
-
-
-def entitle(figure: Figure, title: str, about: str) -> None:
-    """A title of what is shown, and below it what was run."""
-    figure.suptitle(f"{title}\n{shortened(about, 150)}" if about else title, x=0.01, ha="left", fontsize=10)
-
-
-def new_axes(title: str, height: float, about: str):
-    """A figure with one pair of axes, without frame; height in inches."""
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    axes = figure.subplots()
-    bare(axes)
-    entitle(figure, title, about)
-    return figure, axes
-
-
-def bare(axes) -> None:
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-
-
-class PlainLogLocator(Locator):
-    """Three to eight ticks of a logarithmic axis at round numbers, the first at the lowest point or below it."""
-
-    MANTISSAS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7))
-
-    def __call__(self):
-        return self.tick_values(*self.axis.get_view_interval())
-
-    def view_limits(self, vmin, vmax):
-        low, high = sorted((vmin, vmax))
-        return min(low, self.round_numbers(low, high)[0]), high
-
-    def tick_values(self, vmin, vmax):
-        low, high = sorted((vmin, vmax))
-        return [tick for tick in self.round_numbers(low, high) if low <= tick <= high]
-
-    def round_numbers(self, low: float, high: float) -> list[float]:
-        """Of the series that have three to eight numbers up to `high`, the one that starts closest to the data."""
-        lowest = self.axis.get_data_interval()[0]
-        lowest = lowest if low <= lowest <= high else low
-        decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(high)) + 1)
-        series = [[m * 10.0**k for k in decades for m in mantissas] for mantissas in self.MANTISSAS]
-        series.append(list(MaxNLocator(5, min_n_ticks=3).tick_values(low, high)))
-        found = []
-        for n, numbers in enumerate(series):
-            start = max((one for one in numbers if 0 < one <= lowest), default=math.inf)
-            numbers = [one for one in numbers if start <= one <= high]
-            if n == 0 and len(numbers) > 8:  # of decades, every second or third
-                numbers = numbers[:: math.ceil(len(numbers) / 8)]
-            if 3 <= len(numbers) <= 8:
-                found.append(numbers)
-        return max(found, key=lambda numbers: numbers[0], default=series[-1])
-
-
-def log_axis(axis, ticks: Sequence[float] = ()) -> None:
-    """A logarithmic axis, labeled with plain numbers; ticks: where they are, by default at round numbers."""
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(FixedLocator(ticks) if len(ticks) else PlainLogLocator())
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda x, _: plain_number(x))
-    axis.axes.autoscale_view()  # with this locator, where data are drawn already
-
-
-def plain_number(x: float) -> str:
-    """'1,000,000', '2.5', '0.000001': six digits, and no power of ten."""
-    return f"{x:,.0f}" if x >= 1e6 else f"{Decimal(f'{x:.6g}'):,f}"
-
-
-def step_axis(axes, first: int, last: int) -> None:
-    """The steps from first to last, and half a step at both ends for the width of a bar."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="step", xlim=(first - 0.5, last + 0.5))
-
-
-def beside(axes, texts: list[str]) -> None:
-    """A text at the right of each bar: outside of the axes, where no bar or error bar runs into it."""
-    right = axes.secondary_yaxis("right")
-    right.set_yticks(range(len(texts)), texts, fontsize=8.5)
-    right.tick_params(length=0)
-    right.spines["right"].set_visible(False)
-
-
-def label_segments(axes, segments: Iterable[tuple[float, float, float, str, str]]) -> None:
-    """Names in those segments that have room for them: start, length and height in data units, name, color.
-
-    Without room for 'attention.rope' there may be some for 'rope'.  For when all else is drawn: what fits depends on
-    the layout.
-    """
-    axes.figure.draw_without_rendering()
-    for start, length, y, name, color in segments:
-        room = abs(np.diff(axes.transData.transform([(start, y), (start + length, y)])[:, 0])[0]) - 6  # pixels
-        for text in dict.fromkeys((name, name.rsplit(".", 1)[-1])):
-            background = {"facecolor": color, "linewidth": 0, "pad": 0.8}  # over the hatching
-            style = {"ha": "center", "va": "center", "fontsize": 7.5, "color": text_color(color), "bbox": background}
-            label = axes.text(start + length / 2, y, text, **style)
-            label.set_in_layout(False)
-            if label.get_window_extent().width <= room:
-                break
-            label.remove()
-
-
-def legend(axes, title: str = "", **options) -> None:
-    """Above the axes, with their title, so that it covers no data."""
-    options = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, **options}
-    axes.legend(title=title, title_fontsize=10, alignment="left", frameon=False, fontsize=8, **options)
-
-
-# ---- The figures ---------------------------------------------------------------------------------------------------
 
 
 def breakdown_figure(analysis: dict, about: str) -> Figure:
@@ -163,17 +57,6 @@ def breakdown_figure(analysis: dict, about: str) -> Figure:
     beside(axes, [f"{end:.2f} ms, {phase['share']:.1%}" for phase, end in zip(phases, left, strict=True)])
     figure.legend(loc="outside right center", fontsize=7.5, frameon=False, handlelength=2)
     label_segments(axes, segments)
-    return figure
-
-
-def bars_figure(title: str, about: str, names: list[str], values: list[float], texts: list[str], axis: str, **style):
-    """Horizontal bars with a text beside each."""
-    figure, axes = new_axes(title, 1.2 + 0.3 * len(names), about)
-    axes.barh(range(len(names)), values, height=0.72, edgecolor=SEAM, linewidth=0, **style)
-    axes.set_yticks(range(len(names)), told_apart(names, 60), fontsize=8.5)
-    axes.set_xlabel(axis)
-    axes.invert_yaxis()
-    beside(axes, texts)
     return figure
 
 
@@ -225,18 +108,11 @@ def gpu_figure(analysis: dict, about: str) -> Figure | None:
     total = timeline["total_ms"]
     if total is None:
         return None
-    parts = [
-        ("computation", timeline["computation_ms"], color_of("matmul"), ""),
-        ("exposed communication", timeline["exposed_comm_ms"], color_of("communication"), hatch_of("communication")),
-        ("exposed copies", timeline["exposed_memcpy_ms"], color_of("copy"), hatch_of("copy")),
-    ]
-    unknown = [{"cause": "cause unknown", "ms": timeline["idle_ms"]}]
-    causes = [row for row in timeline["idle_by_cause"] or unknown if row["ms"] > 0]
-    named = zip((row["cause"].replace("_", " ") for row in causes), causes, IDLE_GRAYS, strict=False)
-    parts += [(f"idle: {cause}", row["ms"], gray, "") for cause, row, gray in named]
+    busy = [(color_of("matmul"), ""), *((color_of(part), hatch_of(part)) for part in ("communication", "copy"))]
+    looks = [*busy, *((gray, "") for gray in IDLE_GRAYS)]
     figure, axes = new_axes(f"GPU timeline, first to last event: {total:.2f} ms", 2.2, about)
     left, segments = 0.0, []
-    for name, ms, color, hatch in parts:
+    for (name, ms), (color, hatch) in zip(stack_of_gpu(timeline).items(), looks, strict=False):
         label = f"{name} {ms / total:.1%}"
         axes.barh([0], [ms], left=left, color=color, hatch=hatch, edgecolor=SEAM, linewidth=0.5, label=label)
         segments.append((left, ms, 0, name, color))
@@ -268,27 +144,17 @@ def ranks_figure(analysis: dict, about: str) -> Figure | None:
     if not any(row.get("exposed_comm_ms") for row in rows):
         return None
     names = [f"rank {row['rank']}" for row in rows]
-    step, exposed, waiting = (
-        np.array([row[key] or 0.0 for row in rows]) for key in ("ms_per_step", "exposed_comm_ms", "waiting_ms")
-    )
-    told_apart = all(row["waiting_ms"] is not None for row in rows)
-    parts = [("no exposed communication", step - exposed, color_of("matmul"), "")]
-    parts.append(("transfer" if told_apart else "exposed communication", exposed - waiting, *of_communication()))
-    parts += [("waiting for other ranks", waiting, IDLE_GRAYS[1], "")] if told_apart else []
+    looks = [(color_of("matmul"), ""), (color_of("communication"), hatch_of("communication")), (IDLE_GRAYS[1], "")]
     figure, axes = new_axes("Step of each rank: exposed communication", 1.5 + 0.3 * len(rows), about)
     left = np.zeros(len(rows))
-    for name, widths, color, hatch in parts:
+    for (name, widths), (color, hatch) in zip(stack_of_ranks(rows).items(), looks, strict=False):
         axes.barh(names, widths, left=left, color=color, hatch=hatch, edgecolor=SEAM, linewidth=0.5, label=name)
         left = left + widths
     axes.set(xlabel=f"{analysis['attribution']['clock']} time per step (ms)", xlim=(0, 1.01 * max(left.max(), 1e-9)))
     axes.invert_yaxis()
-    beside(axes, [f"{one:.2f} of {all_:.2f} ms exposed" for one, all_ in zip(exposed, step, strict=True)])
+    beside(axes, [f"{row['exposed_comm_ms'] or 0.0:.2f} of {row['ms_per_step']:.2f} ms exposed" for row in rows])
     figure.legend(loc="outside lower left", ncols=3, fontsize=8, frameon=False)
     return figure
-
-
-def of_communication() -> tuple[str, str]:
-    return color_of("communication"), hatch_of("communication")
 
 
 def timeline_figure(analysis: dict, about: str) -> Figure | None:
@@ -393,10 +259,3 @@ def profile_figures(analysis: dict, about: str) -> dict[str, Figure]:
     """The figures for which the profile has data; about: what was run."""
     drawn = {name: draw(analysis, about) for name, draw in FIGURES.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
-
-
-@contextmanager
-def plain_text() -> Iterator[None]:
-    """Draws without matplotlib's formulas: a kernel's name may contain dollar signs."""
-    with matplotlib.rc_context({"text.parse_math": False, "hatch.linewidth": 0.7}):
-        yield

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.image import imread
 
-from analysis.report.figures import plain_text, profile_figures, steps_figure
+from analysis.report.axes import plain_text
+from analysis.report.figures import profile_figures, steps_figure
 from analysis.report.memory_figure import draw_memory_timeline
 from analysis.report.roofline_figure import draw_roofline
 from analysis.report.sections import documents_in, page, title_of, trace_tables

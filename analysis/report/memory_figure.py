@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.report.figures import SEAM, label_segments, new_axes
+from analysis.report.axes import SEAM, label_segments, new_axes
 from analysis.report.palette import HATCHES, MEMORY
+from analysis.report.stacks import stack_of_memory
 from analysis.work.memory_tables import place_of_peak
 from harness.base.units import MB
 
@@ -18,11 +19,10 @@ def draw_memory_timeline(memory: dict, about: str) -> Figure:
     figure, axes = new_axes(title, 5, about)
     axes.spines["left"].set_visible(True)
     events = range(len(timeline["time_us"]))  # tracking distorts time, so the axis counts allocations and frees
-    colors = {category: color for category, color in MEMORY.items() if f"{category}_bytes" in timeline}
-    layers = [np.asarray(timeline[f"{category}_bytes"]) / MB for category in colors]
-    style = {"edgecolor": SEAM, "linewidth": 0, "step": "post"}
-    areas = axes.stackplot(events, layers, labels=colors, colors=colors.values(), **style)
-    for area, category in zip(areas, colors, strict=True):
+    stack = stack_of_memory(timeline, [*MEMORY])
+    style = {"edgecolor": SEAM, "linewidth": 0, "step": "post", "colors": [MEMORY[category] for category in stack]}
+    areas = axes.stackplot(events, [*stack.values()], labels=stack, **style)
+    for area, category in zip(areas, stack, strict=True):
         area.set_hatch(HATCHES.get(category))
     mark_layers(axes, timeline["layer"])
     times, segments = np.asarray(timeline["time_us"]), []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from analysis.comparison.noise import NOISE
-from analysis.report.figures import SEAM, beside, new_axes
+from analysis.report.axes import SEAM, beside, new_axes
 from analysis.report.palette import GRAY
 from harness.base.text import shortened
 from studies.engine.drawing import GAIN, LOSS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
-from analysis.report.figures import SEAM, WIDTH, entitle
+from analysis.report.axes import SEAM, WIDTH, entitle
 from analysis.report.palette import HATCHES
 
 GAIN, LOSS = ("#0072b2", ""), ("#d55e00", "//")  # color and hatching of what takes less time, or more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.report.figures import legend
+from analysis.report.axes import legend
 from analysis.report.palette import MEMORY, series
 from harness.base.units import MB
 from studies.engine.drawing import new_panels, stacked_bars

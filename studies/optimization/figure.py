@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from analysis.report.figures import SEAM, WIDTH, bare, beside, entitle, legend
+from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, legend
 from analysis.report.palette import GRAY
 from harness.base.text import shortened
 from studies.engine.drawing import GAIN, LOSS

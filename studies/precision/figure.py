@@ -6,7 +6,7 @@ import math
 
 from matplotlib.figure import Figure
 
-from analysis.report.figures import SEAM, bare, legend, log_axis
+from analysis.report.axes import SEAM, bare, legend, log_axis
 from analysis.report.palette import MEMORY, series
 from harness.base.units import MB
 from studies.engine.drawing import new_panels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.report.figures import log_axis
+from analysis.report.axes import log_axis
 from analysis.report.palette import series
 from harness.base.units import MB
 from studies.engine.drawing import new_panels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from analysis.report.figures import beside, legend, new_axes
+from analysis.report.axes import beside, legend, new_axes
 
 
 def timing_figure(rows: list[dict], interval: tuple[float, float], change: str, about: str) -> Figure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.report.figures import bare, beside, legend, new_axes
+from analysis.report.axes import bare, beside, legend, new_axes
 from analysis.report.palette import PHASES
 from studies.engine.drawing import stacked_bars
 from studies.training.passes import PASSES
