@@ -1,11 +1,12 @@
-"""Pieces of a page about a run or a trace: its sections, tables, facts and texts, from the JSON documents alone.
+"""Sections of the report about a run or a trace: their tables, facts and texts, from the JSON documents alone.
 
 report.html and the tab in TensorBoard are made of them: the tab has charts where the report has images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
@@ -60,57 +61,101 @@ def fill(template: str, **context: object) -> str:
     return environment.get_template(template).render(swatch=swatch, first_texts=first_texts, **context)
 
 
+@dataclass
+class TracePart:
+    """What a page says of a trace, beside its tables."""
+
+    analysis: dict  # operator_analysis.json
+    steps: str | None  # None: the trace does not mark them
+    critical_path: str | None
+    trust: str
+    trust_facts: dict[str, str]
+    gpu: dict[str, str]
+    communication: dict[str, str]
+    straggler: str | None  # None: one rank
+    rank_units: str | None
+
+
+@dataclass
+class RunPart:
+    """What a page says of a run, beside its tables; what was not measured is empty."""
+
+    facts: dict[str, str]
+    limits: dict[str, str]  # FLOPs, utilization, bytes moved
+    conventions: dict[str, str]  # of the limits
+    memory: dict[str, str]
+
+
+@dataclass
+class Page:
+    """What a template shows: sections for which there is no data are left out."""
+
+    title: str
+    tables: dict[str, Table]
+    top: int = 0  # rows of the long tables
+    images: dict[str, str] = field(default_factory=dict)  # data URLs by figure
+    charts: Sequence[str] = ()  # figures that a script draws instead
+    trace: TracePart | None = None
+    run: RunPart | None = None
+
+
 def page(
     template: str,
     analyses: list[tuple[str, dict]],
     documents: dict,
     *,
     images: dict[str, str] | None = None,
-    charts: Iterable[str] = (),
+    charts: Sequence[str] = (),
     top: int,
 ) -> str:
     """HTML of the sections for which there is data, in report_page.html or on their own.
 
-    analyses: (name, operator_analysis.json) of traces, all of it shown of the first.  images: data URLs by figure;
-    charts: figures that a script draws instead.  top: rows of the long tables.
+    analyses: (name, operator_analysis.json) of traces, all of it shown of the first.  images, charts and top: see Page.
     """
     analysis = analyses[0][1] if analyses else None
-    ranks = analysis.get("ranks") if analysis else None
-    summary, memory = documents["summary"], documents["memory"]
-    memory_facts = {}
-    if memory:
-        peak = f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}"
-        memory_facts = {"Peak": peak, "Prediction": prediction_text(memory)}
-    return fill(
-        template,
-        title=title_of(analysis, documents),
+    tables = (trace_tables(analysis, analyses) if analysis else {}) | run_tables(documents)
+    shown = Page(title_of(analysis, documents), tables, top, images or {}, charts)
+    shown.trace, shown.run = trace_part(analysis) if analysis else None, run_part(documents)
+    return fill(template, page=shown)
+
+
+def trace_part(analysis: dict) -> TracePart:
+    ranks, path = analysis.get("ranks"), analysis["critical_path"]
+    return TracePart(
         analysis=analysis,
-        steps=steps_text(analysis["steps"]) if analysis and analysis["steps"]["count"] else None,
-        path=path_title(analysis["critical_path"]) if analysis and analysis["critical_path"] else None,
-        gpu=gpu_facts(analysis["gpu_timeline"]) if analysis else {},
-        images=images or {},
-        charts=[*charts],
-        top=top,
-        tables=(trace_tables(analysis, analyses) if analysis else {}) | run_tables(documents),
-        run=run_facts(summary) if summary else {},
-        trusted=trust_text(analysis) if analysis else None,
-        trust=trust_facts(analysis["integrity"]) if analysis else {},
-        flops=limit_facts(documents),
-        counted=conventions(documents),
-        memory=memory_facts,
-        communication=communication_facts(analysis) if analysis else {},
+        steps=steps_text(analysis["steps"]) if analysis["steps"]["count"] else None,
+        critical_path=path_title(path) if path else None,
+        trust=trust_text(analysis),
+        trust_facts=trust_facts(analysis["integrity"]),
+        gpu=gpu_facts(analysis["gpu_timeline"]),
+        communication=communication_facts(analysis),
         straggler=straggler_text(ranks) if ranks else None,
         rank_units=rank_units(ranks) if ranks else None,
     )
 
 
+def run_part(documents: dict) -> RunPart:
+    summary, memory = documents["summary"], documents["memory"]
+    return RunPart(
+        facts=run_facts(summary) if summary else {},
+        limits=limit_facts(documents),
+        conventions=conventions(documents),
+        memory=memory_facts(memory) if memory else {},
+    )
+
+
+def memory_facts(memory: dict) -> dict[str, str]:
+    peak = f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}"
+    return {"Peak": peak, "Prediction": prediction_text(memory)}
+
+
 def comparison_page(runs: list[tuple[str, dict]], parts: dict[str, Table], why: str) -> str:
     """HTML of two profiles side by side: (name, operator_analysis.json) of each, and tables of what changed."""
-    facts = [profile_facts(analysis) for _, analysis in runs]
-    columns = [column("", "fact", left=True), *(column(name, str(i), left=True) for i, (name, _) in enumerate(runs))]
+    facts, names = [profile_facts(analysis) for _, analysis in runs], [name for name, _ in runs]
+    columns = [column("", "fact", left=True), *(column(name, str(i), left=True) for i, name in enumerate(names))]
     rows = [{"fact": fact} | {str(i): one[fact] for i, one in enumerate(facts)} for fact in facts[0]]
-    shown = {"tables": {"runs": (columns, rows), **parts}, "parts": [*parts], "charts": ["comparison"], "images": {}}
-    return fill("comparison_sections.html", names=[name for name, _ in runs], why=why, **shown)
+    shown = Page(f"{names[1]} against {names[0]}", {"runs": (columns, rows), **parts}, charts=["comparison"])
+    return fill("comparison_sections.html", page=shown, parts=[*parts], why=why)
 
 
 def profile_facts(analysis: dict) -> dict[str, str]:
