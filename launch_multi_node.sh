@@ -52,7 +52,7 @@ DEVICE=$(value_of --device "" "${@:2}")
 use_python "$HERE/requirements.txt"
 if [ -z "$(given --nproc-per-node)" ]; then
     count=2
-    if [ "$DEVICE" != cpu ] && [ "$(accelerator)" != cpu ]; then count=gpu; fi
+    if [ "$DEVICE" != cpu ] && has_gpu; then count=gpu; fi
     launcher_flags+=(--nproc-per-node "$count")
 fi
 if [ -z "$chosen" ]; then

@@ -100,42 +100,14 @@ base_python() { # the python3 on PATH if it is new enough, else a newer one besi
     die "no Python 3.10 or newer on PATH"
 }
 
-# Hardware is looked for where the driver shows it, as its tools are often not on PATH.  TINY_LLAMA_ROOT is for tests.
-
-nvidia_driver() { # its version
-    grep -m 1 -oE ' [0-9]+\.[0-9.]+ ' "${TINY_LLAMA_ROOT:-}/proc/driver/nvidia/version" 2>/dev/null | tr -d ' ' |
-        grep . || nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | grep -m 1 -xE '[0-9.]+'
+hardware_seen() { # PYTHON [access | accelerator]: see harness/machine/hardware_seen.py
+    (cd -- "$HERE" && "$1" -B -m harness.machine.hardware_seen "${@:2}")
 }
 
-kernel_gpus() { # architectures of AMD's GPUs, such as gfx90a; a container without the devices shows them as well
-    local version
-    cat "${TINY_LLAMA_ROOT:-}"/sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null |
-        sed -n 's/^gfx_target_version //p' | grep -vx 0 | while read -r version; do
-        printf 'gfx%d%x%x\n' $((version / 10000)) $((version / 100 % 100)) $((version % 100))
-    done
-}
+accelerator() { hardware_seen "$(base_python)" accelerator; } # cuda DRIVER, rocm ARCHITECTURE, or cpu [ARCHITECTURE...]
 
-rocm_gpus() { # the same by ROCm, which knows HSA_OVERRIDE_GFX_VERSION
-    local rocminfo
-    for rocminfo in rocminfo "${ROCM_PATH:-}/bin/rocminfo" "${TINY_LLAMA_ROOT:-}/opt/rocm/bin/rocminfo"; do
-        "$rocminfo" 2>/dev/null | grep -oE '^ *Name: *gfx[0-9a-f]+' | grep -oE 'gfx.*' && return
-    done
-}
-
-amd_gpu() { # architecture of the first one that published builds are for
-    local built_for=$HERE/harness/machine/gpu_architectures.txt
-    kernel_gpus | grep -m 1 -xFf "$built_for" || rocm_gpus | grep -m 1 -xFf "$built_for"
-}
-
-accelerator() { # what this machine computes on: cuda DRIVER, rocm ARCHITECTURE, or cpu
-    local found
-    if found=$(nvidia_driver); then
-        echo "cuda $found"
-    elif found=$(amd_gpu); then
-        echo "rocm $found"
-    else
-        echo cpu
-    fi
+has_gpu() { # for which torch is built
+    case $(accelerator) in cuda* | rocm*) ;; *) return 1 ;; esac
 }
 
 rocm_version() { # of the installed ROCm
@@ -212,10 +184,10 @@ install_gpu_torch() { # PYTHON PINNED cuda DRIVER | rocm ARCHITECTURE
 }
 
 install_torch() { # PYTHON: the build of torch for this machine
-    local python=$1 pinned device others
+    local python=$1 pinned device gpu
     check_gpu access
     pinned=$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' "$HERE/constraints.txt")
-    device=$(accelerator)
+    read -r device gpu <<<"$(accelerator)"
     if [ -n "${WHEELHOUSE:-}" ]; then
         echo "Setup: torch from $WHEELHOUSE"
         pip_install "$python" 'torch>=2.6' || die "could not install torch; $(no_source)"
@@ -224,12 +196,10 @@ install_torch() { # PYTHON: the build of torch for this machine
         pip_install "$python" --index-url "$TORCH_INDEX_URL" 'torch>=2.6' ||
             die "could not install torch from $TORCH_INDEX_URL; set TORCH_INDEX_URL to another index of torch wheels"
     elif [ "$device" != cpu ]; then
-        # shellcheck disable=SC2086 # two words
-        install_gpu_torch "$python" "$pinned" $device
+        install_gpu_torch "$python" "$pinned" "$device" "$gpu"
     else
-        others=$(kernel_gpus | sort -u | paste -sd ' ')
-        if [ -n "$others" ]; then others="published builds are not for $others (TORCH_INDEX_URL names an index)"; fi
-        echo "Setup: $pinned for cpu: ${others:-no GPU was found}"
+        if [ -n "$gpu" ]; then gpu="published builds are not for $gpu (TORCH_INDEX_URL names an index)"; fi
+        echo "Setup: $pinned for cpu: ${gpu:-no GPU was found}"
         if [ "$(uname -s)" = Linux ]; then
             pip_install "$python" "$pinned+cpu" 2>/dev/null && return
             pip_install "$python" --retries 1 --index-url "$WHEELS/cpu" "$pinned" 2>/dev/null && return
@@ -306,8 +276,7 @@ check_kind() { # that VENV was not made on another kind of node; nothing is dele
     [ -e "$VENV/made" ] || return 0
     read -r build python <"$VENV/made"
     "$PYTHON" -c '' 2>/dev/null || die "$VENV was made with ${python:-a Python} and does not run on this node; $cure"
-    here=$(accelerator)
-    here=${here%% *}
+    read -r here _ <<<"$(accelerator)"
     case $build in '' | "$here"*) return ;; esac
     [ "$here" = cpu ] || # which any build can use
         complain "$VENV has torch for $build, of another kind of node: this one has a GPU for $here; $cure"
@@ -315,8 +284,8 @@ check_kind() { # that VENV was not made on another kind of node; nothing is dele
 
 check_gpu() { # [access]: that torch sees the GPU that is here, or that its device files can be used
     local told
-    [ "$(accelerator)" != cpu ] || return 0
-    told=$(cd -- "$HERE" && "$PYTHON" -m harness.machine.hardware_seen "$@" 2>&1) || complain "${told#error: }"
+    has_gpu || return 0
+    told=$(hardware_seen "$PYTHON" "$@" 2>&1) || complain "${told#error: }"
 }
 
 use_caches() { # a home that cannot be written: caches of this user's elsewhere
@@ -342,6 +311,22 @@ is_full() { # BASE_VERSION FILE...: VENV is complete, or somebody else's
         same_torch "$1" && has_everything "$PYTHON" "${@:2}"
 }
 
+set_up() { # BASE BASE_VERSION FILE...: make VENV complete; the lock has one setup at a time, and tells who failed
+    local base=$1 torch=$2
+    shift 2
+    exec 9>"$VENV.lock"
+    ! command -v flock >/dev/null || flock 9
+    trap 'echo "$STEP failed" >&9' EXIT
+    # If python3 has torch, that one is used: a VENV that contains another is replaced.
+    { [ -e "$VENV/made" ] && same_torch "$torch"; } || make_venv "$VENV" "$base"
+    has_everything "$PYTHON" "$@" || fill_venv "$VENV" "$@"
+    version_in "$PYTHON" tensorboard-step-profile >/dev/null || install_tab "$PYTHON"
+    check_gpu
+    "$PYTHON" -c "$BUILD_SCRIPT" >"$VENV/made"
+    trap - EXIT
+    exec 9>&-
+}
+
 wait_for_rank_0() { # BASE_VERSION FILE...
     local seconds=0
     until is_full "$@"; do
@@ -364,40 +349,31 @@ use_python() { # FILE...
     is_full "$torch" "$@" && return
     { mkdir -p -- "${VENV%/*}" && : >>"$VENV.lock"; } 2>/dev/null ||
         die "cannot create $VENV: set VENV to a folder elsewhere, or activate an environment that has the packages"
-    if [ "$RANK_HERE" != 0 ]; then
+    if [ "$RANK_HERE" = 0 ]; then
+        set_up "$base" "$torch" "$@"
+    else
         wait_for_rank_0 "$torch" "$@"
-        return
     fi
-    exec 9>"$VENV.lock"
-    ! command -v flock >/dev/null || flock 9 # one setup at a time
-    trap 'echo "$STEP failed" >&9' EXIT
-    # If python3 has torch, that one is used: a VENV that contains another is replaced.
-    { [ -e "$VENV/made" ] && same_torch "$torch"; } || make_venv "$VENV" "$base"
-    has_everything "$PYTHON" "$@" || fill_venv "$VENV" "$@"
-    version_in "$PYTHON" tensorboard-step-profile >/dev/null || install_tab "$PYTHON"
-    check_gpu
-    "$PYTHON" -c "$BUILD_SCRIPT" >"$VENV/made"
-    trap - EXIT
-    exec 9>&-
 }
 
-# --- runs --------------------------------------------------------------------------------------------
+# --- flags and folders ------------------------------------------------------------------------------
 
-new_folder() { # PREFIX: creates PREFIX_<timestamp> in the working directory; two in one second get two names
-    local stamp folder n=1
-    if [ -n "${RANK:-}" ] && [ "${TORCHELASTIC_RUN_ID:-none}" != none ]; then # one folder for all ranks
+new_folder() { # PREFIX: creates PREFIX_<timestamp> in the working directory; all ranks of a job share PREFIX_<job>
+    if [ -n "${RANK:-}" ] && [ "${TORCHELASTIC_RUN_ID:-none}" != none ]; then
         echo "$1_$TORCHELASTIC_RUN_ID"
-        return
     elif [ "${SLURM_STEP_NUM_TASKS:-1}" != 1 ]; then
         echo "$1_$STEP"
-        return
+    else
+        folder_of_its_own "$1_$(date +%Y%m%d_%H%M%S)"
     fi
-    stamp=$(date +%Y%m%d_%H%M%S)
-    folder=$1_$stamp
+}
+
+folder_of_its_own() { # NAME: or NAME_2, NAME_3, if two start in one second
+    local folder=$1 n=1
     until mkdir "$folder" 2>/dev/null; do
         [ -e "$folder" ] || die "cannot create the folder $PWD/$folder"
         n=$((n + 1))
-        folder=$1_${stamp}_$n
+        folder=$1_$n
     done
     echo "$folder"
 }
@@ -420,8 +396,9 @@ wants_help() { # ARGUMENT...
     return 1
 }
 
-# await COMMAND...: run it, with signals passed on to it, and return its exit code.
-await() {
+# --- a command, its signals, its log and its exit code ----------------------------------------------
+
+await() { # COMMAND...: run it, with signals passed on to it, and return its exit code
     local child code
     set -m # a job of its own receives Ctrl-C, which the command of a plain `&` would ignore
     "$@" </dev/null 3>&- &
@@ -443,11 +420,9 @@ hand_on() { # CODE: exit with it, and tell it the launcher that started this one
 }
 
 # run_logged FOLDER COMMAND...: run with output to the terminal and to FOLDER/training_output.log, with the rank in the
-# name if it is not 0; exits with the command's code.  Signals go to the command, which then reports; what copies the
-# output ignores them, so that the report is logged.
+# name if it is not 0; exits with the command's code.  Signals go to the command, which then reports.
 run_logged() {
-    local folder=$1 log=$1/training_output.log earlier='' logger code
-    [ "$RANK_HERE" = 0 ] || log=$folder/training_output_rank$RANK_HERE.log
+    local folder=$1 log=$1/training_output.log earlier code
     shift
     mkdir -p -- "$folder" 2>/dev/null
     if ! [ -d "$folder" ] || ! [ -w "$folder" ]; then
@@ -455,32 +430,52 @@ run_logged() {
         await "$@" 2>&1 # which finds that, too, and tells the other ranks
         hand_on $?
     fi
-    if [ -s "$log" ]; then # of an earlier run: the command moves that run aside, and this file with it
-        earlier=${log%.log}.$(date -r "$log" +%Y%m%d_%H%M%S).log
-        mv -- "$log" "$earlier"
-    fi
+    [ "$RANK_HERE" = 0 ] || log=$folder/training_output_rank$RANK_HERE.log
+    earlier=$(move_earlier "$log")
     if [ "$RANK_HERE" = 0 ]; then export TINY_LLAMA_LOG=$log; fi
     export PYTHONUNBUFFERED=1
-    exec 3> >(trap '' INT TERM HUP PIPE; exec 2>/dev/null; if [ "$RANK_HERE" = 0 ]; then
-        exec tee -- "$log"
-    else
-        tee -- "$log" | sed -u "s/^/[rank $RANK_HERE] /"
-    fi)
-    logger=$!
+    start_logger "$log"
     await "$@" >&3 2>&1
     code=$?
     exec 3>&-
-    wait "$logger" 2>/dev/null
-    if [ "$code" = 2 ]; then # wrong arguments: nothing was run, so nothing is left or changed
-        rm -f -- "$log"
-        [ -z "$earlier" ] || mv -- "$earlier" "$log"
-        rmdir -- "$folder" 2>/dev/null
-    fi
-    if [ "$code" = 137 ] && one_process; then # of several ranks, another one tells
-        echo "error: killed by SIGKILL, as the operating system does when memory runs out" | tee -a -- "$log" >&2
-    fi
+    wait "$LOGGER" 2>/dev/null
+    case $code in
+    2) as_if_not_run "$folder" "$log" "$earlier" ;; # wrong arguments
+    137) say_killed "$log" ;;
+    esac
     hand_on "$code"
 }
+
+move_earlier() { # LOG: of an earlier run, to a name with its time; the command moves that run aside, this file with it
+    local earlier
+    [ -s "$1" ] || return
+    earlier=${1%.log}.$(date -r "$1" +%Y%m%d_%H%M%S).log
+    mv -- "$1" "$earlier"
+    echo "$earlier"
+}
+
+start_logger() { # LOG: what is written to descriptor 3 goes to it and to the terminal; sets LOGGER, the process
+    # It ignores signals, so that what the command reports after one is logged.
+    exec 3> >(trap '' INT TERM HUP PIPE; exec 2>/dev/null; if [ "$RANK_HERE" = 0 ]; then
+        exec tee -- "$1"
+    else
+        tee -- "$1" | sed -u "s/^/[rank $RANK_HERE] /"
+    fi)
+    LOGGER=$!
+}
+
+as_if_not_run() { # FOLDER LOG EARLIER_LOG
+    rm -f -- "$2"
+    [ -z "$3" ] || mv -- "$3" "$2"
+    rmdir -- "$1" 2>/dev/null
+}
+
+say_killed() { # LOG
+    one_process || return # of several ranks, another one tells
+    echo "error: killed by SIGKILL, as the operating system does when memory runs out" | tee -a -- "$1" >&2
+}
+
+# --- what launchers call ----------------------------------------------------------------------------
 
 check_tasks() { # SCRIPT: that it runs as ranks, if srun starts several tasks
     local tasks=${SLURM_NTASKS:-1}
@@ -497,6 +492,12 @@ check_tasks() { # SCRIPT: that it runs as ranks, if srun starts several tasks
     esac
 }
 
+show_help() { # SCRIPT: nothing is set up for it
+    local python=$HERE/.venv/bin/python
+    [ -x "$python" ] || python=$(base_python)
+    exec "$python" "$1" --help
+}
+
 # launch SCRIPT PREFIX FLAG [FLAGS...] -- ARGUMENT...: run SCRIPT with FLAGS and the arguments, in the folder that the
 # arguments name with FLAG (or resume), else in a new PREFIX_<timestamp>/; under WRAPPER FOLDER, if that is set.
 launch() {
@@ -508,11 +509,7 @@ launch() {
     done
     shift
     check_tasks "${script##*/}"
-    if wants_help "$@"; then
-        PYTHON=$HERE/.venv/bin/python # nothing is set up to show help
-        [ -x "$PYTHON" ] || PYTHON=$(base_python)
-        exec "$PYTHON" "$script" --help
-    fi
+    wants_help "$@" && show_help "$script"
     DEVICE=$(value_of --device "" "$@")
     use_python "$HERE/requirements.txt"
     folder=$(value_of --resume "" "$@")

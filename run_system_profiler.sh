@@ -94,7 +94,7 @@ probe() { # run one kernel under the tool, within PROBE_SECONDS; says what is wr
     out=$(grep -m 1 -E 'CONFIGURATION_LOCKED|No HIP GPUs|^[A-Za-z.]*Error' "$scratch/out")
     rm -rf -- "$scratch"
     [ "$code" != 0 ] && [ "$interrupted" = 0 ] || return 0
-    if ! cause=$(cd -- "$HERE" && "$PYTHON" -m harness.machine.hardware_seen 2>&1); then
+    if ! cause=$(hardware_seen "$PYTHON" 2>&1); then
         echo "$cause" >&2 # with or without the tool
         return 1
     fi

@@ -19,7 +19,7 @@ from harness.instruments.recorder import TraceRecorder
 from harness.instruments.schedule import ProfilerConfig
 from harness.machine import devices, hardware_seen
 from harness.machine.devices import DeviceSampler, choose_device
-from harness.machine.hardware_seen import unreachable_hardware, unseen_hardware
+from harness.machine.hardware_seen import accelerator, unreachable_hardware, unseen_hardware
 from harness.ranks import distributed, parallel
 from harness.ranks.rendezvous import shared_gpu
 
@@ -234,6 +234,17 @@ def test_what_pytorch_says_itself_is_the_last_resort(node, monkeypatch):
     assert unseen_hardware(root).endswith(
         "No HIP GPUs are available; the package amdsmi can hide GPUs (pytorch issue 186516): pip uninstall amdsmi"
     )
+
+
+def test_what_the_launchers_choose_a_build_for(node):
+    root = node()
+    assert accelerator(root) == "cpu"
+    put_amd_gpu(root, version=100306)
+    assert accelerator(root) == "cpu gfx1036"
+    put_amd_gpu(root)
+    assert accelerator(root) == "rocm gfx90a"
+    put_nvidia_gpu(root)
+    assert accelerator(root) == "cuda 580.65.06"
 
 
 @pytest.fixture

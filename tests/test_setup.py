@@ -83,7 +83,14 @@ done
 """
 
 
-HARDWARE_SEEN = "import os, sys; sys.exit(os.environ.get('STUB_UNSEEN') if sys.argv[1:] == [] else None)"
+# What needs a PyTorch is made up.
+HARDWARE_SEEN = f"""
+import os, runpy, sys
+if sys.argv[1:] == ["accelerator"]:
+    runpy.run_path({str(PROJECT / "harness/machine/hardware_seen.py")!r}, run_name="__main__")
+elif not sys.argv[1:]:
+    sys.exit(os.environ.get("STUB_UNSEEN"))
+"""
 
 
 class Machine:

@@ -79,6 +79,15 @@ NSYS_REPORTS_2022 = "gpukernsum[:base|:mangled] -- Kernels\n nvtxgpuproj -- X\n 
 ROCPROFV3_HELP = "--marker-trace [BOOL]\n --selected-regions [BOOL] If set, ...\n --disable-signal-handlers [BOOL]"
 
 
+HARDWARE_SEEN = """
+import runpy, sys
+if sys.argv[1:] == ["accelerator"]:
+    runpy.run_path({real!r}, run_name="__main__")
+else:
+    sys.exit({cause!r})
+"""
+
+
 class Machine:
     """A scratch copy of the launcher, and a PATH on which only stand-ins and a few utilities answer."""
 
@@ -96,10 +105,10 @@ class Machine:
                 (self.bin / name).symlink_to(path)
         self.torch = folder / "site-packages" / "torch"
         self.seen = self.project / "harness" / "machine" / "hardware_seen.py"
-        for empty in (self.torch / "__init__.py", self.torch / "lib" / "libtorch.so", self.seen):
+        for empty in (self.torch / "__init__.py", self.torch / "lib" / "libtorch.so"):
             empty.parent.mkdir(parents=True, exist_ok=True)
             empty.touch()
-        shutil.copy(PROJECT / "harness/machine/gpu_architectures.txt", self.seen.parent)
+        self.unseen(None)
         self.python = self.command("python3", f'PYTHONPATH={self.torch.parent} exec {sys.executable} -S "$@"')
         self.settings = folder / "settings"
         self.settings.write_text(json.dumps({"captures": captures, **settings}))
@@ -114,6 +123,11 @@ class Machine:
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
         return path
+
+    def unseen(self, cause: str | None) -> None:
+        """What is told of a GPU that PyTorch does not see."""
+        self.seen.parent.mkdir(parents=True, exist_ok=True)
+        self.seen.write_text(HARDWARE_SEEN.format(real=str(PROJECT / "harness/machine/hardware_seen.py"), cause=cause))
 
     def stand_in(self, path: Path) -> None:
         values = {"settings": str(self.settings), "log": str(self.log), "interpreter": str(self.python)}
@@ -300,7 +314,7 @@ def test_a_tool_that_fails_with_a_torch_of_the_system(tmp_path):
 
 def test_a_gpu_that_torch_does_not_see_without_the_tool_either(tmp_path):
     machine = Machine(tmp_path, "rocprofv3", gpu="rocm", help=ROCPROFV3_HELP, probe_code=1)
-    machine.seen.write_text("import sys; sys.exit('error: no membership of the group render')")
+    machine.unseen("error: no membership of the group render")
     code, out = machine.launch()
     assert (code, out.splitlines()[-1]) == (1, "error: no membership of the group render")
 

@@ -1,7 +1,9 @@
-"""A GPU that PyTorch does not see, and the cause as far as it can be determined.
+"""GPUs of this machine by what their drivers show, and why PyTorch does not see one of them.
 
-python3 -m harness.machine.hardware_seen          one line and exit code 1 if there is such a GPU
-python3 -m harness.machine.hardware_seen access   the same if this process cannot use its device files; without PyTorch
+python3 -m harness.machine.hardware_seen               one line and exit code 1 if PyTorch does not see a GPU
+python3 -m harness.machine.hardware_seen access        the same if this process cannot use its device files
+python3 -m harness.machine.hardware_seen accelerator   what the launchers choose a build of PyTorch for
+The last two need no PyTorch.  Drivers are asked by their files, as their tools are often not on PATH.
 """
 
 from __future__ import annotations
@@ -53,39 +55,73 @@ def unreachable_hardware(root: Path = Path("/")) -> str | None:
 # ---- Is there a GPU? ---------------------------------------------------------------------------------------------
 
 
+def accelerator(root: Path = Path("/")) -> str:
+    """`cuda` and the version of NVIDIA's driver, or `rocm` and the architecture, or `cpu` and the architectures of
+    AMD's GPUs that no published build is for."""
+    if driver := _nvidia_driver(root):
+        return f"cuda {driver}"
+    if arch := _usable(_amd_architectures(root)):
+        return f"rocm {arch}"
+    return " ".join(["cpu", *sorted(set(_kernel_architectures(root)[0]))])
+
+
 def _gpus(root: Path) -> dict[str, str]:
     """By platform, CUDA or ROCm; the first is the one that the launchers install PyTorch for."""
     gpus = {"CUDA": "an NVIDIA GPU"} if _has_nvidia_gpu(root) else {}
-    if arch := _amd_architecture(root):
+    of_another_job = OF_ANOTHER_JOB if _kernel_architectures(root)[1] else None
+    if arch := _usable(_amd_architectures(root)) or of_another_job:
         gpus["ROCm"] = f"an AMD GPU ({arch})"
     return gpus
 
 
-def _amd_architecture(root: Path) -> str | None:
-    """Of the first AMD GPU that PyTorch is built for, by the driver's topology, which a container without the devices
-    shows as well, else by rocminfo, which knows HSA_OVERRIDE_GFX_VERSION."""
-    found, of_another_job = [], False
+def _usable(architectures: list[str]) -> str | None:
+    """The first that PyTorch is built for."""
+    built_for = BUILT_FOR.read_text().splitlines()
+    return next((arch for arch in architectures if arch in built_for), None)
+
+
+def _amd_architectures(root: Path) -> list[str]:
+    """By the kernel; else by rocminfo, which knows HSA_OVERRIDE_GFX_VERSION."""
+    found, _ = _kernel_architectures(root)
+    return found if _usable(found) else _rocm_architectures(root)
+
+
+def _kernel_architectures(root: Path) -> tuple[list[str], bool]:
+    """By the driver's topology, which a container without the devices shows as well; and whether some of it is
+    withheld, as a batch system does with GPUs of other jobs."""
+    found, withheld = [], False
     for file in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")):
         try:
             version = re.search(r"^gfx_target_version (\d+)", file.read_text(), re.M)
         except OSError:
-            of_another_job = True
+            withheld = True
             continue
-        if version:  # 0: a CPU
+        if version and int(version[1]):  # 0: a CPU
             major, minor, step = int(version[1]) // 10000, int(version[1]) // 100 % 100, int(version[1]) % 100
             found.append(f"gfx{major}{minor:x}{step:x}")
-    built_for = BUILT_FOR.read_text().splitlines()
-    if not set(found) & set(built_for):
-        folders = [os.environ.get("PATH", ""), os.environ.get("ROCM_PATH", "/opt/rocm") + "/bin", "/opt/rocm/bin"]
-        rocminfo = shutil.which("rocminfo", path=os.pathsep.join(folders))
-        found = re.findall(r"^\s*Name:\s*(gfx\w+)", _output_of(rocminfo) if rocminfo else "", re.M)
-    return next((arch for arch in found if arch in built_for), OF_ANOTHER_JOB if of_another_job else None)
+    return found, withheld
+
+
+def _rocm_architectures(root: Path) -> list[str]:
+    folders = [os.environ.get("PATH", ""), f"{os.environ.get('ROCM_PATH', '/opt/rocm')}/bin", f"{root}/opt/rocm/bin"]
+    rocminfo = shutil.which("rocminfo", path=os.pathsep.join(folders))
+    return re.findall(r"^\s*Name:\s*(gfx\w+)", _output_of(rocminfo) if rocminfo else "", re.M)
 
 
 def _has_nvidia_gpu(root: Path) -> bool:
     if any(root.glob("proc/driver/nvidia/gpus/*")):
         return True
     return bool(re.search(r"^GPU ", _output_of("nvidia-smi", "-L"), re.M))  # in WSL there are no such files
+
+
+def _nvidia_driver(root: Path) -> str | None:
+    """Its version."""
+    with contextlib.suppress(OSError):
+        if version := re.search(r" (\d+\.[\d.]+) ", (root / "proc/driver/nvidia/version").read_text()):
+            return version[1]
+    told = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    version = re.search(r"^[\d.]+$", told, re.M)
+    return version and version[0]
 
 
 def _output_of(*command: str) -> str:
@@ -135,18 +171,14 @@ def _hidden_by_variable(platform: str) -> str | None:
 
 def _driver_too_old(root: Path, torch) -> str | None:
     """Of the driver's version and that of CUDA in this build."""
-    version = ""
-    with contextlib.suppress(OSError):
-        version = (root / "proc/driver/nvidia/version").read_text()
-    version = version or _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    driver = re.search(r"\b(\d{3})(\.\d+)+", version)
+    driver = _nvidia_driver(root)
     needed = FIRST_DRIVER.get(int(torch.version.cuda.split(".")[0]))
-    if driver is None or needed is None or int(driver[1]) >= needed:
+    if driver is None or needed is None or int(driver.split(".")[0]) >= needed:
         return None
-    usable = [cuda for cuda, first in FIRST_DRIVER.items() if first <= int(driver[1])]
+    usable = [cuda for cuda, first in FIRST_DRIVER.items() if first <= int(driver.split(".")[0])]
     cure = f"install a build for CUDA {max(usable)}, or" if usable else "ask for"
     needs = f"its CUDA {torch.version.cuda} needs driver {needed} or newer"
-    return f"{needs}, but {driver[0]} is installed; {cure} a newer driver"
+    return f"{needs}, but {driver} is installed; {cure} a newer driver"
 
 
 def _no_access(root: Path, platform: str, gpu: str) -> str | None:
@@ -181,6 +213,8 @@ def _job_without_gpu() -> str | None:
 
 
 if __name__ == "__main__":
-    look = unreachable_hardware if sys.argv[1:] == ["access"] else unseen_hardware
-    if found := look(Path(os.environ.get("TINY_LLAMA_ROOT") or "/")):
+    here = Path(os.environ.get("TINY_LLAMA_ROOT") or "/")
+    if sys.argv[1:] == ["accelerator"]:
+        print(accelerator(here))
+    elif found := (unreachable_hardware if sys.argv[1:] == ["access"] else unseen_hardware)(here):
         sys.exit(f"error: {found}")
