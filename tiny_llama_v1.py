@@ -719,7 +719,7 @@ def train_and_measure(
 
 
 def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbose: bool) -> None:
-    """What the doctor finds on this machine, then three steps."""
+    """The checks of this machine and its set-up, then three steps."""
     setup_checks.examine(workload.training.device)
     short = replace(workload, training=replace(workload.training, num_steps=3))
     summary = run(short, profiling, setup_checks.examine_ranks, verbose)

@@ -150,7 +150,7 @@ def crowding(threads: int, cores: int, quota: float | None) -> list[str]:
     """Whether there are more threads than cores.
 
     Ranks of a node share a CPU quota, and all cores of the machine if they are not bound.  Of a smaller mask it is not
-    known here whether it is this rank's own: the doctor compares the masks of all ranks."""
+    known here whether it is this rank's own: setup_checks compares the masks of all ranks."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     on_cores = ranks if cores == os.cpu_count() else 1  # ranks on these cores
     limit, sharing = f"{cores} core{'s' * (cores > 1)}", on_cores

@@ -5,6 +5,10 @@ reports.  torch.cuda.utilization() and its like take an index, which in the driv
 CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES, and require packages that are rarely installed.  The layouts below follow
 nvml.h and, in Linux, kgd_pp_interface.h, amdgpu_smu.h and kfd_process.c; they were tested on stand-ins only.
 
+The package nvidia-ml-py, which has the same calls, was tried: it would save 16 of the 55 lines for NVIDIA, and where
+PyTorch alone is installed, utilization, other processes and clocks would be unknown.  AMD's amdsmi hides GPUs from
+PyTorch (setup_checks.known_issue_checks).
+
 What a driver does not report raises OSError or ValueError.
 """
 

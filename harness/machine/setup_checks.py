@@ -1,4 +1,4 @@
-"""The doctor: what on this machine and in its setup will stop, slow down or distort a run, with a cure for each.
+"""Checks of the set-up: what on this machine will stop, slow down or distort a run, with a fix for each.
 
 Every check is a function of facts that are passed in, so that it can be tested without the hardware.
 `--validate-setup` prints them all, and then trains three steps.
@@ -35,28 +35,28 @@ TAB = "tensorboard-step-profile"  # the distribution of tensorboard_plugin/
 
 @dataclass(frozen=True)
 class Check:
-    """What was checked, the result, and a cure if something is wrong.  A fatal one makes the setup invalid."""
+    """What was checked, the result, and a fix if something is wrong.  A fatal one makes the setup invalid."""
 
     what: str
     result: str
-    cure: str | None = None
+    fix: str | None = None
     fatal: bool = False
 
 
 def result(check: dict) -> str:
-    return ("ERROR: " if check["fatal"] else "warning: " if check["cure"] else "") + check["result"]
+    return ("ERROR: " if check["fatal"] else "warning: " if check["fix"] else "") + check["result"]
 
 
 COLUMNS = (column("Check", "what", left=True), Column("Result", result, left=True))
 
 
 def report(title: str, checks: Sequence[Check]) -> None:
-    """Print the checks and their cures.  Raises UserError for the first fatal one."""
-    cures = [f"  {check.what}: {check.cure}" for check in checks if check.cure]
-    say(RULE, title, RULE, *text_table(COLUMNS, map(vars, checks)), *(["", "What to do:", *cures] if cures else []), "")
+    """Print the checks and their fixes.  Raises UserError for the first fatal one."""
+    fixes = [f"  {check.what}: {check.fix}" for check in checks if check.fix]
+    say(RULE, title, RULE, *text_table(COLUMNS, map(vars, checks)), *(["", "What to do:", *fixes] if fixes else []), "")
     for check in checks:
         if check.fatal:
-            raise UserError(f"{check.what}: {check.result}" + (f"; {check.cure}" if check.cure else ""))
+            raise UserError(f"{check.what}: {check.result}" + (f"; {check.fix}" if check.fix else ""))
 
 
 def examine(asked_device: str) -> None:
@@ -65,7 +65,7 @@ def examine(asked_device: str) -> None:
     checks = [*package_checks({name: version_of(name) for name in PACKAGES}), tab_check(version_of(TAB))]
     checks += [build_check(unseen_hardware(), asked_device), *gpu_checks(device)]
     checks += [thread_check(torch.get_num_threads(), usable_cores(), granted_cores(), os.environ)]
-    checks += [*cache_checks(os.environ, Path.home()), *trap_checks(Versions.here(device), os.environ)]
+    checks += [*cache_checks(os.environ, Path.home()), *known_issue_checks(Versions.here(device), os.environ)]
     report("Setup", checks)
 
 
@@ -74,9 +74,9 @@ def examine_ranks(device: torch.device, rank: int, world_size: int) -> None:
     if world_size == 1:
         return
     facts: list = [None] * world_size
-    torch.distributed.all_gather_object(facts, RankFacts.here(device, rank))
+    torch.distributed.all_gather_object(facts, RankPlacement.here(device, rank))
     nodes = len({fact.host for fact in facts})
-    checks = [*binding_checks(facts), transport_check(device.type, nodes, Network.here(), os.environ)]
+    checks = [*binding_checks(facts), transport_check(device.type, nodes, NetworkHardware.here(), os.environ)]
     report(f"Ranks: {world_size} on {nodes} node{'s' * (nodes > 1)}", checks)
 
 
@@ -86,16 +86,16 @@ def examine_ranks(device: torch.device, rank: int, world_size: int) -> None:
 def package_checks(versions: Mapping[str, str | None]) -> list[Check]:
     checks = [Check("Python", platform.python_version())]
     for package, version in versions.items():
-        cure = None if version else f"pip install {package}, needed for {PACKAGES[package]}"
-        checks.append(Check(package, version or "missing", cure))
+        fix = None if version else f"pip install {package}, needed for {PACKAGES[package]}"
+        checks.append(Check(package, version or "missing", fix))
     return checks
 
 
 def tab_check(version: str | None) -> Check:
     """TensorBoard's tab of this checkout: set-up installs it in .venv, and nobody else's environment."""
     folder = PROJECT / "tensorboard_plugin"
-    cure = None if version else f"pip install --editable {folder}, needed for TensorBoard's tab STEP PROFILE"
-    return Check(TAB, version or "missing", cure)
+    fix = None if version else f"pip install --editable {folder}, needed for TensorBoard's tab STEP PROFILE"
+    return Check(TAB, version or "missing", fix)
 
 
 def build_check(unseen: str | None, asked_device: str) -> Check:
@@ -171,7 +171,7 @@ def thread_check(threads: int, cores: set[int], granted: float | None, environ: 
 
 
 @dataclass(frozen=True)
-class RankFacts:
+class RankPlacement:
     """Where a rank runs.  The NUMA nodes are those of its cores; that of its GPU is None where unknown."""
 
     rank: int
@@ -183,7 +183,7 @@ class RankFacts:
     gpu_numa_node: int | None = None
 
     @classmethod
-    def here(cls, device: torch.device, rank: int, sysfs: Path = Path("/sys")) -> RankFacts:
+    def here(cls, device: torch.device, rank: int, sysfs: Path = Path("/sys")) -> RankPlacement:
         cores, gpu, gpu_numa_node = usable_cores(), None, None
         numa_nodes = {
             int(file.parent.name[4:])
@@ -221,7 +221,7 @@ def numbers(values: Iterable[int]) -> str:
 BIND = "bind ranks: srun --cpu-bind=cores --gpu-bind=closest, or torchrun --numa-binding=node"
 
 
-def binding_checks(facts: Sequence[RankFacts]) -> list[Check]:
+def binding_checks(facts: Sequence[RankPlacement]) -> list[Check]:
     """A row for each rank; warnings where ranks share cores that do not suffice, or are far from their GPUs."""
     checks = []
     for fact in facts:
@@ -230,14 +230,14 @@ def binding_checks(facts: Sequence[RankFacts]) -> list[Check]:
         wanted = sum(other.threads for other in beside)
         text = f"{fact.host}, cores {numbers(fact.cores)}, NUMA node {numbers(fact.numa_nodes) or 'unknown'}"
         text += f", {fact.gpu}" if fact.gpu else ""
-        cure = None
+        fix = None
         if wanted > available:
             text += f"; shared: {wanted} threads of {len(beside)} ranks on {available} cores"
-            cure = f"export OMP_NUM_THREADS={max(1, available // len(beside))}"
+            fix = f"export OMP_NUM_THREADS={max(1, available // len(beside))}"
         if fact.gpu_numa_node is not None and fact.numa_nodes - {fact.gpu_numa_node}:
             text += f"; its GPU is at NUMA node {fact.gpu_numa_node}"
-            cure = BIND
-        checks.append(Check(f"rank {fact.rank}", text, cure))
+            fix = BIND
+        checks.append(Check(f"rank {fact.rank}", text, fix))
     return checks
 
 
@@ -245,7 +245,7 @@ def binding_checks(facts: Sequence[RankFacts]) -> list[Check]:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkHardware:
     """Network hardware of this node, and libraries through which NCCL and RCCL could use it."""
 
     interfaces: tuple[str, ...] = ()
@@ -253,7 +253,7 @@ class Network:
     plugins: tuple[str, ...] = ()  # libnccl-net*.so, librccl-net*.so
 
     @classmethod
-    def here(cls, sysfs: Path = Path("/sys"), library_path: str | None = None) -> Network:
+    def here(cls, sysfs: Path = Path("/sys"), library_path: str | None = None) -> NetworkHardware:
         library_path = os.environ.get("LD_LIBRARY_PATH", "") if library_path is None else library_path
         folders = [Path(folder) for folder in library_path.split(os.pathsep) if folder]
         plugins = {file.name for folder in folders for file in folder.glob("lib*ccl-net*.so*")}
@@ -262,7 +262,7 @@ class Network:
         return cls(interfaces, infiniband, tuple(sorted(plugins)))
 
 
-def transport_check(device: str, nodes: int, network: Network, environ: Mapping[str, str]) -> Check:
+def transport_check(device: str, nodes: int, network: NetworkHardware, environ: Mapping[str, str]) -> Check:
     """How ranks communicate.  On Slingshot without its plugin, NCCL and RCCL fall back to TCP silently."""
     if device == "cpu":
         used = environ.get("GLOO_SOCKET_IFNAME", "the interface that the host name resolves to")
@@ -314,8 +314,8 @@ def cache_checks(environ: Mapping[str, str], home: Path) -> list[Check]:
             refused[name] = folder
     if not refused:
         return [Check("Caches", "writable")]
-    cure = "set each to a folder on a local disk: " + " ".join(f"{name}=/tmp/$USER" for name in refused)
-    return [Check("Caches", f"not writable: {', '.join(map(str, refused.values()))}", cure)]
+    fix = "set each to a folder on a local disk: " + " ".join(f"{name}=/tmp/$USER" for name in refused)
+    return [Check("Caches", f"not writable: {', '.join(map(str, refused.values()))}", fix)]
 
 
 # ---- Versions that hang, are slow or lose events ---------------------------------------------------------------------
@@ -339,12 +339,12 @@ class Versions:
         return cls(rocm, arch, frozenset({"amdsmi"} if importlib.util.find_spec("amdsmi") else ()))
 
 
-def trap_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
+def known_issue_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
     """Problems that others reported for these versions, each with its issue; none has been reproduced here."""
     hipblaslt = environ.get("TORCH_BLAS_PREFER_HIPBLASLT") != "0"
     unless = "" if len(versions.rocm) > 2 else ", unless this is one: PyTorch does not tell which 7.2 it was built for"
     tunes = environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1"
-    traps = [
+    issues = [
         (
             versions.rocm >= (7, 1) and versions.arch == "gfx942" and hipblaslt,
             "bf16 and fp16 matmuls can take 0.6 s each or seem to hang: hipBLASLt has no kernels for some MI300 "
@@ -373,6 +373,6 @@ def trap_checks(versions: Versions, environ: Mapping[str, str]) -> list[Check]:
             "this workshop works around it; for other programs: pip uninstall amdsmi",
         ),
     ]
-    return [Check("Version", what, cure) for applies, what, cure in traps if applies] or [
+    return [Check("Version", what, fix) for applies, what, fix in issues if applies] or [
         Check("Versions", "none has a known problem")
     ]
