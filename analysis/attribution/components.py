@@ -53,51 +53,69 @@ def attribute(links: Links) -> AttributedLinks:
     """Find the component, phase and category of each host and GPU event; once is enough."""
     if isinstance(links, AttributedLinks):
         return links
-    host = links.host
-    names, parent, kind = host["name"], host["parent"].to_numpy(), host["kind"].to_numpy()
-    is_node = backward_nodes(host)
+    host, replayed = links.host, links.trace.replayed
+    parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
     is_phase = where_name(host, lambda name: name in PHASES) & (kind == ANNOTATION)
     is_framework = where_name(host, _FRAMEWORK.match) & (kind == ANNOTATION)
     is_range = (kind == ANNOTATION) & ~is_phase & ~is_framework
+    is_node = backward_nodes(host)
     node = nearest_marked_ancestor(parent, is_node)
     phase = phases_of(host, is_phase, is_framework, node)
-    replayed, first_replayed = links.trace.replayed, links.first_replayed
+    if replayed:
+        phase[links.replayed_rows] = replayed.phase
     source = component_source(host, is_range, phase)
     if replayed and source == OPERATOR_KINDS:
         source = replayed.source
-    labels = np.full(len(host), None, dtype=object)  # of the rows that define a component
-    if source == NAMED_RANGES:
-        defines = is_range
-        labels[defines] = by_name(names[defines], folded_names(names[defines].unique()).get)
-    elif source == MODULE_CALLS:
-        defines = kind == MODULE
-        labels[defines] = module_labels(host, defines)
-    else:
-        defines = np.zeros(len(host), bool)
-
-    categories = by_name(names, category)
-    owner = nearest_marked_ancestor(parent, defines | is_node)
-    forward = (owner >= 0) & ~is_node[owner]
-    component = np.where(forward, labels[owner], None)
-    if defines.any():
-        in_node = (owner >= 0) & is_node[owner]
-        component[in_node] = components_of_nodes(host, component, is_node)[owner[in_node]]
-    communicates = categories == "communication"
-    for name in ("data", "optimizer"):
-        component[(phase == name) & pd.isna(component) & ~communicates] = name
-    ranges = pd.isna(component) & (kind != OPERATOR)
-    component[ranges] = OVERHEAD
-    component[communicates & (pd.isna(component) | ranges)] = "communication"
-    if replayed:
-        of_graphs = slice(first_replayed, first_replayed + len(replayed))
-        component[of_graphs], phase[of_graphs] = replayed.component, replayed.phase
-    if source != NAMED_RANGES:  # operators outside of all modules, by their kind
-        component = np.where(pd.isna(component), categories, component)
-    categories = np.where((phase == "optimizer") & ~communicates, "optimizer", categories)
+    categories = by_name(host["name"], category)
+    component = components_of(links, source, is_range, is_node, phase, categories)
+    categories = np.where((phase == "optimizer") & (categories != "communication"), "optimizer", categories)
     host = host.assign(component=component, phase=phase, category=categories, node=node)
     gpu = attributed_gpu(links, host, source)
     known = {one.name: getattr(links, one.name) for one in fields(Links)} | {"results": {}}
     return AttributedLinks(**known | {"host": host, "gpu": gpu}, source=source)
+
+
+def components_of(
+    links: Links, source: str, is_range: np.ndarray, is_node: np.ndarray, phase: np.ndarray, categories: np.ndarray
+) -> np.ndarray:
+    """The component of each host event, by the first rule that tells one; None: unattributed."""
+    host, replayed = links.host, links.trace.replayed
+    kind = host["kind"].to_numpy()
+    defines, labels = labeled_events(host, source, is_range)
+    owner = nearest_marked_ancestor(host["parent"].to_numpy(), defines | is_node)
+    in_node = (owner >= 0) & is_node[owner]
+    of_forward = np.where((owner >= 0) & ~in_node, labels[owner], None)
+    of_node = components_of_nodes(host, of_forward, is_node) if defines.any() else labels
+    of_graph = np.full(len(host), None, dtype=object)
+    if replayed:  # elsewhere, if at all, the operators of its graphs were within a component
+        of_graph[links.replayed_rows] = replayed.component
+    everywhere = np.ones(len(host), bool)
+    rules = [
+        (everywhere, of_graph),
+        (everywhere, of_forward),
+        (in_node, of_node[owner]),
+        (categories == "communication", "communication"),
+        (np.isin(phase.astype(str), ("data", "optimizer")), phase),
+        (kind != OPERATOR, OVERHEAD),
+        (everywhere & (source != NAMED_RANGES), categories),  # operators outside of all modules, by their kind
+    ]
+    component = np.full(len(host), None, dtype=object)
+    for applies, told in rules:
+        component = np.where(pd.isna(component) & applies, told, component)
+    return component
+
+
+def labeled_events(host: pd.DataFrame, source: str, is_range: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which host events define a component, and their labels; None elsewhere."""
+    names, labels = host["name"], np.full(len(host), None, dtype=object)
+    defines = np.zeros(len(host), bool)
+    if source == NAMED_RANGES:
+        defines = is_range
+        labels[defines] = by_name(names[defines], folded_names(names[defines].unique()).get)
+    elif source == MODULE_CALLS:
+        defines = (host["kind"] == MODULE).to_numpy()
+        labels[defines] = module_labels(host, defines)
+    return defines, labels
 
 
 def backward_nodes(host: pd.DataFrame) -> np.ndarray:

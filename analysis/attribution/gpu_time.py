@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.trace.links import OPERATOR, AttributedLinks, cached_on_links
-from analysis.trace.tables import where_name
+from analysis.trace.tables import take_or, where_name
 from harness.base.tables import Column, column
 
 Intervals = tuple[np.ndarray, np.ndarray]  # starts and ends
@@ -162,48 +162,49 @@ def gaps(
 
 @cached_on_links
 def idle_by_cause(links: AttributedLinks, window: tuple[float, float] | None = None) -> dict[str, float]:
-    """Idle time of the GPU in us, by cause.
+    """Idle time of the GPU in us, by cause."""
+    return {cause: float(idle_gaps(links, window)[cause].sum()) for cause in IDLE_CAUSES}
 
-    A gap up to the end of the next event's launch call is caused by the host; the rest is latency, up to
-    LATENCY_US.  If the launch call ended before the gap, the event waited for another one: communication, a copy, or a
-    kernel.
+
+@cached_on_links
+def idle_gaps(links: AttributedLinks, window: tuple[float, float] | None = None) -> pd.DataFrame:
+    """A row for each time in which the GPU was idle: start, end, and the us of it that each of IDLE_CAUSES explains.
+
+    A gap up to the end of the next event's launch call is caused by the host; the rest is latency, up to LATENCY_US.
+    If the launch call ended before the gap, the event waited for another one: communication, a copy, or a kernel.
     """
-    causes = dict.fromkeys(IDLE_CAUSES, 0.0)
     gpu = links.gpu
     if gpu.empty:
-        return causes
-    start, end, last, following = gaps(gpu, window)
-    call = np.where(following >= 0, gpu["call"].to_numpy()[following], -1)
-    nothing_follows = following < 0  # the host's step may go on without another launch
+        return pd.DataFrame(columns=["start", "end", *IDLE_CAUSES], dtype=float)
+    start, end, before, after = gaps(gpu, window)
+    call = take_or(gpu["call"], after, -1)
+    nothing_follows = after < 0  # the host's step may go on without another launch
     known = (call >= 0) | nothing_follows
-    causes["unknown"] = float((end - start)[~known].sum())
-    launch_end = np.where(call >= 0, links.calls["end"].to_numpy()[call] if len(links.calls) else np.nan, end)
+    launched = np.where(call >= 0, take_or(links.calls["end"].to_numpy(float), call, np.nan), end)
     # The kernel may start before its launch call returns.
-    host_until = np.clip(np.where(known, np.minimum(launch_end, end), start), start, None)
-    by_host = known & (host_until > start)
-    starts, ends = start[by_host], host_until[by_host]
+    host_until = np.clip(np.where(known, np.minimum(launched, end), start), start, None)
+    gap = {"start": start, "end": end, **host_causes(links, start, host_until)}
+    was_queued = known & (host_until == start)
+    _, communication, copies = by_class(gpu)
+    for cause, of_class in (("communication", communication), ("copy", copies)):
+        behind = was_queued & (((before >= 0) & of_class[before]) | of_class[after])
+        gap[cause] = np.where(behind, end - start, 0.0)
+        was_queued &= ~behind
+    late = np.where(was_queued | (host_until > start), end - host_until, 0.0)
+    gap["latency"] = np.minimum(late, LATENCY_US)
+    gap["unknown"] = np.where(known, np.maximum(late - LATENCY_US, 0.0), end - start)
+    return pd.DataFrame(gap)
+
+
+def host_causes(links: AttributedLinks, start: np.ndarray, end: np.ndarray) -> dict[str, np.ndarray]:
+    """Why the host launched nothing between these times: us of each, by cause; they add up to the time."""
     of_host = (links.host[links.host["phase"] == "data"], links.calls[links.calls["waits"].astype(bool)])
     busy = [union(table["start"].to_numpy(float), table["end"].to_numpy(float)) for table in of_host]
-    data, waiting = (covered_until(ends, one) - covered_until(starts, one) for one in busy)
-    waiting = np.minimum(waiting, ends - starts - data)
-    outside = host_code(links)
-    program = np.minimum(covered_until(ends, outside) - covered_until(starts, outside), ends - starts - data - waiting)
-    causes["data"], causes["synchronization"] = float(data.sum()), float(waiting.sum())
-    causes["host_code"], causes["launch"] = (
-        float(program.sum()),
-        float((ends - starts - data - waiting - program).sum()),
-    )
-    latency = [(end - host_until)[by_host]]
-    unexplained = known & ~by_host  # the work was queued already
-    _, communication, memcpy = by_class(gpu)
-    for cause, events in (("communication", communication), ("copy", memcpy)):
-        which = unexplained & (((last >= 0) & events[last]) | events[following])
-        causes[cause] = float((end - start)[which].sum())
-        unexplained &= ~which
-    latency = np.concatenate([*latency, (end - start)[unexplained]])
-    causes["latency"] = float(np.minimum(latency, LATENCY_US).sum())
-    causes["unknown"] += float(np.maximum(latency - LATENCY_US, 0.0).sum())
-    return causes
+    data, waiting, program = (covered_until(end, one) - covered_until(start, one) for one in (*busy, host_code(links)))
+    left = end - start - data
+    waiting = np.minimum(waiting, left)
+    program = np.minimum(program, left - waiting)
+    return {"data": data, "synchronization": waiting, "host_code": program, "launch": left - waiting - program}
 
 
 @cached_on_links

@@ -95,11 +95,20 @@ def not_of_one_run(ranks: list[RankTrace]) -> str | None:
     return None
 
 
-def common_collectives(ranks: list[RankTrace]) -> list[CommonCollectives] | None:
-    """The collectives that ranks have in common, by process group; None if a group's are not in the same order.
+# ---- The same collectives on all ranks ------------------------------------------------------------------------------
+
+
+class NotComparable(Exception):
+    """Why the ranks' collectives do not tell who was late."""
+
+
+def common_collectives(ranks: list[RankTrace]) -> list[CommonCollectives]:
+    """The collectives that ranks have in common, by process group.  Raises NotComparable if they are in another order.
 
     The last ones of each: if recording began in the middle of a step, the first ones are missing.
     """
+    if min(len(one.found.events) for one in ranks) == 0:
+        raise NotComparable("no collectives in the traces")
     rows_of: dict[tuple, dict[int, np.ndarray]] = {}
     for i, one in enumerate(ranks):
         for key, rows in one.found.events.groupby(["group", "ranks", "group_size"], dropna=False).indices.items():
@@ -110,83 +119,119 @@ def common_collectives(ranks: list[RankTrace]) -> list[CommonCollectives] | None
         members, rows = list(of_ranks), np.stack([rows[-n:] for rows in of_ranks.values()])
         kinds = [ranks[i].found.events["kind"].to_numpy()[which] for i, which in zip(members, rows, strict=True)]
         if any((other != kinds[0]).any() for other in kinds):
-            return None
+            raise NotComparable("the ranks do not have the same collectives in the same order")
         group_size = int(size) if int(size) > 0 else ranks[0].world_size or len(ranks)
         out.append(CommonCollectives(members, rows, len(members) == group_size))
     return out
+
+
+@dataclass
+class Arrivals:
+    """When each rank reached and left the collectives that all ranks have, on one clock, in us."""
+
+    reached: np.ndarray  # [ranks, collectives]
+    left: np.ndarray  # [ranks, collectives]
+    clock_offsets: np.ndarray  # [ranks], of each rank's clock against the first's
+    one_clock: bool  # all ranks have the same
+
+    @property
+    def ends_differ(self) -> np.ndarray:
+        """How far apart the ranks left each collective, [collectives]."""
+        return self.left.max(axis=0) - self.left.min(axis=0)
+
+    @property
+    def late(self) -> np.ndarray:
+        """How long after the first one each rank arrived, [ranks, collectives]."""
+        return self.reached - self.reached.min(axis=0)
+
+    @property
+    def uncertainty_us(self) -> float:
+        """By which times of two ranks may be off."""
+        return ONE_CLOCK_US if self.one_clock else self.ends_differ.max()
+
+
+def align_clocks(ranks: list[RankTrace], groups: list[CommonCollectives]) -> tuple[Arrivals, str | None]:
+    """The arrivals of all ranks; several clocks are aligned by the ends of collectives.  And with what caution they are
+    to be taken.  Raises NotComparable."""
+    of_all = [one.rows for one in groups if len(one.members) == len(ranks)]
+    if not of_all:
+        raise NotComparable("no process group has all these ranks")
+    which = np.concatenate(of_all, axis=1)  # [ranks, collectives]
+    start, end = (
+        np.stack([one.times(key)[i] for one, i in zip(ranks, which, strict=True)]) for key in ("start", "end")
+    )
+    one_clock = ranks[0].clock is not None and len({one.clock for one in ranks}) == 1
+    offsets = np.zeros(len(ranks)) if one_clock else np.median(end - end[0], axis=1)
+    found = Arrivals(start - offsets[:, None], end - offsets[:, None], offsets, one_clock)
+    if one_clock and (found.left.min(axis=0) < found.reached.max(axis=0)).all():
+        why = "no collective of one rank overlaps with that of the others: the traces are of different runs"
+        raise NotComparable(why)
+    apart, longest = float(np.median(found.ends_differ)), float(np.median((end - start).max(axis=0)))
+    if apart <= max(ENDS_MEET_US, ENDS_MEET_SHARE * longest):
+        return found, None
+    caution = f"ranks waited for cores: collectives end {apart / 1e3:,.1f} ms apart"
+    if not one_clock:
+        raise NotComparable(f"the clocks do not meet, or {caution}")
+    return found, caution
+
+
+# ---- Who was late --------------------------------------------------------------------------------------------------
 
 
 def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
     """Step times, communication and lateness of each rank, in the order of `ranks`; the straggler, if one causes most
     of the waiting.
 
-    A rank causes excess waiting where it is the last to arrive: the time since the rank before it.  It waits itself
-    for as long as its part of a collective takes longer than the shortest of all ranks.
+    A rank waits itself for as long as its part of a collective takes longer than the shortest of all ranks.
     """
-    rows = [
-        {
-            "rank": one.rank,
-            "file": one.file,
-            "mean_step_ms": float(np.mean(one.step_ms)) if one.step_ms else None,
-            "gpu_busy_ms": one.busy_ms,
-            "in_collectives_ms": float(one.durations().sum() / 1e3),
-            "collectives": len(one.found.events),
-        }
-        for one in ranks
-    ]
-    out = {"rows": rows, "collectives_compared": 0, "straggler": None}
-
-    def unknown(why: str) -> RankComparison:
-        return RankComparison(out | {"straggler_reason": why}, None, why)
-
-    if min(len(one.found.events) for one in ranks) == 0:
-        return unknown("no collectives in the traces")
-    groups = common_collectives(ranks)
-    if groups is None:
-        return unknown("the ranks do not have the same collectives in the same order")
-    of_all = [one.rows for one in groups if len(one.members) == len(ranks)]
-    if not of_all:
-        return unknown("no process group has all these ranks")
-    which = np.concatenate(of_all, axis=1)  # [ranks, collectives]
-    start, end = (
-        np.stack([one.times(key)[i] for one, i in zip(ranks, which, strict=True)]) for key in ("start", "end")
-    )
-    one_clock = ranks[0].clock is not None and len({one.clock for one in ranks}) == 1
-    # Of each rank's clock against the first's.
-    offsets = np.zeros(len(ranks)) if one_clock else np.median(end - end[0], axis=1)
-    arrived, left = start - offsets[:, None], end - offsets[:, None]  # [ranks, collectives]
-    if one_clock and (left.min(axis=0) < arrived.max(axis=0)).all():
-        return unknown("no collective of one rank overlaps with that of the others: the traces are of different runs")
-    ends_differ = left.max(axis=0) - left.min(axis=0)
-    limit = max(ENDS_MEET_US, ENDS_MEET_SHARE * float(np.median((end - start).max(axis=0))))
-    if (typical := float(np.median(ends_differ))) > limit:
-        apart = f"ranks waited for cores: collectives end {typical / 1e3:,.1f} ms apart"
-        if not one_clock:
-            return unknown(f"the clocks do not meet, or {apart}")
-        out["caution"] = apart
-    late = arrived - arrived.min(axis=0)
-    last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]
-    caused = np.bincount(last, weights=late.max(axis=0) - before, minlength=len(ranks)) / 1e3
-    spread = late.max(axis=0) > (ONE_CLOCK_US if one_clock else ends_differ.max())
-    last_where_spread = np.bincount(last[spread], minlength=len(ranks))
-    columns = zip(rows, offsets, late, caused, last_where_spread, strict=True)
-    for row, offset, lateness, waiting, times_last in columns:
+    rows = [facts_row(one) for one in ranks]
+    try:
+        groups = common_collectives(ranks)
+        arrivals, caution = align_clocks(ranks, groups)
+    except NotComparable as error:
+        out = {"rows": rows, "collectives_compared": 0, "straggler": None, "straggler_reason": str(error)}
+        return RankComparison(out, None, str(error))
+    late = arrivals.late
+    last, caused_ms = waiting_caused(late)
+    spread = late.max(axis=0) > arrivals.uncertainty_us
+    times_last = np.bincount(last[spread], minlength=len(ranks))
+    for i, row in enumerate(rows):
         row |= {
-            "clock_offset_us": float(offset),
-            "mean_lateness_us": float(lateness.mean()),
-            "median_lateness_us": float(np.median(lateness)),
-            "caused_waiting_ms": float(waiting),
-            "last_to_arrive": int(times_last),
+            "clock_offset_us": float(arrivals.clock_offsets[i]),
+            "mean_lateness_us": float(late[i].mean()),
+            "median_lateness_us": float(np.median(late[i])),
+            "caused_waiting_ms": float(caused_ms[i]),
+            "last_to_arrive": int(times_last[i]),
         }
-    out |= {
-        "one_clock": one_clock,
-        "collectives_compared": which.shape[1],
+    out = {
+        "rows": rows,
+        "collectives_compared": late.shape[1],
+        **({"caution": caution} if caution else {}),
+        "one_clock": arrivals.one_clock,
         "collectives_with_spread": int(spread.sum()),
-        "excess_waiting_ms": float(caused.sum()),
+        "excess_waiting_ms": float(caused_ms.sum()),
     }
-    compared_ms = float(left.max() - arrived.min()) / 1e3
-    document = out | straggler(ranks, caused, last_where_spread, compared_ms)
-    return RankComparison(document, waiting_of(ranks, groups), ONE_TRACE)
+    compared_ms = float(arrivals.left.max() - arrivals.reached.min()) / 1e3
+    out |= straggler(ranks, caused_ms, times_last, compared_ms)
+    return RankComparison(out, waiting_of(ranks, groups), ONE_TRACE)
+
+
+def facts_row(one: RankTrace) -> dict:
+    return {
+        "rank": one.rank,
+        "file": one.file,
+        "mean_step_ms": float(np.mean(one.step_ms)) if one.step_ms else None,
+        "gpu_busy_ms": one.busy_ms,
+        "in_collectives_ms": float(one.durations().sum() / 1e3),
+        "collectives": len(one.found.events),
+    }
+
+
+def waiting_caused(late: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The last rank of each collective, and the excess waiting that each rank causes, in ms: where it is the last, the
+    time since the one before it.  late: [ranks, collectives]."""
+    last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]
+    return last, np.bincount(last, weights=late.max(axis=0) - before, minlength=len(late)) / 1e3
 
 
 def waiting_of(ranks: list[RankTrace], groups: list[CommonCollectives]) -> list[np.ndarray]:

@@ -58,6 +58,11 @@ class Links:
         return len(self.trace.operators) - len(self.trace.replayed or ())
 
     @property
+    def replayed_rows(self) -> slice:
+        """Of host and of the operators, the rows of those of replayed graphs."""
+        return slice(self.first_replayed, len(self.trace.operators))
+
+    @property
     def only_of_graph(self) -> np.ndarray:
         """The GPU events of a graph of which nothing tells which of its operators they belong to."""
         return (self.gpu["of_graph"] & (self.gpu["operator"] < self.first_replayed)).to_numpy()

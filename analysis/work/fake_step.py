@@ -18,9 +18,10 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.work.fake_user_code import attention_without_masks
+from analysis.work.interpreted_graphs import InterpretedGraphs
 from harness.base.errors import UserError, first_line
 from harness.base.ranges import trace_range
 from harness.base.units import MB
@@ -235,82 +236,15 @@ def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:
     return watcher
 
 
-class CompiledCall:
-    """Runs the graphs that torch.compile passes to its code generator operator by operator, so that a dispatch mode
-    sees their tensors.
-
-    They keep the same tensors for the backward pass as compiled code.  Intermediate results that fused kernels never
-    write to memory are allocated here, so that the peak is an upper bound.
-    """
-
-    def __init__(self, compiled: Callable, warm_up: Callable, watching: TorchDispatchMode):
-        """compiled(backend) returns the callable; warm_up(callable) runs it once, with its backward pass, because
-        dynamo does not compile under another dispatch mode."""
-        from functorch.compile import min_cut_rematerialization_partition
-        from torch._dynamo.backends.common import aot_autograd
-        from torch._inductor.decomposition import select_decomp_table
-
-        self.watching, self.inside = watching, False
-        torch.compiler.reset()
-        self.called = compiled(
-            aot_autograd(
-                fw_compiler=self.graph_runner,
-                bw_compiler=self.graph_runner,
-                partition_fn=min_cut_rematerialization_partition,
-                decompositions=select_decomp_table(),
-            )
-        )
-        warm_up(self.called)
-
-    def graph_runner(self, graph: torch.fx.GraphModule, inputs):
-        def run(arguments: list):
-            """Runs the graph, and frees each tensor after its last use, as generated code does."""
-            with pushed(self.watching) if self.inside else contextlib.nullcontext():
-                return torch.fx.Interpreter(graph).boxed_run(arguments)
-
-        run._boxed_call = True
-        return run
-
-    def __call__(self, *arguments):
-        return self.watched(self.called)(*arguments)
-
-    def watched(self, called: Callable) -> Callable:
-        def call(*arguments, **options):
-            with _pop_mode_temporarily():
-                self.inside = True
-                try:
-                    return called(*arguments, **options)
-                finally:
-                    self.inside = False
-
-        return call
-
-
-def compiled_model(workload: Workload, state: TrainingState, watching: TorchDispatchMode, batch) -> torch.nn.Module:
+def compiled_model(workload: Workload, state: TrainingState, watcher: TorchDispatchMode, batch) -> torch.nn.Module:
     """The model, compiled in place: a step of a file's own asks it for its parameters, or for the networks in it."""
-
-    def compiled(backend):
-        compile_in_place(state.model, backend=backend)
-        return state.model
-
-    def warm_up(called):
-        with state.autocast:
-            loss = workload.loss(called, batch)
-        if loss.requires_grad:
-            loss.backward()
-            state.model.zero_grad(set_to_none=True)
-
-    compilation = CompiledCall(compiled, warm_up, watching)
-    for module in called_first(state.model):
-        module._compiled_call_impl = compilation.watched(module._compiled_call_impl)
-    return state.model
-
-
-@contextlib.contextmanager
-def pushed(mode: TorchDispatchMode) -> Iterator[None]:
-    """Pushes an active mode onto the stack again, without the __enter__ of its class."""
-    TorchDispatchMode.__enter__(mode)
-    try:
-        yield
-    finally:
-        TorchDispatchMode.__exit__(mode, None, None, None)
+    model, graphs = state.model, InterpretedGraphs(watcher)
+    compile_in_place(model, backend=graphs.backend())
+    with state.autocast:
+        loss = workload.loss(model, batch)
+    if loss.requires_grad:
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+    for module in called_first(model):
+        module._compiled_call_impl = graphs.watched(module._compiled_call_impl)
+    return model

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from analysis.work.fake_step import CompiledCall
+from analysis.work.interpreted_graphs import InterpretedGraphs
 from harness.base.errors import first_line
 from harness.base.ranges import trace_range
 from harness.instruments.memory_tracker import MemoryTracker
@@ -78,15 +78,13 @@ def predicted_tensors(spec: dict, device: torch.device) -> dict:
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def compiled_call(inputs: Inputs, tracker: MemoryTracker) -> CompiledCall:
-    def warm_up(called: Callable) -> None:
-        forward_and_backward(called, inputs)
-        inputs.zero_grad(set_to_none=True)
-
-    def compiled(backend: Callable) -> Callable:
-        return torch.compile(eager_attention, backend=backend, dynamic=False)
-
-    return CompiledCall(compiled, warm_up, tracker)
+def compiled_call(inputs: Inputs, tracker: MemoryTracker) -> Callable:
+    """The compiled function, for calls under the tracker."""
+    graphs = InterpretedGraphs(tracker)
+    compiled = torch.compile(eager_attention, backend=graphs.backend(), dynamic=False)
+    forward_and_backward(compiled, inputs)
+    inputs.zero_grad(set_to_none=True)
+    return graphs.watched(compiled)
 
 
 def reason_in(messages: list[str], backend: str) -> str:
