@@ -21,8 +21,8 @@ from analysis.trace.tables import read_trace
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
 from harness.base.files import write_json
-from harness.base.tables import COLUMNS, column
-from harness.base.text import narrow_table, short_names
+from harness.base.tables import COLUMNS, column, narrow_table
+from harness.base.text import short_names
 from harness.base.units import MB
 
 

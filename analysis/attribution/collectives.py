@@ -31,8 +31,8 @@ from analysis.vocabulary.operators import BYTES_OF
 from analysis.work.sent_bytes import sent_share
 from harness.base.files import explain_nulls
 from harness.base.layer_names import starred
-from harness.base.tables import Column, column
-from harness.base.text import count_of, narrow_table
+from harness.base.tables import Column, column, narrow_table
+from harness.base.text import count_of
 from harness.base.units import MB
 from harness.instruments.phases import PHASES
 

@@ -30,8 +30,8 @@ from analysis.trace.tables import MODULE as MODULE_PREFIX
 from analysis.trace.tables import STEP, by_name, most_frequent, take_or, take_or_none, where_name
 from analysis.vocabulary.operators import category, is_view_or_metadata_op, operator_class
 from harness.base.layer_names import folded_names
-from harness.base.tables import Column, column, sum_row
-from harness.base.text import count_of, narrow_table
+from harness.base.tables import Column, column, narrow_table, sum_row
+from harness.base.text import count_of
 from harness.instruments.phases import PHASES
 
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"

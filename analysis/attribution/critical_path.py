@@ -14,8 +14,7 @@ import pandas as pd
 from analysis.attribution.components import OVERHEAD, UNATTRIBUTED
 from analysis.attribution.gpu_time import covered_until, union
 from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
-from harness.base.tables import column
-from harness.base.text import narrow_table
+from harness.base.tables import column, narrow_table
 
 GPU, HOST, START = "GPU", "host", "kernel start"
 Span = tuple[str, int, float, float]  # where, row of the GPU event or host thread, from, to

@@ -10,8 +10,7 @@ from analysis.attribution.components import UNATTRIBUTED
 from analysis.trace.links import AttributedLinks, Links, cached_on_links
 from analysis.trace.tables import most_frequent, take_or_none
 from analysis.work.operator_costs import Cost, cost
-from harness.base.tables import Column, column, first_rows
-from harness.base.text import narrow_table
+from harness.base.tables import Column, column, first_rows, narrow_table
 from harness.base.units import MB
 
 COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for key in SORT_KEYS}

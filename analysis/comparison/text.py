@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from analysis.comparison.noise import NOISE
 from analysis.comparison.parts import KINDS
 from analysis.trust.same_training import NOT_THE_SAME
-from harness.base.tables import COLUMNS, Column, Section, answer, column, first_rows, sum_row, wrapped
-from harness.base.text import count_of, narrow_table, short_names
+from harness.base.tables import COLUMNS, Column, Section, answer, column, first_rows, sum_row
+from harness.base.text import count_of, short_names
 
 ROWS_OF_FILE = 50  # of each long table in comparison.md
 RUNS_IN_ANSWER = 3  # more are in the table
@@ -82,7 +83,7 @@ def comparison_lines(comparison: dict, top: int = 12) -> list[str]:
     """The tables for a terminal."""
     lines = []
     for one in comparison_sections(with_short_names(comparison), top):
-        lines += ["", f"{one.title}:", *(narrow_table(one.columns, one.rows) if one.rows else []), *wrapped(one.text)]
+        lines += replace(one, title=f"{one.title}:").as_text()
     return lines[1:]
 
 

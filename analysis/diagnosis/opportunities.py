@@ -25,8 +25,8 @@ from analysis.trace.tables import different_pairs, take_or, where_name
 from analysis.vocabulary.operators import MATMUL_CLASSES, is_view_or_metadata_op
 from analysis.work.operator_costs import Cost, cost, factor_type
 from harness.base.command_line import compiler_problem
-from harness.base.tables import Column, column
-from harness.base.text import count_of, narrow_table, text_of
+from harness.base.tables import Column, column, narrow_table, text_of
+from harness.base.text import count_of
 from harness.base.units import MB
 
 WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed

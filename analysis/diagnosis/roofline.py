@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from analysis.hardware import NO_PEAK
 from harness.base.files import explain_nulls
-from harness.base.tables import Column, column
-from harness.base.text import count_of, narrow_table
+from harness.base.tables import Column, column, narrow_table
+from harness.base.text import count_of
 
 NO_TRACE = "no trace of this run: --generate-roofline records one"
 

@@ -11,8 +11,7 @@ from analysis.trace.links import Links, median_step
 from analysis.trace.tables import where_name
 from analysis.vocabulary.operators import PRECISION_OF, is_matmul
 from analysis.work.operator_costs import cost, factor_type
-from harness.base.tables import Column, column
-from harness.base.text import narrow_table
+from harness.base.tables import Column, column, narrow_table
 
 DURATIONS_US = (2, 5, 10, 20, 50, 100, 1000, None)  # upper limits of the histogram of kernels
 POINTS = 200  # of the queue over a step

@@ -17,8 +17,8 @@ from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives
 from analysis.attribution.gpu_time import gpu_timeline, is_communication
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import RANK_IN_NAME
-from harness.base.tables import Column, column
-from harness.base.text import count_of, narrow_table
+from harness.base.tables import Column, column, narrow_table
+from harness.base.text import count_of
 
 # Ends of a collective on aligned clocks: if most differ by more than 1 ms and by more than this share of its duration,
 # they do not tell who was late.  Threads of a busy CPU leave a long one some ms apart.

@@ -7,8 +7,7 @@ from analysis.prediction.network import Network
 from analysis.prediction.search import first_world_size
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.files import explain_nulls
-from harness.base.tables import column
-from harness.base.text import text_of
+from harness.base.tables import column, text_of
 from harness.base.units import MB
 
 NO_NETWORK = "no --network was given"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from analysis.prediction.communication import communication_facts, communication_lines
 from analysis.prediction.search import MOST_TOKENS
 from analysis.work.memory_tables import TENSOR_COLUMNS, folded_layers, parts_of_peak
-from harness.base.tables import ANSWER_LINES, answer, column, labeled, wrapped
-from harness.base.text import batch_text, flag_of, text_of
+from harness.base.tables import ANSWER_LINES, answer, column, labeled, text_of, wrapped
+from harness.base.text import batch_text, flag_of
 from harness.machine.devices import missing_arithmetic
 
 KEPT_COLUMNS = [

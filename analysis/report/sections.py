@@ -25,8 +25,8 @@ from analysis.report.palette import color_of
 from analysis.trust.integrity import overhead_text, profile_disturbance_text
 from analysis.work.memory_tables import memory_tables, place_of_peak, prediction_text
 from harness.base.documents import read_document
-from harness.base.tables import Column, column
-from harness.base.text import Table, count_of, run_title, told_apart
+from harness.base.tables import Column, Table, column
+from harness.base.text import count_of, run_title, told_apart
 from harness.base.units import megabytes
 from harness.instruments.audit import audit_text
 from harness.machine import disturbance

@@ -18,8 +18,7 @@ from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import register_cpu_attention
 from harness.base.files import explain_nulls
 from harness.base.ranges import range_observers
-from harness.base.tables import Column, column, labeled, sum_row
-from harness.base.text import Table, text_of
+from harness.base.tables import Column, Table, column, labeled, sum_row, text_of
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import PHASES
 from harness.model.workload import Workload

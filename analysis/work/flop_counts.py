@@ -16,8 +16,7 @@ from torch.utils.flop_counter import (
 from analysis.work.fake_step import fake_tensors
 from harness.base.files import explain_nulls
 from harness.base.layer_names import starred
-from harness.base.tables import Column, column, sum_row
-from harness.base.text import Table, narrow_table, text_of
+from harness.base.tables import Column, Table, column, narrow_table, sum_row, text_of
 from harness.model.workload import Workload
 
 CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation not counted"

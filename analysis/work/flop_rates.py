@@ -19,8 +19,8 @@ from analysis.work.flop_counts import (
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import explain_nulls
-from harness.base.tables import column, labeled, wrapped
-from harness.base.text import count_of, text_of
+from harness.base.tables import column, labeled, text_of, wrapped
+from harness.base.text import count_of
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
 

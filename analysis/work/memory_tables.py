@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from harness.base.layer_names import starred
-from harness.base.tables import Column, column, sum_row
-from harness.base.text import Table, text_of
+from harness.base.tables import Column, Table, column, sum_row, text_of
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import PHASES
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from harness.base.text import told_apart
 
 COLUMNS = 120  # of the widest line that a command prints
+TEXT_WIDTH = 40  # to which a text is shortened before a column is left out
 ANSWER_LINES = 12  # that a command ends with, at most
 
 
@@ -23,6 +26,9 @@ class Column:
     def text(self, row: dict) -> str:
         value = self.value(row)
         return "-" if value is None else format(value, self.form)
+
+
+Table = tuple[Sequence[Column], list[dict]]  # columns and rows
 
 
 def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool = False) -> Column:
@@ -59,6 +65,52 @@ def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
     align = ["left" if one.left else "right" for one in columns]
     text = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
+
+
+def narrow_table(columns: Sequence[Column], rows: Sequence[dict]) -> list[str]:
+    """The table in at most COLUMNS columns: its longest texts and their titles are shortened until it fits."""
+    widths = text_widths(columns, rows)
+    texts = [width for width, one in zip(widths, columns, strict=True) if one.left]
+    room = COLUMNS - 2 * (len(columns) - 1) - sum(widths) + sum(texts)
+    fitting = (n for n in range(max(texts, default=0), 4, -1) if sum(min(width, n) for width in texts) <= room)
+    return text_table(clipped(columns, rows, next(fitting, 4)), rows)
+
+
+def with_room(columns: Sequence[Column], rows: Sequence[dict]) -> tuple[list[Column], list[str]]:
+    """The columns for which a screen has room, and the titles of the others: of the optional ones, the last are left
+    out first, until texts need not be shorter than TEXT_WIDTH."""
+    kept, left_out = list(columns), []
+    while least_width(kept, rows) > COLUMNS and any(one.optional for one in kept):
+        left_out.insert(0, kept.pop(max(i for i, one in enumerate(kept) if one.optional)).title)
+    return kept, left_out
+
+
+def least_width(columns: Sequence[Column], rows: Sequence[dict]) -> int:
+    """Of a table whose texts are shortened to TEXT_WIDTH."""
+    widths = text_widths(columns, rows)
+    least = [min(width, TEXT_WIDTH) if one.left else width for width, one in zip(widths, columns, strict=True)]
+    return sum(least) + 2 * (len(columns) - 1)
+
+
+def text_widths(columns: Sequence[Column], rows: Sequence[dict]) -> list[int]:
+    return [max(len(text) for text in (one.title, *map(one.text, rows))) for one in columns]
+
+
+def clipped(columns: Sequence[Column], rows: Sequence[dict], length: int) -> list[Column]:
+    """The columns with texts of at most this length, which differ where those of the rows do."""
+    titles = iter(told_apart([one.title for one in columns if one.left], length))
+
+    def clip(one: Column) -> Column:
+        texts = list(dict.fromkeys(map(one.text, rows)))
+        short = dict(zip(texts, told_apart(texts, length), strict=True))
+        return replace(one, title=next(titles), value=lambda row: short[one.text(row)], form="")
+
+    return [clip(one) if one.left else one for one in columns]
+
+
+def text_of(tables: Iterable[Table]) -> list[str]:
+    """The tables that have rows, a blank line before each."""
+    return [line for columns, rows in tables if rows for line in ("", *narrow_table(columns, rows))]
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
@@ -123,7 +175,9 @@ class Section:
     text: list[str] = field(default_factory=list)
 
     def as_text(self) -> list[str]:
-        return ["", self.title, *(text_table(self.columns, self.rows) if self.rows else []), *self.text]
+        """In at most COLUMNS columns."""
+        table = narrow_table(self.columns, self.rows) if self.rows else []
+        return ["", self.title, *table, *wrapped(self.text)]
 
     def as_markdown(self) -> list[str]:
         table = ["", *markdown_table(self.columns, self.rows)] if self.rows else []

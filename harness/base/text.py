@@ -1,15 +1,10 @@
-"""Small parts of printed text that several modules share: tables, counts, names made shorter."""
+"""Small parts of printed text that several modules share: counts, flags, titles, names made shorter."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import count
-
-from harness.base.tables import COLUMNS, Column, text_table
-
-Table = tuple[Sequence[Column], list[dict]]  # columns and rows
 
 
 def count_of(n: int, noun: str) -> str:
@@ -53,35 +48,9 @@ def printable(line: str) -> str:
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 
-def narrow_table(columns: Sequence[Column], rows: Sequence[dict]) -> list[str]:
-    """The table in at most COLUMNS columns: its longest texts and their titles are shortened until it fits."""
-    widths = [max(len(text) for text in (one.title, *map(one.text, rows))) for one in columns]
-    texts = [width for width, one in zip(widths, columns, strict=True) if one.left]
-    room = COLUMNS - 2 * (len(columns) - 1) - sum(widths) + sum(texts)
-    fitting = (n for n in range(max(texts, default=0), 4, -1) if sum(min(width, n) for width in texts) <= room)
-    return text_table(clipped(columns, rows, next(fitting, 4)), rows)
-
-
-def clipped(columns: Sequence[Column], rows: Sequence[dict], length: int) -> list[Column]:
-    """The columns with texts of at most this length, which differ where those of the rows do."""
-    titles = iter(told_apart([one.title for one in columns if one.left], length))
-
-    def clip(one: Column) -> Column:
-        texts = list(dict.fromkeys(map(one.text, rows)))
-        short = dict(zip(texts, told_apart(texts, length), strict=True))
-        return replace(one, title=next(titles), value=lambda row: short[one.text(row)], form="")
-
-    return [clip(one) if one.left else one for one in columns]
-
-
 def read_on(report: object, page: str) -> str:
     """The last line of an answer: where the tables are, and what explains them."""
     return "; ".join([str(report)] * bool(report) + [page, "--verbose prints the tables"])
-
-
-def text_of(tables: Iterable[Table]) -> list[str]:
-    """The tables that have rows, a blank line before each."""
-    return [line for columns, rows in tables if rows for line in ("", *narrow_table(columns, rows))]
 
 
 def flag_of(name: str, value: object = True) -> str:

@@ -11,8 +11,8 @@ from analysis.comparison.text import settings_lines
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import FILES, explain_nulls
-from harness.base.tables import answer, column, labeled, text_columns
-from harness.base.text import narrow_table, short_names
+from harness.base.tables import answer, column, labeled, narrow_table, text_columns
+from harness.base.text import short_names
 
 DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.json", "_benchmark.json"))]
 

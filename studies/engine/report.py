@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 from harness.base.console import say
 from harness.base.errors import UserError
 from harness.base.files import write_bytes, write_figure
-from harness.base.tables import COLUMNS, Column, Section, wrapped
-from harness.base.text import narrow_table
+from harness.base.tables import Column, Section, narrow_table, with_room, wrapped
 from harness.run.event_file import in_words
 from studies.engine.columns import first_reason
 from studies.engine.sweep import Sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-TEXT_WIDTH = 40  # to which a text is shortened before a column is left out
 
 
 @dataclass
@@ -105,9 +102,7 @@ def screen_lines(section: Section, fold: bool = True) -> list[str]:
         return ["", section.title]
     rows = [row | {"disturbance": ""} if row.get("disturbed") else row for row in section.rows]
     columns, notes = folded(section.columns, rows) if fold else (list(section.columns), [])
-    left_out = []
-    while screen_width(columns, rows) > COLUMNS and any(one.optional for one in columns):
-        left_out.insert(0, columns.pop(max(i for i, one in enumerate(columns) if one.optional)).title)
+    columns, left_out = with_room(columns, rows)
     notes += [f"Left out here, in the .md file: {', '.join(left_out)}"] if left_out else []
     return ["", section.title, *wrapped(notes), *narrow_table(columns, rows)]
 
@@ -122,10 +117,3 @@ def folded(columns: Sequence[Column], rows: list[dict]) -> tuple[list[Column], l
         elif text not in ("-", ""):
             same.append(f"{one.title} {text}")
     return kept, [f"In all rows: {', '.join(same)}"] if same else []
-
-
-def screen_width(columns: Sequence[Column], rows: list[dict]) -> int:
-    """Of the table with its texts shortened to TEXT_WIDTH."""
-    widths = [max(len(text) for text in (one.title, *map(one.text, rows))) for one in columns]
-    least = [min(width, TEXT_WIDTH) if one.left else width for width, one in zip(widths, columns, strict=True)]
-    return sum(least) + 2 * (len(columns) - 1)

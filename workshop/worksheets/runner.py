@@ -11,8 +11,8 @@ from harness.base.console import say
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import explain_nulls, make_folder, unused_folder, write_bytes, write_json
-from harness.base.tables import COLUMNS, Column, column, text_columns, text_table, wrapped
-from harness.base.text import narrow_table, shortened
+from harness.base.tables import COLUMNS, Column, column, narrow_table, text_columns, text_table, wrapped
+from harness.base.text import shortened
 from harness.ranks.failures import explain_error
 from workshop.exercise.page import Exercise, exercises, shell_blocks
 from workshop.exercise.results import TOLERANCE, Answer, Results, machine, stored_commands
