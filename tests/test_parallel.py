@@ -327,5 +327,5 @@ def test_a_step_of_a_thousand_ranks_is_predicted_without_them():
     document = predicted_memory(workload, True).document()
     parameters = document["peak"]["bytes_by_category"]["parameters"]
     assert parameters == pytest.approx(4 * workload.parameter_count() / 1024, rel=0.05)
-    fewest = smallest_world_size(workload, True, document["peak_bytes"] + 2**30, predicted_memory)
+    fewest = smallest_world_size(workload, True, document["peak_bytes"] + 2**30)
     assert 2 < fewest < 1024
