@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.comparison.noise import ratio
+from analysis.comparison.noise import ratio_of_medians
 from harness.base.console import progress_bar, say
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json
@@ -112,7 +112,7 @@ def compare(a: Callable, b: Callable, repetitions: int, device: torch.device) ->
     return {
         "a_median_ms": statistics.median(a_ms),
         "b_median_ms": statistics.median(b_ms),
-        **ratio(np.array(a_ms), np.array(b_ms)),
+        **ratio_of_medians(np.array(a_ms), np.array(b_ms)),
         "ratio_of_minima": min(a_ms) / min(b_ms),
         "repetitions": repetitions,
         "a_ms": a_ms,

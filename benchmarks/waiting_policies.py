@@ -31,7 +31,7 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from analysis.comparison.noise import ratio
+from analysis.comparison.noise import ratio_of_medians
 from benchmarks.common import benchmark_parser, environment_of, report, save, training_run
 from harness.base.console import progress_bar
 from harness.base.tables import Column, column, text_columns
@@ -55,7 +55,7 @@ def measured_run(setting: str, busy: int, flags: list[str]) -> dict:
 
 def row_of(setting: str, busy: int, runs: list[dict], quiet_ms: list[float]) -> dict:
     times = [run["step_ms"] for run in runs]
-    slower = ratio(np.array(times), np.array(quiet_ms))
+    slower = ratio_of_medians(np.array(times), np.array(quiet_ms))
     threads, cores = torch.get_num_threads(), available_cores()
     return {
         "setting": setting,

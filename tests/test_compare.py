@@ -13,7 +13,7 @@ import tiny_llama_v1 as tiny_llama
 from analysis.attribution.components import NAMED_RANGES, OPERATOR_KINDS
 from analysis.commands.run_ending import mfu_line
 from analysis.comparison.document import compare
-from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, UNDECIDED, ratio
+from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, UNDECIDED, ratio_of_medians
 from analysis.comparison.parts import compare_profiles
 from analysis.comparison.text import comparison_answer, comparison_lines, comparison_markdown
 from analysis.report.comparison_figure import draw_comparison
@@ -206,11 +206,11 @@ def test_of_many_runs_those_that_train_the_same_are_told_first(runs, tmp_path):
 def test_intervals():
     rng = np.random.default_rng(1)
     a, b = rng.normal(110, 2, 60), rng.normal(100, 2, 60)
-    found = ratio(a, b)
+    found = ratio_of_medians(a, b)
     assert found["ratio_95"][0] < 1.1 < found["ratio_95"][1]
     assert found["difference"] == "slower"
-    assert ratio(a[:2], b)["difference"] == "spread unknown"
-    assert ratio(a[:0], b)["ratio"] is None
+    assert ratio_of_medians(a[:2], b)["difference"] == "spread unknown"
+    assert ratio_of_medians(a[:0], b)["ratio"] is None
 
 
 def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs, tmp_path):

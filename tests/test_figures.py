@@ -16,7 +16,7 @@ from analysis.report.axes import log_axis, plain_text
 from analysis.report.comparison_figure import draw_comparison
 from analysis.report.figures import profile_figures, steps_figure
 from analysis.report.memory_figure import draw_memory_timeline
-from analysis.report.palette import FAMILIES, MEMORY, PHASES, color_of, hatch_of, hatches_of, in_order
+from analysis.report.palette import FAMILIES, MEMORY_COLORS, PHASE_COLORS, color_of, hatch_of, hatches_of, in_order
 from analysis.report.roofline_figure import draw_roofline
 from analysis.trace.tables import read_trace
 from harness.base.units import MB
@@ -109,7 +109,7 @@ def flaws_of_axes(axes) -> list[str]:
 
 def memory_document() -> dict:
     events = [0, 1, 2, 3, 4, 3, 2, 1]
-    series = {f"{name}_bytes": [(k + 1) * MB * (1 + n) for n in events] for k, name in enumerate(MEMORY)}
+    series = {f"{name}_bytes": [(k + 1) * MB * (1 + n) for n in events] for k, name in enumerate(MEMORY_COLORS)}
     total = [sum(values) for values in zip(*series.values(), strict=True)]
     phases = [("data", 0, 0.4), ("forward", 0.4, 3), ("backward", 3, 6), ("optimizer", 6, 7)]
     return {
@@ -201,7 +201,7 @@ def precision_rows(*, timed: bool, on_gpu: bool) -> list[dict]:
 
 def memory_rows() -> list[dict]:
     sizes = [(batch_size, seq_len) for seq_len in (64, 128, 256) for batch_size in (2, 4, 8)]
-    parts = {name: 3 * MB for name in MEMORY}
+    parts = {name: 3 * MB for name in MEMORY_COLORS}
     keys = ("batch_size", "seq_len", "peak_bytes")
     return [
         dict(zip(keys, (b, s, (33 + b * s / 8) * MB), strict=True)) | {"bytes_by_category": parts} for b, s in sizes
@@ -334,7 +334,7 @@ def test_large_segments_carry_their_names():
 def test_colors_are_fixed_and_families_differ():
     parts = [part for family in FAMILIES for part in family.members]
     assert len({color_of(part) for part in parts}) == len(parts)
-    assert color_of("optimizer") == PHASES["optimizer"] == MEMORY["optimizer"]
+    assert color_of("optimizer") == PHASE_COLORS["optimizer"] == MEMORY_COLORS["optimizer"]
     assert hatch_of("attention.q_proj") == hatch_of("BertSdpaSelfAttention.Linear") != hatch_of("mlp.up_proj")
     assert hatch_of("BertOutput.LayerNorm") == hatch_of("attention_norm")
     assert in_order(["mlp.up_proj", "idle", "attention.o_proj", "attention.q_proj", "data"]) == [

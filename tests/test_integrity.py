@@ -25,7 +25,7 @@ from analysis.diagnosis.ranks import analyze_all
 from analysis.diagnosis.text import head_lines, profile_answer, profile_lines
 from analysis.report.axes import plain_text
 from analysis.report.figures import gpu_figure
-from analysis.report.sections import FILES, page
+from analysis.report.sections import DOCUMENT_FILES, page
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import profiler_overhead
 from analysis.trust.missing_from_trace import not_recorded
@@ -264,7 +264,7 @@ def page_of(analysis: dict) -> str:
     """report.html without figures."""
     trust = analysis["integrity"] | {"ranks_missing": []}
     found = [("a trace", analysis | {"integrity": trust})]
-    return page("report_page.html", found, dict.fromkeys(FILES), images={}, top=20)
+    return page("report_page.html", found, dict.fromkeys(DOCUMENT_FILES), images={}, top=20)
 
 
 def assert_two_clocks(analysis: dict, lines: list[str]) -> None:

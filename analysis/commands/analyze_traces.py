@@ -75,7 +75,7 @@ def analyze_existing(
         say("", "Files:", *(f"  {file}" for file in files))
     if slim[0]:
         say("", f"For viewers: {write_slim(path, *slim, reading or {})}")
-    say("", *answer_of(analyses, report_in(files)))
+    say("", *answer_of_traces(analyses, report_in(files)))
     if len(paths) == 1 and analyses[0][1]["integrity"]["cut_off"]:
         raise UserError(f"{path}: truncated or damaged; only what comes before could be analyzed")
 
@@ -104,7 +104,7 @@ def keep_prediction(analyses: list[tuple[Path, dict]]) -> None:
             add_prediction(document, renamed)
 
 
-def answer_of(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:
+def answer_of_traces(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:
     """The answer of a single trace, or of the first of several, which is that of rank 0."""
     (first, analysis), *others = analyses
     merged = analysis["integrity"]["ranks_in_file"]

@@ -14,7 +14,7 @@ from harness.machine.devices import choose_device
 from harness.machine.environment import describe_environment
 
 RESULTS = PROJECT / "benchmarks" / "results"
-MEASURE = "./run_optimization_study.sh, then store its optimization_study.json in benchmarks/results/NAME/"
+HOW_TO_MEASURE = "./run_optimization_study.sh, then store its optimization_study.json in benchmarks/results/NAME/"
 
 
 def fastest_settings(device: str, size: str, precision: str, parser: OneLineParser) -> dict:
@@ -36,7 +36,7 @@ def fastest_flags(device: torch.device, size: str, precision: str) -> tuple[list
         if may_win(row)
     ]
     if not found:
-        return [], f"nothing was measured on {name} yet: {MEASURE}"
+        return [], f"nothing was measured on {name} yet: {HOW_TO_MEASURE}"
     for key, value in (("size", size), ("precision", precision)):  # what wins differs between them
         found = [row for row in found if row[key] == value] or found
     if not (best := best_of(found)):

@@ -10,16 +10,23 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, UNDECIDED, may_be_disturbance, ratio, within_spread
-from analysis.comparison.parts import KINDS, compare_profiles
+from analysis.comparison.noise import (
+    NOISE,
+    SPREAD_UNKNOWN,
+    UNDECIDED,
+    may_be_disturbance,
+    ratio_of_medians,
+    within_spread,
+)
+from analysis.comparison.parts import PART_KINDS, compare_profiles
 from analysis.comparison.runs import (
     IGNORED,
     NOT_IN_TRACE,
-    Run,
+    ComparedRun,
     check_distinct,
     different_settings,
     read_run,
-    settings_of,
+    settings_of_run,
     unique_names,
 )
 from analysis.trust.same_training import NOT_THE_SAME, training_check
@@ -57,17 +64,17 @@ def compare(folders: list[Path]) -> dict:
         "baseline": runs[0].name,
         "runs": rows,
         "repeats": repeats,
-        "differences": different_settings([settings_of(run) for run in runs]),
+        "differences": different_settings([settings_of_run(run) for run in runs]),
         "scaling": scaling(rows),
         **profile_changes(runs, spread or 0.0),
     }
     return explain_nulls_recursively(document, REASONS)
 
 
-def profile_changes(runs: list[Run], spread: float) -> dict:
+def profile_changes(runs: list[ComparedRun], spread: float) -> dict:
     """`components`, `classes` and `operators`: rows of each run whose profile can be compared with the baseline's; and
     why others cannot, `profiles_reason` and `components_reason`."""
-    baseline, changes = runs[0], {kind: [] for kind in KINDS}
+    baseline, changes = runs[0], {kind: [] for kind in PART_KINDS}
     profiled = [run for run in runs[1:] if run.analysis]
     if not baseline.analysis or not profiled:
         return changes | {"profiles_reason": "the baseline and one other run must have an operator_analysis.json"}
@@ -77,18 +84,21 @@ def profile_changes(runs: list[Run], spread: float) -> dict:
             changes["profiles_reason"] = apart
             continue
         own = compare_profiles(run.name, baseline.analysis, run.analysis, spread)
-        for kind in KINDS:
+        for kind in PART_KINDS:
             changes[kind] += own[kind]
         if reason := own.get("components_reason"):
             changes["components_reason"] = "; ".join(filter(None, (changes.get("components_reason"), reason)))
     return changes
 
 
-def run_row(run: Run, baseline: Run, spread: float | None) -> dict:
+def run_row(run: ComparedRun, baseline: ComparedRun, spread: float | None) -> dict:
     """A row of `runs`.  spread: of the medians of runs with the same settings, None if there are none."""
     summary, stats = run.summary, summary_stats(run.step_ms.tolist())
     losses_differ = loss_difference(run, baseline)
-    training, times = training_check(summary, baseline.summary, losses_differ), ratio(run.step_ms, baseline.step_ms)
+    training, times = (
+        training_check(summary, baseline.summary, losses_differ),
+        ratio_of_medians(run.step_ms, baseline.step_ms),
+    )
     performance, model = summary["performance"], summary["config"]["model"]
     row = {
         "name": run.name,
@@ -123,8 +133,10 @@ def run_row(run: Run, baseline: Run, spread: float | None) -> dict:
     return row
 
 
-def difference(run: Run, baseline: Run, times: dict, not_the_same: str | None, spread: float | None) -> str:
-    """How the step time differs from the baseline's, in words.  times: from ratio()."""
+def difference(
+    run: ComparedRun, baseline: ComparedRun, times: dict, not_the_same: str | None, spread: float | None
+) -> str:
+    """How the step time differs from the baseline's, in words.  times: from ratio_of_medians()."""
     if not_the_same:
         return f"{NOT_THE_SAME}: {not_the_same}"
     if times["ratio"] is None:
@@ -147,18 +159,18 @@ def peak_ratio(memory: dict, baseline: dict) -> dict:
     return {"peak_ratio": memory["peak_mb"] / baseline["peak_mb"]}
 
 
-def loss_difference(run: Run, baseline: Run) -> float | None:
+def loss_difference(run: ComparedRun, baseline: ComparedRun) -> float | None:
     """The largest loss difference over the steps that both completed: does the run still compute the same?"""
     pairs = zip(run.summary["steps"]["loss"], baseline.summary["steps"]["loss"], strict=False)
     return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
 
 
-def repeated(runs: list[Run]) -> dict | None:
+def repeated(runs: list[ComparedRun]) -> dict | None:
     """Runs with the same settings on the same device, and the spread of their medians: what a restart alone changes.
 
     Their profiling may differ: steps with an instrument are not averaged.
     """
-    same: dict[str, list[Run]] = {}
+    same: dict[str, list[ComparedRun]] = {}
     for run in runs:
         config, environment = run.summary["config"], run.summary["environment"]
         settings = {name: value for name, value in config["training"].items() if name not in IGNORED}

@@ -12,7 +12,7 @@ from harness.instruments.phases import median_interval
 NOISE = "within noise"
 UNDECIDED, SPREAD_UNKNOWN = "undecided: disturbed", "spread unknown"
 STANDARD_ERRORS = 2.0  # of a difference of means, below which it is noise
-LEAST_STEPS = 3  # of each run: fewer have no interval
+STEPS_FOR_INTERVAL = 3  # of each run: fewer have no interval
 
 
 def noise_of_means(*standard_errors: float) -> float:
@@ -20,12 +20,12 @@ def noise_of_means(*standard_errors: float) -> float:
     return STANDARD_ERRORS * math.hypot(*standard_errors)
 
 
-def ratio(times: np.ndarray, baseline: np.ndarray) -> dict:
+def ratio_of_medians(times: np.ndarray, baseline: np.ndarray) -> dict:
     """Ratio of the medians, with its 95% bootstrap interval over the steps of both; `difference`: in words."""
     if not len(times) or not len(baseline):
         return {"ratio": None, "ratio_95": None, "difference": "no steps to compare"}
     value = float(np.median(times) / np.median(baseline))
-    if min(len(times), len(baseline)) < LEAST_STEPS:
+    if min(len(times), len(baseline)) < STEPS_FOR_INTERVAL:
         return {"ratio": value, "ratio_95": None, "difference": SPREAD_UNKNOWN}
     interval = median_interval(np.divide, [times], [baseline])
     return {"ratio": value, "ratio_95": interval, "difference": slower_or_faster(interval)}

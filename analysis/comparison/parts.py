@@ -7,7 +7,11 @@ import math
 from analysis.attribution.components import OPERATOR_KINDS
 from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, noise_of_means
 
-KINDS = {"components": "component", "classes": "class", "operators": "operator"}  # tables, with what their rows are
+PART_KINDS = {
+    "components": "component",
+    "classes": "class",
+    "operators": "operator",
+}  # tables, with what their rows are
 COMMON = 0.5  # of the step of each run, in parts that both have: below it, components are not compared
 Time = tuple[float, float | None]  # ms per profiled step and its standard error, None if unknown
 Times = dict[str, Time]  # by name
@@ -23,9 +27,9 @@ def compare_profiles(run: str, before: dict, after: dict, spread: float) -> dict
     if reason := why_by_class(before, after):
         out["components_reason"] = f"{run}: {reason}"
     else:
-        out["components"] = changes(run, "component", *same_parts(*map(component_times, (before, after))), spread)
-    out["classes"] = changes(run, "class", class_times(before), class_times(after), spread)
-    return out | {"operators": changes(run, "operator", operator_times(before), operator_times(after), spread)}
+        out["components"] = changes(run, "component", *same_parts(*map(times_of_components, (before, after))), spread)
+    out["classes"] = changes(run, "class", times_of_classes(before), times_of_classes(after), spread)
+    return out | {"operators": changes(run, "operator", times_of_operators(before), times_of_operators(after), spread)}
 
 
 def why_by_class(before: dict, after: dict) -> str | None:
@@ -43,7 +47,7 @@ def why_by_class(before: dict, after: dict) -> str | None:
     return f"the parts that both runs have take only {min(shares):.0%} of a step" if min(shares) < COMMON else None
 
 
-def component_times(analysis: dict) -> Times:
+def times_of_components(analysis: dict) -> Times:
     """The standard error is that of the spread over steps."""
     n = analysis["attribution"]["steps"]
     return {
@@ -52,12 +56,12 @@ def component_times(analysis: dict) -> Times:
     }
 
 
-def class_times(analysis: dict) -> Times:
+def times_of_classes(analysis: dict) -> Times:
     """The standard error is that of the step times."""
     return with_error_of_steps({row["class"]: row["ms_per_step"] for row in analysis["classes"]}, analysis)
 
 
-def operator_times(analysis: dict) -> Times:
+def times_of_operators(analysis: dict) -> Times:
     """Self time; the standard error is that of the step times."""
     about = analysis["attribution"]
     key = "self_device_us" if about["clock"] == "GPU" else "self_cpu_us"
@@ -80,7 +84,7 @@ def same_parts(before: Times, after: Times) -> tuple[Times, Times]:
     for times, own in ((before, alone[0]), (after, alone[1])):
         sums: Times = {name: time for name, time in times.items() if name not in own}
         for name in own:
-            title = title_of(name, alone, groups)
+            title = title_of_part(name, alone, groups)
             ms, error = sums.get(title, (0.0, 0.0))
             more = times[name][1]
             sums[title] = (ms + times[name][0], None if error is None or more is None else math.hypot(error, more))
@@ -88,7 +92,7 @@ def same_parts(before: Times, after: Times) -> tuple[Times, Times]:
     return out[0], out[1]
 
 
-def title_of(name: str, alone: list[dict], groups: list[set]) -> str:
+def title_of_part(name: str, alone: list[dict], groups: list[set]) -> str:
     """'attention: scores, softmax, weighted_sum -> sdpa' of a part that only one run has."""
     group = name.partition(".")[0]
     if "." in name and group in groups[0] & groups[1]:
@@ -104,13 +108,13 @@ def title_of(name: str, alone: list[dict], groups: list[set]) -> str:
 def changes(run: str, kind: str, before: Times, after: Times, spread: float) -> list[dict]:
     """What each component, class or operator takes in both runs, the largest change first."""
     rows = [
-        {"run": run, kind: name} | change(before.get(name), after.get(name), spread)
+        {"run": run, kind: name} | change_of_part(before.get(name), after.get(name), spread)
         for name in dict.fromkeys([*before, *after])
     ]
     return sorted(rows, key=lambda row: -abs(row["change_ms"]))
 
 
-def change(before: Time | None, after: Time | None, spread: float) -> dict:
+def change_of_part(before: Time | None, after: Time | None, spread: float) -> dict:
     """The change of one part; None: a run does not have it."""
     (before_ms, error), (after_ms, other) = before or NOTHING, after or NOTHING
     known = [one for one in (error, other) if one is not None]

@@ -22,7 +22,7 @@ IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUD
 
 
 @dataclass
-class Run:
+class ComparedRun:
     """One run folder, or a trace of another program."""
 
     folder: Path  # or the trace
@@ -68,7 +68,7 @@ class Run:
         return self.analysis["attribution"]["clock"]
 
 
-def read_run(path: Path, name: str) -> Run:
+def read_run(path: Path, name: str) -> ComparedRun:
     """The run in a folder, the trace analyzed in it or else its first trace, which is that of rank 0, or the trace that
     is this file.  Raises UserError, naming it."""
     if path.is_file():
@@ -84,16 +84,16 @@ def read_run(path: Path, name: str) -> Run:
         return run_of_trace(find_traces(path)[0], path, name)
     if summary is None or "exclusion_reason" not in summary.get("steps", {}):
         raise UserError(f"{path}: neither performance_summary.json of a run nor a trace in it")
-    return Run(path, name, summary, analysis, read_document(path / "flops_profile.json"))
+    return ComparedRun(path, name, summary, analysis, read_document(path / "flops_profile.json"))
 
 
-def run_of_trace(trace: Path, path: Path, name: str) -> Run:
+def run_of_trace(trace: Path, path: Path, name: str) -> ComparedRun:
     from analysis.diagnosis.ranks import analyze_all  # pandas is slow to load, and runs are compared without it
 
     analyses, refused = analyze_all([trace])
     if refused:
         raise refused[0]
-    return Run(path, name, summary_of_trace(analyses[0][1]), analyses[0][1], None)
+    return ComparedRun(path, name, summary_of_trace(analyses[0][1]), analyses[0][1], None)
 
 
 def summary_of_trace(analysis: dict) -> dict:
@@ -136,7 +136,7 @@ def different_settings(tables: Sequence[dict]) -> list[dict]:
     return [row for row in rows if any(value != row["values"][0] for value in row["values"][1:])]
 
 
-def settings_of(run: Run) -> dict:
+def settings_of_run(run: ComparedRun) -> dict:
     """Settings and environment of a run, by name."""
     config, environment = run.summary["config"], run.summary["environment"]
     return (

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from analysis.comparison.noise import NOISE
-from analysis.comparison.parts import KINDS
+from analysis.comparison.parts import PART_KINDS
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.tables import COLUMNS, Column, Section, answer, column, first_rows, sum_row
 from harness.base.text import count_of, short_names
@@ -61,7 +61,7 @@ def comparison_sections(comparison: dict, top: int = 12) -> list[Section]:
         Section("Rates, memory and loss", OTHER_COLUMNS, rows, [f"Peak MB: {memory_note(rows)}"]),
         difference_section(comparison),
     ]
-    for kind in KINDS:
+    for kind in PART_KINDS:
         sections += change_sections(comparison, kind, top)
     reasons = [comparison[name] for name in ("profiles_reason", "components_reason") if name in comparison]
     return sections + ([Section("Not compared by component", text=reasons)] if reasons else [])
@@ -73,7 +73,7 @@ def with_short_names(comparison: dict) -> dict:
     short = dict(zip(names, short_names(names), strict=True))
     out = comparison | {"baseline": short[comparison["baseline"]]}
     out["runs"] = [row | {"name": short[row["name"]]} for row in comparison["runs"]]
-    out |= {kind: [row | {"run": short[row["run"]]} for row in comparison[kind]] for kind in KINDS}
+    out |= {kind: [row | {"run": short[row["run"]]} for row in comparison[kind]] for kind in PART_KINDS}
     if repeats := comparison["repeats"]:
         out["repeats"] = repeats | {"groups": [[short[name] for name in group] for group in repeats["groups"]]}
     return out
@@ -91,7 +91,7 @@ def comparison_markdown(comparison: dict) -> list[str]:
     """comparison.md: the finding of each run, and the tables, with more rows than a terminal shows."""
     baseline, *others = comparison["runs"]
     lines = [f"# Comparison with {comparison['baseline']}", ""]
-    lines += [f"{finding(row, baseline)} against {baseline['name']}  " for row in others]
+    lines += [f"{finding_of_run(row, baseline)} against {baseline['name']}  " for row in others]
     return lines + [line for one in comparison_sections(comparison, ROWS_OF_FILE) for line in one.as_markdown()]
 
 
@@ -125,7 +125,7 @@ def difference_section(comparison: dict) -> Section:
 
 
 def change_sections(comparison: dict, kind: str, top: int) -> list[Section]:
-    name, times = KINDS[kind], ("baseline_ms", "ms", "change_ms")
+    name, times = PART_KINDS[kind], ("baseline_ms", "ms", "change_ms")
     columns = [
         column(name, name, left=True),
         column("before", "baseline_ms", ",.3f"),
@@ -156,7 +156,7 @@ def comparison_answer(comparison: dict, read_on: str) -> list[str]:
     baseline, *others = comparison["runs"]
     others = sorted(others, key=lambda row: row["not_the_same"] is not None)
     shown, rest = others[:RUNS_IN_ANSWER], others[RUNS_IN_ANSWER:]
-    found = [finding(row, baseline) for row in shown]
+    found = [finding_of_run(row, baseline) for row in shown]
     found[0] += f" against {baseline['name']}"
     if rest:
         apart = [row["name"] for row in rest if row["not_the_same"]]
@@ -198,7 +198,7 @@ def settings_lines(settings: dict[str, list], limit: int = 2) -> list[str]:
     return lines or ["none"]
 
 
-def finding(row: dict, baseline: dict) -> str:
+def finding_of_run(row: dict, baseline: dict) -> str:
     """'1.20x as fast (95%: 1.15 to 1.25), 100.00 ms against 120.00 ms: b', the name last, for names can be long; but
     before a reason, which can be longer."""
     if row["ratio"] is None or row["median_ms"] is None:
@@ -236,10 +236,10 @@ def largest_reason(comparison: dict, row: dict) -> str:
             total = sum(one["change_ms"] for one in rows)
             told = [one for one in rows if one["difference"] != NOISE and one["change_ms"] * total > 0]
             if not told:
-                return f"no {KINDS[kind]} changed beyond noise: {row['name']}"
+                return f"no {PART_KINDS[kind]} changed beyond noise: {row['name']}"
             most = told[0]
             times = f"{most['baseline_ms']:,.2f} to {most['ms']:,.2f}; profiled step {total:+,.2f} ms"
-            return f"{most[KINDS[kind]]} {most['change_ms']:+,.2f} ms, {times}: {row['name']}"
+            return f"{most[PART_KINDS[kind]]} {most['change_ms']:+,.2f} ms, {times}: {row['name']}"
     return f"not known, {comparison.get('profiles_reason', 'it was not profiled')}: {row['name']}"
 
 

@@ -17,7 +17,7 @@ from analysis.hardware import (
 )
 from analysis.prediction.capacity import CONTEXT, FRAGMENTATION, RESERVES, Capacity, capacity_elsewhere, capacity_of
 from analysis.prediction.communication import NO_NETWORK, ONE_RANK, communication
-from analysis.prediction.memory import bytes_on_other_ranks, kept_rows, predicted_memory
+from analysis.prediction.memory import bytes_on_other_ranks, kept_for_backward, predicted_memory
 from analysis.prediction.network import network_of
 from analysis.prediction.search import changes_that_fit, largest_sizes
 from analysis.work.bytes_moved import step_work
@@ -99,16 +99,16 @@ def memory_prediction(
         "device": describe_environment(device)["device"],
         **explain_nulls({"target_device": target and described(target)}, "no --target-device was given"),
         **workload.settings(),
-        **ranks_section(workload, tensors),
-        **peak_section(workload, tensors, capacity),
-        **capacity_section(workload, tensors, capacity),
+        **fields_of_ranks(workload, tensors),
+        **fields_of_peak(workload, tensors, capacity),
+        **fields_of_capacity(workload, tensors, capacity),
         "fits": tensors["peak_bytes"] <= available,
         "margin_mb": (available - tensors["peak_bytes"]) / MB,
         **largest_sizes(workload, on_gpu, available),
     }
 
 
-def ranks_section(workload: Workload, tensors: dict) -> dict:
+def fields_of_ranks(workload: Workload, tensors: dict) -> dict:
     """The ranks, and what one of them sends in a step.  tensors: the document of predicted_memory()."""
     ranks = workload.parallel.world_size
     return {
@@ -121,7 +121,7 @@ def ranks_section(workload: Workload, tensors: dict) -> dict:
     }
 
 
-def peak_section(workload: Workload, tensors: dict, capacity: Capacity) -> dict:
+def fields_of_peak(workload: Workload, tensors: dict, capacity: Capacity) -> dict:
     """The peak, what it is made of, and what the forward pass keeps."""
     workspaces = capacity.workspaces.get(workload.precision)
     categories = tensors["peak"]["bytes_by_category"] | ({"library workspaces": workspaces} if workspaces else {})
@@ -131,11 +131,11 @@ def peak_section(workload: Workload, tensors: dict, capacity: Capacity) -> dict:
         **explain_nulls({"library_workspaces_mb": None if workspaces is None else workspaces / MB}, NO_WORKSPACES),
         "peak_where": place_of_peak(tensors),
         "largest_tensors": tensors["peak"]["largest_tensors"],
-        "kept_for_backward": kept_rows(workload, tensors, on_gpu=capacity.kind == "cuda"),
+        "kept_for_backward": kept_for_backward(workload, tensors, on_gpu=capacity.kind == "cuda"),
     }
 
 
-def capacity_section(workload: Workload, tensors: dict, capacity: Capacity) -> dict:
+def fields_of_capacity(workload: Workload, tensors: dict, capacity: Capacity) -> dict:
     """The memory of the device, what is in use or in reserve, and what may come on top of the peak."""
     precision, on_gpu = workload.precision, capacity.kind == "cuda"
     on_top, why = capacity.on_top(precision, tensors["peak_bytes"] + capacity.workspaces.get(precision, 0))

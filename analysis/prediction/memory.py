@@ -34,7 +34,7 @@ def bytes_on_other_ranks(workload: Workload) -> int:
     return every - every // workload.parallel.world_size
 
 
-def kept_rows(workload: Workload, memory: dict, on_gpu: bool) -> list[dict]:
+def kept_for_backward(workload: Workload, memory: dict, on_gpu: bool) -> list[dict]:
     """What the forward pass keeps for the backward pass, by component; by formula where the workload has one."""
     kept = kept_by_component(memory)
     formula = None if workload.compiled else workload.formulas.kept_for_backward(on_gpu)

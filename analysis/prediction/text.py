@@ -36,7 +36,7 @@ def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequ
     facts = {
         **target_facts(document),
         **fit_facts(document),
-        "Peak memory": peak_text(document),
+        "Peak memory": peak_memory_text(document),
         "  made of": parts_of_peak(document["memory_by_category_mb"], unit=1),
         **time_facts(document),
         **communication_facts(document),
@@ -46,7 +46,7 @@ def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequ
     left = ANSWER_LINES - len(head)
     # The lines about communication, and those that need two, leave no room for these.
     apart = document["world_size"] > 1 or len(facts) + len(more) + 1 > left
-    lines = [*detail_lines(document, more if apart else {}), ""] if verbose else []
+    lines = [*prediction_tables(document, more if apart else {}), ""] if verbose else []
     facts |= {} if apart else more
     return [*wrapped(lines), *head, *answer(facts | {"Next": next_step(document, only_predicted)}, left)]
 
@@ -70,7 +70,7 @@ def target_facts(document: dict) -> dict[str, str]:
     return {"Target device": target["name"] + half + others}
 
 
-def peak_text(document: dict) -> str:
+def peak_memory_text(document: dict) -> str:
     training = document["training"]
     text = f"{document['peak_memory_mb']:,.1f} MB, in {document['peak_where']}"
     if training.get("compile"):
@@ -107,7 +107,7 @@ def next_step(document: dict, only_predicted: Sequence[str]) -> str:
     return f"the same command without {flags} trains{where}"
 
 
-def detail_lines(document: dict, facts: dict[str, str]) -> list[str]:
+def prediction_tables(document: dict, facts: dict[str, str]) -> list[str]:
     """These facts and the sources of the figures, then the tables of the peak, of its largest tensors, and of what is
     kept."""
     bounds, share = document["step_time_bounds"], document["peak_memory_mb"]

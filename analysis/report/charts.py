@@ -9,13 +9,13 @@ from collections.abc import Callable
 from html import escape
 
 from analysis.attribution.components import IDLE
-from analysis.report.palette import GRAY, MEMORY, PHASES, color_of
+from analysis.report.palette import GRAY, MEMORY_COLORS, PHASE_COLORS, color_of
 from analysis.report.stacks import stack_of_gpu, stack_of_memory, stack_of_ranks
 
 Chart = dict  # data and layout of plotly.newPlot
 BARS = 20  # of a chart at most, as many as can be told apart
-COLORS = PHASES | {IDLE: color_of(IDLE)}
-EXCLUDED = "#d55e00"  # steps that averages leave out
+COLORS = PHASE_COLORS | {IDLE: color_of(IDLE)}
+CONTRAST = "#d55e00"  # steps that averages leave out; waiting; the second of two runs
 
 
 def safe(name: str) -> str:
@@ -81,7 +81,7 @@ def queue_chart(analysis: dict, documents: dict) -> Chart | None:
             "x": queue["time_ms"],
             "y": queue[field],
             "yaxis": axis,
-            "line": {"shape": "hv", "width": 1.5, "color": PHASES[phase]},
+            "line": {"shape": "hv", "width": 1.5, "color": PHASE_COLORS[phase]},
         }
         for name, field, phase, axis in lines
     ]
@@ -99,7 +99,7 @@ def ranks_chart(analysis: dict, documents: dict) -> Chart | None:
     if not any(row["exposed_comm_ms"] for row in rows):
         return None
     names = [f"rank {row['rank']}" for row in rows]
-    colors = (color_of("matmul"), color_of("communication"), EXCLUDED)
+    colors = (color_of("matmul"), color_of("communication"), CONTRAST)
     data = [
         bars(name, color, names, ms, f"%{{y}}, {name}: %{{x:.3f}} ms per step")
         for (name, ms), color in zip(stack_of_ranks(rows).items(), colors, strict=False)
@@ -126,8 +126,10 @@ def memory_timeline_chart(analysis: dict | None, documents: dict) -> Chart | Non
         return None
     timeline = memory["timeline"]
     events = [*range(len(timeline["time_us"]))]
-    stack = stack_of_memory(timeline, [*MEMORY])
-    data = [area(category, MEMORY[category], events, sizes, stackgroup="all") for category, sizes in stack.items()]
+    stack = stack_of_memory(timeline, [*MEMORY_COLORS])
+    data = [
+        area(category, MEMORY_COLORS[category], events, sizes, stackgroup="all") for category, sizes in stack.items()
+    ]
     title = f"allocations and frees of step {memory['step']}, in order"
     return chart(data, 420, title, "live tensors (MB)", hovermode="x unified")
 
@@ -137,7 +139,7 @@ def memory_chart(analysis: dict, documents: dict) -> Chart | None:
     memory = analysis["memory"]
     if memory["peak_mb"] is None:
         return None
-    data = [area(memory["of"], MEMORY["activations"], memory["time_ms"], memory["allocated_mb"], fill="tozeroy")]
+    data = [area(memory["of"], MEMORY_COLORS["activations"], memory["time_ms"], memory["allocated_mb"], fill="tozeroy")]
     return chart(data, 300, "time since the first event (ms)", "allocated (MB)")
 
 
@@ -147,7 +149,7 @@ def steps_chart(analysis: dict | None, documents: dict) -> Chart | None:
         return None
     steps = summary["steps"]
     reasons = [reason or "averaged" for reason in steps["exclusion_reason"]]
-    marker = {"color": [PHASES["forward"] if reason == "averaged" else EXCLUDED for reason in reasons]}
+    marker = {"color": [PHASE_COLORS["forward"] if reason == "averaged" else CONTRAST for reason in reasons]}
     hover = "step %{x}: %{y:.2f} ms, %{text}<extra></extra>"
     named = {"x": steps["step"], "y": steps["time_ms"], "text": reasons, "textposition": "none"}
     return chart([{"type": "bar", **named, "marker": marker, "hovertemplate": hover}], 280, "step", "time (ms)")
@@ -176,6 +178,6 @@ def comparison_chart(rows: list[dict], kind: str, names: tuple[str, str]) -> Cha
     parts = [safe(row[kind]) for row in rows]
     data = [
         bars(name, color, parts, [row[key] for row in rows], "%{y}: %{x:.3f} ms per step")
-        for name, color, key in zip(names, (PHASES["forward"], EXCLUDED), ("baseline_ms", "ms"), strict=True)
+        for name, color, key in zip(names, (PHASE_COLORS["forward"], CONTRAST), ("baseline_ms", "ms"), strict=True)
     ]
     return bar_chart(data, 2 * len(rows), "time per step (ms)", barmode="group")

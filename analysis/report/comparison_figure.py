@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from analysis.comparison.noise import NOISE
 from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
-from analysis.report.palette import GRAY, HATCHES, MEMORY, PHASES, color_of, hatches_of, series
+from analysis.report.palette import GRAY, HATCHES, MEMORY_COLORS, PHASE_COLORS, color_of, hatches_of, series
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.text import shortened, told_apart
-from harness.instruments.phases import PHASES as PHASE_NAMES
+from harness.instruments.phases import PHASES
 
 
 def draw_comparison(comparison: dict) -> Figure:
@@ -37,21 +37,21 @@ def draw_comparison(comparison: dict) -> Figure:
 
 
 def name_runs(axes, rows: list[dict]) -> None:
-    axes.set_yticks(range(len(rows)), names_of(rows), fontsize=8.5)
+    axes.set_yticks(range(len(rows)), run_labels(rows), fontsize=8.5)
     axes.invert_yaxis()
 
 
-def names_of(rows: list[dict]) -> list[str]:
+def run_labels(rows: list[dict]) -> list[str]:
     return told_apart([row["name"] for row in rows], 48)
 
 
 def draw_step_times(axes, comparison: dict) -> None:
     rows = comparison["runs"]
     at, left = np.arange(len(rows)), np.zeros(len(rows))
-    whole = np.array([not any(row["phases_ms"][phase] for phase in PHASE_NAMES) for row in rows])  # as of a trace
-    for phase in PHASE_NAMES if not whole.all() else ():
+    whole = np.array([not any(row["phases_ms"][phase] for phase in PHASES) for row in rows])  # as of a trace
+    for phase in PHASES if not whole.all() else ():
         widths = np.array([row["phases_ms"][phase] or 0.0 for row in rows])
-        style = {"color": PHASES[phase], "hatch": HATCHES.get(phase), "edgecolor": SEAM, "linewidth": 0}
+        style = {"color": PHASE_COLORS[phase], "hatch": HATCHES.get(phase), "edgecolor": SEAM, "linewidth": 0}
         axes.barh(at, widths, left=left, label=phase, **style)
         left += widths
     if whole.any():
@@ -78,7 +78,7 @@ def draw_peaks(axes, comparison: dict) -> None:
     """Only the runs that measured the same quantity as the baseline."""
     rows = comparison["runs"]
     peaks = [row["peak_mb"] if row["peak_ratio"] else None for row in rows]
-    axes.barh(range(len(rows)), [peak or 0.0 for peak in peaks], color=MEMORY["activations"])
+    axes.barh(range(len(rows)), [peak or 0.0 for peak in peaks], color=MEMORY_COLORS["activations"])
     name_runs(axes, rows)
     beside(
         axes,
@@ -121,7 +121,7 @@ def draw_changes(axes, comparison: dict) -> None:
 def draw_scaling(axes, comparison: dict) -> None:
     rows = [row for row in comparison["runs"] if row["median_ms"] and row["step_flops"]]
     points = sorted(
-        (row["step_flops"] / 1e9, row["median_ms"], name) for row, name in zip(rows, names_of(rows), strict=True)
+        (row["step_flops"] / 1e9, row["median_ms"], name) for row, name in zip(rows, run_labels(rows), strict=True)
     )
     log_axis(axes.xaxis)
     log_axis(axes.yaxis)

@@ -21,7 +21,7 @@ from analysis.report.axes import (
     new_axes,
     step_axis,
 )
-from analysis.report.palette import GRAY, MEMORY, PHASES, color_of, hatch_of, hatches_of, in_order
+from analysis.report.palette import GRAY, MEMORY_COLORS, PHASE_COLORS, color_of, hatch_of, hatches_of, in_order
 from analysis.report.stacks import stack_of_gpu, stack_of_ranks
 from harness.base.text import shortened
 
@@ -133,7 +133,9 @@ def queue_figure(analysis: dict, about: str) -> Figure | None:
     lines = {"kernels in the queue": ("queued", "forward"), "launch ahead (ms)": ("ahead_ms", "optimizer")}
     for axes, (label, (field, phase)) in zip(figure.subplots(1, 2), lines.items(), strict=True):
         bare(axes)
-        axes.fill_between(queue["time_ms"], queue[field], step="post", color=PHASES[phase], alpha=0.8, linewidth=0)
+        axes.fill_between(
+            queue["time_ms"], queue[field], step="post", color=PHASE_COLORS[phase], alpha=0.8, linewidth=0
+        )
         axes.set(xlabel="time since the step began (ms)", ylabel=label, ylim=(0, None), xlim=(0, None))
     return figure
 
@@ -198,12 +200,12 @@ def opportunities_figure(analysis: dict, about: str) -> Figure | None:
     return bars_figure(title, about, names, values, texts, axis, left=1, color="#546e7a")
 
 
-def memory_figure(analysis: dict, about: str) -> Figure | None:
+def allocated_memory_figure(analysis: dict, about: str) -> Figure | None:
     memory = analysis["memory"]
     if memory["peak_mb"] is None:
         return None
     figure, axes = new_axes(f"{memory['of']}: peak {memory['peak_mb']:.1f} MB", 2.6, about)
-    color = MEMORY["activations"]
+    color = MEMORY_COLORS["activations"]
     axes.fill_between(memory["time_ms"], memory["allocated_mb"], step="post", color=color, alpha=0.8, linewidth=0)
     axes.set(xlabel="time since the first event (ms)", ylabel="allocated (MB)", ylim=(0, None), xlim=(0, None))
     return figure
@@ -220,7 +222,7 @@ def steps_figure(summary: dict, about: str) -> Figure | None:
     numbers, times = np.array(steps["step"]), np.array(steps["time_ms"])
     for kind in ["averaged", *sorted({*kinds} - {"averaged"})]:
         if (kinds == kind).any():
-            color, hatch = EXCLUDED.get(kind, (GRAY, ""))
+            color, hatch = EXCLUDED_STEPS.get(kind, (GRAY, ""))
             label = kind if kind == "averaged" else f"not averaged: {kind}"
             axes.bar(
                 numbers[kinds == kind], times[kinds == kind], color=color, hatch=hatch, edgecolor=SEAM, label=label
@@ -233,7 +235,7 @@ def steps_figure(summary: dict, about: str) -> Figure | None:
     return figure
 
 
-EXCLUDED = {
+EXCLUDED_STEPS = {
     "averaged": ("#0072b2", ""),
     "first": ("#222222", "//"),
     "profiled": ("#d55e00", "xx"),
@@ -250,7 +252,7 @@ FIGURES = {
     "ranks": ranks_figure,
     "operators": operators_figure,
     "kernels": kernels_figure,
-    "memory": memory_figure,
+    "memory": allocated_memory_figure,
     "opportunities": opportunities_figure,
 }
 

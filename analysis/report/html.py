@@ -14,7 +14,7 @@ from analysis.report.axes import plain_text
 from analysis.report.figures import profile_figures, steps_figure
 from analysis.report.memory_figure import draw_memory_timeline
 from analysis.report.roofline_figure import draw_roofline
-from analysis.report.sections import documents_in, page, title_of, trace_tables
+from analysis.report.sections import documents_in, page, page_title, trace_tables
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import png, write_bytes
@@ -36,7 +36,7 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
     if not analyses and not documents["summary"]:
         raise UserError(f"{folder}: nothing to report: it has neither an operator_analysis.json nor a run")
     analysis = analyses[0][1] if analyses else None
-    about = title_of(analysis, documents)
+    about = page_title(analysis, documents)
     with plain_text():
         figures = profile_figures(analysis, about) if analysis else {}
         if documents["summary"] and (figure := steps_figure(documents["summary"], about)):

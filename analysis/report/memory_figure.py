@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.report.axes import SEAM, label_segments, new_axes
-from analysis.report.palette import HATCHES, MEMORY
+from analysis.report.palette import HATCHES, MEMORY_COLORS
 from analysis.report.stacks import stack_of_memory
 from analysis.work.memory_tables import place_of_peak
 from harness.base.units import MB
@@ -19,8 +19,13 @@ def draw_memory_timeline(memory: dict, about: str) -> Figure:
     figure, axes = new_axes(title, 5, about)
     axes.spines["left"].set_visible(True)
     events = range(len(timeline["time_us"]))  # tracking distorts time, so the axis counts allocations and frees
-    stack = stack_of_memory(timeline, [*MEMORY])
-    style = {"edgecolor": SEAM, "linewidth": 0, "step": "post", "colors": [MEMORY[category] for category in stack]}
+    stack = stack_of_memory(timeline, [*MEMORY_COLORS])
+    style = {
+        "edgecolor": SEAM,
+        "linewidth": 0,
+        "step": "post",
+        "colors": [MEMORY_COLORS[category] for category in stack],
+    }
     areas = axes.stackplot(events, [*stack.values()], labels=stack, **style)
     for area, category in zip(areas, stack, strict=True):
         area.set_hatch(HATCHES.get(category))

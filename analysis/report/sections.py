@@ -31,7 +31,7 @@ from harness.base.units import megabytes
 from harness.instruments.audit import audit_text
 from harness.machine import disturbance
 
-FILES = {
+DOCUMENT_FILES = {
     "summary": "performance_summary.json",
     "memory": "memory_timeline.json",
     "flops": "flops_profile.json",
@@ -42,14 +42,14 @@ FILES = {
 
 def documents_in(folder: Path) -> dict[str, dict | None]:
     """The documents of a run besides its operator_analysis.json; None for those that it does not have."""
-    return {name: read_document(folder / file) for name, file in FILES.items()}
+    return {name: read_document(folder / file) for name, file in DOCUMENT_FILES.items()}
 
 
-def title_of(analysis: dict | None, documents: dict) -> str:
+def page_title(analysis: dict | None, documents: dict) -> str:
     return run_title(documents["summary"]) if documents["summary"] else trace_title(analysis)
 
 
-def fill(template: str, **context: object) -> str:
+def fill_template(template: str, **context: object) -> str:
     """A template of this folder, filled in."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -114,9 +114,9 @@ def page(
     """
     analysis = analyses[0][1] if analyses else None
     tables = (trace_tables(analysis, analyses) if analysis else {}) | run_tables(documents)
-    shown = Page(title_of(analysis, documents), tables, top, images or {}, charts)
+    shown = Page(page_title(analysis, documents), tables, top, images or {}, charts)
     shown.trace, shown.run = trace_part(analysis) if analysis else None, run_part(documents)
-    return fill(template, page=shown)
+    return fill_template(template, page=shown)
 
 
 def trace_part(analysis: dict) -> TracePart:
@@ -128,7 +128,7 @@ def trace_part(analysis: dict) -> TracePart:
         trust=trust_text(analysis),
         trust_facts=trust_facts(analysis["integrity"]),
         gpu=gpu_facts(analysis["gpu_timeline"]),
-        communication=communication_facts(analysis),
+        communication=facts_of_communication(analysis),
         straggler=straggler_text(ranks) if ranks else None,
         rank_units=rank_units(ranks) if ranks else None,
     )
@@ -155,7 +155,7 @@ def comparison_page(runs: list[tuple[str, dict]], parts: dict[str, Table], why: 
     columns = [column("", "fact", left=True), *(column(name, str(i), left=True) for i, name in enumerate(names))]
     rows = [{"fact": fact} | {str(i): one[fact] for i, one in enumerate(facts)} for fact in facts[0]]
     shown = Page(f"{names[1]} against {names[0]}", {"runs": (columns, rows), **parts}, charts=["comparison"])
-    return fill("comparison_sections.html", page=shown, parts=[*parts], why=why)
+    return fill_template("comparison_sections.html", page=shown, parts=[*parts], why=why)
 
 
 def profile_facts(analysis: dict) -> dict[str, str]:
@@ -224,7 +224,7 @@ def communication_tables(analysis: dict) -> dict[str, Table]:
     return tables
 
 
-def communication_facts(analysis: dict) -> dict[str, str]:
+def facts_of_communication(analysis: dict) -> dict[str, str]:
     """What communication costs a step, by the trace and by difference; {} without collectives."""
     about = analysis["communication"]
     if about is None:

@@ -24,13 +24,13 @@ def stack_of_ranks(rows: list[dict]) -> dict[str, list[float]]:
     step, exposed, waiting = (
         [row[key] or 0.0 for row in rows] for key in ("ms_per_step", "exposed_comm_ms", "waiting_ms")
     )
-    rest = {"no exposed communication": differences(step, exposed)}
+    rest = {"no exposed communication": minus(step, exposed)}
     if any(row["waiting_ms"] is None for row in rows):
         return rest | {"exposed communication": exposed}
-    return rest | {"transfer": differences(exposed, waiting), "waiting for other ranks": waiting}
+    return rest | {"transfer": minus(exposed, waiting), "waiting for other ranks": waiting}
 
 
-def differences(minuends: Sequence[float], subtrahends: Sequence[float]) -> list[float]:
+def minus(minuends: Sequence[float], subtrahends: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(minuends, subtrahends, strict=True)]
 
 

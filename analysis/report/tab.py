@@ -20,7 +20,7 @@ from pathlib import Path
 
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
-from analysis.comparison.parts import KINDS, compare_profiles
+from analysis.comparison.parts import PART_KINDS, compare_profiles
 from analysis.comparison.text import change_sections
 from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.ranks import analyze_all, note_missing_ranks
@@ -213,7 +213,7 @@ class Tab:
         if before[1]["attribution"]["clock"] != after[1]["attribution"]["clock"]:
             raise UserError("one of the two was profiled on a GPU, the other on a CPU: they have no clock in common")
         changes = {"baseline": run, **compare_profiles(other, before[1], after[1], spread=0.0)}
-        sections = [one for kind in KINDS for one in change_sections(changes, kind, TOP)]
+        sections = [one for kind in PART_KINDS for one in change_sections(changes, kind, TOP)]
         kind = "components" if changes["components"] else "classes"
         return {
             "html": comparison_page(
@@ -221,7 +221,7 @@ class Tab:
                 {one.title: (one.columns, one.rows) for one in sections},
                 changes.get("components_reason", ""),
             ),
-            "charts": {"comparison": comparison_chart(changes[kind], KINDS[kind], (run, other))},
+            "charts": {"comparison": comparison_chart(changes[kind], PART_KINDS[kind], (run, other))},
         }
 
 

@@ -13,7 +13,7 @@ TENSOR_COLUMNS = [
     column("category", "category", left=True),
     column("MB", "bytes", ",.1f", MB),
 ]
-SIZES = ("bytes", "formula_bytes", "quadratic_bytes")  # of what the forward pass keeps for the backward pass
+KEPT_SIZES = ("bytes", "formula_bytes", "quadratic_bytes")  # of what the forward pass keeps for the backward pass
 
 
 def memory_tables(memory: dict) -> dict[str, Table]:
@@ -34,7 +34,7 @@ def memory_tables(memory: dict) -> dict[str, Table]:
     return {
         "categories": (categories, category_rows(memory)),
         "tensors": (TENSOR_COLUMNS, memory["peak"]["largest_tensors"]),
-        "kept": (kept, [*rows, sum_row("component", "sum", rows, SIZES)] if rows else []),
+        "kept": (kept, [*rows, sum_row("component", "sum", rows, KEPT_SIZES)] if rows else []),
         "allocator": (allocator, memory["allocator"] or []),
     }
 

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.report.axes import legend
-from analysis.report.palette import MEMORY, series
+from analysis.report.palette import MEMORY_COLORS, series
 from harness.base.units import MB
 from studies.engine.drawing import new_panels, stacked_bars
 
@@ -28,9 +28,9 @@ def memory_figure(rows: list[dict], fitted: dict, about: str) -> Figure:
             left.plot(dense, peaks, color=color, linewidth=1, linestyle=dashes)
     left.set(xlabel="sequence length (tokens)", ylabel="peak of live tensors (MB)", ylim=(0, None))
     legend(left, "Measured (markers) and fit (lines)")
-    shown = [name for name in MEMORY if name in rows[0]["bytes_by_category"]]
+    shown = [name for name in MEMORY_COLORS if name in rows[0]["bytes_by_category"]]
     parts = {name: [row["bytes_by_category"][name] / MB for row in rows] for name in shown}
-    stacked_bars(right, [f"{row['batch_size']} x {row['seq_len']}" for row in rows], parts, MEMORY)
+    stacked_bars(right, [f"{row['batch_size']} x {row['seq_len']}" for row in rows], parts, MEMORY_COLORS)
     right.set(xlabel="live tensors at the peak (MB)", ylabel="batch x sequence length")
     legend(right, "By category", ncols=3)
     return figure

@@ -7,7 +7,7 @@ import math
 from matplotlib.figure import Figure
 
 from analysis.report.axes import SEAM, bare, legend, log_axis
-from analysis.report.palette import MEMORY, series
+from analysis.report.palette import MEMORY_COLORS, series
 from harness.base.units import MB
 from studies.engine.drawing import new_panels
 from studies.training.figure import phase_bars
@@ -41,7 +41,11 @@ def peak_bars(axes, rows: list[dict]) -> None:
     for i, (kind, name, hatch) in enumerate(kinds):
         values = [(row[name] or 0) / MB for row in rows]
         places = [y + 0.4 * i for y in range(len(rows))]
-        style = {"color": MEMORY["activations" if hatch == "" else "temporaries"], "hatch": hatch, "edgecolor": SEAM}
+        style = {
+            "color": MEMORY_COLORS["activations" if hatch == "" else "temporaries"],
+            "hatch": hatch,
+            "edgecolor": SEAM,
+        }
         bars = axes.barh(places, values, height=0.8 / len(kinds), linewidth=0, label=kind, **style)
         axes.bar_label(bars, [f"{value:,.0f}" if value else "" for value in values], padding=3, fontsize=8)
     axes.set_yticks([y + 0.2 * (len(kinds) - 1) for y in range(len(rows))], [row["precision"] for row in rows])

@@ -6,7 +6,7 @@ import statistics
 
 import numpy as np
 
-from analysis.comparison.noise import NOISE, ratio
+from analysis.comparison.noise import NOISE, ratio_of_medians
 from harness.base.tables import Section, column
 from studies.engine.columns import factor_column, interval_column, optional, status_column
 from studies.timing.methods import MEANS, METHODS, RIGHT
@@ -18,7 +18,7 @@ def reported(method: str, baseline: list[float], changed: list[float]) -> dict:
     baseline_ms, changed_ms = average(baseline), average(changed)
     figures = {"baseline_ms": baseline_ms, "changed_ms": changed_ms, "ratio": changed_ms / baseline_ms}
     if method == RIGHT:
-        figures["ratio_95"] = ratio(np.array(changed), np.array(baseline))["ratio_95"]
+        figures["ratio_95"] = ratio_of_medians(np.array(changed), np.array(baseline))["ratio_95"]
         figures["ratios_of_pairs"] = [b / a for a, b in zip(baseline, changed, strict=True)]
     return figures | {"baseline_times_ms": baseline, "changed_times_ms": changed}
 

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.report.axes import bare, beside, legend, new_axes
-from analysis.report.palette import PHASES
+from analysis.report.palette import PHASE_COLORS
 from studies.engine.drawing import stacked_bars
 from studies.training.passes import PASSES
 
@@ -22,7 +22,7 @@ def training_figure(rows: list[dict], names: list[str], about: str) -> Figure:
 def phase_bars(axes, names: list[str], rows: list[dict]) -> None:
     """Mean of each phase in ms, and the standard deviation of the step as error bars."""
     parts = {phase: [row[f"{phase}_mean_ms"] or 0.0 for row in rows] for phase in PASSES}
-    lengths = stacked_bars(axes, names, parts, PHASES)
+    lengths = stacked_bars(axes, names, parts, PHASE_COLORS)
     spreads = np.array([row["step_std_ms"] or 0.0 for row in rows])
     axes.errorbar(lengths, range(len(names)), xerr=spreads, fmt="none", ecolor="black", capsize=3)
     axes.set_xlim(0, 1.02 * (lengths + spreads).max())
