@@ -100,12 +100,12 @@ def train_and_explain(args: argparse.Namespace, report: bool) -> None:
     from harness.base.console import is_first_rank, say
     from harness.base.documents import read_document
     from harness.base.errors import UserError
-    from harness.base.text import read_on
+    from harness.base.text import flag_of, read_on
     from tiny_llama_v1 import run_from_arguments
 
     for name in ("window", "steps_from", "slim", "shortest"):
         if getattr(args, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')}: requires {READ}", 2)
+            raise UserError(f"{flag_of(name)}: requires {READ}", 2)
     args.num_steps = args.num_steps or 20
     args.profile_memory = args.profile_memory or args.include_memory or None
     args.enable_pytorch_profiler = True

@@ -26,6 +26,7 @@ from analysis.work.fake_user_code import on_fake_tensors, under_fake_mode, unrea
 from analysis.work.flop_counts import counted_by_torch
 from harness.base.errors import UserError
 from harness.base.ranges import trace_range
+from harness.base.text import flag_of
 from harness.instruments.timing import NullMeter
 from harness.machine.devices import PRECISIONS
 from harness.model.grad_clip import clip_gradients
@@ -58,12 +59,12 @@ def user_workload(text: str, training: Any, given: dict) -> UserWorkload:
     Raises UserError for a flag that would have no effect, and for a file that is not as expected."""
     for why, names in IN_THE_FILE.items():
         if found := next((name for name in names if name in given), None):
-            raise UserError(f"--{found.replace('_', '-')}: has no effect with --workload: {why}; leave it out", 2)
+            raise UserError(f"{flag_of(found)}: has no effect with --workload: {why}; leave it out", 2)
     file = UserFile.of(text)
     found = examined(file)
     for name, why in found.lacks.items():
         if getattr(training, name) not in (None, False, "fp32"):  # whatever flag sets it
-            raise UserError(f"--{name.replace('_', '-')}: {file.path.name}: {why}", 2)
+            raise UserError(f"{flag_of(name)}: {file.path.name}: {why}", 2)
     return UserWorkload(file, replace(training, batch_size=found.batch_size, seq_len=found.seq_len))
 
 

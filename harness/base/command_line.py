@@ -18,6 +18,7 @@ from dataclasses import field, fields
 from pathlib import Path
 
 from harness.base.errors import UserError
+from harness.base.text import flag_of
 
 
 def flag(default, text: str, **options):
@@ -100,7 +101,7 @@ class OneLineParser(argparse.ArgumentParser):
         for one in (one for one in fields(config) if one.metadata and one.name in config.__annotations__):
             options, kind = dict(one.metadata), kinds[one.name]
             shown, text, minimum = options.pop("shown", one.default), options.pop("help"), options.pop("minimum", 1)
-            names = ["--" + one.name.replace("_", "-")]
+            names = [flag_of(one.name)]
             if "alias" in options:
                 names.append(options.pop("alias"))
             if kind is bool:

@@ -54,9 +54,11 @@ def read_on(report: object, page: str) -> str:
 
 
 def flag_of(name: str, value: object = True) -> str:
-    """'--seq-len 128' for the setting seq_len; '--fused-norm' for one that is on."""
-    flag = f"--{name.replace('_', '-')}"
-    return flag if value is True else f"{flag} {value}"
+    """'--seq-len 128' for the setting seq_len; '--fused-norm' for one that is on, '--no-fused-norm' if it is off."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {value}"
 
 
 def batch_text(batch_size: int, seq_len: int) -> str:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from harness.base.command_line import flag, number_of
 from harness.base.console import world_size_of_run
 from harness.base.errors import UserError
+from harness.base.text import flag_of
 from harness.machine.devices import PRECISIONS
 
 SHARDING = ("zero1", "fsdp")
@@ -59,10 +60,8 @@ def parallel_settings(given: dict) -> dict:
     if world_size == 1:
         only_for_several = ("parallel", "bucket_mb", "fsdp_reshard", "fsdp_wrap", "reduce_precision")
         if unused := next((name for name in only_for_several if name in given), None):
-            value, name = given[unused], unused.replace("_", "-")
-            shown = f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
             raise UserError(
-                f"{shown}: this run has one rank; start several with "
+                f"{flag_of(unused, given[unused])}: this run has one rank; start several with "
                 "torchrun --nproc-per-node N, or predict them with --dry-run --world-size N",
                 2,
             )
@@ -71,7 +70,7 @@ def parallel_settings(given: dict) -> dict:
     for name in ("bucket_mb",) if mode == "fsdp" else ("fsdp_reshard", "fsdp_wrap"):
         if name in given:
             wanted = "ddp or zero1" if mode == "fsdp" else "fsdp"
-            raise UserError(f"--{name.replace('_', '-')}: has no effect with --parallel {mode}; use {wanted}", 2)
+            raise UserError(f"{flag_of(name)}: has no effect with --parallel {mode}; use {wanted}", 2)
     return {"world_size": world_size, "parallel": mode}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.base.console import is_first_rank, world_size_of_run
 from harness.base.slurm import hosts_of_tasks
+from harness.base.text import flag_of
 from harness.ranks.failure_watch import Failure, FailureWatch, WatchOfRank0, WatchOfWorker, wait_until
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def different_flags(facts: Mapping[int, dict]) -> Failure | None:
         for section, values in facts[0].get("settings", {}).items():
             for name, value in values.items():
                 if (theirs := one["settings"][section][name]) != value and name not in MAY_DIFFER:
-                    line = f"--{name.replace('_', '-')}: rank {rank} has {theirs}, rank 0 has {value}"
+                    line = f"{flag_of(name)}: rank {rank} has {theirs}, rank 0 has {value}"
                     return Failure(f"{line}; start all ranks with the same flags", 2)
     return None
 

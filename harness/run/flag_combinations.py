@@ -9,6 +9,7 @@ import torch
 
 from harness.base.command_line import compiler_problem, flag, memory_size, network_choice
 from harness.base.errors import UserError
+from harness.base.text import flag_of
 from harness.instruments.no_sync import check_no_sync
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class PredictionConfig:
 def only_predicted(given: dict) -> list[str]:
     """The flags passed that only a dry run takes."""
     names = ("device_memory", "target_device", "world_size", "network")
-    return [f"--{name.replace('_', '-')}" for name in names if given.get(name) is not None]
+    return [flag_of(name) for name in names if given.get(name) is not None]
 
 
 def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from harness.base.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
+from harness.base.text import flag_of
 from studies.engine.device import DeviceProperties, properties_of
 from studies.engine.isolation import run_in_subprocess_if_gpu
 from tiny_llama_v1 import SIZES, TinyLlamaWorkload, build_parser, resolve
@@ -107,7 +108,7 @@ def parse_sweep(
         if isinstance(value, ByDevice):
             value = value.gpu if device.on_gpu else value.cpu
             if name != "sizes" or not getattr(args, "workload", None):  # whose file has a size of its own
-                smaller.append(f"--{name.replace('_', '-')} {as_typed(value)}")
+                smaller.append(flag_of(name, as_typed(value)))
         setattr(args, name, list(dict.fromkeys(value)) if isinstance(value, list) else value)
     args.notes = [f"No GPU: the defaults are {', '.join(smaller)}"] if smaller and not device.on_gpu else []
     return args, device
@@ -117,10 +118,8 @@ def refuse_with_workload(parser: OneLineParser, names: Sequence[str]) -> None:
     """Refuse those of the flags that were given."""
     given = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(names)))
     if refused := next((name for name in names if getattr(given, name)), None):
-        flag = f"--{refused.replace('_', '-')}"
-        parser.error(
-            f"{flag}: has no effect with --workload: model, batches and optimizer are the file's; leave it out"
-        )
+        why = "has no effect with --workload: model, batches and optimizer are the file's; leave it out"
+        parser.error(f"{flag_of(refused)}: {why}")
 
 
 def workload_of(more_flags: Sequence[str] = (), **settings) -> TinyLlamaWorkload:

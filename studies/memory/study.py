@@ -11,6 +11,7 @@ import tiny_llama_v1
 from harness.base.command_line import OneLineParser
 from harness.base.documents import read_document
 from harness.base.errors import UserError
+from harness.base.text import flag_of
 from harness.base.units import megabytes
 from harness.documents.sweeps import MemoryStudyRow
 from harness.instruments.schedule import ProfilerConfig
@@ -67,7 +68,7 @@ class MemoryStudy(Study):
     def prepare(self) -> None:
         for name, why in NOT_HERE.items():
             if getattr(self.args, name):
-                raise UserError(f"argument --{name.replace('_', '-')}: {why}", 2)
+                raise UserError(f"argument {flag_of(name)}: {why}", 2)
         self.args.num_steps = self.args.num_steps or 6
         self.workload, self.profiling = tiny_llama_v1.resolve(self.args)
         self.device.check_precisions([self.workload.precision])
