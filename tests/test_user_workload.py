@@ -26,7 +26,8 @@ from analysis.prediction.text import prediction_lines
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.user_workload import IN_THE_FILE, USED, UserWorkload, examined, hides_tokens, on_fake_tensors
 from harness.base.errors import UserError
-from harness.base.layer_names import folded_names, part_of
+from harness.base.layer_names import folded_names, part_of, starred
+from harness.instruments.audit import norms_by_part
 from harness.instruments.compilation import Compilation
 from harness.instruments.memory_timeline import MemoryTimeline
 from harness.instruments.memory_tracker import MemoryTracker
@@ -357,6 +358,11 @@ def test_repeated_blocks_are_folded():
     assert [found[name] for name in ("net.0", "net.1.conv", "head")] == ["net.0", "net.1.conv", "head"]
     assert part_of("model.h.3.attn") == (3, "model.h.*.attn")
     assert part_of("layers.3.attention.scores") == (3, "attention.scores")
+    assert [starred(name) for name in ("model.h.3.mlp.1", "model.h.3")] == ["model.h.*.mlp.1", "model.h.3"]
+    assert starred("model.h.3", whole_layers=True) == "model.h.*"
+    # Of models of any names: over all layers.
+    norms = {f"model.layers.{i}.mlp.weight": 3.0 + i for i in range(2)} | {"head.weight": 1.0}
+    assert norms_by_part(norms) == {"model.layers.*.mlp": 5.0, "head": 1.0}
 
 
 class Scores(nn.Module):

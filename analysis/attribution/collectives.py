@@ -52,7 +52,6 @@ KIND_OF_LETTERS = {
     "recv": "recv",
 }
 UNKNOWN = "unknown"
-RECORD = "record_param_comms"  # PyTorch's note of group and sizes, inside of the operator
 BACKEND_RANGE = re.compile(r"^(nccl|rccl|gloo|hccl|xccl|ucc|mpi):")
 ENQUEUES = re.compile(r"^(nccl|rccl):")  # ranges that end once the kernel is enqueued: they tell no duration
 FSDP_RANGE = re.compile(r"^FSDP::\w+(?: \((.+)\))?$")  # names the module whose parameters or gradients are sent

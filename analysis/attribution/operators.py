@@ -8,7 +8,7 @@ import pandas as pd
 from analysis import SORT_KEYS
 from analysis.attribution.components import UNATTRIBUTED
 from analysis.trace.links import AttributedLinks, Links, cached_on_links
-from analysis.trace.tables import most_frequent, take_or_none
+from analysis.trace.tables import different_pairs, most_frequent, take_or_none
 from analysis.work.operator_costs import Cost, cost
 from harness.base.tables import Column, column, first_rows, narrow_table
 from harness.base.units import MB
@@ -63,6 +63,16 @@ def operator_calls(links: Links) -> pd.DataFrame:
     )
 
 
+@cached_on_links
+def costs_of_operators(links: Links) -> tuple[list[Cost], np.ndarray]:
+    """The cost of each name and inputs of operators, in the order in which they first appear, and for each operator
+    which of them it has."""
+    operators, signatures = links.trace.operators, links.trace.signatures
+    names = operators["name"].cat.categories
+    pairs, which = different_pairs(operators["name"].cat.codes.to_numpy(), operators["signature"].to_numpy())
+    return [cost(names[code], *signatures[i]) if i >= 0 else Cost() for code, i in pairs], which
+
+
 def operator_tables(links: Links) -> dict:
     """Operators by name, and by name and input shapes, most time first; FLOPs and bytes over all calls."""
     calls = operator_calls(links).drop(columns="call")
@@ -70,8 +80,7 @@ def operator_tables(links: Links) -> dict:
     names = np.asarray(links.trace.operators["name"].cat.categories, dtype=object)
     groups["name"] = names[groups["code"].to_numpy()]
     inputs = [links.trace.signatures[i] if i >= 0 else None for i in groups["signature"]]
-    pairs = zip(groups["name"], inputs, strict=True)
-    costs = [cost(name, *signature) if signature else Cost() for name, signature in pairs]
+    costs, _ = costs_of_operators(links)  # in the order of the groups
     for field in ("flops", "bytes"):  # Python's integers, which do not overflow
         each = [getattr(one, field) for one in costs]
         groups[field] = products(each, groups["calls"])

@@ -18,12 +18,13 @@ import pandas as pd
 
 from analysis.attribution.components import NAMED_RANGES, UNATTRIBUTED, step_events
 from analysis.attribution.gpu_time import host_code, idle_by_cause
+from analysis.attribution.operators import costs_of_operators
 from analysis.diagnosis.verdict import device_of, precision_of, ran_here, roofs_of
 from analysis.hardware import Ceiling, datasheet
 from analysis.trace.links import ANNOTATION, AttributedLinks, step_around, step_at
-from analysis.trace.tables import different_pairs, take_or, where_name
+from analysis.trace.tables import take_or, where_name
 from analysis.vocabulary.operators import MATMUL_CLASSES, is_view_or_metadata_op
-from analysis.work.operator_costs import Cost, cost, factor_type
+from analysis.work.operator_costs import factor_type
 from harness.base.command_line import compiler_problem
 from harness.base.tables import Column, column, narrow_table, text_of
 from harness.base.text import count_of
@@ -80,15 +81,13 @@ class Evidence:
         self.links, self.steps, self.summary = links, len(links.steps), summary
         self.config = (summary or {}).get("config", {})
         events, self.total_us = step_events(links)
-        operators, signatures = links.trace.operators, links.trace.signatures
-        rows = events["operator"].to_numpy()
+        operators, rows = links.trace.operators, events["operator"].to_numpy()
         names = operators["name"].cat.categories
         codes = take_or(operators["name"].cat.codes, rows, -1)
         inputs = take_or(operators["signature"], rows, -1)
         works = take_or(np.array([not is_view_or_metadata_op(name) for name in names], bool), codes, False)
-        pairs, which = different_pairs(codes, inputs)
-        costs = [cost(names[code], *signatures[i]) if code >= 0 and i >= 0 else Cost() for code, i in pairs]
-        works_of = {work: [getattr(one, work) or 0 for one in costs] for work in ("flops", "bytes")}
+        costs, which = costs_of_operators(links)
+        done = {work: np.array([getattr(one, work) or 0 for one in costs], float) for work in ("flops", "bytes")}
         # An operator that launches several kernels does its work once.
         again = pd.Series(rows).duplicated().to_numpy() & (rows >= 0)
         self.events = events.assign(
@@ -97,7 +96,7 @@ class Evidence:
             name=pd.Categorical.from_codes(codes, names),
             component=events["component"].fillna(UNATTRIBUTED).astype("category"),
             launches=1 if links.on_gpu else works.astype(int),
-            **{work: np.where(again, 0.0, np.array(of, dtype=float)[which]) for work, of in works_of.items()},
+            **{work: np.where(again, 0.0, take_or(of[which], rows, 0.0)) for work, of in done.items()},
         )
         self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
         self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.attribution.operators import operator_calls, shapes_text
+from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text
 from analysis.diagnosis.verdict import device_of, precision_of, roofs_of
 from analysis.hardware import Ceiling, compute_ceilings
 from analysis.trace.links import Links, median_step
 from analysis.trace.tables import where_name
 from analysis.vocabulary.operators import PRECISION_OF, is_matmul
-from analysis.work.operator_costs import cost, factor_type
+from analysis.work.operator_costs import factor_type
 from harness.base.tables import Column, column, narrow_table
 
 DURATIONS_US = (2, 5, 10, 20, 50, 100, 1000, None)  # upper limits of the histogram of kernels
@@ -27,9 +27,10 @@ def shape_rates(links: Links, summary: dict | None) -> list[dict]:
     rated = named & (calls["signature"] >= 0).to_numpy() & (calls[clock] > 0).to_numpy()
     names, rows = trace.operators["name"].cat.categories, []
     compute, bandwidth = Roofs(links, summary), roofs_of(links, summary)[1]
+    costs, which = costs_of_operators(links)
     for (code, signature), same in calls[rated].groupby(["code", "signature"]):
-        name, (shapes, types, values) = names[code], trace.signatures[signature]
-        one, n, us = cost(name, shapes, types, values), same["call"].nunique(), float(same[clock].sum())
+        name, (shapes, types, _) = names[code], trace.signatures[signature]
+        one, n, us = costs[which[same.index[0]]], same["call"].nunique(), float(same[clock].sum())
         if not (flops := one.flops or one.most_flops):
             continue
         precision, peak = compute.of(factor_type(shapes, types))

@@ -9,11 +9,12 @@ import numpy as np
 
 from analysis.attribution.components import step_events, views_and_metadata
 from analysis.attribution.gpu_time import by_class, by_priority, host_code, idle_by_cause
+from analysis.attribution.operators import costs_of_operators
 from analysis.hardware import Ceiling, bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
 from analysis.trace.links import AttributedLinks, Links
-from analysis.trace.tables import different_pairs, take_or, take_or_none, where_name
+from analysis.trace.tables import take_or, take_or_none, where_name
 from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF, is_matmul
-from analysis.work.operator_costs import cost, factor_type
+from analysis.work.operator_costs import factor_type
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import explain_nulls
@@ -111,21 +112,16 @@ def matmuls(links: AttributedLinks, ridge: float | None) -> tuple[np.ndarray, np
 
     By FLOPs per byte if shapes determine them.  Without shapes or a ridge point it cannot be told.
     """
-    operators, trace = links.trace.operators, links.trace
+    operators = links.trace.operators
     kinds = links.host["category"].to_numpy(object)[: len(operators)]
     matmul = np.isin(kinds.astype(str), MATMUL_CLASSES)
-    signatures = operators["signature"].to_numpy()
-    unclassified = matmul & ((signatures < 0) | (ridge is None))
-    computing = matmul & ~unclassified
-    names, codes = operators["name"].cat.categories, operators["name"].cat.codes.to_numpy()
-    pairs, which = different_pairs(codes[computing], signatures[computing])
-    above = np.ones(len(pairs), dtype=bool)
-    for i, (code, signature) in enumerate(pairs):
-        one = cost(names[code], *trace.signatures[signature])
-        if one.flops and one.bytes:
-            above[i] = one.flops / one.bytes >= ridge
-    computing[computing] = above[which]
-    return computing, unclassified
+    if ridge is None:
+        return np.zeros(len(operators), bool), matmul
+    has_inputs = (operators["signature"] >= 0).to_numpy()
+    costs, which = costs_of_operators(links)
+    known = [(one.flops, one.bytes) for one in costs]
+    above = np.array([flops / moved >= ridge if flops and moved else True for flops, moved in known], bool)
+    return matmul & has_inputs & above[which], matmul & ~has_inputs
 
 
 def time_split(links: AttributedLinks, ridge: float | None) -> dict[str, float]:

@@ -88,8 +88,9 @@ class Links:
 class AttributedLinks(Links):
     """Links with the columns that components.attribute() adds to both tables.
 
-    host: component and phase (None if unknown), category (of costs.CATEGORIES), node (row of the autograd node that
-    the event runs in, or -1).  gpu: component, phase and category of the operator that launched the event.
+    host: component and phase (None if unknown), category (of vocabulary.operators.CATEGORIES), node (row of the
+    autograd node that the event runs in, or -1).  gpu: component, phase and category of the operator that launched the
+    event.
     """
 
     source: str  # of the components: named ranges, nn.Module calls, or kinds of operators

@@ -50,7 +50,7 @@ MEMORY_PER_BYTE = 2.5  # of JSON, for the whole analysis
 
 @dataclass
 class Replayed:
-    """The operators of replayed graphs, the last ones of a trace: captures.with_replayed_operators() adds them."""
+    """The operators of replayed graphs, the last ones of a trace: graph_replays.with_replayed_operators() adds them."""
 
     component: np.ndarray  # of each; None: unknown
     phase: np.ndarray
