@@ -8,6 +8,7 @@ import sys
 import types
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from helpers import PROJECT, SMALL_MODEL, finish, start
@@ -18,7 +19,7 @@ from analysis.hardware.datasheets import DATASHEETS
 from analysis.prediction.capacity import CONTEXT, FRAGMENTATION, RESERVES, capacity_elsewhere, capacity_of
 from analysis.prediction.document import memory_prediction
 from analysis.prediction.memory import peak_bytes, predicted_memory
-from analysis.prediction.search import largest_batch, longest_sequence
+from analysis.prediction.search import MOST_TOKENS, first_where, largest_batch, largest_that_fits, longest_sequence
 from analysis.prediction.text import next_step, prediction_lines, what_fits
 from analysis.trace.tables import read_trace
 from harness.base.ranges import trace_range
@@ -701,3 +702,16 @@ def allocated_in_a_step(tmp_path, tracked: bool) -> float:
 def test_memory_profiling_changes_nothing_of_the_tensors(tmp_path):
     """By a measure that is not its own: a tracker that kept a tensor alive would show here."""
     assert allocated_in_a_step(tmp_path, tracked=True) == allocated_in_a_step(tmp_path, tracked=False) > 0
+
+
+def test_a_search_finds_the_first_number_of_all():
+    for first in range(3, 40):
+        assert first_where(lambda n, first=first: n >= first, above=2, most=64) == first
+    assert first_where(lambda n: n >= 65, above=2, most=64) is None
+
+
+def test_what_always_fits_has_no_largest_size():
+    """Live bytes of one allocation, constant in n: the answer is the last number that the search looks at."""
+    assert largest_that_fits(lambda n: np.array([100]), 8, 1, 100) == MOST_TOKENS - 1
+    assert largest_that_fits(lambda n: np.array([100 * n]), 8, 1, 1234) == 12
+    assert [largest_that_fits(lambda n: np.array([100 * n]), 8, 1, most) for most in (99, 100)] == [0, 1]
