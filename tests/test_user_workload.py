@@ -29,7 +29,7 @@ from harness.base.errors import UserError
 from harness.base.layer_names import folded_names, part_of, starred
 from harness.instruments.audit import norms_by_part
 from harness.instruments.compilation import Compilation
-from harness.instruments.memory_timeline import MemoryTimeline
+from harness.instruments.memory_timeline import StepMemory
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.model.user_file import UserFile
@@ -190,7 +190,7 @@ def workload_of(file: Path, name: str = "workload", *flags: str) -> UserWorkload
     return tiny_llama.resolve(tiny_llama.build_parser().parse_args(arguments))[0]
 
 
-def second_step(workload: UserWorkload) -> MemoryTimeline:
+def second_step(workload: UserWorkload) -> StepMemory:
     state = workload.build(CPU)
     stream = workload.batches(CPU)
     workload.train(state, stream, 1, NullMeter(), NullMeter())

@@ -13,7 +13,7 @@ from analysis.diagnosis.roofline import by_time, roofline, roofline_lines
 from analysis.diagnosis.text import verdict_text
 from analysis.report.roofline_figure import draw_roofline
 from analysis.work.bytes_moved import computational_intensity, intensity_lines
-from analysis.work.flop_counts import agreement_text, counters_in, detail_lines
+from analysis.work.flop_counts import agreement_text, counters_in, flop_detail_lines
 from analysis.work.flop_rates import mfu_text
 from harness.base.console import say
 from harness.base.documents import read_document
@@ -74,7 +74,7 @@ def explain_limits(
 ) -> None:
     """Print the tables if asked for, write what was asked for to the target, and print the answer."""
     documents = limits(workload, profile, source, intensity=intensity, roof=roof)
-    files, lines = [], ["", *detail_lines(profile["flops_analysis"])] * (detailed or verbose)
+    files, lines = [], ["", *flop_detail_lines(profile["flops_analysis"])] * (detailed or verbose)
     say(*lines, *(limits_lines(documents) if verbose else []))
     try:
         if documents:

@@ -9,7 +9,7 @@ import torch
 from analysis.work.fake_step import FakeRunError, GpuMemoryTracker, fake_step
 from harness.base.files import explain_nulls
 from harness.base.units import MB
-from harness.instruments.memory_timeline import MemoryTimeline, kept_by_component
+from harness.instruments.memory_timeline import StepMemory, kept_by_component
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.model.workload import Workload
 
@@ -17,7 +17,7 @@ PERSISTENT_BYTES_PER_PARAM = 12  # itself and two moments of the optimizer, floa
 
 
 @functools.lru_cache(maxsize=8)
-def predicted_memory(workload: Workload, on_gpu: bool) -> MemoryTimeline:
+def predicted_memory(workload: Workload, on_gpu: bool) -> StepMemory:
     """The tensors of a step of rank 0, as --profile-memory would count them, by a fake-tensor run."""
     return fake_step(workload, on_gpu, GpuMemoryTracker if on_gpu else MemoryTracker, ranks=True).timeline
 

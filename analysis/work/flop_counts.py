@@ -170,10 +170,10 @@ def detail_tables(counts: dict) -> list[Table]:
     by_deepspeed = {name: 2 * n for name, n in macs.items()}
     flops = counts["reconciliation"]["forward_flops_by_module"]
     rows = [{"module": name, "flops": n, "deepspeed": by_deepspeed.get(name)} for name, n in flops.items()]
-    return [(components, [*parts, total] if parts else []), (modules, folded(rows))]
+    return [(components, [*parts, total] if parts else []), (modules, folded_rows(rows))]
 
 
-def folded(rows: list[dict]) -> list[dict]:
+def folded_rows(rows: list[dict]) -> list[dict]:
     """Rows of modules, with one row for layers that are alike: `layers.0` to `layers.3` as `4 x layers.*`."""
     alike: dict[tuple, list[dict]] = {}
     for row in rows:
@@ -187,5 +187,5 @@ def folded(rows: list[dict]) -> list[dict]:
     ]
 
 
-def detail_lines(counts: dict) -> list[str]:
+def flop_detail_lines(counts: dict) -> list[str]:
     return text_of(detail_tables(counts))[1:]

@@ -43,7 +43,7 @@ class Phase:
 
 
 @dataclass
-class MemoryTimeline:
+class StepMemory:
     """The events of a step, which are allocations, frees, and ends of phases; event 0 is the beginning."""
 
     step: int

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from harness.base.ranges import range_observers
-from harness.instruments.memory_timeline import Allocation, MemoryTimeline, Phase
+from harness.instruments.memory_timeline import Allocation, Phase, StepMemory
 from harness.instruments.phases import PHASES
 from harness.ranks.collective_calls import held_by_gloo, on_copies
 
@@ -38,7 +38,7 @@ class MemoryTracker(TorchDispatchMode):
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 1):
         super().__init__()
         self.model, self.optimizer = model, optimizer
-        self.timeline = MemoryTimeline(step)
+        self.timeline = StepMemory(step)
         self.part = RunningPart(model)
         self.finished = False
         self._device = next(model.parameters()).device

@@ -113,7 +113,7 @@ class Counters:
 
     def sample(self) -> Sample:
         threads = {} if self.missing else self._threads()
-        quotas = [fields(folder / "cpu.stat") for folder in self.limited]
+        quotas = [kernel_counters(folder / "cpu.stat") for folder in self.limited]
         throttled, periods = (sum(one.get(name, 0) for one in quotas) for name in ("nr_throttled", "nr_periods"))
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return Sample(time.perf_counter(), threads, throttled, periods, usage)
@@ -137,7 +137,7 @@ class Counters:
         return found
 
 
-def fields(path: Path) -> dict[str, int]:
+def kernel_counters(path: Path) -> dict[str, int]:
     """The lines 'name number' of a file; none if it does not exist."""
     try:
         return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}

@@ -74,7 +74,7 @@ def parallel_settings(given: dict) -> dict:
     return {"world_size": world_size, "parallel": mode}
 
 
-def described(parallel: ParallelConfig) -> str:
+def mode_text(parallel: ParallelConfig) -> str:
     """The mode and its settings, to print."""
     if parallel.parallel == "fsdp":
         keeps = "resharded after the forward pass" if parallel.fsdp_reshard else "not resharded"

@@ -10,7 +10,7 @@ from harness.base.console import RULE
 from harness.base.units import MB
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.model.workload import Workload
-from harness.ranks.parallel import described
+from harness.ranks.parallel import mode_text
 
 
 def fused_lines(training) -> dict[str, str]:
@@ -49,7 +49,7 @@ def device_lines(environment: dict) -> list[str]:
 def sharing_lines(workload: Workload, world_size: int) -> list[str]:
     if world_size == 1:
         return []
-    shared = described(workload.parallel)
+    shared = mode_text(workload.parallel)
     return [f"Ranks: {world_size}, each with {workload.batch_size} samples per step ({shared})"]
 
 

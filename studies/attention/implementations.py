@@ -73,7 +73,7 @@ def selected_kernel(spec: dict) -> contextlib.AbstractContextManager:
     return sdpa_kernel(SDPA_BACKENDS[backend]) if backend else contextlib.nullcontext()
 
 
-class Inputs(nn.Module):
+class AttentionInputs(nn.Module):
     """Query, key, value [B, H, S, E] and, unless a fused kernel applies it, the causal mask [S, S]."""
 
     def __init__(self, spec: dict, device: torch.device):
@@ -90,7 +90,7 @@ class Inputs(nn.Module):
         return function(self.query, self.key, self.value, self.mask)
 
 
-def forward_and_backward(function: Callable, inputs: Inputs) -> None:
+def forward_and_backward(function: Callable, inputs: AttentionInputs) -> None:
     output = inputs.attend(function)
     output.backward(torch.ones_like(output))
     synchronize(output.device)

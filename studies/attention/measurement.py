@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from harness.machine.clock import elapsed_ms, mark, time_synced
 from harness.machine.devices import choose_device, set_matmul_precision, synchronize
 from harness.machine.workspaces import workspace_bytes
-from studies.attention.implementations import Inputs, forward_and_backward, function_of, selected_kernel
+from studies.attention.implementations import AttentionInputs, forward_and_backward, function_of, selected_kernel
 from studies.engine.columns import time_statistics
 from studies.engine.isolation import cold_compiler
 
@@ -28,7 +28,7 @@ def measure_attention(spec: dict, device_name: str, repetitions: int, warmup_ste
         if spec["implementation"] == "compiled":
             function, first_ms = compile_attention(function, spec, device)
         row |= memory_and_kernel(function, spec, device, workspace)
-        forward_ms, backward_ms = pass_times(function, Inputs(spec, device), repetitions, warmup_steps)
+        forward_ms, backward_ms = pass_times(function, AttentionInputs(spec, device), repetitions, warmup_steps)
     if spec["implementation"] == "compiled":  # the first call includes one pass
         pass_ms = statistics.median(forward_ms) + statistics.median(backward_ms)
         row["compile_s"] = max(0.0, first_ms - pass_ms) / 1e3
@@ -37,7 +37,7 @@ def measure_attention(spec: dict, device_name: str, repetitions: int, warmup_ste
 
 def compile_attention(function: Callable, spec: dict, device: torch.device) -> tuple[Callable, float]:
     """The compiled function, and the milliseconds of its first forward and backward pass."""
-    inputs = Inputs(spec, device)
+    inputs = AttentionInputs(spec, device)
     forward_and_backward(function, inputs)  # one-time initialization is not compile time
     function = torch.compile(function, dynamic=False)
     with cold_compiler():
@@ -53,7 +53,7 @@ def memory_and_kernel(function: Callable, spec: dict, device: torch.device, work
     on_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=kinds, profile_memory=True) as recorded:
-        inputs = Inputs(spec, device)
+        inputs = AttentionInputs(spec, device)
         output = inputs.attend(function)
         gradient = torch.ones_like(output)
     if on_gpu:
@@ -78,7 +78,7 @@ def kernel_in(names: list[str]) -> str | None:
     return next((name for name in names if name in ("aten::bmm", "aten::baddbmm", "aten::mm")), None)
 
 
-def pass_times(function: Callable, inputs: Inputs, repetitions: int, warmup_steps: int) -> tuple[list, list]:
+def pass_times(function: Callable, inputs: AttentionInputs, repetitions: int, warmup_steps: int) -> tuple[list, list]:
     """Milliseconds of each forward and backward pass; a GPU's events are read after the last one."""
     device = inputs.query.device
     on_gpu, gradient, marks = device.type == "cuda", None, []

@@ -14,7 +14,7 @@ from harness.base.ranges import trace_range
 from harness.instruments.memory_tracker import MemoryTracker
 from studies.attention.implementations import (
     ON_CPU,
-    Inputs,
+    AttentionInputs,
     backend_of,
     forward_and_backward,
     function_of,
@@ -53,7 +53,7 @@ def predicted_tensors(spec: dict, device: torch.device) -> dict:
     Raises RuntimeError if the selected kernel does not support the inputs.
     """
     with FakeTensorMode(), selected_kernel(spec):
-        inputs = Inputs(spec, device)
+        inputs = AttentionInputs(spec, device)
         tracker = MemoryTracker(inputs, torch.optim.SGD(inputs.parameters()))
         function = compiled_call(inputs, tracker) if spec["implementation"] == "compiled" else function_of(spec)
         with tracker:
@@ -78,7 +78,7 @@ def predicted_tensors(spec: dict, device: torch.device) -> dict:
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def compiled_call(inputs: Inputs, tracker: MemoryTracker) -> Callable:
+def compiled_call(inputs: AttentionInputs, tracker: MemoryTracker) -> Callable:
     """The compiled function, for calls under the tracker."""
     graphs = InterpretedGraphs(tracker)
     compiled = torch.compile(eager_attention, backend=graphs.backend(), dynamic=False)
