@@ -47,7 +47,7 @@ def main() -> None:
     folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")
     tables = folder / "comparison.md"
     if any(sweeps):
-        from studies.engine.comparison_figure import sweep_comparison_figure
+        from studies.engine.drawing import sweep_comparison_figure
 
         comparison = compare_sweeps(args.folders, sweeps)
         lines, draw, drawn = sweep_comparison_lines(comparison), sweep_comparison_figure, comparison

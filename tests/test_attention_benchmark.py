@@ -10,10 +10,9 @@ from helpers import PROJECT, finish, read_until, run_command, start
 
 import run_attention_benchmark
 from harness.base.units import MB
-from studies.attention import prediction
+from studies.attention import cost
+from studies.attention.cost import measure_attention, predicted_tensors, reason_in
 from studies.attention.implementations import manual_attention
-from studies.attention.measurement import measure_attention
-from studies.attention.prediction import predicted_tensors, reason_in
 from studies.attention.study import AttentionBenchmark
 from studies.engine import isolation
 from tiny_llama_v1 import eager_attention, fused_attention
@@ -39,7 +38,7 @@ PUBLISHED = {
 
 def spec(implementation, d_head=16, seq_len=32, dtype="fp32", batch_size=2, causal=False):
     values = (implementation, dtype, batch_size, 1, d_head, seq_len, causal)
-    return dict(zip(AttentionBenchmark.kind.key, values, strict=True))
+    return dict(zip(AttentionBenchmark.key, values, strict=True))
 
 
 @pytest.mark.parametrize(("shape", "measured"), PUBLISHED.items())
@@ -238,7 +237,7 @@ def test_without_a_prediction_the_row_is_measured(scratch, monkeypatch):
     def broken(spec, device):
         raise RuntimeError("no such operator\non fake tensors")
 
-    monkeypatch.setattr(prediction, "predicted_tensors", broken)
+    monkeypatch.setattr(cost, "predicted_tensors", broken)
     assert bench(*TINY, "--implementations", "eager", "--output-dir", "run") == 0
     rows = document_in(scratch / "run")["rows"]
     assert {row["status"] for row in rows} == {"ok"}

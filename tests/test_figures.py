@@ -21,7 +21,7 @@ from analysis.report.roofline_figure import draw_roofline
 from analysis.trace.tables import read_trace
 from harness.base.units import MB
 from studies.attention.figure import attention_figure
-from studies.engine.comparison_figure import sweep_comparison_figure
+from studies.engine.drawing import sweep_comparison_figure
 from studies.memory.figure import memory_figure
 from studies.optimization.figure import optimization_figure
 from studies.precision.figure import precision_figure

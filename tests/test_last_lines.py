@@ -12,13 +12,12 @@ from harness.base.tables import ANSWER_LINES, COLUMNS, Column, Section, answer, 
 from harness.base.units import MB
 from harness.run.run_summary import disturbance_lines
 from studies.engine.columns import optional
-from studies.engine.prediction import predicted_finding
-from studies.engine.report import disturbance_of, screen_lines
+from studies.engine.report import disturbance_of, predicted_finding, screen_lines
 from studies.engine.study import Study
-from studies.memory import tables as memory
-from studies.precision import tables as precision
-from studies.timing import conclusions as timing
-from studies.training import tables as training
+from studies.memory import results as memory
+from studies.precision import results as precision
+from studies.timing import results as timing
+from studies.training import results as training
 
 RUN = [*SMALL_MODEL, "--num-steps", "3", "--device", "cpu"]
 
@@ -266,7 +265,7 @@ def test_progress_of_a_sweep_fits_the_screen(monkeypatch, capsys):
     failed = {"status": "failed", "reason": "it " * 60 + "ended"}
     rows = []
     sweep = SimpleNamespace(keep=rows.extend, write=lambda: None, is_open=bool)
-    study = SimpleNamespace(kind=SimpleNamespace(name="a_study"), sweep=sweep, measure=lambda cell: cell.rows)
+    study = SimpleNamespace(name="a_study", sweep=sweep, measure=lambda cell: cell.rows)
     study.label, study.result = (lambda one: "a row"), (lambda one: "1.00 ms")
     study._progress = functools.partial(Study._progress, study)
     Study._measure_all(study, [SimpleNamespace(rows=[one]) for one in (row, failed)])

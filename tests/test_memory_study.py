@@ -10,8 +10,7 @@ from helpers import PROJECT, finish, start
 
 import run_memory_study
 from harness.ranks.failure_watch import wait_until
-from studies.memory.fit import fit, growth_factors, shares, with_shares
-from studies.memory.tables import fit_section, table
+from studies.memory.results import fit, fit_section, growth_factors, shares, table, with_shares
 
 MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 1 --n-heads 4 --num-steps 3".split()
 

@@ -20,12 +20,11 @@ from studies.engine.command_line import workload_of
 from studies.engine.isolation import cold_compiler
 from studies.optimization import reference, rungs, turns
 from studies.optimization import study as optimization
-from studies.optimization.columns import columns_beside
 from studies.optimization.groups import Candidate, groups_that_fit, measured_rows
 from studies.optimization.reference import ReferenceWorkload, reference_of
+from studies.optimization.results import columns_beside, finding
 from studies.optimization.rungs import NAMES, flag_sets, predicted_ratio
 from studies.optimization.study import OptimizationStudy
-from studies.optimization.tables import finding
 from studies.optimization.turns import take_turns
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 

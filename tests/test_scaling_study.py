@@ -4,7 +4,7 @@ import argparse
 import functools
 import json
 import os
-import pickle
+import signal
 
 import numpy as np
 import pytest
@@ -15,10 +15,10 @@ from test_documents import mismatches
 import run_scaling_study
 from analysis.prediction.network import Network
 from harness.instruments.phases import median_interval
-from studies.engine.ranks import answer_of
+from studies.engine.ranks import on_ranks
 from studies.scaling import study as scaling
 from studies.scaling.faults import FAULTS, ReducedAfterBackward
-from studies.scaling.findings import findings, verdicts, with_conclusions
+from studies.scaling.results import findings, verdicts, with_conclusions
 
 study = functools.partial(run_command, run_scaling_study)
 SMALL = ["--batch-size", "4", "--seq-len", "16", f"--flags={' '.join(SMALL_MODEL[:8])}"]
@@ -207,7 +207,7 @@ def made_up(monkeypatch):
     launches = []
     found = {"predicted_memory_bytes": 100, "predicted_memory_by_category": {"activations": 100}}
     found |= {"predicted_collective_bytes": 8 * MB, "predicted_collectives": collectives(3)}
-    monkeypatch.setattr(scaling, "predicted_columns", lambda *workload: dict(found))
+    monkeypatch.setattr("studies.scaling.columns.predicted_columns", lambda *workload: dict(found))
     monkeypatch.setattr(scaling, "measured_network", lambda device: None)
 
     def install(*fail):
@@ -268,43 +268,38 @@ def test_a_dry_run_predicts_any_number_of_ranks(scratch, capfd, made_up):
 
 # ---- Ranks ---------------------------------------------------------------------------------------------------------
 
-KILLED = """
-Failures:
-[1]:
-  rank      : 0 (local_rank: 0)
-  exitcode  : -15 (pid: 6)
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-01-01_12:00:00
-  host      : node1
-  rank      : 1 (local_rank: 1)
-  exitcode  : -9 (pid: 7)
-"""
+
+def summed(rank):
+    """The sum over ranks, and the threads of this one."""
+    tensor = torch.tensor([float(rank.rank)])
+    torch.distributed.all_reduce(tensor)
+    return tensor.item(), torch.get_num_threads()
 
 
-def test_the_first_rank_that_failed_gives_the_reason(tmp_path):
-    (tmp_path / "output").write_text("")
-    (tmp_path / "rank1").write_bytes(pickle.dumps(("oom", "out of memory: 8 bytes")))
-    (tmp_path / "rank0").write_bytes(pickle.dumps(("failed", "connection closed by peer")))
-    for time, rank in ((1, 1), (2, 0)):
-        os.utime(tmp_path / f"rank{rank}", (time, time))
-    assert answer_of(tmp_path, 2, 1) == ("oom", "rank 1: out of memory: 8 bytes")
+def ends_on_rank_1(rank, how: str):
+    """The other rank waits for it, until it loses its connection."""
+    if rank.rank == 1 and how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank.rank == 1:
+        raise MemoryError("no more")
+    torch.distributed.barrier()
+
+
+@pytest.mark.slow
+def test_ranks_work_together():
+    assert on_ranks(2, "cpu", summed) == ("ok", [(1.0, 1)] * 2)
 
 
 @pytest.mark.parametrize(
-    ("output", "expected"),
+    ("how", "reason"),
     [
-        (KILLED, ("oom", "rank 1 was killed by SIGKILL, as the operating system does when memory runs out")),
-        (KILLED.replace("-9", "-11"), ("failed", "rank 1 was ended by SIGSEGV")),
-        ("", ("failed", "torchrun ended with exit code 1: without a word")),
-        ("a\nno such option\n", ("failed", "torchrun ended with exit code 1: no such option")),
+        ("killed", "rank 1: killed by SIGKILL, as the operating system does when memory runs out"),
+        ("raises", "rank 1: out of memory: no more"),
     ],
 )
-def test_ranks_that_ended_without_an_answer(tmp_path, output, expected):
-    (tmp_path / "output").write_text(output)
-    answer = ("failed", "connection closed by peer") if "exitcode" in output else ("ok", 1)
-    (tmp_path / "rank0").write_bytes(pickle.dumps(answer))
-    assert answer_of(tmp_path, 2, 1) == expected
+def test_the_first_rank_that_failed_gives_the_reason(how, reason):
+    status, why = on_ranks(2, "cpu", ends_on_rank_1, how)
+    assert status == "oom" and why.startswith(reason), why
 
 
 @pytest.mark.parametrize("flat", [True, False])

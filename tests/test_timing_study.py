@@ -10,8 +10,8 @@ from helpers import run_command
 import run_timing_study
 from harness.machine.clock import time_synced
 from studies.engine.command_line import workload_of
-from studies.timing.conclusions import conclusion, reported, with_conclusions
 from studies.timing.methods import METHODS, RIGHT, Step, dispatch_ms
+from studies.timing.results import conclusion, reported, with_conclusions
 from studies.timing.study import TimingStudy
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def test_every_method_is_a_row(document):
     rows = {row["method"]: row for row in document["rows"]}
     assert list(rows) == list(METHODS)
     assert all(row["status"] == "ok" and row["conclusion"] for row in rows.values())
-    assert all(row[name] > 0 for row in rows.values() for name in TimingStudy.kind.figures)
+    assert all(row[name] > 0 for row in rows.values() for name in TimingStudy.figures)
     right = rows[RIGHT]
     assert right["ratio_95"][0] <= right["ratio"] <= right["ratio_95"][1]
     assert len(right["ratios_of_pairs"]) == 4

@@ -21,8 +21,8 @@ from studies.engine import isolation
 from studies.engine.command_line import workload_of
 from studies.engine.comparison import differences
 from studies.training.passes import measure_passes, measured_columns
+from studies.training.results import sections
 from studies.training.study import TrainingBenchmark, TrainingRun, measured_rows
-from studies.training.tables import sections
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 CPU = torch.device("cpu")
@@ -159,9 +159,9 @@ def test_without_a_compiler_the_row_says_so(without_compiler):
 
 def row(compiled: bool, step_ms: float, compile_s: float | None) -> dict:
     key = ("tiny", 8, 1, "train", "fp32", compiled, 1)
-    empty = dict.fromkeys(TrainingBenchmark.kind.columns)
+    empty = dict.fromkeys(TrainingBenchmark.columns())
     times = {"step_ms": step_ms, "step_mean_ms": step_ms, "compile_s": compile_s, "status": "ok", "reason": ""}
-    return empty | dict(zip(TrainingBenchmark.kind.key, key, strict=True)) | times
+    return empty | dict(zip(TrainingBenchmark.key, key, strict=True)) | times
 
 
 @pytest.mark.parametrize(("step_ms", "expected"), [(5.0, ["2.00x", "400"]), (20.0, ["0.50x", "never"])])

@@ -3,45 +3,41 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 from harness.base.units import megabytes
 from harness.documents.sweeps import AttentionBenchmarkRow
+from studies.attention import results
+from studies.attention.cost import measure_attention, predicted_or_refused
 from studies.attention.implementations import IMPLEMENTATIONS, KEY, SDPA_BACKENDS, names_of
-from studies.attention.measurement import measure_attention
-from studies.attention.prediction import predicted_or_refused
-from studies.attention.tables import finding, growth_rows, label, sections, table
-from studies.engine.command_line import ByDevice, choices_flag, count_flag
+from studies.engine.command_line import ByDevice, Flags
 from studies.engine.report import Report
 from studies.engine.study import Study
-from studies.engine.sweep import Cell, SweepKind
+from studies.engine.sweep import Cell
+
+FIGURES = {"forward_ms": "forward_std_ms", "backward_ms": "backward_std_ms", "compile_s": None, "memory_bytes": None}
 
 
 class AttentionBenchmark(Study):
-    kind = SweepKind(
-        "attention_benchmark",
-        AttentionBenchmarkRow,
-        KEY,
-        {"forward_ms": "forward_std_ms", "backward_ms": "backward_std_ms", "compile_s": None, "memory_bytes": None},
-    )
-    label, table = staticmethod(label), staticmethod(table)
+    name, row_type, key = "attention_benchmark", AttentionBenchmarkRow, KEY
+    figures = FIGURES
+    label, table = staticmethod(results.label), staticmethod(results.table)
 
     @staticmethod
-    def add_flags(add: Callable) -> None:
+    def add_flags(flags: Flags) -> None:
         kernels = [f"sdpa-{name}" for name in SDPA_BACKENDS]
         text = f"{', '.join(IMPLEMENTATIONS)}: every kernel that sdpa has here, or one of {', '.join(kernels)}"
         names, default = [*IMPLEMENTATIONS, *kernels], [*IMPLEMENTATIONS]
-        choices_flag(add, "--implementations", f"{text} (the first four)", names, default=default)
+        flags.choices("--implementations", f"{text} (the first four)", names, default=default)
         default = ByDevice([16, 32, 64, 128], [16, 64])
-        count_flag(add, "--d-heads", "head dimensions (%(default)s)", nargs="+", default=default)
+        flags.count("--d-heads", "head dimensions (%(default)s)", nargs="+", default=default)
         default = ByDevice([256, 1024, 4096, 8192, 16384], [256, 1024, 4096])
-        count_flag(add, "--seq-lens", "tokens (%(default)s)", nargs="+", default=default)
-        count_flag(add, "--batch-size", "samples (%(default)s)", default=8)
+        flags.count("--seq-lens", "tokens (%(default)s)", nargs="+", default=default)
+        flags.count("--batch-size", "samples (%(default)s)", default=8)
         dtypes, default = ["fp32", "bf16", "fp16"], ByDevice(["fp32", "bf16"], ["fp32"])
-        choices_flag(add, "--dtypes", "fp32, bf16, fp16 (%(default)s)", dtypes, metavar="TYPE", default=default)
-        add("--causal", action="store_true", help="each token sees only those before it")
-        count_flag(add, "--repetitions", "timed passes (%(default)s)", default=ByDevice(100, 5))
-        count_flag(add, "--warmup-steps", "warm-up passes (%(default)s)", minimum=0, default=2)
+        flags.choices("--dtypes", "fp32, bf16, fp16 (%(default)s)", dtypes, metavar="TYPE", default=default)
+        flags.add("--causal", action="store_true", help="each token sees only those before it")
+        flags.count("--repetitions", "timed passes (%(default)s)", default=ByDevice(100, 5))
+        flags.count("--warmup-steps", "warm-up passes (%(default)s)", minimum=0, default=2)
 
     def prepare(self) -> None:
         self.device.check_precisions(self.args.dtypes, "--dtypes")
@@ -70,10 +66,10 @@ class AttentionBenchmark(Study):
         return f"{row['forward_ms']:.2f} + {row['backward_ms']:.2f} ms, {megabytes(row['memory_bytes'])}"
 
     def report(self) -> Report:
-        growth = growth_rows(self.rows)
+        growth = results.growth_rows(self.rows)
         return Report(
-            finding(self.rows, growth, self.available_bytes),
-            sections(self.rows, growth, self.available_bytes),
+            results.finding(self.rows, growth, self.available_bytes),
+            results.sections(self.rows, growth, self.available_bytes),
             self.figure(),
             {"growth": growth},
         )

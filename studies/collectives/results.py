@@ -8,7 +8,7 @@ from analysis.prediction.network import fitted
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.tables import Section, column
 from harness.instruments.phases import summary_stats
-from studies.engine.columns import optional, status_column
+from studies.engine.columns import grouped, optional, status_column
 
 IN_FIT = ("all_reduce", "all_gather", "reduce_scatter")  # of all kinds: those whose bus bandwidths compare
 
@@ -29,9 +29,7 @@ def measured_columns(row: dict, ranks: list[dict]) -> dict:
 
 def fit_rows(measured: list[dict]) -> list[dict]:
     """alpha and beta of each kind and number of ranks that was measured at two sizes or more."""
-    groups: dict[tuple, list[dict]] = {}
-    for row in measured:
-        groups.setdefault((row["kind"], row["world_size"]), []).append(row)
+    groups = grouped(measured, lambda row: (row["kind"], row["world_size"]))
     return [
         {"kind": kind, "world_size": world_size} | fitted(rows)
         for (kind, world_size), rows in groups.items()

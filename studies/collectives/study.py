@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,13 +9,14 @@ from analysis.prediction.network import BACKENDS, keep_network
 from harness.base.command_line import byte_count
 from harness.base.errors import UserError
 from harness.documents.sweeps import CollectiveBenchmarkRow
+from studies.collectives import results
 from studies.collectives.rank_timing import COLLECTIVES, size_on_ranks, time_collectives
-from studies.collectives.results import common_fit, finding, fit_rows, fit_section, measured_columns, table
-from studies.engine.command_line import ByDevice, choices_flag, count_flag
+from studies.engine.command_line import ByDevice, Flags
 from studies.engine.report import Report
 from studies.engine.study import Study
-from studies.engine.sweep import Cell, SweepKind
+from studies.engine.sweep import Cell
 
+FIGURES = {"time_us": "time_std_us", "bus_bandwidth_gb_per_sec": None}
 FACTOR = 4  # from one size to the next
 
 
@@ -29,26 +29,24 @@ class Launch(Cell):
 
 
 class CollectiveBenchmark(Study):
-    kind = SweepKind(
-        "collective_benchmark",
-        CollectiveBenchmarkRow,
-        ("kind", "world_size", "bytes"),
-        {"time_us": "time_std_us", "bus_bandwidth_gb_per_sec": None},
-    )
+    name, row_type, key = "collective_benchmark", CollectiveBenchmarkRow, ("kind", "world_size", "bytes")
+    figures = FIGURES
     predicts = False
-    table = staticmethod(table)
+    table = staticmethod(results.table)
 
     @staticmethod
-    def add_flags(add: Callable) -> None:
-        choices_flag(add, "--kinds", f"{', '.join(COLLECTIVES)} (all)", COLLECTIVES, "KIND", default=[*COLLECTIVES])
+    def add_flags(flags: Flags) -> None:
+        flags.choices("--kinds", f"{', '.join(COLLECTIVES)} (all)", COLLECTIVES, "KIND", default=[*COLLECTIVES])
         text = "ranks of this machine (powers of two: of its GPUs; on a CPU 2, and 4 with four cores)"
-        count_flag(add, "--world-sizes", text, metavar="W", nargs="+")
+        flags.count("--world-sizes", text, metavar="W", nargs="+")
         text = "of the larger of input and output; each size is four times the one before (%(default)s)"
-        add("--min-bytes", type=byte_count, metavar="N", default="1K", help=text)
+        flags.add("--min-bytes", type=byte_count, metavar="N", default="1K", help=text)
         default = ByDevice("1G", "16M")
-        add("--max-bytes", type=byte_count, metavar="N", default=default, help="with K, M or G of 2^10 (%(default)s)")
-        count_flag(add, "--repetitions", "each of five calls (%(default)s)", default=ByDevice(20, 10))
-        count_flag(add, "--warmup-steps", "calls before them (%(default)s)", default=3)
+        flags.add(
+            "--max-bytes", type=byte_count, metavar="N", default=default, help="with K, M or G of 2^10 (%(default)s)"
+        )
+        flags.count("--repetitions", "each of five calls (%(default)s)", default=ByDevice(20, 10))
+        flags.count("--warmup-steps", "calls before them (%(default)s)", default=3)
 
     def prepare(self) -> None:
         args, device = self.args, self.device
@@ -79,7 +77,7 @@ class CollectiveBenchmark(Study):
         if answers is None:
             return [row | outcome for row in cell.rows]
         times = [answer["times_us"] for answer in answers]
-        return [row | outcome | measured_columns(row, times) for row in cell.rows]
+        return [row | outcome | results.measured_columns(row, times) for row in cell.rows]
 
     def label(self, row: dict) -> str:
         return f"{row['world_size']} ranks"
@@ -91,13 +89,15 @@ class CollectiveBenchmark(Study):
         """And keep the fit for predictions."""
         from studies.collectives.figure import collectives_figure
 
-        fits, fit, figure = fit_rows(self.measured), common_fit(self.measured), None
+        fits, fit, figure = results.fit_rows(self.measured), results.common_fit(self.measured), None
         if fits:
             figure = collectives_figure(self.measured, fits, f"{self.backend}, on {self.device.name}")
         if fit:
             keep_network(self.device.environment["device"], self.kept(fits, fit))
-        sections = [fit_section(fits), table(self.rows)] if fits else [table(self.rows)]
-        return Report(finding(fit, self.backend), sections, figure, {"fits": fits} | ({"fit": fit} if fit else {}))
+        sections = [results.fit_section(fits), results.table(self.rows)] if fits else [results.table(self.rows)]
+        return Report(
+            results.finding(fit, self.backend), sections, figure, {"fits": fits} | ({"fit": fit} if fit else {})
+        )
 
     def kept(self, fits: list[dict], fit: dict) -> dict:
         """What --network measured uses: the fits of the most ranks, and where they come from."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from analysis.prediction.memory import peak_bytes
+from analysis.work.fake_step import FakeRunError
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, column
 from harness.instruments.phases import summary_stats
+from harness.model.workload import Workload
 
 # ---- Of rows -------------------------------------------------------------------------------------------------------
 
@@ -32,6 +35,22 @@ def disturbance_of_ranks(documents: list[dict]) -> dict:
     return disturbance_columns(unknown | of_all)
 
 
+def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak_bytes") -> dict:
+    """The peak of a step by a fake-tensor run, as a column; null with the reason if it cannot run on fake tensors."""
+    try:
+        return {name: peak_bytes(workload, on_gpu)}
+    except FakeRunError as error:
+        return explain_nulls({name: None}, str(error))
+
+
+def grouped(rows: Iterable[dict], key: Callable[[dict], object]) -> dict:
+    """The rows by their key, in order."""
+    groups: dict = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
 def first_reason(row: dict) -> str:
     """Of those that disturbed the row, which are all in the JSON document."""
     return row["disturbance"].partition(";")[0]
@@ -42,7 +61,7 @@ def first_reason(row: dict) -> str:
 
 def optional(*columns: Column) -> list[Column]:
     """The columns, left out on a screen that has no room for them."""
-    return [replace(one, optional=True) for one in columns]
+    return [replace(shown, optional=True) for shown in columns]
 
 
 def status_column() -> Column:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from harness.base.command_line import OneLineParser, memory_size, number_of, require, require_one_process, verbose_flag
 from harness.base.text import flag_of
+from harness.machine.devices import PRECISIONS
 from studies.engine.device import DeviceProperties, properties_of
 from studies.engine.isolation import run_in_subprocess_if_gpu
 from tiny_llama_v1 import SIZES, TinyLlamaWorkload, build_parser, resolve
-
-COUNT, COUNT_OR_ZERO = number_of(int, 1), number_of(int, 0)  # argparse types
-RESUME = "continue an interrupted sweep; use the same flags"
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,8 @@ def sweep_parser(name: str, documentation: str, predicts: bool) -> OneLineParser
     """The parser of run_<name>.py with the flags of every sweep.  predicts: the memory of its rows is predicted."""
     description = documentation.splitlines()[0]
     parser = OneLineParser(prog=f"run_{name}.py", description=description, epilog="Defaults in parentheses.")
-    add = parser.add_argument_group("every sweep").add_argument
+    flags = Flags(parser.add_argument_group("every sweep"))
+    add = flags.add
     add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="as in tiny_llama_v1.py (auto)")
     if predicts:
         add("--dry-run", action="store_true", help="predict memory; measure nothing")
@@ -48,7 +47,7 @@ def sweep_parser(name: str, documentation: str, predicts: bool) -> OneLineParser
     else:
         parser.set_defaults(dry_run=False, device_memory=None, force=False)
     add("--output-dir", metavar="DIR", help=f"(./{name})")
-    add("--resume", metavar="FOLDER", help=RESUME)
+    flags.resume()
     verbose_flag(parser)
     return parser
 
@@ -56,31 +55,43 @@ def sweep_parser(name: str, documentation: str, predicts: bool) -> OneLineParser
 # ---- Flags that several sweeps have --------------------------------------------------------------------------------
 
 
-def count_flag(add: Callable, name: str, text: str, minimum: int = 1, metavar: str = "N", **options) -> None:
-    """A whole number."""
-    add(name, type=number_of(int, minimum), metavar=metavar, help=text, **options)
+class Flags:
+    """Adds the flags of a study to its parser."""
 
+    def __init__(self, group: argparse._ActionsContainer):
+        self.add = group.add_argument
 
-def choices_flag(add: Callable, name: str, text: str, choices: Sequence[str], metavar: str = "NAME", **options) -> None:
-    """One or more of the choices."""
-    add(name, nargs="+", metavar=metavar, choices=[*choices], help=text, **options)
+    def count(self, name: str, text: str, minimum: int = 1, metavar: str = "N", **options) -> None:
+        """A whole number."""
+        self.add(name, type=number_of(int, minimum), metavar=metavar, help=text, **options)
 
+    def choices(self, name: str, text: str, choices: Iterable[str], metavar: str = "NAME", **options) -> None:
+        """One or more of the choices."""
+        self.add(name, nargs="+", metavar=metavar, choices=[*choices], help=text, **options)
 
-def size_flag(add: Callable, default: object = None) -> None:
-    shown = "%(default)s" if default else "tiny"
-    add("--size", metavar="NAME", choices=[*SIZES], default=default, help=f"{', '.join(SIZES)} ({shown})")
+    def size(self, default: object = None) -> None:
+        shown = "%(default)s" if default else "tiny"
+        self.add("--size", metavar="NAME", choices=[*SIZES], default=default, help=f"{', '.join(SIZES)} ({shown})")
 
+    def sizes(self, default: object) -> None:
+        self.choices("--sizes", f"{', '.join(SIZES)} (%(default)s)", SIZES, default=default)
 
-def tokens_flag(add: Callable) -> None:
-    count_flag(add, "--seq-len", "tokens per sample (that of the size)")
+    def tokens(self) -> None:
+        self.count("--seq-len", "tokens per sample (that of the size)")
 
+    def samples(self) -> None:
+        self.count("--batch-size", "samples (that of the size)")
 
-def samples_flag(add: Callable) -> None:
-    count_flag(add, "--batch-size", "samples (that of the size)")
+    def precisions(self, shown: str, of: str = "", default: list[str] | None = None) -> None:
+        text = f"{of}{', '.join(PRECISIONS)} ({shown})"
+        self.choices("--precisions", text, PRECISIONS, metavar="P", default=default)
 
+    def workload(self) -> None:
+        text = "a training step of your own, as in tiny_llama_v1.py"
+        self.add("--workload", metavar="FILE.py[:NAME]", help=text)
 
-def workload_flag(add: Callable) -> None:
-    add("--workload", metavar="FILE.py[:NAME]", help="a training step of your own, as in tiny_llama_v1.py")
+    def resume(self) -> None:
+        self.add("--resume", metavar="FOLDER", help="continue an interrupted sweep; use the same flags")
 
 
 # ---- Reading them --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ DOCUMENTS = [kind.pattern for kind in FILES if kind.pattern.endswith(("_study.js
 def read_sweep(folder: Path) -> dict | None:
     """The document of the sweep in a folder, None if there is none."""
     documents = (read_document(folder / name) for name in DOCUMENTS)
-    return next((found for found in documents if found and {"sweep", "key", "figures", "rows"} <= found.keys()), None)
+    return next((sweep for sweep in documents if sweep and {"sweep", "key", "figures", "rows"} <= sweep.keys()), None)
 
 
 def compare_sweeps(folders: list[Path], sweeps: list[dict | None]) -> dict:
@@ -95,9 +95,9 @@ def statuses(names: list[str], tables: list[dict]) -> list[dict]:
     """Rows whose status differs between sweeps."""
     rows = []
     for key in dict.fromkeys(key for table in tables for key in table):
-        found = [table[key]["status"] if key in table else "no such row" for table in tables]
-        if len(set(found)) > 1:
-            rows.append({"row": " ".join(map(str, key)), **dict(zip(names, found, strict=True))})
+        of_key = [table[key]["status"] if key in table else "no such row" for table in tables]
+        if len(set(of_key)) > 1:
+            rows.append({"row": " ".join(map(str, key)), **dict(zip(names, of_key, strict=True))})
     return rows
 
 
@@ -126,8 +126,8 @@ def sweep_comparison_lines(comparison: dict) -> list[str]:
     if comparison["statuses"]:
         lines += ["", "Rows whose status differs:"]
         lines += narrow_table(text_columns("row", *comparison["names"]), comparison["statuses"])
-    found = {row["name"]: " | ".join(map(str, row["values"])) for row in comparison["differences"]}
-    return [*lines, "", f"Settings that differ:{'' if found else ' none'}", *labeled(found, "  ")]
+    settings = {row["name"]: " | ".join(map(str, row["values"])) for row in comparison["differences"]}
+    return [*lines, "", f"Settings that differ:{'' if settings else ' none'}", *labeled(settings, "  ")]
 
 
 def sweep_comparison_answer(comparison: dict, read_on: str) -> list[str]:

@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -30,6 +31,47 @@ if TYPE_CHECKING:
 PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
 
 
+class Answer(NamedTuple):
+    """How a process has ended."""
+
+    status: str  # ok, oom or failed
+    result: object  # or the reason
+    disturbance: dict  # of DisturbanceMeter; {} without a device
+    at_s: float  # wall clock; 0 where it died without a word, which others notice later
+
+
+class Child:
+    """A new process that calls work(*arguments), and answers once.
+
+    It is forked from a server that has imported PyTorch but used no device, so that it starts fast and clean.
+    """
+
+    def __init__(self, work: Callable, *arguments, device: torch.device | None = None):
+        """device: on which the disturbance is measured."""
+        context = multiprocessing.get_context("forkserver")
+        ours = [name for name in sys.modules if name.startswith("studies.")]
+        context.set_forkserver_preload([*PRELOADED, *ours, work.__module__])
+        self.receiver, sender = context.Pipe(duplex=False)
+        self.process = context.Process(target=_answer, args=(sender, work, arguments, device), daemon=True)
+        self.process.start()
+        sender.close()
+
+    def answer(self) -> Answer:
+        """Once the receiver is ready."""
+        try:
+            return self.receiver.recv()
+        except EOFError:
+            self.process.join()
+            return Answer(*cause_of_death(self.process.exitcode), {}, 0.0)
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.process.join(0.5)
+        self.process.terminate()
+        self.process.join()
+        self.receiver.close()
+
+
 def in_fresh_process(
     work: Callable,
     *arguments,
@@ -39,32 +81,18 @@ def in_fresh_process(
 ) -> tuple[str, object]:
     """Call work(*arguments) in a new process.  Returns ("ok", result), or ("oom" or "failed", reason).
 
-    The process is forked from a server that has imported PyTorch but used no device, so that it starts fast and clean.
     disturbance: receives the document of DisturbanceMeter, how far work on the device was disturbed.
     """
-    context = multiprocessing.get_context("forkserver")
-    ours = [name for name in sys.modules if name.startswith("studies.")]
-    context.set_forkserver_preload([*PRELOADED, *ours, work.__module__])
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, work, arguments, device), daemon=True)
-    process.start()
-    sender.close()
+    child = Child(work, *arguments, device=device)
     try:
-        while not receiver.poll(1.0):
+        while not child.receiver.poll(1.0):
             while_waiting()
-        status, answer, measured = receiver.recv()
-        if disturbance is not None:
-            disturbance |= measured
-        return status, answer
-    except EOFError:
-        process.join()
-        return cause_of_death(process.exitcode)
+        answer = child.answer()
     finally:
-        if process.is_alive():
-            process.join(0.5)
-        process.terminate()
-        process.join()
-        receiver.close()
+        child.end()
+    if disturbance is not None:
+        disturbance |= answer.disturbance
+    return answer.status, answer.result
 
 
 def run_in_subprocess_if_gpu(on_gpu: bool, work: Callable, *arguments):
@@ -103,22 +131,15 @@ def _answer(connection, work: Callable, arguments: tuple, device: torch.device |
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep terminates it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     warnings.simplefilter("ignore")
+    meter = DisturbanceMeter(device) if device else None
     try:
-        answer = "ok", *_with_disturbance(work, arguments, device)
+        with meter.long_interval() if meter else contextlib.nullcontext():
+            result = work(*arguments)
+        answer = Answer("ok", result, meter.document() if meter else {}, time.time())
     except Exception as error:  # noqa: BLE001 a row may fail in any way, and the others go on
-        answer = *status_of(error), {}
+        answer = Answer(*status_of(error), {}, time.time())
     connection.send(answer)
     connection.close()
-
-
-def _with_disturbance(work: Callable, arguments: tuple, device: torch.device | None) -> tuple[object, dict]:
-    """The result, and how far work on the device was disturbed; {} without a device."""
-    if device is None:
-        return work(*arguments), {}
-    meter = DisturbanceMeter(device)
-    with meter.long_interval():
-        result = work(*arguments)
-    return result, meter.document()
 
 
 def run_script(workload: TinyLlamaWorkload, profiling: ProfilerConfig, folder: Path) -> None:

@@ -1,31 +1,18 @@
-"""How is work done on several ranks?  Each call is a launch of torchrun on this machine, which leaves nothing behind.
-
-torchrun --nproc-per-node W -m studies.engine.ranks FOLDER      what every rank runs; the work is in the folder, pickled
-"""
+"""How is work done on several ranks?  Each is a process of its own on this machine, and nothing of them is left."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
-import re
-import signal
-import subprocess
-import sys
-import tempfile
-import warnings
+import socket
 from collections.abc import Callable
-from pathlib import Path
+from multiprocessing import connection
 from typing import NamedTuple
 
 import torch
 
-from harness.base.paths import PROJECT
 from harness.machine.devices import choose_device
 from harness.ranks.distributed import process_group
-from studies.engine.isolation import status_of
-
-STOP_S = 10  # that torchrun has to end its ranks
+from studies.engine.isolation import Child
 
 
 class RankContext(NamedTuple):
@@ -41,83 +28,41 @@ def on_ranks(
 ) -> tuple[str, list | str]:
     """Call work(RankContext, *arguments) on new ranks.
 
-    Returns ("ok", results by rank), or ("oom" or "failed", reason).
+    Returns ("ok", results by rank), or ("oom" or "failed", reason), that of the rank which failed first: the others
+    then lose their connection.
     device: cpu or cuda.  On CPUs each rank has one thread, so that they compare with one another.
     """
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
-    with tempfile.TemporaryDirectory(prefix="ranks_", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        (folder / "work").write_bytes(pickle.dumps((device, work, arguments)))
-        with (folder / "output").open("wb") as output:
-            command = [*launcher, "-m", "studies.engine.ranks", name]
-            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment_of_ranks(device))
-            try:
-                while wait(process, 1.0) is None:
-                    while_waiting()
-            finally:
-                process.terminate()  # nothing, if it has ended
-                if wait(process, STOP_S) is None:
-                    process.kill()
-                    process.wait()
-        return answer_of(folder, world_size, process.returncode)
-
-
-def environment_of_ranks(device: str) -> dict[str, str]:
-    paths = [str(PROJECT), os.environ.get("PYTHONPATH", "")]
-    threads = {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}
-    return os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def wait(process: subprocess.Popen, seconds: float) -> int | None:
-    """Its exit code, None if it still runs after that time."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(seconds)
-    return None
-
-
-def answer_of(folder: Path, world_size: int, code: int) -> tuple[str, list | str]:
-    """What the ranks have written; else the reason of the one that failed first: the others then lose their connection,
-    or are ended by torchrun."""
-    output = (folder / "output").read_text(errors="replace")
-    ended = {int(rank): int(number) for rank, number in re.findall(r"rank *: (\d+) .*?\n *exitcode *: -(\d+) ", output)}
-    for rank, number in ended.items():
-        if number == signal.SIGKILL:
-            return "oom", f"rank {rank} was killed by SIGKILL, as the operating system does when memory runs out"
-        if number != signal.SIGTERM:
-            return "failed", f"rank {rank} was ended by {signal.Signals(number).name}"
-    files = sorted(folder.glob("rank*"), key=lambda file: file.stat().st_mtime_ns)
-    answers = {int(file.name.removeprefix("rank")): pickle.loads(file.read_bytes()) for file in files}
-    for rank, (status, answer) in answers.items():
-        if status != "ok":
-            return status, f"rank {rank}: {answer}"
-    if len(answers) == world_size:
-        return "ok", [answers[rank][1] for rank in range(world_size)]
-    last = output.strip().splitlines()[-1] if output.strip() else "without a word"
-    return "failed", f"torchrun ended with exit code {code}: {last}"
-
-
-# ---- On each rank --------------------------------------------------------------------------------------------------
-
-
-def main(folder: Path) -> int:
-    """Do the work of this rank and write its answer.  Returns the exit code."""
-    warnings.simplefilter("ignore")
-    rank = int(os.environ["RANK"])
+    port = free_port()
+    ranks = [Child(work_of_rank, rank, world_size, port, device, work, arguments) for rank in range(world_size)]
+    results: dict[int, object] = {}
     try:
-        answer = "ok", work_of_rank(*pickle.loads((folder / "work").read_bytes()))
-    except Exception as error:  # noqa: BLE001 a rank may fail in any way, and the sweep goes on
-        answer = status_of(error)
-    partial = folder / f".rank{rank}"
-    partial.write_bytes(pickle.dumps(answer))
-    partial.replace(folder / f"rank{rank}")
-    return int(answer[0] != "ok")
+        while len(results) < world_size:
+            waiting = [child.receiver for rank, child in enumerate(ranks) if rank not in results]
+            ready = connection.wait(waiting, 1.0)
+            answers = {rank: child.answer() for rank, child in enumerate(ranks) if child.receiver in ready}
+            for rank, answer in sorted(answers.items(), key=lambda item: item[1].at_s):
+                if answer.status != "ok":
+                    return answer.status, f"rank {rank}: {answer.result}"
+                results[rank] = answer.result
+            while_waiting()
+        return "ok", [results[rank] for rank in range(world_size)]
+    finally:
+        for child in ranks:
+            child.end()
 
 
-def work_of_rank(device_name: str, work: Callable, arguments: tuple):
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def work_of_rank(rank: int, world_size: int, port: int, device_name: str, work: Callable, arguments: tuple):
+    """In the new process: what torchrun would set, then the work."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    if device_name == "cpu":
+        torch.set_num_threads(1)
     device = choose_device(device_name)
-    with process_group(device, {}) as (rank, world_size):
+    with process_group(device, {}):
         return work(RankContext(rank, world_size, device), *arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

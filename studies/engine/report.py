@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from harness.base.console import say
 from harness.base.errors import UserError
 from harness.base.files import write_bytes, write_figure
 from harness.base.tables import Column, Section, narrow_table, with_room, wrapped
+from harness.base.units import megabytes
 from harness.run.event_file import in_words
 from studies.engine.columns import first_reason
 from studies.engine.sweep import Sweep
@@ -90,6 +91,28 @@ def disturbance_of(rows: list[dict]) -> str:
     return f"{len(disturbed)} of {len(measured)} rows, such as: {disturbed[-1]}" if disturbed else "none seen"
 
 
+def predicted_finding(rows: list[dict], key: str, label: Callable[[dict], str], available_bytes: int) -> list[str]:
+    """The finding of a sweep that measured nothing: the range of predicted peaks, and which of them fit."""
+
+    def peak_of(row: dict) -> str:
+        return f"{megabytes(row[key])} ({label(row)})"
+
+    known = sorted((row for row in rows if row[key] is not None), key=lambda row: row[key])
+    if not known:
+        return ["Nothing was measured, and nothing could be predicted; the column status says why."]
+    least, most = known[0], known[-1]
+    too_large = [row for row in known if row[key] > available_bytes]
+    available = f"the {megabytes(available_bytes)} available"
+    if len(known) == 1:
+        return [f"Predicted peak: {peak_of(most)}; it {'does not fit' if too_large else 'fits'} in {available}."]
+    first = f"Predicted peaks: from {peak_of(least)} to {peak_of(most)}."
+    if not too_large:
+        return [first, f"All of them fit in {available}."]
+    count = f"{len(too_large)} of {len(known)}" if len(too_large) < len(known) else "All of them"
+    verb = "does not" if len(too_large) == 1 else "do not"
+    return [first, f"{count} {verb} fit in {available}, the smallest: {peak_of(too_large[0])}."]
+
+
 # ---- On the screen -------------------------------------------------------------------------------------------------
 
 
@@ -110,10 +133,10 @@ def screen_lines(section: Section, fold: bool = True) -> list[str]:
 def folded(columns: Sequence[Column], rows: list[dict]) -> tuple[list[Column], list[str]]:
     """The columns whose text differs between rows, and a line that names those of the others, if there are any."""
     kept, same = [], []
-    for one in columns:
-        text, *different = {one.text(row) for row in rows}
+    for shown in columns:
+        text, *different = {shown.text(row) for row in rows}
         if different or (text != "-" and len(rows) == 1):
-            kept.append(one)
+            kept.append(shown)
         elif text not in ("-", ""):
-            same.append(f"{one.title} {text}")
+            same.append(f"{shown.title} {text}")
     return kept, [f"In all rows: {', '.join(same)}"] if same else []

@@ -16,7 +16,7 @@ from harness.base.tables import Section, wrapped
 from harness.base.units import megabytes
 from studies.engine import isolation, ranks
 from studies.engine.columns import disturbance_columns, disturbance_of_ranks, first_reason
-from studies.engine.command_line import parse_sweep, sweep_parser
+from studies.engine.command_line import Flags, parse_sweep, sweep_parser
 from studies.engine.device import DeviceProperties
 from studies.engine.report import Report, screen_lines
 from studies.engine.sweep import Cell, Sweep, SweepKind
@@ -24,10 +24,9 @@ from studies.engine.sweep import Cell, Sweep, SweepKind
 NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row
 
 
-class Study(ABC):
+class Study(SweepKind, ABC):
     """A sweep: a subclass says which flags and cells it has, how a cell is measured, and what the rows say."""
 
-    kind: SweepKind
     predicts = True  # the memory of its rows, so that those that would not fit are skipped
     not_with_workload: Sequence[str] = ()  # the flags that --workload takes the place of
     with_table = True  # printed after the finding, also without --verbose
@@ -44,14 +43,14 @@ class Study(ABC):
     @classmethod
     def parser(cls, documentation: str) -> OneLineParser:
         """The parser of run_<name>.py, whose documentation this is."""
-        parser = sweep_parser(cls.kind.name, documentation, cls.predicts)
-        cls.add_flags(parser.add_argument)
+        parser = sweep_parser(cls.name, documentation, cls.predicts)
+        cls.add_flags(Flags(parser))
         return parser
 
     @staticmethod
     @abstractmethod
-    def add_flags(add: Callable) -> None:
-        """The flags of this study alone.  add: add_argument() of the parser."""
+    def add_flags(flags: Flags) -> None:
+        """Those of this study alone."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -95,9 +94,9 @@ class Study(ABC):
     def run(self) -> None:
         self.prepare()
         cells, args = self.cells(), self.args
-        folder = Path(args.resume or args.output_dir or f"./{self.kind.name}")
+        folder = Path(args.resume or args.output_dir or f"./{self.name}")
         environment = self.device.environment
-        self.sweep = Sweep(self.kind, folder, self.settings(), environment, args.notes + environment["warnings"])
+        self.sweep = Sweep(self, folder, self.settings(), environment, args.notes + environment["warnings"])
         if args.resume:
             self.sweep.resume()
         else:
@@ -121,7 +120,7 @@ class Study(ABC):
 
     def _measure_all(self, todo: list[Cell]) -> None:
         started, measured = time.monotonic(), 0
-        with progress_bar(self.kind.name.replace("_", " "), total=len(todo)) as self.bar:
+        with progress_bar(self.name.replace("_", " "), total=len(todo)) as self.bar:
             for i, cell in enumerate(todo, 1):
                 if not self.sweep.is_open(cell):  # an earlier round of it failed
                     continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_origin
 
@@ -30,7 +30,6 @@ class Cell:
     round: int = 0
 
 
-@dataclass(frozen=True)
 class SweepKind:
     """What the documents of all sweeps of a kind have in common, so that any two of them can be compared."""
 
@@ -39,12 +38,12 @@ class SweepKind:
     key: tuple[str, ...]  # the columns that identify a row
     figures: Mapping[str, str | None]  # the columns to compare, each with that of its standard deviation
     # The lists of the document, and which rows are in each.
-    lists: Mapping[str, Callable[[dict], bool]] = field(default_factory=lambda: {"rows": lambda row: True})
+    lists: Mapping[str, Callable[[dict], bool]] = {"rows": lambda row: True}
 
-    @property
-    def columns(self) -> list[str]:
+    @classmethod
+    def columns(cls) -> list[str]:
         """Those that every row has."""
-        hints = get_type_hints(self.row_type, include_extras=True)
+        hints = get_type_hints(cls.row_type, include_extras=True)
         return [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]
 
 
@@ -100,7 +99,7 @@ class Sweep:
 
     def completed(self, row: dict) -> dict:
         """The row with all columns, and a reason for every null that has none yet."""
-        row = dict.fromkeys((*self.kind.key, *self.kind.columns)) | row
+        row = dict.fromkeys((*self.kind.key, *self.kind.columns())) | row
         why = "not part of this row" if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
         return explain_nulls_recursively(row, dict.fromkeys(row, why))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,14 +14,13 @@ from harness.base.text import flag_of
 from harness.base.units import megabytes
 from harness.documents.sweeps import MemoryStudyRow
 from harness.instruments.schedule import ProfilerConfig
-from studies.engine.command_line import COUNT, RESUME
+from studies.engine.columns import predicted_peak
+from studies.engine.command_line import Flags
 from studies.engine.isolation import run_script
-from studies.engine.prediction import predicted_peak
 from studies.engine.report import Report
 from studies.engine.study import NOT_SETTINGS, Study
-from studies.engine.sweep import Cell, SweepKind
-from studies.memory.fit import KEY, fit, growth_factors, with_shares
-from studies.memory.tables import factor_section, finding, fit_section, label, table
+from studies.engine.sweep import Cell
+from studies.memory import results
 from tiny_llama_v1 import TinyLlamaWorkload
 
 PER_ROW = "is set for each row; use --batch-sizes and --seq-lens"
@@ -42,28 +40,23 @@ class Run(Cell):
 
 
 class MemoryStudy(Study):
-    kind = SweepKind(
-        "memory_study",
-        MemoryStudyRow,
-        KEY,
-        {"step_time_ms": None, "peak_bytes": None, "predicted_bytes": None},  # without a spread
-    )
+    name, row_type, key = "memory_study", MemoryStudyRow, results.KEY
+    figures = dict.fromkeys(("step_time_ms", "peak_bytes", "predicted_bytes"))  # without a spread
     not_with_workload = ("batch_sizes", "seq_lens")
-    label, table = staticmethod(label), staticmethod(table)
+    label, table = staticmethod(results.label), staticmethod(results.table)
 
     @classmethod
     def parser(cls, documentation: str) -> OneLineParser:
         """All flags of the script, as each row is a run of it."""
         parser = tiny_llama_v1.build_parser("run_memory_study.py", documentation.splitlines()[0])
-        cls.add_flags(parser.add_argument_group("sweep").add_argument)
+        cls.add_flags(Flags(parser.add_argument_group("sweep")))
         return parser
 
     @staticmethod
-    def add_flags(add: Callable) -> None:
-        add("--batch-sizes", type=COUNT, nargs="+", default=[4, 8, 16], metavar="N", help="samples per step (4 8 16)")
-        text = "tokens per sample (64 128 256 512)"
-        add("--seq-lens", type=COUNT, nargs="+", default=[64, 128, 256, 512], metavar="N", help=text)
-        add("--resume", metavar="FOLDER", help=RESUME)
+    def add_flags(flags: Flags) -> None:
+        flags.count("--batch-sizes", "samples per step (4 8 16)", nargs="+", default=[4, 8, 16])
+        flags.count("--seq-lens", "tokens per sample (64 128 256 512)", nargs="+", default=[64, 128, 256, 512])
+        flags.resume()
 
     def prepare(self) -> None:
         for name, why in NOT_HERE.items():
@@ -91,7 +84,7 @@ class MemoryStudy(Study):
         """With the resolved settings of the script, but for those that differ between rows."""
         settings = self.workload.settings()
         resolved = settings["model"] | settings["training"]
-        differ = ("max_seq_len", *KEY, *NOT_SETTINGS)
+        differ = ("max_seq_len", *results.KEY, *NOT_SETTINGS)
         return super().settings() | {name: value for name, value in resolved.items() if name not in differ}
 
     def measure(self, cell: Run) -> list[dict]:
@@ -107,13 +100,13 @@ class MemoryStudy(Study):
     def report(self) -> Report:
         from studies.memory.figure import memory_figure
 
-        fitted, factors = fit(self.rows), growth_factors(self.rows)
-        self.sweep.rows = with_shares(self.rows, fitted)
+        fitted, factors = results.fit(self.rows), results.growth_factors(self.rows)
+        self.sweep.rows = results.with_shares(self.rows, fitted)
         workload = self.workload
         about = f"{workload.parameter_count():,} parameters, {workload.precision}, on {self.device.name}"
         return Report(
-            finding(self.rows, fitted, self.available_bytes),
-            [table(self.rows), fit_section(fitted, self.rows), factor_section(factors)],
+            results.finding(self.rows, fitted, self.available_bytes),
+            [results.table(self.rows), results.fit_section(fitted, self.rows), results.factor_section(factors)],
             memory_figure(self.measured, fitted, about) if self.measured else None,
             {"fit": fitted, "factors": factors},
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM
 from harness.model.workload import Workload
-from studies.optimization.columns import columns_alone, columns_beside
+from studies.optimization.results import columns_alone, columns_beside
 from studies.optimization.rungs import Rung
 
 # Calls take_turns() in a new process: status and reason of that, and its answers, None if it died.

@@ -41,13 +41,7 @@ RUNGS = (  # in the order of the ladder
     Rung("compile", "--compile", ("compile",), replaces=("fused-norm", "fused-rope", "triton"), any_model=True),
     Rung("cuda-graphs", "--cuda-graphs", ("CUDA graphs",), climbs=False),  # excludes compiling
     Rung("fused-loss", "--fused-loss", ("fused loss",), climbs=False),
-    Rung(
-        "checkpointing",
-        "--activation-checkpointing",
-        ("activation checkpointing",),
-        climbs=False,
-        any_model=True,
-    ),
+    Rung("checkpointing", "--activation-checkpointing", ("activation checkpointing",), climbs=False, any_model=True),
     Rung("bf16", "--precision bf16", ("mixed precision",), climbs=False, any_model=True),
 )
 NAMES = tuple(rung.name for rung in RUNGS)
@@ -85,7 +79,7 @@ def flag_sets(names: Sequence[str], precision: str) -> list[FlagSet]:
     ladder: list[tuple[Rung, ...]] = [()]
     for rung in rungs:
         if rung.climbs:
-            ladder.append((*(one for one in ladder[-1] if one.name not in rung.replaces), rung))
+            ladder.append((*(below for below in ladder[-1] if below.name not in rung.replaces), rung))
     alone = [FlagSet((rung,), None) for rung in rungs if (rung,) not in ladder]
     climbing = [FlagSet(some, height) for height, some in enumerate(ladder)]
     return [climbing[0], *alone, *climbing[1:]]
@@ -134,13 +128,13 @@ def predicted_ratio(rungs: Sequence[Rung], analysis: dict | None) -> dict:
     least = 1 - sum(saving(row["speedup_bound"]) for row in faster)
     likely = 1 + costs - sum(saving(row["speedup_estimate"] or row["speedup_bound"]) for row in faster)
     estimated = costs or any(row["speedup_estimate"] for row in faster)
-    found = {
+    ratios = {
         "bound": least if faster and least > 0 else None,
         "estimate": likely if estimated and likely > 0 else None,
     }
     overlap = "what each saves adds up to the whole step, so they must save the same"
     return explain_nulls(
-        found,
+        ratios,
         overlap,
         bound=overlap if faster else "it saves memory, not time",
         estimate=overlap if estimated else "the trace gives a bound alone",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from argparse import BooleanOptionalAction
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,31 +17,22 @@ from harness.base.command_line import require
 from harness.base.documents import read_document
 from harness.documents.sweeps import OptimizationStudyRow
 from harness.instruments.schedule import ProfilerConfig
-from harness.machine.devices import PRECISIONS
 from harness.model.workload import Workload
-from studies.engine.command_line import (
-    ByDevice,
-    choices_flag,
-    count_flag,
-    samples_flag,
-    tokens_flag,
-    workload_flag,
-    workload_of,
-)
+from studies.engine.columns import predicted_peak
+from studies.engine.command_line import ByDevice, Flags, workload_of
 from studies.engine.isolation import run_script
-from studies.engine.prediction import predicted_peak
 from studies.engine.report import Report
 from studies.engine.study import Study
-from studies.engine.sweep import FINISHED_STATUSES, Cell, SweepKind
-from studies.optimization.columns import KEY, is_reference
+from studies.engine.sweep import FINISHED_STATUSES, Cell
+from studies.optimization import results
 from studies.optimization.groups import Candidate, groups_that_fit, measured_rows
 from studies.optimization.reference import MISSING, reference_of, reference_title
 from studies.optimization.rungs import NAMES, flag_sets, names_for, not_here, predicted_ratio
-from studies.optimization.tables import finding, label, ladders, result, table
 from studies.optimization.turns import take_turns
-from tiny_llama_v1 import SIZES
 
-SHAPE = KEY[:-1]  # of a ladder
+FIGURES = {"step_ms": "step_std_ms", "ratio": None, "measured_memory_bytes": None, "compile_s": None}
+LISTS = {"rows": lambda row: not results.is_reference(row), "reference": results.is_reference}
+SHAPE = results.KEY[:-1]  # of a ladder
 PROFILED = ProfilerConfig(enable_pytorch_profiler=True, warmup_steps=1, profile_steps=2, profile_memory=True)
 
 
@@ -53,34 +44,28 @@ class Ladder(Cell):
 
 
 class OptimizationStudy(Study):
-    kind = SweepKind(
-        "optimization_study",
-        OptimizationStudyRow,
-        KEY,
-        {"step_ms": "step_std_ms", "ratio": None, "measured_memory_bytes": None, "compile_s": None},
-        {"rows": lambda row: not is_reference(row), "reference": is_reference},
-    )
+    name, row_type, key = "optimization_study", OptimizationStudyRow, results.KEY
+    figures, lists = FIGURES, LISTS
     not_with_workload = ("sizes", "seq_len", "batch_size")
     with_table = False
-    label, result, table = staticmethod(label), staticmethod(result), staticmethod(table)
+    label, result, table = staticmethod(results.label), staticmethod(results.result), staticmethod(results.table)
 
     @staticmethod
-    def add_flags(add: Callable) -> None:
+    def add_flags(flags: Flags) -> None:
         default = ByDevice(["small", "medium"], ["tiny", "small"])
-        choices_flag(add, "--sizes", f"{', '.join(SIZES)} (%(default)s)", SIZES, default=default)
-        text = f"of the baseline: {', '.join(PRECISIONS)} (fp32)"
-        choices_flag(add, "--precisions", text, PRECISIONS, metavar="P", default=["fp32"])
+        flags.sizes(default)
+        flags.precisions("fp32", of="of the baseline: ", default=["fp32"])
         text = "(all; one that the device does not have is a row with the reason)"
-        choices_flag(add, "--rungs", f"the optimizations: {', '.join(NAMES)} {text}", NAMES, default=list(NAMES))
+        flags.choices("--rungs", f"the optimizations: {', '.join(NAMES)} {text}", NAMES, default=list(NAMES))
         text = "also measure transformers' LLaMA with its best settings (on)"
-        add("--reference", action=BooleanOptionalAction, default=True, help=text)
-        tokens_flag(add)
-        samples_flag(add)
+        flags.add("--reference", action=BooleanOptionalAction, default=True, help=text)
+        flags.tokens()
+        flags.samples()
         text = "rounds, in each of which every set of flags takes one step (%(default)s)"
-        count_flag(add, "--repetitions", text, default=ByDevice(30, 10))
+        flags.count("--repetitions", text, default=ByDevice(30, 10))
         text = "steps of each before the rounds, beside the audited first one (%(default)s)"
-        count_flag(add, "--warmup-steps", text, minimum=0, default=1)
-        workload_flag(add)
+        flags.count("--warmup-steps", text, minimum=0, default=1)
+        flags.workload()
 
     def prepare(self) -> None:
         self.device.check_precisions(self.args.precisions, "--precisions")
@@ -92,7 +77,7 @@ class OptimizationStudy(Study):
         args = self.args
         sizes = [None] if args.workload else args.sizes
         cells = [self.ladder_of(size, precision) for size, precision in itertools.product(sizes, args.precisions)]
-        with_reference = any(is_reference(row) for cell in cells for row in cell.rows)
+        with_reference = any(results.is_reference(row) for cell in cells for row in cell.rows)
         if args.reference and not args.workload and not with_reference:
             args.notes.append(MISSING)
         return cells
@@ -183,8 +168,8 @@ class OptimizationStudy(Study):
         from studies.optimization.figure import optimization_figure
 
         name = self.device.name
-        figure = optimization_figure(ladders(self.measured), name) if self.measured else None
-        return Report(finding(self.rows, name, self.available_bytes), [table(self.rows)], figure)
+        figure = optimization_figure(results.ladders(self.measured), name) if self.measured else None
+        return Report(results.finding(self.rows, name, self.available_bytes), [results.table(self.rows)], figure)
 
 
 def is_finished(row: dict | None) -> bool:

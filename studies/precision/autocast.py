@@ -91,9 +91,9 @@ def data_types(precision: str, device: torch.device) -> list[dict]:
     toy_state = state._replace(model=toy, optimizer=torch.optim.AdamW(toy.parameters()))
     cases = ((toy_state, itertools.repeat(toy_batch)), (state, workload.batches(device)))
     return [
-        {"model": type(one.model).__name__, "autocast": precision} | row
-        for one, stream in cases
-        for row in types_in_a_step(one, stream)
+        {"model": type(trained.model).__name__, "autocast": precision} | row
+        for trained, stream in cases
+        for row in types_in_a_step(trained, stream)
     ]
 
 
@@ -137,20 +137,20 @@ def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.devi
         column("count", "count"),
         *(column(f"under {name}", name, left=True) for name in ran),
     )
-    found = []
+    sections = []
     for model in dict.fromkeys(row["model"] for row in rows):
         hooked, parts = (
             [row for row in rows if row["model"] == model and (row["what"] == "part") == is_part]
             for is_part in (False, True)
         )
         title = f"Data types of {model} under autocast, on {device.type}"
-        found.append(Section(title, columns, side_by_side(hooked), [conclusions(hooked, name) for name in ran]))
+        sections.append(Section(title, columns, side_by_side(hooked), [conclusions(hooked, name) for name in ran]))
         if parts:
             text = ["All data types of the tensors that a part creates: results, and casts of its inputs and weights."]
-            found.append(Section(f"Parts of the forward pass of {model}", columns, side_by_side(parts), text))
-    found = found or [Section("Data types under autocast")]
-    found[-1].text += [f"Not run under {name}: {reason}" for name, reason in lacking.items() if name in AUTOCAST]
-    return found
+            sections.append(Section(f"Parts of the forward pass of {model}", columns, side_by_side(parts), text))
+    sections = sections or [Section("Data types under autocast")]
+    sections[-1].text += [f"Not run under {name}: {reason}" for name, reason in lacking.items() if name in AUTOCAST]
+    return sections
 
 
 def conclusions(rows: list[dict], autocast: str) -> str:

@@ -130,18 +130,18 @@ def squares_section(rows: list[dict]) -> Section:
 def accumulated(accumulator: torch.dtype, addend: torch.dtype, converted: bool, device: torch.device) -> list[float]:
     """The sum after each addition of ADDEND in its type; converted: to the type of the accumulator first."""
     total = torch.zeros((), dtype=accumulator, device=device)
-    one = torch.tensor(ADDEND, dtype=addend, device=device)
+    increment = torch.tensor(ADDEND, dtype=addend, device=device)
     sums = []
     for _ in range(ADDITIONS):
-        total += one.to(accumulator) if converted else one
+        total += increment.to(accumulator) if converted else increment
         sums.append(total.clone())
     return torch.stack(sums).cpu().double().tolist()
 
 
 def stalls_from(dtype: torch.dtype, addend: torch.dtype, device: torch.device) -> float:
     """The smallest power of two, at least 1, that adding ADDEND does not change."""
-    one = torch.tensor(ADDEND, dtype=addend, device=device).to(dtype)
-    return next(x for x in powers(dtype) if x >= 1 and one + x == x)
+    increment = torch.tensor(ADDEND, dtype=addend, device=device).to(dtype)
+    return next(x for x in powers(dtype) if x >= 1 and increment + x == x)
 
 
 def accumulation(device: torch.device) -> tuple[list[dict], dict[str, list[float]]]:

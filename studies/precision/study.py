@@ -2,60 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from harness.documents.sweeps import PrecisionStudyRow
 from harness.machine.devices import PRECISIONS
-from studies.engine.command_line import (
-    ByDevice,
-    choices_flag,
-    count_flag,
-    samples_flag,
-    size_flag,
-    tokens_flag,
-    workload_of,
-)
+from studies.engine.command_line import ByDevice, Flags, workload_of
 from studies.engine.report import Report
 from studies.engine.study import Study
-from studies.engine.sweep import SweepKind
+from studies.precision import number_formats, results
 from studies.precision.autocast import AUTOCAST, data_types, dtype_sections
-from studies.precision.number_formats import (
-    ADDEND,
-    accumulation,
-    accumulation_section,
-    format_section,
-    formats,
-    squares,
-    squares_section,
-)
-from studies.precision.tables import finding, label, table
+from studies.training.results import TIMES, result
 from studies.training.study import TrainingRun, measured_rows
-from studies.training.tables import TIMES, result
 
 KEY = ("size", "seq_len", "batch_size", "precision")
 PREDICTED_OR_COMPUTED = ("peak_bytes", "predicted_peak_bytes", "first_loss", "final_loss")  # without a spread
 
 
 class PrecisionStudy(Study):
-    kind = SweepKind(
-        "precision_study",
-        PrecisionStudyRow,
-        KEY,
-        {f"{name}_ms": f"{name}_std_ms" for name in TIMES} | dict.fromkeys(PREDICTED_OR_COMPUTED),
-    )
-    label, result, table = staticmethod(label), staticmethod(result), staticmethod(table)
+    name, row_type, key = "precision_study", PrecisionStudyRow, KEY
+    figures = {f"{name}_ms": f"{name}_std_ms" for name in TIMES} | dict.fromkeys(PREDICTED_OR_COMPUTED)
+    label, result, table = staticmethod(results.label), staticmethod(result), staticmethod(results.table)
 
     @staticmethod
-    def add_flags(add: Callable) -> None:
-        size_flag(add, ByDevice("gpt2-small", "tiny"))
-        tokens_flag(add)
-        samples_flag(add)
-        text = f"{', '.join(PRECISIONS)} (all; one that the device does not support is a row with the reason)"
-        choices_flag(add, "--precisions", text, PRECISIONS, metavar="P")
-        count_flag(add, "--repetitions", "steps measured (%(default)s)", default=ByDevice(10, 5))
-        count_flag(add, "--warmup-steps", "steps before them (%(default)s)", minimum=0, default=ByDevice(5, 1))
+    def add_flags(flags: Flags) -> None:
+        flags.size(ByDevice("gpt2-small", "tiny"))
+        flags.tokens()
+        flags.samples()
+        flags.precisions("all; one that the device does not support is a row with the reason")
+        flags.count("--repetitions", "steps measured (%(default)s)", default=ByDevice(10, 5))
+        flags.count("--warmup-steps", "steps before them (%(default)s)", minimum=0, default=ByDevice(5, 1))
 
     def prepare(self) -> None:
         self.device.check_precisions(self.args.precisions or [], "--precisions")
@@ -86,24 +61,26 @@ class PrecisionStudy(Study):
         autocast = [name for name in AUTOCAST if name not in lacking]
         checks, sums = self.predict(checks_of_formats, autocast, workload.config.hidden_dim, self.device.device)
         sections = [
-            table(self.rows),
+            results.table(self.rows),
             *dtype_sections(checks["dtypes"], lacking, self.device.device),
-            format_section(),
-            squares_section(checks["squares"]),
-            accumulation_section(checks["accumulation"]),
+            number_formats.format_section(),
+            number_formats.squares_section(checks["squares"]),
+            number_formats.accumulation_section(checks["accumulation"]),
         ]
         about = workload.title_on(self.device.name) + "; by precision"
-        figure = precision_figure(self.rows, sums, ADDEND, about)
-        return Report(finding(self.rows, self.available_bytes), sections, figure, {"lacking": lacking, **checks})
+        figure = precision_figure(self.rows, sums, number_formats.ADDEND, about)
+        return Report(
+            results.finding(self.rows, self.available_bytes), sections, figure, {"lacking": lacking, **checks}
+        )
 
 
 def checks_of_formats(precisions: list[str], width: int, device: torch.device) -> tuple[dict, dict[str, list[float]]]:
     """The lists `dtypes`, `formats`, `squares` and `accumulation` of the document, and the sums to plot."""
-    rows, sums = accumulation(device)
+    rows, sums = number_formats.accumulation(device)
     checks = {
         "dtypes": [row for precision in precisions for row in data_types(precision, device)],
-        "formats": formats(),
-        "squares": squares(width, device),
+        "formats": number_formats.formats(),
+        "squares": number_formats.squares(width, device),
         "accumulation": rows,
     }
     return checks, sums

@@ -1,13 +1,18 @@
-"""Which columns does a launch of a scaling study add to its row?"""
+"""Which columns has a row of the scaling study?  Of its launches, and relative to its base."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Sequence
+
+import numpy as np
 
 from analysis.prediction.memory import predicted_memory
+from analysis.prediction.network import Network
 from analysis.work.fake_step import FakeRunError
 from harness.base.files import explain_nulls
+from harness.instruments.phases import median_interval
 from studies.scaling.faults import FAULTS
 from tiny_llama_v1 import TinyLlamaWorkload
 
@@ -20,6 +25,9 @@ PREDICTED = (
 )
 WITH_BUCKETS = ("ddp", "zero1")
 NO_LOCAL_STEPS = "only ddp can compute steps without communication"
+
+
+# ---- Of launches ---------------------------------------------------------------------------------------------------
 
 
 def predicted_columns(workload: TinyLlamaWorkload, on_gpu: bool, fault: str | None) -> dict:
@@ -105,3 +113,51 @@ def overlap_columns(rank: dict) -> dict:
         why = "fsdp reduces shards" if kinds else "one rank"
         return explain_nulls({"overlapped_share": None}, why)
     return {"overlapped_share": rank["overlapped_bytes"] / reduced}
+
+
+# ---- Relative to the base ------------------------------------------------------------------------------------------
+
+
+def same(row: dict, other: dict, *names: str) -> bool:
+    return all(row[name] == other[name] for name in names)
+
+
+def base_of(row: dict, rows: Sequence[dict]) -> dict | None:
+    """The row with the fewest ranks, measured: of one rank, or of the same mode and bucket size."""
+    for other in rows:
+        of_mode = other["world_size"] == 1 or same(row, other, "parallel", "bucket_mb")
+        plain = other["fault"] is None and other["status"] == "ok" and same(row, other, "scaling")
+        if of_mode and plain and other["world_size"] == row["base_world_size"]:
+            return other
+    return None
+
+
+def efficiency(row: dict, base: dict | None) -> dict:
+    """Tokens per second and rank, relative to the base, with the interval."""
+    if base is None:
+        return explain_nulls({"efficiency": None, "efficiency_95": None}, "the base was not measured")
+    of_rank = row["tokens_per_sec"] / row["world_size"] / (base["tokens_per_sec"] / base["world_size"])
+    if same(row, base, *KEY):
+        return explain_nulls({"efficiency": 1.0, "efficiency_95": None}, "it is the base")
+    times = row["step_times_ms"], base["step_times_ms"]
+    if min(map(len, times)) < 2:
+        return explain_nulls({"efficiency": of_rank, "efficiency_95": None}, "needs two launches")
+    interval = median_interval(np.divide, *times)
+    scale = of_rank * row["step_ms"] / base["step_ms"]  # samples per rank, relative to the base
+    return {"efficiency": of_rank, "efficiency_95": [scale / high for high in reversed(interval)]}
+
+
+def predicted_efficiency(row: dict, base: dict | None, network: Network | None) -> dict:
+    """From the base's step, which communicates nothing, and the predicted collectives: not hidden, and all hidden."""
+    collectives, why = row["predicted_collectives"], None
+    if base is None or base["world_size"] > 1:
+        why = "the base communicates" if base else "the base was not measured"
+    elif collectives is None:
+        why = row["predicted_collectives_reason"]
+    elif network is None:
+        why = "no network is known"
+    if why:
+        return explain_nulls({"predicted_efficiency": None}, why)
+    computing = base["step_ms"] * row["batch_size"] / base["batch_size"]
+    sending = network.time_ms(collectives, row["world_size"])
+    return {"predicted_efficiency": [computing / (computing + sending), computing / max(computing, sending)]}

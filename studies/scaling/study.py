@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from analysis.prediction.network import Network, measured_network, network_of, why_not_measured
@@ -16,31 +15,13 @@ from harness.documents.sweeps import ScalingStudyRow
 from harness.machine.disturbance import available_cores
 from harness.model.workload import check_shards
 from harness.ranks.parallel import ParallelConfig
-from studies.engine.command_line import (
-    ByDevice,
-    choices_flag,
-    count_flag,
-    samples_flag,
-    size_flag,
-    tokens_flag,
-    workload_of,
-)
+from studies.engine.command_line import ByDevice, Flags, workload_of
 from studies.engine.report import Report
 from studies.engine.study import Study
-from studies.engine.sweep import Cell, SweepKind
-from studies.scaling.columns import (
-    KEY,
-    PREDICTED,
-    WITH_BUCKETS,
-    columns_before,
-    disturbance_so_far,
-    measured_columns,
-    predicted_columns,
-)
+from studies.engine.sweep import Cell
+from studies.scaling import columns, results
 from studies.scaling.faults import FAULTS
-from studies.scaling.findings import verdicts, with_conclusions
 from studies.scaling.rank_steps import measure_steps
-from studies.scaling.tables import communication_section, fault_sections, finding, label, result, table
 from tiny_llama_v1 import TinyLlamaWorkload
 
 MODES = ["ddp", "zero1", "fsdp"]
@@ -60,35 +41,31 @@ class Launch(Cell):
 
 
 class ScalingStudy(Study):
-    kind = SweepKind(
-        "scaling_study",
-        ScalingStudyRow,
-        KEY,
-        dict.fromkeys(("step_ms", "tokens_per_sec", "efficiency", "measured_memory_bytes")),  # without a spread
-    )
-    label, result = staticmethod(label), staticmethod(result)
+    name, row_type, key = "scaling_study", ScalingStudyRow, columns.KEY
+    figures = dict.fromkeys(("step_ms", "tokens_per_sec", "efficiency", "measured_memory_bytes"))  # without a spread
+    label, result = staticmethod(results.label), staticmethod(results.result)
 
     @staticmethod
-    def add_flags(add: Callable) -> None:
+    def add_flags(flags: Flags) -> None:
         text = "ranks of this machine; the fewest are the base (powers of two: of its GPUs; on a CPU 1 2, with four "
-        count_flag(add, "--world-sizes", f"{text}cores 4)", metavar="W", nargs="+")
-        choices_flag(add, "--parallel-modes", f"{', '.join(MODES)} (all)", MODES, metavar="MODE", default=MODES)
+        flags.count("--world-sizes", f"{text}cores 4)", metavar="W", nargs="+")
+        flags.choices("--parallel-modes", f"{', '.join(MODES)} (all)", MODES, metavar="MODE", default=MODES)
         text = "weak: --batch-size is that of each rank; strong: of all ranks together (both)"
-        choices_flag(add, "--scalings", text, SCALINGS, default=SCALINGS)
+        flags.choices("--scalings", text, SCALINGS, default=SCALINGS)
         text = "sizes of the buckets of ddp and zero1, in MB (PyTorch's)"
-        add("--bucket-mbs", type=number_of(float, 0), nargs="+", metavar="MB", default=[], help=text)
+        flags.add("--bucket-mbs", type=number_of(float, 0), nargs="+", metavar="MB", default=[], help=text)
         text = f"what to plant, each in a row of its own: {', '.join(FAULTS)} (none)"
-        choices_flag(add, "--faults", text, FAULTS, default=[])
-        size_flag(add)
-        samples_flag(add)
-        tokens_flag(add)
+        flags.choices("--faults", text, FAULTS, default=[])
+        flags.size()
+        flags.samples()
+        flags.tokens()
         text = "further flags of tiny_llama_v1.py for all rows, such as --flags=--no-fsdp-reshard"
-        add("--flags", metavar="FLAGS", default="", help=text)
-        count_flag(add, "--num-steps", "steps of a launch (%(default)s)", default=ByDevice(20, 5))
-        count_flag(add, "--warmup-steps", "before them (%(default)s)", default=2)
-        count_flag(add, "--repetitions", "launches of each row, interleaved (%(default)s)", default=3)
+        flags.add("--flags", metavar="FLAGS", default="", help=text)
+        flags.count("--num-steps", "steps of a launch (%(default)s)", default=ByDevice(20, 5))
+        flags.count("--warmup-steps", "before them (%(default)s)", default=2)
+        flags.count("--repetitions", "launches of each row, interleaved (%(default)s)", default=3)
         text = "for the predicted efficiency: bus bandwidth of a rank in GB/s, or measured (measured, if there is one)"
-        add("--network", type=network_choice, metavar="GB/S", help=text)
+        flags.add("--network", type=network_choice, metavar="GB/S", help=text)
 
     def prepare(self) -> None:
         self.args.world_sizes = sorted(self.args.world_sizes or self.device.default_world_sizes())
@@ -102,7 +79,7 @@ class ScalingStudy(Study):
             self.device.check_world_sizes(args.world_sizes, least=1)
         if args.world_sizes[-1] < 2:
             raise UserError(f"--world-sizes {args.world_sizes[-1]}: scaling needs two ranks or more", 2)
-        if args.bucket_mbs and not {*WITH_BUCKETS} & {*args.parallel_modes}:
+        if args.bucket_mbs and not {*columns.WITH_BUCKETS} & {*args.parallel_modes}:
             raise UserError("--bucket-mbs: has no effect with --parallel-modes fsdp; add ddp or zero1", 2)
         for fault in args.faults:
             if (mode := FAULTS[fault].parallel) not in args.parallel_modes:
@@ -151,7 +128,7 @@ class ScalingStudy(Study):
             rows = [key_of_row(scaling, None, 1, None) for scaling in args.scalings]
             launches.append(self.launch_of(rows, args.parallel_modes[0]))
         for scaling, world_size, mode in itertools.product(args.scalings, ranks, args.parallel_modes):
-            for bucket_mb in (args.bucket_mbs or [None]) if mode in WITH_BUCKETS else [None]:
+            for bucket_mb in (args.bucket_mbs or [None]) if mode in columns.WITH_BUCKETS else [None]:
                 launches.append(self.launch_of([key_of_row(scaling, mode, world_size, bucket_mb)], mode))
         for fault in args.faults:
             mode = FAULTS[fault].parallel
@@ -195,10 +172,12 @@ class ScalingStudy(Study):
         outcome, ranks = self.measure_on_ranks(peak, world_size, *work, precision=workload.precision)
         rows = []
         for key in cell.rows:
-            row = columns_before(key, cell.shape) | prediction | outcome
+            row = columns.columns_before(key, cell.shape) | prediction | outcome
             if ranks is not None:
                 earlier = self.sweep.known(key)  # the row of the launches before, which were measured
-                row |= disturbance_so_far(outcome, earlier) | measured_columns(ranks, workload.seq_len, earlier)
+                row |= columns.disturbance_so_far(outcome, earlier) | columns.measured_columns(
+                    ranks, workload.seq_len, earlier
+                )
             rows.append(row)
         return rows
 
@@ -206,25 +185,25 @@ class ScalingStudy(Study):
         """The predicted columns: those of an earlier round, if there was one."""
         before = self.sweep.known(launch.rows[0])
         if before is None:
-            return self.predict(predicted_columns, launch.workload, self.predicts_gpu, launch.fault)
-        return {name: value for name, value in before.items() if name.removesuffix("_reason") in PREDICTED}
+            return self.predict(columns.predicted_columns, launch.workload, self.predicts_gpu, launch.fault)
+        return {name: value for name, value in before.items() if name.removesuffix("_reason") in columns.PREDICTED}
 
     # ---- Reporting -------------------------------------------------------------------------------------------------
 
     def table(self, rows: list[dict]) -> Section:
-        return table(with_conclusions(rows, self.network))
+        return results.table(results.with_conclusions(rows, self.network))
 
     def report(self) -> Report:
         from studies.scaling.figure import scaling_figure
 
-        self.sweep.rows = [self.sweep.completed(row) for row in with_conclusions(self.rows, self.network)]
-        of_faults, figure = verdicts(self.rows), None
+        self.sweep.rows = [self.sweep.completed(row) for row in results.with_conclusions(self.rows, self.network)]
+        of_faults, figure = results.verdicts(self.rows), None
         if plain := [row for row in self.measured if row["fault"] is None]:
             about = self.workload.title_on(self.device.name)
             figure = scaling_figure(plain, f"{about}; base: {self.base_text()}")
         return Report(
-            finding(self.rows, of_faults, self.available_bytes),
-            [*fault_sections(of_faults), table(self.rows), communication_section(self.rows)],
+            results.finding(self.rows, of_faults, self.available_bytes),
+            [*results.fault_sections(of_faults), results.table(self.rows), results.communication_section(self.rows)],
             figure,
             {"verdicts": of_faults},
         )
@@ -233,4 +212,4 @@ class ScalingStudy(Study):
 def key_of_row(
     scaling: str, mode: str | None, world_size: int, bucket_mb: float | None, fault: str | None = None
 ) -> dict:
-    return dict(zip(KEY, (scaling, mode, world_size, bucket_mb, fault), strict=True))
+    return dict(zip(columns.KEY, (scaling, mode, world_size, bucket_mb, fault), strict=True))

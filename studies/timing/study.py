@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 
 from harness.base.errors import UserError
 from harness.documents.sweeps import TimingStudyRow
-from studies.engine.command_line import ByDevice, count_flag, samples_flag, size_flag, tokens_flag, workload_of
+from studies.engine.command_line import ByDevice, Flags, workload_of
 from studies.engine.report import Report
 from studies.engine.study import Study
-from studies.engine.sweep import Cell, SweepKind
-from studies.timing.conclusions import finding, interval_of, reported, sections, table, with_conclusions
+from studies.engine.sweep import Cell
+from studies.timing import results
 from studies.timing.methods import METHODS, NO_WARM_UP, cold_steps, interleaved
 from tiny_llama_v1 import TinyLlamaWorkload
 
 
 class TimingStudy(Study):
-    kind = SweepKind(
-        "timing_study", TimingStudyRow, ("method",), {"baseline_ms": None, "changed_ms": None, "ratio": None}
-    )
+    name, row_type, key = "timing_study", TimingStudyRow, ("method",)
+    figures = dict.fromkeys(("baseline_ms", "changed_ms", "ratio"))  # without a spread
     predicts = False
-    table = staticmethod(table)
+    table = staticmethod(results.table)
 
     @staticmethod
-    def add_flags(add: Callable) -> None:
+    def add_flags(flags: Flags) -> None:
         text = "flags of tiny_llama_v1.py that the changed step has in addition to the baseline's (%(default)s)"
-        add("--change", metavar="FLAGS", default="--activation-checkpointing", help=text)
-        size_flag(add)
-        tokens_flag(add)
-        samples_flag(add)
+        flags.add("--change", metavar="FLAGS", default="--activation-checkpointing", help=text)
+        flags.size()
+        flags.tokens()
+        flags.samples()
         text = "steps of each, interleaved, for the right method (%(default)s)"
-        count_flag(add, "--repetitions", text, default=ByDevice(50, 10))
+        flags.count("--repetitions", text, default=ByDevice(50, 10))
         text = "steps of each for the wrong methods, except `one run` (%(default)s)"
-        count_flag(add, "--wrong-method-repetitions", text, minimum=2, default=5)
-        count_flag(add, "--warmup-steps", "warm-up steps of each (%(default)s)", default=2)
+        flags.count("--wrong-method-repetitions", text, minimum=2, default=5)
+        flags.count("--warmup-steps", "warm-up steps of each (%(default)s)", default=2)
 
     def prepare(self) -> None:
         """Raises UserError if the change does not affect a step, or is compilation."""
@@ -62,7 +60,7 @@ class TimingStudy(Study):
         outcome, times_ms = self.measure_cold() if cold else self.measure_interleaved()
         if times_ms is None:
             return [row | outcome for row in cell.rows]
-        return [row | outcome | reported(row["method"], *times_ms[row["method"]]) for row in cell.rows]
+        return [row | outcome | results.reported(row["method"], *times_ms[row["method"]]) for row in cell.rows]
 
     def measure_interleaved(self) -> tuple[dict, dict | None]:
         args = self.args
@@ -88,12 +86,18 @@ class TimingStudy(Study):
     def report(self) -> Report:
         from studies.timing.figure import timing_figure
 
-        self.sweep.rows = sorted(with_conclusions(self.rows), key=lambda row: list(METHODS).index(row["method"]))
+        order = list(METHODS)
+        self.sweep.rows = sorted(results.with_conclusions(self.rows), key=lambda row: order.index(row["method"]))
         figure, right = None, self.rows[0]
         if right["status"] == "ok":
             about = self.baseline.title_on(self.device.name)
-            figure = timing_figure(self.measured, interval_of(right), self.change, about)
-        return Report(finding(self.rows, self.change), sections(self.rows, self.change), figure, {"methods": METHODS})
+            figure = timing_figure(self.measured, results.interval_of(right), self.change, about)
+        return Report(
+            results.finding(self.rows, self.change),
+            results.sections(self.rows, self.change),
+            figure,
+            {"methods": METHODS},
+        )
 
 
 def step_of(workload: TinyLlamaWorkload) -> TinyLlamaWorkload:

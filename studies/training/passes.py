@@ -16,9 +16,8 @@ from harness.instruments.timing import StepMeter, StepRecord
 from harness.machine.devices import choose_device, set_numerics
 from harness.machine.workspaces import workspace_bytes
 from harness.model.workload import TrainingState
-from studies.engine.columns import time_statistics
+from studies.engine.columns import predicted_peak, time_statistics
 from studies.engine.isolation import cold_compiler
-from studies.engine.prediction import predicted_peak
 from tiny_llama_v1 import TinyLlamaWorkload
 
 MODES = ("forward", "train")

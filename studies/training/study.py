@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.documents.sweeps import TrainingBenchmarkRow
-from harness.machine.devices import PRECISIONS
-from studies.engine.command_line import ByDevice, choices_flag, count_flag, samples_flag, workload_flag, workload_of
+from studies.engine.command_line import ByDevice, Flags, workload_of
 from studies.engine.report import Report
 from studies.engine.study import Study
-from studies.engine.sweep import Cell, SweepKind
+from studies.engine.sweep import Cell
+from studies.training import results
 from studies.training.passes import MODES, measure_passes, measured_columns, predicted_pass
-from studies.training.tables import KEY, TIMES, finding, label, most_warmed_up, result, sections, table
 from tiny_llama_v1 import SIZES, TinyLlamaWorkload
 
 SNAPSHOT_LENGTHS = [128, 256, 512]
@@ -29,37 +27,32 @@ class TrainingRun(Cell):
 
 
 class TrainingBenchmark(Study):
-    kind = SweepKind(
-        "training_benchmark",
-        TrainingBenchmarkRow,
-        KEY,
-        {f"{name}_ms": f"{name}_std_ms" for name in TIMES} | {"compile_s": None, "peak_bytes": None},
-    )
+    name, row_type, key = "training_benchmark", TrainingBenchmarkRow, results.KEY
+    figures = {f"{name}_ms": f"{name}_std_ms" for name in results.TIMES} | {"compile_s": None, "peak_bytes": None}
     not_with_workload = ("sizes", "seq_lens", "batch_size", "attention", "memory_snapshot")
-    label, result, table = staticmethod(label), staticmethod(result), staticmethod(table)
+    label, result, table = staticmethod(results.label), staticmethod(results.result), staticmethod(results.table)
 
     @staticmethod
-    def add_flags(add: Callable) -> None:
+    def add_flags(flags: Flags) -> None:
         default = ByDevice([name for name in SIZES if name.startswith("gpt")], ["tiny", "small", "gpt2-small"])
-        choices_flag(add, "--sizes", f"{', '.join(SIZES)} (%(default)s)", SIZES, default=default)
-        count_flag(add, "--seq-lens", "tokens per sample (that of the size)", nargs="+")
-        samples_flag(add)
+        flags.sizes(default)
+        flags.count("--seq-lens", "tokens per sample (that of the size)", nargs="+")
+        flags.samples()
         text = "forward: the forward pass alone, saving no tensors; train: a full step (both)"
-        choices_flag(add, "--modes", text, MODES, metavar="MODE", default=[*MODES])
-        text = f"{', '.join(PRECISIONS)} (fp32)"
-        choices_flag(add, "--precisions", text, PRECISIONS, metavar="P", default=["fp32"])
+        flags.choices("--modes", text, MODES, metavar="MODE", default=[*MODES])
+        flags.precisions("fp32", default=["fp32"])
         text = "each row compiled too, with speedup, compile time and break-even step"
-        add("--compile", action="store_true", help=text)
+        flags.add("--compile", action="store_true", help=text)
         text = "warm-up steps before the repetitions, a row for each number (%(default)s)"
-        count_flag(add, "--warmups", text, minimum=0, nargs="+", default=ByDevice([5], [1]))
-        count_flag(add, "--repetitions", "steps measured (%(default)s)", default=ByDevice(10, 5))
-        add("--attention", choices=["eager", "sdpa"], default="eager", help="as in tiny_llama_v1.py (eager)")
+        flags.count("--warmups", text, minimum=0, nargs="+", default=ByDevice([5], [1]))
+        flags.count("--repetitions", "steps measured (%(default)s)", default=ByDevice(10, 5))
+        flags.add("--attention", choices=["eager", "sdpa"], default="eager", help="as in tiny_llama_v1.py (eager)")
         text = "as in tiny_llama_v1.py (PyTorch's choice)"
-        add("--optimizer-impl", choices=["foreach", "fused"], help=text)
-        add("--activation-checkpointing", action="store_true", help="as in tiny_llama_v1.py")
+        flags.add("--optimizer-impl", choices=["foreach", "fused"], help=text)
+        flags.add("--activation-checkpointing", action="store_true", help="as in tiny_llama_v1.py")
         text = "peak memory by sequence length (128 256 512): from a GPU's allocator, with its history, else predicted"
-        add("--memory-snapshot", action="store_true", help=text)
-        workload_flag(add)
+        flags.add("--memory-snapshot", action="store_true", help=text)
+        flags.workload()
 
     def prepare(self) -> None:
         args = self.args
@@ -83,24 +76,24 @@ class TrainingBenchmark(Study):
             workload = workload_of(size=size, seq_len=seq_len, precision=precision, compile=compiled, **common)
             name = size or Path(args.workload).name
             values = (name, workload.seq_len, workload.batch_size, mode, workload.precision, compiled)
-            rows = [dict(zip(KEY, (*values, warmup), strict=True)) for warmup in args.warmups]
+            rows = [dict(zip(results.KEY, (*values, warmup), strict=True)) for warmup in args.warmups]
             cells.append(TrainingRun(rows=rows, workload=workload, mode=mode))
         return cells
 
     def measure(self, cell: TrainingRun) -> list[dict]:
         snapshots = None
         if self.args.memory_snapshot and self.device.on_gpu:
-            snapshots = self.sweep.folder / "snapshots" / "_".join(str(cell.rows[0][name]) for name in KEY[:-1])
+            snapshots = self.sweep.folder / "snapshots" / "_".join(str(cell.rows[0][name]) for name in results.KEY[:-1])
         return measured_rows(self, cell, self.args.repetitions, snapshots)
 
     def report(self) -> Report:
         from studies.training.figure import training_figure
 
-        warm = [row for row in most_warmed_up(self.rows) if row["status"] == "ok"]
+        warm = [row for row in results.most_warmed_up(self.rows) if row["status"] == "ok"]
         return Report(
-            finding(self.rows, self.available_bytes),
-            sections(self.rows, self.args.memory_snapshot),
-            training_figure(warm, [label(row) for row in warm], self.device.name) if warm else None,
+            results.finding(self.rows, self.available_bytes),
+            results.sections(self.rows, self.args.memory_snapshot),
+            training_figure(warm, [results.label(row) for row in warm], self.device.name) if warm else None,
         )
 
 

@@ -22,7 +22,7 @@ from harness.base.paths import PROJECT
 from harness.base.tables import Column, markdown_table
 from harness.base.units import MB
 from studies.engine.command_line import workload_of
-from studies.scaling.tables import calls_text
+from studies.scaling.results import calls_text
 from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
 from workshop.exercise.page import exercises, fields, shell_blocks, worksheet
 from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path

@@ -6,7 +6,7 @@ from harness.base.tables import Column, Section, column, text_columns
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import break_even_step
 from studies.engine.columns import factor_column, mean_std_column, optional, status_column, yes_no_column
-from studies.engine.prediction import predicted_finding
+from studies.engine.report import predicted_finding
 from studies.training.passes import PASSES
 
 KEY = ("size", "seq_len", "batch_size", "mode", "precision", "compiled", "warmup_steps")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from harness.base.tables import Column, Section, column
 from harness.base.units import megabytes
 from studies.engine.columns import optional, status_column
-from studies.engine.prediction import predicted_finding
-from studies.training.tables import PEAKS, PRECISION, SHAPE, TFLOPS, TIME_COLUMNS, title_of
+from studies.engine.report import predicted_finding
+from studies.training.results import PEAKS, PRECISION, SHAPE, TFLOPS, TIME_COLUMNS, title_of
 
 
 def label(row: dict) -> str:

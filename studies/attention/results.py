@@ -6,8 +6,8 @@ from harness.base.files import explain_nulls
 from harness.base.tables import Column, Section, column, text_columns
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import power_law_exponent
-from studies.engine.columns import mean_std_column, optional, plain_columns, status_column
-from studies.engine.prediction import predicted_finding
+from studies.engine.columns import grouped, mean_std_column, optional, plain_columns, status_column
+from studies.engine.report import predicted_finding
 
 GROUP = ("implementation", "dtype", "d_head")  # rows that differ only in sequence length
 
@@ -44,9 +44,7 @@ def finding(rows: list[dict], growth: list[dict], available_bytes: int) -> list[
     measured = [row for row in rows if row["status"] == "ok"]
     if not measured:
         return predicted_finding(rows, "predicted_peak_bytes", label, available_bytes)
-    rivals: dict[tuple, list[dict]] = {}
-    for row in measured:
-        rivals.setdefault((row["seq_len"], row["dtype"], row["d_head"]), []).append(row)
+    rivals = grouped(measured, lambda row: (row["seq_len"], row["dtype"], row["d_head"]))
     longest = max(rivals, key=lambda key: (len(rivals[key]) > 1, key[0], len(rivals[key])))
     ranked = sorted(rivals[longest], key=time_of)
     fast, slow = ranked[0], ranked[-1]
