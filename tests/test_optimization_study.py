@@ -20,7 +20,7 @@ from studies.engine.command_line import workload_of
 from studies.engine.isolation import cold_compiler
 from studies.optimization import reference, rungs, turns
 from studies.optimization import study as optimization
-from studies.optimization.groups import Candidate, groups_that_fit, measured_rows
+from studies.optimization.groups import Candidate, groups_that_fit, rows_of_group
 from studies.optimization.reference import ReferenceWorkload, reference_of
 from studies.optimization.results import columns_beside, finding
 from studies.optimization.rungs import NAMES, flag_sets, predicted_ratio
@@ -157,7 +157,7 @@ def test_if_the_process_dies_only_what_ended_it_is_out_of_memory(dying, processe
         )
         for n, flags in enumerate(statuses)
     ]
-    rows = measured_rows(measure, group)
+    rows = rows_of_group(measure, group)
     assert calls == processes
     assert {one["flags"]: one["status"] for one in rows} == statuses and len(rows) == len(group)
     for one in rows[1:]:

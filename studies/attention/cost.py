@@ -34,7 +34,7 @@ NOT_USED = {  # how PyTorch's warning about each kernel begins
     "efficient": "Memory efficient kernel not used",
     "cudnn": "CuDNN attention kernel not used",
 }
-COLUMNS = ("predicted_memory_bytes", "predicted_peak_bytes", "tensors")
+PREDICTED_COLUMNS = ("predicted_memory_bytes", "predicted_peak_bytes", "tensors")
 
 
 # ---- Prediction ----------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def predicted_or_refused(spec: dict, device: torch.device) -> dict | str:
     if backend:
         return reason_in([str(warning.message) for warning in caught], backend) or why
     # The other implementations can be measured even if they cannot run on fake tensors.
-    return dict.fromkeys(COLUMNS) | {f"{name}_reason": why for name in COLUMNS}
+    return dict.fromkeys(PREDICTED_COLUMNS) | {f"{name}_reason": why for name in PREDICTED_COLUMNS}
 
 
 def predicted_tensors(spec: dict, device: torch.device) -> dict:
@@ -85,7 +85,7 @@ def predicted_tensors(spec: dict, device: torch.device) -> dict:
         # The factor of the scores, a Python number, is saved as a tensor too, created where no dispatch mode sees it.
         tensors.append({"name": "scale", "shape": [], "dtype": "float64", "bytes": 8})
     values = (sum(tensor["bytes"] for tensor in tensors), int(timeline.live_bytes().sum(axis=0).max()), tensors)
-    return dict(zip(COLUMNS, values, strict=True))
+    return dict(zip(PREDICTED_COLUMNS, values, strict=True))
 
 
 def compiled_call(inputs: AttentionInputs, tracker: MemoryTracker) -> Callable:

@@ -21,7 +21,7 @@ FACTOR = 4  # from one size to the next
 
 
 @dataclass(kw_only=True)
-class Launch(Cell):
+class CollectiveLaunch(Cell):
     """All kinds and sizes on so many ranks."""
 
     world_size: int
@@ -58,19 +58,19 @@ class CollectiveBenchmark(Study):
         self.backend = BACKENDS[device.device.type]
         args.notes.append(f"{self.backend} on one machine" + ("" if device.on_gpu else ", one thread in each rank"))
 
-    def cells(self) -> list[Launch]:
+    def cells(self) -> list[CollectiveLaunch]:
         return [self.launch_of(world_size) for world_size in self.args.world_sizes]
 
-    def launch_of(self, world_size: int) -> Launch:
+    def launch_of(self, world_size: int) -> CollectiveLaunch:
         sizes, size = [], self.args.min_bytes
         while size <= self.args.max_bytes:
             sizes.append(size_on_ranks(size, world_size))
             size *= FACTOR
         sizes = list(dict.fromkeys(sizes))
         rows = [{"kind": kind, "world_size": world_size, "bytes": size} for kind in self.args.kinds for size in sizes]
-        return Launch(rows=rows, world_size=world_size, sizes=sizes)
+        return CollectiveLaunch(rows=rows, world_size=world_size, sizes=sizes)
 
-    def measure(self, cell: Launch) -> list[dict]:
+    def measure(self, cell: CollectiveLaunch) -> list[dict]:
         tensors = 2 * cell.sizes[-1]  # input and output
         work = (time_collectives, self.args.kinds, cell.sizes, self.args.repetitions, self.args.warmup_steps)
         outcome, answers = self.measure_on_ranks(tensors, cell.world_size, *work)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PRELOADED = ("tiny_llama_v1", "torch._dynamo", "torch.utils.tensorboard", "matplotlib.figure")  # slow to import
 
 
-class Answer(NamedTuple):
+class Outcome(NamedTuple):
     """How a process has ended."""
 
     status: str  # ok, oom or failed
@@ -56,13 +56,13 @@ class Child:
         self.process.start()
         sender.close()
 
-    def answer(self) -> Answer:
+    def answer(self) -> Outcome:
         """Once the receiver is ready."""
         try:
             return self.receiver.recv()
         except EOFError:
             self.process.join()
-            return Answer(*cause_of_death(self.process.exitcode), {}, 0.0)
+            return Outcome(*cause_of_death(self.process.exitcode), {}, 0.0)
 
     def end(self) -> None:
         if self.process.is_alive():
@@ -135,9 +135,9 @@ def _answer(connection, work: Callable, arguments: tuple, device: torch.device |
     try:
         with meter.long_interval() if meter else contextlib.nullcontext():
             result = work(*arguments)
-        answer = Answer("ok", result, meter.document() if meter else {}, time.time())
+        answer = Outcome("ok", result, meter.document() if meter else {}, time.time())
     except Exception as error:  # noqa: BLE001 a row may fail in any way, and the others go on
-        answer = Answer(*status_of(error), {}, time.time())
+        answer = Outcome(*status_of(error), {}, time.time())
     connection.send(answer)
     connection.close()
 

@@ -51,7 +51,7 @@ def bytes_together(group: list[Candidate]) -> int:
 # ---- Measurement ---------------------------------------------------------------------------------------------------
 
 
-def measured_rows(measure: Measure, group: list[Candidate]) -> list[dict]:
+def rows_of_group(measure: Measure, group: list[Candidate]) -> list[dict]:
     """The rows of a group, measured in one process.  If that dies, each has one of its own, with the baseline if that
     lives by itself; a row gets the outcome of a process only if nothing else can have ended it."""
     outcome, rows = rows_of_process(measure, group)
@@ -60,11 +60,11 @@ def measured_rows(measure: Measure, group: list[Candidate]) -> list[dict]:
     if len(group) == 1:
         return [group[0].row | outcome]
     if group[0].row["ladder"] != 0:
-        return [row for candidate in group for row in measured_rows(measure, [candidate])]
+        return [row for candidate in group for row in rows_of_group(measure, [candidate])]
     baseline, *others = group
-    (alone,) = measured_rows(measure, [baseline])
+    (alone,) = rows_of_group(measure, [baseline])
     if alone["status"] != "ok":
-        return [alone, *measured_rows(measure, others)]
+        return [alone, *rows_of_group(measure, others)]
     if len(others) == 1:  # it has just ended a process that the baseline does not end
         return [alone, others[0].row | outcome]
     return rows_of_pairs(measure, baseline, alone, others)

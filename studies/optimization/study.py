@@ -25,7 +25,7 @@ from studies.engine.report import Report
 from studies.engine.study import Study
 from studies.engine.sweep import FINISHED_STATUSES, Cell
 from studies.optimization import results
-from studies.optimization.groups import Candidate, groups_that_fit, measured_rows
+from studies.optimization.groups import Candidate, groups_that_fit, rows_of_group
 from studies.optimization.reference import MISSING, reference_of, reference_title
 from studies.optimization.rungs import NAMES, flag_sets, names_for, not_here, predicted_ratio
 from studies.optimization.turns import take_turns
@@ -107,7 +107,7 @@ class OptimizationStudy(Study):
         baseline, *_ = cell.candidates
         todo = [candidate for candidate in cell.candidates if self.is_to_measure(candidate, baseline)]
         for group in groups_that_fit(todo, baseline, self.available_bytes):
-            rows = measured_rows(self.measure_in_turn, group)
+            rows = rows_of_group(self.measure_in_turn, group)
             self.sweep.keep([row for row in rows if not is_finished(self.sweep.known(row))])
             self.sweep.write()
         return [self.sweep.known(candidate.row) or candidate.row for candidate in cell.candidates]

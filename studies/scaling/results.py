@@ -95,10 +95,10 @@ def unhidden(row: dict) -> dict[str, str]:
 def verdicts(rows: list[dict]) -> list[dict]:
     """Of each planted fault that was measured: whether the findings of its row name it, and those without it do not."""
     planted = [row for row in rows if row["fault"] is not None and row["status"] == "ok"]
-    return [verdict(row, row_without_fault(row, rows)) for row in planted]
+    return [verdict_on_fault(row, row_without_fault(row, rows)) for row in planted]
 
 
-def verdict(row: dict, reference: dict | None) -> dict:
+def verdict_on_fault(row: dict, reference: dict | None) -> dict:
     wanted, now = {*FAULTS[row["fault"]].named_by}, findings(row, reference)
     before = findings(reference, None) if reference else {}
     named = wanted <= now.keys() and not wanted & before.keys()

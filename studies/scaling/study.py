@@ -29,7 +29,7 @@ SCALINGS = ["weak", "strong"]
 
 
 @dataclass(kw_only=True)
-class Launch(Cell):
+class ScalingLaunch(Cell):
     """Ranks that train together.  The base has a row for each kind of scaling."""
 
     workload: TinyLlamaWorkload  # of a rank
@@ -102,7 +102,7 @@ class ScalingStudy(Study):
 
     # ---- Which launches --------------------------------------------------------------------------------------------
 
-    def cells(self) -> list[Launch]:
+    def cells(self) -> list[ScalingLaunch]:
         """The rounds are interleaved, so that drift of the machine affects all rows."""
         launches = self.launches()
         self.workload = launches[0].workload  # for titles
@@ -120,7 +120,7 @@ class ScalingStudy(Study):
         fewest = self.args.world_sizes[0]
         return count_of(fewest, "rank") + ("" if fewest == 1 else " of the same mode")
 
-    def launches(self) -> list[Launch]:
+    def launches(self) -> list[ScalingLaunch]:
         """Those of a round."""
         args, launches = self.args, []
         ranks = [world_size for world_size in args.world_sizes if world_size > 1]
@@ -136,12 +136,12 @@ class ScalingStudy(Study):
             launches.append(self.launch_of([row], mode))
         return launches
 
-    def launch_of(self, rows: list[dict], mode: str) -> Launch:
+    def launch_of(self, rows: list[dict], mode: str) -> ScalingLaunch:
         workload = self.workload_of_row(rows[0], mode)
         check_shards(workload)
         shape = {"batch_size": workload.batch_size, "base_world_size": self.args.world_sizes[0]}
         shape["global_batch_size"] = workload.batch_size * rows[0]["world_size"]
-        return Launch(rows=rows, workload=workload, shape=shape)
+        return ScalingLaunch(rows=rows, workload=workload, shape=shape)
 
     def workload_of_row(self, row: dict, mode: str) -> TinyLlamaWorkload:
         """The workload of a rank.  Raises UserError for flags or a batch that it cannot have."""
@@ -163,7 +163,7 @@ class ScalingStudy(Study):
 
     # ---- Measurement -----------------------------------------------------------------------------------------------
 
-    def measure(self, cell: Launch) -> list[dict]:
+    def measure(self, cell: ScalingLaunch) -> list[dict]:
         """The rows with one more launch."""
         workload, world_size = cell.workload, cell.workload.parallel.world_size
         prediction = self.prediction_of(cell)
@@ -181,7 +181,7 @@ class ScalingStudy(Study):
             rows.append(row)
         return rows
 
-    def prediction_of(self, launch: Launch) -> dict:
+    def prediction_of(self, launch: ScalingLaunch) -> dict:
         """The predicted columns: those of an earlier round, if there was one."""
         before = self.sweep.known(launch.rows[0])
         if before is None:
