@@ -272,14 +272,14 @@ has_everything() { # PYTHON FILE...
 }
 
 check_kind() { # that VENV was not made on another kind of node; nothing is deleted
-    local build='' python='' here cure="rename or remove it, or set VENV to another folder"
+    local build='' python='' here fix="rename or remove it, or set VENV to another folder"
     [ -e "$VENV/made" ] || return 0
     read -r build python <"$VENV/made"
-    "$PYTHON" -c '' 2>/dev/null || die "$VENV was made with ${python:-a Python} and does not run on this node; $cure"
+    "$PYTHON" -c '' 2>/dev/null || die "$VENV was made with ${python:-a Python} and does not run on this node; $fix"
     read -r here _ <<<"$(accelerator)"
     case $build in '' | "$here"*) return ;; esac
     [ "$here" = cpu ] || # which any build can use
-        complain "$VENV has torch for $build, of another kind of node: this one has a GPU for $here; $cure"
+        complain "$VENV has torch for $build, of another kind of node: this one has a GPU for $here; $fix"
 }
 
 check_gpu() { # [access]: that torch sees the GPU that is here, or that its device files can be used

@@ -46,8 +46,7 @@ from harness.base.console import progress_bar, say
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, column, text_columns, text_table
 from harness.machine import disturbance, page_faults
-from harness.machine.disturbance import available_cores
-from harness.machine.host_limits import cgroup_folders
+from harness.machine.host_limits import cgroup_folders, usable_cores
 from harness.machine.page_faults import PROBED_BYTES, fault_s, filling_fault_s
 
 STEPS_OF_A_RUN = ("--num-steps", "12")
@@ -142,7 +141,7 @@ def measured_run(busy: float, quota: float | None, flags: list[str], groups: lis
 
 def is_quiet(run: dict) -> bool:
     """Also under a quota that cannot be used up, where the system counts its periods."""
-    return not run["busy_processes"] and (run["quota_cores"] or math.inf) > available_cores()
+    return not run["busy_processes"] and (run["quota_cores"] or math.inf) > len(usable_cores())
 
 
 def quiet_ms(runs: list[dict]) -> float | None:
@@ -189,7 +188,7 @@ def main() -> None:
     parser = benchmark_parser(__doc__, repetitions=4)
     text = "processes beside a run; a fraction is one that is busy for that part of the time (0 0.1 0.25 1 2)"
     parser.add_argument("--busy", nargs="+", type=float, default=[0, 0.1, 0.25, 1, 2], metavar="N", help=text)
-    quotas = [1.5 * available_cores(), 0.8 * available_cores()]
+    quotas = [1.5 * len(usable_cores()), 0.8 * len(usable_cores())]
     text = "CPU quotas in cores, for runs without other processes (1.5 and 0.8 times the cores)"
     parser.add_argument("--quotas", nargs="*", type=float, default=quotas, metavar="CORES", help=text)
     text = "a run counts as slowed if it takes so much longer than quiet ones (%(default)s)"

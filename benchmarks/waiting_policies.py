@@ -35,7 +35,7 @@ from analysis.comparison.noise import ratio_of_medians
 from benchmarks.common import benchmark_parser, environment_of, report, save, training_run
 from harness.base.console import progress_bar
 from harness.base.tables import Column, column, text_columns
-from harness.machine.disturbance import available_cores
+from harness.machine.host_limits import usable_cores
 from studies.engine.columns import interval_column
 
 DEFAULT = "GOMP_SPINCOUNT=300000"  # what libgomp does if no variable is set
@@ -56,7 +56,7 @@ def measured_run(setting: str, busy: int, flags: list[str]) -> dict:
 def row_of(setting: str, busy: int, runs: list[dict], quiet_ms: list[float]) -> dict:
     times = [run["step_ms"] for run in runs]
     slower = ratio_of_medians(np.array(times), np.array(quiet_ms))
-    threads, cores = torch.get_num_threads(), available_cores()
+    threads, cores = torch.get_num_threads(), len(usable_cores())
     return {
         "setting": setting,
         "busy_processes": busy,

@@ -1,1 +1,1 @@
-"""What any measured run needs: devices, clocks, profilers, files, errors.  Model-agnostic; imports nothing above it."""
+"""What a run of any model needs: files, documents, devices, ranks, models, instruments.  Imports nothing above it."""

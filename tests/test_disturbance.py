@@ -60,7 +60,7 @@ def system(tmp_path, monkeypatch):
     clock = SimpleNamespace(now=100.0)
     clock.advance = lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr(disturbance.time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(disturbance, "available_cores", lambda: 2)
+    monkeypatch.setattr(disturbance, "usable_cores", lambda: range(2))
     monkeypatch.setattr(disturbance.torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(disturbance.os, "getloadavg", lambda: (3.8, 1.0, 1.0))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
@@ -125,7 +125,7 @@ def test_steps_are_marked_one_by_one(system):
 def test_one_thread_of_many_holds_up_the_step(system, monkeypatch):
     """Beside one busy process, 64 threads wait for less than 1% of their time, but every step for one of them."""
     monkeypatch.setattr(disturbance.torch, "get_num_threads", lambda: 64)
-    monkeypatch.setattr(disturbance, "available_cores", lambda: 64)
+    monkeypatch.setattr(disturbance, "usable_cores", lambda: range(64))
     for i in range(64):
         system.thread(str(i), 1000, 0)
     meter = system.meter()
@@ -319,9 +319,9 @@ def test_steal_and_pressure(system):
 
 
 def test_more_threads_than_cores(system, monkeypatch):
-    monkeypatch.setattr(disturbance, "available_cores", lambda: 1)
+    monkeypatch.setattr(disturbance, "usable_cores", lambda: range(1))
     assert steps(system, (0.1, 0.1)).document()["reasons"] == ["2 threads on 1 core"]
-    monkeypatch.setattr(disturbance, "available_cores", lambda: 3)
+    monkeypatch.setattr(disturbance, "usable_cores", lambda: range(3))
     assert steps(system, (0.1, 0.1)).document()["reasons"] == []
 
 
@@ -485,7 +485,7 @@ def test_the_benchmark_of_waiting_policies(command, monkeypatch, tmp_path):
         return {"step_ms": (100 if spins else 110) * (1 + busy * (4 if spins else 1))} | shares
 
     monkeypatch.setattr(waiting_policies, "measured_run", run)
-    monkeypatch.setattr(waiting_policies, "available_cores", lambda: torch.get_num_threads())
+    monkeypatch.setattr(waiting_policies, "usable_cores", lambda: range(torch.get_num_threads()))
     flags = ("--busy", "1", "--repetitions", "3", "--output", "found.json", "--num-steps", "3")
     code, out, err = command(waiting_policies, *flags)
     assert code == 0, err

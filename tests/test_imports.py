@@ -45,7 +45,7 @@ def test_imports_go_one_way(monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("package", FOLDERS, ids=module_name)
-def test_a_package_asks_one_question_and_is_no_hall(package):
+def test_a_package_asks_one_question_and_has_at_most_twelve_modules(package):
     """In a line of its docstring; answers has a module for each exercise."""
     question = ast.get_docstring(ast.parse(package.read_text()))
     assert question and "\n" not in question

@@ -8,6 +8,7 @@ import torch
 
 from harness.base.errors import UserError
 from harness.machine import setup_checks
+from harness.machine.host_limits import cgroup_folders, least_quota, usable_cores
 from harness.machine.setup_checks import (
     Check,
     NetworkHardware,
@@ -18,7 +19,6 @@ from harness.machine.setup_checks import (
     cache_checks,
     cores_of,
     free_memory_check,
-    granted_cores,
     known_issue_checks,
     numbers,
     package_checks,
@@ -35,7 +35,7 @@ def write(path: Path, text: str) -> None:
 # ---- The report ------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_lists_cures_and_ends_with_the_first_fatal_check(capsys):
+def test_a_report_lists_fixes_and_ends_with_the_first_fatal_check(capsys):
     checks = [
         Check("Caches", "writable"),
         Check("Threads", "8 on 4 cores", "export OMP_NUM_THREADS=4"),
@@ -128,7 +128,7 @@ def test_limits_of_cgroups(tmp_path):
         for name, text in files.items():
             write(cgroups / name, text)
             write((cgroups / name).parent / "cpu.stat", "nr_periods 0\n")
-        assert granted_cores(proc, cgroups) == cores
+        assert least_quota(cgroup_folders("cpu", proc, cgroups)) == cores
 
 
 def test_lists_of_cores():
@@ -143,7 +143,7 @@ def test_facts_of_this_process(tmp_path):
     write(tmp_path / "devices/system/node/node1/cpulist", "4096-8191\n")
     facts = RankPlacement.here(torch.device("cpu"), 3, tmp_path)
     assert (facts.rank, facts.numa_nodes, facts.gpu, facts.gpu_numa_node) == (3, {0}, None, None)
-    assert len(facts.cores) == len(setup_checks.usable_cores())
+    assert len(facts.cores) == len(usable_cores())
 
 
 def rank(number: int, cores: range, nodes=(0,), gpu_node=None, host="n1", threads=4) -> RankPlacement:

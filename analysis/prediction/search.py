@@ -51,7 +51,7 @@ class OtherStepError(Exception):
 
 def largest_sizes(workload: Workload, on_gpu: bool, capacity: int) -> dict:
     """`max_batch_size` and `max_seq_len` of prediction.json, each null if that cannot be predicted."""
-    uncompiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
+    not_compiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
     searches = {"batch_size": largest_batch, "seq_len": longest_sequence}
     sizes = {}
     for name, search in progress_bar("Searching for what fits", searches.items()):
@@ -60,7 +60,7 @@ def largest_sizes(workload: Workload, on_gpu: bool, capacity: int) -> dict:
             sizes |= explain_nulls({f"max_{name}": None}, reason)
             continue
         try:
-            sizes[f"max_{name}"] = search(uncompiled, on_gpu, capacity)
+            sizes[f"max_{name}"] = search(not_compiled, on_gpu, capacity)
         except OtherStepError as error:
             sizes |= explain_nulls({f"max_{name}": None}, str(error))
     return sizes

@@ -40,24 +40,25 @@ def number_of(kind: type, minimum: int) -> Callable[[str], int | float]:
     return parse
 
 
-def peak_choice(text: str) -> str | float:
-    """argparse type of --peak."""
-    if text in ("auto", "measured"):
-        return text
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < 1e6:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is not a peak; use auto, measured, or a number in TFLOP/s, e.g. 989.4")
+def word_or_number(words: tuple[str, ...], below: float, wanted: str) -> Callable[[str], str | float]:
+    """argparse type: one of these words, or a positive number below a limit."""
+
+    def parse(text: str) -> str | float:
+        if text in words:
+            return text
+        with contextlib.suppress(ValueError):
+            if 0 < float(text) < below:
+                return float(text)
+        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
+
+    return parse
 
 
-def network_choice(text: str) -> str | float:
-    """argparse type of --network."""
-    if text == "measured":
-        return text
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is not a network; use measured, or a positive number in GB/s")
+# Of --peak and --network.
+peak_choice = word_or_number(
+    ("auto", "measured"), 1e6, "a peak; use auto, measured, or a number in TFLOP/s, e.g. 989.4"
+)
+network_choice = word_or_number(("measured",), math.inf, "a network; use measured, or a positive number in GB/s")
 
 
 def byte_count(text: str) -> int:

@@ -1,4 +1,7 @@
-"""The phases of a step, and statistics over the times of many.  Imports no PyTorch: reading a trace needs none."""
+"""Statistics of measured times: averages, bootstrap, power law, break-even.  And the names of a step's phases.
+
+Imports no PyTorch: reading a trace needs none.
+"""
 
 from __future__ import annotations
 

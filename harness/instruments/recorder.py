@@ -178,13 +178,13 @@ class DeepSpeedCounter:
         from deepspeed.profiling.flops_profiler import FlopsProfiler
 
         self.profiler = None if self.counts else FlopsProfiler(self.model)
-        self.uncompiled = torch.compiler.set_stance("force_eager")  # it counts calls to PyTorch's functions
-        self.uncompiled.__enter__()
+        self.not_compiled = torch.compiler.set_stance("force_eager")  # it counts calls to PyTorch's functions
+        self.not_compiled.__enter__()
         if self.profiler:
             self.profiler.start_profile()
 
     def __exit__(self, kind, error, trace) -> None:
-        self.uncompiled.__exit__(kind, error, trace)
+        self.not_compiled.__exit__(kind, error, trace)
         if not self.profiler:
             return
         self.profiler.stop_profile()

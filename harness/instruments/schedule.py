@@ -103,8 +103,9 @@ class InstrumentSchedule:
         first, last = self.window or (None, None)
         if first is not None and first < step <= last:
             return "profiled"
-        reasons = {first: "profiler warm-up", 1: "first"}  # of equal keys the last one applies
-        reasons |= {
+        reasons = {  # of equal keys the last one applies
+            first: "profiler warm-up",
+            1: "first",
             self.flops_step: "FLOPs counted",
             self.memory_step: "memory recorded",
             self.snapshot_step: "snapshot",

@@ -40,7 +40,7 @@ def architecture(gpu) -> str:
     return gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
 
 
-def check_precision(precision: str, device: torch.device, option: str = "--precision") -> None:
+def check_precision(precision: str, device: torch.device) -> None:
     """Raise UserError for a precision that the device does not support or only emulates."""
     refusal = None
     if device.type == "cuda":
@@ -51,7 +51,7 @@ def check_precision(precision: str, device: torch.device, option: str = "--preci
     elif precision == "fp16" and not cpu_trains_in_fp16():
         refusal = f"PyTorch {torch.__version__} cannot train in fp16 on this CPU; use fp32 or bf16"
     if refusal:
-        raise UserError(f"{option} {precision}: {refusal}", exit_code=2)
+        raise UserError(f"--precision {precision}: {refusal}", exit_code=2)
 
 
 def missing_arithmetic(precision: str, name: str, arch: str) -> str | None:

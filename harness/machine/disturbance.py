@@ -16,9 +16,10 @@ from collections.abc import Iterator
 import torch
 
 from harness.base.files import explain_nulls
+from harness.base.text import count_of
 from harness.machine.cpu_counters import Counters, Interval, Sample
 from harness.machine.gpu_watch import GpuWatch, gpu_reasons, may_be_shared
-from harness.machine.host_limits import quota_cores
+from harness.machine.host_limits import least_quota, usable_cores
 from harness.machine.page_faults import PageFaults, fault_reasons
 
 # From these shares on, a measurement counts as disturbed.  benchmarks/disturbance.py compares each with what quiet runs
@@ -46,8 +47,8 @@ class DisturbanceMeter:
 
     def __init__(self, device: torch.device, counters: Counters | None = None):
         self.on_gpu, self.counters = device.type == "cuda", counters or Counters()
-        self.threads, self.cores = torch.get_num_threads(), available_cores()
-        self.quota_cores = min(filter(None, map(quota_cores, self.counters.limited)), default=None)
+        self.threads, self.cores = torch.get_num_threads(), len(usable_cores())
+        self.quota_cores = least_quota(self.counters.limited)
         self.load_before = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         self.gpu = GpuWatch(device) if self.on_gpu else None
         self.intervals: list[Interval] = []
@@ -141,11 +142,6 @@ def most_lost(values: dict, waiting: float | None, faults: float) -> float | Non
     return min(1.0, lost)
 
 
-def available_cores() -> int:
-    """Cores that this process may run on: those of its affinity mask, where there is one."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
 def crowding(threads: int, cores: int, quota: float | None) -> list[str]:
     """Whether there are more threads than cores.
 
@@ -153,13 +149,13 @@ def crowding(threads: int, cores: int, quota: float | None) -> list[str]:
     known here whether it is this rank's own: setup_checks compares the masks of all ranks."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     on_cores = ranks if cores == os.cpu_count() else 1  # ranks on these cores
-    limit, sharing = f"{cores} core{'s' * (cores > 1)}", on_cores
+    limit, sharing = count_of(cores, "core"), on_cores
     if quota and quota / ranks < cores / on_cores:
         limit, sharing, cores = f"a CPU quota of {quota:.3g} cores", ranks, quota
     if threads * sharing <= cores:
         return []
     each = f" in each of {sharing} ranks" if sharing > 1 else ""
-    return [f"{threads} thread{'s' * (threads > 1)}{each} on {limit}"]
+    return [f"{count_of(threads, 'thread')}{each} on {limit}"]
 
 
 def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
@@ -209,5 +205,5 @@ def disturbance_text(document: dict) -> str:
         silent = gpu and gpu["other_processes"] is None and gpu["lowered_by"] is None
         return "none seen" + "; GPU: not known here" * bool(silent)
     load, cores = document["load_before"], document["cores"]
-    before = [] if load is None else [f"load {load:.1f} on {cores} core{'s' * (cores > 1)}"]
+    before = [] if load is None else [f"load {load:.1f} on {count_of(cores, 'core')}"]
     return "; ".join([*document["reasons"], *before])

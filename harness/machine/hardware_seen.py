@@ -176,9 +176,9 @@ def _driver_too_old(root: Path, torch) -> str | None:
     if driver is None or needed is None or int(driver.split(".")[0]) >= needed:
         return None
     usable = [cuda for cuda, first in FIRST_DRIVER.items() if first <= int(driver.split(".")[0])]
-    cure = f"install a build for CUDA {max(usable)}, or" if usable else "ask for"
+    fix = f"install a build for CUDA {max(usable)}, or" if usable else "ask for"
     needs = f"its CUDA {torch.version.cuda} needs driver {needed} or newer"
-    return f"{needs}, but {driver} is installed; {cure} a newer driver"
+    return f"{needs}, but {driver} is installed; {fix} a newer driver"
 
 
 def _no_access(root: Path, platform: str, gpu: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path("/")  # tests put another one in its place
@@ -33,6 +34,11 @@ def cgroup_folders(controller: str, proc: Path = Path("/proc"), cgroups: Path = 
 # ---- Cores ---------------------------------------------------------------------------------------------------------
 
 
+def usable_cores() -> set[int]:
+    """Cores that this process may run on: those of its affinity mask, where there is one (macOS has none)."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def unknown_quota(folders: list[Path], proc: Path, cgroups: Path) -> str | None:
     """Why it is unknown whether the control groups have a quota; None if it is known."""
     if not (proc / "self/cgroup").exists():
@@ -58,6 +64,11 @@ def quota_cores(folder: Path) -> float | None:
             quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         return int(quota) / int(period) if int(quota) > 0 else None  # "max" is no number
     return None
+
+
+def least_quota(folders: Iterable[Path]) -> float | None:
+    """Of these control groups: each limits the process."""
+    return min(filter(None, map(quota_cores, folders)), default=None)
 
 
 # ---- Memory --------------------------------------------------------------------------------------------------------

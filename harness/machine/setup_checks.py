@@ -23,12 +23,13 @@ from harness.base.console import RULE, say
 from harness.base.errors import UserError
 from harness.base.paths import PROJECT
 from harness.base.tables import Column, column, text_table
+from harness.base.text import count_of
 from harness.base.units import megabytes
 from harness.machine.devices import architecture, choose_device
 from harness.machine.environment import PACKAGES
 from harness.machine.gpu_driver import pci_folder
 from harness.machine.hardware_seen import unseen_hardware
-from harness.machine.host_limits import cgroup_folders, quota_cores
+from harness.machine.host_limits import cgroup_folders, least_quota, usable_cores
 
 TAB = "tensorboard-step-profile"  # the distribution of tensorboard_plugin/
 
@@ -64,7 +65,8 @@ def examine(asked_device: str) -> None:
     device = choose_device("cpu" if asked_device == "cpu" else "auto")
     checks = [*package_checks({name: version_of(name) for name in PACKAGES}), tab_check(version_of(TAB))]
     checks += [build_check(unseen_hardware(), asked_device), *gpu_checks(device)]
-    checks += [thread_check(torch.get_num_threads(), usable_cores(), granted_cores(), os.environ)]
+    granted = least_quota(cgroup_folders("cpu"))
+    checks += [thread_check(torch.get_num_threads(), usable_cores(), granted, os.environ)]
     checks += [*cache_checks(os.environ, Path.home()), *known_issue_checks(Versions.here(device), os.environ)]
     report("Setup", checks)
 
@@ -77,7 +79,7 @@ def examine_ranks(device: torch.device, rank: int, world_size: int) -> None:
     torch.distributed.all_gather_object(facts, RankPlacement.here(device, rank))
     nodes = len({fact.host for fact in facts})
     checks = [*binding_checks(facts), transport_check(device.type, nodes, NetworkHardware.here(), os.environ)]
-    report(f"Ranks: {world_size} on {nodes} node{'s' * (nodes > 1)}", checks)
+    report(f"Ranks: {world_size} on {count_of(nodes, 'node')}", checks)
 
 
 # ---- Packages and GPUs ---------------------------------------------------------------------------------------------
@@ -148,22 +150,10 @@ def free_memory_check(free: int, total: int) -> Check:
 # ---- Cores and ranks -----------------------------------------------------------------------------------------------
 
 
-def usable_cores() -> set[int]:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
-def granted_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """CPU quota of this process's cgroups, in cores; None without a limit, or outside of Linux."""
-    return min(filter(None, map(quota_cores, cgroup_folders("cpu", proc, cgroups))), default=None)
-
-
 def thread_check(threads: int, cores: set[int], granted: float | None, environ: Mapping[str, str]) -> Check:
     """PyTorch's threads against the cores of this process and what its cgroup grants."""
     most = len(cores) if granted is None else min(len(cores), max(1, int(granted)))
-    text = f"PyTorch uses {threads}, on {len(cores)} core{'s' * (len(cores) > 1)} of {os.cpu_count()}"
+    text = f"PyTorch uses {threads}, on {count_of(len(cores), 'core')} of {os.cpu_count()}"
     text += f"; the cgroup grants {granted:g}" if granted is not None else ""
     # torchrun sets OMP_NUM_THREADS=1 for several ranks; for one process, 1 is a leftover.
     too_few = threads < most / 2 and "OMP_NUM_THREADS" in environ and environ.get("WORLD_SIZE", "1") == "1"

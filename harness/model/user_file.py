@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.base.errors import UserError, first_line, out_of_memory
+from harness.base.text import count_of
 
 EXPECTED = "expected (model, optimizer, batches, loss)"
 ON_ITS_DEVICE = "leave out .cuda() and .to(device): model and batches are moved to the device of the run"
@@ -145,7 +146,7 @@ class UserFile:
         several, needed = any(one.kind is one.VAR_POSITIONAL for one in given), len(required(loss))
         number = 2 if needed <= 2 <= len(places) or (several and needed <= 2) else needed
         if number not in (2, 3):
-            takes = f"takes {len(places)} argument{'s' * (len(places) != 1)}"
+            takes = f"takes {count_of(len(places), 'argument')}"
             raise UserError(f"{self.where(loss)}: the loss {takes}; expected loss(model, batch) or a step of its own, "
                             "step(model, optimizer, batch)")  # fmt: skip
         return number

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 INTRODUCTION_S = 50.0  # for the other ranks to connect to rank 0
 STUCK_S = 20.0  # after the failure of another rank: for the main thread to leave the collective that it waits in
-LEAVING_S = 10.0  # for rank 0 to answer, or for the others to finish after rank 0
+LEAVING_S = 10.0  # for rank 0 to answer, or at the end of the rendezvous or the run for the others to leave it
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes: Linux's names
 
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.base.console import is_first_rank, world_size_of_run
 from harness.base.slurm import hosts_of_tasks
 from harness.base.text import flag_of
-from harness.ranks.failure_watch import Failure, FailureWatch, WatchOfRank0, WatchOfWorker, wait_until
+from harness.ranks.failure_watch import LEAVING_S, Failure, FailureWatch, WatchOfRank0, WatchOfWorker, wait_until
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 RENDEZVOUS_S = 50.0  # how long ranks wait for one another, unless TINY_LLAMA_RANKS_TIMEOUT is set
-LEAVING_S = 10.0  # for the others to read how the rendezvous ended
 MAY_DIFFER = ("output_dir", "profile_dir", "data")  # paths: nodes need not share folders
 
 

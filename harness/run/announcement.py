@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from harness.base.console import RULE
+from harness.base.text import count_of
 from harness.base.units import MB
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.model.workload import Workload
@@ -41,7 +42,7 @@ def device_lines(environment: dict) -> list[str]:
     if device["type"] == "cuda":
         lines.append(f"GPU: {device['name']} ({device['arch']}, {device['memory_bytes'] / MB:,.0f} MB)")
     else:
-        threads = f"{cpu['torch_threads']} thread{'s' * (cpu['torch_threads'] > 1)}"
+        threads = count_of(cpu["torch_threads"], "thread")
         lines.append(f"CPU: {cpu['name']} ({threads}, {cpu['logical_cores']} logical cores)")
     return lines + [f"Warning: {warning}" for warning in environment["warnings"]]
 

@@ -10,8 +10,8 @@ import torch
 from analysis.prediction.capacity import Capacity, capacity_of
 from harness.base.errors import UserError
 from harness.machine.devices import PRECISIONS, check_precision, choose_device
-from harness.machine.disturbance import available_cores
 from harness.machine.environment import describe_environment
+from harness.machine.host_limits import usable_cores
 
 
 class DeviceProperties(NamedTuple):
@@ -42,7 +42,7 @@ class DeviceProperties(NamedTuple):
         UserError if there is one GPU."""
         if self.on_gpu and self.gpus < 2:
             raise UserError("this machine has one GPU, and each rank needs one; use --device cpu for gloo ranks")
-        most = self.gpus if self.on_gpu else min(4, max(2, available_cores()))
+        most = self.gpus if self.on_gpu else min(4, max(2, len(usable_cores())))
         return [2**n for n in range(most.bit_length())]
 
     def check_world_sizes(self, world_sizes: Sequence[int], least: int) -> None:

@@ -12,7 +12,7 @@ from harness.base.errors import UserError
 from harness.base.tables import Section
 from harness.base.text import count_of
 from harness.documents.sweeps import ScalingStudyRow
-from harness.machine.disturbance import available_cores
+from harness.machine.host_limits import usable_cores
 from harness.model.workload import check_shards
 from harness.ranks.parallel import ParallelConfig
 from studies.engine.command_line import ByDevice, Flags, workload_of
@@ -107,7 +107,7 @@ class ScalingStudy(Study):
         launches = self.launches()
         self.workload = launches[0].workload  # for titles
         if not self.device.on_gpu and not self.args.dry_run:
-            cores = count_of(available_cores(), "core")
+            cores = count_of(len(usable_cores()), "core")
             self.args.notes.append(
                 f"gloo ranks with one thread each on {cores} of one machine: they share its memory and caches and "
                 "cross no network, so their efficiency is not that of nodes"
