@@ -9,6 +9,7 @@ import torch
 
 from analysis.prediction.capacity import Capacity, capacity_of
 from harness.base.errors import UserError
+from harness.base.text import count_of
 from harness.machine.devices import PRECISIONS, check_precision, choose_device
 from harness.machine.environment import describe_environment
 from harness.machine.host_limits import usable_cores
@@ -51,7 +52,7 @@ class DeviceProperties(NamedTuple):
             if world_size < least:
                 raise UserError(f"--world-sizes {world_size}: a collective needs two ranks", 2)
             if self.on_gpu and world_size > self.gpus:
-                gpus = f"this machine has {self.gpus} GPU{'s' * (self.gpus > 1)}, and each rank needs one"
+                gpus = f"this machine has {count_of(self.gpus, 'GPU')}, and each rank needs one"
                 raise UserError(f"--world-sizes {world_size}: {gpus}; use --device cpu for gloo ranks", 2)
 
 

@@ -10,6 +10,7 @@ from harness.base.console import say
 from harness.base.errors import UserError
 from harness.base.files import write_bytes, write_figure
 from harness.base.tables import Column, Section, narrow_table, with_room, wrapped
+from harness.base.text import count_of
 from harness.base.units import megabytes
 from harness.run.event_file import in_words
 from studies.engine.columns import first_reason
@@ -39,10 +40,9 @@ class Report:
 
     def markdown(self, sweep: Sweep) -> list[str]:
         title, environment = sweep.kind.name.replace("_", " ").capitalize(), sweep.environment
-        threads = environment["cpu"]["torch_threads"]
         about = [
             f"Device: {environment['device']['name']}; PyTorch {environment['packages']['torch']}; "
-            f"{threads} thread{'s' * (threads > 1)}; {environment['timestamp']}",
+            f"{count_of(environment['cpu']['torch_threads'], 'thread')}; {environment['timestamp']}",
             f"Command: {environment['command_line']}",
             *sweep.notes,
         ]

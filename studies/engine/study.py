@@ -155,7 +155,7 @@ class Study(SweepKind, ABC):
         """What work(*arguments) predicts of a row.  Even on fake tensors, the compiler creates a GPU context."""
         return isolation.run_in_subprocess_if_gpu(self.device.on_gpu, work, *arguments)
 
-    def skipped(self, peak: int | None, precision: str | None = None) -> dict | None:
+    def skipped(self, peak: int | None, precision: str | None) -> dict | None:
         """Status and reason of a row that is not measured; None if it is.
 
         peak: of its tensors, predicted, in bytes.  A row that would not fit in its precision by the rule of a dry run

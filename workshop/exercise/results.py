@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.paths import PROJECT
+from harness.base.text import count_of
 from harness.base.units import MB
 from workshop.exercise.page import Exercise, exercises
 
@@ -199,10 +200,9 @@ class Results:
 
 def machine(environment: dict) -> str:
     """The device, the versions and the date of a measurement."""
-    threads = environment["cpu"]["torch_threads"]
     parts = [
         environment["device"]["name"],
-        f"{threads} thread{'s' * (threads > 1)}",
+        count_of(environment["cpu"]["torch_threads"], "thread"),
         f"torch {environment['packages']['torch']}",
         f"Python {environment['python']}",
         environment["timestamp"][:10],

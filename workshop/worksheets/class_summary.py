@@ -216,9 +216,9 @@ def as_page(exercise: Exercise, sheets: list[Sheet], rows: list[dict], lines: li
     return page.render(title=exercise.title, people=people, rows=rows, lines=lines, tolerance=f"{TOLERANCE:.0%}")
 
 
-def screen_columns(short: int = 24) -> list[Column]:
+def screen_columns() -> list[Column]:
     """The same columns, narrow enough for a terminal."""
-    widths = {"quantity": 30, "unit": 10, "median, or most": 14, "lowest, or who differs": short, "highest": short}
+    widths = {"quantity": 30, "unit": 10, "median, or most": 14, "lowest, or who differs": 24, "highest": 24}
     titles = {"median, or most": "median", "lowest, or who differs": "lowest / differs"}
 
     def narrow(one: Column) -> Column:
