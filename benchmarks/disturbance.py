@@ -24,7 +24,6 @@ a line tells what a fault takes in memory freed just before, and at most in half
 
 import contextlib
 import math
-import mmap
 import os
 import random
 import statistics
@@ -47,7 +46,7 @@ from harness.base.files import explain_nulls
 from harness.base.tables import Column, column, text_columns, text_table
 from harness.machine import disturbance, page_faults
 from harness.machine.host_limits import cgroup_folders, usable_cores
-from harness.machine.page_faults import PROBED_BYTES, fault_s, filling_fault_s
+from harness.machine.page_faults import PROBED_BYTES, empty_tensor, fault_s, filling_fault_s
 
 STEPS_OF_A_RUN = ("--num-steps", "12")
 # Threshold, the figure of a run that it limits, what slowed the runs to compare with; None: nothing here can.
@@ -110,11 +109,10 @@ def page_fault_times() -> dict[str, float]:
     free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     held, slowest_s = [], 0.0
     for _ in range(min(free_bytes // 2, 2**34) // PROBED_BYTES):
-        held.append(mmap.mmap(-1, PROBED_BYTES))
-        slowest_s = max(slowest_s, filling_fault_s(held[-1]))
-    for memory in held:
-        memory.close()
-    return {"freed_us": 1e6 * fault_s(), "slowest_us": 1e6 * slowest_s}
+        held.append(empty_tensor())
+        slowest_s = max(slowest_s, filling_fault_s(held[-1]) or 0.0)
+    held.clear()
+    return {"freed_us": 1e6 * (fault_s() or 0.0), "slowest_us": 1e6 * slowest_s}
 
 
 def measured_run(busy: float, quota: float | None, flags: list[str], groups: list[Path]) -> dict:

@@ -205,6 +205,7 @@ def test_a_rank_that_does_not_come(tmp_path, port):
             "TINY_LLAMA_RANKS_TIMEOUT=soon: is not a number of seconds",
         ),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two: is not a number"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0: a run has at least one rank"),
     ],
 )
 def test_variables_that_name_no_rank(tmp_path, variables, line):

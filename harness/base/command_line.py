@@ -34,8 +34,8 @@ def number_of(kind: type, minimum: int) -> Callable[[str], int | float]:
         with contextlib.suppress(ValueError):
             if kind(text) >= minimum and (int(text) < 2**63 if kind is int else 0 < float(text) < math.inf):
                 return kind(text)
-        wanted = f"a whole number of at least {minimum}" if kind is int else "a positive number"
-        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
+        wanted = f"a whole number of at least {minimum}" if kind is int else "a positive, finite number"
+        raise argparse.ArgumentTypeError(f"{text or 'nothing'} is not {wanted}")
 
     return parse
 

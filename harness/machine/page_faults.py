@@ -1,8 +1,8 @@
 """Page faults of a run: do they take longer than they need to?
 
-A tensor larger than 32 MB is, in every step, memory that Linux first has to hand out and clear: a page fault for each 4
-KB.  That alone is no disturbance.  But on a virtual machine whose host takes memory back that is not in use, a fault
-waits for the host too, which takes several times as long, and no other figure shows it: the time counts as the
+A tensor larger than 32 MB is, in every step, memory that Linux first has to hand out and clear: a page fault for each
+page of 4 KB.  That alone is no disturbance.  But on a virtual machine whose host takes memory back that is not in use,
+a fault waits for the host too, which takes several times as long, and no other figure shows it: the time counts as the
 kernel's, for this process.
 """
 
@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from harness.base.files import explain_nulls
 from harness.machine.cpu_counters import Interval
@@ -31,25 +32,31 @@ MAJOR_FAULTS = 5.0
 
 TOO_SHORT = "needs three steps: in the first two, memory is touched for the first time"
 TOO_LITTLE = "the kernel, or page faults in it, took too little CPU time to tell"
-PROBED_BYTES = 64 * 2**20  # 16,384 pages: 20 ms on two cores
+OTHER_PAGES = "the memory of tensors is not handed out in pages of the usual size"
+PROBED_BYTES = 64 * 2**20  # 16,384 pages of 4 KB: 20 ms on two cores
 
 
 @functools.cache
-def fault_s() -> float:
-    """CPU seconds that a page fault needs: in memory that was freed just before, by PyTorch's threads."""
-    for _ in range(2):  # at first the memory may have to come from the host
-        with mmap.mmap(-1, PROBED_BYTES) as memory:  # not of an allocator, which may keep what was freed
-            found = filling_fault_s(memory)
-    return found
+def fault_s() -> float | None:
+    """CPU seconds that a page fault needs: in memory that was freed just before, by PyTorch's threads.  None if it is
+    not that of usual pages, such as with transparent huge pages, of which some faults of a run are and some are not."""
+    filling_fault_s(empty_tensor())  # at first the memory may have to come from the host
+    return filling_fault_s(empty_tensor())
 
 
-def filling_fault_s(memory: mmap.mmap) -> float:
-    """CPU seconds of a page fault while PyTorch's threads fill new memory."""
+def empty_tensor() -> Tensor:
+    """So large that its memory is new, and returned to the system afterwards."""
+    return torch.empty(PROBED_BYTES, dtype=torch.uint8)
+
+
+def filling_fault_s(tensor: Tensor) -> float | None:
+    """CPU seconds of a page fault while PyTorch's threads fill new memory; None as in fault_s()."""
     before = resource.getrusage(resource.RUSAGE_SELF)
-    torch.frombuffer(memory, dtype=torch.uint8).fill_(1)
+    tensor.fill_(1)
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return cpu_s / max(1, after.ru_minflt - before.ru_minflt)
+    faults = after.ru_minflt - before.ru_minflt
+    return cpu_s / faults if faults > tensor.nbytes / mmap.PAGESIZE / 2 else None
 
 
 class PageFaults:
@@ -63,7 +70,7 @@ class PageFaults:
     def slowdown(self) -> float | None:
         """The time that the kernel took, over what its page faults need; None if that is too little to tell."""
         cpu_s, system_s = self.total.cpu_s, self.total.system_s
-        if not cpu_s or system_s < FAULT_SHARE * cpu_s:
+        if not cpu_s or system_s < FAULT_SHARE * cpu_s or fault_s() is None:
             return None
         needed_s = self.total.minor_faults * fault_s()
         return system_s / needed_s if needed_s >= FAULT_SHARE * cpu_s else None
@@ -86,7 +93,8 @@ class PageFaults:
             "major_faults_per_sec": statistics.median(step.major_faults / step.wall_s for step in self.steps),
             "fault_slowdown": self.slowdown,
         }
-        return explain_nulls(figures, TOO_LITTLE, system_share="the system counts no CPU time")
+        why = OTHER_PAGES if self.total.minor_faults and fault_s() is None else TOO_LITTLE
+        return explain_nulls(figures, why, system_share="the system counts no CPU time")
 
 
 def fault_reasons(figures: dict) -> list[str]:

@@ -12,8 +12,8 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     """Multiply the gradients of all of the optimizer's parameters by the same factor, so that their 2-norm, as of one
     vector, is at most max_norm.  Returns the norm before that, a scalar on the device, which nothing here waits for.
 
-    Called by all ranks, once the gradients of a step are reduced and unscaled.  If the norm is not finite, neither are
-    the gradients afterwards.
+    Called by all ranks, once the gradients of a step are reduced and unscaled.  As with PyTorch's clip_grad_norm_(), an
+    infinite norm makes finite gradients 0 and infinite ones NaN; a norm that is NaN makes all of them NaN.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -163,8 +163,8 @@ def _grad_norms(run: MeasuredRun) -> list[float | None]:
 
 
 def _grad_norm(run: MeasuredRun) -> dict | None:
-    """Before clipping.  A norm that is not finite is no clipped step: with fp16 the step is skipped, else the next loss
-    is not finite either."""
+    """Before clipping.  A norm that is not finite is no clipped step: with fp16 the step is skipped, else gradients
+    become 0 or NaN."""
     if run.grad_clip is None:
         return None
     norms = _grad_norms(run)

@@ -44,7 +44,9 @@ def problem_of_ranks(environ: Mapping[str, str]) -> str | None:
         if not environ.get(name, "1").isdecimal():
             return f"{name}={environ[name]}: is not a number"
     world_size = environ.get("WORLD_SIZE", "1")
-    if world_size == "1":
+    if int(world_size) == 0:
+        return f"WORLD_SIZE={world_size}: a run has at least one rank"
+    if int(world_size) == 1:
         return None
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environ]:
         listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
