@@ -31,7 +31,7 @@ from harness.run.startup import begin_command, run_command
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
 
-from analysis.diagnosis.ranks import analyze_all
+from analysis.diagnosis.traces import analyze_all
 from analysis.trace.folder import find_traces
 from benchmarks.common import benchmark_parser, environment_of, report
 from harness.base.console import progress_bar

@@ -21,8 +21,8 @@ from harness.run.startup import begin_command, run_command
 if __name__ == "__main__":
     begin_command()
 
-from analysis.diagnosis.ranks import analyze_all
 from analysis.diagnosis.stragglers import straggler_text
+from analysis.diagnosis.traces import analyze_all
 from harness.base.console import say
 from harness.base.errors import UserError
 from harness.base.files import write_json

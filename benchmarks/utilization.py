@@ -23,7 +23,7 @@ from harness.run.startup import begin_command, run_command
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
 
-from analysis.hardware import bandwidth_ceilings, compute_ceilings
+from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
 from benchmarks.common import benchmark_parser, environment_of, report
 from harness.base.console import progress_bar
 from harness.base.documents import read_document

@@ -47,7 +47,7 @@ def measured_peaks(tmp_path_factory):
 def known_peaks(measured_peaks):
     """The rates of this machine, in the cache of all tests.  Commands that are processes of their own would measure
     them for seconds, and, disturbed by other tests, again in each command."""
-    from analysis.hardware import bandwidth_ceilings, compute_ceilings
+    from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
     from harness.machine.environment import describe_environment
 
     device = describe_environment(torch.device("cpu"))["device"]

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import run_deepspeed_flops
 from analysis.commands.flops_command import flops_answer
 from analysis.diagnosis.roofline import NO_TRACE, POINT_COLUMNS, roofline_lines, roofline_rows
-from analysis.hardware import bandwidth_ceilings
+from analysis.hardware.ceilings import bandwidth_ceilings
 from analysis.hardware.measuring import Measurement
 from analysis.report.roofline_figure import draw_roofline
 from analysis.work.bytes_moved import intensity_tables

@@ -9,8 +9,8 @@ from traces import event, real_path, step, write_trace
 from analysis.attribution import graph_replays
 from analysis.attribution.graph_replays import Launched, runs_of, with_replayed_operators
 from analysis.commands.analyze_traces import analyze_existing
-from analysis.diagnosis.ranks import analyze_all
 from analysis.diagnosis.text import head_lines, trust_text
+from analysis.diagnosis.traces import analyze_all
 from analysis.trace.tables import read_trace
 
 # (operator, its input shapes, kernels): one step of the model that is in the graph

@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 
-from analysis.hardware import bandwidth_ceilings, cache, compute_ceilings, datasheet, measuring, rows_named
+from analysis.hardware import cache, measuring
+from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
 from analysis.hardware.datasheets import DATASHEETS
+from analysis.hardware.matching import datasheet, rows_named
 from analysis.hardware.measuring import Measurement
 from harness.base.errors import UserError
 

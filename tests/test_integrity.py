@@ -21,8 +21,8 @@ from traces import (
 )
 
 from analysis.commands.analyze_traces import missing_from
-from analysis.diagnosis.ranks import analyze_all
 from analysis.diagnosis.text import head_lines, profile_answer, profile_lines
+from analysis.diagnosis.traces import analyze_all
 from analysis.report.axes import plain_text
 from analysis.report.figures import gpu_figure
 from analysis.report.sections import DOCUMENT_FILES, page

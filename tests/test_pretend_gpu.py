@@ -17,7 +17,7 @@ from pretended import cards, clock
 from pretended.allocator import CONTEXT, Allocator
 from pretended.cards import MIB
 
-from analysis.hardware import datasheet
+from analysis.hardware.matching import datasheet
 
 FOLDER = PROJECT / "tests" / "pretend_gpu"
 CARDS = cards.cards()

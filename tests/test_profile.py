@@ -10,8 +10,8 @@ from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, tra
 from analysis.attribution.components import breakdown_lines, breakdown_rows
 from analysis.attribution.operators import SUMMED
 from analysis.diagnosis import document
-from analysis.diagnosis.ranks import analyze_all
 from analysis.diagnosis.text import profile_answer, profile_lines
+from analysis.diagnosis.traces import analyze_all
 from analysis.trace.folder import find_traces
 from harness.base.errors import UserError
 from harness.base.files import write_json

@@ -5,9 +5,9 @@ import json
 import pytest
 from traces import SMALL, event, on_gpu, real_path, step, write_trace
 
-from analysis.diagnosis.ranks import analyze_all
 from analysis.diagnosis.stragglers import straggler_text
 from analysis.diagnosis.text import profile_lines
+from analysis.diagnosis.traces import analyze_all
 from analysis.trace.folder import find_traces
 
 

@@ -22,11 +22,11 @@ from traces import (
 )
 
 from analysis.attribution.gpu_time import IDLE_COLUMNS
-from analysis.diagnosis.ranks import analyze_all
 from analysis.diagnosis.text import head_lines, trust_text
+from analysis.diagnosis.traces import analyze_all
 from analysis.diagnosis.verdict import ran_here, ridge_of
-from analysis.hardware import described, rows_named
 from analysis.hardware.datasheets import DATASHEETS
+from analysis.hardware.matching import described, rows_named
 from analysis.report.figures import gpu_figure
 from analysis.trace.links import link
 from harness.machine.environment import describe_environment

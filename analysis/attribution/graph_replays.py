@@ -180,7 +180,7 @@ def has_capture(path: Path, changed: int) -> bool:
 
 @lru_cache(maxsize=64)
 def launched_in(file: Path, changed: int) -> list[Launched]:
-    """The same of a file, which all ranks of a run may need; changed: when it was."""
+    """launched_by() of a file, which all ranks of a run may need.  changed: as in has_capture()."""
     try:
         links = attribute(link(read_trace(file)))
     except UserError:  # not a trace after all

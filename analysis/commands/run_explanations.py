@@ -57,8 +57,8 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     try:
         from analysis.attribution.operators import operators_by_name
         from analysis.diagnosis.document import add_prediction
-        from analysis.diagnosis.ranks import analyze_all
         from analysis.diagnosis.text import profile_lines
+        from analysis.diagnosis.traces import analyze_all
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
     path = report.measurements.instruments.trace.path

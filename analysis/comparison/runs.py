@@ -88,7 +88,7 @@ def read_run(path: Path, name: str) -> ComparedRun:
 
 
 def run_of_trace(trace: Path, path: Path, name: str) -> ComparedRun:
-    from analysis.diagnosis.ranks import analyze_all  # pandas is slow to load, and runs are compared without it
+    from analysis.diagnosis.traces import analyze_all  # pandas is slow to load, and runs are compared without it
 
     analyses, refused = analyze_all([trace])
     if refused:

@@ -42,7 +42,7 @@ OTHER_COLUMNS = [
 ]
 
 
-def comparison_sections(comparison: dict, top: int = 12) -> list[Section]:
+def comparison_sections(comparison: dict, top: int) -> list[Section]:
     """All tables: runs, results, settings that differ, and for profiled runs what changed, `top` rows of each."""
     rows, repeats = comparison["runs"], comparison["repeats"]
     notes = [

@@ -44,7 +44,7 @@ REASONS = {  # why a value may be null, by its name
 }
 
 
-def operator_analysis(links: Links, summary: dict | None = None) -> dict:
+def operator_analysis(links: Links, summary: dict | None) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
     links = attribute(links)
     trust, collectives = integrity(links, summary), collectives_of(links)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,8 @@ from analysis.attribution.components import NAMED_RANGES, UNATTRIBUTED, step_eve
 from analysis.attribution.gpu_time import host_code, idle_by_cause
 from analysis.attribution.operators import costs_of_operators
 from analysis.diagnosis.verdict import device_of, precision_of, ran_here, roofs_of
-from analysis.hardware import Ceiling, datasheet
+from analysis.hardware.ceilings import Ceiling
+from analysis.hardware.matching import datasheet
 from analysis.trace.links import ANNOTATION, AttributedLinks, step_around, step_at
 from analysis.trace.tables import take_or, where_name
 from analysis.vocabulary.operators import MATMUL_CLASSES, is_view_or_metadata_op
@@ -31,9 +32,8 @@ from harness.base.text import count_of
 from harness.base.units import MB
 
 WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
-NAMES_OF_COMPILED = re.compile(
-    "Torch-Compiled|CompiledFunction|triton_"
-)  # names that only a compiled program's trace has
+# Names that only a compiled program's trace has.
+NAMES_OF_COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
 FOR_ANY_MODEL = ("compile", "precision", "optimizer_impl", "activation_checkpointing")  # settings of --workload too
 NORM = re.compile(r"norm(?:alization)?\d*$|(?:^|[._])ln_?\w*$")  # names of normalization layers
@@ -71,7 +71,7 @@ class NotApplicable:
     reason: str
 
 
-Found = Iterator[Proposal | NotApplicable]
+Found = Proposal | NotApplicable | None  # None: the trace has nothing of the kind
 
 
 class Evidence:
@@ -135,13 +135,12 @@ class Evidence:
         """The matmuls in these rows, at the highest rate that any matmul of the trace reached."""
         flops, us = rows["flops"].sum(), float(rows["us"].sum())
         if self.best_flops_per_us is None or not flops:
-            yield NotApplicable(name, "the trace has no such matmuls")
-        else:
-            rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the highest rate of any matmul in this trace"
-            likely_us = min(us, flops / self.best_flops_per_us)
-            best_us, bound = at_roof(flops, self.compute_roofs, "GFLOP/s", likely_us)
-            basis = f"its FLOPs, at most: {bound}; estimate: at {rate}"
-            yield Proposal(name, how, us, self.described(rows), basis, flag, best_us, likely_us)
+            return NotApplicable(name, "the trace has no such matmuls")
+        rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the highest rate of any matmul in this trace"
+        likely_us = min(us, flops / self.best_flops_per_us)
+        best_us, bound = at_roof(flops, self.compute_roofs, "GFLOP/s", likely_us)
+        basis = f"its FLOPs, at most: {bound}; estimate: at {rate}"
+        return Proposal(name, how, us, self.described(rows), basis, flag, best_us, likely_us)
 
 
 def at_roof(work: float, roofs: list[Ceiling], unit: str, likely_us: float) -> tuple[float, str]:
@@ -157,7 +156,9 @@ def opportunities(links: AttributedLinks, summary: dict | None) -> dict[str, lis
     if not evidence.total_us:
         return {"opportunities": [], "not_here": []}
     rows, not_here = [], []
-    for one in (found for make in MAKERS for found in make(evidence)):
+    for one in (make(evidence) for make in MAKERS):
+        if one is None:
+            continue
         if isinstance(one, NotApplicable):
             not_here.append(asdict(one))
         elif one.saved_us < WORTH_LISTING * evidence.total_us:
@@ -186,14 +187,18 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
     }
 
 
-def fused_projections(evidence: Evidence) -> Found:
-    for name, (components, fused, weights) in FUSED_PROJECTIONS.items():
-        if (evidence.events["component"] == fused).any():
-            yield NotApplicable(name, "already fused")
-            continue
-        rows, _ = evidence.part(evidence.events["component"].isin(components))
-        how = f"concatenate {weights} into one matmul, and split its output"
-        yield from evidence.at_best_rate(name, how, rows, "--fused-projections")
+def named(rows: pd.DataFrame, text: str) -> bool:
+    """Whether one of them has the text in its name."""
+    return rows["name"].str.contains(text, na=False).any()
+
+
+def fused_projections(name: str, evidence: Evidence) -> Found:
+    components, fused, weights = FUSED_PROJECTIONS[name]
+    if (evidence.events["component"] == fused).any():
+        return NotApplicable(name, "already fused")
+    rows, _ = evidence.part(evidence.events["component"].isin(components))
+    how = f"concatenate {weights} into one matmul, and split its output"
+    return evidence.at_best_rate(name, how, rows, "--fused-projections")
 
 
 def fused_attention(evidence: Evidence) -> Found:
@@ -203,49 +208,35 @@ def fused_attention(evidence: Evidence) -> Found:
         softmax = events["name"].isin(["aten::_softmax", "aten::_softmax_backward_data"])
         mask = softmax | events["name"].isin(["aten::bmm", "aten::baddbmm"]) if softmax.any() else softmax
     name, how = "fused attention", "F.scaled_dot_product_attention: the scores are never written to memory"
-    if not mask.any() and events["name"].str.contains("scaled_dot_product", na=False).any():
-        yield NotApplicable(name, "already fused")
-    else:
-        yield from evidence.at_best_rate(name, how, evidence.part(mask)[0], "--attention sdpa")
+    if not mask.any() and named(events, "scaled_dot_product"):
+        return NotApplicable(name, "already fused")
+    return evidence.at_best_rate(name, how, evidence.part(mask)[0], "--attention sdpa")
 
 
 def fused_norms(evidence: Evidence) -> Found:
     """A fused norm still passes once over its tensor, as the most expensive of its operators does."""
-    host, steps = evidence.links.host, evidence.links.steps
+    name, host, steps = "fused norm", evidence.links.host, evidence.links.steps
     rows, us = evidence.part(evidence.events["component"].str.contains(NORM))
     if rows.empty or evidence.links.source != NAMED_RANGES:
-        yield NotApplicable("fused norm", "no component of the model has the name of a norm")
-        return
+        return NotApplicable(name, "no component of the model has the name of a norm")
     is_norm = where_name(host, lambda name: bool(NORM.search(name))) & (host["kind"] == ANNOTATION).to_numpy()
     in_step = (step_at if evidence.links.on_gpu else step_around)(host["start"].to_numpy(), steps) >= 0
     calls = int((is_norm & in_step).sum())
     best = 0.0
     for _, phase in rows[rows["launches"] > 0].groupby("phase"):
         best += calls * phase.groupby("name")["us"].mean().max()
-    if rows["name"].str.contains("kernels::rms_norm", na=False).any():
-        yield NotApplicable("fused norm", "already fused")
-    elif rows["launches"].sum() > 3 * calls:
-        how = "F.rms_norm or a compiled norm: one pass instead of one per operator"
-        flag = "--fused-norm"
-        if not evidence.links.on_gpu:
-            how, flag = (
-                "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs",
-                "--compile",
-            )
-        basis = (
-            f"at most: its time could vanish; estimate: {calls / evidence.steps:.0f} norms per step, each as long as "
-            "its most expensive operator, forward and backward"
-        )
-        yield Proposal("fused norm", how, us, evidence.described(rows), basis, flag, likely_us=min(us, best))
-    else:
-        yield NotApplicable(
-            "fused norm", f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels"
-        )
-
-
-def named(rows: pd.DataFrame, text: str) -> bool:
-    """Whether one of them has the text in its name."""
-    return rows["name"].str.contains(text, na=False).any()
+    if named(rows, "kernels::rms_norm"):
+        return NotApplicable(name, "already fused")
+    if rows["launches"].sum() <= 3 * calls:
+        return NotApplicable(name, f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels")
+    how, flag = "F.rms_norm or a compiled norm: one pass instead of one per operator", "--fused-norm"
+    if not evidence.links.on_gpu:
+        how, flag = "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs", "--compile"
+    basis = (
+        f"at most: its time could vanish; estimate: {calls / evidence.steps:.0f} norms per step, each as long as "
+        "its most expensive operator, forward and backward"
+    )
+    return Proposal(name, how, us, evidence.described(rows), basis, flag, likely_us=min(us, best))
 
 
 def fused_swiglu(evidence: Evidence) -> Found:
@@ -253,15 +244,14 @@ def fused_swiglu(evidence: Evidence) -> Found:
     rows, us = evidence.part(evidence.events["component"] == "mlp.activation")
     name = "fused SwiGLU"
     if named(rows, "swiglu"):
-        yield NotApplicable(name, "already fused")
-        return
+        return NotApplicable(name, "already fused")
     if not named(rows, "silu"):  # another activation, or none
-        return
+        return None
     how, flag = "one kernel forward and one backward", "--kernels triton"
     if not evidence.links.on_gpu:
         how, flag = "a compiled activation: one loop forward and one backward", "--compile"
     basis = "its five operators become two, which move 8 tensors instead of 14"
-    yield Proposal(name, how, us, evidence.described(rows), basis, flag, us * 8 / 14)
+    return Proposal(name, how, us, evidence.described(rows), basis, flag, us * 8 / 14)
 
 
 def fused_rope(evidence: Evidence) -> Found:
@@ -269,13 +259,12 @@ def fused_rope(evidence: Evidence) -> Found:
     rows, us = evidence.part(evidence.events["component"] == "attention.rope")
     name = "fused rotary embedding"
     if rows.empty:
-        return
+        return None
     if named(rows, "addcmul"):
-        yield NotApplicable(name, "already fused")
-        return
+        return NotApplicable(name, "already fused")
     how = "halves swapped by one copy, multiplied and added by one kernel"
     basis = "its five operators become three, which move 7 tensors instead of 9"
-    yield Proposal(name, how, us, evidence.described(rows), basis, "--fused-rope", us * 7 / 9)
+    return Proposal(name, how, us, evidence.described(rows), basis, "--fused-rope", us * 7 / 9)
 
 
 def fused_loss(evidence: Evidence) -> Found:
@@ -286,34 +275,30 @@ def fused_loss(evidence: Evidence) -> Found:
         mask = events["name"].str.contains("_log_softmax|nll_loss", na=False)
     rows, us = evidence.part(mask)
     if rows.empty:
-        return
+        return None
     if evidence.config.get("training", {}).get("fused_loss"):
-        yield NotApplicable(name, "already in chunks")
-        return
+        return NotApplicable(name, "already in chunks")
     how = "loss from a part of the vocabulary at a time: the logits stay in the cache, and are never in memory whole"
     basis = "the time of the loss could vanish; its chunks are computed again in the backward pass, one more matmul"
-    yield Proposal(name, how, us, evidence.described(rows), basis, "--fused-loss")
+    return Proposal(name, how, us, evidence.described(rows), basis, "--fused-loss")
 
 
 def cuda_graphs(evidence: Evidence) -> Found:
     name = "CUDA graphs"
     if not evidence.idle:
-        yield NotApplicable(name, "there is no GPU")
-        return
+        return NotApplicable(name, "there is no GPU")
     if evidence.links.gpu["of_graph"].any():
-        yield NotApplicable(name, "already replayed")
-        return
+        return NotApplicable(name, "already replayed")
     us = evidence.idle["launch"] + evidence.idle["latency"]
     text = f"the GPU waits for launches for {evidence.share(us)} of the step"
     how = "one launch each for forward and backward pass; with --compile, --compile-mode reduce-overhead"
-    yield Proposal(name, how, us, text, "the wait for launches could vanish", "--cuda-graphs")
+    return Proposal(name, how, us, text, "the wait for launches could vanish", "--cuda-graphs")
 
 
 def fused_optimizer(evidence: Evidence) -> Found:
     rows, us = evidence.part(evidence.events["phase"] == "optimizer")
-    if rows["name"].str.contains("_fused_", na=False).any():
-        yield NotApplicable("fused optimizer", "already fused")
-        return
+    if named(rows, "_fused_"):
+        return NotApplicable("fused optimizer", "already fused")
     marks = (re.match(r"Optimizer\.step#(\w+)\.", name) for name in evidence.links.host["name"].cat.categories)
     optimizer = next((mark[1] for mark in marks if mark), "optimizer")
     parameters = evidence.config.get("model", {}).get("parameters")
@@ -331,7 +316,7 @@ def fused_optimizer(evidence: Evidence) -> Found:
     if optimizer != "optimizer" and not named(rows, "_foreach_"):
         how += ", or foreach=True"
     flag = "--optimizer-impl fused" if optimizer in WITH_FUSED else None
-    yield Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best, likely)
+    return Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best, likely)
 
 
 def mixed_precision(evidence: Evidence) -> Found:
@@ -341,20 +326,17 @@ def mixed_precision(evidence: Evidence) -> Found:
     in_fp32 = take_or(np.array(full, bool), events["signature"].to_numpy(), False)
     rows, us = evidence.part(events["category"].isin(MATMUL_CLASSES) & in_fp32)
     if rows.empty:
-        yield NotApplicable(name, "no matmul in the trace is known to be in fp32")
-        return
+        return NotApplicable(name, "no matmul in the trace is known to be in fp32")
     narrow, gain, roof, basis = gain_of_narrow_type(evidence)
     if gain is None and not evidence.links.on_gpu:
-        yield NotApplicable(name, f"not known whether it helps: {basis}")
-        return
+        return NotApplicable(name, f"not known whether it helps: {basis}")
     if gain is not None and gain < 1 + WORTH_LISTING:
-        yield NotApplicable(name, basis)
-        return
+        return NotApplicable(name, basis)
     how = f"torch.autocast in {narrow} around the forward pass"
     text = evidence.described(rows) + ", matmuls in fp32"
     likely = us / gain if gain else None
     best = min(us if likely is None else likely, rows["flops"].sum() / roof * 1e6) if roof else 0.0
-    yield Proposal(name, how, us, text, basis, f"--precision {narrow}", best, likely)
+    return Proposal(name, how, us, text, basis, f"--precision {narrow}", best, likely)
 
 
 def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | None, str]:
@@ -385,11 +367,9 @@ def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | 
 
 def compilation(evidence: Evidence) -> Found:
     if any(NAMES_OF_COMPILED.search(name) for name in evidence.links.host["name"].cat.categories):
-        yield NotApplicable("compile", "already compiled")
-        return
+        return NotApplicable("compile", "already compiled")
     if ran_here(evidence.summary) and (problem := compiler_problem(evidence.links.on_gpu)):
-        yield NotApplicable("compile", problem)
-        return
+        return NotApplicable("compile", problem)
     kinds = ("element-wise", "normalization", "reduction", "copy")
     elsewhere = evidence.events["phase"].isin(("data", "optimizer"))
     rows, us = evidence.part(evidence.events["category"].isin(kinds) & ~elsewhere)
@@ -401,7 +381,7 @@ def compilation(evidence: Evidence) -> Found:
         us += waits
         text += f", plus their share of the wait for launches, {evidence.share(waits)}"
     how = "torch.compile(model): chains of element-wise operators become one kernel each"
-    yield Proposal("compile", how, us, text, "all work between matmuls could be fused into them", "--compile")
+    return Proposal("compile", how, us, text, "all work between matmuls could be fused into them", "--compile")
 
 
 def larger_batch(evidence: Evidence) -> Found:
@@ -419,18 +399,17 @@ def larger_batch(evidence: Evidence) -> Found:
     batch = evidence.config.get("training", {}).get("batch_size")
     flag = batch and f"--batch-size {2 * batch}"
     how = "more work per launch at the same overhead"
-    yield Proposal("larger batch", how, us, text, "the overhead per sample could vanish", flag)
+    return Proposal("larger batch", how, us, text, "the overhead per sample could vanish", flag)
 
 
 def fewer_synchronizations(evidence: Evidence) -> Found:
     if not evidence.idle:
-        yield NotApplicable("fewer synchronizations", "there is no GPU to synchronize with")
-        return
+        return NotApplicable("fewer synchronizations", "there is no GPU to synchronize with")
     calls, us = evidence.links.calls, evidence.idle["synchronization"]
     n = (calls["waits"].to_numpy(bool) & (calls["step"] >= 0).to_numpy()).sum() / evidence.steps
     text = f"the GPU is idle for {evidence.share(us)} of the step, behind {n:.1f} synchronizing calls per step"
     how = "no .item(), .cpu() or synchronize() within a step"
-    yield Proposal("fewer synchronizations", how, us, text, "this idle time could vanish")
+    return Proposal("fewer synchronizations", how, us, text, "this idle time could vanish")
 
 
 def faster_data(evidence: Evidence) -> Found:
@@ -440,7 +419,7 @@ def faster_data(evidence: Evidence) -> Found:
     else:
         _, us = evidence.part(evidence.events["phase"] == "data")
         text = f"fetching data takes {evidence.share(us)} of the step"
-    yield Proposal(
+    return Proposal(
         "prefetch data", "workers and pinned memory in the DataLoader", us, text, "data could always be ready in time"
     )
 
@@ -450,11 +429,11 @@ def hidden_communication(evidence: Evidence) -> Found:
     us += evidence.idle.get("communication", 0.0)
     text = f"{evidence.share(us)} of the step is exposed communication"
     name, how = "reduce or overlap communication", "fewer, larger collectives, overlapped with the backward pass"
-    yield Proposal(name, how, us, text, "computation could overlap all of it", "--gradient-accumulation-steps 2")
+    return Proposal(name, how, us, text, "computation could overlap all of it", "--gradient-accumulation-steps 2")
 
 
 MAKERS = (
-    fused_projections,
+    *(partial(fused_projections, name) for name in FUSED_PROJECTIONS),
     fused_attention,
     fused_norms,
     fused_swiglu,

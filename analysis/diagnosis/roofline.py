@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.hardware import NO_PEAK
+from analysis.hardware.ceilings import NO_PEAK
 from harness.base.files import explain_nulls
 from harness.base.tables import Column, column, narrow_table
 from harness.base.text import count_of

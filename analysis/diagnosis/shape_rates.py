@@ -6,7 +6,7 @@ import numpy as np
 
 from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text
 from analysis.diagnosis.verdict import device_of, precision_of, roofs_of
-from analysis.hardware import Ceiling, compute_ceilings
+from analysis.hardware.ceilings import Ceiling, compute_ceilings
 from analysis.trace.links import Links, median_step
 from analysis.trace.tables import where_name
 from analysis.vocabulary.operators import PRECISION_OF, is_matmul

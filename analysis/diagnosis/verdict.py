@@ -10,7 +10,8 @@ import numpy as np
 from analysis.attribution.components import step_events, views_and_metadata
 from analysis.attribution.gpu_time import by_class, by_priority, host_code, idle_by_cause
 from analysis.attribution.operators import costs_of_operators
-from analysis.hardware import Ceiling, bandwidth_ceilings, compute_ceilings, datasheet, ridge_point
+from analysis.hardware.ceilings import Ceiling, bandwidth_ceilings, compute_ceilings, ridge_point
+from analysis.hardware.matching import datasheet
 from analysis.trace.links import AttributedLinks, Links
 from analysis.trace.tables import take_or, take_or_none, where_name
 from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF, is_matmul

@@ -51,9 +51,7 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
             return None
         now = {"when": datetime.now().strftime("%Y-%m-%d %H:%M"), "threads": threads, **found._asdict()}
         entry = now if what not in RATES else better(entry, now, f"{what} in {precision}")
-        with contextlib.suppress(UserError, OSError):  # a figure that cannot be stored is only measured again
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, kept | {key: entry})
+        keep_documents(file, kept | {key: entry})
     if entry["rate"] < reached:  # what a model surpasses is no ceiling
         return None
     source = f"{entry['source']}; measured {entry['when']}, cached in {str(file).replace(str(Path.home()), '~', 1)}"
@@ -85,3 +83,10 @@ def cached_documents(file: Path, columns: Collection[str]) -> dict[str, dict]:
     except UserError:
         return {}
     return {key: entry for key, entry in kept.items() if isinstance(entry, dict) and set(columns) <= entry.keys()}
+
+
+def keep_documents(file: Path, kept: dict[str, dict]) -> None:
+    """A cache that cannot be written keeps nothing: what is not in it can be measured again."""
+    with contextlib.suppress(UserError, OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, kept)

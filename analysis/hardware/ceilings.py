@@ -33,16 +33,8 @@ def compute_ceilings(
     choice is --peak: `auto` (the datasheet first), `measured`, or TFLOP/s.  reached, in FLOP/s, is the rate of a
     model here: a measurement below it is not a ceiling.  measure is one of MEASURE.
     """
-    known = []
-    if (found := datasheet(device)) and getattr(found[0], precision):
-        row, share = found
-        source = f"{row.name} {precision} ({row.source}{_part(share)})"
-        known.append(Ceiling(1e12 * share * getattr(row, precision), "datasheet", source))
-    if measured := _measured(device, precision, "flops", measure, reached):
-        known.append(Ceiling(measured.rate, "measured", measured.source, measured.disturbed))
-    if isinstance(choice, float):
-        return [Ceiling(1e12 * choice, "given", f"--peak {choice:g}"), *known]
-    return _chosen_first(known, choice)
+    known = _known(device, precision, "flops", choice, measure, reached)
+    return [Ceiling(1e12 * choice, "given", f"--peak {choice:g}"), *known] if isinstance(choice, float) else known
 
 
 def bandwidth_ceilings(
@@ -50,13 +42,7 @@ def bandwidth_ceilings(
 ) -> list[Ceiling]:
     """Bytes per second between the device and its memory, from every known source: the datasheet first, unless
     --peak is `measured`.  reached: as for compute_ceilings(), in bytes per second."""
-    known = []
-    if found := datasheet(device):
-        row, share = found
-        known.append(Ceiling(1e9 * share * row.bandwidth, "datasheet", f"{row.name} ({row.source}{_part(share)})"))
-    if measured := _measured(device, "fp32", "bandwidth", measure, reached):
-        known.append(Ceiling(measured.rate, "measured", measured.source, measured.disturbed))
-    return _chosen_first(known, choice)
+    return _known(device, "fp32", "bandwidth", choice, measure, reached)
 
 
 def ridge_point(compute: list[Ceiling], bandwidth: list[Ceiling]) -> tuple[float, str] | None:
@@ -67,17 +53,18 @@ def ridge_point(compute: list[Ceiling], bandwidth: list[Ceiling]) -> tuple[float
     return compute[0].rate / bandwidth[0].rate, " over ".join(dict.fromkeys(labels))
 
 
-def _measured(device: dict, precision: str, what: str, measure: str, reached: float = 0.0):
-    if measure == "never":
-        return None
-    from analysis.hardware import cache  # PyTorch takes seconds to import
+def _known(device: dict, precision: str, what: str, choice: str | float, measure: str, reached: float) -> list[Ceiling]:
+    """The figures of the datasheet and of a measurement, in this order unless the choice is `measured`."""
+    known = []
+    column, unit = (precision, 1e12) if what == "flops" else (what, 1e9)
+    if (found := datasheet(device)) and (peak := getattr(found[0], column)):
+        row, share = found
+        name = f"{row.name} {precision}" if what == "flops" else row.name
+        part = "" if share == 1 else f", {share:.3f} of its compute units"
+        known.append(Ceiling(unit * share * peak, "datasheet", f"{name} ({row.source}{part})"))
+    if measure != "never":
+        from analysis.hardware import cache  # PyTorch takes seconds to import
 
-    return cache.measured(device, precision, what, reached, measure == "now")
-
-
-def _part(share: float) -> str:
-    return "" if share == 1 else f", {share:.3f} of its compute units"
-
-
-def _chosen_first(known: list[Ceiling], choice: str | float) -> list[Ceiling]:
+        if measured := cache.measured(device, precision, what, reached, measure == "now"):
+            known.append(Ceiling(measured.rate, "measured", measured.source, measured.disturbed))
     return sorted(known, key=lambda one: one.kind != choice)  # stable: the datasheet first by default

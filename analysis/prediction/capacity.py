@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from analysis.hardware import Datasheet, cache
+from analysis.hardware import cache
+from analysis.hardware.datasheets import Datasheet
 from harness.base.units import MB
 from harness.machine.devices import PRECISIONS, host_memory, memory_of_a_rank
 from harness.machine.environment import describe_environment

@@ -6,15 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from analysis.hardware import (
-    NO_PEAK,
-    NOT_MEASURED,
-    Datasheet,
-    bandwidth_ceilings,
-    compute_ceilings,
-    datasheet,
-    described,
-)
+from analysis.hardware.ceilings import NO_PEAK, NOT_MEASURED, bandwidth_ceilings, compute_ceilings
+from analysis.hardware.datasheets import Datasheet
+from analysis.hardware.matching import datasheet, described
 from analysis.prediction.capacity import CONTEXT, FRAGMENTATION, RESERVES, Capacity, capacity_elsewhere, capacity_of
 from analysis.prediction.communication import NO_NETWORK, ONE_RANK, communication
 from analysis.prediction.memory import bytes_on_other_ranks, kept_for_backward, predicted_memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from analysis.hardware import rows_named
+from analysis.hardware.matching import rows_named
 from analysis.prediction.document import predict
 from analysis.prediction.text import prediction_lines
 from harness.base.console import is_first_rank, say

@@ -3,15 +3,13 @@ run_collective_benchmark.py for --network measured."""
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from analysis.hardware.cache import cache_file, cached_documents
+from analysis.hardware.cache import cache_file, cached_documents, keep_documents
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.errors import UserError
-from harness.base.files import write_json
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by type of device; on ROCm, RCCL has the name nccl
 CACHE = "measured_networks.json"
@@ -71,13 +69,10 @@ def key_of(device: dict) -> str:
 
 
 def keep_network(device: dict, measured: dict) -> None:
-    """Keep `fit`, `fits` and provenance of collective_benchmark.json, the newest of each device and host; a cache that
-    cannot be written keeps nothing."""
+    """Keep `fit`, `fits` and provenance of collective_benchmark.json, the newest of each device and host."""
     file = cache_file(CACHE)
-    with contextlib.suppress(UserError, OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        kept = cached_documents(file, measured.keys())
-        write_json(file, kept | {f"{key_of(device)} | {measured['host']}": measured})
+    kept = cached_documents(file, measured.keys())
+    keep_documents(file, kept | {f"{key_of(device)} | {measured['host']}": measured})
 
 
 def kept_networks(device: dict) -> dict[str, dict]:

@@ -64,7 +64,6 @@ FAMILIES = (
 )  # fmt: skip
 MARKS = "-|/\\.ox+*"  # sparser than the hatching of a family, which is doubled
 GRAY = "#c8c8c8"
-SOFT = "#5b6675"  # text beside the point
 # Phases and categories of memory; those that are a part of the model as well have its color.
 PHASE_COLORS = {"data": "#f2c200", "forward": "#546e7a", "backward": "#a3b4bd", "optimizer": "#b3261e"}
 MEMORY_COLORS = {

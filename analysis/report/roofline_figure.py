@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.diagnosis.roofline import by_time
-from analysis.hardware import NO_PEAK
+from analysis.hardware.ceilings import NO_PEAK
 from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, log_axis
 from analysis.report.palette import color_of, hatches_of, series
 from harness.base.units import MB

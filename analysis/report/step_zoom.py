@@ -59,9 +59,8 @@ def all_events(links: AttributedLinks) -> pd.DataFrame:
     """Host events, calls of the runtime and GPU events: lane, name, part, start, end."""
     columns = ["name", "start", "end", "component", "phase"]
     calls = links.calls.assign(component=CALL, phase=None)
-    host = links.host.drop(
-        index=range(links.first_replayed, len(links.trace.operators))
-    )  # of graphs: they took no time
+    replayed = range(links.first_replayed, len(links.trace.operators))  # of graphs: they took no time
+    host = links.host.drop(index=replayed)
     host = pd.concat([table[[*columns, "thread"]] for table in (host, calls)], ignore_index=True)
     thread = host["thread"].to_numpy()
     # An asynchronous range has a thread of its own, after those of the trace.

@@ -23,7 +23,7 @@ from analysis.attribution.graph_replays import with_replayed_operators
 from analysis.comparison.parts import PART_KINDS, compare_profiles
 from analysis.comparison.text import change_sections
 from analysis.diagnosis.document import operator_analysis
-from analysis.diagnosis.ranks import analyze_all, note_missing_ranks
+from analysis.diagnosis.traces import analyze_all, note_missing_ranks
 from analysis.report.charts import charts, comparison_chart
 from analysis.report.sections import comparison_page, documents_in, page
 from analysis.report.step_zoom import zoomed_step

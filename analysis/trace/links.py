@@ -38,9 +38,8 @@ class Links:
 
     trace: Trace
     host: pd.DataFrame  # name, start, end, thread, kind, sequence, forward_thread, parent, own_us, operator_parent
-    gpu: (
-        pd.DataFrame
-    )  # trace.gpu with call (row of launches), operator (row of host), launched, step, of_graph; -1 unknown
+    # trace.gpu with call (row of launches), operator (row of host), launched, step, of_graph; -1 unknown
+    gpu: pd.DataFrame
     calls: pd.DataFrame  # trace.launches with step, starts_kernel, starts_graph, waits
     steps: pd.DataFrame  # trace.steps; the entire trace as one step if none are marked
     steps_are_marked: bool  # or found where the work repeats

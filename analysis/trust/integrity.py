@@ -26,12 +26,8 @@ SLOWED = 1.5  # times as long as without the profiler: from here on the trace sh
 CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
 BOTH_CLOCKS = ("idle_by_cause", "launch_delay_us", "queue_depth", "step_timeline")  # compare times of GPU and host
 
-SECTIONS_OF_TIMES = (
-    "verdict",
-    "components",
-    "operators",
-    "opportunities",
-)  # sections that distorted times make unreliable
+# Sections that distorted times make unreliable.
+SECTIONS_OF_TIMES = ("verdict", "components", "operators", "opportunities")
 UNDISTURBED = "none seen"
 
 

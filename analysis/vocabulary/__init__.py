@@ -1,1 +1,1 @@
-"""What do other writers call it?  Their names, and what they stand for here; it knows no trace."""
+"""What do operators and kernels do?  By their names alone; it knows no trace."""

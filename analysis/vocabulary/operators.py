@@ -1,4 +1,4 @@
-"""What is an operator or a kernel, by its name, and a tensor, by the name of its type?"""
+"""What is an operator or a kernel, by its name?"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from analysis.hardware import NO_PEAK, Ceiling
+from analysis.hardware.ceilings import NO_PEAK, Ceiling
 from analysis.vocabulary.operators import VECTOR_CLASSES, category, operator_class
 from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import register_cpu_attention

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from analysis.hardware import bandwidth_ceilings, compute_ceilings
+from analysis.hardware.ceilings import bandwidth_ceilings, compute_ceilings
 from analysis.work.flop_counts import (
     CONVENTION,
     agreement_text,
