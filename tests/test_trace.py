@@ -333,6 +333,15 @@ def unmarked(kernels: list[str], n: int, end: str = "Memcpy DtoH (Device -> Page
     return events
 
 
+@pytest.mark.parametrize("kernels", [1, 5])
+def test_a_trace_of_a_gpu_alone_is_one_step(tmp_path, kernels):
+    """Neither marks of steps, nor calls whose order could repeat."""
+    events = [event("gemm", 10 * i, 5, "kernel", device=0, stream=7) for i in range(kernels)]
+    analysis = analysis_of(trace_of(tmp_path, *events))
+    assert analysis["attribution"]["steps"] == 1
+    assert analysis["gpu_timeline"]["busy_ms"] == pytest.approx(0.005 * kernels)
+
+
 def test_steps_are_found_where_work_repeats(tmp_path):
     """Set-up is not judged.  Layers, which no copy or synchronization parts, are no steps, nor are parts of a range."""
     layers = ["embed", *4 * ["gemm", "gemm", "softmax", "norm"], "head"]

@@ -43,8 +43,7 @@ def repeated_steps(names: np.ndarray, times: np.ndarray, between: np.ndarray) ->
     happens between steps.  A step begins where the first of its events does, and the last ends with its last one.
     """
     first, lengths = longest_repetition(names)
-    edges = first + np.append(0, np.cumsum(lengths))
-    starts = np.append(times, times[-1:])[edges]
+    starts = np.append(times, times[-1:])[first + np.append(0, np.cumsum(lengths))] if len(lengths) else np.zeros(0)
     inside = np.diff(np.searchsorted(np.sort(between), starts))
     if not len(lengths) or np.mean(inside > 0) < 1 - 1 / REPEATS:
         return pd.DataFrame({"number": [], "start": [], "end": []}), 0
