@@ -59,11 +59,11 @@ from harness.model.chunked_loss import chunked_loss
 from harness.model.corpus import synthetic_corpus, text_corpus
 from harness.model.cuda_graphs import GraphedModel
 from harness.model.grad_clip import clip_gradients
+from harness.model.optimizations import flags_in_use
 from harness.model.workload import StepFormulas, TrainingState, Workload, check_shards, sharded_state
 from harness.ranks.distributed import facts_of_ranks, first_failure, process_group, suffix_of_rank
 from harness.ranks.failures import exit_code_of, raise_if_interrupted
 from harness.ranks.parallel import ParallelConfig, gradient_sync, parallel_settings, replicated
-from harness.run.announcement import fused_lines
 from harness.run.flag_combinations import PredictionConfig, check_combinations, check_device_has, check_model
 from harness.run.run_report import RunReport
 from kernels.selection import norm_kernel, swiglu_kernel
@@ -619,11 +619,10 @@ class TinyLlamaWorkload(Workload):
             "Gradient Accumulation Steps": t.gradient_accumulation_steps,
             **({"Gradient Clipping": f"norm {t.grad_clip:g}"} if t.grad_clip else {}),
             "Attention": t.attention,
-            **fused_lines(t),
             "Optimizer": f"AdamW, {t.optimizer_impl or default_impl}",
-            "Compiled": t.compile if t.compile_mode == "default" else t.compile_mode,
-            **({"CUDA Graphs": True} if t.cuda_graphs else {}),
+            "Compiled": t.compile,
             "Activation Checkpointing": t.activation_checkpointing,
+            **({"Optimizations": ", ".join(flags)} if (flags := flags_in_use(vars(t))) else {}),
             "Precision": t.precision,
             "Data": t.data,
             "Seed": t.seed,

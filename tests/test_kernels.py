@@ -237,7 +237,7 @@ def test_a_kernel_that_does_not_compile_ends_the_run(train, tmp_path, monkeypatc
     code, out, err = train("--kernels", "triton", "--output-dir", "run")
     assert (code, err.count("\n")) == (1, 1)
     assert "--kernels triton: the gradient of SwiGLU cannot run here: NotImplementedError: no such instruction;" in err
-    assert "  Kernels: triton" in out
+    assert "  Optimizations: --kernels triton" in out
     summary = json.loads((tmp_path / "run" / "performance_summary.json").read_text())
     assert (summary["status"], summary["training"]["completed_steps"]) == ("failed", 0)
 

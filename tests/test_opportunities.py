@@ -24,6 +24,7 @@ from analysis.diagnosis.opportunities import best_three, gain_text
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
 from harness.base.command_line import compiler_problem
+from harness.model.optimizations import OPTIMIZATIONS
 
 
 def opportunities(train, tmp_path, *flags):
@@ -37,6 +38,8 @@ def opportunities(train, tmp_path, *flags):
 def test_opportunities_of_the_default_model(train, tmp_path):
     found, analysis = opportunities(train, tmp_path, "--profile-memory")
     assert {"fuse q, k and v", "fuse gate and up", "fused attention", "mixed precision", "compile"} <= set(found)
+    known = {*found, *(row["name"] for row in analysis["not_here"])}
+    assert {name for one in OPTIMIZATIONS for name in one.answers} <= known
     shares = {row["component"]: row["share"] for row in analysis["components"]}
     qkv = sum(shares[f"attention.{part}_proj"] for part in "qkv")
     assert found["fuse q, k and v"]["share"] == pytest.approx(qkv, rel=1e-6)

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from unittest import mock
 
 import pytest
@@ -19,9 +19,18 @@ from harness.instruments.memory_timeline import kept_by_component
 from harness.instruments.recorder import SystemProfilerWindow
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.machine.environment import describe_environment
+from harness.model import optimizations
 from harness.model.chunked_loss import chunk_size, chunked_loss
 from studies.timing.methods import Step
-from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser, repeat_kv, resolve
+from tiny_llama_v1 import (
+    OptimizationConfig,
+    TinyLlamaConfig,
+    TinyLlamaWorkload,
+    TrainingConfig,
+    build_parser,
+    repeat_kv,
+    resolve,
+)
 
 CPU = torch.device("cpu")
 CONFIG = TinyLlamaConfig(vocab_size=100, hidden_dim=32, n_layers=2, n_heads=4, n_kv_heads=2, max_seq_len=16)
@@ -30,14 +39,23 @@ WORKLOAD = TinyLlamaWorkload(CONFIG, TRAINING)
 # How far losses around 4.5 may lie from the baseline's over 20 steps: other kernels add up in another order.
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 FUSED = {f"fused_{part}": True for part in ("projections", "norm", "rope", "loss")}
-OPTIMIZATIONS = [
-    {"attention": "sdpa"},
-    *({name: True} for name in FUSED),
+EAGER = [one for one in optimizations.OPTIMIZATIONS if not (one.without_gpu or one.compiles or one.name == "bf16")]
+OPTIMIZED = [
+    *({one.setting: one.value} for one in EAGER if one.setting != "compile_mode"),
     FUSED | {"attention": "sdpa", "activation_checkpointing": True, "optimizer_impl": "fused"},
-    {"activation_checkpointing": True},
-    {"optimizer_impl": "foreach"},
-    {"optimizer_impl": "fused"},
 ]
+
+
+def test_every_flag_that_optimizes_has_a_record_and_every_record_a_flag():
+    parser, records = build_parser(), optimizations.OPTIMIZATIONS
+    assert {one.setting for one in records} == {field.name for field in fields(OptimizationConfig)} | {"precision"}
+    names = [one.name for one in records]
+    assert len(set(names)) == len(names)
+    for one in records:
+        assert getattr(parser.parse_args(one.flag.split()), one.setting) == one.value
+        assert set(one.replaces) < set(names)
+        for other in one.excludes:
+            parser.parse_args([*other.split(), "2"] if other == "--gradient-accumulation-steps" else other.split())
 
 
 def losses(config=CONFIG, device=CPU, compiled=False, **options) -> list[float]:
@@ -54,7 +72,7 @@ def losses(config=CONFIG, device=CPU, compiled=False, **options) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize(
-    ("options", "kv_heads"), [*((options, 2) for options in OPTIMIZATIONS), ({"attention": "sdpa"}, 4)]
+    ("options", "kv_heads"), [*((options, 2) for options in OPTIMIZED), ({"attention": "sdpa"}, 4)]
 )
 def test_losses_are_those_of_the_baseline(precision, options, kv_heads):
     config = replace(CONFIG, n_kv_heads=kv_heads)
@@ -65,7 +83,7 @@ def test_losses_are_those_of_the_baseline(precision, options, kv_heads):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("options", [*OPTIMIZATIONS, {"kernels": "triton"}, {"compiled": True}])
+@pytest.mark.parametrize("options", [*OPTIMIZED, {"kernels": "triton"}, {"compiled": True}])
 def test_gpu_losses_are_those_of_the_baseline(precision, options):
     device = torch.device("cuda")
     baseline = losses(device=device, precision=precision)
@@ -94,7 +112,10 @@ def test_fused_attention_and_optimizer_are_in_the_trace_and_not_proposed(train, 
     fused = "--fused-projections --fused-norm --fused-rope --fused-loss --optimizer-impl fused".split()
     code, out, err = train(*flags, "--attention", "sdpa", *fused)
     assert code == 0, err
-    assert "  Fused: projections, norm, rope, loss" in out
+    all_of_them = (
+        "--attention sdpa, --optimizer-impl fused, --fused-projections, --fused-norm, --fused-rope, --fused-loss"
+    )
+    assert f"  Optimizations: {all_of_them}\n" in out
     assert "  Attention: sdpa" in out
     assert "  Optimizer: AdamW, fused" in out
     trace = next((tmp_path / "p").glob("*.pt.trace.json"))
@@ -193,12 +214,12 @@ def test_grouped_heads_are_read_in_place():
     [
         ("--cuda-graphs --device cpu", 1, "only a GPU has them"),
         ("--kernels triton --device cpu", 1, "are for GPUs; on a CPU --compile fuses norm and SwiGLU"),
-        ("--kernels triton --fused-norm", 2, "omit --fused-norm"),
+        ("--kernels triton --fused-norm", 2, "--fused-norm exclude each other, omit one"),
         ("--compile --compile-mode reduce-overhead --device cpu", 1, "use default or max-autotune"),
         ("--compile-mode max-autotune", 2, "--compile-mode: requires --compile"),
         ("--compile --cuda-graphs", 2, "use --compile --compile-mode reduce-overhead"),
         ("--cuda-graphs --profile-memory", 2, "--dry-run predicts"),
-        ("--cuda-graphs --enable-deepspeed-flops", 2, "use only one of the two"),
+        ("--cuda-graphs --enable-deepspeed-flops", 2, "runs no separate operators"),
         ("--cuda-graphs --gradient-accumulation-steps 2", 2, "cannot accumulate"),
         ("--cuda-graphs --parallel fsdp --world-size 2 --dry-run", 2, "use ddp or zero1"),
     ],
@@ -247,7 +268,7 @@ def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
     code, out, _ = train("--optimize", "all", "--attention", "eager", "--num-steps", "2")
     assert code == 0
     assert "--optimize all: --attention sdpa --fused-projections (1.11x as fast as without; the best of 3 sets" in out
-    assert "  Fused: projections" in out
+    assert "  Optimizations: --fused-projections\n" in out
     assert "  Attention: eager" in out  # a flag that was given wins
     other = rows[1] | {"size": "medium", "flags": "--fused-projections", "ratio": 0.97, "ratio_high": 0.98}
     write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})

@@ -261,10 +261,10 @@ def test_what_would_fit_is_told():
     peak = int(predicted_memory(workload, False).live_bytes_at_allocations().max())
     rows = what_would_fit(workload, False, peak - 50_000)
     assert [row["flags"] for row in rows] == [
-        "--activation-checkpointing",
         "--attention sdpa",
+        "--activation-checkpointing",
         "--precision bf16",
-        "--activation-checkpointing --attention sdpa --precision bf16",
+        "--attention sdpa --activation-checkpointing --precision bf16",
     ]
     assert rows[-1]["fits"] and rows[-1]["peak_memory_mb"] < min(row["peak_memory_mb"] for row in rows[:-1])
 
@@ -282,7 +282,7 @@ def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
     found = changes_that_fit(workload, document, False)
     assert found["smallest_world_size"] is None
     assert [row["fits"] for row in found["would_fit"]] == [False] * 4 + [True]
-    flags = "--world-size 4 --activation-checkpointing --attention sdpa --precision bf16"
+    flags = "--world-size 4 --attention sdpa --activation-checkpointing --precision bf16"
     assert found["would_fit"][-1] == {"flags": flags, "peak_memory_mb": mb(4), "fits": True}
     training = {"batch_size": 4, "seq_len": 16}
     facts = {"max_batch_size": 0, "max_seq_len": 0, "training": training, "reserve_mb": 0, "context_mb": None}

@@ -30,12 +30,12 @@ from harness.base.command_line import compiler_problem
 from harness.base.tables import Column, column, narrow_table, text_of
 from harness.base.text import count_of
 from harness.base.units import MB
+from harness.model.optimizations import ANY_MODEL, answering
 
 WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
 # Names that only a compiled program's trace has.
 NAMES_OF_COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
-FOR_ANY_MODEL = ("compile", "precision", "optimizer_impl", "activation_checkpointing")  # settings of --workload too
 NORM = re.compile(r"norm(?:alization)?\d*$|(?:^|[._])ln_?\w*$")  # names of normalization layers
 ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
 FUSED_PROJECTIONS = {  # proposal: its components, the one they become, and their weights in words
@@ -53,9 +53,9 @@ class Proposal:
     us: float  # time of the steps that it affects
     evidence: str
     basis: str  # where best_us and likely_us come from
-    flag: str | None = None  # of tiny_llama_v1.py, if it has one for this
     best_us: float = 0.0  # what would remain of `us` at best
     likely_us: float | None = None  # what would probably remain of it, if that is known
+    other_flag: str | None = None  # of tiny_llama_v1.py, where it is not that of the optimization that answers the name
 
     @property
     def saved_us(self) -> float:
@@ -110,7 +110,7 @@ class Evidence:
         """Whether the run that was traced has this flag."""
         training, name = self.config.get("training", {}), (flag or "").partition(" ")[0].strip("-").replace("-", "_")
         chooses = name == "precision" and training.get("own_step")
-        return self.is_ours or (self.of_file and name in FOR_ANY_MODEL and name in training and not chooses)
+        return self.is_ours or (self.of_file and name in ANY_MODEL and name in training and not chooses)
 
     def best_rate(self, work: str) -> float | None:
         """The highest rate that an operator with 1% of the step or more reached, per us, over all its calls."""
@@ -131,7 +131,7 @@ class Evidence:
         moved = rows["bytes"].sum() / self.steps
         return text + (f" that move {moved / MB:,.0f} MB" if moved else "")
 
-    def at_best_rate(self, name: str, how: str, rows: pd.DataFrame, flag: str | None = None) -> Found:
+    def at_best_rate(self, name: str, how: str, rows: pd.DataFrame) -> Found:
         """The matmuls in these rows, at the highest rate that any matmul of the trace reached."""
         flops, us = rows["flops"].sum(), float(rows["us"].sum())
         if self.best_flops_per_us is None or not flops:
@@ -140,7 +140,7 @@ class Evidence:
         likely_us = min(us, flops / self.best_flops_per_us)
         best_us, bound = at_roof(flops, self.compute_roofs, "GFLOP/s", likely_us)
         basis = f"its FLOPs, at most: {bound}; estimate: at {rate}"
-        return Proposal(name, how, us, self.described(rows), basis, flag, best_us, likely_us)
+        return Proposal(name, how, us, self.described(rows), basis, best_us, likely_us)
 
 
 def at_roof(work: float, roofs: list[Ceiling], unit: str, likely_us: float) -> tuple[float, str]:
@@ -172,6 +172,7 @@ def opportunities(links: AttributedLinks, summary: dict | None) -> dict[str, lis
 
 
 def row_of(proposal: Proposal, evidence: Evidence) -> dict:
+    flag = proposal.other_flag or next(iter(answering(proposal.name)), None)
     saved, likely = (proposal.us - proposal.best_us) / evidence.total_us, proposal.saved_us / evidence.total_us
     return {
         "name": proposal.name,
@@ -183,7 +184,7 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
         "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
         "speedup_estimate": 1 / (1 - likely) if proposal.likely_us is not None and likely < 1 else None,
         "basis": proposal.basis,
-        "flag": proposal.flag if evidence.takes(proposal.flag) else None,
+        "flag": flag if evidence.takes(flag) else None,
     }
 
 
@@ -198,7 +199,7 @@ def fused_projections(name: str, evidence: Evidence) -> Found:
         return NotApplicable(name, "already fused")
     rows, _ = evidence.part(evidence.events["component"].isin(components))
     how = f"concatenate {weights} into one matmul, and split its output"
-    return evidence.at_best_rate(name, how, rows, "--fused-projections")
+    return evidence.at_best_rate(name, how, rows)
 
 
 def fused_attention(evidence: Evidence) -> Found:
@@ -210,7 +211,7 @@ def fused_attention(evidence: Evidence) -> Found:
     name, how = "fused attention", "F.scaled_dot_product_attention: the scores are never written to memory"
     if not mask.any() and named(events, "scaled_dot_product"):
         return NotApplicable(name, "already fused")
-    return evidence.at_best_rate(name, how, evidence.part(mask)[0], "--attention sdpa")
+    return evidence.at_best_rate(name, how, evidence.part(mask)[0])
 
 
 def fused_norms(evidence: Evidence) -> Found:
@@ -229,14 +230,14 @@ def fused_norms(evidence: Evidence) -> Found:
         return NotApplicable(name, "already fused")
     if rows["launches"].sum() <= 3 * calls:
         return NotApplicable(name, f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels")
-    how, flag = "F.rms_norm or a compiled norm: one pass instead of one per operator", "--fused-norm"
+    how, flag = "F.rms_norm or a compiled norm: one pass instead of one per operator", None
     if not evidence.links.on_gpu:
         how, flag = "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs", "--compile"
     basis = (
         f"at most: its time could vanish; estimate: {calls / evidence.steps:.0f} norms per step, each as long as "
         "its most expensive operator, forward and backward"
     )
-    return Proposal(name, how, us, evidence.described(rows), basis, flag, likely_us=min(us, best))
+    return Proposal(name, how, us, evidence.described(rows), basis, likely_us=min(us, best), other_flag=flag)
 
 
 def fused_swiglu(evidence: Evidence) -> Found:
@@ -247,11 +248,11 @@ def fused_swiglu(evidence: Evidence) -> Found:
         return NotApplicable(name, "already fused")
     if not named(rows, "silu"):  # another activation, or none
         return None
-    how, flag = "one kernel forward and one backward", "--kernels triton"
+    how, flag = "one kernel forward and one backward", None
     if not evidence.links.on_gpu:
         how, flag = "a compiled activation: one loop forward and one backward", "--compile"
     basis = "its five operators become two, which move 8 tensors instead of 14"
-    return Proposal(name, how, us, evidence.described(rows), basis, flag, us * 8 / 14)
+    return Proposal(name, how, us, evidence.described(rows), basis, us * 8 / 14, other_flag=flag)
 
 
 def fused_rope(evidence: Evidence) -> Found:
@@ -264,7 +265,7 @@ def fused_rope(evidence: Evidence) -> Found:
         return NotApplicable(name, "already fused")
     how = "halves swapped by one copy, multiplied and added by one kernel"
     basis = "its five operators become three, which move 7 tensors instead of 9"
-    return Proposal(name, how, us, evidence.described(rows), basis, "--fused-rope", us * 7 / 9)
+    return Proposal(name, how, us, evidence.described(rows), basis, us * 7 / 9)
 
 
 def fused_loss(evidence: Evidence) -> Found:
@@ -280,7 +281,7 @@ def fused_loss(evidence: Evidence) -> Found:
         return NotApplicable(name, "already in chunks")
     how = "loss from a part of the vocabulary at a time: the logits stay in the cache, and are never in memory whole"
     basis = "the time of the loss could vanish; its chunks are computed again in the backward pass, one more matmul"
-    return Proposal(name, how, us, evidence.described(rows), basis, "--fused-loss")
+    return Proposal(name, how, us, evidence.described(rows), basis)
 
 
 def cuda_graphs(evidence: Evidence) -> Found:
@@ -292,7 +293,7 @@ def cuda_graphs(evidence: Evidence) -> Found:
     us = evidence.idle["launch"] + evidence.idle["latency"]
     text = f"the GPU waits for launches for {evidence.share(us)} of the step"
     how = "one launch each for forward and backward pass; with --compile, --compile-mode reduce-overhead"
-    return Proposal(name, how, us, text, "the wait for launches could vanish", "--cuda-graphs")
+    return Proposal(name, how, us, text, "the wait for launches could vanish")
 
 
 def fused_optimizer(evidence: Evidence) -> Found:
@@ -315,8 +316,7 @@ def fused_optimizer(evidence: Evidence) -> Found:
     how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
     if optimizer != "optimizer" and not named(rows, "_foreach_"):
         how += ", or foreach=True"
-    flag = "--optimizer-impl fused" if optimizer in WITH_FUSED else None
-    return Proposal("fused optimizer", how, us, evidence.described(rows), basis, flag, best, likely)
+    return Proposal("fused optimizer", how, us, evidence.described(rows), basis, best, likely)
 
 
 def mixed_precision(evidence: Evidence) -> Found:
@@ -336,7 +336,7 @@ def mixed_precision(evidence: Evidence) -> Found:
     text = evidence.described(rows) + ", matmuls in fp32"
     likely = us / gain if gain else None
     best = min(us if likely is None else likely, rows["flops"].sum() / roof * 1e6) if roof else 0.0
-    return Proposal(name, how, us, text, basis, f"--precision {narrow}", best, likely)
+    return Proposal(name, how, us, text, basis, best, likely, f"--precision {narrow}")
 
 
 def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | None, str]:
@@ -381,7 +381,7 @@ def compilation(evidence: Evidence) -> Found:
         us += waits
         text += f", plus their share of the wait for launches, {evidence.share(waits)}"
     how = "torch.compile(model): chains of element-wise operators become one kernel each"
-    return Proposal("compile", how, us, text, "all work between matmuls could be fused into them", "--compile")
+    return Proposal("compile", how, us, text, "all work between matmuls could be fused into them")
 
 
 def larger_batch(evidence: Evidence) -> Found:
@@ -399,7 +399,7 @@ def larger_batch(evidence: Evidence) -> Found:
     batch = evidence.config.get("training", {}).get("batch_size")
     flag = batch and f"--batch-size {2 * batch}"
     how = "more work per launch at the same overhead"
-    return Proposal("larger batch", how, us, text, "the overhead per sample could vanish", flag)
+    return Proposal("larger batch", how, us, text, "the overhead per sample could vanish", other_flag=flag)
 
 
 def fewer_synchronizations(evidence: Evidence) -> Found:
@@ -429,7 +429,8 @@ def hidden_communication(evidence: Evidence) -> Found:
     us += evidence.idle.get("communication", 0.0)
     text = f"{evidence.share(us)} of the step is exposed communication"
     name, how = "reduce or overlap communication", "fewer, larger collectives, overlapped with the backward pass"
-    return Proposal(name, how, us, text, "computation could overlap all of it", "--gradient-accumulation-steps 2")
+    flag = "--gradient-accumulation-steps 2"
+    return Proposal(name, how, us, text, "computation could overlap all of it", other_flag=flag)
 
 
 MAKERS = (
@@ -464,8 +465,8 @@ def checkpointing(evidence: Evidence) -> list[dict]:
         return []
     text = f"allocated memory grows by {grown / MB:,.0f} MB within a step"
     basis = f"the forward pass, {forward:.1%} of the step, runs twice; at most that much memory is saved"
-    how, flag = "torch.utils.checkpoint around each block: saves memory, costs time", "--activation-checkpointing"
-    proposal = Proposal("activation checkpointing", how, forward * evidence.total_us, text, basis, flag)
+    how = "torch.utils.checkpoint around each block: saves memory, costs time"
+    proposal = Proposal("activation checkpointing", how, forward * evidence.total_us, text, basis)
     changes = {"part_speedup": 0.5, "speedup_bound": 1 / (1 + forward), "memory_bound_mb": float(grown / MB)}
     return [row_of(proposal, evidence) | changes]
 

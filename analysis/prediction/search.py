@@ -19,6 +19,7 @@ from harness.base.console import progress_bar
 from harness.base.files import explain_nulls
 from harness.base.text import flag_of
 from harness.base.units import MB
+from harness.model.optimizations import OPTIMIZATIONS
 from harness.model.workload import Workload, most_ranks
 from harness.ranks.parallel import SHARDING
 
@@ -170,13 +171,11 @@ def first_world_size_with_shards(
     return guess
 
 
-REMEDIES = ({"activation_checkpointing": True}, {"attention": "sdpa"}, {"precision": "bf16"})
-
-
 def remedies(workload: Workload) -> list[dict]:
     """Settings of this workload that lower the peak, one at a time, and all together at the end."""
     settings = workload.settings()["training"]
-    changes = [one for one in REMEDIES for name, value in one.items() if settings.get(name, value) != value]
+    lower = [one for one in OPTIMIZATIONS if one.saves_memory]
+    changes = [{one.setting: one.value} for one in lower if settings.get(one.setting, one.value) != one.value]
     return changes + ([{name: value for one in changes for name, value in one.items()}] if len(changes) > 1 else [])
 
 

@@ -8,27 +8,15 @@ from analysis.prediction.communication import communication_facts, communication
 from analysis.prediction.search import MOST_TOKENS
 from analysis.work.memory_tables import TENSOR_COLUMNS, folded_layers, parts_of_peak
 from harness.base.tables import ANSWER_LINES, answer, column, labeled, text_of, wrapped
-from harness.base.text import batch_text, flag_of
+from harness.base.text import batch_text
 from harness.machine.devices import missing_arithmetic
+from harness.model.optimizations import flags_in_use
 
 KEPT_COLUMNS = [
     column("kept for the backward pass, all layers", "component", left=True),
     column("MB", "mb", ",.1f"),
     column("quadratic in sequence length, MB", "quadratic_mb", ",.1f"),
 ]
-# Settings that optimize a step, each with its value where nothing is optimized.
-NOT_OPTIMIZED = {
-    "attention": "eager",
-    "fused_projections": False,
-    "fused_norm": False,
-    "fused_rope": False,
-    "fused_loss": False,
-    "optimizer_impl": None,
-    "activation_checkpointing": False,
-    "compile": False,
-    "compile_mode": "default",
-    "cuda_graphs": False,
-}
 
 
 def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequence[str] = ()) -> list[str]:
@@ -57,8 +45,7 @@ def shape_text(document: dict) -> str:
     text = f"{batch_text(training['batch_size'], training['seq_len'])} in {training['precision']}"
     if document["world_size"] > 1:
         text += f", on each of {document['world_size']:,} ranks, {document['parallel']}"
-    values = {name: training.get(name, usual) for name, usual in NOT_OPTIMIZED.items()}
-    return text + "".join(f", {flag_of(n, value)}" for n, value in values.items() if value != NOT_OPTIMIZED[n])
+    return text + "".join(f", {flag}" for flag in flags_in_use(training))
 
 
 def target_facts(document: dict) -> dict[str, str]:

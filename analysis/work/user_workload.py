@@ -31,6 +31,7 @@ from harness.instruments.timing import NullMeter
 from harness.machine.devices import PRECISIONS
 from harness.model.grad_clip import clip_gradients
 from harness.model.module_ranges import ModuleRanges
+from harness.model.optimizations import ANY_MODEL, OUR_MODEL, flags_in_use
 from harness.model.own_step import StepPhases, loss_of_step
 from harness.model.user_file import Made, UserFile
 from harness.model.workload import TrainingState, Workload
@@ -39,16 +40,14 @@ from harness.ranks.parallel import ParallelConfig
 
 IN_THE_FILE = {  # flags that a file takes the place of, by what it has instead of them
     "the file has a model of its own": (
-        "size", "vocab_size", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim", "attention",
-        "fused_projections", "fused_norm", "fused_rope", "fused_loss", "optimize",
-        "validate_setup", "cuda_graphs", "kernels",
+        "size", "vocab_size", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "intermediate_dim",
+        "optimize", "validate_setup", *OUR_MODEL,
     ),
     "the file makes its own optimizer": ("learning_rate",),
     "the file has batches of its own": ("batch_size", "seq_len", "gradient_accumulation_steps", "data"),
 }  # fmt: skip
 USED = (  # fields of the script's TrainingConfig that mean the same for any model
-    "num_steps", "precision", "device", "seed", "deterministic", "compile", "compile_mode", "optimizer_impl",
-    "activation_checkpointing", "grad_clip", "output_dir", "log_interval", "force",
+    "num_steps", "device", "seed", "deterministic", "grad_clip", "output_dir", "log_interval", "force", *ANY_MODEL,
     *(one.name for one in fields(ParallelConfig)),
 )  # fmt: skip
 
@@ -477,13 +476,11 @@ class UserWorkload(Workload):
             "File": f"{self.file.path.name}, {self.file.name}()",
             "Batch": shapes_of(found.batch),
             "Number of Steps": training.num_steps,
-            "Optimizer": f"{found.optimizer}, learning rate {found.learning_rate:g}"
-            + (f", {training.optimizer_impl}" if training.optimizer_impl else ""),
+            "Optimizer": f"{found.optimizer}, learning rate {found.learning_rate:g}",
             **({"Gradient Clipping": f"norm {training.grad_clip:g}"} if training.grad_clip else {}),
-            **({"Activation Checkpointing": True} if training.activation_checkpointing else {}),
             "Step": "of the file's own" if found.own_step else "forward, backward and optimizer",
             "Precision": self.precision,
-            "Compiled": training.compile if training.compile_mode == "default" else training.compile_mode,
+            **({"Optimizations": ", ".join(flags)} if (flags := flags_in_use(vars(training))) else {}),
             "Seed": training.seed,
         }
 

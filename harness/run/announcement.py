@@ -14,13 +14,6 @@ from harness.model.workload import Workload
 from harness.ranks.parallel import mode_text
 
 
-def fused_lines(training) -> dict[str, str]:
-    """What is fused, and by which kernels, where that is not as in the baseline: text to print, by label."""
-    fused = [part for part in ("projections", "norm", "rope", "loss") if getattr(training, f"fused_{part}")]
-    lines = {"Fused": ", ".join(fused), "Kernels": "" if training.kernels == "eager" else training.kernels}
-    return {label: text for label, text in lines.items() if text}
-
-
 def workload_lines(workload: Workload, profiling: ProfilerConfig, device: torch.device) -> list[str]:
     """The title, the settings, and the size of the model."""
     mode = ""

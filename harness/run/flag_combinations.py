@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from harness.base.command_line import compiler_problem, flag, memory_size, network_choice
+from harness.base.command_line import flag, memory_size, network_choice
 from harness.base.errors import UserError
 from harness.base.text import flag_of
 from harness.instruments.no_sync import check_no_sync
+from harness.model.optimizations import conflict, missing
 
 if TYPE_CHECKING:
     from harness.instruments.schedule import ProfilerConfig
-
-NO_OPERATORS = "records operator by operator, and {what} runs no separate operators; use only one of the two"
 
 
 def check_model(config) -> None:
@@ -78,54 +77,24 @@ def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None
         raise UserError(f"{flag}: does not divide --batch-size {batch_size}; use a divisor of it", 2)
     if "" in (training.output_dir, profiling.profile_dir):
         raise UserError("--output-dir and --profile-dir: must not be empty", 2)
-    graphs = training.cuda_graphs or training.compile_mode == "reduce-overhead"
-    name = "--cuda-graphs" if training.cuda_graphs else "--compile-mode reduce-overhead"
     rules = {
         "--system-profiler: nsys and rocprofv3 replace torch.profiler, because only one profiler can be attached to a "
         "GPU; omit --enable-pytorch-profiler, --profile-stacks and --profile-operators": (
             profiling.system_profiler and profiling.records_trace
         ),
-        f"--profile-memory: {NO_OPERATORS.format(what='a compiled model')} (--dry-run --compile predicts the memory)": (
-            training.compile and profiling.profile_memory
-        ),
-        f"--profile-memory: {NO_OPERATORS.format(what='a CUDA graph')} (--dry-run predicts the memory)": (
-            training.cuda_graphs and profiling.profile_memory
-        ),
-        f"--enable-deepspeed-flops: {NO_OPERATORS.format(what='a CUDA graph')}": (
-            training.cuda_graphs and profiling.enable_deepspeed_flops
-        ),
-        "--kernels triton: has a norm of its own; omit --fused-norm": (
-            training.kernels == "triton" and training.fused_norm
-        ),
         "--network: one rank sends nothing; predict several with --world-size N": (
             given.get("network") is not None and training.world_size == 1
         ),
         "--compile-mode: requires --compile": given.get("compile_mode") is not None and not training.compile,
-        "--cuda-graphs: a compiled model has graphs of its own; use --compile --compile-mode reduce-overhead": (
-            training.cuda_graphs and training.compile
-        ),
-        f"{name}: a graph keeps addresses, and FSDP gathers parameters in new memory at each step; use ddp or zero1": (
-            graphs and training.parallel == "fsdp"
-        ),
-        f"{name}: a graph writes its gradients to the same addresses each time, so they cannot accumulate; omit "
-        "--gradient-accumulation-steps": graphs and micro_steps > 1,
     }
     for line, applies in rules.items():
         if applies:
             raise UserError(line, 2)
+    if line := conflict(training, profiling):
+        raise UserError(line, 2)
 
 
 def check_device_has(training, device: torch.device) -> None:
     """Raise UserError, exit code 1, for an optimization that this device does not have."""
-    if device.type == "cuda":
-        if training.kernels == "triton" and (problem := compiler_problem(on_gpu=True)):
-            raise UserError(f"--kernels triton: {problem}; or use --fused-norm")
-        return
-    if training.kernels == "triton":
-        raise UserError("--kernels triton: its kernels are for GPUs; on a CPU --compile fuses norm and SwiGLU")
-    if training.cuda_graphs:
-        raise UserError("--cuda-graphs: only a GPU has them; on a CPU --compile lowers the overhead between operators")
-    if training.compile_mode == "reduce-overhead":
-        raise UserError(
-            "--compile-mode reduce-overhead: replays CUDA graphs, which only a GPU has; use default or max-autotune"
-        )
+    if line := missing(training, device.type == "cuda"):
+        raise UserError(line)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM
+from harness.model.optimizations import Optimization
 from harness.model.workload import Workload
 from studies.optimization.results import columns_alone, columns_beside
-from studies.optimization.rungs import Rung
 
 # Calls take_turns() in a new process: status and reason of that, and its answers, None if it died.
 Measure = Callable[[list[Workload]], tuple[dict, list[dict] | None]]
@@ -20,7 +20,7 @@ class Candidate:
 
     row: dict
     workload: Workload
-    rungs: tuple[Rung, ...] = ()
+    rungs: tuple[Optimization, ...] = ()
 
 
 # ---- Groups --------------------------------------------------------------------------------------------------------

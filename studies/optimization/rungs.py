@@ -5,45 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.base.command_line import compiler_problem
-from harness.base.errors import UserError
 from harness.base.files import explain_nulls
+from harness.model.optimizations import OPTIMIZATIONS, Optimization, answering, missing
 from harness.model.workload import Workload
-from harness.run.flag_combinations import check_device_has
 from studies.engine.device import DeviceProperties
 from tiny_llama_v1 import TinyLlamaWorkload
 
-
-class Rung(NamedTuple):
-    """An optimization: what --rungs calls it, its flags, and what a trace's opportunities call it."""
-
-    name: str
-    flags: str
-    opportunities: tuple[str, ...]
-    climbs: bool = True  # it is part of the ladder; the others save memory, or change the arithmetic
-    replaces: tuple[str, ...] = ()  # rungs whose place it takes on the ladder: it does the same, or excludes them
-    any_model: bool = False  # it does not depend on how a model is written
-
-    @property
-    def setting(self) -> str:
-        """'optimizer_impl' for --optimizer-impl fused"""
-        return self.flags.partition(" ")[0].strip("-").replace("-", "_")
-
-
-FUSES_NORM = "--fused-norm"
-RUNGS = (  # in the order of the ladder
-    Rung("sdpa", "--attention sdpa", ("fused attention",)),
-    Rung("fused-optimizer", "--optimizer-impl fused", ("fused optimizer",), any_model=True),
-    Rung("fused-projections", "--fused-projections", ("fuse q, k and v", "fuse gate and up")),
-    Rung("fused-norm", FUSES_NORM, ("fused norm",)),
-    Rung("fused-rope", "--fused-rope", ("fused rotary embedding",)),
-    Rung("triton", "--kernels triton", ("fused norm", "fused SwiGLU"), replaces=("fused-norm",)),
-    Rung("compile", "--compile", ("compile",), replaces=("fused-norm", "fused-rope", "triton"), any_model=True),
-    Rung("cuda-graphs", "--cuda-graphs", ("CUDA graphs",), climbs=False),  # excludes compiling
-    Rung("fused-loss", "--fused-loss", ("fused loss",), climbs=False),
-    Rung("checkpointing", "--activation-checkpointing", ("activation checkpointing",), climbs=False, any_model=True),
-    Rung("bf16", "--precision bf16", ("mixed precision",), climbs=False, any_model=True),
-)
+RUNGS = tuple(one for one in OPTIMIZATIONS if one.studied)  # in the order of the ladder
 NAMES = tuple(rung.name for rung in RUNGS)
 
 
@@ -62,12 +30,12 @@ def names_for(workload: Workload, names: Sequence[str]) -> list[str]:
 class FlagSet(NamedTuple):
     """Rungs that are measured together, and their place: alone, on the ladder (0: the baseline), or both."""
 
-    rungs: tuple[Rung, ...]
+    rungs: tuple[Optimization, ...]
     ladder: int | None
 
     @property
     def flags(self) -> str:
-        return " ".join(rung.flags for rung in self.rungs)
+        return " ".join(rung.flag for rung in self.rungs)
 
 
 def flag_sets(names: Sequence[str], precision: str) -> list[FlagSet]:
@@ -75,8 +43,8 @@ def flag_sets(names: Sequence[str], precision: str) -> list[FlagSet]:
 
     precision: of the baseline; a rung that is this precision is left out.
     """
-    rungs = [rung for rung in RUNGS if rung.name in names and rung.flags != f"--precision {precision}"]
-    ladder: list[tuple[Rung, ...]] = [()]
+    rungs = [rung for rung in RUNGS if rung.name in names and rung.flag != f"--precision {precision}"]
+    ladder: list[tuple[Optimization, ...]] = [()]
     for rung in rungs:
         if rung.climbs:
             ladder.append((*(below for below in ladder[-1] if below.name not in rung.replaces), rung))
@@ -87,21 +55,13 @@ def flag_sets(names: Sequence[str], precision: str) -> list[FlagSet]:
 
 def not_here(workload: Workload, device: DeviceProperties) -> str | None:
     """Why this device cannot run it, None if it can."""
-    if workload.precision in device.unsupported:
-        return device.unsupported[workload.precision]
-    if workload.compiled and (problem := compiler_problem(device.on_gpu)):
-        return problem
-    try:
-        check_device_has(workload.training, device.device)
-    except UserError as refusal:
-        return str(refusal)
-    return None
+    return device.unsupported.get(workload.precision) or missing(workload.training, device.on_gpu)
 
 
 # ---- What the baseline's trace allows ------------------------------------------------------------------------------
 
 
-def predicted_ratio(rungs: Sequence[Rung], analysis: dict | None) -> dict:
+def predicted_ratio(rungs: Sequence[Optimization], analysis: dict | None) -> dict:
     """`bound`, the least ratio of step times that the opportunities of the baseline's trace allow these rungs, and
     `estimate`, the likely one; of several rungs by the sum of what each saves, so too low where they save the same.
 
@@ -115,9 +75,9 @@ def predicted_ratio(rungs: Sequence[Rung], analysis: dict | None) -> dict:
     rows = {row["name"]: row for row in analysis["opportunities"]}
     refused = {row["name"]: row["reason"] for row in analysis["not_here"]}
     known, reasons = [], []
-    for flags, name in ((rung.flags, name) for rung in rungs for name in rung.opportunities):
+    for name in (name for rung in rungs for name in rung.answers):
         row = rows.get(name, {})
-        if row.get("flag") in (flags, FUSES_NORM):
+        if row.get("flag") in answering(name):
             known.append(row)
         else:  # on a CPU, for one, only a compiler fuses a norm
             reasons.append(f"{name}: {refused.get(name) or row.get('how', 'not in this trace')}")

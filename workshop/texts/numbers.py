@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -21,9 +22,18 @@ from harness.base.documents import read_document
 from harness.base.paths import PROJECT
 from harness.base.tables import Column, markdown_table
 from harness.base.units import MB
+from harness.model.optimizations import OPTIMIZATIONS
 from studies.engine.command_line import workload_of
+from studies.optimization.rungs import RUNGS
 from studies.scaling.results import calls_text
-from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
+from tiny_llama_v1 import (
+    SIZES,
+    OptimizationConfig,
+    TinyLlamaConfig,
+    TinyLlamaWorkload,
+    TrainingConfig,
+    build_parser,
+)
 from workshop.exercise.page import exercises, fields, shell_blocks, worksheet
 from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
 from workshop.exercise.shell_blocks import duration
@@ -264,6 +274,27 @@ def flags() -> str:
         switch = "on" if any(name.startswith("--no-") for name in action.option_strings) else "off"
         rows.append([title, text + choices, default or (switch if action.nargs == 0 else "")])
     return table(["flag", "meaning", "default"], rows, left=3)
+
+
+def optimization_flags() -> str:
+    """The flags that optimize, from their records."""
+    helps = {field.name: field.metadata["help"] for field in fields_of(OptimizationConfig)}
+    rows = []
+    for one in (one for one in OPTIMIZATIONS if one.setting in helps):
+        needs = "a GPU" if one.without_gpu else "a compiler" if one.compiles else ""
+        excluded = ", ".join(f"`{flag}`" for flag in one.excludes)
+        rows.append([f"`{one.flag}`", one.effect or helps[one.setting], needs, excluded])
+    return table(["flag", "effect", "needs", "not with"], rows, left=4)
+
+
+def rungs() -> str:
+    """What the optimization study measures."""
+    rows = []
+    for one in RUNGS:
+        place = ", ".join(f"`{name}`" for name in one.replaces)
+        cells = ["yes" if one.climbs else "alone", place, "yes" if one.any_model else ""]
+        rows.append([f"`{one.name}`", f"`{one.flag}`", *cells])
+    return table(["rung", "flag", "on the ladder", "takes the place of", "with `--workload`"], rows, left=5)
 
 
 # ---- Of the tools themselves -----------------------------------------------------------------------------------------

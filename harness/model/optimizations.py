@@ -1,0 +1,132 @@
+"""The optimizations, a record each: for checks of flags, studies, opportunities, predictions, output, documentation.
+
+A new one is a field of the script's OptimizationConfig, with the text of --help, and a record here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from harness.base.command_line import compiler_problem
+from harness.base.text import flag_of
+
+
+class Optimization(NamedTuple):
+    """A value of a setting that computes the same step faster or in less memory."""
+
+    name: str  # in --rungs, and for those who replace it
+    setting: str  # the field of the script's TrainingConfig
+    value: object = True
+    answers: tuple[str, ...] = ()  # what a trace's opportunities call that which it improves
+    effect: str = ""  # for the documentation, where the text of --help does not do
+    climbs: bool = True  # it is part of the ladder; the others save memory, or change the arithmetic
+    studied: bool = True  # the optimization study measures it
+    replaces: tuple[str, ...] = ()  # those whose place it takes on the ladder: it does the same, or excludes them
+    excludes: Mapping[str, str] = MappingProxyType({})  # other flags, with any value if none is named: why
+    without_gpu: str = ""  # if it needs a GPU: what to do where there is none
+    compiles: bool = False  # it needs a compiler, on a GPU Triton too
+    any_model: bool = False  # it does not depend on how a model is written: --workload takes it
+    saves_memory: bool = False  # enough to be proposed where a step does not fit
+
+    @property
+    def flag(self) -> str:
+        """'--attention sdpa'"""
+        return flag_of(self.setting, self.value)
+
+
+GRAPHS_EXCLUDE = {
+    "--parallel fsdp": "a graph keeps addresses, and FSDP gathers parameters in new memory each time; use ddp or zero1",
+    "--gradient-accumulation-steps": "a graph writes its gradients to the same addresses, so they cannot accumulate",
+}
+NO_OPERATORS = "one records operator by operator, and the other runs no separate operators"
+# fmt: off
+OPTIMIZATIONS = (  # in the order of the ladder
+    Optimization("sdpa", "attention", "sdpa", answers=("fused attention",), saves_memory=True,
+                 effect="PyTorch's fused attention: the scores are never written to memory, and each key/value head is "
+                 "read in place for all query heads that share it, except by the fp32 kernels of GPUs"),
+    Optimization("foreach-optimizer", "optimizer_impl", "foreach", studied=False, any_model=True,
+                 effect="AdamW over lists of tensors, PyTorch's choice on a GPU"),
+    Optimization("fused-optimizer", "optimizer_impl", "fused", answers=("fused optimizer",), any_model=True,
+                 effect="AdamW in a single kernel"),
+    Optimization("fused-projections", "fused_projections", answers=("fuse q, k and v", "fuse gate and up"),
+                 effect="one matmul for q, k and v, and one for gate and up: their input is read once"),
+    Optimization("fused-norm", "fused_norm", answers=("fused norm",),
+                 effect="`F.rms_norm`: one kernel on a GPU; on a CPU the same operators as without it"),
+    Optimization("fused-rope", "fused_rope", answers=("fused rotary embedding",),
+                 effect="rotary embedding in three operators instead of five, which move 7 tensors instead of 9"),
+    Optimization("triton", "kernels", "triton", answers=("fused norm", "fused SwiGLU"), replaces=("fused-norm",),
+                 effect="RMSNorm and SwiGLU as [kernels of our own](kernels.md): two operators each, forward and "
+                 "backward, and no copies for matmuls in bf16",
+                 excludes={"--fused-norm": "they have a norm of their own"}, compiles=True,
+                 without_gpu="its kernels are for GPUs; on a CPU --compile fuses norm and SwiGLU"),
+    Optimization("compile", "compile", answers=("compile",), any_model=True, compiles=True,
+                 effect="`torch.compile` of the whole model before step 1",
+                 replaces=("fused-norm", "fused-rope", "triton"),  # it fuses such operators itself
+                 excludes={"--profile-memory": f"{NO_OPERATORS}; --dry-run --compile predicts the memory"}),
+    Optimization("reduce-overhead", "compile_mode", "reduce-overhead", studied=False, any_model=True,
+                 excludes=GRAPHS_EXCLUDE,
+                 effect="with `--compile`: replays CUDA graphs of the compiled code",
+                 without_gpu="replays CUDA graphs, which only a GPU has; use default or max-autotune"),
+    Optimization("max-autotune", "compile_mode", "max-autotune", studied=False, any_model=True,
+                 effect="with `--compile`: times several kernels for each matmul, and keeps the fastest"),
+    Optimization("cuda-graphs", "cuda_graphs", answers=("CUDA graphs",), climbs=False,
+                 excludes=GRAPHS_EXCLUDE | {
+                     "--compile": "the compiler has graphs of its own; use --compile --compile-mode reduce-overhead",
+                     "--profile-memory": f"{NO_OPERATORS}; --dry-run predicts the memory",
+                     "--enable-deepspeed-flops": NO_OPERATORS},
+                 without_gpu="only a GPU has them; on a CPU --compile lowers the overhead between operators"),
+    Optimization("fused-loss", "fused_loss", answers=("fused loss",), climbs=False),
+    Optimization("checkpointing", "activation_checkpointing", answers=("activation checkpointing",), climbs=False,
+                 any_model=True, saves_memory=True),
+    Optimization("bf16", "precision", "bf16", answers=("mixed precision",), climbs=False, any_model=True,
+                 saves_memory=True),
+)
+# fmt: on
+ANY_MODEL = tuple(dict.fromkeys(one.setting for one in OPTIMIZATIONS if one.any_model))  # settings of --workload too
+OUR_MODEL = tuple(one.setting for one in OPTIMIZATIONS if not one.any_model)  # settings of the script's model alone
+
+
+def in_use(settings: Mapping[str, Any]) -> list[Optimization]:
+    """settings: by name, such as the section training of config.json."""
+    return [one for one in OPTIMIZATIONS if settings.get(one.setting) == one.value]
+
+
+def flags_in_use(settings: Mapping[str, Any]) -> list[str]:
+    """As typed; without the precision, which is told by itself."""
+    return [one.flag for one in in_use(settings) if one.setting != "precision"]
+
+
+def answering(opportunity: str) -> list[str]:
+    """The flags that answer an opportunity of a trace; the first one is the one to propose."""
+    return [one.flag for one in OPTIMIZATIONS if opportunity in one.answers]
+
+
+def conflict(training: Any, profiling: Any) -> str | None:
+    """The line that refuses two flags together, None if none exclude each other.  Both are dataclasses of flags."""
+    changed = [
+        flag_of(field.name, value)
+        for config in (training, profiling)
+        for field in fields(config)
+        if (value := getattr(config, field.name)) != field.default
+    ]
+    refused = (
+        f"{one.flag} and {flag} exclude each other, omit one: {why}"
+        for one, flag in itertools.product(in_use(vars(training)), changed)
+        for other, why in one.excludes.items()
+        if flag == other or flag.startswith(f"{other} ")
+    )
+    return next(refused, None)
+
+
+def missing(training: Any, on_gpu: bool) -> str | None:
+    """The line that says why this machine cannot train so, None if it can as far as a look tells."""
+    for one in in_use(vars(training)):
+        if one.without_gpu and not on_gpu:
+            return f"{one.flag}: {one.without_gpu}"
+        if one.compiles and (problem := compiler_problem(on_gpu)):
+            return f"{one.flag}: {problem}"
+    return None
