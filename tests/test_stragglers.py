@@ -44,6 +44,34 @@ def test_the_straggler_is_the_last_to_arrive_whatever_the_clocks_say(tmp_path, l
     assert analyses[0][1]["integrity"]["ranks_missing"] == []
 
 
+def write_steps(folder, steps_of_ranks):
+    """A trace for each rank with steps of these numbers, and in each step a collective that takes 10 us per number."""
+    for rank, numbers in enumerate(steps_of_ranks):
+        events = []
+        for i, number in enumerate(numbers):
+            start = 1000 * number
+            events += [step(number, start, 1000), event("aten::mm", start + 5, 90)]
+            events += on_gpu("ncclDevKernel_AllReduce", start + 195, start + 200, 10 * number, i + 1)
+        world = {"rank": rank, "world_size": len(steps_of_ranks)}
+        write_trace(folder / f"t_rank{rank}.json", *events, distributedInfo=world)
+
+
+def test_only_steps_that_all_ranks_recorded_are_compared(tmp_path):
+    """The collectives of steps 3 and 4 take as long on both: only those of other steps do not."""
+    write_steps(tmp_path, [(1, 2, 3, 4), (3, 4, 5)])
+    found = ranks_of(tmp_path)
+    assert found["ranks"]["collectives_compared"] == 2
+    assert [row["caused_waiting_ms"] for row in found["ranks"]["rows"]] == [0, 0]
+    assert "only 2 steps compared, which all ranks recorded" in straggler_text(found["ranks"])
+
+
+def test_ranks_without_a_common_step_are_not_compared(tmp_path):
+    write_steps(tmp_path, [(1, 2), (3, 4)])
+    found = ranks_of(tmp_path)["ranks"]
+    assert (found["straggler"], found["collectives_compared"]) == (None, 0)
+    assert found["straggler_reason"] == "the ranks recorded no step in common"
+
+
 def ranks_of(folder):
     [(_, analysis), *_], _ = analyze_all(find_traces(folder))
     return analysis

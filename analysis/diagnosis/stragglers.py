@@ -16,7 +16,7 @@ import numpy as np
 from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives_of
 from analysis.attribution.gpu_time import gpu_timeline, is_communication
 from analysis.trace.links import AttributedLinks
-from analysis.trace.tables import RANK_IN_NAME
+from analysis.trace.tables import RANK_IN_NAME, take_or
 from harness.base.tables import Column, column, narrow_table
 from harness.base.text import count_of
 
@@ -36,7 +36,8 @@ class RankTrace:
     world_size: int | None
     file: str
     step_ms: list[float]
-    busy_ms: float | None  # of the steps
+    steps: list[int]  # their numbers, where ProfilerStep marks them
+    busy_ms: float | None  # of a step
     found: Collectives
     base_us: float  # time of the trace's 0 on the rank's own clock
     clock: str | None  # which one it is; None: not known, or that of a GPU
@@ -47,6 +48,10 @@ class RankTrace:
 
     def durations(self) -> np.ndarray:
         return (self.found.events["end"] - self.found.events["start"]).to_numpy()
+
+    def is_of(self, steps: set[int]) -> np.ndarray:
+        """Which collectives are those of these steps."""
+        return np.isin(take_or(self.steps, self.found.events["step"].to_numpy(), -1), [*steps])
 
 
 @dataclass
@@ -74,9 +79,11 @@ def rank_facts(links: AttributedLinks) -> RankTrace:
     in_name = RANK_IN_NAME.search(trace.path.name)
     rank = int(in_name[1]) if trace.rank is None and in_name else trace.rank
     steps_ms = ((steps["end"] - steps["start"]) / 1e3).tolist()
+    numbers = steps["number"].tolist() if links.steps_found is None and trace.steps_from is None else []
     clock = None if is_communication(links.gpu).any() else trace.host
+    busy = busy and busy / len(links.steps)
     return RankTrace(
-        rank, trace.world_size, trace.path.name, steps_ms, busy, collectives_of(links), trace.base_us, clock
+        rank, trace.world_size, trace.path.name, steps_ms, numbers, busy, collectives_of(links), trace.base_us, clock
     )
 
 
@@ -102,17 +109,29 @@ class NotComparable(Exception):
     """Why the ranks' collectives do not tell who was late."""
 
 
-def common_collectives(ranks: list[RankTrace]) -> list[CommonCollectives]:
+def steps_in_common(ranks: list[RankTrace]) -> set[int] | None:
+    """The numbers of the steps that all ranks have, if some have others; None: all have the same, or marked none.
+    Raises NotComparable if there is no such step."""
+    steps = [{*one.steps} for one in ranks]
+    common = set.intersection(*steps)
+    if not common and all(steps):
+        raise NotComparable("the ranks recorded no step in common")
+    return common if common and common != set.union(*steps) else None
+
+
+def common_collectives(ranks: list[RankTrace], steps: set[int] | None = None) -> list[CommonCollectives]:
     """The collectives that ranks have in common, by process group.  Raises NotComparable if they are in another order.
 
-    The last ones of each: if recording began in the middle of a step, the first ones are missing.
+    The last ones of each: if recording began in the middle of a step, the first ones are missing.  steps: only those of
+    these.
     """
     if min(len(one.found.events) for one in ranks) == 0:
         raise NotComparable("no collectives in the traces")
     rows_of: dict[tuple, dict[int, np.ndarray]] = {}
     for i, one in enumerate(ranks):
         for key, rows in one.found.events.groupby(["group", "ranks", "group_size"], dropna=False).indices.items():
-            rows_of.setdefault(tuple(map(str, key)), {})[i] = rows
+            if len(rows := rows if steps is None else rows[one.is_of(steps)[rows]]):
+                rows_of.setdefault(tuple(map(str, key)), {})[i] = rows
     out = []
     for (*_, size), of_ranks in rows_of.items():
         n = min(map(len, of_ranks.values()))
@@ -186,11 +205,15 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
     """
     rows = [facts_row(one) for one in ranks]
     try:
-        groups = common_collectives(ranks)
+        steps = steps_in_common(ranks)
+        groups = common_collectives(ranks, steps)
         arrivals, caution = align_clocks(ranks, groups)
     except NotComparable as error:
         out = {"rows": rows, "collectives_compared": 0, "straggler": None, "straggler_reason": str(error)}
         return RankComparison(out, None, str(error))
+    if steps:
+        only = f"only {count_of(len(steps), 'step')} compared, which all ranks recorded"
+        caution = f"{caution}; {only}" if caution else only
     late = arrivals.late
     last, caused_ms = waiting_caused(late)
     spread = late.max(axis=0) > arrivals.uncertainty_us

@@ -220,7 +220,7 @@ class RankRow(TypedDict, total=False):
     mean_step_ms: float | None  # null: no ProfilerStep marks
     bound: str  # as in verdict
     ms_per_step: float  # as in attribution
-    gpu_busy_ms: float | None  # of the steps; null: no GPU events
+    gpu_busy_ms: float | None  # per step; null: no GPU events
     peak_memory_mb: float | None  # MB; null: neither in the summary of the run nor in the trace
     in_collectives_ms: float  # of the whole trace
     collectives: int  # of the whole trace
@@ -236,7 +236,7 @@ class RankRow(TypedDict, total=False):
 class Ranks(TypedDict):
     rows: list[RankRow]
     one_clock: NotRequired[bool]  # of their host; false: clocks were aligned by the ends of collectives
-    caution: NotRequired[str]  # why waiting is more than that for other ranks; absent: no reason was seen
+    caution: NotRequired[str]  # what is not compared, or what else than other ranks was waited for; absent: nothing
     collectives_compared: int
     collectives_with_spread: NotRequired[int]  # in which ranks arrived further apart than their clocks may differ
     excess_waiting_ms: NotRequired[float]  # caused by all ranks together
