@@ -19,6 +19,7 @@ from traces import (
     SMALL,
     TORCH_1_8,
     analysis_of,
+    attributed,
     event,
     on_gpu,
     real,
@@ -59,7 +60,7 @@ def test_a_small_trace(tmp_path):
 
 
 def test_reference_timeline_of_an_h100():
-    timeline = gpu_timeline(real(H100).gpu)
+    timeline = gpu_timeline(attributed(real(H100)).gpu)
     expected = {
         "total_ms": 3.907824951171875,
         "computation_ms": 0.30719775390625,
@@ -74,7 +75,7 @@ def test_reference_timeline_of_an_h100():
 def test_reference_timeline_of_an_mi300x():
     trace = real(MI300X)
     assert trace.gpu["kind"].value_counts().to_dict() == {"kernel": 2995, "memcpy": 550, "memset": 108}
-    timeline = gpu_timeline(trace.gpu)
+    timeline = gpu_timeline(attributed(trace).gpu)
     assert (timeline["total_ms"], timeline["busy_ms"]) == pytest.approx((86.5677, 84.0021), rel=1e-4)
     assert trace.steps["number"].tolist() == [15, 16, 17]
 

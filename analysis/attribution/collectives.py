@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,6 @@ import pandas as pd
 
 from analysis.attribution.gpu_time import Intervals, by_class, covered_until, exclusive_us, is_communication, union
 from analysis.trace.links import (
-    ANNOTATION,
     OPERATOR,
     AttributedLinks,
     cached_on_links,
@@ -26,45 +24,21 @@ from analysis.trace.links import (
     nearest_marked_caller,
     step_at,
 )
-from analysis.trace.tables import Trace, by_name, most_frequent, take_or, take_or_none, where_name
-from analysis.vocabulary.operators import BYTES_OF
+from analysis.trace.tables import Trace, has_role, most_frequent, take_or, take_or_none
+from analysis.vocabulary import roles
+from analysis.vocabulary.collectives import UNKNOWN
+from analysis.vocabulary.operators import BYTES_OF, TENSORS
 from analysis.work.sent_bytes import sent_share
 from harness.base.files import explain_nulls
 from harness.base.layer_names import starred
 from harness.base.tables import Column, column, narrow_table
 from harness.base.text import count_of
 from harness.base.units import MB
-from harness.instruments.phases import PHASES
 
-# Kinds by the letters of a name: of an operator, of a range, or of a kernel such as ncclDevKernel_AllReduce_Sum_f32.
-KIND_OF_LETTERS = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "barrier": "barrier",
-    "sendrecv": "send_recv",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce": "reduce",
-    "send": "send",
-    "recv": "recv",
-}
-UNKNOWN = "unknown"
-BACKEND_RANGE = re.compile(r"^(nccl|rccl|gloo|hccl|xccl|ucc|mpi):")
-ENQUEUES = re.compile(r"^(nccl|rccl):")  # ranges that end once the kernel is enqueued: they tell no duration
-FSDP_RANGE = re.compile(r"^FSDP::\w+(?: \((.+)\))?$")  # names the module whose parameters or gradients are sent
-FSDP_ROOT = "outside of units"  # what no inner module gathers
-TENSORS = {*BYTES_OF, "TensorList", "GenericList"}  # types of inputs that are tensors, or lists of them
+ROOT = "outside of units"  # what no inner module gathers
 ONE_TRACE = "needs the traces of all ranks"
 OF_CALLS = "kind group group_size ranks component bytes".split()
 EVENT_COLUMNS = [*OF_CALLS, *"phase start end step calls".split()]
-
-
-def collective_kind(name: str) -> str:
-    letters = re.sub("[^a-z]", "", name.lower())
-    return next((kind for spelled, kind in KIND_OF_LETTERS.items() if spelled in letters), UNKNOWN)
 
 
 @dataclass
@@ -119,8 +93,8 @@ def host_calls(links: AttributedLinks) -> tuple[pd.DataFrame, np.ndarray]:
     inside = np.flatnonzero(marked)
     rows = np.unique(call_of[inside])
     notes, members = noted.groupby(call_of[note_rows]), pd.Series(inside).groupby(call_of[inside])
-    kind = pd.Series(by_name(host["name"].iloc[rows], collective_kind), rows, dtype=object)
-    kind = kind.where(kind != UNKNOWN, notes["kind"].first().map(collective_kind).reindex(rows)).fillna(UNKNOWN)
+    kind = host["collective"].astype(object).fillna(UNKNOWN).iloc[rows]
+    kind = kind.where(kind != UNKNOWN, notes["kind"].first().reindex(rows)).fillna(UNKNOWN)
     size, shaped = notes["bytes"].max().reindex(rows), {row: message_bytes(signatures, one) for row, one in members}
     calls = notes[["group", "group_size", "ranks"]].first().reindex(rows)
     return calls.assign(
@@ -138,8 +112,8 @@ def calls_of_rows(host: pd.DataFrame, note_rows: np.ndarray, signatures: list) -
     note_rows: those of record_param_comms.
     """
     is_operator = (host["kind"] == OPERATOR).to_numpy()
-    is_range = where_name(host, BACKEND_RANGE.match) & (host["kind"] == ANNOTATION).to_numpy()
-    marked = is_range | (where_name(host, starts_collective) & is_operator)
+    is_range = has_role(host, *roles.COLLECTIVE_RANGES)
+    marked = is_range | has_role(host, roles.COLLECTIVE)
     marked[note_rows] = True
     parent = host["parent"].to_numpy()
     outermost = marked & (nearest_marked_caller(parent, marked) < 0)
@@ -150,10 +124,6 @@ def calls_of_rows(host: pd.DataFrame, note_rows: np.ndarray, signatures: list) -
     for row, operator in issued_by(host, ranges, operators, signatures).items():
         stands_for[row] = operator
     return marked, take_or(stands_for, call_of, -1)
-
-
-def starts_collective(name: str) -> bool:
-    return name.startswith("c10d::") and collective_kind(name) != UNKNOWN
 
 
 def issued_by(host: pd.DataFrame, ranges: np.ndarray, operators: np.ndarray, signatures: list) -> dict[int, int]:
@@ -210,7 +180,7 @@ def phases_of_calls(links: AttributedLinks, rows: np.ndarray) -> np.ndarray:
     """The phase of each call.  Where a trace names phases, a call outside of them and of the backward pass, such as the
     sum of losses over ranks, is in none: having a sequence number does not make it forward work."""
     host = links.host
-    named = where_name(host, lambda name: name in PHASES) & (host["kind"] == ANNOTATION).to_numpy()
+    named = has_role(host, roles.PHASE)
     phase = host["phase"].to_numpy(object)[rows].copy()
     if named.any():
         in_no_phase = nearest_marked_ancestor(host["parent"].to_numpy(), named)[rows] < 0
@@ -218,16 +188,12 @@ def phases_of_calls(links: AttributedLinks, rows: np.ndarray) -> np.ndarray:
     return phase
 
 
-def unit_name(name: str) -> str:
-    """'layers.*' of 'FSDP::all_gather (layers.3)'"""
-    return starred(FSDP_RANGE.match(name)[1] or FSDP_ROOT, whole_layers=True)
-
-
 def components_of_calls(host: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
-    """The part of the model that each call belongs to: FSDP's ranges name it, else it is that of the event."""
-    unit = where_name(host, FSDP_RANGE.match)
+    """The part of the model that each call belongs to: the range of a sharded unit names it, 'layers.*' for layers.3,
+    else it is that of the event."""
+    unit = has_role(host, roles.UNIT)
     names = host["component"].to_numpy(object).copy()
-    names[unit] = by_name(host["name"][unit], unit_name)
+    names[unit] = [starred(module, whole_layers=True) for module in host["about"][unit].astype(object).fillna(ROOT)]
     named = nearest_marked_ancestor(host["parent"].to_numpy(), unit)[rows]
     return np.where(named >= 0, names[named], names[rows])
 
@@ -247,7 +213,7 @@ def on_gpu(
         **{name: take_or_none(calls[name], row) for name in OF_CALLS},
         phase=gpu["phase"],
     )
-    of_kernel = by_name(gpu["name"], collective_kind)
+    of_kernel = gpu["collective"].astype(object).fillna(UNKNOWN)
     events["kind"] = np.where(events["kind"].isin([None, UNKNOWN]), of_kernel, events["kind"])
     events["component"] = events["component"].fillna(gpu["component"])
     events["calls"] = np.where((call < 0) | ~pd.Series(call).duplicated().to_numpy(), 1, 0)
@@ -259,8 +225,7 @@ def on_gpu(
 def on_host(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray) -> tuple[pd.DataFrame, Intervals]:
     """The ranges of the backend, and when the host computed."""
     host = links.host
-    lasts = where_name(host, lambda name: BACKEND_RANGE.match(name) and not ENQUEUES.match(name))
-    is_range = lasts & (host["kind"] == ANNOTATION).to_numpy()
+    is_range = has_role(host, roles.COLLECTIVE_RANGE)  # others end once the kernel is queued
     parent = host["parent"].to_numpy()
     rows = np.flatnonzero(is_range & (nearest_marked_caller(parent, is_range) < 0))
     events = calls.loc[call_of[rows]].reset_index(drop=True)

@@ -7,14 +7,13 @@ it.  In a trace with neither ranges nor module calls, the components are the kin
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import fields
 
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.gpu_time import covered_until, exposed_us, is_communication, union
+from analysis.attribution.gpu_time import covered_until, exposed_us, union
 from analysis.trace.links import (
     ANNOTATION,
     MODULE,
@@ -26,27 +25,18 @@ from analysis.trace.links import (
     nearest_marked_caller,
     step_around,
 )
-from analysis.trace.tables import MODULE as MODULE_PREFIX
-from analysis.trace.tables import STEP, by_name, most_frequent, take_or, take_or_none, where_name
-from analysis.vocabulary.operators import category, is_view_or_metadata_op, operator_class
+from analysis.trace.tables import by_name, has_role, most_frequent, take_or, take_or_none
+from analysis.vocabulary import roles
+from analysis.vocabulary.operators import operator_class
 from harness.base.layer_names import folded_names
 from harness.base.tables import Column, column, narrow_table, sum_row
 from harness.base.text import count_of
 from harness.instruments.phases import PHASES
 
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
-BACKWARD = "autograd::engine::evaluate_function: "
-NODE_1_8 = re.compile(r"^\w+Backward\d*$|^torch::autograd::AccumulateGrad$")
-ACCUMULATE = BACKWARD + "torch::autograd::AccumulateGrad"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
 NEARLY_ALL = 0.9  # of what ran: one component with so much tells nothing of where the time goes
 BETWEEN = "between phases"
-# Ranges that PyTorch itself opens: they may name the phase, but never a component of the model.
-_FRAMEWORK = re.compile(
-    rf"{STEP}|Optimizer\.|enumerate\(|DistributedDataParallel|FullyShardedDataParallel|FSDP|nccl:|gloo:|c10d"
-    r"|Torch-Compiled|TorchDynamo|CompiledF|## Call|AOT|PyTorch Profiler|Iteration"
-)
-_PHASE_OF = {"Optimizer.": "optimizer", "enumerate(": "data", "DistributedDataParallel": "forward"}
 
 
 def attribute(links: Links) -> AttributedLinks:
@@ -55,18 +45,16 @@ def attribute(links: Links) -> AttributedLinks:
         return links
     host, replayed = links.host, links.trace.replayed
     parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
-    is_phase = where_name(host, lambda name: name in PHASES) & (kind == ANNOTATION)
-    is_framework = where_name(host, _FRAMEWORK.match) & (kind == ANNOTATION)
-    is_range = (kind == ANNOTATION) & ~is_phase & ~is_framework
+    is_range = (kind == ANNOTATION) & host["role"].isna().to_numpy()  # of the program
     is_node = backward_nodes(host)
     node = nearest_marked_ancestor(parent, is_node)
-    phase = phases_of(host, is_phase, is_framework, node)
+    phase = phases_of(host, node)
     if replayed:
         phase[links.replayed_rows] = replayed.phase
     source = component_source(host, is_range, phase)
     if replayed and source == OPERATOR_KINDS:
         source = replayed.source
-    categories = by_name(host["name"], category)
+    categories = host["named_category"].to_numpy(object)
     component = components_of(links, source, is_range, is_node, phase, categories)
     categories = np.where((phase == "optimizer") & (categories != "communication"), "optimizer", categories)
     host = host.assign(component=component, phase=phase, category=categories, node=node)
@@ -120,9 +108,8 @@ def labeled_events(host: pd.DataFrame, source: str, is_range: np.ndarray) -> tup
 
 def backward_nodes(host: pd.DataFrame) -> np.ndarray:
     """Which host events are nodes of the backward pass; PyTorch 1.8 records them without the engine's call around."""
-    is_operator = (host["kind"] == OPERATOR).to_numpy()
-    nodes = where_name(host, lambda name: name.startswith(BACKWARD)) & is_operator
-    return nodes if nodes.any() else where_name(host, NODE_1_8.search) & is_operator
+    nodes = has_role(host, *roles.NODES)
+    return nodes if nodes.any() else has_role(host, roles.NODE_FUNCTION)
 
 
 def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray) -> str:
@@ -139,7 +126,7 @@ def module_labels(host: pd.DataFrame, is_module: np.ndarray) -> np.ndarray:
     """'BertOutput.Linear': the class of each module call, after that of the call around it."""
     rows, parent = np.flatnonzero(is_module), host["parent"].to_numpy()
     above = nearest_marked_caller(parent, is_module)[rows]
-    classes = by_name(host["name"], lambda name: name.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0])
+    classes = host["about"].to_numpy(object)
     return np.where(above >= 0, classes[above] + "." + classes[rows], classes[rows])
 
 
@@ -164,24 +151,20 @@ def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.n
         if found:
             out[group.index] = max(found.values(), key=lambda match: match.notna().sum()).to_numpy(object)
     out[pd.isna(out)] = None
-    out[where_name(host, lambda name: name == ACCUMULATE) & is_node] = "gradient accumulation"
+    out[has_role(host, roles.ACCUMULATION) & is_node] = "gradient accumulation"
     return out
 
 
-def phases_of(host: pd.DataFrame, is_phase: np.ndarray, is_framework: np.ndarray, node: np.ndarray) -> np.ndarray:
+def phases_of(host: pd.DataFrame, node: np.ndarray) -> np.ndarray:
     """The phase of each host event: that of a range that names one, ours or PyTorch's; backward within autograd nodes.
 
     Other module calls, and operators with a sequence number, are the forward pass.  In a trace without a backward pass
     or without sequence numbers, so are all other operators.
     """
     parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
-    names = host["name"].astype(object).to_numpy()
-    label = np.full(len(host), None, dtype=object)
-    label[is_phase] = names[is_phase]
-    for row in np.flatnonzero(is_framework):
-        label[row] = next((phase for start, phase in _PHASE_OF.items() if names[row].startswith(start)), None)
-    named = nearest_marked_ancestor(parent, ~pd.isna(label))
-    phase = np.where(named >= 0, label[named], None)
+    label = host["named_phase"]
+    named = nearest_marked_ancestor(parent, label.notna().to_numpy())
+    phase = np.where(named >= 0, label.to_numpy(object)[named], None)
     # Data and optimizer ranges take precedence, unless a node runs within them, as in an optimizer's closure.
     in_node = (node >= 0) & (~np.isin(phase.astype(str), ("data", "optimizer")) | (node > named))
     phase[in_node] = "backward"
@@ -202,14 +185,17 @@ def attributed_gpu(links: Links, host: pd.DataFrame, source: str) -> pd.DataFram
     # But an optimizer's additions are not the only ones, and an operator of no known kind tells nothing.
     elsewhere = np.where(np.isin(linked["category"].astype(str), ("optimizer", "other")), None, linked["category"])
     usual = pd.Series(codes).map(most_frequent(codes, elsewhere))
-    own = by_name(gpu["name"], category)
+    own = gpu["named_category"].to_numpy(object)
     by_kernel = np.where(usual.notna(), usual, own)
     # Where one operator stands for many, a graph or a compiled region, a kernel's own name says more.
     many = (linked["category"] == "other") | links.only_of_graph
     linked["category"] = np.where(pd.isna(linked["category"]), by_kernel, linked["category"])
     linked["category"] = np.where(many, np.where(own == "other", by_kernel, own), linked["category"])
-    communicates = is_communication(gpu)
+    # What its operator or its own name calls communication is that, but copies.
+    copies = (gpu["kind"] == "memcpy").to_numpy()
+    communicates = ~copies & ((own == "communication") | (linked["category"] == "communication"))
     linked["category"][communicates] = linked["component"][communicates] = "communication"
+    linked["category"][copies & (linked["category"] == "communication")] = "copy"
     if source == OPERATOR_KINDS:
         linked["component"] = np.where(linked["category"] == "other", linked["component"], linked["category"])
     return gpu.assign(**linked)
@@ -234,7 +220,7 @@ def step_events(links: AttributedLinks) -> tuple[pd.DataFrame, float]:
 
 def views_and_metadata(links: Links, rows: np.ndarray) -> np.ndarray:
     """Which of the operators in these rows move no elements; so does what is no operator, row -1."""
-    return take_or(where_name(links.trace.operators, is_view_or_metadata_op), rows, True)
+    return take_or(has_role(links.trace.operators, *roles.MOVES_NO_ELEMENT), rows, True)
 
 
 def own_or_waited_us(links: AttributedLinks) -> np.ndarray:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pandas as pd
 
 from analysis.trace.links import OPERATOR, AttributedLinks, cached_on_links
-from analysis.trace.tables import take_or, where_name
+from analysis.trace.tables import take_or
 from harness.base.tables import Column, column
 
 Intervals = tuple[np.ndarray, np.ndarray]  # starts and ends
 
-COMMUNICATION = re.compile("nccl|rccl")  # RCCL calls most of its kernels nccl too
 KEYS = ("total_ms", "computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "busy_ms", "idle_ms")
 # A launched kernel starts within microseconds on an idle GPU (26 at most in ten traces of V100 to B200, MI250 and
 # MI300X): what is longer has a cause that the trace does not contain.
@@ -84,7 +81,7 @@ def covered_until(times: np.ndarray, intervals: Intervals) -> np.ndarray:
 
 
 def is_communication(gpu: pd.DataFrame) -> np.ndarray:
-    return where_name(gpu, COMMUNICATION.search) & (gpu["kind"] != "memcpy").to_numpy()
+    return (gpu["category"] == "communication").to_numpy()
 
 
 def gpu_timeline(gpu: pd.DataFrame) -> dict[str, float | None]:

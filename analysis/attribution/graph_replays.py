@@ -22,14 +22,16 @@ import pandas as pd
 from analysis.attribution.components import attribute
 from analysis.trace.file import TraceFile
 from analysis.trace.links import AttributedLinks, captured, link, operators_around
-from analysis.trace.steps import GRAPH_LAUNCHES, STARTS_WORK
-from analysis.trace.tables import RANK_IN_NAME, Replayed, Trace, read_trace, where_name
+from analysis.trace.tables import RANK_IN_NAME, Replayed, Trace, has_role, read_trace, with_meanings
+from analysis.vocabulary import roles
+from analysis.vocabulary.calls import BEGINS_CAPTURE
 from harness.base.errors import UserError
 from harness.base.files import may_be_trace
 
 FOLDER = "capture_traces"  # beside a trace: where inference engines write those of its graphs
-CAPTURE = "StreamBeginCapture"
 MATCHED = 0.9  # of the work of two graphs, from which on they are the same
+# The event that a call starts; its role is what the call does.
+KIND_OF_CALL = {roles.LAUNCH: "kernel", roles.COPY: "memcpy", roles.BLOCKING_COPY: "memcpy", roles.SET: "memset"}
 Work = tuple[str, str | None]  # kind of GPU event, and the name of a kernel; None: a copy, or not recorded
 
 
@@ -68,7 +70,7 @@ def with_replayed_operators(trace: Trace) -> Trace:
 
     Each replay adds them at the end of trace.operators, without time on the host, and its GPU events belong to them.
     """
-    replays = trace.launches[where_name(trace.launches, GRAPH_LAUNCHES.search)].drop_duplicates("correlation")
+    replays = trace.launches[has_role(trace.launches, roles.GRAPH_LAUNCH)].drop_duplicates("correlation")
     events = trace.gpu[trace.gpu["correlation"].isin(replays["correlation"][replays["correlation"] > 0])]
     if events.empty:
         return trace
@@ -144,7 +146,7 @@ def extended(trace: Trace, added: list[tuple[Launcher, float]], of_event: np.nda
     component, phase = (np.array([getattr(one, name) for one in launchers], object) for name in ("component", "phase"))
     where, files = list(dict.fromkeys(match.where for match in found)), {one.file for one in launchers}
     replayed = Replayed(component, phase, found[0].source, where, files)
-    return replace(trace, **tables, signatures=signatures, replayed=replayed)
+    return replace(trace, **with_meanings(tables), signatures=signatures, replayed=replayed)
 
 
 # ---- Where the same work may have been launched ---------------------------------------------------------------------
@@ -166,7 +168,7 @@ def captures_beside(path: Path) -> Iterator[Path]:
 @lru_cache(maxsize=1024)
 def has_capture(path: Path, changed: int) -> bool:
     """changed: when the file was, until when the answer is kept."""
-    wanted = CAPTURE.encode()
+    wanted = BEGINS_CAPTURE.encode()
     try:
         with TraceFile(path).content() as text:
             while text.more():
@@ -191,14 +193,13 @@ def launched_in(file: Path, changed: int) -> list[Launched]:
 def launched_by(links: AttributedLinks, in_capture: str, otherwise: str) -> Iterator[Launched]:
     """What each capture in a trace records, and all that was launched otherwise; with the names of these places."""
     calls = links.calls.sort_values("start", kind="stable")
-    begins = calls["start"].to_numpy()[where_name(calls, lambda name: CAPTURE in name)]
-    works = where_name(calls, STARTS_WORK.search) & ~calls["starts_graph"].to_numpy(bool)
-    nodes = calls[captured(calls) & works]
+    begins = calls["start"].to_numpy()[has_role(calls, roles.CAPTURE_BEGIN)]
+    nodes = calls[captured(calls) & has_role(calls, *KIND_OF_CALL)]
     number = np.searchsorted(begins, nodes["start"].to_numpy(), side="right")
     operator = operators_around(nodes, links.trace.operators) if len(nodes) else np.zeros(0, np.int64)
     for one in np.unique(number):
         part = nodes[number == one]
-        work = [*map(work_of_call, part["name"], part["kernel"])]
+        work = [*map(work_of_call, part["role"], part["kernel"])]
         yield Launched(work, launchers_of(links, operator[number == one]), links.source, in_capture, True)
     gpu = links.gpu[((links.gpu["call"] >= 0) & ~links.gpu["of_graph"]).to_numpy()]
     gpu = gpu.sort_values("launched", kind="stable")
@@ -210,9 +211,9 @@ def gpu_work(gpu: pd.DataFrame) -> Iterator[Work]:
         yield kind, name if kind == "kernel" else None
 
 
-def work_of_call(name: str, kernel: str | float) -> Work:
+def work_of_call(role: str, kernel: str | float) -> Work:
     """kernel: the name that the call gives; NaN: none."""
-    kind = "memcpy" if "Memcpy" in name else "memset" if "Memset" in name else "kernel"
+    kind = KIND_OF_CALL[role]
     return kind, kernel if kind == "kernel" and isinstance(kernel, str) else None
 
 

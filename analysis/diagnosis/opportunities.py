@@ -16,15 +16,16 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.components import NAMED_RANGES, UNATTRIBUTED, step_events
+from analysis.attribution.components import NAMED_RANGES, UNATTRIBUTED, step_events, views_and_metadata
 from analysis.attribution.gpu_time import host_code, idle_by_cause
 from analysis.attribution.operators import costs_of_operators
 from analysis.diagnosis.verdict import device_of, precision_of, ran_here, roofs_of
 from analysis.hardware.ceilings import Ceiling
 from analysis.hardware.matching import datasheet
 from analysis.trace.links import ANNOTATION, AttributedLinks, step_around, step_at
-from analysis.trace.tables import take_or, where_name
-from analysis.vocabulary.operators import MATMUL_CLASSES, is_view_or_metadata_op
+from analysis.trace.tables import has_role, take_or, where_name
+from analysis.vocabulary import roles
+from analysis.vocabulary.operators import MATMUL_CLASSES
 from analysis.work.operator_costs import factor_type
 from harness.base.command_line import compiler_problem
 from harness.base.tables import Column, column, narrow_table, text_of
@@ -33,8 +34,6 @@ from harness.base.units import MB
 from harness.model.optimizations import ANY_MODEL, answering
 
 WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
-# Names that only a compiled program's trace has.
-NAMES_OF_COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
 NORM = re.compile(r"norm(?:alization)?\d*$|(?:^|[._])ln_?\w*$")  # names of normalization layers
 ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
@@ -85,7 +84,7 @@ class Evidence:
         names = operators["name"].cat.categories
         codes = take_or(operators["name"].cat.codes, rows, -1)
         inputs = take_or(operators["signature"], rows, -1)
-        works = take_or(np.array([not is_view_or_metadata_op(name) for name in names], bool), codes, False)
+        works = ~views_and_metadata(links, rows)
         costs, which = costs_of_operators(links)
         done = {work: np.array([getattr(one, work) or 0 for one in costs], float) for work in ("flops", "bytes")}
         # An operator that launches several kernels does its work once.
@@ -300,8 +299,9 @@ def fused_optimizer(evidence: Evidence) -> Found:
     rows, us = evidence.part(evidence.events["phase"] == "optimizer")
     if named(rows, "_fused_"):
         return NotApplicable("fused optimizer", "already fused")
-    marks = (re.match(r"Optimizer\.step#(\w+)\.", name) for name in evidence.links.host["name"].cat.categories)
-    optimizer = next((mark[1] for mark in marks if mark), "optimizer")
+    host = evidence.links.host
+    classes = host["about"][has_role(host, roles.OPTIMIZER_STEP)].dropna()
+    optimizer = classes.iloc[0] if len(classes) else "optimizer"
     parameters = evidence.config.get("model", {}).get("parameters")
     best, likely, basis = 0.0, None, "its time could vanish"
     if parameters and evidence.best_bytes_per_us and optimizer in ("Adam", "AdamW"):
@@ -366,7 +366,7 @@ def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | 
 
 
 def compilation(evidence: Evidence) -> Found:
-    if any(NAMES_OF_COMPILED.search(name) for name in evidence.links.host["name"].cat.categories):
+    if evidence.links.trace.is_compiled:
         return NotApplicable("compile", "already compiled")
     if ran_here(evidence.summary) and (problem := compiler_problem(evidence.links.on_gpu)):
         return NotApplicable("compile", problem)

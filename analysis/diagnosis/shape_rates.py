@@ -8,8 +8,7 @@ from analysis.attribution.operators import costs_of_operators, operator_calls, s
 from analysis.diagnosis.verdict import device_of, precision_of, roofs_of
 from analysis.hardware.ceilings import Ceiling, compute_ceilings
 from analysis.trace.links import Links, median_step
-from analysis.trace.tables import where_name
-from analysis.vocabulary.operators import PRECISION_OF, is_matmul
+from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
 from analysis.work.operator_costs import factor_type
 from harness.base.tables import Column, column, narrow_table
 
@@ -23,7 +22,7 @@ def shape_rates(links: Links, summary: dict | None) -> list[dict]:
     trace, clock = links.trace, "self_device_us" if links.on_gpu else "self_cpu_us"
     calls = operator_calls(links)
     total = calls[clock].sum()
-    named = where_name(trace.operators, is_matmul)
+    named = trace.operators["named_category"].isin(MATMUL_CLASSES).to_numpy()
     rated = named & (calls["signature"] >= 0).to_numpy() & (calls[clock] > 0).to_numpy()
     names, rows = trace.operators["name"].cat.categories, []
     compute, bandwidth = Roofs(links, summary), roofs_of(links, summary)[1]

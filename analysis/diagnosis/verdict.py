@@ -13,8 +13,8 @@ from analysis.attribution.operators import costs_of_operators
 from analysis.hardware.ceilings import Ceiling, bandwidth_ceilings, compute_ceilings, ridge_point
 from analysis.hardware.matching import datasheet
 from analysis.trace.links import AttributedLinks, Links
-from analysis.trace.tables import take_or, take_or_none, where_name
-from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF, is_matmul
+from analysis.trace.tables import take_or, take_or_none
+from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
 from analysis.work.operator_costs import factor_type
 from harness.base.documents import read_document
 from harness.base.errors import UserError
@@ -45,7 +45,7 @@ def precision_of(links: Links, summary: dict | None) -> str:
     if precision := (summary or {}).get("config", {}).get("training", {}).get("precision"):
         return precision
     operators, signatures = links.trace.operators, links.trace.signatures
-    known = where_name(operators, is_matmul) & (operators["signature"] >= 0).to_numpy()
+    known = operators["named_category"].isin(MATMUL_CLASSES) & (operators["signature"] >= 0)
     counts = dict.fromkeys(PRECISION_OF.values(), 0)  # fp32 first: it counts where nothing is known
     for i, n in operators.loc[known, "signature"].value_counts().items():
         if precision := PRECISION_OF.get(factor_type(*signatures[i][:2])):

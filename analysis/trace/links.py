@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
-from analysis.trace.steps import BETWEEN_STEPS, COVERED, GRAPH_LAUNCHES, LAUNCHES, REPEATS, repeated_steps, whole_steps
-from analysis.trace.tables import STEP, Trace, steps_between, take_or, where_name
+from analysis.trace.steps import COVERED, REPEATS, repeated_steps, whole_steps
+from analysis.trace.tables import Trace, has_role, steps_between, take_or
+from analysis.vocabulary import roles
+from analysis.vocabulary.roles import Meaning
 
 OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
 CLOCK_TICK_US = 1.0  # some traces are in whole us
-# Calls that block until the GPU has finished: synchronization, and copies that are not asynchronous.
-WAITS = re.compile(r"(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(WithStream|2D|3D|DtoH|HtoD|DtoD)?$")
+# What steps do, but layers do not: wait for the device, copy to or from the host, fetch data, update weights.
+BETWEEN_STEPS = {"role": (roles.WAIT, roles.HOST_COPY, roles.SCALAR_READ), "named_phase": ("data", "optimizer")}
 
 
 def cached_on_links(function: Callable) -> Callable:
@@ -37,7 +38,8 @@ class Links:
     """A trace with the links between its events.  `host` begins with the rows of trace.operators: row numbers agree."""
 
     trace: Trace
-    host: pd.DataFrame  # name, start, end, thread, kind, sequence, forward_thread, parent, own_us, operator_parent
+    # name, start, end, thread, kind, sequence, forward_thread, parent, own_us, operator_parent, and what names mean
+    host: pd.DataFrame
     # trace.gpu with call (row of launches), operator (row of host), launched, step, of_graph; -1 unknown
     gpu: pd.DataFrame
     calls: pd.DataFrame  # trace.launches with step, starts_kernel, starts_graph, waits
@@ -147,7 +149,7 @@ def host_events(trace: Trace) -> pd.DataFrame:
 
     An asynchronous range has the caller that began it, but takes none of its thread's time: it has a thread of its own.
     """
-    columns = ["name", "start", "end", "thread", "kind", "sequence", "forward_thread"]
+    columns = ["name", "start", "end", "thread", "kind", "sequence", "forward_thread", *Meaning._fields]
     kinds = {OPERATOR: trace.operators, ANNOTATION: trace.annotations, MODULE: trace.modules}
     parts = [part.assign(kind=kind) for kind, part in kinds.items()]
     parts = [part for part in parts if len(part)] or parts[:1]
@@ -196,9 +198,9 @@ def link(trace: Trace) -> Links:
         steps = pd.DataFrame({"number": [0], "start": [bounds[0]], "end": [bounds[1]]})
     calls = trace.launches.assign(
         step=step_at(trace.launches["start"].to_numpy(), steps),
-        starts_kernel=where_name(trace.launches, LAUNCHES.search),
-        starts_graph=where_name(trace.launches, GRAPH_LAUNCHES.search),
-        waits=where_name(trace.launches, WAITS.search),
+        starts_kernel=has_role(trace.launches, roles.LAUNCH),
+        starts_graph=has_role(trace.launches, roles.GRAPH_LAUNCH),
+        waits=has_role(trace.launches, *roles.WAITS),
     )
     calls["starts_kernel"] &= ~captured(calls)
     gpu = link_gpu(trace, calls, steps)
@@ -220,7 +222,7 @@ def unmarked_steps(trace: Trace, host: pd.DataFrame) -> tuple[pd.DataFrame, str 
     in_one = ends_in - np.searchsorted(steps["start"], host["start"] - CLOCK_TICK_US)
     if len(steps) and in_one.max(initial=0) <= 1:
         return steps, f"repetitions of the same {length:,} events"
-    updates = trace.annotations[where_name(trace.annotations, lambda name: name.startswith("Optimizer.step#"))]
+    updates = trace.annotations[has_role(trace.annotations, roles.OPTIMIZER_STEP)]
     often = updates["name"].value_counts()
     if len(often) and often.iloc[0] > REPEATS:
         marks = updates[(updates["name"] == often.index[0]).to_numpy()].sort_values("start")
@@ -242,15 +244,19 @@ def work_in_order(trace: Trace, host: pd.DataFrame) -> tuple[np.ndarray, np.ndar
         work = host.assign(began=host["start"])[(outer & (host["kind"] == OPERATOR)).to_numpy()]
     work = work.sort_values(["began", "start"], kind="stable")
     tables = (calls, host, work.assign(start=work["began"]))
-    between = [table["start"].to_numpy()[where_name(table, BETWEEN_STEPS.search)] for table in tables]
+    between = [
+        table["start"].to_numpy()[table[column].isin(told).to_numpy()]
+        for table in tables
+        for column, told in BETWEEN_STEPS.items()
+        if column in table
+    ]
     return work["name"].cat.codes.to_numpy().astype(np.int64), work["began"].to_numpy(), np.concatenate(between)
 
 
 def captured(calls: pd.DataFrame) -> np.ndarray:
     """Calls made while a graph was being captured: they are recorded in it and launch nothing."""
-    times = calls["start"].to_numpy()
-    begins = np.sort(times[where_name(calls, lambda name: "StreamBeginCapture" in name)])
-    ends = np.sort(times[where_name(calls, lambda name: "StreamEndCapture" in name)])
+    times, edges = calls["start"].to_numpy(), (roles.CAPTURE_BEGIN, roles.CAPTURE_END)
+    begins, ends = (np.sort(times[has_role(calls, edge)]) for edge in edges)
     return np.searchsorted(begins, times) > np.searchsorted(ends, times)
 
 
@@ -267,7 +273,7 @@ def step_around(times: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
 
 
 def step_thread(trace: Trace, host: pd.DataFrame) -> int:
-    marks = trace.annotations[where_name(trace.annotations, lambda name: name.startswith(STEP))]
+    marks = trace.annotations[has_role(trace.annotations, roles.STEP)]
     if len(marks):
         return int(marks["thread"].iloc[0])
     if host.empty:

@@ -10,7 +10,9 @@ from pathlib import Path
 import msgspec
 
 from analysis.trace.file import Event, TraceFile
-from analysis.trace.tables import STEP, read_trace
+from analysis.trace.tables import read_trace
+from analysis.vocabulary.annotations import is_step_mark
+from analysis.vocabulary.events import FRAME, kind_of_category
 from harness.base.errors import UserError
 from harness.base.files import written_whole
 from harness.base.units import megabytes
@@ -63,13 +65,13 @@ def stays(event: Event, within: tuple[float, float] | None, shortest: float) -> 
     if event.ph == "M":  # names of threads and processes, without a time
         return True
     lasts = event.dur if event.dur > 0 else 0.0
-    if event.cat == "python_function":
+    if kind_of_category(event.cat) == FRAME:
         return False
     if within and not (within[0] <= event.ts < within[1] or event.ts < within[0] < event.ts + lasts):
         return False
     if event.ph in ARROWS:
         return not shortest
-    return event.ph != "X" or lasts >= shortest or str(event.name).startswith(STEP)
+    return event.ph != "X" or lasts >= shortest or is_step_mark(str(event.name))
 
 
 def texts_of(text: memoryview) -> list[msgspec.Raw] | list[bytes]:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pandas as pd
 
-from analysis.trace.tables import CUT_SHORT, Trace, where_name
+from analysis.trace.tables import CUT_SHORT, Trace, has_role
+from analysis.vocabulary import roles
 
-GRAPH_LAUNCHES = re.compile("GraphLaunch")  # calls that start all kernels of a graph
-LAUNCHES = re.compile("LaunchKernel|LaunchCooperativeKernel")  # CUDA and HIP calls that start one kernel
-STARTS_WORK = re.compile(f"{LAUNCHES.pattern}|{GRAPH_LAUNCHES.pattern}|Mem(cpy|set)")
 REPEATS = 3  # of the same work at least make steps
 SAME_LENGTH = 0.02  # by which repetitions may differ in their number of events
 COVERED = 0.5  # of the events, or of the time: what repeats in less of it is not what the program does
-# What steps do, but layers do not: wait for the device, copy to or from the host, fetch data, update weights.
-BETWEEN_STEPS = re.compile(r"Synchronize$|^Memcpy (HtoD|DtoH)|^Optimizer\.|^enumerate\(|_local_scalar_dense$")
 
 
 def whole_steps(trace: Trace) -> pd.DataFrame:
@@ -28,7 +22,7 @@ def whole_steps(trace: Trace) -> pd.DataFrame:
     if len(steps) < 2:
         return steps
     start, end = steps["start"].iloc[-1], steps["end"].iloc[-1]
-    launches = trace.launches[where_name(trace.launches, lambda name: STARTS_WORK.search(name))]
+    launches = trace.launches[has_role(trace.launches, *roles.STARTS_WORK)]
     work = trace.operators if launches.empty else launches
     empty = len(work) and not ((work["start"] < end) & (work["end"] > start)).any()
     durations = steps["end"] - steps["start"]

@@ -7,39 +7,68 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pandas as pd
 
 from analysis.trace.file import ABSENT, Arguments, Event, OnProgress, TraceFile
+from analysis.vocabulary import roles
+from analysis.vocabulary.annotations import (
+    MODULE_PREFIX,
+    STEP_MARK,
+    is_module_call,
+    is_step_mark,
+    module_meaning,
+    range_meaning,
+)
+from analysis.vocabulary.calls import call_meaning
+from analysis.vocabulary.collectives import collective_kind
+from analysis.vocabulary.events import (
+    ANNOTATION,
+    CALL,
+    FRAME,
+    GPU_ANNOTATION,
+    NO_WORK,
+    OF_1_8,
+    ON_GPU,
+    ON_HOST,
+    OPERATOR,
+    kind_of_category,
+)
+from analysis.vocabulary.operators import BYTES_OF_COLLECTIVE, gpu_meaning, is_of_compiled_program, operator_meaning
+from analysis.vocabulary.roles import Meaning
 from harness.base.errors import UserError
 from harness.base.units import MB
 from harness.machine.host_limits import available_host_memory
 
-GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
-# PyTorch 1.8 has other names for the categories, and one for operators and ranges alike.
-CATEGORIES_1_8 = {"Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
-CATEGORIES_1_8 |= {"Runtime": "cuda_runtime"}
-RUNTIME = re.compile(r"_(runtime|driver)$")  # calls of the runtime or driver of any accelerator
-OPERATOR_1_8 = re.compile(r"::|Backward\d*$|^detach_?$")  # the names of its operators; all others are ranges
-# The tables of a Trace: which events of the file each contains, and its columns besides name, start and end.
+
+class Table(NamedTuple):
+    """A table of a Trace.  Its columns are name, start, end, those of the events, and what their names mean."""
+
+    kinds: list[str]  # of the events in it
+    columns: str
+    meaning_of: Callable[[str], Meaning]  # a name
+    told: tuple[str, ...]  # the fields of a Meaning that are columns
+
+
 TABLES = {
-    "operators": (["cpu_op"], "thread external_id sequence forward_thread signature"),
-    "annotations": (["user_annotation"], "thread signature"),
-    "modules": (["python_function"], "thread"),
-    "launches": (["cuda_runtime", "cuda_driver"], "thread external_id correlation kernel"),  # HIP calls too
-    "gpu": ([*GPU_KINDS], "kind device stream external_id correlation"),
-    "gpu_annotations": (["gpu_user_annotation"], ""),
+    "operators": Table(
+        [OPERATOR], "thread external_id sequence forward_thread signature", operator_meaning, Meaning._fields
+    ),
+    "annotations": Table([ANNOTATION], "thread signature", range_meaning, Meaning._fields),
+    "modules": Table([FRAME], "thread", module_meaning, Meaning._fields),
+    "launches": Table([CALL], "thread external_id correlation kernel", call_meaning, ("role",)),
+    "gpu": Table(
+        [*ON_GPU], "kind device stream external_id correlation", gpu_meaning, ("role", "named_category", "collective")
+    ),
+    "gpu_annotations": Table([GPU_ANNOTATION], "", range_meaning, ("role", "about")),
 }
-ITEM_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Short": 2, "Byte": 1, "Char": 1}
-ITEM_BYTES |= {"Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1}
-COLUMNS_OF = {kind: columns.split() for kinds, columns in TABLES.values() for kind in kinds}
-ON_HOST = ("cpu_op", "user_annotation", "python_function")  # of these, only events of the window are kept
-STEP = "ProfilerStep#"
-MODULE = "nn.Module: "
+COLUMNS_OF = {kind: table.columns.split() for table in TABLES.values() for kind in table.kinds}
 RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)")  # of a file
 NO_ARGUMENTS = Arguments()
 MOSTLY = 0.9  # of the events tell their rank in a file that was merged from those of several
@@ -66,19 +95,20 @@ class Replayed:
 class Trace:
     """One trace file.  Times are us after its first event, threads are numbered, and -1 means unknown.
 
-    Names are categorical, with the same categories in all tables.
+    Names are categorical, with the same categories in all tables.  What they mean is in further columns: those
+    fields of a Meaning (vocabulary) that TABLES lists for each table.
     """
 
     path: Path
     metadata: dict  # everything in the file but its events
     operators: pd.DataFrame  # name, start, end, thread, external_id, sequence, forward_thread, signature
-    annotations: pd.DataFrame  # name, start, end, thread, signature: record_function ranges and ProfilerStep#N
+    annotations: pd.DataFrame  # name, start, end, thread, signature: ranges of the program, and marks of steps
     modules: pd.DataFrame  # name, start, end, thread: calls of nn.Modules, where stacks were recorded
     launches: pd.DataFrame  # name, start, end, thread, external_id, correlation, kernel: runtime calls on the host
     gpu: pd.DataFrame  # name, kind, start, end, device, stream, external_id, correlation
     gpu_annotations: pd.DataFrame  # name, start, end: host ranges over the time of their GPU events
     memory: pd.DataFrame  # start, bytes, total, on_gpu: a row for each allocation or free that was recorded
-    comms: pd.DataFrame  # operator (its external_id), kind, group, group_size, ranks, bytes: groups of collectives
+    comms: pd.DataFrame  # operator (its external_id), name, kind, group, group_size, ranks, bytes: of collectives
     signatures: list[tuple]  # (shapes, types, values) of an operator's inputs, to which `signature` points
     n_events: int  # complete events in the file, malformed ones too
     n_malformed: int  # skipped: no name, or no valid duration
@@ -99,6 +129,11 @@ class Trace:
     def steps(self) -> pd.DataFrame:
         """The marked steps, in order: number, start, end."""
         return marked_steps(vars(self), self.steps_from)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether some name in it is one that only compiled programs have."""
+        return any(map(is_of_compiled_program, self.operators["name"].cat.categories))
 
     @property
     def rank(self) -> int | None:
@@ -144,6 +179,11 @@ class Trace:
 def where_name(table: pd.DataFrame, test: Callable[[str], object]) -> np.ndarray:
     """The rows whose name passes the test, which is called once per name."""
     return by_name(table["name"], test, bool)
+
+
+def has_role(table: pd.DataFrame, *wanted: str) -> np.ndarray:
+    """The rows whose name means one of these roles."""
+    return table["role"].isin(wanted).to_numpy()
 
 
 def by_name(names: pd.Series, function: Callable[[str], object], dtype: type = object) -> np.ndarray:
@@ -221,14 +261,15 @@ def read_trace(
 def last_steps_window(path: Path, n: int, steps_from: str | None, rank: int | None) -> tuple[int, tuple[float, float]]:
     """The number of marked steps of a file, and the time of the last n, as in the file: a first pass over it."""
     file, events = TraceFile(path), Events(rank=rank)
-    marks = (steps_from, MODULE + steps_from) if steps_from else (STEP,)
+    marks = (steps_from, MODULE_PREFIX + str(steps_from))
+    is_mark = cache(lambda name: name.startswith(marks) if steps_from else is_step_mark(name))
     for records, _ in file.parts():
-        events.add([record for record in records if record.name and record.name.startswith(marks)])
+        events.add([record for record in records if record.name and is_mark(record.name)])
     steps = marked_steps(events.tables(0.0), steps_from)
     if len(steps) > 1:
         steps = steps[(steps["end"] - steps["start"] >= CUT_SHORT * (steps["end"] - steps["start"]).median())]
     if steps.empty:
-        how = f"no event is named {steps_from}" if steps_from else "no ProfilerStep marks; --steps-from names others"
+        how = f"no event is named {steps_from}" if steps_from else f"no {STEP_MARK} marks; --steps-from names others"
         raise UserError(f"{path}: --window {n} reads its last {n} marked steps, but it has none: {how}")
     return len(steps), (steps["start"].iloc[-n:].iloc[0], steps["end"].iloc[-1])
 
@@ -241,15 +282,15 @@ def marked_steps(tables: dict[str, pd.DataFrame], steps_from: str | None) -> pd.
     """
     if steps_from is None:
         for name in ("annotations", "gpu_annotations"):
-            steps = tables[name][where_name(tables[name], lambda name: name.startswith(STEP))]
+            steps = tables[name][has_role(tables[name], roles.STEP)]
             if len(steps):
                 break
-        numbers = pd.to_numeric(steps["name"].astype(object).str.slice(len(STEP)), errors="coerce")
+        numbers = pd.to_numeric(steps["about"].astype(object), errors="coerce")
         steps = steps.assign(number=numbers.fillna(-1).astype(int)).sort_values("start")
         if name == "gpu_annotations":  # one per stream
             steps = steps.drop_duplicates("number")
         return steps[["number", "start", "end"]].reset_index(drop=True)
-    names = {steps_from, MODULE + steps_from}
+    names = {steps_from, MODULE_PREFIX + steps_from}
     for same in (names.__contains__, lambda name: name.startswith(tuple(names))):
         for table in (tables[name] for name in ("annotations", "modules", "operators", "gpu_annotations")):
             marks = table[where_name(table, same)].sort_values("start")
@@ -266,7 +307,7 @@ def steps_between(start: np.ndarray, end: np.ndarray) -> pd.DataFrame:
 
 
 def trace_of(file: TraceFile, events: Events, steps_from: str | None, n_steps: int | None) -> Trace:
-    if not any(events.counts[kind] for kind in ("cpu_op", *GPU_KINDS)):
+    if not any(events.counts[kind] for kind in (OPERATOR, *ON_GPU)):
         if file.cut_off and not events.counts:
             raise UserError(f"{file.path}: truncated or not JSON")
         unknown = events.unread.items()
@@ -287,7 +328,7 @@ def trace_of(file: TraceFile, events: Events, steps_from: str | None, n_steps: i
         signatures=events.signatures,
         n_events=sum(map(len, tables.values())) + events.n_malformed,
         n_malformed=events.n_malformed,
-        n_python=events.counts["python_function"],
+        n_python=events.counts[FRAME],
         unread=dict(events.unread),
         first_us=first,
         cut_off=file.cut_off,
@@ -321,7 +362,7 @@ class Events:
         self.is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
         self.ranks: set[int] = set()
         self.first = np.inf  # the earliest start
-        self.counts: Counter[str] = Counter()  # by category of today, malformed ones too
+        self.counts: Counter[str] = Counter()  # by kind, malformed ones too
         self.unread: Counter[str] = Counter()
         self.n_malformed = 0
         self.names, self.threads, self.inputs, self.kernels = Interner(), Interner(), Interner(), Interner()
@@ -338,17 +379,17 @@ class Events:
             elif event.name == "[memory]" and event.args:
                 memory.append(event)
         for category, same in found.items():
-            for kind, part in normalize_category(category, same).items():
+            for kind, part in by_kind(category, same).items():
                 self.counts[kind] += len(part)
-                if kind == "cpu_op":
+                if kind == OPERATOR:
                     self.comms += [collective_of(a) for one in part if (a := one.args) and a.collective is not None]
-                elif kind == "python_function":
-                    part = [event for event in part if event.name and event.name.startswith(MODULE)]
-                if kind not in COLUMNS_OF:
+                elif kind == FRAME:
+                    part = [event for event in part if event.name and is_module_call(event.name)]
+                if kind is None:
                     if n := sum(map(on_device, part)):
-                        self.unread[kind] += n
+                        self.unread[category] += n
                 elif part:
-                    self.parts[kind].append(self.columns(kind, part, category in CATEGORIES_1_8))
+                    self.parts[kind].append(self.columns(kind, part, category in OF_1_8))
         if memory:
             arguments = [event.args for event in memory]
             rows = [floats_of(memory, "ts"), *(floats_of(arguments, key) for key in ("bytes", "total", "device_type"))]
@@ -395,7 +436,7 @@ class Events:
     def tables(self, first: float) -> dict[str, pd.DataFrame]:
         """The tables of a Trace, with times after `first`.  Gives up the parts."""
         tables = {}
-        for table, (kinds, columns) in TABLES.items():
+        for table, (kinds, columns, *_) in TABLES.items():
             parts = [(kind, part) for kind in kinds for part in self.parts.pop(kind)]
             found = {name: joined([part[name] for _, part in parts], float) for name in ("start", "end")}
             names = [name for name in ("name", *columns.split()) if name != "kind"]
@@ -403,7 +444,7 @@ class Events:
             if "kind" in columns:
                 lengths = [len(part["name"]) for _, part in parts]
                 numbers_of_kinds = np.repeat([kinds.index(kind) for kind, _ in parts], lengths).astype(np.int64)
-                found["kind"] = pd.Categorical.from_codes(numbers_of_kinds, [*GPU_KINDS.values()])
+                found["kind"] = pd.Categorical.from_codes(numbers_of_kinds, kinds)
             if "kernel" in columns:
                 kernels = [str(msgspec.json.decode(text)) for text in list(self.kernels)[1:]]
                 codes, kernels = pd.factorize(np.array([*kernels, None], object))
@@ -420,11 +461,12 @@ class Events:
         dtype = pd.CategoricalDtype(pd.Index([keys[i] for i in order], dtype=object))
         for found in tables.values():
             found["name"] = pd.Categorical.from_codes(found["name"], dtype=dtype)
-        names = {table: ["name", "start", "end", *columns.split()] for table, (_, columns) in TABLES.items()}
-        return {
+        names = {table: ["name", "start", "end", *columns.split()] for table, (_, columns, *_) in TABLES.items()}
+        frames = {
             table: pd.DataFrame({name: found[name] for name in names[table]}, copy=False)
             for table, found in tables.items()
         }
+        return with_meanings(frames)
 
     @property
     def signatures(self) -> list[tuple]:
@@ -434,11 +476,12 @@ class Events:
     def comms_table(self) -> pd.DataFrame:
         """What PyTorch notes of each collective: its group, its ranks as text, and the larger of input and output."""
         rows = self.comms
-        sizes = [max(row.in_elements, row.out_elements) * ITEM_BYTES.get(str(row.dtype), 0) for row in rows]
+        sizes = [max(row.in_elements, row.out_elements) * BYTES_OF_COLLECTIVE.get(str(row.dtype), 0) for row in rows]
         return pd.DataFrame(
             {
                 "operator": integers_of(rows, "external_id"),
-                "kind": [str(row.collective) for row in rows],
+                "name": [str(row.collective) for row in rows],
+                "kind": [collective_kind(str(row.collective)) for row in rows],
                 "group": [group_name(row) for row in rows],
                 "group_size": integers_of(rows, "group_size"),
                 "ranks": [str(row.group_ranks) for row in rows],
@@ -488,21 +531,39 @@ def renumber(columns: list[np.ndarray]) -> np.ndarray:
     return order
 
 
-def normalize_category(category: str, events: list[Event]) -> dict[str, list[Event]]:
-    """Events of a category, those of PyTorch 1.8 and of other accelerators under the names that NVIDIA uses today."""
-    if category == "Operator":
-        return partition(events, lambda name: "cpu_op" if OPERATOR_1_8.search(name) else "user_annotation")
-    if category == "mtia_ccp_events":
-        return partition(events, lambda name: "gpu_memcpy" if name.startswith("dma_") else "kernel")
-    today = "cuda_runtime" if RUNTIME.search(category) else category
-    return {CATEGORIES_1_8.get(category, today): events}
+def with_meanings(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The tables with what their names mean in columns; each different name of a table is asked for once.
+
+    A column has the same categories in all tables."""
+    meanings, places = {}, {}
+    for table, frame in tables.items():
+        codes, known = frame["name"].cat.codes.to_numpy(), frame["name"].cat.categories
+        used = np.flatnonzero(np.bincount(codes, minlength=len(known)))
+        meanings[table] = [TABLES[table].meaning_of(known[code]) for code in used]
+        place = np.zeros(len(known), np.int32)
+        place[used] = np.arange(len(used))
+        places[table] = place[codes]
+    for name in Meaning._fields:
+        told = {
+            table: [getattr(one, name) for one in of] for table, of in meanings.items() if name in TABLES[table].told
+        }
+        different = dict.fromkeys(value for values in told.values() for value in values if value is not None)
+        dtype = pd.CategoricalDtype([*different])
+        for table, values in told.items():
+            codes = pd.Categorical(values, dtype=dtype).codes[places[table]]
+            tables[table] = tables[table].assign(**{name: pd.Categorical.from_codes(codes, dtype=dtype)})
+    return tables
 
 
-def partition(events: list[Event], kind_of: Callable[[str], str]) -> dict[str, list[Event]]:
-    """The events by the kind of their name."""
-    parts: dict[str, list[Event]] = {}
+def by_kind(category: str, events: list[Event]) -> dict[str | None, list[Event]]:
+    """Events of a category of the file by their kind; None: not known here."""
+    kind = kind_of_category(category)
+    if not isinstance(kind, tuple):
+        return {kind: events}
+    pattern, this, other = kind
+    parts: dict[str | None, list[Event]] = defaultdict(list)
     for event in events:
-        parts.setdefault(kind_of(str(event.name)), []).append(event)
+        parts[this if re.search(pattern, str(event.name)) else other].append(event)
     return parts
 
 
@@ -512,7 +573,7 @@ def rank_of(event: Event) -> int:
 
 def on_device(event: Event) -> bool:
     """Whether an event of a category that is not known here ran on a device: it has a stream and no synchronization."""
-    return event.args is not None and event.args.stream >= 0 and event.cat != "cuda_sync"
+    return event.args is not None and event.args.stream >= 0 and event.cat not in NO_WORK
 
 
 def collective_of(arguments: Arguments) -> Arguments:

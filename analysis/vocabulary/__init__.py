@@ -1,1 +1,1 @@
-"""What do operators and kernels do?  By their names alone; it knows no trace."""
+"""What do other writers call it?  Canonical kinds of events, ranges, calls, collectives, operators and kernels."""

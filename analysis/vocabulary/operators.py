@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+
+from analysis.vocabulary import roles
+from analysis.vocabulary.collectives import UNKNOWN, collective_kind
+from analysis.vocabulary.roles import Meaning
 
 # The first pattern that matches names the category of an operator or kernel: `aten::addmm`, `Cijk_Ailk_...`.
 _PATTERNS = {
@@ -33,19 +38,44 @@ _GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
 MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: may be compute-bound
 VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other arithmetic
 
-# Operators that make views, allocate, or only call others.
-_MOVES_NO_ELEMENT = re.compile(
+_NODE = "^autograd::engine::evaluate_function: "
+# The first pattern that is found in the name of an operator tells its role.
+OPERATORS = {
+    rf"{_NODE}torch::autograd::AccumulateGrad$": roles.ACCUMULATION,
+    _NODE: roles.NODE,
+    r"^\w+Backward\d*$|^torch::autograd::AccumulateGrad$": roles.NODE_FUNCTION,  # in PyTorch 1.8 the node itself
     r"::(view|_unsafe_view|reshape|_reshape_alias|as_strided|transpose|t|permute|expand|expand_as|unsqueeze|squeeze|slice"
     r"|select|narrow|chunk|split|unbind|detach|detach_|alias|empty|empty_like|empty_strided|resize_|result_type|to|item"
     r"|is_nonzero|set_|unflatten|flatten|view_as|movedim|swapaxes|T|mT|numpy_T|lift_fresh|real|imag)$|^detach"
-    r"|^autograd::engine|Backward\d*$|AccumulateGrad$"
-)
+    r"|^autograd::engine|Backward\d*$|AccumulateGrad$": roles.VIEW,
+    r"^c10d::": roles.COLLECTIVE,
+    r"_local_scalar_dense$": roles.SCALAR_READ,
+    r"^aten::_softmax$": roles.SOFTMAX,
+    r"^aten::_softmax_backward_data$": roles.SOFTMAX_BACKWARD,
+    r"^aten::(bmm|baddbmm)$": roles.BATCHED_MATMUL,
+    r"scaled_dot_product": roles.FUSED_ATTENTION,
+    r"_fused_": roles.FUSED_OPTIMIZER,
+    r"_foreach_": roles.FOREACH,
+    r"_log_softmax|nll_loss": roles.LOSS,
+    r"kernels::rms_norm": roles.FUSED_NORM,
+    r"swiglu": roles.FUSED_SWIGLU,
+    r"silu": roles.SILU,
+    r"addcmul": roles.MULTIPLY_ADD,
+}
+_COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program has
+_HOST_COPY = re.compile("^Memcpy (HtoD|DtoH)")
 
 BYTES_OF = {
     "double": 8, "float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short": 2,
     "signed char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8, "c10::complex<double>": 16,
     "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1,
 }  # fmt: skip
+# The same in what PyTorch notes of a collective.
+BYTES_OF_COLLECTIVE = {
+    "Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1,
+    "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1,
+}  # fmt: skip
+TENSORS = {*BYTES_OF, "TensorList", "GenericList"}  # types of inputs that are tensors, or lists of them
 PRECISION_OF = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}  # float may be tf32 too
 
 
@@ -56,11 +86,6 @@ def category(name: str) -> str:
     return next((kind for kind, pattern in _CATEGORY.items() if pattern.search(name)), "other")
 
 
-def is_matmul(name: str) -> bool:
-    """Whether it multiplies matrices: a matmul, a convolution or attention."""
-    return category(name) in MATMUL_CLASSES
-
-
 def operator_class(phase: str | None, kind: str) -> str:
     """The class of an operator in a step: the phase for data loading and the optimizer, else its category.
 
@@ -68,6 +93,30 @@ def operator_class(phase: str | None, kind: str) -> str:
     return phase if phase in ("data", "optimizer") and kind != "communication" else kind
 
 
+@cache
+def operator_role(name: str) -> str | None:
+    role = next((role for pattern, role in OPERATORS.items() if re.search(pattern, name)), None)
+    return None if role == roles.COLLECTIVE and collective_kind(name) == UNKNOWN else role
+
+
 def is_view_or_metadata_op(name: str) -> bool:
     """Whether it moves no elements of a tensor."""
-    return bool(_MOVES_NO_ELEMENT.search(name))
+    return operator_role(name) in roles.MOVES_NO_ELEMENT
+
+
+def operator_meaning(name: str) -> Meaning:
+    return Meaning(operator_role(name), *_work(name))
+
+
+def gpu_meaning(name: str) -> Meaning:
+    """Of a kernel, a copy or a memory set."""
+    return Meaning(roles.HOST_COPY if _HOST_COPY.search(name) else None, *_work(name))
+
+
+def _work(name: str) -> tuple[str, None, str | None]:
+    kind = category(name)
+    return kind, None, collective_kind(name) if kind == "communication" else None
+
+
+def is_of_compiled_program(name: str) -> bool:
+    return bool(_COMPILED.search(name))

@@ -1,0 +1,54 @@
+"""What is a range, or a call of a module, by its name?"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from analysis.vocabulary import roles
+from analysis.vocabulary.collectives import collective_kind
+from analysis.vocabulary.operators import category
+from analysis.vocabulary.roles import Meaning
+from harness.instruments.phases import PHASES
+
+STEP_MARK = "ProfilerStep"  # the usual marks of steps, for messages
+# What the beginning of a range's name tells: its role, its phase, and as a group of the pattern what it is about.  The
+# first one counts.  Those of a framework never name a component of the model; a name that is not here may.
+RANGES = {
+    rf"{STEP_MARK}#(.*)": (roles.STEP, None),
+    **{rf"{phase}\Z": (roles.PHASE, phase) for phase in PHASES},
+    r"Optimizer\.step#(?:(\w+)\.)?": (roles.OPTIMIZER_STEP, "optimizer"),
+    r"Optimizer\.": (roles.FRAMEWORK, "optimizer"),
+    r"enumerate\(": (roles.FRAMEWORK, "data"),
+    r"DistributedDataParallel": (roles.FRAMEWORK, "forward"),
+    r"FSDP::\w+(?: \((.+)\))?$": (roles.UNIT, None),
+    r"(?:nccl|rccl):": (roles.ENQUEUED_COLLECTIVE, None),
+    r"(?:gloo|hccl|xccl|ucc|mpi):": (roles.COLLECTIVE_RANGE, None),
+    r"FullyShardedDataParallel|FSDP|c10d|Torch-Compiled|TorchDynamo|CompiledF|## Call|AOT|PyTorch Profiler|Iteration": (
+        roles.FRAMEWORK, None,
+    ),
+}  # fmt: skip
+MODULE_PREFIX = "nn.Module: "
+
+
+@lru_cache(maxsize=10_000)
+def is_step_mark(name: str) -> bool:
+    return range_meaning(name).role == roles.STEP
+
+
+def range_meaning(name: str) -> Meaning:
+    found = ((re.match(pattern, name), told) for pattern, told in RANGES.items())
+    match, (role, phase) = next(((match, told) for match, told in found if match), (None, (None, None)))
+    about = match[1] if match and match.re.groups else None
+    collective = collective_kind(name) if role in roles.COLLECTIVE_RANGES else None
+    return Meaning(role, category(name), phase, collective, about)
+
+
+def is_module_call(name: str) -> bool:
+    """Whether a frame of Python is a call of an nn.Module."""
+    return name.startswith(MODULE_PREFIX)
+
+
+def module_meaning(name: str) -> Meaning:
+    """`about`: its class; 'nn.Module: BertOutput_3' has the number of the module."""
+    return Meaning(roles.MODULE, category(name), about=name.removeprefix(MODULE_PREFIX).rsplit("_", 1)[0])

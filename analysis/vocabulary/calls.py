@@ -1,0 +1,25 @@
+"""What does a call of a GPU's runtime or driver do, by its name?"""
+
+from __future__ import annotations
+
+import re
+
+from analysis.vocabulary import roles
+from analysis.vocabulary.roles import Meaning
+
+BEGINS_CAPTURE = "StreamBeginCapture"
+# The first pattern that is found in the name counts.  Those of HIP are named alike.
+CALLS = {
+    r"GraphLaunch": roles.GRAPH_LAUNCH,  # starts all kernels of a graph
+    r"LaunchKernel|LaunchCooperativeKernel": roles.LAUNCH,
+    r"^(cuda|hip)Memcpy(WithStream|2D|3D|DtoH|HtoD|DtoD)?$": roles.BLOCKING_COPY,
+    r"Memcpy": roles.COPY,
+    r"Memset": roles.SET,
+    r"(Device|Stream|Event|Ctx)Synchronize": roles.WAIT,
+    BEGINS_CAPTURE: roles.CAPTURE_BEGIN,
+    r"StreamEndCapture": roles.CAPTURE_END,
+}
+
+
+def call_meaning(name: str) -> Meaning:
+    return Meaning(next((role for pattern, role in CALLS.items() if re.search(pattern, name)), None))

@@ -1,0 +1,43 @@
+"""What can a name mean?  The canonical kinds that the dialects of this package lead to.
+
+What reads a trace asks for the meaning of each different name once, and keeps it in columns beside the name; all that
+comes after asks for these kinds alone.  A dialect is a row in a table of this package.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# Roles of ranges and of calls of modules
+STEP, PHASE, UNIT, FRAMEWORK, MODULE = "step", "phase", "sharded unit", "framework", "module"
+OPTIMIZER_STEP = "optimizer step"
+COLLECTIVE_RANGE, ENQUEUED_COLLECTIVE = "collective range", "enqueued collective"  # until it is complete; until queued
+# Roles of operators
+NODE, NODE_FUNCTION, ACCUMULATION = "backward node", "function of a backward node", "gradient accumulation"
+VIEW, COLLECTIVE, SCALAR_READ = "view", "collective", "read of a scalar"
+SOFTMAX, SOFTMAX_BACKWARD, BATCHED_MATMUL, FUSED_ATTENTION = (
+    "softmax", "softmax backward", "batched matmul", "fused attention"
+)  # fmt: skip
+FUSED_OPTIMIZER, FOREACH, LOSS, FUSED_NORM, FUSED_SWIGLU, SILU, MULTIPLY_ADD = (
+    "fused optimizer", "foreach", "loss", "fused norm", "fused SwiGLU", "silu", "multiply-add"
+)  # fmt: skip
+# Roles of calls of a GPU's runtime or driver, and of what runs on a GPU
+LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET = "kernel launch", "graph launch", "copy", "blocking copy", "memory set"
+WAIT, CAPTURE_BEGIN, CAPTURE_END = "wait", "begin of a capture", "end of a capture"
+HOST_COPY = "copy to or from the host"
+
+STARTS_WORK = (LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET)
+WAITS = (WAIT, BLOCKING_COPY)  # until the GPU has finished
+NODES = (NODE, ACCUMULATION)
+MOVES_NO_ELEMENT = (*NODES, NODE_FUNCTION, VIEW)  # make views, allocate, or only call others
+COLLECTIVE_RANGES = (COLLECTIVE_RANGE, ENQUEUED_COLLECTIVE)
+
+
+class Meaning(NamedTuple):
+    """What a name tells of an event."""
+
+    role: str | None = None  # what it is for, of those above
+    named_category: str = "other"  # of operators.CATEGORIES
+    named_phase: str | None = None  # of a step, that a range names
+    collective: str | None = None  # its kind, of collectives.KINDS
+    about: str | None = None  # the number of a step, the class of an optimizer or module, the module of a sharded unit
