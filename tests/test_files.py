@@ -18,8 +18,9 @@ import run_precision_study
 import run_pytorch_profiler
 import run_timing_study
 import run_training_benchmark
+from analysis.trace.readers.formats import may_be_trace
 from harness.base.documents import SCHEMA_VERSION
-from harness.base.files import FILES, FOLDERS, kind_of, may_be_trace, prepare_folder
+from harness.base.files import FILES, FOLDERS, kind_of, prepare_folder
 
 SMALL_RUN = [*SMALL_MODEL, "--num-steps", "9", "--peak", "1"]
 ONE_ROW = "--seq-lens 16 --batch-size 2 --repetitions 2 --device cpu".split()

@@ -20,13 +20,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.components import attribute
-from analysis.trace.file import TraceFile
+from analysis.trace.columns import with_meanings
 from analysis.trace.links import AttributedLinks, captured, link, operators_around
-from analysis.trace.tables import RANK_IN_NAME, Replayed, Trace, has_role, read_trace, with_meanings
+from analysis.trace.readers.formats import may_be_trace, reader_of
+from analysis.trace.tables import RANK_IN_NAME, Replayed, Trace, has_role, read_trace
 from analysis.vocabulary import roles
 from analysis.vocabulary.calls import BEGINS_CAPTURE
 from harness.base.errors import UserError
-from harness.base.files import may_be_trace
 
 FOLDER = "capture_traces"  # beside a trace: where inference engines write those of its graphs
 MATCHED = 0.9  # of the work of two graphs, from which on they are the same
@@ -168,16 +168,10 @@ def captures_beside(path: Path) -> Iterator[Path]:
 @lru_cache(maxsize=1024)
 def has_capture(path: Path, changed: int) -> bool:
     """changed: when the file was, until when the answer is kept."""
-    wanted = BEGINS_CAPTURE.encode()
     try:
-        with TraceFile(path).content() as text:
-            while text.more():
-                if wanted in text.all():
-                    return True
-                text.drop(max(0, text.length - len(wanted)))
+        return reader_of(path).contains(BEGINS_CAPTURE)
     except UserError:
-        pass
-    return False
+        return False
 
 
 @lru_cache(maxsize=64)

@@ -10,9 +10,9 @@ import numpy as np
 
 from analysis.hardware.mfu import mfu_percent
 from analysis.trace.folder import find_traces
+from analysis.trace.readers.formats import may_be_trace
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.files import may_be_trace
 from harness.instruments.phases import PHASES
 from harness.machine.disturbance import disturbance_text
 

@@ -8,7 +8,6 @@ It ends when its input does, and writes nothing to the folders that it reads.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import os
 import sys
@@ -29,17 +28,15 @@ from analysis.report.sections import comparison_page, documents_in, page
 from analysis.report.step_zoom import zoomed_step
 from analysis.trace.folder import in_order_of_ranks
 from analysis.trace.links import AttributedLinks, link
+from analysis.trace.readers.formats import begins_as_trace, may_be_trace
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import summary_beside
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.files import may_be_trace
 from harness.ranks.failures import explain_error
 
 TOP = 200  # rows of the long tables
 DOCUMENTS = {"performance_summary.json", "operator_analysis.json"}  # a folder with one of these is a run
-SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"ph"')  # one of these is among the first BEGIN bytes of a trace
-BEGIN = 1 << 16
 READING = threading.Lock()  # one trace at a time: a large one takes gigabytes
 PROGRESS: dict[str, str | float] = {}  # file and share of it, of the trace that is being read
 Stamp = tuple[Path, int]  # a file and when it was changed, until when it is kept what was read
@@ -60,18 +57,12 @@ def runs_in(logdir: Path) -> list[str]:
 
 
 def is_trace(path: Path) -> bool:
-    return may_be_trace(path.name) and begins_as_trace(stamp(path))
+    return may_be_trace(path.name) and looks_like_trace(stamp(path))
 
 
 @cache
-def begins_as_trace(of: Stamp) -> bool:
-    """Whether JSON of any program looks like a trace.  A damaged file does, so that reading it says what is wrong."""
-    try:
-        with (gzip.open if of[0].suffix == ".gz" else open)(of[0], "rb") as file:
-            begin = file.read(BEGIN)
-    except (OSError, EOFError):
-        return True
-    return any(sign in begin for sign in SIGNS)
+def looks_like_trace(of: Stamp) -> bool:
+    return begins_as_trace(of[0])
 
 
 def traces_in(folder: Path) -> list[Path]:

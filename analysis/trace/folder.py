@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from analysis.trace.readers.formats import ENDINGS, may_be_trace
 from harness.base.errors import UserError
-from harness.base.files import may_be_trace
 
 
 def find_traces(folder: Path) -> list[Path]:
@@ -15,7 +15,9 @@ def find_traces(folder: Path) -> list[Path]:
         found = [file for file in place.iterdir() if may_be_trace(file.name)] if place.is_dir() else []
         if found:
             return in_order_of_ranks(found)
-    raise UserError(f"{folder}: the folder has no trace (no *.json or *.json.gz file that may be one)")
+    raise UserError(
+        f"{folder}: the folder has no trace (no {' or '.join(f'*{one}' for one in ENDINGS)} file that may be one)"
+    )
 
 
 def in_order_of_ranks(files: list[Path]) -> list[Path]:

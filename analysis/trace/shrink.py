@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from analysis.trace.file import Event, TraceFile
+from analysis.trace.readers.chrome_file import ChromeFile, Event
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.annotations import is_step_mark
 from analysis.vocabulary.events import FRAME, kind_of_category
@@ -44,13 +44,13 @@ def write_slim(source: Path, target: Path, shortest: float | None, reading: dict
         tables = (trace.operators, trace.annotations, trace.launches, trace.gpu)
         begin, end = trace.steps["start"].min(), max(table["end"].max() for table in tables if len(table))
         within = trace.first_us + begin, trace.first_us + end
-    file, n, kept = TraceFile(source), 0, 0
+    file, n, kept = ChromeFile(source), 0, 0
     with ExitStack() as stack:
         out = stack.enter_context(written_whole(target))
         if target.suffix == ".gz":
             out = stack.enter_context(gzip.GzipFile(target.stem, "wb", compresslevel=6, fileobj=out, mtime=0))
         out.write(b'{"traceEvents": [')
-        for events, text in file.parts():
+        for events, text in file.records():
             pairs = zip(events, texts_of(text), strict=True)
             chosen = [bytes(one) for event, one in pairs if stays(event, within, shortest or 0.0)]
             out.write((b",\n" if kept and chosen else b"\n") + b",\n".join(chosen))

@@ -28,7 +28,7 @@ RANGES = {
         roles.FRAMEWORK, None,
     ),
 }  # fmt: skip
-MODULE_PREFIX = "nn.Module: "
+MODULE_PREFIX = "nn.Module: "  # of those frames of Python that are calls of modules
 
 
 @lru_cache(maxsize=10_000)
@@ -42,11 +42,6 @@ def range_meaning(name: str) -> Meaning:
     about = match[1] if match and match.re.groups else None
     collective = collective_kind(name) if role in roles.COLLECTIVE_RANGES else None
     return Meaning(role, category(name), phase, collective, about)
-
-
-def is_module_call(name: str) -> bool:
-    """Whether a frame of Python is a call of an nn.Module."""
-    return name.startswith(MODULE_PREFIX)
 
 
 def module_meaning(name: str) -> Meaning:

@@ -146,10 +146,10 @@ def kind_of(name: str) -> FileKind | None:
     return next((kind for kind in FILES if fnmatch.fnmatch(name, kind.pattern)), None)
 
 
-def may_be_trace(name: str) -> bool:
-    """Whether a file of this name may be a trace: JSON that is not registered, or a trace of ours."""
+def is_of_ours_but_no_trace(name: str) -> bool:
+    """Whether a file of this name is one that we write, and no trace."""
     kind = kind_of(name)
-    return name.endswith((".json", ".json.gz")) and (kind is None or kind.pattern == _TRACE_PATTERN)
+    return kind is not None and kind.pattern != _TRACE_PATTERN
 
 
 def files_of_run(*folders: Path) -> list[Path]:

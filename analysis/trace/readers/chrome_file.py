@@ -78,8 +78,8 @@ class Event(msgspec.Struct, gc=False):
 decode = msgspec.json.Decoder(list[Event]).decode
 
 
-class TraceFile:
-    """A .json or .json.gz file.  parts() reads it; what is known of the whole file is complete after the last part."""
+class ChromeFile:
+    """A .json or .json.gz file.  records() reads it; what is known of all of it is complete after the last of them."""
 
     def __init__(self, path: Path, watch: OnProgress | None = None):
         self.path, self.watch = path, watch
@@ -88,7 +88,7 @@ class TraceFile:
         self.cut_off = False  # it ends before its document does, or is damaged from there on
         self.has_nan = False  # NaN or Infinity, which is not JSON
 
-    def parts(self) -> Iterator[tuple[list[Event], memoryview]]:
+    def records(self) -> Iterator[tuple[list[Event], memoryview]]:
         """Its events, some MB at a time, and the text of the list that they are, which the next part overwrites.
 
         Raises UserError, naming the file, if there is no trace in it; of one that is cut off, yields what is whole.
@@ -109,9 +109,9 @@ class TraceFile:
     @contextlib.contextmanager
     def content(self) -> Iterator[ReadBuffer]:
         """What the file contains, uncompressed, with a progress bar; it ends where a compressed one is damaged."""
-        try:
+        with named_errors(self.path), self.path.open("rb") as file:
             size = self.path.stat().st_size
-            with self.path.open("rb") as file, progress_bar(f"Reading {self.path.name}", total=size, unit="B") as bar:
+            with progress_bar(f"Reading {self.path.name}", total=size, unit="B") as bar:
 
                 def tell() -> None:
                     bar.update(file.tell() - bar.n)
@@ -125,8 +125,16 @@ class TraceFile:
                     return
                 with ThreadPoolExecutor(1) as ahead:
                     yield ReadBuffer(filling(unzipped(file), ahead), tell)
-        except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror}") from error
+
+    def contains(self, text: str) -> bool:
+        """Whether the text is anywhere in it.  Raises UserError if it cannot be read."""
+        wanted = text.encode()
+        with self.content() as read:
+            while read.more():
+                if wanted in read.all():
+                    return True
+                read.drop(max(0, read.length - len(wanted)))
+        return False
 
     def events_begin(self, text: ReadBuffer) -> None:
         """Drop what precedes the first event, after reading the metadata in it."""
@@ -313,3 +321,12 @@ def float_or_none(value) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Turns errors of reading the file into a UserError that names it."""
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
