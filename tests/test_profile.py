@@ -7,7 +7,7 @@ import pytest
 from helpers import assert_answer
 from traces import SMALL, analysis_of, event, on_gpu, rows_of, shaped, step, trace_of, write_trace
 
-from analysis.attribution.components import breakdown_lines, breakdown_rows
+from analysis.attribution.breakdown import breakdown_lines, breakdown_rows
 from analysis.attribution.operators import SUMMED
 from analysis.diagnosis import document
 from analysis.diagnosis.text import profile_answer, profile_lines

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.gpu_time import Intervals, by_class, covered_until, exclusive_us, is_communication, union
 from analysis.trace.links import (
     OPERATOR,
     AttributedLinks,
@@ -38,7 +37,7 @@ from harness.base.units import MB
 ROOT = "outside of units"  # what no inner module gathers
 ONE_TRACE = "needs the traces of all ranks"
 OF_CALLS = "kind group group_size ranks component bytes".split()
-EVENT_COLUMNS = [*OF_CALLS, *"phase start end step calls".split()]
+EVENT_COLUMNS = [*OF_CALLS, *"phase start end step calls row".split()]
 
 
 @dataclass
@@ -47,36 +46,23 @@ class Collectives:
 
     events: a row for each kernel or range, by start: kind, group (None: not in the trace), group_size (-1: unknown),
     ranks (of the group, as text), phase, component, bytes (NaN: unknown), start and end in us of the trace, step (-1:
-    in none), calls (1 for the first event of a call, else 0, as for bytes).
-    computing: when the steps computed, as sorted, disjoint intervals, which hide what they overlap.
+    in none), calls (1 for the first event of a call, else 0, as for bytes), row (of links.gpu or links.host).
+    on_gpu: whether they are kernels.  computes: which rows of links.host are operators that hide those of the host.
     """
 
     events: pd.DataFrame
-    computing: Intervals
-
-    def exposed_us(self, until: np.ndarray | None = None) -> np.ndarray:
-        """The exposed time of each event of the steps, NaN for others: no computation overlaps it, and no collective
-        that began before it.  until: only what is before these times."""
-        events, out = self.events, np.full(len(self.events), np.nan)
-        inside = (events["step"] >= 0).to_numpy()
-        begins, ends = events["start"].to_numpy(), events["end"].to_numpy() if until is None else until
-        # Times on a clock that stops while the device computes.
-        start, end = (one[inside] - covered_until(one[inside], self.computing) for one in (begins, ends))
-        out[inside] = exclusive_us(start, end)
-        return out
+    on_gpu: bool
+    computes: np.ndarray
 
 
 @cached_on_links
 def collectives_of(links: AttributedLinks) -> Collectives:
     """The collectives of a trace: those on the GPU if it has any, else those of the host."""
     calls, call_of = host_calls(links)
-    communicates = is_communication(links.gpu)
-    if communicates.any():
-        events, computing = on_gpu(links, calls, call_of, communicates)
-    else:
-        events, computing = on_host(links, calls, call_of)
-    events = with_known_groups(events, links.trace)
-    return Collectives(events.sort_values("start", kind="stable", ignore_index=True), computing)
+    communicates = (links.gpu["category"] == "communication").to_numpy()
+    events = on_gpu(links, calls, call_of, communicates) if communicates.any() else on_host(links, calls, call_of)
+    events = with_known_groups(events, links.trace).sort_values("start", kind="stable", ignore_index=True)
+    return Collectives(events, bool(communicates.any()), computes(links.host, call_of))
 
 
 # ---- Calls ---------------------------------------------------------------------------------------------------------
@@ -201,9 +187,7 @@ def components_of_calls(host: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 # ---- Events --------------------------------------------------------------------------------------------------------
 
 
-def on_gpu(
-    links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray, communicates: np.ndarray
-) -> tuple[pd.DataFrame, Intervals]:
+def on_gpu(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray, communicates: np.ndarray) -> pd.DataFrame:
     """Communication kernels, each with its call; one whose call is not in the trace is a call of its own."""
     gpu = links.gpu[communicates]
     operator = gpu["operator"].to_numpy()
@@ -218,25 +202,21 @@ def on_gpu(
     events["component"] = events["component"].fillna(gpu["component"])
     events["calls"] = np.where((call < 0) | ~pd.Series(call).duplicated().to_numpy(), 1, 0)
     events["bytes"] = events["bytes"].astype(float).where(events["calls"] == 1, 0.0)
-    computation = by_class(links.gpu)[0] & (links.gpu["step"] >= 0).to_numpy()
-    return events, union(*(links.gpu[name].to_numpy()[computation] for name in ("start", "end")))
+    return events.assign(row=np.flatnonzero(communicates))
 
 
-def on_host(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray) -> tuple[pd.DataFrame, Intervals]:
-    """The ranges of the backend, and when the host computed."""
+def on_host(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray) -> pd.DataFrame:
+    """The ranges of the backend."""
     host = links.host
     is_range = has_role(host, roles.COLLECTIVE_RANGE)  # others end once the kernel is queued
     parent = host["parent"].to_numpy()
     rows = np.flatnonzero(is_range & (nearest_marked_caller(parent, is_range) < 0))
     events = calls.loc[call_of[rows]].reset_index(drop=True)
-    # A range that outlives its caller was cut at the caller's end: the trace has all of it.
-    whole = links.trace.annotations["end"].to_numpy()
-    first = int((host["kind"] == OPERATOR).sum())
-    start = host["start"].to_numpy()[rows]
-    events = events.assign(start=start, end=whole[rows - first], step=step_at(start, links.steps))
+    start, end = (host[name].to_numpy()[rows] for name in ("start", "end"))  # not until: it may outlive its caller
+    events = events.assign(start=start, end=end, step=step_at(start, links.steps), row=rows)
     events["calls"] = (~pd.Series(call_of[rows]).duplicated()).astype(int)
     events["bytes"] = events["bytes"].where(events["calls"] == 1, 0.0)
-    return events, union(*(host.loc[computes(host, call_of), name].to_numpy(float) for name in ("start", "end")))
+    return events
 
 
 def computes(host: pd.DataFrame, call_of: np.ndarray) -> np.ndarray:
@@ -270,29 +250,28 @@ def with_known_groups(events: pd.DataFrame, trace: Trace) -> pd.DataFrame:
 # ---- The table -----------------------------------------------------------------------------------------------------
 
 
-def collective_rows(found: Collectives, waiting_us: np.ndarray | None = None, why: str = ONE_TRACE) -> list[dict]:
+def collective_rows(
+    events: pd.DataFrame, exposed: pd.DataFrame, waiting_us: np.ndarray | None = None, why: str = ONE_TRACE
+) -> list[dict]:
     """`collectives` of operator_analysis.json: sums over the steps, most time first.
 
-    waiting_us: of each event, until the last rank arrived, NaN if unknown; None, and why, if that is not known at all.
+    events: as in Collectives.  exposed: the slices of the steps that are exposed communication, each with its
+    collective; `waiting` of them for other ranks.  waiting_us: of each event, until the last rank arrived, NaN if
+    unknown; None, and why, if that is not known at all.
     """
-    events = found.events.assign(us=found.events["end"] - found.events["start"], exposed_us=found.exposed_us())
     waiting = np.full(len(events), np.nan) if waiting_us is None else waiting_us
+    sums = [one.groupby("collective")["us"].sum() for one in (exposed, exposed[exposed["state"] == "waiting"])]
+    of_all, of_waiting = (one.reindex(events.index, fill_value=0.0) for one in sums)
+    events = events.assign(us=events["end"] - events["start"], exposed_us=of_all)
     events["transfer_us"] = events["us"] - waiting
-    events["exposed_waiting_us"] = exposed_waiting_us(found, waiting)
-    events = events[events["step"] >= 0]
+    events["exposed_waiting_us"] = np.where(np.isnan(waiting), np.nan, of_waiting)
+    events = events[(events["step"] >= 0) | (events["exposed_us"] > 0)]
     keys = ["kind", "group", "group_size", "phase", "component"]
     rows = [
         collective_row({key: one[key].iloc[0] for key in keys}, one, why)
         for _, one in events.groupby(keys, dropna=False, sort=False)
     ]
     return sorted(rows, key=lambda row: -row["time_ms"])
-
-
-def exposed_waiting_us(found: Collectives, waiting_us: np.ndarray) -> np.ndarray:
-    """The part of each event's exposed time that was waiting: a collective waits at its beginning."""
-    until = found.events["start"].to_numpy() + np.nan_to_num(waiting_us)
-    exposed = np.minimum(found.exposed_us(until), found.exposed_us())
-    return np.where(np.isnan(waiting_us), np.nan, exposed)
 
 
 def collective_row(about: dict, events: pd.DataFrame, why: str) -> dict:
@@ -323,20 +302,16 @@ def collective_row(about: dict, events: pd.DataFrame, why: str) -> dict:
     return explain_nulls(row, "not in the trace", **reasons)
 
 
-def communication_of_steps(found: Collectives, rows: list[dict], steps: int) -> dict | None:
-    """`communication` of operator_analysis.json, in ms per step; None without collectives in the steps."""
-    events = found.events[(found.events["step"] >= 0).to_numpy()]
-    if events.empty:
+def communication_of_steps(rows: list[dict], steps: int, exposed: float, hidden: float) -> dict | None:
+    """`communication` of operator_analysis.json, in ms per step; None without collectives in the steps.
+
+    rows: `collectives` of the same document.  exposed, hidden: of all communication, in ms per step."""
+    if not rows:
         return None
-    start, end = union(*(events[name].to_numpy() for name in ("start", "end")))
-    total = float((end - start).sum()) / 1e3 / steps
-    exposed, backward = (
-        sum(row["exposed_ms"] for row in rows if row["phase"] in phases) / steps
-        for phases in ({row["phase"] for row in rows}, {"backward"})
-    )
+    backward = sum(row["exposed_ms"] for row in rows if row["phase"] == "backward") / steps
     why = next((row["waiting_ms_reason"] for row in rows if row["waiting_ms"] is None), "")
     waiting = None if why else sum(row["waiting_ms"] for row in rows) / steps
-    out = {"steps": steps, "time_ms": total, "exposed_ms": exposed, "hidden_ms": max(0.0, total - exposed)}
+    out = {"steps": steps, "time_ms": exposed + hidden, "exposed_ms": exposed, "hidden_ms": hidden}
     out |= {"waiting_ms": waiting, "transfer_ms": None if waiting is None else max(0.0, exposed - waiting)}
     return explain_nulls(out, why) | {"exposed_backward_ms": backward}
 

@@ -1,4 +1,4 @@
-"""Step time breakdown: all time of the profiled steps, by component of the model and by phase.
+"""The component of the model, the phase and the category of each event.
 
 Forward work belongs to the named range around it, else to the nn.Module call.  Backward work belongs to the component
 of the forward operator with the same autograd sequence number, and a GPU event to that of the operator that launched
@@ -7,35 +7,26 @@ it.  In a trace with neither ranges nor module calls, the components are the kin
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import fields
 
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.gpu_time import covered_until, exposed_us, union
 from analysis.trace.links import (
     ANNOTATION,
     MODULE,
     OPERATOR,
     AttributedLinks,
     Links,
-    cached_on_links,
     nearest_marked_ancestor,
     nearest_marked_caller,
-    step_around,
 )
 from analysis.trace.tables import by_name, has_role, most_frequent, take_or, take_or_none
 from analysis.vocabulary import roles
-from analysis.vocabulary.operators import operator_class
 from harness.base.layer_names import folded_names
-from harness.base.tables import Column, column, narrow_table, sum_row
-from harness.base.text import count_of
-from harness.instruments.phases import PHASES
 
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
-NEARLY_ALL = 0.9  # of what ran: one component with so much tells nothing of where the time goes
 BETWEEN = "between phases"
 
 
@@ -201,183 +192,6 @@ def attributed_gpu(links: Links, host: pd.DataFrame, source: str) -> pd.DataFram
     return gpu.assign(**linked)
 
 
-@cached_on_links
-def step_events(links: AttributedLinks) -> tuple[pd.DataFrame, float]:
-    """The events of the profiled steps (component, phase, category, us, operator, step), and the steps' time in us.
-
-    GPU events with their exposed time if the trace has any, else host events with their self time.
-    """
-    columns, host, steps = ["component", "phase", "category"], links.host, links.steps
-    if links.on_gpu:
-        events = links.gpu[[*columns, "operator", "step"]].assign(us=exposed_us(links.gpu, links.window))
-        return events[events["us"] > 0], links.window[1] - links.window[0]
-    us, step = own_or_waited_us(links), step_around(host["start"].to_numpy(), steps)
-    rows = np.flatnonzero((step >= 0) & (us > 0))
-    events = host.iloc[rows][columns].assign(us=us[rows], step=step[rows])
-    events["operator"] = np.where(host["kind"].to_numpy()[rows] == OPERATOR, rows, -1)
-    return events, float((steps["end"] - steps["start"]).sum())
-
-
 def views_and_metadata(links: Links, rows: np.ndarray) -> np.ndarray:
     """Which of the operators in these rows move no elements; so does what is no operator, row -1."""
     return take_or(has_role(links.trace.operators, *roles.MOVES_NO_ELEMENT), rows, True)
-
-
-def own_or_waited_us(links: AttributedLinks) -> np.ndarray:
-    """Self time of each host event in us: on the thread that ran the steps, and on threads that it waited for.
-
-    While that thread is in no operator, another may run the backward pass or communicate for it: the time is then
-    attributed to the other, and divided among them if there are several.
-    """
-    host = links.host
-    own, parent, kind = host["own_us"].to_numpy(), host["parent"].to_numpy(), host["kind"].to_numpy()
-    ours = (host["thread"] == links.thread).to_numpy()
-    helps = ~ours & ((host["node"] >= 0).to_numpy() | (host["category"] == "communication").to_numpy())
-    us = np.where(ours, own, 0.0)
-    if not helps.any():
-        return us
-    start, end, thread = (host[name].to_numpy() for name in ("start", "end", "thread"))
-    end = np.where((parent >= 0) & (thread[parent] == thread), np.minimum(end, end[parent]), end)
-    others = union(start[helps], end[helps])
-    covered = covered_until(end, others) - covered_until(start, others)
-    nested = (parent >= 0) & ours
-    waited = covered - np.bincount(parent[nested], weights=covered[nested], minlength=len(host))
-    waited = np.where(ours & (kind != OPERATOR), np.clip(waited, 0.0, own), 0.0)
-    return us - waited + np.where(helps, own, 0.0) * (waited.sum() / max(own[helps].sum(), 1e-12))
-
-
-def step_breakdown(links: AttributedLinks) -> dict:
-    """Time per profiled step by component and phase; rows add up to the step.
-
-    Time without any event is idle on a GPU, and framework overhead on a host.
-    """
-    n, columns = len(links.steps), ["component", "phase"]
-    events, total_us = step_events(links)
-    rest, phase = (IDLE, IDLE) if links.on_gpu else (OVERHEAD, BETWEEN)
-    left = max(0.0, total_us - events["us"].sum())
-    remainder = pd.DataFrame({"component": [rest], "phase": [phase], "us": [left]})
-    table = pd.concat([events[[*columns, "us"]], remainder]).fillna({"component": UNATTRIBUTED, "phase": BETWEEN})
-    sums = table.groupby(columns)["us"].sum().unstack(fill_value=0.0)
-    if UNATTRIBUTED not in sums.index:
-        sums.loc[UNATTRIBUTED] = 0.0
-    sums = sums.reindex(columns=[phase for phase in (*PHASES, BETWEEN, IDLE) if phase in sums]) / 1e3 / n
-    sums = sums.loc[sums.sum(axis=1).sort_values(ascending=False, kind="stable").index]
-    step_ms, spread = total_us / 1e3 / n, spread_over_steps(events, n)
-
-    def share(ms: float) -> float:
-        return float(ms / step_ms) if step_ms else 0.0
-
-    return {
-        "attribution": {
-            "clock": "GPU" if links.on_gpu else "host",
-            "source": links.source,
-            "steps": n,
-            "ms_per_step": step_ms,
-            "unattributed_share": share(sums.loc[UNATTRIBUTED].sum()),
-        },
-        "phases": [{"phase": phase, "ms_per_step": float(ms), "share": share(ms)} for phase, ms in sums.sum().items()],
-        "components": [
-            {
-                "component": name,
-                "ms_per_step": float(row.sum()),
-                "std_ms": spread.get(name),
-                "share": share(row.sum()),
-                "phases_ms": {phase: float(ms) for phase, ms in row.items() if ms > 0},
-            }
-            for name, row in sums.iterrows()
-            if row.sum() > 0 or name == UNATTRIBUTED
-        ],
-    }
-
-
-def class_times(links: AttributedLinks) -> list[dict]:
-    """Time per profiled step by class of operators, largest first; rows add up to the step.
-
-    Views, allocation and autograd's own work count with the time outside of operators: as framework overhead on a
-    host, as idle on a GPU.
-    """
-    events, total_us = step_events(links)
-    rest = IDLE if links.on_gpu else OVERHEAD
-    kinds = events["category"].to_numpy(object)
-    if not links.on_gpu:
-        kinds = np.where(views_and_metadata(links, events["operator"].to_numpy()), rest, kinds)
-    pairs = events[["us", "phase"]].assign(kind=kinds).groupby(["phase", "kind"], dropna=False, sort=False)["us"].sum()
-    classes = [kind if kind == rest else operator_class(phase, kind) for phase, kind in pairs.index]
-    sums = pairs.groupby(np.asarray(classes, dtype=object)).sum()
-    sums[rest] = sums.get(rest, 0.0) + max(0.0, total_us - events["us"].sum())
-    return [
-        {
-            "class": name,
-            "ms_per_step": float(us / 1e3 / len(links.steps)),
-            "share": float(us / total_us) if total_us else 0.0,
-        }
-        for name, us in sums.sort_values(ascending=False, kind="stable").items()
-    ]
-
-
-def spread_over_steps(events: pd.DataFrame, n: int) -> dict[str, float]:
-    """Sample standard deviation, over the steps, of each component's time in ms; {} for a single step."""
-    if n < 2:
-        return {}
-    sums = events[events["step"] >= 0].groupby(["component", "step"])["us"].sum().unstack(fill_value=0.0)
-    return (sums.reindex(columns=range(n), fill_value=0.0).std(axis=1) / 1e3).to_dict()
-
-
-def component_columns(phases: list[dict]) -> list[Column]:
-    """ms per step by phase and in total, one row per component."""
-    return [
-        column("component", "component", left=True),
-        *(Column(one["phase"], lambda row, p=one["phase"]: row["phases_ms"].get(p), ".3f") for one in phases),
-        column("ms", "ms_per_step", ".3f"),
-        column("share", "share", ".1%"),
-    ]
-
-
-def breakdown_rows(analysis: dict) -> list[dict]:
-    """The components, the sums of the groups whose names begin alike, and the sum of all."""
-    rows = analysis["components"]
-    named = analysis["attribution"]["source"] == NAMED_RANGES
-    groups = Counter(group for row in rows for group, dot, _ in [row["component"].partition(".")] if named and dot)
-    sums = [
-        component_sum(f"sum of {group}.*", [row for row in rows if row["component"].startswith(f"{group}.")])
-        for group, n in groups.items()
-        if n > 1
-    ]
-    return [*rows, *sums, component_sum("sum", rows)]
-
-
-def component_sum(name: str, rows: list[dict]) -> dict:
-    phases: Counter = Counter()
-    for row in rows:
-        phases.update(row["phases_ms"])
-    return sum_row("component", name, rows, ("ms_per_step", "share")) | {"phases_ms": dict(phases)}
-
-
-CLASS_COLUMNS = [
-    column("class", "class", left=True),
-    column("ms", "ms_per_step", ",.3f"),
-    column("share", "share", ".1%"),
-]
-
-
-def largest_parts(analysis: dict) -> tuple[list[dict], str]:
-    """The rows that tell best where the time goes, and the key of their names: the components, or the classes of
-    operators where one component holds nearly all that ran."""
-    ran = [row["share"] for row in analysis["components"] if row["component"] not in (IDLE, OVERHEAD, "data")]
-    if max(ran, default=0.0) >= NEARLY_ALL * sum(ran):
-        return analysis["classes"], "class"
-    return analysis["components"], "component"
-
-
-def breakdown_lines(analysis: dict) -> list[str]:
-    about = analysis["attribution"]
-    return [
-        f"Step time breakdown: {about['clock']} time by {about['source']}, mean of {count_of(about['steps'], 'step')}, "
-        f"{about['ms_per_step']:.3f} ms each",
-        *narrow_table(component_columns(analysis["phases"]), breakdown_rows(analysis)),
-    ]
-
-
-def class_lines(analysis: dict) -> list[str]:
-    title = f"The same {analysis['attribution']['clock']} time by class, as the names of operators and kernels tell it"
-    return [title, *narrow_table(CLASS_COLUMNS, analysis["classes"])]

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.components import OVERHEAD, UNATTRIBUTED
-from analysis.attribution.gpu_time import covered_until, union
+from analysis.attribution.intervals import covered_until, union
 from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
 from harness.base.tables import column, narrow_table
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from analysis.attribution.breakdown import class_times, step_breakdown
 from analysis.attribution.collectives import collective_rows, collectives_of, communication_of_steps, predicted_beside
-from analysis.attribution.components import attribute, class_times, step_breakdown
+from analysis.attribution.components import attribute
 from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import KEYS, gpu_timelines
+from analysis.attribution.ledger import exposed_communication, hidden_communication_us
 from analysis.attribution.operators import kernel_table, operator_tables
 from analysis.diagnosis.opportunities import opportunities
 from analysis.diagnosis.shape_rates import kernel_durations, queue_over_step, shape_rates
@@ -47,8 +49,11 @@ REASONS = {  # why a value may be null, by its name
 def operator_analysis(links: Links, summary: dict | None) -> dict:
     """operator_analysis.json of one trace, without the comparison of ranks."""
     links = attribute(links)
-    trust, collectives = integrity(links, summary), collectives_of(links)
-    rows, unreliable = collective_rows(collectives), trust["unreliable"]
+    trust, exposed = integrity(links, summary), exposed_communication(links)
+    rows, unreliable = collective_rows(collectives_of(links).events, exposed), trust["unreliable"]
+    n = len(links.steps)
+    times = (float(us / 1e3 / n) for us in (exposed["us"].sum(), hidden_communication_us(links)))
+    communication = communication_of_steps(rows, n, *times)
     gpu_timeline = gpu_timelines(links, unreliable.get("idle_by_cause"))
     gpu_timeline |= {"kernel_durations": kernel_durations(links), "queue_over_step": queue_over_step(links)}
     path = {"critical_path": None if "step_timeline" in unreliable else critical_path(links)}
@@ -62,7 +67,7 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
         **(opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}),
         "gpu_timeline": gpu_timeline,
         "collectives": rows,
-        "communication": communication_beside(communication_of_steps(collectives, rows, len(links.steps)), summary),
+        "communication": communication_beside(communication, summary),
         **operator_tables(links),
         "kernels": kernel_table(links),
         "shape_rates": shape_rates(links, summary),

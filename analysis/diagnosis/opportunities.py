@@ -16,8 +16,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.components import NAMED_RANGES, UNATTRIBUTED, step_events, views_and_metadata
-from analysis.attribution.gpu_time import host_code, idle_by_cause
+from analysis.attribution.components import NAMED_RANGES, views_and_metadata
+from analysis.attribution.ledger import events_of_steps, host_code, idle_by_cause, of_steps
 from analysis.attribution.operators import costs_of_operators
 from analysis.diagnosis.verdict import device_of, precision_of, ran_here, roofs_of
 from analysis.hardware.ceilings import Ceiling
@@ -79,7 +79,8 @@ class Evidence:
     def __init__(self, links: AttributedLinks, summary: dict | None):
         self.links, self.steps, self.summary = links, len(links.steps), summary
         self.config = (summary or {}).get("config", {})
-        events, self.total_us = step_events(links)
+        slices, events = of_steps(links), events_of_steps(links)
+        self.total_us = float(slices["us"].sum())
         operators, rows = links.trace.operators, events["operator"].to_numpy()
         names = operators["name"].cat.categories
         codes = take_or(operators["name"].cat.codes, rows, -1)
@@ -93,13 +94,12 @@ class Evidence:
             code=codes,
             signature=inputs,
             name=pd.Categorical.from_codes(codes, names),
-            component=events["component"].fillna(UNATTRIBUTED).astype("category"),
             launches=1 if links.on_gpu else works.astype(int),
             **{work: np.where(again, 0.0, take_or(of[which], rows, 0.0)) for work, of in done.items()},
         )
         self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
         self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
-        self.idle = idle_by_cause(links, links.window) if links.on_gpu else {}  # us by cause
+        self.idle = idle_by_cause(slices) if links.on_gpu else {}  # us by cause
         self.of_file = "file" in self.config.get("model", {})  # --workload: what other flags change is in the file
         self.is_ours = not self.of_file and (
             self.events["component"].str.startswith("attention.").any() or summary is not None

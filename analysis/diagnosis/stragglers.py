@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives_of
-from analysis.attribution.gpu_time import gpu_timeline, is_communication
+from analysis.attribution.gpu_time import timeline_of_slices
+from analysis.attribution.ledger import exposed_communication, of_steps
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import RANK_IN_NAME, take_or
 from harness.base.tables import Column, column, narrow_table
@@ -39,6 +41,7 @@ class RankTrace:
     steps: list[int]  # their numbers, where ProfilerStep marks them
     busy_ms: float | None  # of a step
     found: Collectives
+    exposed: pd.DataFrame  # slices of the steps that are communication
     base_us: float  # time of the trace's 0 on the rank's own clock
     clock: str | None  # which one it is; None: not known, or that of a GPU
 
@@ -75,15 +78,23 @@ class RankComparison:
 def rank_facts(links: AttributedLinks) -> RankTrace:
     trace = links.trace
     steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
-    busy = gpu_timeline(links.gpu[(links.gpu["step"] >= 0).to_numpy()])["busy_ms"]
+    busy = timeline_of_slices(of_steps(links))["busy_ms"] if links.on_gpu else None
     in_name = RANK_IN_NAME.search(trace.path.name)
     rank = int(in_name[1]) if trace.rank is None and in_name else trace.rank
     steps_ms = ((steps["end"] - steps["start"]) / 1e3).tolist()
     numbers = steps["number"].tolist() if links.steps_found is None and trace.steps_from is None else []
-    clock = None if is_communication(links.gpu).any() else trace.host
-    busy = busy and busy / len(links.steps)
+    found, columns = collectives_of(links), ["start", "end", "us", "state", "cause", "collective"]
     return RankTrace(
-        rank, trace.world_size, trace.path.name, steps_ms, numbers, busy, collectives_of(links), trace.base_us, clock
+        rank=rank,
+        world_size=trace.world_size,
+        file=trace.path.name,
+        step_ms=steps_ms,
+        steps=numbers,
+        busy_ms=busy and busy / len(links.steps),
+        found=found,
+        exposed=exposed_communication(links)[columns],
+        base_us=trace.base_us,
+        clock=None if found.on_gpu else trace.host,
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analysis.attribution.breakdown import breakdown_lines, class_lines, largest_parts
 from analysis.attribution.collectives import collective_lines, communication_text
-from analysis.attribution.components import breakdown_lines, class_lines, largest_parts
 from analysis.attribution.critical_path import path_lines
 from analysis.attribution.operators import operator_lines
 from analysis.diagnosis.document import NO_GPU

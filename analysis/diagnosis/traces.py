@@ -10,6 +10,7 @@ from pathlib import Path
 from analysis.attribution.collectives import collective_rows, communication_of_steps
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
+from analysis.attribution.ledger import cut_at_arrivals
 from analysis.diagnosis.document import NO_COLLECTIVES, is_beside, operator_analysis
 from analysis.diagnosis.stragglers import RankTrace, compare_ranks, not_of_one_run, rank_facts
 from analysis.trace.links import link
@@ -87,11 +88,12 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
     comparison = compare_ranks(facts)
     waiting = comparison.waiting_us or [None] * len(facts)
     for document, one, us, row in zip(documents, facts, waiting, comparison.document["rows"], strict=True):
-        rows, steps = collective_rows(one.found, us, comparison.why), document["attribution"]["steps"]
-        document["collectives"] = rows
-        if communication := communication_of_steps(one.found, rows, steps):
-            kept = {name: document["communication"][name] for name in document["communication"] if is_beside(name)}
-            document["communication"] = communication | kept
+        exposed = one.exposed if us is None else cut_at_arrivals(one.exposed, one.found.events, us)
+        document["collectives"] = collective_rows(one.found.events, exposed, us, comparison.why)
+        if about := document["communication"]:
+            times = (about[name] for name in ("steps", "exposed_ms", "hidden_ms"))
+            kept = {name: about[name] for name in about if is_beside(name)}
+            document["communication"] = communication_of_steps(document["collectives"], *times) | kept
         row |= rank_row(document, peaks.get(one.rank))
     for document in documents:
         document["ranks"] = explain_nulls_recursively(comparison.document, RANK_REASONS)

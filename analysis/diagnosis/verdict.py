@@ -6,9 +6,9 @@ import contextlib
 import socket
 
 import numpy as np
+import pandas as pd
 
-from analysis.attribution.components import step_events, views_and_metadata
-from analysis.attribution.gpu_time import by_class, by_priority, host_code, idle_by_cause
+from analysis.attribution.ledger import of_steps, us_by
 from analysis.attribution.operators import costs_of_operators
 from analysis.hardware.ceilings import Ceiling, bandwidth_ceilings, compute_ceilings, ridge_point
 from analysis.hardware.matching import datasheet
@@ -32,6 +32,10 @@ BOUNDS = {
     "communication": "exposed communication",
     "unexplained": "idle time without a recorded cause, matmuls whose shapes or peaks are unknown",
 }
+
+
+BOUND_OF_CAUSE = {name: name for name in ("launch", "host_code", "data", "communication")}
+BOUND_OF_CAUSE |= {"latency": "launch", "synchronization": "launch", "copy": "memory", "unknown": "unexplained"}
 
 
 def device_of(links: Links, summary: dict | None) -> dict:
@@ -125,65 +129,30 @@ def matmuls(links: AttributedLinks, ridge: float | None) -> tuple[np.ndarray, np
     return matmul & has_inputs & above[which], matmul & ~has_inputs
 
 
-def time_split(links: AttributedLinks, ridge: float | None) -> dict[str, float]:
-    """The time of the steps by what limits it, in us; the parts add up to the whole."""
-    computing, unclassified = matmuls(links, ridge)
-    return gpu_split(links, computing, unclassified) if links.on_gpu else host_split(links, computing, unclassified)
-
-
-def gpu_split(links: AttributedLinks, computing: np.ndarray, unclassified: np.ndarray) -> dict[str, float]:
-    gpu, window = links.gpu, links.window
-    start, end = (np.clip(gpu[name].to_numpy(), *window) for name in ("start", "end"))
-    computation, communication, memcpy = by_class(gpu)
-    operator = gpu["operator"].to_numpy()
-    by_kind = np.isin(gpu["category"].to_numpy(object).astype(str), MATMUL_CLASSES)
+def with_bounds(links: AttributedLinks, ridge: float | None) -> pd.DataFrame:
+    """The slices of the steps with a column `bound`, of BOUNDS: what limits each."""
+    slices = of_steps(links)
+    operator, event = (slices[name].to_numpy() for name in ("operator", "event"))
+    computing, unclassified = (take_or(which, operator, False) for which in matmuls(links, ridge))
     # The operator of a convolution or matmul may launch copies and transposes too, which count with it.  One that
     # stands for many, or none, has no shapes of the matmul.
-    category_of = take_or_none(links.host["category"], operator).astype(str)
-    by_name = (operator < 0) | (category_of == "other") | links.only_of_graph
-    compute = computation & ~by_name & take_or(computing, operator, False)
-    unclear = computation & np.where(by_name, by_kind, take_or(unclassified, operator, False))
-    sets = (compute, unclear, computation & ~compute & ~unclear, communication, memcpy)
-    parts = by_priority([(start[which], end[which]) for which in sets])
-    idle = idle_by_cause(links, window)
-    return {
-        "compute": parts[0],
-        "memory": parts[2] + parts[4] + idle["copy"],
-        "launch": idle["launch"] + idle["latency"] + idle["synchronization"],
-        "host_code": idle["host_code"],
-        "data": idle["data"],
-        "communication": parts[3] + idle["communication"],
-        "unexplained": parts[1] + idle["unknown"],
-    }
-
-
-def host_split(links: AttributedLinks, computing: np.ndarray, unclassified: np.ndarray) -> dict[str, float]:
-    events, total = step_events(links)
-    operator = events["operator"].to_numpy()
-    us, phase, category = (events[name].to_numpy() for name in ("us", "phase", "category"))
-    data, communicates = phase == "data", category == "communication"
-    work = ~views_and_metadata(links, operator) & ~data & ~communicates
-    compute, unclear = (take_or(which, operator, False) for which in (computing, unclassified))
-    split = {
-        "compute": us[work & compute].sum(),
-        "memory": us[work & ~compute & ~unclear].sum(),
-        "unexplained": us[work & unclear].sum(),
-        "data": us[data].sum(),
-        "communication": us[communicates & ~data].sum(),
-    }
-    begins, ends = host_code(links)
-    rest = max(0.0, total - sum(split.values()))
-    split["host_code"] = min(rest, float((ends - begins).sum()))
-    split["launch"] = rest - split["host_code"]
-    return {name: float(split.get(name, 0.0)) for name in BOUNDS}
+    by_name = (operator < 0) | (take_or_none(links.host["category"], operator).astype(str) == "other")
+    if links.on_gpu:
+        by_name |= take_or(links.only_of_graph, event, False)
+    unclear = np.where(by_name, slices["category"].isin(MATMUL_CLASSES), unclassified)
+    kind = slices["kind"].astype(str).to_numpy()
+    rules = [kind == "communication", kind == "copy", ~by_name & computing, unclear]
+    by_work = np.select(rules, ["communication", "memory", "compute", "unexplained"], "memory")
+    by_cause = slices["cause"].map(BOUND_OF_CAUSE).astype(object).where(~slices["kind"].isin(["communication"]))
+    return slices.assign(bound=by_cause.where(by_cause.notna(), by_work))
 
 
 def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) -> dict:
     """The largest part of the step names the bound if it is large enough and far enough ahead; else undecided."""
     ridge, source = ridge_of(links, summary)
-    split = time_split(links, ridge)
-    total = sum(split.values())
-    shares = {name: us / total if total else 0.0 for name, us in split.items()}
+    split = us_by(with_bounds(links, ridge), "bound")
+    total = split.sum()
+    shares = {name: float(split.get(name, 0.0) / total) if total else 0.0 for name in BOUNDS}
     ranked = sorted((name for name in shares if name != "unexplained"), key=lambda name: -shares[name])
     first, second = ranked[:2]
     lost = trust["disturbance"]["lost_share"] or 0.0  # waiting for a core, which may be part of any share

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jinja2
 
+from analysis.attribution.breakdown import CLASS_COLUMNS, breakdown_rows, component_columns
 from analysis.attribution.collectives import BESIDE_COLUMNS, collective_columns, communication_text, difference_text
-from analysis.attribution.components import CLASS_COLUMNS, breakdown_rows, component_columns
 from analysis.attribution.critical_path import PATH_COLUMNS, path_title
 from analysis.attribution.gpu_time import IDLE_COLUMNS, STREAM_COLUMNS, stream_rows
 from analysis.attribution.operators import KERNEL_COLUMNS, operator_columns

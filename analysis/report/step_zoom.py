@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.gpu_time import is_communication
 from analysis.diagnosis.timelines import window_of_step
 from analysis.report.palette import GRAY, color_of
 from analysis.trace.links import AttributedLinks, median_step
@@ -66,7 +65,7 @@ def all_events(links: AttributedLinks) -> pd.DataFrame:
     # An asynchronous range has a thread of its own, after those of the trace.
     of_trace = [table["thread"].max() for table in (links.trace.operators, links.trace.annotations) if len(table)]
     others = np.where(thread > max(of_trace, default=-1), APART, [f"{HOST} thread {one}" for one in thread])
-    gpu, communicates = links.gpu, is_communication(links.gpu)
+    gpu, communicates = links.gpu, links.gpu["category"] == "communication"
     streams = [f"GPU {device} stream {stream}" for device, stream in zip(gpu["device"], gpu["stream"], strict=True)]
     mostly = {name for name, share in pd.Series(communicates).groupby(streams).mean().items() if share > 0.5}
     lane = np.array([f"{name}, communication" if name in mostly else name for name in streams], dtype=object)

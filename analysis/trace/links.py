@@ -38,7 +38,8 @@ class Links:
     """A trace with the links between its events.  `host` begins with the rows of trace.operators: row numbers agree."""
 
     trace: Trace
-    # name, start, end, thread, kind, sequence, forward_thread, parent, own_us, operator_parent, and what names mean
+    # name, start, end, until (at most that of the parent), thread, kind, sequence, forward_thread, parent, own_us,
+    # operator_parent, and what names mean
     host: pd.DataFrame
     # trace.gpu with call (row of launches), operator (row of host), launched, step, of_graph; -1 unknown
     gpu: pd.DataFrame
@@ -169,7 +170,7 @@ def host_events(trace: Trace) -> pd.DataFrame:
     while (skip := (above >= 0) & ~is_operator[above]).any():
         above[skip] = parent[above[skip]]
     own_us = np.maximum(0.0, end - start - children)
-    return host.assign(thread=thread, parent=parent, own_us=own_us, operator_parent=above)
+    return host.assign(thread=thread, parent=parent, own_us=own_us, operator_parent=above, until=within)
 
 
 def asynchronous(start: np.ndarray, end: np.ndarray, parent: np.ndarray, is_operator: np.ndarray) -> np.ndarray:

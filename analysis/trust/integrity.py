@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.gpu_time import idle_by_cause
+from analysis.attribution.ledger import idle_by_cause, of_steps
 from analysis.trace.links import AttributedLinks, Links, cached_on_links, launched_before_trace
 from analysis.trace.tables import Trace
 from analysis.trust.missing_from_trace import STEPS, missing_lines, not_recorded
@@ -143,8 +143,9 @@ def check_idle(found: Findings, links: AttributedLinks) -> dict:
     """The share of the steps' time in which the GPU was idle for no reason that the trace contains."""
     if why := found.unreliable.get("idle_by_cause"):
         return explain_nulls({"unexplained_share": None}, why)
-    first, last = links.window
-    share = idle_by_cause(links, links.window)["unknown"] / (last - first) if links.on_gpu and last > first else 0.0
+    slices = of_steps(links)
+    total = slices["us"].sum()
+    share = idle_by_cause(slices)["unknown"] / total if links.on_gpu and total else 0.0
     if share >= UNEXPLAINED:
         found.notes.append(
             f"{share:.1%} of the steps' time is unexplained: the GPU was idle, and no event in the trace says why"

@@ -167,7 +167,7 @@ class GpuTimeline(TypedDict):
     exposed_memcpy_ms: float | None  # copies that nothing else overlaps; null: no GPU events
     busy_ms: float | None  # null: no GPU events
     idle_ms: float | None  # null: no GPU events
-    of_steps: dict[str, Any]  # the same for what the steps launched; null: no GPU events
+    of_steps: dict[str, Any]  # the same for the time of the steps; null: no GPU events
     devices: list[dict[str, Any]]  # the same for each device, and for each of its streams
     idle_by_cause: list[dict[str, Any]] | None  # cause, ms, share_of_total, meaning; null: no GPU events, clocks differ
     launch_delay_us: dict[str, float] | None  # from launch to start; null: no launch calls, clocks differ

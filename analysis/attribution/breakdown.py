@@ -1,0 +1,133 @@
+"""Step time breakdown: all time of the profiled steps by component of the model, by phase, by class of operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from analysis.attribution.components import BETWEEN, IDLE, NAMED_RANGES, OVERHEAD, UNATTRIBUTED
+from analysis.attribution.ledger import of_steps, us_by
+from analysis.trace.links import AttributedLinks
+from harness.base.tables import Column, column, narrow_table, sum_row
+from harness.base.text import count_of
+from harness.instruments.phases import PHASES
+
+NEARLY_ALL = 0.9  # of what ran: one component with so much tells nothing of where the time goes
+
+
+def step_breakdown(links: AttributedLinks) -> dict:
+    """Time per profiled step by component and phase; rows add up to the step.
+
+    Time without any event is idle on a GPU, and framework overhead on a host.
+    """
+    slices, n = of_steps(links), len(links.steps)
+    sums = us_by(slices, "component", "phase").unstack(fill_value=0.0)
+    sums = sums.rename(index=str, columns=str).reindex(sorted({*map(str, sums.index), UNATTRIBUTED}), fill_value=0.0)
+    sums = sums.reindex(columns=[phase for phase in (*PHASES, BETWEEN, IDLE) if phase in sums]) / 1e3 / n
+    sums = sums.loc[sums.sum(axis=1).sort_values(ascending=False, kind="stable").index]
+    step_ms = float(slices["us"].sum() / 1e3 / n)
+    # Sample standard deviation over the steps; None for a single one.
+    by_step = us_by(slices, "component", "step").unstack(fill_value=0.0).reindex(columns=range(n), fill_value=0.0)
+    spread = (by_step.std(axis=1) / 1e3).to_dict() if n > 1 else {}
+
+    def share(ms: float) -> float:
+        return float(ms / step_ms) if step_ms else 0.0
+
+    return {
+        "attribution": {
+            "clock": "GPU" if links.on_gpu else "host",
+            "source": links.source,
+            "steps": n,
+            "ms_per_step": step_ms,
+            "unattributed_share": share(sums.loc[UNATTRIBUTED].sum()),
+        },
+        "phases": [{"phase": phase, "ms_per_step": float(ms), "share": share(ms)} for phase, ms in sums.sum().items()],
+        "components": [
+            {
+                "component": name,
+                "ms_per_step": float(row.sum()),
+                "std_ms": spread.get(name),
+                "share": share(row.sum()),
+                "phases_ms": {phase: float(ms) for phase, ms in row.items() if ms > 0},
+            }
+            for name, row in sums.iterrows()
+            if row.sum() > 0 or name == UNATTRIBUTED
+        ],
+    }
+
+
+def class_times(links: AttributedLinks) -> list[dict]:
+    """Time per profiled step by class of operators, largest first; rows add up to the step.
+
+    Views, allocation and autograd's own work count with the time outside of operators: as framework overhead on a
+    host, as idle on a GPU.
+    """
+    sums = us_by(of_steps(links), "class").sort_values(ascending=False, kind="stable")
+    total = sums.sum()
+    return [
+        {
+            "class": name,
+            "ms_per_step": float(us / 1e3 / len(links.steps)),
+            "share": float(us / total) if total else 0.0,
+        }
+        for name, us in sums.items()
+    ]
+
+
+def component_columns(phases: list[dict]) -> list[Column]:
+    """ms per step by phase and in total, one row per component."""
+    return [
+        column("component", "component", left=True),
+        *(Column(one["phase"], lambda row, p=one["phase"]: row["phases_ms"].get(p), ".3f") for one in phases),
+        column("ms", "ms_per_step", ".3f"),
+        column("share", "share", ".1%"),
+    ]
+
+
+def breakdown_rows(analysis: dict) -> list[dict]:
+    """The components, the sums of the groups whose names begin alike, and the sum of all."""
+    rows = analysis["components"]
+    named = analysis["attribution"]["source"] == NAMED_RANGES
+    groups = Counter(group for row in rows for group, dot, _ in [row["component"].partition(".")] if named and dot)
+    sums = [
+        component_sum(f"sum of {group}.*", [row for row in rows if row["component"].startswith(f"{group}.")])
+        for group, n in groups.items()
+        if n > 1
+    ]
+    return [*rows, *sums, component_sum("sum", rows)]
+
+
+def component_sum(name: str, rows: list[dict]) -> dict:
+    phases: Counter = Counter()
+    for row in rows:
+        phases.update(row["phases_ms"])
+    return sum_row("component", name, rows, ("ms_per_step", "share")) | {"phases_ms": dict(phases)}
+
+
+CLASS_COLUMNS = [
+    column("class", "class", left=True),
+    column("ms", "ms_per_step", ",.3f"),
+    column("share", "share", ".1%"),
+]
+
+
+def largest_parts(analysis: dict) -> tuple[list[dict], str]:
+    """The rows that tell best where the time goes, and the key of their names: the components, or the classes of
+    operators where one component holds nearly all that ran."""
+    ran = [row["share"] for row in analysis["components"] if row["component"] not in (IDLE, OVERHEAD, "data")]
+    if max(ran, default=0.0) >= NEARLY_ALL * sum(ran):
+        return analysis["classes"], "class"
+    return analysis["components"], "component"
+
+
+def breakdown_lines(analysis: dict) -> list[str]:
+    about = analysis["attribution"]
+    return [
+        f"Step time breakdown: {about['clock']} time by {about['source']}, mean of {count_of(about['steps'], 'step')}, "
+        f"{about['ms_per_step']:.3f} ms each",
+        *narrow_table(component_columns(analysis["phases"]), breakdown_rows(analysis)),
+    ]
+
+
+def class_lines(analysis: dict) -> list[str]:
+    title = f"The same {analysis['attribution']['clock']} time by class, as the names of operators and kernels tell it"
+    return [title, *narrow_table(CLASS_COLUMNS, analysis["classes"])]

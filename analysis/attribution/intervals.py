@@ -1,0 +1,82 @@
+"""Intervals of time: unions of them, what they cover, and whose time it is where they overlap.  Times are in us."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+Intervals = tuple[np.ndarray, np.ndarray]  # starts and ends
+
+
+class Slices:
+    """Disjoint intervals in order, each with the row that owns it; where several overlap, the first that began.
+
+    start, end: of the intervals that own.  row: their numbers, by default their places."""
+
+    def __init__(self, start: np.ndarray, end: np.ndarray, row: np.ndarray | None = None):
+        order = np.lexsort((-end, start))
+        begin, end, row = start[order], end[order], order if row is None else row[order]
+        begin = np.maximum(begin, np.append(-np.inf, np.maximum.accumulate(end))[:-1])
+        keep = end > begin
+        self.start, self.end, self.row = begin[keep], end[keep], row[keep]
+        self.edges = np.concatenate([self.start, self.end])
+
+    def at(self, times: np.ndarray) -> np.ndarray:
+        """The row that owns the time from each of these on, or -1."""
+        i = np.searchsorted(self.start, times, side="right") - 1
+        return np.where(times < np.append(self.end, -np.inf)[i], np.append(self.row, -1)[i], -1)
+
+
+def slices_of(table: pd.DataFrame, which: np.ndarray | None = None) -> Slices:
+    """Who owns the time of these events of a table, by row; by default of all."""
+    rows = np.arange(len(table)) if which is None else np.flatnonzero(which)
+    return Slices(*(table[name].to_numpy(float)[rows] for name in ("start", "end")), rows)
+
+
+def innermost(host: pd.DataFrame, which: np.ndarray, owns: np.ndarray | None = None) -> Slices:
+    """The innermost of these host events at each time, if it is one that owns time; `which` are all events of one or
+    more threads.  Of several threads, the time belongs to the one whose innermost event began first."""
+    start, until, thread, parent = (host[name].to_numpy() for name in ("start", "until", "thread", "parent"))
+    rows = np.flatnonzero(which)
+    caller = np.where(thread[parent[rows]] == thread[rows], parent[rows], -1)
+    order = np.lexsort((start[rows], caller))
+    rows, caller = rows[order], caller[order]
+    # An event owns what is before each event that it called, after the one before it, and what is after the last.
+    again, called = np.append(False, caller[1:] == caller[:-1]), caller >= 0
+    since = np.where(again, np.append(0.0, until[rows][:-1]), start[caller])
+    left = start.copy()
+    left[caller[called]] = until[rows[called]]  # of several, the last one counts
+    begin, end = np.append(since[called], left[rows]), np.append(start[rows[called]], until[rows])
+    owner = np.append(caller[called], rows)
+    keep = end > begin if owns is None else (end > begin) & owns[owner]
+    return Slices(begin[keep], end[keep], owner[keep])
+
+
+def union(start: np.ndarray, end: np.ndarray) -> Intervals:
+    """The union of intervals, as sorted, disjoint intervals."""
+    if not len(start):
+        return start, end
+    order = np.argsort(start)
+    start, reached = start[order], np.maximum.accumulate(end[order])
+    first = np.concatenate([[True], start[1:] > reached[:-1]])
+    return start[first], reached[np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)]
+
+
+def covered_until(times: np.ndarray, intervals: Intervals) -> np.ndarray:
+    """How much of the time before each of `times` lies in the given disjoint, sorted intervals."""
+    starts, ends = intervals
+    if not len(starts):
+        return np.zeros(len(times))
+    lengths = np.concatenate([[0.0], np.cumsum(ends - starts)])
+    edges = np.stack([starts, ends], axis=1).reshape(-1)
+    return np.interp(times, edges, np.repeat(lengths, 2)[1:-1])
+
+
+def merged(edges: np.ndarray, columns: dict[str, np.ndarray]) -> pd.DataFrame:
+    """The intervals between edges, each with its values; neighbors that are alike become one."""
+    change = np.append(True, np.zeros(max(0, len(edges) - 2), bool))
+    for values in columns.values():
+        change[1:] |= values[1:] != values[:-1]
+    first = np.flatnonzero(change)
+    times = {"start": edges[first], "end": edges[np.append(first[1:], len(edges) - 1)]}
+    return pd.DataFrame(times | {name: values[first] for name, values in columns.items()})

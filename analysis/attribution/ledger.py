@@ -1,0 +1,322 @@
+"""One ledger of time: a trace as disjoint slices, each with its owner.  The tables of the step are group-bys of it.
+
+**GPU.**  A slice belongs to the event that works at that time: computation before communication before copies, within
+a class the one that began first; `overlaps` tells what runs beneath it.  Several devices are one: it is idle when none
+works.  Idle time has the cause of the gap (IDLE_CAUSES) and the event that follows.  Up to the end of that one's launch
+call the host is the cause, by the first that applies: it fetched data, a call waited for the GPU, it ran code of the
+program, it prepared the launch.  Then the event was queued behind communication or a copy; or it took its latency, up
+to LATENCY_US; the rest is unknown.  Where the GPU has no kernels of communication, as with gloo, idle time belongs to a
+collective of the host that was in progress, unless the host fetched data or was in an operator that computes.
+
+**Host, without a GPU.**  A slice belongs to the innermost event of the thread that runs the steps or, where that is no
+operator, of one that runs the backward pass for it.  It is communication while a collective is in progress, the one
+that began first, unless this event is an operator that computes.  Time without work on tensors is idle: views,
+allocation, autograd, starting a collective, Python.
+
+**Which time.**  `of_steps` marks the time of the steps, to which `us` adds up.  On a GPU that is one window of the
+trace (Links.window), gaps between steps included, since the GPU runs behind the host; a slice has the step of its
+event, an idle one of the event that follows.  On a host it is the steps alone, without gaps between them, and what
+overlaps in two steps counts in the first.  Events that go on after their step count in it until it ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pandas as pd
+
+from analysis.attribution.collectives import collectives_of
+from analysis.attribution.components import BETWEEN, IDLE, OVERHEAD, UNATTRIBUTED, views_and_metadata
+from analysis.attribution.intervals import Intervals, Slices, innermost, merged, slices_of, union
+from analysis.trace.links import OPERATOR, AttributedLinks, cached_on_links
+from analysis.trace.tables import different_pairs, take_or
+from analysis.vocabulary.operators import operator_class
+
+COMPUTATION, COMMUNICATION, COPY = KINDS = ("computation", "communication", "copy")
+WORKING, WAITING = "working", "waiting"
+# A launched kernel starts within microseconds on an idle GPU (26 at most in ten traces of V100 to B200, MI250 and
+# MI300X): what is longer has a cause that the trace does not contain.
+LATENCY_US = 100.0
+# From one operator to the next, Python and PyTorch take microseconds; what is longer is work of the program.
+HOST_CODE_US = 1e3
+IDLE_CAUSES = {
+    "data": "the host was fetching data",
+    "synchronization": "the host was waiting for the GPU or for a copy, and had nothing queued",
+    "launch": "the host was preparing the next launch",
+    "host_code": "the host was running code of the program for more than 1 ms, outside of operators and calls",
+    "communication": "the next event was queued behind communication, or was communication",
+    "copy": "the next event was queued behind a copy, or was a copy",
+    "latency": "the kernel had been launched, but had not started",
+    "unknown": "the trace does not contain the launch, or the kernel started much later for no recorded reason",
+}
+CAUSES = ("", *IDLE_CAUSES, "thread", "ranks")  # another thread works for that of the steps; other ranks are late
+NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
+# What runs beneath, by the sum of 1 for each class of KINDS, 2 and 4.
+BENEATH = [" and ".join(kind for i, kind in enumerate(KINDS) if bits & 1 << i) for bits in range(8)]
+
+
+@cached_on_links
+def ledger(links: AttributedLinks) -> pd.DataFrame:
+    """A row for each slice of the trace, in order, none overlapping another.
+
+    start, end, us; step: row of links.steps, -1 outside of them; of_steps; rank (-1: unknown); where: stream or thread;
+    state: working, waiting (for another thread, for data, for other ranks) or idle; cause: of CAUSES, '' where it
+    works; kind: of KINDS, or idle; component, phase, category, class; operator: row of links.host, or -1; event: row
+    of links.gpu, else of links.host, of the owner or, for idle time of a GPU, of the event that follows, or -1;
+    collective: row of collectives_of(links).events that it belongs to, or -1; overlaps: the kinds that run beneath it.
+    """
+    slices = gpu_slices(links) if links.on_gpu else host_slices(links)
+    kind, cause, collective = (slices[name].to_numpy() for name in ("kind", "cause", "collective"))
+    row, rest = slices.pop("owner").to_numpy(), IDLE if links.on_gpu else OVERHEAD
+    idle = kind == len(KINDS)
+    table = links.gpu if links.on_gpu else links.host
+    none = {"component": (rest, UNATTRIBUTED), "phase": (IDLE if links.on_gpu else BETWEEN, BETWEEN)}
+    for name, (of_nothing, unknown) in (none | {"category": (rest, rest)}).items():
+        slices[name] = labels_of(table[name], row, of_nothing, unknown)
+    waits = (row < 0) & (collective >= 0)  # a GPU, for a collective of the host
+    slices.loc[waits, ["component", "category", "phase"]] = [COMMUNICATION, COMMUNICATION, BETWEEN]
+    rules = {COMMUNICATION: kind == 1, "data": (cause == NUMBER["data"]) & (not links.on_gpu), rest: idle}
+    slices["class"] = classes_of(slices, rules)
+    slices["kind"] = pd.Categorical.from_codes(kind, [*KINDS, IDLE])
+    slices["cause"] = pd.Categorical.from_codes(cause, CAUSES)
+    slices["state"] = pd.Categorical.from_codes(slices["state"], [WORKING, WAITING, IDLE])
+    slices["overlaps"] = pd.Categorical.from_codes(slices["overlaps"], BENEATH)
+    slices["where"] = places_of(links, row)
+    us = slices["end"] - slices["start"]
+    return slices.assign(us=us, rank=-1 if links.trace.rank is None else links.trace.rank)
+
+
+def of_steps(links: AttributedLinks) -> pd.DataFrame:
+    """The slices of the steps, whose `us` add up to the time of the steps."""
+    table = ledger(links)
+    return table[table["of_steps"].to_numpy()]
+
+
+def us_by(slices: pd.DataFrame, *columns: str) -> pd.Series:
+    """The time of slices in us, by one or more columns of them."""
+    return slices.groupby([*columns], observed=True, sort=False)["us"].sum()
+
+
+@cached_on_links
+def events_of_steps(links: AttributedLinks) -> pd.DataFrame:
+    """A row for each event that owns time of the steps: component, phase, category, operator, step (its first), us."""
+    slices = of_steps(links)
+    owned = (slices["event"] >= 0) & ((slices["state"] != IDLE) | (not links.on_gpu))
+    slices = slices[owned.to_numpy()]
+    first = slices.drop_duplicates("event").set_index("event").sort_index()
+    columns = ["component", "phase", "category", "operator", "step"]
+    return first[columns].assign(us=slices.groupby("event")["us"].sum())
+
+
+def idle_by_cause(slices: pd.DataFrame) -> dict[str, float]:
+    """Idle time of the GPU in these slices in us, by cause."""
+    idle = us_by(slices[(slices["state"] == IDLE).to_numpy()], "cause")
+    return {cause: float(idle.get(cause, 0.0)) for cause in IDLE_CAUSES}
+
+
+def exposed_communication(links: AttributedLinks) -> pd.DataFrame:
+    """The slices of the steps that belong to communication: nothing computes meanwhile."""
+    slices = of_steps(links)
+    return slices[(slices["kind"] == COMMUNICATION).to_numpy()]
+
+
+def hidden_communication_us(links: AttributedLinks) -> float:
+    """How long communication ran in the steps beneath something else."""
+    slices = of_steps(links)
+    return float(slices["us"][slices["overlaps"].str.contains(COMMUNICATION).to_numpy(bool)].sum())
+
+
+def cut_at_arrivals(slices: pd.DataFrame, events: pd.DataFrame, waiting_us: np.ndarray) -> pd.DataFrame:
+    """Slices with communication cut where the last rank arrived: before that it waits for the ranks.  The sum stays.
+
+    events: the collectives.  waiting_us: of each, until the last rank arrived; NaN where that is unknown."""
+    of = slices["collective"].to_numpy()
+    begin = take_or(events["start"].to_numpy(), of, np.nan)
+    until = begin + take_or(np.nan_to_num(waiting_us), of, np.nan)
+    start, end = slices["start"].to_numpy(), slices["end"].to_numpy()
+    edges = [start, *(np.fmin(np.fmax(start, one), end) for one in (begin, until)), end]
+    parts = [slices.assign(start=first, end=last) for first, last in itertools.pairwise(edges)]
+    parts[1] = parts[1].assign(state=WAITING, cause="ranks")
+    out = pd.concat(parts).astype(slices.dtypes)
+    out["us"] = out["end"] - out["start"]
+    return out[out["us"] > 0].sort_values("start", ignore_index=True)
+
+
+# ---- Columns that follow from the owner ----------------------------------------------------------------------------
+
+
+def labels_of(column: pd.Series, rows: np.ndarray, of_nothing: str, unknown: str) -> pd.Categorical:
+    """The values of these rows of a table; of row -1 and of unknown values there is a name too."""
+    codes, names = pd.factorize(column)
+    codes, names = np.append(codes, len(names) + 1), [*names, unknown, of_nothing, COMMUNICATION]
+    codes[codes < 0] = len(names) - 3
+    names, new = np.unique(np.array(names, dtype=object), return_inverse=True)
+    return pd.Categorical.from_codes(new[codes[rows]], names)
+
+
+def classes_of(slices: pd.DataFrame, rules: dict[str, np.ndarray]) -> pd.Categorical:
+    """The class of each slice: the first that a rule tells, else that of its operator."""
+    phase, category = slices["phase"].cat, slices["category"].cat
+    pairs, which = different_pairs(phase.codes.to_numpy(), category.codes.to_numpy())
+    names = [operator_class(phase.categories[i], category.categories[j]) for i, j in pairs]
+    return pd.Categorical(np.select([*rules.values()], [*rules], np.array(names, dtype=object)[which]))
+
+
+def places_of(links: AttributedLinks, rows: np.ndarray) -> pd.Categorical:
+    """The stream or thread of the owner of each slice; '' where there is none."""
+    if links.on_gpu:
+        pairs, which = different_pairs(links.gpu["device"].to_numpy(), links.gpu["stream"].to_numpy())
+        names = [f"GPU {device} stream {stream}" for device, stream in pairs]
+    else:
+        which, threads = pd.factorize(links.host["thread"])
+        names = ["host" if one == links.thread else f"host thread {one}" for one in threads]
+    return pd.Categorical.from_codes(np.append(which, len(names))[rows], [*names, ""])
+
+
+# ---- Whose time it is on a GPU -------------------------------------------------------------------------------------
+
+
+def by_class(gpu: pd.DataFrame) -> list[np.ndarray]:
+    """Which GPU events are computation, communication and copies, in order of precedence."""
+    memcpy, communication = (gpu["kind"] == "memcpy").to_numpy(), (gpu["category"] == "communication").to_numpy()
+    return [~memcpy & ~communication, communication, memcpy]
+
+
+def owners(gpu: pd.DataFrame, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All edges of the events' time, with further ones, and of the time after each the event of each class that owns
+    it, [classes, times], -1 for none; and the number of the class in KINDS that comes first, or their number."""
+    found = [slices_of(gpu, which) for which in by_class(gpu)]
+    edges = np.unique(np.concatenate([edges, *(one.edges for one in found)]))
+    own = np.stack([one.at(edges[:-1]) for one in found])
+    return edges, own, np.where((own >= 0).any(axis=0), (own >= 0).argmax(axis=0), len(KINDS))
+
+
+def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
+    gpu, (first, last), found = links.gpu, links.window, collectives_of(links)
+    whole = (min(first, float(gpu["start"].min())), max(last, float(gpu["end"].max())))
+    # The GPU waits for collectives of the host where it has none of its own.
+    kernels, ranges = (found.events[: len(found.events) * which] for which in (found.on_gpu, not found.on_gpu))
+    of_kernel, of_host = np.full(len(gpu), -1), slices_of(ranges)
+    of_kernel[kernels["row"]] = kernels.index
+    idle, causes, followers = idle_slices(links, whole, of_host)
+    edges, own, kind = owners(gpu, np.concatenate([whole, (first, last), idle.edges, of_host.edges]))
+    times = edges[:-1]
+    event = np.append(own, np.full((1, len(times)), -1), axis=0)[kind, np.arange(len(times))]
+    gap, pending = idle.at(times), of_host.at(times)
+    cause = take_or(causes, gap, 0)
+    waits = (cause == NUMBER["communication"]) & (pending >= 0)
+    collective = np.where(waits, pending, take_or(of_kernel, event, -1))
+    kind = np.where(waits, 1, kind)
+    beneath = (own >= 0) | [[False], [True], [False]] & (pending >= 0)
+    overlaps = (beneath * [[1], [2], [4]]).sum(axis=0) & ~np.where(kind < len(KINDS), 1 << kind, 0)
+    columns = {"owner": event, "kind": kind, "overlaps": overlaps, "cause": cause, "collective": collective}
+    columns |= {"next": take_or(followers, gap, -1), "of_steps": (times >= first) & (times < last)}
+    slices = merged(edges, columns)
+    idle, inside = slices["owner"].to_numpy() < 0, slices["of_steps"].to_numpy()
+    row = np.where(idle, slices.pop("next"), slices["owner"])
+    step = pd.Series(take_or(gpu["step"], row, -1))
+    step = step.where((step >= 0) & inside).bfill().ffill().fillna(0)  # between events of the step
+    return slices.assign(
+        event=row,
+        operator=take_or(gpu["operator"], row, -1),
+        step=np.where(inside, step, -1).astype(np.int64),
+        state=np.where(idle, 2, 0),
+    )
+
+
+def gaps(gpu: pd.DataFrame, first: float, last: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """When nothing ran on any device between these times, which no event exceeds: start, end, and the rows of the
+    events before and after; -1 means that there is no such event."""
+    order = np.lexsort((-gpu["end"].to_numpy(), gpu["start"].to_numpy()))
+    start, end = gpu["start"].to_numpy()[order], gpu["end"].to_numpy()[order]
+    reached = np.maximum.accumulate(end)
+    # The event that reached furthest so far: where the running maximum was set.
+    furthest = order[np.maximum.accumulate(np.where(end >= reached, np.arange(len(end)), 0))]
+    begin, until = np.append(first, reached), np.append(start, last)
+    keep = until > begin
+    return begin[keep], until[keep], np.append(-1, furthest)[keep], np.append(order, -1)[keep]
+
+
+def idle_slices(
+    links: AttributedLinks, whole: tuple[float, float], collectives: Slices
+) -> tuple[Slices, np.ndarray, np.ndarray]:
+    """When nothing runs on the GPU, cut where the cause changes; of each slice its cause, a number of CAUSES, and the
+    row of the event that follows.  collectives: those of the host."""
+    start, end, last, following = gaps(links.gpu, *whole)
+    gap, call = Slices(start, end), take_or(links.gpu["call"], following, -1)
+    known = (call >= 0) | (following < 0)  # after the last event, the host's step may go on without another launch
+    launched = np.where(call >= 0, take_or(links.calls["end"].to_numpy(float), call, np.nan), end)
+    # The kernel may start before its launch call returns.
+    host_until = np.clip(np.where(known, np.minimum(launched, end), start), start, None)
+    late = np.minimum(host_until + LATENCY_US, end)
+    _, communication, copies = (np.append(which, False) for which in by_class(links.gpu))
+    queued = [known & (host_until <= start) & (which[last] | which[following]) for which in (communication, copies)]
+    computing = slices_of(links.host, collectives_of(links).computes)
+    of_host = {
+        "data": slices_of(links.host, (links.host["phase"] == "data").to_numpy()),
+        "communication": collectives,
+        "synchronization": slices_of(links.calls, links.calls["waits"].to_numpy(bool)),
+        "host_code": Slices(*host_code(links)),
+    }
+    inner = np.concatenate([one.edges for one in (*of_host.values(), computing)])
+    edges = np.unique(np.concatenate([gap.edges, host_until, late, inner[gap.at(inner) >= 0]]))
+    times = edges[:-1]
+    i, did = gap.at(times), {cause: one.at(times) >= 0 for cause, one in of_host.items()}
+    did["communication"] &= computing.at(times) < 0
+    by_host = np.select([*did.values()], [NUMBER[cause] for cause in did], NUMBER["launch"])
+    behind = queued[0][i] | did["communication"]
+    rules = [times < host_until[i], behind, queued[1][i], known[i] & (times < late[i])]
+    then = [by_host, *(NUMBER[cause] for cause in ("communication", "copy", "latency"))]
+    cause, keep = np.select(rules, then, NUMBER["unknown"]), i >= 0
+    return Slices(times[keep], edges[1:][keep]), cause[keep], following[i][keep]
+
+
+@cached_on_links
+def host_code(links: AttributedLinks) -> Intervals:
+    """When the host ran the program's own code: no thread that launches was in an operator, a call or a data range."""
+    threads = {links.thread, *links.calls["thread"]}
+    host = links.host[((links.host["kind"] == OPERATOR) | (links.host["phase"] == "data")).to_numpy()]
+    tables = [table[table["thread"].isin(threads).to_numpy()] for table in (host, links.calls)]
+    start, end = union(*(np.concatenate([table[key].to_numpy(float) for table in tables]) for key in ("start", "end")))
+    if not len(start):
+        return start, end
+    first, last = float(links.steps["start"].min()), float(links.steps["end"].max())
+    begins, ends = np.clip(np.append(first, end), first, last), np.clip(np.append(start, last), first, last)
+    long = ends - begins > HOST_CODE_US
+    return begins[long], ends[long]
+
+
+# ---- Whose time it is on a host ------------------------------------------------------------------------------------
+
+
+def host_slices(links: AttributedLinks) -> pd.DataFrame:
+    host, found = links.host, collectives_of(links)
+    ours, is_operator, in_node = (host["thread"] == links.thread, host["kind"] == OPERATOR, host["node"] >= 0)
+    ours, is_operator = ours.to_numpy(), is_operator.to_numpy()
+    steps, main, backward = slices_of(links.steps), innermost(host, ours), innermost(host, ~ours, in_node.to_numpy())
+    collectives, code = slices_of(found.events), Slices(*host_code(links))
+    edges = np.unique(np.concatenate([one.edges for one in (steps, main, backward, collectives, code)]))
+    event, in_backward, collective = (one.at(edges[:-1]) for one in (main, backward, collectives))
+    owner = np.where(take_or(is_operator, event, False) | (in_backward < 0), event, in_backward)
+    communicates = (collective >= 0) & ~take_or(found.computes, owner, False)
+    of_range = communicates & ~take_or(is_operator, owner, False)
+    owner = np.where(of_range, take_or(found.events["row"], collective, -1), owner)
+    columns = {"owner": owner, "step": steps.at(edges[:-1]), "code": code.at(edges[:-1]) >= 0}
+    columns |= {"helped": owner != event, "collective": np.where(communicates, collective, -1)}
+    slices = merged(edges, columns | {"overlaps": np.where((collective >= 0) & ~communicates, 2, 0)})
+    slices = slices[(slices["step"] >= 0).to_numpy()].reset_index(drop=True)
+    owner, helped, communicates = slices["owner"].to_numpy(), slices.pop("helped"), slices["collective"] >= 0
+    operator = np.where(take_or(is_operator, owner, False), owner, -1)
+    data = take_or((host["phase"] == "data").to_numpy(), owner, False) & ~communicates
+    starts_one = take_or((host["category"] == COMMUNICATION).to_numpy(), owner, False)
+    still = (views_and_metadata(links, operator) | starts_one) & ~communicates
+    of_nothing = np.where(slices.pop("code"), NUMBER["host_code"], NUMBER["launch"])
+    return slices.assign(
+        event=owner,
+        operator=operator,
+        of_steps=True,
+        kind=np.select([communicates, still], [1, len(KINDS)], 0),
+        state=np.select([data, still, helped], [1, 2, 1], 0),
+        cause=np.select([data, still, helped], [NUMBER["data"], of_nothing, NUMBER["thread"]], 0),
+    )

@@ -1,0 +1,173 @@
+"""The ledger of time: its slices add up to the steps, on real traces and made-up ones, and tables are sums of it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import PROJECT
+from hypothesis import given
+from hypothesis import strategies as st
+from traces import REAL, analysis_of, attributed, event, step, trace_of
+
+from analysis.attribution.gpu_time import gpu_timeline
+from analysis.attribution.intervals import Slices, innermost
+from analysis.attribution.ledger import cut_at_arrivals, events_of_steps, exposed_communication, ledger, of_steps, us_by
+from analysis.trace.tables import read_trace
+
+GOLDEN = sorted((PROJECT / "tests" / "golden").glob("*.trace.json.gz"))
+SHARED = sorted(REAL.glob("*.json.gz")) + sorted(REAL.glob("nanogpt_8_ranks/*.json.gz"))
+
+
+def time_of_steps(links) -> float:
+    """The window on a GPU, else the time that is in any step, in us."""
+    if links.on_gpu:
+        return links.window[1] - links.window[0]
+    steps = links.steps.sort_values("start")
+    return sum(
+        max(0.0, end - max(start, before))
+        for start, end, before in zip(
+            steps["start"], steps["end"], [-np.inf, *np.maximum.accumulate(steps["end"])[:-1]], strict=True
+        )
+    )
+
+
+def check_slices(links):
+    """They are disjoint and in order, and those of the steps add up to them, to the microsecond."""
+    slices = ledger(links)
+    assert (slices["us"] > 0).all()
+    assert (slices["start"].to_numpy()[1:] >= slices["end"].to_numpy()[:-1]).all()
+    assert of_steps(links)["us"].sum() == pytest.approx(time_of_steps(links), abs=1e-3)
+    assert ((slices["step"] >= 0) == slices["of_steps"]).all()
+    assert not slices.isna().any(axis=None)
+
+
+@pytest.mark.parametrize(
+    "path", [*GOLDEN, *(pytest.param(one, marks=pytest.mark.slow) for one in SHARED)], ids=lambda path: path.name
+)
+def test_slices_add_up_to_the_steps(path):
+    links = attributed(read_trace(path))
+    check_slices(links)
+    events = events_of_steps(links)
+    owned = of_steps(links)
+    owned = owned[(owned["event"] >= 0) & ((owned["state"] != "idle") | (not links.on_gpu))]
+    assert events["us"].sum() == pytest.approx(owned["us"].sum())
+    table = links.gpu if links.on_gpu else links.host
+    assert (events["us"] <= (table["end"] - table["start"])[events.index] + 1e-6).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.sampled_from("kcm")), min_size=1, max_size=30))
+def test_who_owns_a_gpu_agrees_with_counting(parts):
+    """Each second belongs to computation before communication before copies."""
+    categories = {"k": "matmul", "c": "communication", "m": "copy"}
+    rows = [(s, s + d, "memcpy" if kind == "m" else "kernel", categories[kind]) for s, d, kind in parts]
+    timeline = gpu_timeline(pd.DataFrame(rows, columns=["start", "end", "kind", "category"]))
+    seconds = {kind: {t for s, d, one in parts if one == kind for t in range(s, s + d)} for kind in "kcm"}
+    expected = [seconds["k"], seconds["c"] - seconds["k"], seconds["m"] - seconds["c"] - seconds["k"]]
+    total = max(s + d for s, d, _ in parts) - min(s for s, _, _ in parts)
+    found = [timeline[name] for name in ("computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "total_ms")]
+    assert [1e3 * ms for ms in found] == pytest.approx([*map(len, expected), total])
+
+
+def test_of_events_that_overlap_the_first_owns_the_time():
+    slices = Slices(np.array([0.0, 5, 5, 30]), np.array([10.0, 20, 8, 40]))
+    found = [*zip(slices.start, slices.end, slices.row, strict=True)]
+    assert found == [(0, 10, 0), (10, 20, 1), (30, 40, 3)]
+    assert slices.at(np.array([-1.0, 0, 9, 10, 20, 35, 40])).tolist() == [-1, 0, 0, 1, -1, 3, -1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 1)), min_size=1, max_size=25))
+def test_the_innermost_event_owns_the_time_of_a_thread(tmp_path_factory, parts):
+    events = [event("aten::mm", s, d, thread=thread) for s, d, thread in parts]
+    host = attributed(trace_of(tmp_path_factory.mktemp("trace"), step(0, 0, 100), *events)).host
+    first = host["thread"].to_numpy() == host["thread"].iloc[-1]  # that of the step
+    slices = innermost(host, first)
+    rows = host[first]
+    for t in range(100):
+        running = rows[(rows["start"] <= t) & (rows["until"] > t)]
+        callers = {*running["parent"]}
+        innermost_one = [row for row in running.index if row not in callers]
+        assert slices.at(np.array([float(t)]))[0] == (innermost_one[-1] if innermost_one else -1)
+
+
+# ---- A host without a GPU --------------------------------------------------------------------------------------------
+
+
+def forward(name, start, duration, number, **arguments):
+    return event(name, start, duration, **{"Sequence number": number}, **arguments)
+
+
+def test_time_in_two_steps_counts_once_and_gaps_between_steps_in_none(tmp_path):
+    events = [
+        step(1, 0, 100),
+        step(2, 60, 100),
+        step(3, 200, 50),
+        event("aten::mm", 70, 30),
+        event("aten::mm", 170, 20),
+    ]
+    analysis = analysis_of(trace_of(tmp_path, *events))
+    assert analysis["attribution"]["ms_per_step"] == pytest.approx((160 + 50) / 3 / 1e3)
+    classes = {row["class"]: row["ms_per_step"] * 3 for row in analysis["classes"]}
+    assert classes == pytest.approx({"framework overhead": 0.18, "matmul": 0.03})
+    assert any("overlap" in problem for problem in analysis["integrity"]["problems"])
+
+
+def test_an_event_counts_until_its_step_ends(tmp_path):
+    """Not whole: an operator of 1 ms that begins in a step of 0.1 ms would be ten times the step."""
+    events = [step(1, 0, 100), event("aten::mm", 50, 1000), step(2, 2000, 100)]
+    analysis = analysis_of(trace_of(tmp_path, *events))
+    assert {row["class"]: row["share"] for row in analysis["classes"]} == pytest.approx(
+        {"framework overhead": 0.75, "matmul": 0.25}
+    )
+    assert analysis["verdict"]["shares"]["memory"] + analysis["verdict"]["shares"]["compute"] <= 0.25 + 1e-9
+
+
+def test_a_thread_of_the_backward_pass_owns_the_time_that_the_steps_thread_waits(tmp_path):
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    events = [
+        step(1, 0, 200),
+        forward("aten::mm", 10, 20, 5),
+        event(node, 50, 60, thread=2, **{"Sequence number": 5, "Fwd thread id": 1}),
+        event("aten::mm", 60, 40, thread=2),
+        event("aten::add", 90, 10),  # of the steps' thread, meanwhile
+    ]
+    links = attributed(trace_of(tmp_path, *events))
+    slices = of_steps(links)
+    us = us_by(slices, "state", "cause", "category")
+    assert us["waiting", "thread", "matmul"] == 30
+    assert us["working", "", "matmul"] == 20
+    assert us["working", "", "element-wise"] == 10
+    assert slices["us"].sum() == 200
+
+
+def gloo_step(computes_until: float) -> list[dict]:
+    """An all-reduce on a thread of its own, from 100 to 300, beside a matmul."""
+    return [
+        step(1, 0, 400),
+        event("c10d::allreduce_", 90, 15),
+        event("gloo:all_reduce", 100, 200, kind="user_annotation", thread=9),
+        event("aten::mm", 120, computes_until - 120),
+    ]
+
+
+def test_communication_is_exposed_while_nothing_computes(tmp_path):
+    links = attributed(trace_of(tmp_path, *gloo_step(computes_until=220)))
+    slices = of_steps(links)
+    assert us_by(slices, "kind")["communication"] == 200 - 100
+    assert slices.loc[slices["overlaps"] == "communication", "us"].sum() == 100
+    analysis = analysis_of(links.trace)
+    (row,) = analysis["collectives"]
+    assert (row["time_ms"], row["exposed_ms"]) == pytest.approx((0.2, 0.1))
+    assert {row["class"]: row["ms_per_step"] for row in analysis["classes"]}["communication"] == pytest.approx(0.1)
+    assert analysis["verdict"]["shares"]["communication"] == pytest.approx(0.25)
+    about = analysis["communication"]
+    assert (about["time_ms"], about["exposed_ms"], about["hidden_ms"]) == pytest.approx((0.2, 0.1, 0.1))
+
+
+def test_waiting_for_ranks_is_cut_off_communication(tmp_path):
+    exposed = exposed_communication(links := attributed(trace_of(tmp_path, *gloo_step(computes_until=130))))
+    events = pd.DataFrame({"start": [100.0]})
+    cut = cut_at_arrivals(exposed, events, np.array([50.0]))
+    assert cut["us"].sum() == exposed["us"].sum()
+    assert cut.loc[cut["cause"] == "ranks", "us"].sum() == 40
+    unknown = cut_at_arrivals(exposed, events, np.array([np.nan]))
+    assert unknown["us"].sum() == exposed["us"].sum() and not (unknown["cause"] == "ranks").any()
+    check_slices(links)
