@@ -410,6 +410,7 @@ DAMAGED = {
     "cut JSON": (b'{"traceEvents": [{"ph": "X"', "truncated"),
     "cut gzip": (gzip.compress(b'{"traceEvents": []}' * 99)[:-20], "truncated"),
     "damaged gzip": (b"\x1f\x8bnonsense and more of it", "gzip"),
+    "a database": (b"SQLite format 3\0 and pages", "an SQLite database, which is not read"),
     "another document": (b'{"a": 1}', "not a trace"),
     "a number": (b"5", "not a trace"),
     "no events": (b'{"traceEvents": []}', "neither operators"),

@@ -15,6 +15,7 @@ from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import verdict
 from analysis.trace.links import Links
 from analysis.trust.integrity import integrity, step_rows
+from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.files import explain_nulls, explain_nulls_recursively
 from harness.base.text import shortened
 from harness.instruments.phases import summary_stats
@@ -29,7 +30,7 @@ REASONS = {  # why a value may be null, by its name
     **dict.fromkeys(("flops", "bytes"), "the recorded inputs do not determine it"),
     **dict.fromkeys(("rank", "world_size"), "not in the trace"),
     **dict.fromkeys(("std_ms", "unprofiled_std_ms"), "needs at least two steps"),
-    **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "min_ms", "max_ms"), "the trace has no ProfilerStep marks"),
+    **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "min_ms", "max_ms"), f"the trace has {NO_MARKS}"),
     "kernels_during": "the clocks of GPU and host differ",
     "launched_by": "it is linked to no operator",
     "category": "neither its name nor its operator tells it",

@@ -17,13 +17,14 @@ from analysis.trace.links import link
 from analysis.trace.tables import Trace, read_trace
 from analysis.trust.integrity import summary_beside
 from analysis.trust.missing_from_trace import RANKS
+from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
 from harness.base.files import explain_nulls_recursively
 
 MISSING_RANKS_NAMED = 1000  # at most
 RANK_REASONS = {
-    "mean_step_ms": "the trace has no ProfilerStep marks",
+    "mean_step_ms": f"the trace has {NO_MARKS}",
     "gpu_busy_ms": "the trace has no GPU events",
     "peak_memory_mb": "no memory events in the trace (profile_memory)",
     **dict.fromkeys(("exposed_comm_ms", "waiting_ms"), NO_COLLECTIVES),

@@ -24,7 +24,7 @@ class Family(NamedTuple):
 
 FAMILIES = (
     Family(r"^data$|copy|memcpy|memset|dataloader", "--", {"data": "#f2c200", "copy": "#f9e27d"}),
-    Family(r"nccl|gloo|communication|all_?(reduce|gather)|DataParallel", "\\\\", {"communication": "#d81b7f"}),
+    Family(r"communication|all_?(reduce|gather)|DataParallel", "\\\\", {"communication": "#d81b7f"}),
     Family(r"optimizer|adam|sgd|gradient acc", "xx", {"gradient accumulation": "#e57368", "optimizer": "#b3261e"}),
     Family(
         r"embed|lm_?head|lossfunction|^loss|prediction|classifier",

@@ -1,4 +1,4 @@
-"""Reads a torch.profiler trace (a Chrome trace) into tables, from any program and any version of PyTorch."""
+"""A trace as tables, from a file of any format that readers/ knows, of any program and any version of PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from analysis.trace.columns import Columns
 from analysis.trace.readers.chrome_file import OnProgress
 from analysis.trace.readers.formats import Reader, reader_of
 from analysis.vocabulary import roles
-from analysis.vocabulary.annotations import MODULE_PREFIX, STEP_MARK, is_step_mark
+from analysis.vocabulary.annotations import MODULE_PREFIX, NO_MARKS, is_step_mark
 from analysis.vocabulary.events import ON_GPU, OPERATOR
 from analysis.vocabulary.operators import is_of_compiled_program
 from harness.base.errors import UserError
@@ -181,7 +181,7 @@ def read_trace(
     watch: OnProgress | None = None,
     rank: int | None = None,
 ) -> Trace:
-    """The trace in a .json or .json.gz file.  Raises UserError, naming the file, for any other file.
+    """The trace in a file.  Raises UserError, naming the file, if there is none in it.
 
     window: only its last so many marked steps, and what they launched on the GPU, in the memory that these need.
     steps_from: the name of the events that begin a step, in place of ProfilerStep#N.  watch: is told how far it is.
@@ -221,7 +221,7 @@ def last_steps_window(path: Path, n: int, steps_from: str | None, rank: int | No
     if len(steps) > 1:
         steps = steps[(steps["end"] - steps["start"] >= CUT_SHORT * (steps["end"] - steps["start"]).median())]
     if steps.empty:
-        how = f"no event is named {steps_from}" if steps_from else f"no {STEP_MARK} marks; --steps-from names others"
+        how = f"no event is named {steps_from}" if steps_from else f"{NO_MARKS}; --steps-from names others"
         raise UserError(f"{path}: --window {n} reads its last {n} marked steps, but it has none: {how}")
     return len(steps), (steps["start"].iloc[-n:].iloc[0], steps["end"].iloc[-1])
 

@@ -14,6 +14,7 @@ from analysis.attribution.ledger import idle_by_cause, of_steps
 from analysis.trace.links import AttributedLinks, Links, cached_on_links, launched_before_trace
 from analysis.trace.tables import Trace
 from analysis.trust.missing_from_trace import STEPS, missing_lines, not_recorded
+from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import explain_nulls
@@ -111,12 +112,12 @@ def how_found(links: Links) -> str | None:
     if links.trace.steps_from and links.steps_are_marked:
         return f"steps from one {links.trace.steps_from} to the next (--steps-from)"
     if not links.steps_are_marked:
-        return "no ProfilerStep marks, and no work that repeats: the entire trace counts as one step"
+        return f"{NO_MARKS}, and no work that repeats: the entire trace counts as one step"
     if links.steps_found is None:
         return None
     first, last = links.steps["start"].iloc[0] / 1e3, links.steps["end"].iloc[-1] / 1e3
     return (
-        f"no ProfilerStep marks: {len(links.steps)} steps were found, {links.steps_found}, from {first:,.1f} to "
+        f"{NO_MARKS}: {len(links.steps)} steps were found, {links.steps_found}, from {first:,.1f} to "
         f"{last:,.1f} ms; only they are judged, and --steps-from NAME chooses others"
     )
 

@@ -11,7 +11,8 @@ from analysis.vocabulary.operators import category
 from analysis.vocabulary.roles import Meaning
 from harness.instruments.phases import PHASES
 
-STEP_MARK = "ProfilerStep"  # the usual marks of steps, for messages
+STEP_MARK = "ProfilerStep"  # the usual marks of steps
+NO_MARKS = f"no {STEP_MARK} marks"  # for messages
 # What the beginning of a range's name tells: its role, its phase, and as a group of the pattern what it is about.  The
 # first one counts.  Those of a framework never name a component of the model; a name that is not here may.
 RANGES = {
@@ -40,8 +41,9 @@ def range_meaning(name: str) -> Meaning:
     found = ((re.match(pattern, name), told) for pattern, told in RANGES.items())
     match, (role, phase) = next(((match, told) for match, told in found if match), (None, (None, None)))
     about = match[1] if match and match.re.groups else None
-    collective = collective_kind(name) if role in roles.COLLECTIVE_RANGES else None
-    return Meaning(role, category(name), phase, collective, about)
+    if role in roles.COLLECTIVE_RANGES:
+        return Meaning(role, "communication", phase, collective_kind(name), about)
+    return Meaning(role, category(name), phase, None, about)
 
 
 def module_meaning(name: str) -> Meaning:

@@ -7,6 +7,7 @@ import re
 # Kinds by the letters of a name: of an operator, of a range, or of a kernel such as ncclDevKernel_AllReduce_Sum_f32.
 KIND_OF_LETTERS = {
     "allreduce": "all_reduce",
+    "crossdevicereduce": "all_reduce",
     "allgather": "all_gather",
     "reducescatter": "reduce_scatter",
     "alltoall": "all_to_all",

@@ -11,7 +11,8 @@ from analysis.vocabulary.roles import Meaning
 
 # The first pattern that matches names the category of an operator or kernel: `aten::addmm`, `Cijk_Ailk_...`.
 _PATTERNS = {
-    "communication": r"nccl|rccl|gloo|c10d::|all_?reduce|reduce_scatter|all_?gather|record_param_comms",
+    "communication": r"nccl|rccl|gloo|c10d::|all_?reduce|reduce_scatter|all_?gather|record_param_comms"
+    r"|cross_device_reduce",  # the all-reduce of vLLM and SGLang
     "optimizer": r"optimizer\.|_foreach_|_fused_(adam|sgd|ada)|multi_tensor_apply|fusedadam|lamb_",
     "attention": r"scaled_dot_product|(flash|efficient|paged|unified|sage)_?(attn|attention)|flash_?(fwd|bwd)|fmha|mha_"
     r"|attn_(fwd|bwd)|attention_(fwd|bwd)|sage_(fwd|bwd)",
@@ -31,7 +32,7 @@ _PATTERNS = {
     r"|lift_fresh|_amp_\w+)_?(_backward\w*)?_?$",
 }
 CATEGORIES = (*_PATTERNS, "other")
-_CATEGORY = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}
+CATEGORY_PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}
 # Kernels from torch.compile are named after all operators in them; their kind comes first.
 _GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
 _GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
@@ -83,7 +84,7 @@ def category(name: str) -> str:
     """Of CATEGORIES, that of an operator or kernel."""
     if generated := _GENERATED.match(name):
         return _GENERATED_KIND.get(generated[1], "element-wise")
-    return next((kind for kind, pattern in _CATEGORY.items() if pattern.search(name)), "other")
+    return next((kind for kind, pattern in CATEGORY_PATTERNS.items() if pattern.search(name)), "other")
 
 
 def operator_class(phase: str | None, kind: str) -> str:
