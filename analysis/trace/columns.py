@@ -100,9 +100,11 @@ class Columns:
         self.notes: list[Note] = []
 
     def add(self, part: Part) -> None:
+        """Takes the columns out of the part, so that the memory of its events is free for the next ones."""
         for kind, columns in part.events:
             self.counts[kind] += len(columns["start"])
             self.parts[kind].append(self.whole(kind, columns))
+        part.events.clear()
         if part.memory is not None:
             self.memory.append(part.memory)
         self.notes += part.notes

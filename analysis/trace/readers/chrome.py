@@ -36,7 +36,9 @@ class ChromeTrace(ChromeFile):
         for events, text in self.records():
             if wanted:
                 events = [event for event in events if event.name and wanted(event.name)]
-            yield self.part(self.of_one_rank(events), len(text))
+            part = self.part(self.of_one_rank(events), len(text))
+            del events
+            yield part
 
     def of_one_rank(self, events: list[Event]) -> list[Event]:
         """Of a file in which events tell their rank, those of one rank, by default of the first."""

@@ -99,6 +99,7 @@ class ChromeFile:
                 events, end = self.whole_events(text)
                 if end:
                     yield events, text.listed(end)
+                    del events  # the next ones take the same memory, which is faster
                     text.drop(end)
                 elif text.at_end or text.length > HEAD:
                     break
