@@ -1,18 +1,19 @@
 """The optimizations, alone and one on top of another, compared with the baseline and the prediction."""
 
 from harness.base.units import MB
+from harness.model.optimizations import OPTIMIZATIONS
 from workshop.exercise.results import PERCENT, Answer, Results, Source, derived, numbered
 
 TEMPLATE = {"run": "exercise4_baseline", "trace": "exercise4_study/profile_tiny_fp32"}
-ALONE = {  # name in the worksheet: flags
-    "fused attention": "--attention sdpa",
-    "fused optimizer": "--optimizer-impl fused",
-    "compiled": "--compile",
-    "checkpointing": "--activation-checkpointing",
-    "bf16": "--precision bf16",
+ALONE = {  # name in the worksheet: rung
+    "fused attention": "sdpa",
+    "fused optimizer": "fused-optimizer",
+    "compiled": "compile",
+    "checkpointing": "checkpointing",
+    "bf16": "bf16",
 }
 BASELINE, TOP = 0, 3  # of the ladder
-STUDY = {"rungs": ["sdpa", "fused-optimizer", "compile", "checkpointing", "bf16"], "sizes": ["tiny"]}
+STUDY = {"rungs": [*ALONE.values()], "sizes": ["tiny"]}
 
 
 def answers(results: Results) -> dict[str, Answer]:
@@ -23,7 +24,8 @@ def answers(results: Results) -> dict[str, Answer]:
     comparison = results.read("exercise4_comparison", "comparison.json")
     study = results.read("exercise4_study", "optimization_study.json", batch_size=shape["batch_size"], **STUDY)
     repeat, separate = (comparison.row("runs", name=f"exercise4_{name}") for name in ("repeat", "sdpa"))
-    rows = {name: study.row(flags=flags) for name, flags in ALONE.items()}
+    flags = {one.name: one.flag for one in OPTIMIZATIONS}
+    rows = {name: study.row(flags=flags[rung]) for name, rung in ALONE.items()}
     rows |= {"baseline": study.row(ladder=BASELINE), "combined": study.row(ladder=TOP)}
     return {
         "4.1": baseline.answer("performance.median_step_time_ms"),

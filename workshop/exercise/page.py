@@ -61,6 +61,10 @@ class Exercise:
     def title(self) -> str:
         return self.text.splitlines()[0].removeprefix("# ")
 
+    @property
+    def question(self) -> str:
+        return re.search(r"^\*\*Question\.\*\* (.+?)\n\n", self.text, re.M | re.S)[1]
+
     def line_of(self, word: str) -> int | None:
         """The first line of a shell block that contains the word."""
         for block in shell_blocks(self.text):

@@ -436,6 +436,15 @@ def measured(number: int) -> str:
     return f"{about} [The file]({link}).\n\n" + table(["#", "quantity", "value", "source"], rows, left=4)
 
 
+def exercise_table(folder: str = "") -> str:
+    """What each exercise asks; folder: where the page that shows it finds them."""
+    rows = []
+    for number, exercise in exercises().items():
+        title = exercise.title.partition(": ")[2].capitalize()
+        rows.append([f"[{number}. {title}]({folder}{exercise.path.name})", exercise.question])
+    return table(["exercise", "question"], rows, left=2)
+
+
 def commands_take(number: int) -> str:
     """How long the commands of an exercise took on the machine of the stored results, and which of them longest."""
     endless = {block.title for block in shell_blocks(exercises()[number].text) if block.mark == "stays open"}
