@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import REAL, analysis_of, attributed, event, step, trace_of
 
+from analysis.attribution.collectives import collective_rows, collectives_of
 from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.intervals import Slices, innermost
 from analysis.attribution.ledger import cut_at_arrivals, events_of_steps, exposed_communication, ledger, of_steps, us_by
@@ -48,9 +49,9 @@ def test_slices_add_up_to_the_steps(path):
     check_slices(links)
     events = events_of_steps(links)
     owned = of_steps(links)
-    owned = owned[(owned["event"] >= 0) & ((owned["state"] != "idle") | (not links.on_gpu))]
+    owned = owned[(owned["state"] != "idle") | ((owned["event"] >= 0) & (not links.on_gpu))]
     assert events["us"].sum() == pytest.approx(owned["us"].sum())
-    table = links.gpu if links.on_gpu else links.host
+    table, events = links.gpu if links.on_gpu else links.host, events[events.index >= 0]
     assert (events["us"] <= (table["end"] - table["start"])[events.index] + 1e-6).all()
 
 
@@ -168,6 +169,8 @@ def test_waiting_for_ranks_is_cut_off_communication(tmp_path):
     cut = cut_at_arrivals(exposed, events, np.array([50.0]))
     assert cut["us"].sum() == exposed["us"].sum()
     assert cut.loc[cut["cause"] == "ranks", "us"].sum() == 40
+    (row,) = collective_rows(collectives_of(links).events, cut, np.array([50.0]))
+    assert (row["exposed_ms"], row["waiting_ms"]) == pytest.approx((0.19, 0.04))
     unknown = cut_at_arrivals(exposed, events, np.array([np.nan]))
     assert unknown["us"].sum() == exposed["us"].sum() and not (unknown["cause"] == "ranks").any()
     check_slices(links)

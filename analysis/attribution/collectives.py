@@ -256,11 +256,11 @@ def collective_rows(
     """`collectives` of operator_analysis.json: sums over the steps, most time first.
 
     events: as in Collectives.  exposed: the slices of the steps that are exposed communication, each with its
-    collective; `waiting` of them for other ranks.  waiting_us: of each event, until the last rank arrived, NaN if
+    collective; cause "ranks" while it waits for them.  waiting_us: of each event, until the last rank arrived, NaN if
     unknown; None, and why, if that is not known at all.
     """
     waiting = np.full(len(events), np.nan) if waiting_us is None else waiting_us
-    sums = [one.groupby("collective")["us"].sum() for one in (exposed, exposed[exposed["state"] == "waiting"])]
+    sums = [one.groupby("collective")["us"].sum() for one in (exposed, exposed[exposed["cause"] == "ranks"])]
     of_all, of_waiting = (one.reindex(events.index, fill_value=0.0) for one in sums)
     events = events.assign(us=events["end"] - events["start"], exposed_us=of_all)
     events["transfer_us"] = events["us"] - waiting

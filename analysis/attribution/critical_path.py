@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.components import OVERHEAD, UNATTRIBUTED
-from analysis.attribution.intervals import covered_until, union
+from analysis.attribution.intervals import covered_until, innermost, union
 from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
 from harness.base.tables import column, narrow_table
 
@@ -88,7 +88,7 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
 
 
 def time_by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[tuple[str, str], float]]:
-    """The time of each span, by where and component; that of the host is its events' own time, else overhead."""
+    """The time of each span, by where and component; that of the host by the innermost event, else overhead."""
     component = links.gpu["component"].to_numpy(object)
     out = []
     for where, row, begin, end in spans:
@@ -97,12 +97,10 @@ def time_by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[t
     for thread in {row for where, row, *_ in spans if where == HOST}:
         edges = np.array([span[2:] for span in spans if span[:2] == (HOST, thread)])
         on_path = union(edges[:, 0], edges[:, 1])
-        host = links.host[(links.host["thread"] == thread).to_numpy()]
-        begin, end = (covered_until(host[name].to_numpy(), on_path) for name in ("start", "end"))
-        parent = pd.Series(np.arange(len(host)), host.index).reindex(host["parent"]).fillna(-1).astype(int).to_numpy()
-        within = np.bincount(parent[parent >= 0], weights=(end - begin)[parent >= 0], minlength=len(host))
-        own = pd.Series(np.maximum(0.0, end - begin - within))
-        sums = own.groupby(host["component"].fillna(UNATTRIBUTED).to_numpy(object)).sum()
+        slices = innermost(links.host, (links.host["thread"] == thread).to_numpy())
+        begin, end = (covered_until(times, on_path) for times in (slices.start, slices.end))
+        names = links.host["component"].to_numpy(object)[slices.row]
+        sums = pd.Series(end - begin).groupby(np.where(pd.isna(names), UNATTRIBUTED, names)).sum()
         out += [((HOST, str(name)), float(us)) for name, us in sums.items()]
         out.append(((HOST, OVERHEAD), max(0.0, float(np.diff(edges).sum() - sums.sum()))))
     return out

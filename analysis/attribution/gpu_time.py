@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.components import IDLE
 from analysis.attribution.ledger import IDLE_CAUSES, KINDS, idle_by_cause, ledger, of_steps, owners
 from analysis.trace.links import AttributedLinks
 from harness.base.tables import Column, column
@@ -32,10 +31,11 @@ def split(us: np.ndarray) -> dict[str, float]:
     return dict(zip(KEYS, (busy + idle, *parts, busy, idle), strict=True))
 
 
-def timeline_of_slices(slices: pd.DataFrame) -> dict[str, float | None]:
+def timeline_of_slices(links: AttributedLinks, slices: pd.DataFrame) -> dict[str, float | None]:
     """The same for slices of the ledger."""
-    kind = np.where(slices["state"] == IDLE, len(KINDS), slices["kind"].cat.codes)  # idle it waits for hosts, too
-    return split(np.bincount(kind, slices["us"], len(KINDS) + 1))
+    if not links.on_gpu:
+        return dict.fromkeys(KEYS)
+    return split(np.bincount(slices["kind"].cat.codes, slices["us"], len(KINDS) + 1))
 
 
 def gpu_timelines(links: AttributedLinks, two_clocks: str | None = None) -> dict:
@@ -55,8 +55,8 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None = None) -> dict
         }
         for device, rows in gpu.groupby("device")
     ]
-    in_steps = timeline_of_slices(of_steps(links)) if links.on_gpu else dict.fromkeys(KEYS)
-    out = gpu_timeline(gpu) | {"of_steps": in_steps, "devices": devices}
+    whole, in_steps = (timeline_of_slices(links, slices) for slices in (between_events(links), of_steps(links)))
+    out = whole | {"of_steps": in_steps, "devices": devices}
     compared = ("idle_by_cause", "launch_delay_us", "queue_depth")
     if gpu.empty or two_clocks:
         reasons = {f"{name}_reason": two_clocks for name in compared} if two_clocks else {}

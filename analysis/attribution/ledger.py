@@ -61,10 +61,10 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
     """A row for each slice of the trace, in order, none overlapping another.
 
     start, end, us; step: row of links.steps, -1 outside of them; of_steps; rank (-1: unknown); where: stream or thread;
-    state: working, waiting (for another thread, for data, for other ranks) or idle; cause: of CAUSES, '' where it
-    works; kind: of KINDS, or idle; component, phase, category, class; operator: row of links.host, or -1; event: row
-    of links.gpu, else of links.host, of the owner or, for idle time of a GPU, of the event that follows, or -1;
-    collective: row of collectives_of(links).events that it belongs to, or -1; overlaps: the kinds that run beneath it.
+    state: working, waiting (for another thread, data, other ranks, a collective of the host) or idle; cause: of CAUSES,
+    '' where it works; kind: of KINDS, or idle; component, phase, category, class; operator: row of links.host, or -1;
+    event: row of links.gpu, else of links.host, of the owner or, for idle time of a GPU, of the event that follows, or
+    -1; collective: row of collectives_of(links).events that it belongs to, or -1; overlaps: what runs beneath it.
     """
     slices = gpu_slices(links) if links.on_gpu else host_slices(links)
     kind, cause, collective = (slices[name].to_numpy() for name in ("kind", "cause", "collective"))
@@ -100,9 +100,10 @@ def us_by(slices: pd.DataFrame, *columns: str) -> pd.Series:
 
 @cached_on_links
 def events_of_steps(links: AttributedLinks) -> pd.DataFrame:
-    """A row for each event that owns time of the steps: component, phase, category, operator, step (its first), us."""
+    """A row for each event that owns time of the steps, by its row: component, phase, category, operator, step (its
+    first), us.  Row -1: collectives of the host that a GPU waits for."""
     slices = of_steps(links)
-    owned = (slices["event"] >= 0) & ((slices["state"] != IDLE) | (not links.on_gpu))
+    owned = (slices["state"] != IDLE) | ((slices["event"] >= 0) & (not links.on_gpu))
     slices = slices[owned.to_numpy()]
     first = slices.drop_duplicates("event").set_index("event").sort_index()
     columns = ["component", "phase", "category", "operator", "step"]
@@ -213,15 +214,15 @@ def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     columns = {"owner": event, "kind": kind, "overlaps": overlaps, "cause": cause, "collective": collective}
     columns |= {"next": take_or(followers, gap, -1), "of_steps": (times >= first) & (times < last)}
     slices = merged(edges, columns)
-    idle, inside = slices["owner"].to_numpy() < 0, slices["of_steps"].to_numpy()
-    row = np.where(idle, slices.pop("next"), slices["owner"])
+    owner, inside = slices["owner"].to_numpy(), slices["of_steps"].to_numpy()
+    row, waits = np.where(owner < 0, slices.pop("next"), owner), (owner < 0) & (slices["kind"] == 1)
     step = pd.Series(take_or(gpu["step"], row, -1))
     step = step.where((step >= 0) & inside).bfill().ffill().fillna(0)  # between events of the step
     return slices.assign(
-        event=row,
-        operator=take_or(gpu["operator"], row, -1),
+        event=np.where(waits, -1, row),
+        operator=np.where(waits, -1, take_or(gpu["operator"], row, -1)),
         step=np.where(inside, step, -1).astype(np.int64),
-        state=np.where(idle, 2, 0),
+        state=np.select([waits, owner < 0], [1, 2], 0),
     )
 
 

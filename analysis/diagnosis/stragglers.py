@@ -78,7 +78,7 @@ class RankComparison:
 def rank_facts(links: AttributedLinks) -> RankTrace:
     trace = links.trace
     steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
-    busy = timeline_of_slices(of_steps(links))["busy_ms"] if links.on_gpu else None
+    busy = timeline_of_slices(links, of_steps(links))["busy_ms"]
     in_name = RANK_IN_NAME.search(trace.path.name)
     rank = int(in_name[1]) if trace.rank is None and in_name else trace.rank
     steps_ms = ((steps["end"] - steps["start"]) / 1e3).tolist()
