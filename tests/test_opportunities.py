@@ -117,10 +117,10 @@ def test_synchronizations_are_proposed_with_their_number(tmp_path):
 
 def norm_of_four_kernels(start, number):
     """A norm of 30 us on the host from `start` on, whose four kernels take 100 us each."""
-    out = [event("input_norm", start, 30, kind="user_annotation")]
-    for i in range(4):
-        operator = ADD | {"ts": start + 7 * i + 1, "dur": 5}
-        out += on_gpu("add", start + 7 * i + 2, start + 40 + 100 * i, 100, number + i, operator=operator)
+    out = []
+    for i, name in enumerate(("pow", "mean", "rsqrt", "mul")):
+        operator = event(f"aten::{name}", start + 7 * i + 1, 5)
+        out += on_gpu(name, start + 7 * i + 2, start + 40 + 100 * i, 100, number + i, operator=operator)
     return out
 
 

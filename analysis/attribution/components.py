@@ -122,27 +122,31 @@ def module_labels(host: pd.DataFrame, is_module: np.ndarray) -> np.ndarray:
 
 
 def components_of_nodes(host: pd.DataFrame, component: np.ndarray, is_node: np.ndarray) -> np.ndarray:
-    """For each backward node the component of the forward operator that has its sequence number; None elsewhere.
+    """For each backward node the component of the forward operator that created it; None elsewhere."""
+    out = np.append(component, None)[forward_of_nodes(host, ~pd.isna(component), is_node)]
+    out[has_role(host, roles.ACCUMULATION) & is_node] = "gradient accumulation"
+    return out
+
+
+def forward_of_nodes(host: pd.DataFrame, candidates: np.ndarray, is_node: np.ndarray) -> np.ndarray:
+    """For each backward node the row of the candidate, an operator, that has its sequence number; -1 elsewhere.
 
     Sequence numbers are counted per thread.  A node's `Fwd thread id` stands for the thread that most of them match.
     """
-    out = np.full(len(host), None, dtype=object)
+    out = np.full(len(host), -1)
     parent, sequence = host["parent"].to_numpy(), host["sequence"].to_numpy()
     of_node = is_node | ((parent >= 0) & is_node[parent])  # XBackward0 within evaluate_function: XBackward0
-    numbered = (sequence >= 0) & ~of_node & ~pd.isna(component)
-    forward = host.loc[numbered, ["thread", "sequence", "start"]].assign(component=component[numbered])
+    forward = host.loc[(sequence >= 0) & ~of_node & candidates, ["thread", "sequence", "start"]]
     # The last operator with a number created the node: earlier ones only recorded what the next number would be.
     forward = forward.sort_values("start").drop_duplicates(["thread", "sequence"], keep="last")
     nodes = host.loc[is_node, ["sequence", "forward_thread"]]
     for _, group in nodes.groupby("forward_thread"):
-        found = {}
-        for thread, rows in forward.groupby("thread"):
-            by_sequence = pd.Series(rows["component"].to_numpy(), index=rows["sequence"].to_numpy())
-            found[thread] = group["sequence"].map(by_sequence)
+        found = [
+            group["sequence"].map(pd.Series(rows.index, index=rows["sequence"].to_numpy())).fillna(-1)
+            for _, rows in forward.groupby("thread")
+        ]
         if found:
-            out[group.index] = max(found.values(), key=lambda match: match.notna().sum()).to_numpy(object)
-    out[pd.isna(out)] = None
-    out[has_role(host, roles.ACCUMULATION) & is_node] = "gradient accumulation"
+            out[group.index] = max(found, key=lambda match: (match >= 0).sum())
     return out
 
 

@@ -9,22 +9,23 @@ promise: the gain has to be measured.  What cannot help here is listed separatel
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.components import NAMED_RANGES, views_and_metadata
+from analysis.attribution import regions
+from analysis.attribution.components import views_and_metadata
 from analysis.attribution.ledger import events_of_steps, host_code, idle_by_cause, of_steps
 from analysis.attribution.operators import costs_of_operators
 from analysis.diagnosis.verdict import device_of, precision_of, ran_here, roofs_of
 from analysis.hardware.ceilings import Ceiling
 from analysis.hardware.matching import datasheet
-from analysis.trace.links import ANNOTATION, AttributedLinks, step_around, step_at
-from analysis.trace.tables import has_role, take_or, where_name
+from analysis.trace.links import AttributedLinks, step_around, step_at
+from analysis.trace.tables import has_role, take_or, take_or_none
 from analysis.vocabulary import roles
+from analysis.vocabulary.letters import MATH, letter_of
 from analysis.vocabulary.operators import MATMUL_CLASSES
 from analysis.work.operator_costs import factor_type
 from harness.base.command_line import compiler_problem
@@ -35,14 +36,10 @@ from harness.model.optimizations import ANY_MODEL, answering
 
 WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
-NORM = re.compile(r"norm(?:alization)?\d*$|(?:^|[._])ln_?\w*$")  # names of normalization layers
-ATTENTION = ("attention.scores", "attention.softmax", "attention.weighted_sum")
-FUSED_PROJECTIONS = {  # proposal: its components, the one they become, and their weights in words
-    "fuse q, k and v": (
-        ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.qkv_proj", "the three weights"
-    ),
-    "fuse gate and up": (("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj", "both weights"),
-}  # fmt: skip
+FUSED_PROJECTIONS = {  # proposal: the matmuls, the region that reads what they make, and their weights in words
+    "fuse q, k and v": (regions.QKV, regions.ATTENTION, "the three weights"),
+    "fuse gate and up": (regions.GATE_UP, regions.SWIGLU, "both weights"),
+}
 
 
 @dataclass
@@ -88,12 +85,15 @@ class Evidence:
         works = ~views_and_metadata(links, rows)
         costs, which = costs_of_operators(links)
         done = {work: np.array([getattr(one, work) or 0 for one in costs], float) for work in ("flops", "bytes")}
+        owners = rows if links.on_gpu else events.index.to_numpy()  # rows of links.host: operators, ranges, modules
+        owners = np.where(events["category"] == "communication", -1, owners)  # a hook's, within what it interrupts
         # An operator that launches several kernels does its work once.
         again = pd.Series(rows).duplicated().to_numpy() & (rows >= 0)
         self.events = events.assign(
             code=codes,
             signature=inputs,
             name=pd.Categorical.from_codes(codes, names),
+            region=take_or_none(regions.regions(links)["kind"], owners),
             launches=1 if links.on_gpu else works.astype(int),
             **{work: np.where(again, 0.0, take_or(of[which], rows, 0.0)) for work, of in done.items()},
         )
@@ -101,9 +101,7 @@ class Evidence:
         self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
         self.idle = idle_by_cause(slices) if links.on_gpu else {}  # us by cause
         self.of_file = "file" in self.config.get("model", {})  # --workload: what other flags change is in the file
-        self.is_ours = not self.of_file and (
-            self.events["component"].str.startswith("attention.").any() or summary is not None
-        )
+        self.is_ours = summary is not None and not self.of_file
 
     def takes(self, flag: str | None) -> bool:
         """Whether the run that was traced has this flag."""
@@ -121,6 +119,15 @@ class Evidence:
         rows = self.events[np.asarray(mask, dtype=bool)]
         return rows, float(rows["us"].sum())
 
+    def region(self, kind: str) -> tuple[pd.DataFrame, float]:
+        return self.part(self.events["region"] == kind)
+
+    def has(self, *kinds: str) -> bool:
+        return self.events["region"].isin(kinds).any()
+
+    def is_fused(self, kind: str) -> bool:
+        return self.has(regions.FUSED[kind]) and not self.has(kind)
+
     def share(self, us: float) -> str:
         return f"{us / self.total_us:.1%}"
 
@@ -134,7 +141,7 @@ class Evidence:
         """The matmuls in these rows, at the highest rate that any matmul of the trace reached."""
         flops, us = rows["flops"].sum(), float(rows["us"].sum())
         if self.best_flops_per_us is None or not flops:
-            return NotApplicable(name, "the trace has no such matmuls")
+            return NotApplicable(name, f"the trace has no {'such matmuls' if rows.empty else 'shapes of its matmuls'}")
         rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the highest rate of any matmul in this trace"
         likely_us = min(us, flops / self.best_flops_per_us)
         best_us, bound = at_roof(flops, self.compute_roofs, "GFLOP/s", likely_us)
@@ -193,42 +200,39 @@ def named(rows: pd.DataFrame, text: str) -> bool:
 
 
 def fused_projections(name: str, evidence: Evidence) -> Found:
-    components, fused, weights = FUSED_PROJECTIONS[name]
-    if (evidence.events["component"] == fused).any():
+    kind, reader, weights = FUSED_PROJECTIONS[name]
+    rows, _ = evidence.region(kind)
+    if rows.empty and evidence.has(reader, regions.FUSED[reader]) and (evidence.events["category"] == "matmul").any():
         return NotApplicable(name, "already fused")
-    rows, _ = evidence.part(evidence.events["component"].isin(components))
     how = f"concatenate {weights} into one matmul, and split its output"
     return evidence.at_best_rate(name, how, rows)
 
 
 def fused_attention(evidence: Evidence) -> Found:
-    events = evidence.events
-    mask = events["component"].isin(ATTENTION)
-    if not evidence.is_ours:  # elsewhere: softmax between batched matmuls
-        softmax = events["name"].isin(["aten::_softmax", "aten::_softmax_backward_data"])
-        mask = softmax | events["name"].isin(["aten::bmm", "aten::baddbmm"]) if softmax.any() else softmax
     name, how = "fused attention", "F.scaled_dot_product_attention: the scores are never written to memory"
-    if not mask.any() and named(events, "scaled_dot_product"):
+    rows, _ = evidence.region(regions.ATTENTION)
+    if evidence.is_fused(regions.ATTENTION):
         return NotApplicable(name, "already fused")
-    return evidence.at_best_rate(name, how, evidence.part(mask)[0])
+    if any(letter_of(operator) == MATH for operator in evidence.links.trace.operators["name"].unique()):
+        how = (
+            "F.scaled_dot_product_attention runs its math kernels, and fused ones for other inputs, such as no dropout"
+        )
+    return evidence.at_best_rate(name, how, rows)
 
 
 def fused_norms(evidence: Evidence) -> Found:
     """A fused norm still passes once over its tensor, as the most expensive of its operators does."""
-    name, host, steps = "fused norm", evidence.links.host, evidence.links.steps
-    rows, us = evidence.part(evidence.events["component"].str.contains(NORM))
-    if rows.empty or evidence.links.source != NAMED_RANGES:
-        return NotApplicable(name, "no component of the model has the name of a norm")
-    is_norm = where_name(host, lambda name: bool(NORM.search(name))) & (host["kind"] == ANNOTATION).to_numpy()
-    in_step = (step_at if evidence.links.on_gpu else step_around)(host["start"].to_numpy(), steps) >= 0
-    calls = int((is_norm & in_step).sum())
+    name, links, found = "fused norm", evidence.links, regions.regions(evidence.links)
+    if evidence.is_fused(regions.NORM):
+        return NotApplicable(name, "already fused")
+    rows, us = evidence.region(regions.NORM)
+    if rows.empty:
+        return NotApplicable(name, "the trace has no norms")
+    in_step = (step_at if links.on_gpu else step_around)(links.host["start"].to_numpy(), links.steps) >= 0
+    calls = found["instance"][in_step & (found["kind"] == regions.NORM)].nunique()
     best = 0.0
     for _, phase in rows[rows["launches"] > 0].groupby("phase"):
         best += calls * phase.groupby("name")["us"].mean().max()
-    if named(rows, "kernels::rms_norm"):
-        return NotApplicable(name, "already fused")
-    if rows["launches"].sum() <= 3 * calls:
-        return NotApplicable(name, f"each norm runs in only {rows['launches'].sum() / max(1, calls):.1f} kernels")
     how, flag = "F.rms_norm or a compiled norm: one pass instead of one per operator", None
     if not evidence.links.on_gpu:
         how, flag = "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs", "--compile"
@@ -241,11 +245,11 @@ def fused_norms(evidence: Evidence) -> Found:
 
 def fused_swiglu(evidence: Evidence) -> Found:
     """One operator forward and one backward pass over 3 and 5 tensors; silu and the product pass over 14 in all."""
-    rows, us = evidence.part(evidence.events["component"] == "mlp.activation")
+    rows, us = evidence.region(regions.SWIGLU)
     name = "fused SwiGLU"
-    if named(rows, "swiglu"):
+    if evidence.is_fused(regions.SWIGLU):
         return NotApplicable(name, "already fused")
-    if not named(rows, "silu"):  # another activation, or none
+    if rows.empty:
         return None
     how, flag = "one kernel forward and one backward", None
     if not evidence.links.on_gpu:
@@ -256,12 +260,12 @@ def fused_swiglu(evidence: Evidence) -> Found:
 
 def fused_rope(evidence: Evidence) -> Found:
     """Three operators instead of five that each pass over queries and keys: 7 reads and writes instead of 9."""
-    rows, us = evidence.part(evidence.events["component"] == "attention.rope")
+    rows, us = evidence.region(regions.ROPE)
     name = "fused rotary embedding"
+    if evidence.is_fused(regions.ROPE):
+        return NotApplicable(name, "already fused")
     if rows.empty:
         return None
-    if named(rows, "addcmul"):
-        return NotApplicable(name, "already fused")
     how = "halves swapped by one copy, multiplied and added by one kernel"
     basis = "its five operators become three, which move 7 tensors instead of 9"
     return Proposal(name, how, us, evidence.described(rows), basis, us * 7 / 9)
@@ -269,11 +273,8 @@ def fused_rope(evidence: Evidence) -> Found:
 
 def fused_loss(evidence: Evidence) -> Found:
     """The operators after the head pass over [B, S, V] logits; only the memory is sure to shrink."""
-    name, events = "fused loss", evidence.events
-    mask = events["component"] == "loss"
-    if not evidence.is_ours:  # elsewhere, what passes over the logits wherever that is
-        mask = events["name"].str.contains("_log_softmax|nll_loss", na=False)
-    rows, us = evidence.part(mask)
+    name = "fused loss"
+    rows, us = evidence.region(regions.LOSS)
     if rows.empty:
         return None
     if evidence.config.get("training", {}).get("fused_loss"):

@@ -51,17 +51,6 @@ OPERATORS = {
     r"|^autograd::engine|Backward\d*$|AccumulateGrad$": roles.VIEW,
     r"^c10d::": roles.COLLECTIVE,
     r"_local_scalar_dense$": roles.SCALAR_READ,
-    r"^aten::_softmax$": roles.SOFTMAX,
-    r"^aten::_softmax_backward_data$": roles.SOFTMAX_BACKWARD,
-    r"^aten::(bmm|baddbmm)$": roles.BATCHED_MATMUL,
-    r"scaled_dot_product": roles.FUSED_ATTENTION,
-    r"_fused_": roles.FUSED_OPTIMIZER,
-    r"_foreach_": roles.FOREACH,
-    r"_log_softmax|nll_loss": roles.LOSS,
-    r"kernels::rms_norm": roles.FUSED_NORM,
-    r"swiglu": roles.FUSED_SWIGLU,
-    r"silu": roles.SILU,
-    r"addcmul": roles.MULTIPLY_ADD,
 }
 _COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program has
 _HOST_COPY = re.compile("^Memcpy (HtoD|DtoH)")

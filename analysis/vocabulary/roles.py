@@ -15,12 +15,6 @@ COLLECTIVE_RANGE, ENQUEUED_COLLECTIVE = "collective range", "enqueued collective
 # Roles of operators
 NODE, NODE_FUNCTION, ACCUMULATION = "backward node", "function of a backward node", "gradient accumulation"
 VIEW, COLLECTIVE, SCALAR_READ = "view", "collective", "read of a scalar"
-SOFTMAX, SOFTMAX_BACKWARD, BATCHED_MATMUL, FUSED_ATTENTION = (
-    "softmax", "softmax backward", "batched matmul", "fused attention"
-)  # fmt: skip
-FUSED_OPTIMIZER, FOREACH, LOSS, FUSED_NORM, FUSED_SWIGLU, SILU, MULTIPLY_ADD = (
-    "fused optimizer", "foreach", "loss", "fused norm", "fused SwiGLU", "silu", "multiply-add"
-)  # fmt: skip
 # Roles of calls of a GPU's runtime or driver, and of what runs on a GPU
 LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET = "kernel launch", "graph launch", "copy", "blocking copy", "memory set"
 WAIT, CAPTURE_BEGIN, CAPTURE_END = "wait", "begin of a capture", "end of a capture"
