@@ -30,9 +30,11 @@ from traces import (
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.operators import operator_lines
+from analysis.trace.columns import Part
 from analysis.trace.links import link, parents
 from analysis.trace.shrink import write_slim
 from analysis.trace.tables import read_trace
+from analysis.vocabulary.events import ANNOTATION, CALL, KERNEL
 from harness.base.errors import UserError
 
 
@@ -428,6 +430,34 @@ def test_damaged_files_are_named(tmp_path, kind):
         read_trace(path)
     assert str(path) in str(error.value)
     assert error.value.exit_code == 1
+
+
+class MadeUpReader:
+    """A Reader of a format that is none: two parts, of what a database of a system profiler might tell."""
+
+    metadata, cut_off, has_nan = {"distributedInfo": {"rank": 3, "world_size": 4}}, False, False
+    n_frames, unread, ranks, rank = 0, collections.Counter(), set(), None
+
+    def parts(self, wanted=None):
+        marks = {"name": ["ProfilerStep#7"], "start": np.array([1000.0]), "end": np.array([1100.0]), "thread": ["main"]}
+        marks |= {"signature": [None]}
+        calls = {"name": ["cudaLaunchKernel", None], "thread": ["main", "main"], "kernel": [None, None]}
+        calls |= {"start": np.array([1010.0, 1020.0]), "end": np.array([1012.0, 1022.0])}
+        calls |= {"external_id": np.array([-1, -1]), "correlation": np.array([5, 6])}
+        yield Part(100, [(ANNOTATION, marks), (CALL, calls)])
+        kernels = {"name": ["gemm"], "start": np.array([1020.0]), "end": np.array([1060.0])}
+        kernels |= {name: np.array([n]) for name, n in (("device", 0), ("stream", 7), ("correlation", 5))}
+        yield Part(50, [(KERNEL, kernels | {"external_id": np.array([-1])})])
+
+
+def test_a_format_is_what_its_reader_yields(tmp_path, monkeypatch):
+    monkeypatch.setattr("analysis.trace.tables.reader_of", lambda path, watch, rank: MadeUpReader())
+    trace = read_trace(tmp_path / "trace.db")
+    assert (trace.rank, trace.n_events, trace.n_malformed) == (3, 4, 1)  # a call has no name
+    analysis = analysis_of(trace)
+    assert (analysis["steps"]["count"], analysis["gpu_timeline"]["computation_ms"]) == (1, pytest.approx(0.04))
+    assert analysis["classes"][0] == {"class": "idle", "ms_per_step": pytest.approx(0.06), "share": pytest.approx(0.6)}
+    assert analysis["kernels"][0]["category"] == "matmul"
 
 
 def test_a_missing_file(tmp_path):

@@ -128,6 +128,10 @@ class Evidence:
     def is_fused(self, kind: str) -> bool:
         return self.has(regions.FUSED[kind]) and not self.has(kind)
 
+    def runs(self, rows: pd.DataFrame, role: str) -> bool:
+        """Whether one of these events is of an operator with this role."""
+        return bool(take_or(has_role(self.links.trace.operators, role), rows["operator"].to_numpy(), False).any())
+
     def share(self, us: float) -> str:
         return f"{us / self.total_us:.1%}"
 
@@ -192,11 +196,6 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
         "basis": proposal.basis,
         "flag": flag if evidence.takes(flag) else None,
     }
-
-
-def named(rows: pd.DataFrame, text: str) -> bool:
-    """Whether one of them has the text in its name."""
-    return rows["name"].str.contains(text, na=False).any()
 
 
 def fused_projections(name: str, evidence: Evidence) -> Found:
@@ -298,7 +297,7 @@ def cuda_graphs(evidence: Evidence) -> Found:
 
 def fused_optimizer(evidence: Evidence) -> Found:
     rows, us = evidence.part(evidence.events["phase"] == "optimizer")
-    if named(rows, "_fused_"):
+    if evidence.runs(rows, roles.FUSED_UPDATE):
         return NotApplicable("fused optimizer", "already fused")
     host = evidence.links.host
     classes = host["about"][has_role(host, roles.OPTIMIZER_STEP)].dropna()
@@ -315,7 +314,7 @@ def fused_optimizer(evidence: Evidence) -> Found:
             "operator in this trace"
         )
     how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
-    if optimizer != "optimizer" and not named(rows, "_foreach_"):
+    if optimizer != "optimizer" and not evidence.runs(rows, roles.FOREACH):
         how += ", or foreach=True"
     return Proposal("fused optimizer", how, us, evidence.described(rows), basis, best, likely)
 

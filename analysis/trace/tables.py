@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.trace.columns import Columns
-from analysis.trace.readers.chrome_file import OnProgress
-from analysis.trace.readers.formats import Reader, reader_of
+from analysis.trace.readers.formats import OnProgress, Reader, reader_of
 from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import MODULE_PREFIX, NO_MARKS, is_step_mark
 from analysis.vocabulary.events import ON_GPU, OPERATOR

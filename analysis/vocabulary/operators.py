@@ -51,6 +51,8 @@ OPERATORS = {
     r"|^autograd::engine|Backward\d*$|AccumulateGrad$": roles.VIEW,
     r"^c10d::": roles.COLLECTIVE,
     r"_local_scalar_dense$": roles.SCALAR_READ,
+    r"_fused_(adam|sgd|ada)": roles.FUSED_UPDATE,
+    r"_foreach_": roles.FOREACH,
 }
 _COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program has
 _HOST_COPY = re.compile("^Memcpy (HtoD|DtoH)")

@@ -12,11 +12,12 @@ COLUMNS = [column("package", "package", left=True), column("question", "question
 
 
 def package_table(folder: str, order: str = "") -> str:
-    """The packages in a folder of the project in this order, and last the modules that lie in none of them.
+    """The packages in a folder of the project in this order, also those within one, and last the modules that lie in
+    none of them.
 
     Raises ValueError if the order is not that of all packages: what is new has to be given its place.
     """
-    there = sorted(path.parent.name for path in (PROJECT / folder).glob("*/__init__.py"))
+    there = sorted(str(path.parent.relative_to(PROJECT / folder)) for path in (PROJECT / folder).rglob("*/__init__.py"))
     if sorted(order.split()) != there:
         raise ValueError(f"{folder}/ has the packages {' '.join(there)}, not {order}")
     rows = [_row(PROJECT / folder / name) for name in order.split()]
