@@ -63,6 +63,8 @@ def add_analysis_flags(parser: argparse.ArgumentParser) -> None:
     text = f"with {READ} of one trace: write a smaller one for viewers, without Python frames, of --window N"
     add("--slim", metavar="OUT", type=Path, help=text)
     add("--shortest", type=number_of(float, 0), metavar="US", help="with --slim: leave out events shorter than this")
+    text = f"with {READ}: write whose every microsecond is, as a table for pandas; *.csv, *.csv.gz or *.parquet"
+    add("--slices", metavar="FILE", type=Path, help=text)
     text = "write report.html, and its figures and tables for TensorBoard (default: only after training)"
     add("--generate-report", action=argparse.BooleanOptionalAction, help=text)
     add("--top-n", type=number_of(int, 1), metavar="N", default=15, help="rows per table (15)")
@@ -89,6 +91,7 @@ def analyze(args: argparse.Namespace) -> None:
         *(args.top_n, args.sort_by, args.verbose),
         reading={"window": args.window, "steps_from": args.steps_from},
         slim=(args.slim, args.shortest),
+        slices=args.slices,
         target_device=args.target_device,
         peak=args.peak,
     )
@@ -103,7 +106,7 @@ def train_and_explain(args: argparse.Namespace, report: bool) -> None:
     from harness.base.text import flag_of, read_on
     from tiny_llama_v1 import run_from_arguments
 
-    for name in ("window", "steps_from", "slim", "shortest"):
+    for name in ("window", "steps_from", "slim", "shortest", "slices"):
         if getattr(args, name) is not None:
             raise UserError(f"{flag_of(name)}: requires {READ}", 2)
     args.num_steps = args.num_steps or 20

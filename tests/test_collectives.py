@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 from test_documents import mismatches
 from traces import analysis_of, event, on_gpu, real_path, step, trace_of, write_trace
@@ -93,6 +94,35 @@ def test_waiting_is_what_other_ranks_do_not_need(tmp_path):
     for name, kind in types.items():
         assert mismatches(json.loads(json.dumps(first[name], allow_nan=False)), kind, name) == []
     assert first["communication"]["predicted"][0]["bytes"] == 2 * MB
+
+
+@pytest.mark.parametrize("name", ["slices.csv", "slices.csv.gz"])
+def test_the_slices_of_all_ranks_are_one_table(tmp_path, profiler, name):
+    (tmp_path / "run").mkdir()
+    for rank, times in enumerate([(200, 300), (450, 50)]):
+        rank_trace(tmp_path / "run", rank, *times)
+    code, out = profiler("--analyze-existing", str(tmp_path / "run"), "--slices", str(tmp_path / name))
+    assert (code, f"{name}, " in out) == (0, True)
+    slices = pd.read_csv(tmp_path / name)
+    assert not slices.drop(columns="step").isna().any(axis=None)  # a group-by would leave them out
+    slices = slices.dropna(subset="step")
+    assert slices.groupby(["rank", "step"])["us"].sum().to_dict() == {(0, 1): 1000, (1, 1): 1000}
+    assert slices[slices["cause"] == "ranks"].groupby("rank")["us"].sum().to_dict() == {0: 150}
+    hidden = slices[slices["overlaps"] == "communication"]
+    assert (hidden["us"].sum(), {*hidden["event"]}, {*hidden["operator"]}) == (100, {"gemm"}, {"aten::mm"})
+
+
+def test_a_file_for_slices_that_cannot_be_written_is_refused_at_once(tmp_path, profiler, monkeypatch):
+    monkeypatch.setattr("analysis.commands.analyze_traces.find_spec", lambda name: None)
+    trace = str(rank_trace(tmp_path, 0, 200, 300))
+    for name, code, why in [
+        ("slices.txt", 2, "a table is named *.csv, *.csv.gz, *.parquet"),
+        ("slices.parquet", 2, "parquet needs the package pyarrow or fastparquet"),
+        ("absent/slices.csv", 1, "there is no folder"),
+    ]:
+        found, out = profiler("--analyze-existing", trace, "--slices", str(tmp_path / name))
+        assert (found, why in out, out.count("\n")) == (code, True, 1), out
+    assert profiler("--slices", "slices.csv")[0] == 2  # of a run
 
 
 def test_groups_are_compared_each_among_its_ranks(tmp_path):

@@ -134,8 +134,8 @@ def test_a_thread_of_the_backward_pass_owns_the_time_that_the_steps_thread_waits
     slices = of_steps(links)
     us = us_by(slices, "state", "cause", "category")
     assert us["waiting", "thread", "matmul"] == 30
-    assert us["working", "", "matmul"] == 20
-    assert us["working", "", "element-wise"] == 10
+    assert us["working", "nothing", "matmul"] == 20
+    assert us["working", "nothing", "element-wise"] == 10
     assert slices["us"].sum() == 200
 
 

@@ -50,10 +50,12 @@ IDLE_CAUSES = {
     "latency": "the kernel had been launched, but had not started",
     "unknown": "the trace does not contain the launch, or the kernel started much later for no recorded reason",
 }
-CAUSES = ("", *IDLE_CAUSES, "thread", "ranks")  # another thread works for that of the steps; other ranks are late
+NOTHING = "nothing"
+CAUSES = (NOTHING, *IDLE_CAUSES, "thread", "ranks")  # another thread works for that of the steps; ranks are late
 NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
 # What runs beneath, by the sum of 1 for each class of KINDS, 2 and 4.
 BENEATH = [" and ".join(kind for i, kind in enumerate(KINDS) if bits & 1 << i) for bits in range(8)]
+BENEATH[0] = NOTHING
 
 
 @cached_on_links
@@ -62,9 +64,9 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
 
     start, end, us; step: row of links.steps, -1 outside of them; of_steps; rank (-1: unknown); where: stream or thread;
     state: working, waiting (for another thread, data, other ranks, a collective of the host) or idle; cause: of CAUSES,
-    '' where it works; kind: of KINDS, or idle; component, phase, category, class; operator: row of links.host, or -1;
-    event: row of links.gpu, else of links.host, of the owner or, for idle time of a GPU, of the event that follows, or
-    -1; collective: row of collectives_of(links).events that it belongs to, or -1; overlaps: what runs beneath it.
+    nothing where it works; kind: of KINDS, or idle; component, phase, category, class; operator: row of links.host, or
+    -1; event: row of links.gpu, else of links.host, of the owner or, for idle time of a GPU, of the event that follows,
+    or -1; collective: row of collectives_of(links).events that it belongs to, or -1; overlaps: what runs beneath it.
     """
     slices = gpu_slices(links) if links.on_gpu else host_slices(links)
     kind, cause, collective = (slices[name].to_numpy() for name in ("kind", "cause", "collective"))
@@ -116,6 +118,15 @@ def idle_by_cause(slices: pd.DataFrame) -> dict[str, float]:
     return {cause: float(idle.get(cause, 0.0)) for cause in IDLE_CAUSES}
 
 
+def named_slices(links: AttributedLinks) -> pd.DataFrame:
+    """The ledger for a reader: the number of the step, and names in place of rows; without them, `none`."""
+    slices, table = ledger(links), links.gpu if links.on_gpu else links.host
+    rows = {"operator": links.host["name"], "event": table["name"]}
+    names = {key: take_or(column.to_numpy(object), slices[key], "none") for key, column in rows.items()}
+    number = take_or(links.steps["number"].to_numpy(float), slices["step"], np.nan)
+    return slices.assign(**names, step=pd.array(number, dtype="Int64"), trace=links.trace.path.name)
+
+
 def exposed_communication(links: AttributedLinks) -> pd.DataFrame:
     """The slices of the steps that belong to communication: nothing computes meanwhile."""
     slices = of_steps(links)
@@ -165,14 +176,14 @@ def classes_of(slices: pd.DataFrame, rules: dict[str, np.ndarray]) -> pd.Categor
 
 
 def places_of(links: AttributedLinks, rows: np.ndarray) -> pd.Categorical:
-    """The stream or thread of the owner of each slice; '' where there is none."""
+    """The stream or thread of the owner of each slice."""
     if links.on_gpu:
         pairs, which = different_pairs(links.gpu["device"].to_numpy(), links.gpu["stream"].to_numpy())
         names = [f"GPU {device} stream {stream}" for device, stream in pairs]
     else:
         which, threads = pd.factorize(links.host["thread"])
         names = ["host" if one == links.thread else f"host thread {one}" for one in threads]
-    return pd.Categorical.from_codes(np.append(which, len(names))[rows], [*names, ""])
+    return pd.Categorical.from_codes(np.append(which, len(names))[rows], [*names, "nowhere"])
 
 
 # ---- Whose time it is on a GPU -------------------------------------------------------------------------------------

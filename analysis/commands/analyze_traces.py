@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+from importlib.util import find_spec
 from pathlib import Path
+
+import pandas as pd
 
 from analysis.diagnosis.document import add_prediction
 from analysis.diagnosis.text import profile_answer, profile_lines, verdict_text
@@ -16,10 +19,13 @@ from analysis.trust.missing_from_trace import missing_lines
 from harness.base.console import say
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.files import make_folder, write_json
+from harness.base.files import make_folder, write_json, written_whole
 from harness.base.tables import wrapped
 from harness.base.text import printable, read_on
 
+SLICES = (".csv", ".csv.gz", ".parquet")
+SLICE_COLUMNS = "trace rank step start end us where state cause kind overlaps".split()
+SLICE_COLUMNS += "phase component class category operator event".split()
 PAGE = "docs/reading_a_profile.md"
 
 
@@ -33,6 +39,7 @@ def analyze_existing(
     *,
     reading: dict | None = None,
     slim: tuple[Path | None, float | None] = (None, None),
+    slices: Path | None = None,
     target_device: str | None = None,
     peak: str | float = "auto",
 ) -> None:
@@ -40,17 +47,20 @@ def analyze_existing(
 
     With output_dir, writes operator_analysis.json there, those of further traces as operator_analysis_<trace>.json, and
     report.html if `report`.  With `report` alone, they are written beside the traces.  reading: options of
-    read_trace().  slim: a smaller trace to write, and the shortest event in it in us.
+    read_trace().  slim: a smaller trace to write, and the shortest event in it in us.  slices: a file for the ledger.
 
     Raises UserError if there is no trace; after all is written, if the only one is cut off.
     """
     if slim != (None, None):
         check_slim(path, *slim)
+    if slices:
+        check_slices(slices)
     target = described(rows_named(target_device)[0]) if target_device else None
     paths = find_traces(path) if path.is_dir() else [path]
     if len(paths) > 1:
         say(f"Reading {len(paths)} traces in {path}")
-    analyses, refused = analyze_all(paths, reading=reading, target=target, peak=peak)
+    tables: list[pd.DataFrame] | None = [] if slices else None
+    analyses, refused = analyze_all(paths, reading=reading, slices=tables, target=target, peak=peak)
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
     keep_prediction(analyses)
@@ -73,11 +83,35 @@ def analyze_existing(
             named = [(file.name, analysis) for file, analysis in analyses]
             files += write_report(folder, named, path if path.is_dir() else path.parent)
         say("", "Files:", *(f"  {file}" for file in files))
+    if slices:
+        say("", f"Slices: {slices}, {write_slices(slices, tables):,} rows")
     if slim[0]:
         say("", f"For viewers: {write_slim(path, *slim, reading or {})}")
     say("", *answer_of_traces(analyses, report_in(files)))
     if len(paths) == 1 and analyses[0][1]["integrity"]["cut_off"]:
         raise UserError(f"{path}: truncated or damaged; only what comes before could be analyzed")
+
+
+def check_slices(target: Path) -> None:
+    """Raise UserError if this cannot be written."""
+    if not target.name.endswith(SLICES):
+        raise UserError(f"--slices {target}: a table is named *{', *'.join(SLICES)}", 2)
+    if target.suffix == ".parquet" and not any(map(find_spec, ("pyarrow", "fastparquet"))):
+        raise UserError(f"--slices {target}: parquet needs the package pyarrow or fastparquet; *.csv needs neither", 2)
+    if not target.parent.is_dir():
+        raise UserError(f"--slices {target}: there is no folder {target.parent}")
+
+
+def write_slices(target: Path, tables: list[pd.DataFrame]) -> int:
+    """Write the slices of all traces as one table; returns its rows."""
+    table = pd.concat(tables, ignore_index=True)[SLICE_COLUMNS]
+    with written_whole(target) as file:
+        if target.suffix == ".parquet":
+            table.to_parquet(file, index=False)
+        else:
+            compression = "gzip" if target.suffix == ".gz" else None
+            table.to_csv(file, index=False, float_format="%.3f", compression=compression)
+    return len(table)
 
 
 def missing_from(path: str | Path) -> list[str]:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives_of
 from analysis.attribution.gpu_time import timeline_of_slices
-from analysis.attribution.ledger import exposed_communication, of_steps
+from analysis.attribution.ledger import exposed_communication, named_slices, of_steps
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import RANK_IN_NAME, take_or
 from harness.base.tables import Column, column, narrow_table
@@ -44,6 +44,7 @@ class RankTrace:
     exposed: pd.DataFrame  # slices of the steps that are communication
     base_us: float  # time of the trace's 0 on the rank's own clock
     clock: str | None  # which one it is; None: not known, or that of a GPU
+    slices: pd.DataFrame | None = None  # the ledger for a reader, where one asks for it
 
     def times(self, name: str) -> np.ndarray:
         """Starts or ends of the collectives on the rank's own clock, in us."""
@@ -75,7 +76,7 @@ class RankComparison:
     why: str  # that is
 
 
-def rank_facts(links: AttributedLinks) -> RankTrace:
+def rank_facts(links: AttributedLinks, with_slices: bool = False) -> RankTrace:
     trace = links.trace
     steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
     busy = timeline_of_slices(links, of_steps(links))["busy_ms"]
@@ -95,6 +96,7 @@ def rank_facts(links: AttributedLinks) -> RankTrace:
         exposed=exposed_communication(links)[columns],
         base_us=trace.base_us,
         clock=None if found.on_gpu else trace.host,
+        slices=named_slices(links).assign(rank=-1 if rank is None else rank) if with_slices else None,
     )
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+import pandas as pd
 
 from analysis.attribution.collectives import collective_rows, communication_of_steps
 from analysis.attribution.components import attribute
@@ -32,13 +35,17 @@ RANK_REASONS = {
 
 
 def analyze_all(
-    paths: list[Path], summary: dict | None = None, reading: dict | None = None, **device
+    paths: list[Path],
+    summary: dict | None = None,
+    reading: dict | None = None,
+    slices: list[pd.DataFrame] | None = None,
+    **device,
 ) -> tuple[list[tuple[Path, dict]], list[UserError]]:
     """Each readable trace with its operator_analysis.json, and the errors of the others.
 
     summary is the performance_summary.json of the run; without it, the one beside each trace is used.  reading: options
-    of read_trace().  device: target and peak of each Trace.  If the traces are those of several ranks of one run, each
-    document contains the comparison of the ranks.
+    of read_trace().  slices: takes those of each trace, with names.  device: target and peak of each Trace.  If the
+    traces are those of several ranks of one run, each document contains the comparison of the ranks.
     """
     analyses: list[tuple[Path, dict]] = []
     refused: list[UserError] = []
@@ -50,7 +57,7 @@ def analyze_all(
         links = attribute(link(trace))
         runs.append(summary or summary_beside(trace.path))
         analyses.append((trace.path, operator_analysis(links, runs[-1])))
-        facts.append(rank_facts(links))
+        facts.append(rank_facts(links, slices is not None))
         captures |= trace.replayed.files if trace.replayed else set()
     # A trace of captures tells of the graphs of the others, and is no rank of its own.
     keep = [path not in captures or one["integrity"]["graph_events"] > 0 for path, one in analyses]
@@ -64,6 +71,8 @@ def analyze_all(
             document["integrity"]["notes"].append(f"the {len(facts)} traces are not compared: {apart}")
     if not apart and len(facts) > 1:
         add_comparison(documents, facts, runs[0])
+    if slices is not None:
+        slices += [one.slices for one in facts]
     return analyses, refused
 
 
@@ -89,8 +98,10 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
     comparison = compare_ranks(facts)
     waiting = comparison.waiting_us or [None] * len(facts)
     for document, one, us, row in zip(documents, facts, waiting, comparison.document["rows"], strict=True):
-        exposed = one.exposed if us is None else cut_at_arrivals(one.exposed, one.found.events, us)
-        document["collectives"] = collective_rows(one.found.events, exposed, us, comparison.why)
+        if us is not None:
+            cut = partial(cut_at_arrivals, events=one.found.events, waiting_us=us)
+            one.exposed, one.slices = cut(one.exposed), None if one.slices is None else cut(one.slices)
+        document["collectives"] = collective_rows(one.found.events, one.exposed, us, comparison.why)
         if about := document["communication"]:
             times = (about[name] for name in ("steps", "exposed_ms", "hidden_ms"))
             kept = {name: about[name] for name in about if is_beside(name)}
