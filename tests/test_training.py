@@ -22,7 +22,8 @@ from harness.instruments.timing import StepMeter, StepRecord
 from harness.machine.devices import cpu_trains_in_fp16
 from harness.model.corpus import synthetic_corpus
 from harness.model.grad_clip import clip_gradients
-from harness.run.run_summary import MeasuredRun, averaged_steps, compilation_lines, grad_norm_lines, summarize
+from harness.run.measurements import Measurements
+from harness.run.run_summary import averaged_steps, compilation_lines, grad_norm_lines, summarize
 
 
 def read(path):
@@ -230,8 +231,10 @@ def test_a_step_that_the_gradient_scaler_skips_is_not_clipped():
     workload.train(state, workload.batches(device), 1, meter, instruments)
     assert all(map(torch.equal, before, state.model.parameters()))
     workload.train(state, workload.batches(device), 1, meter, instruments)
-    run = measured([1.0, 1.0], ["first", None], grad_clip=0.5)
-    run.records = meter.records
+    schedule = InstrumentSchedule(2, ProfilerConfig())
+    run = Measurements(workload, workload.settings(), schedule, device, (0, 1), lambda step: True, lambda record: None)
+    run.meter = meter
+    run.sampler.sample()
     summary = summarize(run)
     skipped, norm = summary["steps"]["grad_norm"]
     expected = {"first": None, "first_reason": "not a finite number", "last": norm, "max": norm, "clipped_steps": 1}
@@ -462,20 +465,12 @@ def test_traces_in_a_folder_of_their_own(train, tmp_path):
     assert not list((tmp_path / "run").glob("trace_*"))
 
 
-def measured(times_ms: list[float], reasons: list[str | None], **found) -> MeasuredRun:
-    """A run on a CPU of which these step times are known."""
-    records = [StepRecord(step, total_ms=ms) for step, ms in enumerate(times_ms, start=1)]
-    about = {"config": {}, "environment": {}, "on_gpu": False, "world_size": 1, "step_flops": None}
-    shape = {"num_steps": len(records), "batch_size": 4, "seq_len": 16}
-    return MeasuredRun(records=records, exclusion_reasons=reasons, **about | shape | found)
-
-
 @pytest.mark.parametrize("num_steps", range(1, 16))
 def test_a_step_whose_flops_are_counted_is_in_no_average(num_steps):
     every = ProfilerConfig(enable_pytorch_profiler=True, enable_deepspeed_flops=True)
     schedule = InstrumentSchedule(num_steps, every)
-    run = measured([1.0] * num_steps, [schedule.exclusion_reason(step) for step in range(1, num_steps + 1)])
-    averaged, note = averaged_steps(run)
+    records = [StepRecord(step, total_ms=1.0) for step in range(1, num_steps + 1)]
+    averaged, note = averaged_steps(records, [schedule.exclusion_reason(record.step) for record in records])
     steps = {record.step for record in averaged}
     assert schedule.flops_step not in steps or num_steps == 1
     if num_steps >= 6:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from harness.base.errors import is_interruption
 from harness.base.units import MB
 from harness.instruments.audit import RateLimit, audit_document
 from harness.instruments.compilation import Compilation
@@ -19,8 +18,6 @@ from harness.machine.devices import DeviceSampler
 from harness.machine.disturbance import over_ranks
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
-from harness.ranks.failures import explain_error
-from harness.run.run_summary import MeasuredRun
 
 
 class Measurements:
@@ -41,6 +38,7 @@ class Measurements:
         self.workload, self.config, self.schedule, self.device = workload, config, schedule, device
         self.rank, self.world_size = ranks
         self.environment = describe_environment(device)
+        self.grad_clip = config["training"].get("grad_clip")
         self.sampler = DeviceSampler(device)
         self.meter = StepMeter(device, self.world_size, wait_for, on_record)
         self.instruments: Instruments | None = None
@@ -66,43 +64,13 @@ class Measurements:
             return over_ranks([one["disturbance"] for one in self.ranks])
         return self.meter.disturbance.document()
 
-    def audit(self, records: list[StepRecord], reasons: list[str | None]) -> dict:
-        """reasons: why each record is left out of the averages, None if it is not."""
-        averaged = [record for record, reason in zip(records, reasons, strict=True) if reason is None]
+    @property
+    def exclusion_reasons(self) -> list[str | None]:
+        """Why each step is left out of the averages; None if it is not."""
+        return [self.schedule.exclusion_reason(record.step) for record in self.meter.records]
+
+    def audit(self) -> dict:
+        records = self.meter.records
+        averaged = [record for record, why in zip(records, self.exclusion_reasons, strict=True) if why is None]
         first = self.instruments and self.instruments.audit.result
         return audit_document(first, averaged, records[0].loss if records else None, self.workload, self.rate_limit)
-
-    def measured_run(self, error: BaseException | None) -> MeasuredRun:
-        """Everything so far; error: what ended the run, None if nothing did."""
-        workload, sampler, records = self.workload, self.sampler, self.meter.records
-        tracker = self.instruments and self.instruments.memory
-        reasons = [self.schedule.exclusion_reason(record.step) for record in records]
-        return MeasuredRun(
-            config=self.config,
-            environment=self.environment,
-            on_gpu=self.device.type == "cuda",
-            num_steps=self.schedule.num_steps,
-            batch_size=workload.batch_size,
-            seq_len=workload.seq_len,
-            rank=self.rank,
-            world_size=self.world_size,
-            parallel=workload.parallel.parallel,
-            step_flops=workload.step_flops(),
-            grad_clip=self.config["training"].get("grad_clip"),
-            records=records,
-            exclusion_reasons=reasons,
-            memory_samples=sampler.memory_bytes,
-            peak_memory_bytes=sampler.peak_bytes,
-            memory_source=sampler.memory_source,
-            utilization_percent=sampler.utilization_percent,
-            utilization_reason=sampler.utilization_reason,
-            memory_timeline=tracker.timeline.document() if tracker and tracker.finished else None,
-            ranks=self.ranks,
-            no_sync=self.no_sync,
-            compilation=self.compilation and self.compilation.document(workload.micro_steps),
-            disturbance=self.disturbance(),
-            audit=self.audit(records, reasons),
-            compilation_reason="the run ended before compilation" if workload.compiled else "--compile is off",
-            status="completed" if error is None else "interrupted" if is_interruption(error) else "failed",
-            error=explain_error(error)[0] if error else None,
-        )

@@ -120,7 +120,7 @@ class RunReport:
             with deferred_signals():
                 self.write_summary(error)
             return None
-        summary = summarize(self.measurements.measured_run(error))
+        summary = summarize(self.measurements, error)
         basis, lines, explained = basis_lines(summary, self.verbose), summary_lines(summary), []
         figures = {}
         try:
@@ -151,4 +151,4 @@ class RunReport:
     def write_summary(self, error: BaseException | None) -> None:
         """performance_summary.json; of another rank than 0, with its number in the name."""
         name = f"performance_summary{suffix_of_rank(self.rank, self.world_size) if self.rank else ''}.json"
-        self.folder.write(name, summarize(self.measurements.measured_run(error)))
+        self.folder.write(name, summarize(self.measurements, error))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import math
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from harness.base.console import RULE
+from harness.base.errors import is_interruption
 from harness.base.files import explain_nulls
 from harness.base.tables import column, text_table, wrapped
 from harness.base.units import MB
@@ -15,60 +16,33 @@ from harness.instruments.no_sync import no_sync_text
 from harness.instruments.phases import PHASES, summary_stats
 from harness.instruments.timing import StepRecord
 from harness.machine.disturbance import disturbance_text, is_disturbed
+from harness.ranks.failures import explain_error
 
-
-@dataclass
-class MeasuredRun:
-    """Everything a run measured, and its settings."""
-
-    config: dict  # the sections model, training and profiling of config.json
-    environment: dict
-    on_gpu: bool
-    num_steps: int  # requested
-    batch_size: int  # samples per step and rank
-    seq_len: int
-    world_size: int
-    step_flops: int | None
-    records: list[StepRecord]
-    exclusion_reasons: list[str | None]  # why each record is left out of the averages; None if it is not
-    grad_clip: float | None = None  # --grad-clip
-    rank: int = 0
-    parallel: str | None = None  # ddp, zero1, fsdp; None: one rank
-    memory_samples: list[int] = field(default_factory=list)  # bytes
-    peak_memory_bytes: int | None = None
-    memory_source: str = ""
-    utilization_percent: list[int] = field(default_factory=list)  # samples
-    utilization_reason: str | None = None  # why there are no samples
-    memory_timeline: dict | None = None
-    ranks: list[dict] = field(default_factory=list)  # documents.RankFacts
-    no_sync: dict | None = None  # documents.NoSyncSteps
-    compilation: dict | None = None
-    compilation_reason: str = "--compile is off"
-    disturbance: dict = field(default_factory=dict)  # DisturbanceMeter.document()
-    audit: dict = field(default_factory=dict)  # audit_document()
-    status: str = "completed"
-    error: str | None = None
+if TYPE_CHECKING:
+    from harness.run.measurements import Measurements
 
 
 NO_STEP = "no step was completed"
+SHARES = ("waited", "longest_wait", "lost")  # of a step's time, in its interval
 NO_FLOPS = "the step has no FLOP formula, and cannot be counted on fake tensors"
 
 
-def summarize(run: MeasuredRun) -> dict:
-    """performance_summary.json"""
-    averaged, note = averaged_steps(run)
+def summarize(run: Measurements, error: BaseException | None = None) -> dict:
+    """performance_summary.json; error: what ended the run, None if nothing did."""
+    records, reasons = run.meter.records, run.exclusion_reasons
+    averaged, note = averaged_steps(records, reasons)
     why_no_spread = "needs at least two steps" if averaged else NO_STEP
     series = {"step": [r.total_ms for r in averaged]}
     series |= {phase: [r.phase_ms.get(phase, 0.0) for r in averaged] for phase in PHASES}
     timings = {name: explain_nulls(summary_stats(values), why_no_spread) for name, values in series.items()}
-    done = {"num_steps": run.num_steps, "completed_steps": len(run.records)}
-    shape = {"batch_size": run.batch_size, "sequence_length": run.seq_len}
+    done = {"num_steps": run.schedule.num_steps, "completed_steps": len(records)}
+    shape = {"batch_size": run.workload.batch_size, "sequence_length": run.workload.seq_len}
     shape |= {"rank": run.rank, "world_size": run.world_size}
-    shape |= explain_nulls({"parallel": run.parallel}, "one rank")
+    shape |= explain_nulls({"parallel": run.workload.parallel.parallel}, "one rank")
     norm = explain_nulls({"grad_norm": _grad_norm(run)}, "--grad-clip was not given")
     return {
-        "status": run.status,
-        "error": run.error,
+        "status": "completed" if error is None else "interrupted" if is_interruption(error) else "failed",
+        "error": explain_error(error)[0] if error else None,
         "config": run.config,
         "environment": run.environment,
         "training": done | shape | norm,
@@ -76,26 +50,24 @@ def summarize(run: MeasuredRun) -> dict:
         "memory": _memory(run),
         "loss": _losses(run),
         "steps": {
-            "step": [r.step for r in run.records],
-            "loss": [_finite(r.loss) for r in run.records],
-            "time_ms": [r.total_ms for r in run.records],
+            "step": [r.step for r in records],
+            "loss": [_finite(r.loss) for r in records],
+            "time_ms": [r.total_ms for r in records],
             **({"grad_norm": _grad_norms(run)} if run.grad_clip else {}),
-            "exclusion_reason": run.exclusion_reasons,
-            "waited_share": [r.interval.waited_share for r in run.records],
-            "longest_wait_share": [r.interval.longest_wait_share for r in run.records],
-            "lost_share": [r.interval.lost_share for r in run.records],
-            "disturbed": [is_disturbed(r.interval) for r in run.records],
+            "exclusion_reason": reasons,
+            **{f"{name}_share": [getattr(r.interval, f"{name}_share") for r in records] for name in SHARES},
+            "disturbed": [is_disturbed(r.interval) for r in records],
         },
         "ranks": [explain_nulls(one, NO_STEP) for one in run.ranks],
         **explain_nulls({"no_sync": run.no_sync}, "--no-sync-steps was not given"),
-        "disturbance": run.disturbance,
-        "audit": run.audit,
+        "disturbance": run.disturbance(),
+        "audit": run.audit(),
     }
 
 
-def averaged_steps(run: MeasuredRun) -> tuple[list[StepRecord], str]:
-    """The steps that averages are taken over, and which steps were excluded."""
-    pairs = list(zip(run.records, run.exclusion_reasons, strict=True))
+def averaged_steps(records: list[StepRecord], reasons: list[str | None]) -> tuple[list[StepRecord], str]:
+    """The steps that averages are taken over, and which steps were excluded.  reasons: for that, None of the others."""
+    pairs = list(zip(records, reasons, strict=True))
     if averaged := [record for record, reason in pairs if reason is None]:
         reasons = collections.Counter(reason for _, reason in pairs if reason)
         return averaged, "excluded: " + ", ".join(f"{reason} ({n})" for reason, n in reasons.items())
@@ -107,62 +79,62 @@ def averaged_steps(run: MeasuredRun) -> tuple[list[StepRecord], str]:
     for kinds, note in fallbacks:
         if averaged := [record for record, reason in pairs if reason in kinds]:
             return averaged, note
-    return run.records, "only steps with FLOPs or memory measured to average, so their overhead is included"
+    return records, "only steps with FLOPs or memory measured to average, so their overhead is included"
 
 
-def _performance(run: MeasuredRun, timings: dict, averaged: int, note: str, why_no_spread: str) -> dict:
+def _performance(run: Measurements, timings: dict, averaged: int, note: str, why_no_spread: str) -> dict:
     step = timings["step"]
     steps_per_s = 1e3 / step["mean"] if averaged else math.nan
-    samples = run.batch_size * run.world_size
-    flops = run.step_flops
+    samples, records = run.workload.batch_size * run.world_size, run.meter.records
+    flops, sampler = run.workload.step_flops(), run.sampler
     performance = {
         "avg_step_time_ms": step["mean"],
         **{f"{name}_step_time_ms": step[name] for name in ("median", "std", "p95")},
-        "first_step_time_ms": run.records[0].total_ms if run.records else None,
+        "first_step_time_ms": records[0].total_ms if records else None,
         "samples_per_sec": _finite(samples * steps_per_s),
-        "tokens_per_sec": _finite(samples * run.seq_len * steps_per_s),
+        "tokens_per_sec": _finite(samples * run.workload.seq_len * steps_per_s),
         **{f"avg_{phase}_time_ms": timings[phase]["mean"] for phase in PHASES},
         "model_flops_per_step": flops,
         "achieved_tflops": None if flops is None else _finite(flops * steps_per_s / 1e12),
-        "gpu_utilization_percent": summary_stats(run.utilization_percent)["mean"],
+        "gpu_utilization_percent": summary_stats(sampler.utilization_percent)["mean"],
         "steps_averaged": averaged,
         "steps_averaged_note": note,
-        "compilation": run.compilation,
+        "compilation": run.compilation and run.compilation.document(run.workload.micro_steps),
         "timings_ms": timings,
     }
     reasons = {
-        "gpu_utilization_percent": run.utilization_reason or "the run was too short for a sample",
+        "gpu_utilization_percent": sampler.utilization_reason or "the run was too short for a sample",
         "std_step_time_ms": why_no_spread,
-        "compilation": run.compilation_reason,
+        "compilation": "the run ended before compilation" if run.workload.compiled else "--compile is off",
     }
     if flops is None:
         reasons |= dict.fromkeys(("model_flops_per_step", "achieved_tflops"), NO_FLOPS)
     return explain_nulls(performance, NO_STEP, **reasons)
 
 
-def _memory(run: MeasuredRun) -> dict:
+def _memory(run: Measurements) -> dict:
     """On a CPU the tracker's bytes of tensors, if it ran; else the samples taken during training."""
-    if run.memory_timeline and not run.on_gpu:
-        timeline = run.memory_timeline
+    tracker, sampler = run.instruments and run.instruments.memory, run.sampler
+    if tracker and tracker.finished and not sampler.on_gpu:
+        timeline = tracker.timeline.document()
         peak, average, source = timeline["peak_bytes"], timeline["average_bytes"], timeline["source"]
     else:
-        peak, average = run.peak_memory_bytes, summary_stats(run.memory_samples)["mean"]
-        source = run.memory_source
+        peak, average, source = sampler.peak_bytes, summary_stats(sampler.memory_bytes)["mean"], sampler.memory_source
     sizes = {"peak_mb": peak and peak / MB, "average_mb": average and average / MB}
     return explain_nulls(sizes, "training did not start") | {"source": source}
 
 
-def _losses(run: MeasuredRun) -> dict:
-    losses = [_finite(r.loss) for r in run.records]
+def _losses(run: Measurements) -> dict:
+    losses = [_finite(r.loss) for r in run.meter.records]
     ends = {"first": losses[0] if losses else None, "final": losses[-1] if losses else None}
     return explain_nulls(ends, "not a finite number" if losses else NO_STEP)
 
 
-def _grad_norms(run: MeasuredRun) -> list[float | None]:
-    return [_finite(record.grad_norm) for record in run.records]
+def _grad_norms(run: Measurements) -> list[float | None]:
+    return [_finite(record.grad_norm) for record in run.meter.records]
 
 
-def _grad_norm(run: MeasuredRun) -> dict | None:
+def _grad_norm(run: Measurements) -> dict | None:
     """Before clipping.  A norm that is not finite is no clipped step: with fp16 the step is skipped, else gradients
     become 0 or NaN."""
     if run.grad_clip is None:

@@ -22,13 +22,12 @@ from harness.base.documents import read_document
 from harness.base.paths import PROJECT
 from harness.base.tables import Column, markdown_table
 from harness.base.units import MB
-from harness.model.optimizations import OPTIMIZATIONS
 from studies.engine.command_line import workload_of
+from studies.optimization.results import table as optimization_table
 from studies.optimization.rungs import RUNGS
 from studies.scaling.results import calls_text
 from tiny_llama_v1 import (
     SIZES,
-    OptimizationConfig,
     TinyLlamaConfig,
     TinyLlamaWorkload,
     TrainingConfig,
@@ -277,24 +276,15 @@ def flags() -> str:
 
 
 def optimization_flags() -> str:
-    """The flags that optimize, from their records."""
-    helps = {field.name: field.metadata["help"] for field in fields_of(OptimizationConfig)}
-    rows = []
-    for one in (one for one in OPTIMIZATIONS if one.setting in helps):
-        needs = "a GPU" if one.without_gpu else "a compiler" if one.compiles else ""
-        excluded = ", ".join(f"`{flag}`" for flag in one.excludes)
-        rows.append([f"`{one.flag}`", one.effect or helps[one.setting], needs, excluded])
-    return table(["flag", "effect", "needs", "not with"], rows, left=4)
-
-
-def rungs() -> str:
-    """What the optimization study measures."""
+    """The flags that optimize, and what the optimization study does with each: from their records."""
+    helps = {field.name: field.metadata["help"] for field in fields_of(TrainingConfig)}
     rows = []
     for one in RUNGS:
-        place = ", ".join(f"`{name}`" for name in one.replaces)
-        cells = ["yes" if one.climbs else "alone", place, "yes" if one.any_model else ""]
-        rows.append([f"`{one.name}`", f"`{one.flag}`", *cells])
-    return table(["rung", "flag", "on the ladder", "takes the place of", "with `--workload`"], rows, left=5)
+        needs = "a GPU" if one.without_gpu else "a compiler" if one.compiles else ""
+        ladder = f"in place of {', '.join(one.replaces)}" if one.replaces else "yes" if one.climbs else ""
+        cells = [one.effect or helps[one.setting], needs, ", ".join(f"`{flag}`" for flag in one.excludes), ladder]
+        rows.append([f"`{one.flag}`", f"`{one.name}`", *cells, "yes" if one.any_model else ""])
+    return table(["flag", "rung", "effect", "needs", "not with", "on the ladder", "with `--workload`"], rows, left=7)
 
 
 # ---- Of the tools themselves -----------------------------------------------------------------------------------------
@@ -400,22 +390,19 @@ def many_ranks() -> str:
     return "\n\n".join([about, predicted, *notes, "On ranks that exist:", table(titles, real)])
 
 
+SHOWN_OF_STUDY = (
+    "size,flags,step (ms),ratio,/ transformers,at least,of peak,memory (MB),predicted (MB),audit,compile (s)"
+)
+
+
 def optimizations() -> str:
     """The ladder of optimizations, each alone and one on top of another, beside transformers' LLaMA."""
     path = RESULTS / "optimization_study.json"
-    document, rows = read_document(path), []
-    for row in (row for row in document["rows"] + document["reference"] if row["status"] == "ok"):
-        flags = f"`{row['flags']}`" if row["flags"].startswith("-") else row["flags"] or "none"
-        memory = row["measured_memory_bytes"]
-        cells = [row["size"], flags, f"{row['step_ms']:,.1f}"]
-        for name in ("ratio", "ratio_to_reference"):
-            cells.append(f"{row[name]:.2f} ({row[f'{name}_low']:.2f} to {row[f'{name}_high']:.2f})")
-        cells += ["-" if row["bound"] is None else f"{row['bound']:.2f}", f"{row['share_of_measured_peak']:.0%}"]
-        cells += ["-" if memory is None else f"{memory / MB:,.1f}", f"{row['predicted_memory_bytes'] / MB:,.1f}"]
-        rows.append([*cells, row["audit"], "-" if row["compile_s"] is None else f"{row['compile_s']:.0f}"])
-    titles = ["size", "flags", "step, ms", "ratio", "to transformers", "at least", "of matmul rate", "peak, MB"]
+    document = read_document(path)
+    measured = optimization_table([row for row in document["rows"] + document["reference"] if row["status"] == "ok"])
     about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/{path.name})."
-    return f"{about}\n\n{table([*titles, 'predicted, MB', 'audit', 'compile, s'], rows, left=2)}"
+    columns = [column for column in measured.columns if column.title in SHOWN_OF_STUDY.split(",")]
+    return "\n".join([about, "", *markdown_table(columns, measured.rows)])
 
 
 # ---- Measured on a named machine -------------------------------------------------------------------------------------
