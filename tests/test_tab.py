@@ -174,6 +174,8 @@ def test_the_timeline_of_a_step(tmp_path):
     names = [[found["names"][name] for name in row["name"]] for row in found["rows"]]
     assert names[:3] == [["ProfilerStep#1"], ["aten::linear", "cudaLaunchKernel"], ["aten::mm"]]
     assert (found["rows"][2]["start_ms"], found["rows"][2]["ms"]) == ([0.015], [0.03])
+    spent = {row["name"]: row["ms"] for row in found["spent"]}  # the GPU: 30 to 100, and 62 to 85 beneath; then idle
+    assert spent == pytest.approx({"idle: launch": 0.022, "idle: latency": 0.008, "matmul": 0.07})
     parts = [found["parts"][part]["name"] for row in found["rows"] for part in row["part"]]
     assert "matmul, forward" in parts and "call of the runtime" in parts
 
@@ -185,6 +187,9 @@ def test_a_window_shows_what_the_whole_step_leaves_out(tmp_path, monkeypatch):
     assert (len(whole["rows"][1]["ms"]), whole["left_out"]) == (4, 86)
     window = zoomed_step(links, 1, (0.0, 0.02))
     assert (window["rows"][1]["start_ms"], window["left_out"]) == ([0.0, 0.01], 0)
+    assert {row["name"]: row["ms"] for row in window["spent"]} == pytest.approx(
+        {"element-wise": 0.01, "idle: launch": 0.01}
+    )
 
 
 def test_an_event_lies_below_its_caller():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.ledger import IDLE_CAUSES, KINDS, idle_by_cause, ledger, of_steps, owners
+from analysis.attribution.ledger import IDLE_CAUSES, KINDS, cut_to, idle_by_cause, ledger, of_steps, owners
 from analysis.trace.links import AttributedLinks
 from harness.base.tables import Column, column
 
@@ -75,8 +75,7 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None = None) -> dict
 
 def between_events(links: AttributedLinks) -> pd.DataFrame:
     """The slices of the whole trace, from the start of its first GPU event to the end of the last."""
-    slices, gpu = ledger(links), links.gpu
-    return slices[((slices["end"] > gpu["start"].min()) & (slices["start"] < gpu["end"].max())).to_numpy()]
+    return cut_to(ledger(links), links.gpu["start"].min(), links.gpu["end"].max())
 
 
 def queue(links: AttributedLinks) -> dict:

@@ -100,6 +100,12 @@ def us_by(slices: pd.DataFrame, *columns: str) -> pd.Series:
     return slices.groupby([*columns], observed=True, sort=False)["us"].sum()
 
 
+def cut_to(slices: pd.DataFrame, first: float, last: float) -> pd.DataFrame:
+    """The slices between two times, each with its `us` within."""
+    inside = slices[((slices["end"] > first) & (slices["start"] < last)).to_numpy()]
+    return inside.assign(us=inside["end"].clip(upper=last) - inside["start"].clip(lower=first))
+
+
 @cached_on_links
 def events_of_steps(links: AttributedLinks) -> pd.DataFrame:
     """A row for each event that owns time of the steps, by its row: component, phase, category, operator, step (its

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.components import UNATTRIBUTED
+from analysis.attribution.intervals import Slices, innermost, slices_of
 from analysis.trace.links import OPERATOR, AttributedLinks, Links, median_step
 from harness.base.units import MB
 
@@ -27,14 +28,15 @@ def step_timeline(links: AttributedLinks) -> dict:
     which = median_step(links)
     first, last = window_of_step(links, which)
     components: dict[str, int] = {}
-    took_time = host["end"] > host["start"]  # the operators of replayed graphs took none here
-    outer = host[((host["kind"] == OPERATOR) & (host["operator_parent"] < 0) & took_time).to_numpy()]
+    is_operator = (host["kind"] == OPERATOR).to_numpy()
     lanes = {
-        "host" if thread == links.thread else f"host thread {thread}": lane(rows, first, last, components)
-        for thread, rows in outer.groupby("thread")
+        "host" if thread == links.thread else f"host thread {thread}": lane(
+            innermost(host, (host["thread"] == thread).to_numpy(), is_operator), host, first, last, components
+        )
+        for thread in np.unique(host["thread"].to_numpy()[is_operator])
     }
     lanes |= {
-        f"GPU {device} stream {stream}": lane(rows, first, last, components)
+        f"GPU {device} stream {stream}": lane(slices_of(rows), rows, first, last, components)
         for (device, stream), rows in gpu.groupby(["device", "stream"])
     }
     names = [name for name, pieces in lanes.items() if pieces]
@@ -48,22 +50,24 @@ def step_timeline(links: AttributedLinks) -> dict:
     }
 
 
-def lane(table: pd.DataFrame, first: float, last: float, components: dict[str, int]) -> list[list]:
-    """[start ms, end ms, number of the component] of the events between first and last; new components get a number.
+def lane(slices: Slices, table: pd.DataFrame, first: float, last: float, components: dict[str, int]) -> list[list]:
+    """[start ms, end ms, number of the component] of what owns the time between first and last; new components get a
+    number.
 
     Neighboring pieces of one component are merged where the gap is too small to be seen.
     """
-    table = table[((table["end"] > first) & (table["start"] < last)).to_numpy()].sort_values("start")
+    inside = np.flatnonzero((slices.end > first) & (slices.start < last))
+    start, end = (np.clip(times[inside], first, last) - first for times in (slices.start, slices.end))
+    component = table["component"].fillna(UNATTRIBUTED).to_numpy(object)[slices.row[inside]]
     pieces: list[list] = []
     gap = (last - first) / PIECES
-    for start, end, component in zip(table["start"], table["end"], table["component"], strict=True):
-        key = components.setdefault(component if isinstance(component, str) else UNATTRIBUTED, len(components))
-        start, end = max(start, first) - first, min(end, last) - first
-        if pieces and pieces[-1][2] == key and start - pieces[-1][1] < gap:
-            pieces[-1][1] = max(pieces[-1][1], end)
-        elif not pieces or end - start >= gap or start - pieces[-1][1] >= gap:
-            pieces.append([start, end, key])
-    return [[round(start / 1e3, 4), round(end / 1e3, 4), key] for start, end, key in pieces]
+    for begins, ends, name in zip(start.tolist(), end.tolist(), component, strict=True):
+        key = components.setdefault(name, len(components))
+        if pieces and pieces[-1][2] == key and begins - pieces[-1][1] < gap:
+            pieces[-1][1] = max(pieces[-1][1], ends)
+        elif not pieces or ends - begins >= gap or begins - pieces[-1][1] >= gap:
+            pieces.append([begins, ends, key])
+    return [[round(begins / 1e3, 4), round(ends / 1e3, 4), key] for begins, ends, key in pieces]
 
 
 def memory_series(links: Links) -> dict:

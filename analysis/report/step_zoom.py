@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from analysis.attribution.components import IDLE
+from analysis.attribution.ledger import cut_to, ledger, us_by
 from analysis.diagnosis.timelines import window_of_step
 from analysis.report.palette import GRAY, color_of
 from analysis.trace.links import AttributedLinks, median_step
 
 MOST = 20_000  # events at once: the longest, and the others as one zooms in
+MOST_SPENT = 5  # components, to tell what a window went to
 DEPTH = 14  # rows of a lane at most
 LANES = 24  # at most
 HOST, APART = "host", "asynchronous"  # lanes
@@ -22,7 +25,7 @@ def zoomed_step(links: AttributedLinks, number: int | None = None, window: tuple
     """The events of a step that lie in a window, in ms since the step began.
 
     number: of the step, by default that of median duration.  window: by default the whole step with its work on the
-    GPU.  In each row, `name` and `part` are numbers in the lists of those names.
+    GPU.  In each row, `name` and `part` are numbers in the lists of those names.  `spent`: what the window went to.
     """
     numbers = links.steps["number"].tolist()
     which = numbers.index(number) if number in numbers else median_step(links)
@@ -44,6 +47,7 @@ def zoomed_step(links: AttributedLinks, number: int | None = None, window: tuple
             texts = {key: cells[key].tolist() for key in ("name", "part")}
             rows.append({"lane": lane if row == 0 else "", **times, **texts})
     return {
+        "spent": spent(links, start, end),
         "steps": numbers,
         "step": numbers[which],
         "window_ms": [(start - first) / 1e3, (end - first) / 1e3],
@@ -52,6 +56,14 @@ def zoomed_step(links: AttributedLinks, number: int | None = None, window: tuple
         "names": name.cat.categories.tolist(),
         "parts": [{"name": text, "color": color_of_part(text)} for text in part.categories],
     }
+
+
+def spent(links: AttributedLinks, start: float, end: float) -> list[dict]:
+    """What most of the time between two times went to: components, and causes of idle time; name, ms."""
+    slices = cut_to(ledger(links), start, end)
+    idle = "idle: " + slices["cause"].astype(str).str.replace("_", " ")
+    ms = us_by(slices.assign(name=idle.where(slices["kind"] == IDLE, slices["component"])), "name") / 1e3
+    return [{"name": name, "ms": float(one)} for name, one in ms.nlargest(MOST_SPENT).items()]
 
 
 def all_events(links: AttributedLinks) -> pd.DataFrame:

@@ -81,7 +81,6 @@ class Timeline {
     this.events = events;
     const { steps, step, window_ms } = events;
     if (whole) this.range = window_ms;
-    this.partial = !whole; // zooming out needs other events
     this.steps.replaceChildren(...steps.map((number) => new Option(number, number, false, number === step)));
     this.rows = this.events.rows.map((row, index) => this.heatmap(row, index));
     await this.color(whole);
@@ -155,8 +154,10 @@ class Timeline {
       annotations: this.labels(),
     }, CONFIG);
     if (this.width() !== this.fitted) await Plotly.relayout(this.plot, { annotations: this.labels() });
-    const left = this.events.left_out;
-    this.note.textContent = "Drag to zoom, drag with Shift to move, double-click to see the whole step."
+    const { left_out: left, spent } = this.events;
+    const most = spent.map(({ name, ms }) => `${name} ${duration(ms)}`).join(", ");
+    this.note.textContent = `Most of this range: ${most}. `
+      + "Drag to zoom, drag with Shift to move, double-click to see the whole step."
       + (left ? ` ${left.toLocaleString("en")} shorter events are not shown; zoom in to see them.` : "");
   }
 
@@ -198,13 +199,12 @@ class Timeline {
   }
 
   zoomed(change) {
-    const { step, left_out } = this.events;
+    const { step } = this.events;
     if (change.autosize) return this.color(false); // another width: other names have room
     if (change["xaxis.autorange"]) return this.show({ step });
     if (change["xaxis.range[0]"] === undefined) return;
     this.range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-    if (left_out || this.partial) this.show({ step, window: this.range });
-    else this.color(false);
+    this.show({ step, window: this.range });
   }
 
   next() {
