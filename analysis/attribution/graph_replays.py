@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.components import attribute
-from analysis.trace.columns import with_meanings
+from analysis.trace.columns import TABLES, with_meanings
 from analysis.trace.links import AttributedLinks, captured, link, operators_around
 from analysis.trace.readers.formats import may_be_trace, reader_of
 from analysis.trace.tables import RANK_IN_NAME, Replayed, Trace, has_role, read_trace
@@ -115,8 +115,7 @@ def extended(trace: Trace, added: list[tuple[Launcher, float]], of_event: np.nda
     known = trace.operators["name"].cat.categories
     new = [name for name in dict.fromkeys(one.name for one in launchers) if name not in known]
     dtype = pd.CategoricalDtype(known.append(pd.Index(new, dtype=object)))
-    tables = {name: getattr(trace, name) for name in ("operators", "annotations", "modules", "launches", "gpu")}
-    tables["gpu_annotations"] = trace.gpu_annotations
+    tables = {name: getattr(trace, name) for name in TABLES}
     for name, table in tables.items():
         codes = table["name"].cat.codes.to_numpy()
         tables[name] = table.assign(name=pd.Categorical.from_codes(codes, dtype=dtype))

@@ -26,20 +26,15 @@ class Table(NamedTuple):
     kinds: list[str]  # of the events in it
     columns: str
     meaning_of: Callable[[str], Meaning]  # a name
-    told: tuple[str, ...]  # the fields of a Meaning that are columns
 
 
 TABLES = {
-    "operators": Table(
-        [OPERATOR], "thread external_id sequence forward_thread signature", operator_meaning, Meaning._fields
-    ),
-    "annotations": Table([ANNOTATION], "thread signature", range_meaning, Meaning._fields),
-    "modules": Table([FRAME], "thread", module_meaning, Meaning._fields),
-    "launches": Table([CALL], "thread external_id correlation kernel", call_meaning, ("role",)),
-    "gpu": Table(
-        [*ON_GPU], "kind device stream external_id correlation", gpu_meaning, ("role", "named_category", "collective")
-    ),
-    "gpu_annotations": Table([GPU_ANNOTATION], "", range_meaning, ("role", "about")),
+    "operators": Table([OPERATOR], "thread external_id sequence forward_thread signature", operator_meaning),
+    "annotations": Table([ANNOTATION], "thread signature", range_meaning),
+    "modules": Table([FRAME], "thread", module_meaning),
+    "launches": Table([CALL], "thread external_id correlation kernel", call_meaning),
+    "gpu": Table([*ON_GPU], "kind device stream external_id correlation", gpu_meaning),
+    "gpu_annotations": Table([GPU_ANNOTATION], "", range_meaning),
 }
 COLUMNS_OF = {kind: table.columns.split() for table in TABLES.values() for kind in table.kinds}
 INTERNED = ("name", "thread", "signature", "kernel")  # columns of numbers that stand for something else
@@ -153,11 +148,10 @@ class Columns:
         dtype = pd.CategoricalDtype(pd.Index([keys[i] for i in order], dtype=object))
         for found in tables.values():
             found["name"] = pd.Categorical.from_codes(found["name"], dtype=dtype)
-        names = {table: ["name", "start", "end", *columns.split()] for table, (_, columns, *_) in TABLES.items()}
-        frames = {
-            table: pd.DataFrame({name: found[name] for name in names[table]}, copy=False)
-            for table, found in tables.items()
-        }
+        frames = {}
+        for table, found in tables.items():
+            names = ("name", "start", "end", *TABLES[table].columns.split())
+            frames[table] = pd.DataFrame({name: found[name] for name in names}, copy=False)
         one_thread(frames["modules"], frames["operators"])
         correlate(frames["launches"], frames["gpu"])
         return with_meanings(frames)
@@ -221,24 +215,16 @@ def with_meanings(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """The tables with what their names mean in columns; each different name of a table is asked for once.
 
     A column has the same categories in all tables."""
-    meanings, places = {}, {}
+    meanings, places = [], {}
     for table, frame in tables.items():
-        codes, known = frame["name"].cat.codes.to_numpy(), frame["name"].cat.categories
-        used = np.flatnonzero(np.bincount(codes, minlength=len(known)))
-        meanings[table] = [TABLES[table].meaning_of(known[code]) for code in used]
-        place = np.zeros(len(known), np.int32)
-        place[used] = np.arange(len(used))
-        places[table] = place[codes]
-    for name in Meaning._fields:
-        told = {
-            table: [getattr(one, name) for one in of] for table, of in meanings.items() if name in TABLES[table].told
-        }
-        different = dict.fromkeys(value for values in told.values() for value in values if value is not None)
-        dtype = pd.CategoricalDtype([*different])
-        for table, values in told.items():
-            codes = pd.Categorical(values, dtype=dtype).codes[places[table]]
-            tables[table] = tables[table].assign(**{name: pd.Categorical.from_codes(codes, dtype=dtype)})
-    return tables
+        place, used = pd.factorize(frame["name"].cat.codes.to_numpy())
+        places[table] = place + len(meanings)
+        meanings += map(TABLES[table].meaning_of, frame["name"].cat.categories[used])
+    told = pd.DataFrame(meanings, columns=Meaning._fields, dtype=object).astype("category")
+    return {
+        table: frame.assign(**{field: told[field].array[places[table]] for field in told})
+        for table, frame in tables.items()
+    }
 
 
 def floats_of(records: list, field: str) -> np.ndarray:

@@ -249,7 +249,6 @@ def work_in_order(trace: Trace, host: pd.DataFrame) -> tuple[np.ndarray, np.ndar
         table["start"].to_numpy()[table[column].isin(told).to_numpy()]
         for table in tables
         for column, told in BETWEEN_STEPS.items()
-        if column in table
     ]
     return work["name"].cat.codes.to_numpy().astype(np.int64), work["began"].to_numpy(), np.concatenate(between)
 

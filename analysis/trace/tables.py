@@ -46,8 +46,8 @@ class Replayed:
 class Trace:
     """One trace file.  Times are us after its first event, threads are numbered, and -1 means unknown.
 
-    Names are categorical, with the same categories in all tables.  What they mean is in further columns: those
-    fields of a Meaning (vocabulary) that TABLES lists for each table.
+    Names are categorical, with the same categories in all tables.  What they mean is in further columns:
+    the fields of a Meaning (vocabulary.roles).
     """
 
     path: Path
@@ -125,11 +125,6 @@ class Trace:
         """Time of the first event on the clock of the machine that wrote the trace."""
         base = self.metadata.get("baseTimeNanoseconds")
         return (base / 1e3 if isinstance(base, (int, float)) else 0.0) + self.first_us
-
-
-def where_name(table: pd.DataFrame, test: Callable[[str], object]) -> np.ndarray:
-    """The rows whose name passes the test, which is called once per name."""
-    return by_name(table["name"], test, bool)
 
 
 def has_role(table: pd.DataFrame, *wanted: str) -> np.ndarray:
@@ -244,7 +239,7 @@ def marked_steps(tables: dict[str, pd.DataFrame], steps_from: str | None) -> pd.
     names = {steps_from, MODULE_PREFIX + steps_from}
     for same in (names.__contains__, lambda name: name.startswith(tuple(names))):
         for table in (tables[name] for name in ("annotations", "modules", "operators", "gpu_annotations")):
-            marks = table[where_name(table, same)].sort_values("start")
+            marks = table[by_name(table["name"], same, bool)].sort_values("start")
             if len(marks):
                 return steps_between(marks["start"].to_numpy(), marks["end"].to_numpy())
     return steps_between(np.zeros(0), np.zeros(0))

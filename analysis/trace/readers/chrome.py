@@ -85,9 +85,10 @@ def by_kind(category: str, events: list[Event]) -> dict[str | None, list[Event]]
     if not isinstance(kind, tuple):
         return {kind: events}
     pattern, this, other = kind
+    is_this = re.compile(pattern).search
     parts: dict[str | None, list[Event]] = defaultdict(list)
     for event in events:
-        parts[this if re.search(pattern, str(event.name)) else other].append(event)
+        parts[this if is_this(str(event.name)) else other].append(event)
     return parts
 
 
