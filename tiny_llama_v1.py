@@ -58,6 +58,7 @@ from harness.machine.devices import PRECISIONS, check_precision, choose_device, 
 from harness.model.chunked_loss import chunked_loss
 from harness.model.corpus import synthetic_corpus, text_corpus
 from harness.model.cuda_graphs import GraphedModel
+from harness.model.decoder_formulas import DecoderFormulas
 from harness.model.grad_clip import clip_gradients
 from harness.model.optimizations import flags_in_use
 from harness.model.workload import StepFormulas, TrainingState, Workload, check_shards, sharded_state
@@ -585,8 +586,6 @@ class TinyLlamaWorkload(Workload):
 
     @property
     def formulas(self) -> StepFormulas:
-        from analysis.work.decoder_formulas import DecoderFormulas
-
         return DecoderFormulas(self.config, self.training)
 
     def settings(self) -> dict[str, dict]:

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -64,6 +65,22 @@ def test_the_script_imports_no_more_than_what_is_below_it():
 @pytest.mark.parametrize("file", [SCRIPT, *COMMANDS, *MODULES], ids=module_name)
 def test_nothing_imports_a_command(file):
     assert not imported_names(ast.parse(file.read_text())) & {command.stem for command in COMMANDS}
+
+
+def test_the_analysis_asks_for_no_part_of_our_model():
+    """It finds regions by patterns of operators.  Docstrings may name parts of ours as examples."""
+    ours = re.compile(r"\b(attention|mlp)\.\w|\b(attention|mlp)_(norm|residual)\b|\blm_head\b|\b(qkv|gate_up)_proj\b")
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    found = []
+    for file in (PROJECT / "analysis").rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        nodes = [*ast.walk(tree)]
+        docstrings = {
+            id(node.body[0].value) for node in nodes if isinstance(node, documented) and ast.get_docstring(node)
+        }
+        texts = (node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        found += [(file.name, one.value) for one in texts if id(one) not in docstrings and ours.search(one.value)]
+    assert not found
 
 
 # ---- What an import does -------------------------------------------------------------------------------------------

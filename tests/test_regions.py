@@ -86,7 +86,8 @@ def test_regions_of_our_model_are_its_named_parts(tmp_path, shapes):
 def test_what_is_fused_is_a_region_of_another_kind(tmp_path):
     options = {"attention": "sdpa", "fused_projections": True, "fused_rope": True}
     found = counts(links_of(tmp_path, tiny_llama(**options)))
-    assert found == {FUSED[ATTENTION]: 2, NORM: 5, FUSED[ROPE]: 4, SWIGLU: 2, LOSS: 1}
+    fused = {FUSED[ATTENTION]: 2, FUSED[ROPE]: 4, FUSED[QKV]: 2, FUSED[GATE_UP]: 2}
+    assert found == fused | {NORM: 5, SWIGLU: 2, LOSS: 1}
 
 
 def test_a_forward_pass_that_runs_again_is_its_own_region(tmp_path):
@@ -100,7 +101,7 @@ def test_attention_is_all_from_the_scores_to_the_weighted_sum(tmp_path):
     spec.loader.exec_module(gpt)
     model, _, batches, loss = gpt.workload()
     links = links_of(tmp_path, lambda: loss(model, next(batches)))
-    assert counts(links) == {ATTENTION: 4, FUSED[NORM]: 9, LOSS: 1}
+    assert counts(links) == {ATTENTION: 4, FUSED[QKV]: 4, FUSED[NORM]: 9, LOSS: 1}
     assert {"aten::bmm", "aten::div", "aten::masked_fill", "aten::_softmax"} <= names_in(links, ATTENTION)
     assert {"DivBackward0", "MaskedFillBackward0", "BmmBackward0"} <= names_in(links, ATTENTION)
     assert {"aten::scatter_", "aten::mul", "aten::sum"} <= names_in(links, LOSS)
@@ -121,7 +122,7 @@ def test_models_of_transformers(tmp_path, shapes):
     config._attn_implementation = "eager"
     gpt2 = transformers.GPT2LMHeadModel(config)
     links = links_of(tmp_path, lambda: gpt2(TOKENS, labels=TOKENS, use_cache=False).loss, shapes)
-    assert counts(links) == {ATTENTION: 2, FUSED[NORM]: 5, LOSS: 1}  # one matmul makes q, k and v
+    assert counts(links) == {ATTENTION: 2, FUSED[QKV]: 2, FUSED[NORM]: 5, LOSS: 1}
 
 
 @pytest.mark.parametrize(("dropout", "kind"), [(0.1, ATTENTION), (0.0, FUSED[ATTENTION])])
@@ -129,7 +130,7 @@ def test_pytorchs_fused_attention_may_write_the_scores(tmp_path, dropout, kind):
     """For other inputs than those of its fused kernels it runs math kernels."""
     layer, x = nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True), torch.randn(2, 16, 32)
     links = links_of(tmp_path, lambda: layer(x).square().mean())
-    assert counts(links) == {kind: 1, FUSED[NORM]: 2}
+    assert counts(links) == {kind: 1, FUSED[QKV]: 1, FUSED[NORM]: 2}
     assert ("aten::bmm" in names_in(links, kind)) == (kind == ATTENTION)
 
 
@@ -198,7 +199,7 @@ def test_regions_of_real_traces():
     links = attributed(real(H100))
     assert counts(links) == {FUSED[ATTENTION]: 4, FUSED[NORM]: 10, QKV: 4}
     links = attributed(real(NANOGPT))
-    assert {FUSED[ATTENTION], LOSS} == {*counts(links)}
+    assert {FUSED[ATTENTION], FUSED[QKV], LOSS} == {*counts(links)}
     links = attributed(real(TORCH_1_8))
     # Its backward pass has no numbers that link it to the forward pass: there, names tell.
     assert "aten::_log_softmax_backward_data" in names_in(links, LOSS)

@@ -29,10 +29,10 @@ from analysis.trace.tables import by_name
 from analysis.vocabulary import letters
 from analysis.vocabulary.letters import BOUNDARY, OTHER, letter_of
 
-# Written out in several operators, and fused ones
-ATTENTION, NORM, ROPE, SWIGLU = "attention", "norm", "rotary embedding", "SwiGLU"
-FUSED = {kind: f"fused {kind}" for kind in (ATTENTION, NORM, ROPE, SWIGLU)}
-QKV, GATE_UP, LOSS = "q, k and v", "gate and up", "loss"
+# Regions of several operators, and what each is called where they are fused
+KINDS = ("attention", "norm", "rotary embedding", "SwiGLU", "q, k and v", "gate and up", "loss")
+ATTENTION, NORM, ROPE, SWIGLU, QKV, GATE_UP, LOSS = KINDS
+FUSED = {kind: f"fused {kind}" for kind in KINDS}
 NOTHING = -2  # an instance of nothing: of events that contain no operator that works
 
 
@@ -87,7 +87,9 @@ PATTERNS = (
     Pattern(ATTENTION, "(?<![cxq])[cxq]*(b[^bmsAM|]*){1,3}s[^bmAM|]*b", "A", belong=weigh_their_scores),
     Pattern(ATTENTION, letters.MATH, "A"),
     Pattern(QKV, "m[cxNR]*m[cxNR]*(m[cxNR]*)?(?=[^m|]*A)", of_matmuls=True, belong=read_the_same),
+    Pattern(FUSED[QKV], "[^mcxNR][cxNR]*m(?=[^m|]*A)", of_matmuls=True),
     Pattern(GATE_UP, "mc*m(?=c*u)|mc*uc*mc*x", of_matmuls=True, belong=read_the_same),
+    Pattern(FUSED[GATE_UP], "[^mc]c*m(?=c*uc*x)", of_matmuls=True),
     Pattern(SWIGLU, "uc*(mc*)?x"),
     Pattern(FUSED[SWIGLU], letters.SWIGLU),
     Pattern(LOSS, "(?<=[mANR|])[^mANRl|]*l[^mANR|]*", belong=pass_over_tokens),

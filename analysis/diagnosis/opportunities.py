@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,14 +33,10 @@ from harness.base.command_line import compiler_problem
 from harness.base.tables import Column, column, narrow_table, text_of
 from harness.base.text import count_of
 from harness.base.units import MB
-from harness.model.optimizations import ANY_MODEL, answering
+from harness.model.optimizations import ANY_MODEL, answering, flags_in_use
 
 WORTH_LISTING = 0.01  # of the step: what affects or saves less is not proposed
 WITH_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch.optim
-FUSED_PROJECTIONS = {  # proposal: the matmuls, the region that reads what they make, and their weights in words
-    "fuse q, k and v": (regions.QKV, regions.ATTENTION, "the three weights"),
-    "fuse gate and up": (regions.GATE_UP, regions.SWIGLU, "both weights"),
-}
 
 
 @dataclass
@@ -68,6 +65,35 @@ class NotApplicable:
 
 
 Found = Proposal | NotApplicable | None  # None: the trace has nothing of the kind
+
+
+class Fusion(NamedTuple):
+    """Operators of a region that can become fewer."""
+
+    name: str
+    kind: str  # of region
+    how: str
+    how_compiled: str = ""  # instead, where there is no GPU
+    left: float | None = None  # of the time, at best; None: that of its matmuls at the highest rate
+    basis: str = ""
+
+
+# fmt: off
+FUSIONS = (
+    Fusion("fuse q, k and v", regions.QKV, "concatenate the three weights into one matmul, and split its output"),
+    Fusion("fuse gate and up", regions.GATE_UP, "concatenate both weights into one matmul, and split its output"),
+    Fusion("fused attention", regions.ATTENTION,
+           "F.scaled_dot_product_attention: the scores are never written to memory"),
+    Fusion("fused SwiGLU", regions.SWIGLU, "one kernel forward and one backward",
+           "a compiled activation: one loop forward and one backward",
+           8 / 14, "its five operators become two, which move 8 tensors instead of 14"),
+    Fusion("fused rotary embedding", regions.ROPE, "halves swapped by one copy, multiplied and added by one kernel", "",
+           7 / 9, "its five operators become three, which move 7 tensors instead of 9"),
+    Fusion("fused loss", regions.LOSS,
+           "loss from a part of the vocabulary at a time: the logits stay in the cache, and are never in memory whole",
+           "", 0.0, "its time could vanish; its chunks are computed again in the backward pass, one more matmul"),
+)
+# fmt: on
 
 
 class Evidence:
@@ -122,11 +148,8 @@ class Evidence:
     def region(self, kind: str) -> tuple[pd.DataFrame, float]:
         return self.part(self.events["region"] == kind)
 
-    def has(self, *kinds: str) -> bool:
-        return self.events["region"].isin(kinds).any()
-
     def is_fused(self, kind: str) -> bool:
-        return self.has(regions.FUSED[kind]) and not self.has(kind)
+        return (self.events["region"] == regions.FUSED[kind]).any()
 
     def runs(self, rows: pd.DataFrame, role: str) -> bool:
         """Whether one of these events is of an operator with this role."""
@@ -145,7 +168,7 @@ class Evidence:
         """The matmuls in these rows, at the highest rate that any matmul of the trace reached."""
         flops, us = rows["flops"].sum(), float(rows["us"].sum())
         if self.best_flops_per_us is None or not flops:
-            return NotApplicable(name, f"the trace has no {'such matmuls' if rows.empty else 'shapes of its matmuls'}")
+            return NotApplicable(name, "the trace has no shapes of its matmuls")
         rate = f"{self.best_flops_per_us / 1e3:.1f} GFLOP/s, the highest rate of any matmul in this trace"
         likely_us = min(us, flops / self.best_flops_per_us)
         best_us, bound = at_roof(flops, self.compute_roofs, "GFLOP/s", likely_us)
@@ -198,35 +221,27 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
     }
 
 
-def fused_projections(name: str, evidence: Evidence) -> Found:
-    kind, reader, weights = FUSED_PROJECTIONS[name]
-    rows, _ = evidence.region(kind)
-    if rows.empty and evidence.has(reader, regions.FUSED[reader]) and (evidence.events["category"] == "matmul").any():
-        return NotApplicable(name, "already fused")
-    how = f"concatenate {weights} into one matmul, and split its output"
-    return evidence.at_best_rate(name, how, rows)
-
-
-def fused_attention(evidence: Evidence) -> Found:
-    name, how = "fused attention", "F.scaled_dot_product_attention: the scores are never written to memory"
-    rows, _ = evidence.region(regions.ATTENTION)
-    if evidence.is_fused(regions.ATTENTION):
-        return NotApplicable(name, "already fused")
-    if any(letter_of(operator) == MATH for operator in evidence.links.trace.operators["name"].unique()):
-        how = (
-            "F.scaled_dot_product_attention runs its math kernels, and fused ones for other inputs, such as no dropout"
-        )
-    return evidence.at_best_rate(name, how, rows)
+def fusion(of: Fusion, evidence: Evidence) -> Found:
+    rows, us = evidence.region(of.kind)
+    in_use = {*answering(of.name)} & {*flags_in_use(evidence.config.get("training", {}))}
+    if rows.empty or in_use:
+        return NotApplicable(of.name, "already fused") if in_use or evidence.is_fused(of.kind) else None
+    how, flag = of.how, None
+    if of.how_compiled and not evidence.links.on_gpu:
+        how, flag = of.how_compiled, "--compile"
+    if of.kind == regions.ATTENTION and MATH in map(letter_of, evidence.links.trace.operators["name"].unique()):
+        how = "F.scaled_dot_product_attention runs its math kernels: it has fused ones for inputs such as no dropout"
+    if of.left is None:
+        return evidence.at_best_rate(of.name, how, rows)
+    return Proposal(of.name, how, us, evidence.described(rows), of.basis, us * of.left, other_flag=flag)
 
 
 def fused_norms(evidence: Evidence) -> Found:
     """A fused norm still passes once over its tensor, as the most expensive of its operators does."""
     name, links, found = "fused norm", evidence.links, regions.regions(evidence.links)
-    if evidence.is_fused(regions.NORM):
-        return NotApplicable(name, "already fused")
     rows, us = evidence.region(regions.NORM)
     if rows.empty:
-        return NotApplicable(name, "the trace has no norms")
+        return NotApplicable(name, "already fused") if evidence.is_fused(regions.NORM) else None
     in_step = (step_at if links.on_gpu else step_around)(links.host["start"].to_numpy(), links.steps) >= 0
     calls = found["instance"][in_step & (found["kind"] == regions.NORM)].nunique()
     best = 0.0
@@ -240,47 +255,6 @@ def fused_norms(evidence: Evidence) -> Found:
         "its most expensive operator, forward and backward"
     )
     return Proposal(name, how, us, evidence.described(rows), basis, likely_us=min(us, best), other_flag=flag)
-
-
-def fused_swiglu(evidence: Evidence) -> Found:
-    """One operator forward and one backward pass over 3 and 5 tensors; silu and the product pass over 14 in all."""
-    rows, us = evidence.region(regions.SWIGLU)
-    name = "fused SwiGLU"
-    if evidence.is_fused(regions.SWIGLU):
-        return NotApplicable(name, "already fused")
-    if rows.empty:
-        return None
-    how, flag = "one kernel forward and one backward", None
-    if not evidence.links.on_gpu:
-        how, flag = "a compiled activation: one loop forward and one backward", "--compile"
-    basis = "its five operators become two, which move 8 tensors instead of 14"
-    return Proposal(name, how, us, evidence.described(rows), basis, us * 8 / 14, other_flag=flag)
-
-
-def fused_rope(evidence: Evidence) -> Found:
-    """Three operators instead of five that each pass over queries and keys: 7 reads and writes instead of 9."""
-    rows, us = evidence.region(regions.ROPE)
-    name = "fused rotary embedding"
-    if evidence.is_fused(regions.ROPE):
-        return NotApplicable(name, "already fused")
-    if rows.empty:
-        return None
-    how = "halves swapped by one copy, multiplied and added by one kernel"
-    basis = "its five operators become three, which move 7 tensors instead of 9"
-    return Proposal(name, how, us, evidence.described(rows), basis, us * 7 / 9)
-
-
-def fused_loss(evidence: Evidence) -> Found:
-    """The operators after the head pass over [B, S, V] logits; only the memory is sure to shrink."""
-    name = "fused loss"
-    rows, us = evidence.region(regions.LOSS)
-    if rows.empty:
-        return None
-    if evidence.config.get("training", {}).get("fused_loss"):
-        return NotApplicable(name, "already in chunks")
-    how = "loss from a part of the vocabulary at a time: the logits stay in the cache, and are never in memory whole"
-    basis = "the time of the loss could vanish; its chunks are computed again in the backward pass, one more matmul"
-    return Proposal(name, how, us, evidence.described(rows), basis)
 
 
 def cuda_graphs(evidence: Evidence) -> Found:
@@ -434,12 +408,8 @@ def hidden_communication(evidence: Evidence) -> Found:
 
 
 MAKERS = (
-    *(partial(fused_projections, name) for name in FUSED_PROJECTIONS),
-    fused_attention,
+    *(partial(fusion, one) for one in FUSIONS),
     fused_norms,
-    fused_swiglu,
-    fused_rope,
-    fused_loss,
     fused_optimizer,
     mixed_precision,
     compilation,

@@ -1,7 +1,7 @@
 """Colors: one for each part of a model, fixed by its name alone, so that it is the same in every figure and report.
 
-A family of parts shares a hue and a hatching, which tells families apart without color.  Parts of other models may get
-the same color: a figure tells them apart by more hatching.
+A family of parts shares a hue and a hatching, which tells families apart without color.  Its parts have shades by what
+such parts are usually called, else by chance: where two get the same, a figure tells them apart by more hatching.
 """
 
 from __future__ import annotations
@@ -15,53 +15,40 @@ from zlib import crc32
 
 
 class Family(NamedTuple):
-    """Parts that belong together: those of the workshop's model by name, those of other models by pattern."""
+    """Parts that belong together."""
 
-    pattern: str  # in a name of another model; the first family whose pattern matches gets it
+    pattern: str  # in the name of a part, which gets the first family where it is found
     hatch: str
-    members: dict[str, str]  # colors, in the order in which a step runs the parts
+    shades: tuple[tuple[str, str], ...]  # a further pattern in the name, and a color; in the order in which they run
 
 
-FAMILIES = (
-    Family(r"^data$|copy|memcpy|memset|dataloader", "--", {"data": "#f2c200", "copy": "#f9e27d"}),
-    Family(r"communication|all_?(reduce|gather)|DataParallel", "\\\\", {"communication": "#d81b7f"}),
-    Family(r"optimizer|adam|sgd|gradient acc", "xx", {"gradient accumulation": "#e57368", "optimizer": "#b3261e"}),
-    Family(
-        r"embed|lm_?head|lossfunction|^loss|prediction|classifier",
-        "++",
-        {"embedding": "#b39ddb", "lm_head": "#6a3d9a", "loss": "#9575cd"},
-    ),
-    Family(
-        r"norm",
-        "..",
-        {"attention_norm": "#2e7d32", "mlp_norm": "#74b978", "norm": "#aed9b0", "normalization": "#4f9a54"},
-    ),
-    Family(
-        r"attention|attn|softmax|rope|rotary",
-        "",
-        {
-            "attention.q_proj": "#1f4e8c", "attention.k_proj": "#5b8ecb", "attention.v_proj": "#9cc0e7",
-            "attention.qkv_proj": "#27619f",
-            "attention.rope": "#2c6fb7", "attention.scores": "#0b3566", "attention.softmax": "#7fabdc",
-            "attention.weighted_sum": "#3f7fc4", "attention.sdpa": "#174a7e", "attention.o_proj": "#b9d4ef",
-            "attention_residual": "#d5e5f5", "attention": "#3a6ea5",
-        },
-    ),
-    Family(
-        r"mlp|ffn|feed_?forward|intermediate|[gs][ei]lu|relu|activation|expert",
-        "//",
-        {
-            "mlp.gate_proj": "#d9660a", "mlp.up_proj": "#f7a95c", "mlp.gate_up_proj": "#e88a35",
-            "mlp.activation": "#b04c00", "mlp.down_proj": "#ef8a2b", "mlp_residual": "#fcdcb8",
-        },
-    ),
-    Family(r"matmul|linear|conv|\bmm\b|gemm", "||", {"matmul": "#00796b", "convolution": "#4db6ac"}),
-    Family(r"element|reduc|pool", "oo", {"element-wise": "#8d6e63", "reduction": "#c8b3aa"}),
-    Family(r"", "**", dict(zip("abcd", ("#00838f", "#4fb3bf", "#80cbc4", "#006064"), strict=True))),  # any other part
-    # No pattern: nothing else belongs to these.
-    Family(r"(?!)", "", {"framework overhead": "#9a9a9a", "unattributed": "#404040", "other": "#c8c8c8"}),
-    Family(r"(?!)", "", {"idle": "#e6e6e6"}),
-)  # fmt: skip
+FAMILIES = tuple(
+    Family(pattern, hatch, tuple(zip(shades.split()[::2], shades.split()[1::2], strict=True)))
+    for pattern, hatch, shades in (
+        ("^data$|copy|memcpy|memset|dataloader", "--", "data #f2c200 copy|mem #f9e27d"),
+        ("communication|all_?(reduce|gather)|DataParallel", "\\\\", "comm #d81b7f"),
+        ("optimizer|adam|sgd|gradient acc", "xx", "gradient #e57368 optimizer #b3261e"),
+        ("embed|lm_?head|lossfunction|^loss|prediction|classifier", "++", "emb #b39ddb head #6a3d9a loss #9575cd"),
+        ("norm", "..", "att|input #2e7d32 mlp|ffn|post #74b978 norm$ #aed9b0 normalization #4f9a54"),
+        (
+            "attention|attn|softmax|rope|rotary",
+            "",
+            r"qkv #27619f \bq_|query #1f4e8c \bk_|key #5b8ecb \bv_|value #9cc0e7 rope|rotary #2c6fb7"
+            r" scores #0b3566 softmax #7fabdc weighted #3f7fc4 sdpa|flash #174a7e \bo_|out #b9d4ef residual #d5e5f5"
+            r" ^attention$ #3a6ea5",
+        ),
+        (
+            "mlp|ffn|feed_?forward|intermediate|[gs][ei]lu|relu|activation|expert",
+            "//",
+            "gate_up #e88a35 gate #d9660a up #f7a95c act|lu #b04c00 down #ef8a2b residual #fcdcb8",
+        ),
+        (r"matmul|linear|conv|\bmm\b|gemm", "||", "matmul|linear|mm #00796b conv #4db6ac"),
+        ("element|reduc|pool", "oo", "element #8d6e63 reduc|pool #c8b3aa"),
+        ("^(?!(framework overhead|unattributed|other|idle)$)", "**", "^$ #00838f ^$ #4fb3bf ^$ #80cbc4 ^$ #006064"),
+        ("^(?!idle$)", "", "overhead #9a9a9a unattributed #404040 other #c8c8c8"),
+        ("", "", "idle #e6e6e6"),
+    )
+)
 MARKS = "-|/\\.ox+*"  # sparser than the hatching of a family, which is doubled
 GRAY = "#c8c8c8"
 # Phases and categories of memory; those that are a part of the model as well have its color.
@@ -91,16 +78,15 @@ SERIES = tuple(
 @cache
 def place_of(part: str) -> tuple[int, int]:
     """The numbers of its family and of its shade: the order in which figures stack and list parts."""
-    for number, family in enumerate(FAMILIES):
-        if part in family.members:
-            return number, list(family.members).index(part)
-    number = next(i for i, family in enumerate(FAMILIES) if re.search(family.pattern, part, re.IGNORECASE))
-    return number, crc32(part.encode(errors="replace")) % len(FAMILIES[number].members)
+    number, family = next(one for one in enumerate(FAMILIES) if re.search(one[1].pattern, part, re.IGNORECASE))
+    by_chance = crc32(part.encode(errors="replace")) % len(family.shades)
+    known = (shade for shade, (pattern, _) in enumerate(family.shades) if re.search(pattern, part, re.IGNORECASE))
+    return number, next(known, by_chance)
 
 
 def color_of(part: str) -> str:
     family, shade = place_of(part)
-    return list(FAMILIES[family].members.values())[shade]
+    return FAMILIES[family].shades[shade][1]
 
 
 def hatch_of(part: str) -> str:
@@ -108,13 +94,11 @@ def hatch_of(part: str) -> str:
 
 
 def hatches_of(parts: Iterable[str]) -> dict[str, str]:
-    """Hatching of each part in a figure: that of its family, with more lines for a part that would look like another.
-
-    The workshop's own parts keep theirs, so that they are the same in every figure.
-    """
+    """Hatching of each part in a figure: that of its family, with more lines for one with a longer name that would look
+    like another."""
     out: dict[str, str] = {}
     taken = set()
-    for part in sorted({*parts}, key=lambda part: (part not in FAMILIES[place_of(part)[0]].members, part)):
+    for part in sorted({*parts}, key=lambda part: (len(part), part)):
         hatch, color = hatch_of(part), color_of(part)
         marks = [mark for mark in MARKS if mark not in hatch]
         more = ("".join(some) for n in range(len(marks)) for some in combinations(marks, n))

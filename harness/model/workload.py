@@ -1,6 +1,6 @@
 """A workload: everything that measuring, predicting and analyzing needs to know about a model and its training step.
 
-harness/ and analysis/ are independent of any model; their functions get a Workload as an argument.
+What measures, predicts and analyzes is independent of any model: its functions get a Workload as an argument.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.work.decoder_memory import KeptBytes, kept_by_formula
 from harness.machine.devices import PRECISIONS
+from harness.model.decoder_memory import KeptBytes, kept_by_formula
 from harness.model.workload import StepFormulas
 
 
