@@ -28,8 +28,9 @@ class Slices:
 
 
 def slices_of(table: pd.DataFrame, which: np.ndarray | None = None) -> Slices:
-    """Who owns the time of these events of a table, by row; by default of all."""
-    rows = np.arange(len(table)) if which is None else np.flatnonzero(which)
+    """Who owns the time of these events of a table, by row; by default of all.  which: rows, or a flag for each."""
+    rows = np.arange(len(table))
+    rows = rows if which is None else rows[which]
     return Slices(*(table[name].to_numpy(float)[rows] for name in ("start", "end")), rows)
 
 

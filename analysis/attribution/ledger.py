@@ -92,7 +92,7 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
 def of_steps(links: AttributedLinks) -> pd.DataFrame:
     """The slices of the steps, whose `us` add up to the time of the steps."""
     table = ledger(links)
-    return table[table["of_steps"].to_numpy()]
+    return table if table["of_steps"].all() else table[table["of_steps"].to_numpy()]
 
 
 def us_by(slices: pd.DataFrame, *columns: str) -> pd.Series:
@@ -177,8 +177,10 @@ def classes_of(slices: pd.DataFrame, rules: dict[str, np.ndarray]) -> pd.Categor
     """The class of each slice: the first that a rule tells, else that of its operator."""
     phase, category = slices["phase"].cat, slices["category"].cat
     pairs, which = different_pairs(phase.codes.to_numpy(), category.codes.to_numpy())
-    names = [operator_class(phase.categories[i], category.categories[j]) for i, j in pairs]
-    return pd.Categorical(np.select([*rules.values()], [*rules], np.array(names, dtype=object)[which]))
+    names = [operator_class(phase.categories[i], category.categories[j]) for i, j in pairs] + [*rules]
+    codes = np.select([*rules.values()], [*range(len(pairs), len(names))], which)
+    names, new = np.unique(np.array(names, dtype=object), return_inverse=True)
+    return pd.Categorical.from_codes(new[codes], names)
 
 
 def places_of(links: AttributedLinks, rows: np.ndarray) -> pd.Categorical:

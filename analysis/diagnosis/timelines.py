@@ -27,47 +27,47 @@ def step_timeline(links: AttributedLinks) -> dict:
     steps, host, gpu = links.steps, links.host, links.gpu
     which = median_step(links)
     first, last = window_of_step(links, which)
-    components: dict[str, int] = {}
-    is_operator = (host["kind"] == OPERATOR).to_numpy()
+    component, names = pd.factorize(pd.concat([host["component"], gpu["component"]]).fillna(UNATTRIBUTED))
+    is_operator, thread = (host["kind"] == OPERATOR).to_numpy(), host["thread"].to_numpy()
     lanes = {
-        "host" if thread == links.thread else f"host thread {thread}": lane(
-            innermost(host, (host["thread"] == thread).to_numpy(), is_operator), host, first, last, components
+        "host" if one == links.thread else f"host thread {one}": lane(
+            innermost(host, thread == one, is_operator), component, first, last
         )
-        for thread in np.unique(host["thread"].to_numpy()[is_operator])
+        for one in np.unique(thread[is_operator])
     }
     lanes |= {
-        f"GPU {device} stream {stream}": lane(slices_of(rows), rows, first, last, components)
-        for (device, stream), rows in gpu.groupby(["device", "stream"])
+        f"GPU {device} stream {stream}": lane(slices_of(gpu, rows), component[len(host) :], first, last)
+        for (device, stream), rows in gpu.groupby(["device", "stream"]).indices.items()
     }
-    names = [name for name, pieces in lanes.items() if pieces]
-    names.sort(key=lambda name: (name != "host", name.startswith("GPU"), name))
+    shown = [name for name, pieces in lanes.items() if pieces]
+    shown = sorted(shown, key=lambda name: (name != "host", name.startswith("GPU"), name))[:LANES]
+    used = {key: i for i, key in enumerate(dict.fromkeys(piece[2] for name in shown for piece in lanes[name]))}
     return {
         "step": int(steps["number"].iloc[which]),
         "length_ms": (last - first) / 1e3,
-        "lanes": [{"name": name, "pieces": lanes[name]} for name in names[:LANES]],
-        "lanes_left_out": max(0, len(names) - LANES),
-        "components": list(components),
+        "lanes": [{"name": name, "pieces": [[*edges, used[key]] for *edges, key in lanes[name]]} for name in shown],
+        "lanes_left_out": sum(map(bool, lanes.values())) - len(shown),
+        "components": [names[key] for key in used],
     }
 
 
-def lane(slices: Slices, table: pd.DataFrame, first: float, last: float, components: dict[str, int]) -> list[list]:
-    """[start ms, end ms, number of the component] of what owns the time between first and last; new components get a
-    number.
+def lane(slices: Slices, component: np.ndarray, first: float, last: float) -> list[list]:
+    """[start ms, end ms, number of the component] of what owns the time between first and last.
 
     Neighboring pieces of one component are merged where the gap is too small to be seen.
     """
     inside = np.flatnonzero((slices.end > first) & (slices.start < last))
     start, end = (np.clip(times[inside], first, last) - first for times in (slices.start, slices.end))
-    component = table["component"].fillna(UNATTRIBUTED).to_numpy(object)[slices.row[inside]]
+    key, gap = component[slices.row[inside]], (last - first) / PIECES
+    begins = np.append(True, (key[1:] != key[:-1]) | (start[1:] - end[:-1] >= gap))[: len(key)]
+    start, end, key = start[begins], end[np.append(begins[1:], True)[: len(key)]], key[begins]
     pieces: list[list] = []
-    gap = (last - first) / PIECES
-    for begins, ends, name in zip(start.tolist(), end.tolist(), component, strict=True):
-        key = components.setdefault(name, len(components))
-        if pieces and pieces[-1][2] == key and begins - pieces[-1][1] < gap:
-            pieces[-1][1] = max(pieces[-1][1], ends)
-        elif not pieces or ends - begins >= gap or begins - pieces[-1][1] >= gap:
-            pieces.append([begins, ends, key])
-    return [[round(begins / 1e3, 4), round(ends / 1e3, 4), key] for begins, ends, key in pieces]
+    for begin, until, one in zip(start.tolist(), end.tolist(), key.tolist(), strict=True):
+        if pieces and pieces[-1][2] == one and begin - pieces[-1][1] < gap:
+            pieces[-1][1] = until
+        elif not pieces or until - begin >= gap or begin - pieces[-1][1] >= gap:
+            pieces.append([begin, until, one])
+    return [[round(begin / 1e3, 4), round(until / 1e3, 4), one] for begin, until, one in pieces]
 
 
 def memory_series(links: Links) -> dict:

@@ -13,7 +13,7 @@ from analysis.attribution.operators import costs_of_operators
 from analysis.hardware.ceilings import Ceiling, bandwidth_ceilings, compute_ceilings, ridge_point
 from analysis.hardware.matching import datasheet
 from analysis.trace.links import AttributedLinks, Links
-from analysis.trace.tables import take_or, take_or_none
+from analysis.trace.tables import take_or
 from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
 from analysis.work.operator_costs import factor_type
 from harness.base.documents import read_document
@@ -131,20 +131,20 @@ def matmuls(links: AttributedLinks, ridge: float | None) -> tuple[np.ndarray, np
 
 def with_bounds(links: AttributedLinks, ridge: float | None) -> pd.DataFrame:
     """The slices of the steps with a column `bound`, of BOUNDS: what limits each."""
-    slices = of_steps(links)
+    slices, number = of_steps(links), {name: i for i, name in enumerate(BOUNDS)}
     operator, event = (slices[name].to_numpy() for name in ("operator", "event"))
     computing, unclassified = (take_or(which, operator, False) for which in matmuls(links, ridge))
     # The operator of a convolution or matmul may launch copies and transposes too, which count with it.  One that
     # stands for many, or none, has no shapes of the matmul.
-    by_name = (operator < 0) | (take_or_none(links.host["category"], operator).astype(str) == "other")
+    by_name = take_or((links.host["category"] == "other").to_numpy(), operator, True)
     if links.on_gpu:
         by_name |= take_or(links.only_of_graph, event, False)
     unclear = np.where(by_name, slices["category"].isin(MATMUL_CLASSES), unclassified)
-    kind = slices["kind"].astype(str).to_numpy()
-    rules = [kind == "communication", kind == "copy", ~by_name & computing, unclear]
-    by_work = np.select(rules, ["communication", "memory", "compute", "unexplained"], "memory")
-    by_cause = slices["cause"].map(BOUND_OF_CAUSE).astype(object).where(~slices["kind"].isin(["communication"]))
-    return slices.assign(bound=by_cause.where(by_cause.notna(), by_work))
+    causes = [number.get(BOUND_OF_CAUSE.get(cause), -1) for cause in slices["cause"].cat.categories]
+    by_cause, kind = np.array(causes)[slices["cause"].cat.codes], slices["kind"]
+    rules = [kind == "communication", by_cause >= 0, kind == "copy", ~by_name & computing, unclear]
+    then = [number["communication"], by_cause, *(number[name] for name in ("memory", "compute", "unexplained"))]
+    return slices.assign(bound=pd.Categorical.from_codes(np.select(rules, then, number["memory"]), [*BOUNDS]))
 
 
 def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) -> dict:
