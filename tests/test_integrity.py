@@ -27,6 +27,7 @@ from analysis.report.axes import plain_text
 from analysis.report.figures import gpu_figure
 from analysis.report.sections import DOCUMENT_FILES, page
 from analysis.trace.tables import read_trace
+from analysis.trust.agreement import contradictions
 from analysis.trust.integrity import profiler_overhead
 from analysis.trust.missing_from_trace import not_recorded
 from harness.base.errors import UserError
@@ -291,6 +292,35 @@ def test_two_profilers_in_one_trace_are_not_trusted(tmp_path):
     assert "step marks overlap" in analysis_of(trace)["verdict"]["line"]
     apart = trace_of(tmp_path, step(1, 0, 100), step(1, 200, 100), event("aten::mm", 10, 130))
     assert analysis_of(apart)["steps"]["count"] == 2
+
+
+ODD = {  # events of a host, and what is said of them
+    "1 event of the host counted only until the event ends": [
+        step(1, 0, 100),
+        event("aten::linear", 10, 30),
+        event("aten::mm", 20, 60),
+    ],
+    "1 operator counted only until the end of the step": [
+        step(1, 0, 100),
+        event("aten::mm", 10, 80),
+        event("aten::add", 50, 90, thread=2),
+    ],
+    "no operator began in 2 steps: 2, 4": [
+        *(step(number, 100 * number, 100) for number in (1, 2, 3, 4)),
+        event("aten::mm", 110, 80),
+        event("aten::mm", 310, 80),
+    ],
+    "the steps take no time": (step(1, 0, 0), event("aten::mm", 0, 10)),
+    "the 0.060 ms that they share count once": (step(1, 0, 100), step(2, 40, 100), event("aten::mm", 10, 80)),
+}
+
+
+@pytest.mark.parametrize("said", ODD)
+def test_what_cannot_be_as_recorded_is_said_and_the_rest_adds_up(tmp_path, said):
+    analysis = analysis_of(trace_of(tmp_path, *ODD[said]))
+    trust = analysis["integrity"]
+    assert any(said in text for text in (*trust["notes"], *trust["problems"]))
+    assert contradictions(analysis) == []
 
 
 def test_what_was_not_recorded_is_said(tmp_path):

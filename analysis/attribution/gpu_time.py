@@ -57,7 +57,7 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None = None) -> dict
     ]
     whole, in_steps = (timeline_of_slices(links, slices) for slices in (between_events(links), of_steps(links)))
     out = whole | {"of_steps": in_steps, "devices": devices}
-    compared = ("idle_by_cause", "launch_delay_us", "queue_depth")
+    compared = ("idle_by_cause", "idle_of_step_ms", "launch_delay_us", "queue_depth")
     if gpu.empty or two_clocks:
         reasons = {f"{name}_reason": two_clocks for name in compared} if two_clocks else {}
         return out | dict.fromkeys(compared) | reasons
@@ -70,7 +70,8 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None = None) -> dict
         }
         for cause, us in sorted(idle_by_cause(between_events(links)).items(), key=lambda item: -item[1])
     ]
-    return out | {"idle_by_cause": causes, **queue(links)}
+    of_step = {cause: us / 1e3 / len(links.steps) for cause, us in idle_by_cause(of_steps(links)).items()}
+    return out | {"idle_by_cause": causes, "idle_of_step_ms": of_step, **queue(links)}
 
 
 def between_events(links: AttributedLinks) -> pd.DataFrame:

@@ -75,9 +75,9 @@ def covered_until(times: np.ndarray, intervals: Intervals) -> np.ndarray:
 
 def merged(edges: np.ndarray, columns: dict[str, np.ndarray]) -> pd.DataFrame:
     """The intervals between edges, each with its values; neighbors that are alike become one."""
-    change = np.append(True, np.zeros(max(0, len(edges) - 2), bool))
+    change = np.arange(max(0, len(edges) - 1)) == 0
     for values in columns.values():
         change[1:] |= values[1:] != values[:-1]
     first = np.flatnonzero(change)
-    times = {"start": edges[first], "end": edges[np.append(first[1:], len(edges) - 1)]}
+    times = {"start": edges[first], "end": np.append(edges[first[1:]], edges[-1:])[: len(first)]}
     return pd.DataFrame(times | {name: values[first] for name, values in columns.items()})

@@ -14,17 +14,18 @@ from analysis.diagnosis.shape_rates import kernel_durations, queue_over_step, sh
 from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import verdict
 from analysis.trace.links import Links
-from analysis.trust.integrity import integrity, step_rows
+from analysis.trust.agreement import distrust_contradictions
+from analysis.trust.integrity import integrity, overlap_us, step_rows
 from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.files import explain_nulls, explain_nulls_recursively
 from harness.base.text import shortened
 from harness.instruments.phases import summary_stats
 
-ROUNDING = 1e-3  # of the time of the steps, by which a table of it may be off
 NO_GPU, NO_LAUNCH = "the trace has no GPU events", "the trace has no launch call of any kernel"
 NO_COLLECTIVES = "no collectives in the steps of the trace"
 REASONS = {  # why a value may be null, by its name
-    **dict.fromkeys((*KEYS, "idle_by_cause", "self_device_us", "device_us", "steps_without_gpu_events"), NO_GPU),
+    **dict.fromkeys((*KEYS, "idle_by_cause", "idle_of_step_ms", "self_device_us", "device_us"), NO_GPU),
+    "steps_without_gpu_events": NO_GPU,
     "kernels_linked_to_an_operator": NO_GPU,
     **dict.fromkeys(("launch_delay_us", "queue_depth"), NO_LAUNCH),
     **dict.fromkeys(("flops", "bytes"), "the recorded inputs do not determine it"),
@@ -77,7 +78,7 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
         "memory": memory_series(links),
     }
     note_unclassified(document)
-    check_sums(document)
+    distrust_contradictions(document)
     if not trust["trustworthy"]:
         document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
     return explain_nulls_recursively(document, REASONS)
@@ -96,21 +97,13 @@ def note_unclassified(document: dict) -> None:
         )
 
 
-def check_sums(document: dict) -> None:
-    """Every table of the step adds up to it; where one does not, nothing is to be trusted."""
-    for name in ("phases", "components", "classes"):
-        total = sum(row["share"] for row in document[name])
-        if total and abs(total - 1) > ROUNDING:
-            document["integrity"]["problems"].append(f"the table of {name} adds up to {total:.1%} of the steps' time")
-            document["integrity"]["trustworthy"] = False
-
-
 def steps_document(links: Links) -> dict:
     """Durations of the profiled steps on the host, and their spread."""
     rows = step_rows(links)
     durations = [row["duration_ms"] for row in rows] if links.steps_are_marked else []
     spread = {f"{name}_ms" if name != "count" else name: value for name, value in summary_stats(durations).items()}
-    return spread | {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None), "rows": rows}
+    edges = {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None)}
+    return spread | edges | {"overlap_ms": overlap_us(links.steps) / 1e3, "rows": rows}
 
 
 def communication_beside(communication: dict | None, summary: dict | None) -> dict | None:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from analysis.attribution import regions
 from analysis.attribution.components import views_and_metadata
-from analysis.attribution.ledger import events_of_steps, host_code, idle_by_cause, of_steps
+from analysis.attribution.ledger import events_of_steps, exposed_communication, idle_by_cause, of_steps, us_by
 from analysis.attribution.operators import costs_of_operators
 from analysis.diagnosis.verdict import device_of, precision_of, ran_here, roofs_of
 from analysis.hardware.ceilings import Ceiling
@@ -125,7 +125,7 @@ class Evidence:
         )
         self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
         self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
-        self.idle = idle_by_cause(slices) if links.on_gpu else {}  # us by cause
+        self.idle = idle_by_cause(slices)  # us by cause; of a host, time without work on tensors
         self.of_file = "file" in self.config.get("model", {})  # --workload: what other flags change is in the file
         self.is_ours = summary is not None and not self.of_file
 
@@ -259,7 +259,7 @@ def fused_norms(evidence: Evidence) -> Found:
 
 def cuda_graphs(evidence: Evidence) -> Found:
     name = "CUDA graphs"
-    if not evidence.idle:
+    if not evidence.links.on_gpu:
         return NotApplicable(name, "there is no GPU")
     if evidence.links.gpu["of_graph"].any():
         return NotApplicable(name, "already replayed")
@@ -348,7 +348,7 @@ def compilation(evidence: Evidence) -> Found:
     elsewhere = evidence.events["phase"].isin(("data", "optimizer"))
     rows, us = evidence.part(evidence.events["category"].isin(kinds) & ~elsewhere)
     text = evidence.described(rows) + ", none of them a matmul"
-    if evidence.idle and len(rows):
+    if evidence.links.on_gpu and len(rows):
         # Fewer kernels are fewer launches to wait for.
         waits = (evidence.idle["launch"] + evidence.idle["latency"]) * rows["launches"].sum()
         waits /= evidence.events["launches"].sum()
@@ -360,15 +360,12 @@ def compilation(evidence: Evidence) -> Found:
 
 def larger_batch(evidence: Evidence) -> Found:
     events = evidence.events
-    if evidence.idle:
+    if evidence.links.on_gpu:
         us = evidence.idle["launch"] + evidence.idle["latency"]
         n = events["launches"].sum() / evidence.steps
         text = f"the GPU waits for launches for {evidence.share(us)} of the step; {n:.0f} GPU events per step"
     else:
-        _, work = evidence.part(events["launches"] > 0)
-        _, data = evidence.part((events["phase"] == "data") & (events["launches"] == 0))
-        begins, ends = host_code(evidence.links)  # which a larger batch would not make less
-        us = max(0.0, evidence.total_us - work - data - float((ends - begins).sum()))
+        us = evidence.idle["launch"]  # a larger batch would not make host code less
         text = f"{evidence.share(us)} of the step is Python and overhead between operators"
     batch = evidence.config.get("training", {}).get("batch_size")
     flag = batch and f"--batch-size {2 * batch}"
@@ -377,7 +374,7 @@ def larger_batch(evidence: Evidence) -> Found:
 
 
 def fewer_synchronizations(evidence: Evidence) -> Found:
-    if not evidence.idle:
+    if not evidence.links.on_gpu:
         return NotApplicable("fewer synchronizations", "there is no GPU to synchronize with")
     calls, us = evidence.links.calls, evidence.idle["synchronization"]
     n = (calls["waits"].to_numpy(bool) & (calls["step"] >= 0).to_numpy()).sum() / evidence.steps
@@ -387,21 +384,18 @@ def fewer_synchronizations(evidence: Evidence) -> Found:
 
 
 def faster_data(evidence: Evidence) -> Found:
-    if evidence.idle:
-        us = evidence.idle["data"]
+    us = float(us_by(of_steps(evidence.links), "cause").get("data", 0.0))
+    text = f"fetching data takes {evidence.share(us)} of the step"
+    if evidence.links.on_gpu:
         text = f"the GPU is idle for {evidence.share(us)} of the step while the host fetches data"
-    else:
-        _, us = evidence.part(evidence.events["phase"] == "data")
-        text = f"fetching data takes {evidence.share(us)} of the step"
     return Proposal(
         "prefetch data", "workers and pinned memory in the DataLoader", us, text, "data could always be ready in time"
     )
 
 
 def hidden_communication(evidence: Evidence) -> Found:
-    _, us = evidence.part(evidence.events["category"] == "communication")
-    us += evidence.idle.get("communication", 0.0)
-    text = f"{evidence.share(us)} of the step is exposed communication"
+    us = float(exposed_communication(evidence.links)["us"].sum()) + evidence.idle["communication"]
+    text = f"{evidence.share(us)} of the step is communication that nothing hides, or idle behind it"
     name, how = "reduce or overlap communication", "fewer, larger collectives, overlapped with the backward pass"
     flag = "--gradient-accumulation-steps 2"
     return Proposal(name, how, us, text, "computation could overlap all of it", other_flag=flag)

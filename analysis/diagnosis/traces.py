@@ -18,6 +18,7 @@ from analysis.diagnosis.document import NO_COLLECTIVES, is_beside, operator_anal
 from analysis.diagnosis.stragglers import RankTrace, compare_ranks, not_of_one_run, rank_facts
 from analysis.trace.links import link
 from analysis.trace.tables import Trace, read_trace
+from analysis.trust.agreement import distrust_contradictions
 from analysis.trust.integrity import summary_beside
 from analysis.trust.missing_from_trace import RANKS
 from analysis.vocabulary.annotations import NO_MARKS
@@ -109,6 +110,7 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
         row |= rank_row(document, peaks.get(one.rank))
     for document in documents:
         document["ranks"] = explain_nulls_recursively(comparison.document, RANK_REASONS)
+        distrust_contradictions(document)
 
 
 def rank_row(document: dict, peak_mb: float | None) -> dict:

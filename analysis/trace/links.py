@@ -17,7 +17,7 @@ from analysis.vocabulary.roles import Meaning
 OPERATOR, ANNOTATION, MODULE = 0, 1, 2  # kinds of host events
 CLOCK_TICK_US = 1.0  # some traces are in whole us
 # What steps do, but layers do not: wait for the device, copy to or from the host, fetch data, update weights.
-BETWEEN_STEPS = {"role": (roles.WAIT, roles.HOST_COPY, roles.SCALAR_READ), "named_phase": ("data", "optimizer")}
+BETWEEN_STEPS = {"role": (roles.WAIT, *roles.HOST_COPIES, roles.SCALAR_READ), "named_phase": ("data", "optimizer")}
 
 
 def cached_on_links(function: Callable) -> Callable:
@@ -205,7 +205,15 @@ def link(trace: Trace) -> Links:
     )
     calls["starts_kernel"] &= ~captured(calls)
     gpu = link_gpu(trace, calls, steps)
+    calls["waits"] |= held_up(calls, gpu)
     return Links(trace, host, gpu, calls, steps, marked, step_thread(trace, host), steps_found=found)
+
+
+def held_up(calls: pd.DataFrame, gpu: pd.DataFrame) -> np.ndarray:
+    """Which calls of asynchronous copies returned only once the copy had ended, as those of pageable memory do."""
+    copies = gpu[has_role(gpu, roles.HOST_COPY) & (gpu["call"] >= 0).to_numpy()]
+    returned = calls["end"].to_numpy()[copies["call"]]
+    return np.isin(np.arange(len(calls)), copies["call"][copies["end"].to_numpy() <= returned + CLOCK_TICK_US])
 
 
 def median_step(links: Links) -> int:

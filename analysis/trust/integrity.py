@@ -10,14 +10,24 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis.attribution.intervals import union
 from analysis.attribution.ledger import idle_by_cause, of_steps
-from analysis.trace.links import AttributedLinks, Links, cached_on_links, launched_before_trace
+from analysis.trace.links import (
+    CLOCK_TICK_US,
+    OPERATOR,
+    AttributedLinks,
+    Links,
+    cached_on_links,
+    launched_before_trace,
+    step_around,
+)
 from analysis.trace.tables import Trace
 from analysis.trust.missing_from_trace import STEPS, missing_lines, not_recorded
 from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import explain_nulls
+from harness.base.text import count_of
 
 # A healthy trace has the kernel of every launch and the launch of every kernel that began in the window.
 MISSING_KERNELS = 0.02  # of a step's launches
@@ -54,6 +64,7 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
     found = Findings()
     check_file(found, trace)
     check_steps(found, links, rows)
+    check_host(found, links)
     check_operators(found, links, linked, int(early.sum()))
     check_clocks(found, links)
     check_gpu(found, links, summary)
@@ -173,12 +184,40 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
         )
     for number in links.trace.steps["number"].iloc[len(links.steps) if links.steps_are_marked else 0 :]:
         found.notes.append(f"step {number} was marked as recording ended, before any of its work: it is no step here")
-    steps = links.steps
-    if (steps["start"].to_numpy()[1:] < steps["end"].to_numpy()[:-1]).any():
+    if (shared_us := overlap_us(links.steps)) > CLOCK_TICK_US:
         found.problems.append(
             "the step marks overlap: two profilers were recording, or traces were merged into one whose events tell no "
-            "rank, so the steps cannot be told apart"
+            f"rank, so the steps cannot be told apart; the {shared_us / 1e3:.3f} ms that they share count once"
         )
+
+
+def overlap_us(steps: pd.DataFrame) -> float:
+    """How much longer steps are together than the time in which any of them ran."""
+    start, end = union(*(steps[name].to_numpy() for name in ("start", "end")))
+    return float((steps["end"] - steps["start"]).sum() - (end - start).sum())
+
+
+def check_host(found: Findings, links: AttributedLinks) -> None:
+    """Events of the host that go on after what they began in, and steps in which nothing began."""
+    host, steps = links.host, links.steps
+    beyond = (host["end"] - host["until"] > CLOCK_TICK_US).sum()
+    if beyond:
+        found.notes.append(
+            f"{count_of(int(beyond), 'event')} of the host counted only until the event ends in which it began, as "
+            "where a clock was set back"
+        )
+    if not (steps["end"] > steps["start"]).any():
+        found.problems.append("the steps take no time")
+    if links.on_gpu:
+        return
+    operators = host[(host["kind"] == OPERATOR).to_numpy()]
+    step = step_around(operators["start"].to_numpy(), steps)
+    beyond = ((step >= 0) & (operators["until"] > steps["end"].to_numpy()[step] + CLOCK_TICK_US)).sum()
+    if beyond:
+        found.notes.append(f"{count_of(int(beyond), 'operator')} counted only until the end of the step")
+    empty = steps["number"][np.bincount(step[step >= 0], minlength=len(steps)) == 0]
+    if links.steps_are_marked and len(empty):
+        found.notes.append(f"no operator began in {count_of(len(empty), 'step')}: {', '.join(map(str, empty))}")
 
 
 def check_operators(found: Findings, links: Links, linked: float | None, early: int) -> None:

@@ -55,7 +55,7 @@ OPERATORS = {
     r"_foreach_": roles.FOREACH,
 }
 _COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program has
-_HOST_COPY = re.compile("^Memcpy (HtoD|DtoH)")
+_HOST_COPY = re.compile("^Memcpy (HtoD|DtoH)(.*Pinned)?")
 
 BYTES_OF = {
     "double": 8, "float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short": 2,
@@ -102,7 +102,8 @@ def operator_meaning(name: str) -> Meaning:
 
 def gpu_meaning(name: str) -> Meaning:
     """Of a kernel, a copy or a memory set."""
-    return Meaning(roles.HOST_COPY if _HOST_COPY.search(name) else None, *_work(name))
+    copy = _HOST_COPY.search(name)
+    return Meaning(copy and (roles.PINNED_COPY if copy[2] else roles.HOST_COPY), *_work(name))
 
 
 def _work(name: str) -> tuple[str, None, str | None]:

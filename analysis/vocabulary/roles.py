@@ -19,10 +19,11 @@ FUSED_UPDATE, FOREACH = "fused update of weights", "foreach"  # one kernel for m
 # Roles of calls of a GPU's runtime or driver, and of what runs on a GPU
 LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET = "kernel launch", "graph launch", "copy", "blocking copy", "memory set"
 WAIT, CAPTURE_BEGIN, CAPTURE_END = "wait", "begin of a capture", "end of a capture"
-HOST_COPY = "copy to or from the host"
+PINNED_COPY, HOST_COPY = "copy to or from pinned memory", "other copy to or from the host"
 
 STARTS_WORK = (LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET)
 WAITS = (WAIT, BLOCKING_COPY)  # until the GPU has finished
+HOST_COPIES = (PINNED_COPY, HOST_COPY)
 NODES = (NODE, ACCUMULATION)
 MOVES_NO_ELEMENT = (*NODES, NODE_FUNCTION, VIEW)  # make views, allocate, or only call others
 COLLECTIVE_RANGES = (COLLECTIVE_RANGE, ENQUEUED_COLLECTIVE)
