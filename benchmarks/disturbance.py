@@ -58,17 +58,9 @@ THRESHOLDS = (
     ("SLOW_FAULTS", "fault_slowdown", None),
 )
 FROM_RUN = (
-    "waited_share",
-    "longest_wait_share",
-    "pressure_share",
-    "steal_share",
-    "throttled_share",
-    "switches_per_sec",
-    "system_share",
-    "minor_faults_per_sec",
-    "major_faults_per_sec",
-    "fault_slowdown",
-)
+    "waited_share longest_wait_share pressure_share steal_share throttled_share switches_per_sec system_share "
+    "minor_faults_per_sec major_faults_per_sec fault_slowdown"
+).split()
 
 
 @contextlib.contextmanager

@@ -16,18 +16,9 @@ from harness.instruments.timing import StepRecord
 from harness.ranks.parallel import ParallelConfig
 
 # No columns of TensorBoard's HPARAMS tab: they affect neither speed nor memory nor the loss.
-HIDDEN_SETTINGS = {
-    "num_steps",
-    "output_dir",
-    "log_interval",
-    "force",
-    "device",
-    "norm_eps",
-    "rope_theta",
-    "init_std",
-    "max_seq_len",
-    "source_sha256",
-}
+HIDDEN_SETTINGS = set(
+    "num_steps output_dir log_interval force device norm_eps rope_theta init_std max_seq_len source_sha256".split()
+)
 
 
 def in_words(settings: dict) -> dict:

@@ -14,6 +14,7 @@ from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM, predicted_memory
 from analysis.work.bytes_moved import WorkCounter, step_work
 from analysis.work.fake_step import fake_forward, fake_step
+from harness.base.text import flag_of
 from harness.base.units import MB
 from harness.instruments.memory_tracker import MemoryTracker
 from studies.engine.command_line import workload_of
@@ -88,18 +89,13 @@ def fused_loss_memory() -> str:
 def kernel_costs() -> str:
     """Operators, bytes and memory of a step on a GPU with each kind of norm and SwiGLU, as predicted."""
     rows = []
-    for flags, settings in (
-        ("none", {}),
-        ("--fused-norm", {"fused_norm": True}),
-        ("--kernels triton", {"kernels": "triton"}),
-    ):
+    for settings in ({}, {"fused_norm": True}, {"kernels": "triton"}):
         workload = workload_of(["--size", "small", "--precision", "bf16"]).with_settings(**settings)
         work, memory = step_work(workload, on_gpu=True).table(), predicted_memory(workload, True)
         kept = sum(map(sum, workload.formulas.kept_for_backward(True).values()))
         sizes = (work["bytes"].sum(), kept, memory.live_bytes_at_allocations().max())
-        rows.append(
-            [flags if not settings else f"`{flags}`", f"{work['calls'].sum():,}", *(f"{s / MB:,.0f}" for s in sizes)]
-        )
+        flags = [f"`{flag_of(*setting)}`" for setting in settings.items()] or ["none"]
+        rows.append([*flags, f"{work['calls'].sum():,}", *(f"{size / MB:,.0f}" for size in sizes)])
     return table(["flags", "operators of a step", "bytes they move, MB", "kept for backward, MB", "peak, MB"], rows)
 
 
