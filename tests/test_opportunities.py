@@ -246,3 +246,56 @@ def test_a_fused_swiglu_is_proposed_for_silu_alone(tmp_path, activation, propose
     analysis = analysis_of(trace)
     assert "mlp.activation" in {row["component"] for row in analysis["components"]}
     assert ("fused SwiGLU" in {row["name"] for row in analysis["opportunities"]}) == proposed
+
+
+SCORES = [2, 64, 64]
+ATTENTION = [
+    ("bmm", [[2, 64, 32], [2, 32, 64]]),
+    ("div", [SCORES, []]),
+    ("masked_fill", [SCORES, [64, 64], []]),
+    ("_softmax", [SCORES]),
+    ("bmm", [SCORES, [2, 64, 32]]),
+]
+
+
+@pytest.mark.parametrize("shapes", [True, False])
+def test_fused_attention_affects_all_from_the_scores_to_the_weighted_sum(tmp_path, shapes):
+    parts = [
+        shaped(f"aten::{name}", 100 * i, 100, inputs if shapes else []) for i, (name, inputs) in enumerate(ATTENTION)
+    ]
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *parts, shaped("aten::relu", 500, 100, [])))
+    if shapes:
+        [row] = (row for row in analysis["opportunities"] if row["name"] == "fused attention")
+        assert row["share"] == pytest.approx(0.5)
+        assert row["evidence"].startswith("50.0% of the step in 5 operators")
+        assert row["flag"] is None  # a trace alone does not tell whose program it is of
+    else:
+        [reason] = (row["reason"] for row in analysis["not_here"] if row["name"] == "fused attention")
+        assert reason == "the trace has no shapes of its matmuls"
+
+
+def test_fused_attention_that_writes_the_scores_is_no_reason_to_call_it(tmp_path):
+    around = [
+        event(f"aten::{name}scaled_dot_product_attention{more}", 0, 500) for name, more in (("", ""), ("_", "_math"))
+    ]
+    parts = [shaped(f"aten::{name}", 100 * i, 100, inputs) for i, (name, inputs) in enumerate(ATTENTION)]
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *around, *parts))
+    [row] = (row for row in analysis["opportunities"] if row["name"] == "fused attention")
+    assert row["share"] == pytest.approx(0.5)
+    assert row["how"].startswith("F.scaled_dot_product_attention runs its math kernels")
+
+
+@pytest.mark.parametrize(
+    ("names", "fused"),
+    [
+        ("linear aten::_scaled_dot_product_flash_attention", {"fuse q, k and v", "fused attention"}),
+        ("native_layer_norm kernels::swiglu", {"fused norm", "fused SwiGLU"}),
+        ("linear silu mul", {"fuse gate and up"}),
+        ("relu tanh", set()),
+    ],
+)
+def test_what_is_fused_is_told_and_what_is_absent_is_not(tmp_path, names, fused):
+    names = [name if ":" in name else f"aten::{name}" for name in ("relu", *names.split())]
+    parts = [event(name, 100 * i, 100) for i, name in enumerate(names)]
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *parts))
+    assert {row["name"] for row in analysis["not_here"] if row["reason"] == "already fused"} == fused

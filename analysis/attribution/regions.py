@@ -34,8 +34,6 @@ KINDS = ("attention", "norm", "rotary embedding", "SwiGLU", "q, k and v", "gate 
 ATTENTION, NORM, ROPE, SWIGLU, QKV, GATE_UP, LOSS = KINDS
 FUSED = {kind: f"fused {kind}" for kind in KINDS}
 NOTHING = -2  # an instance of nothing: of events that contain no operator that works
-
-
 Shapes = list[list[int]]  # of the tensors that an operator reads; empty: not recorded
 
 
@@ -65,6 +63,9 @@ def pass_over_tokens(text: str, inputs: list[Shapes]) -> np.ndarray:
     logits = inputs[text.find(letters.LOSS)]
     tokens = math.prod(logits[0][:-1]) if logits else 0
     return np.array([max(map(math.prod, shapes), default=1) >= tokens for shapes in inputs])
+
+
+# ---- Patterns --------------------------------------------------------------------------------------------------------
 
 
 class Pattern(NamedTuple):
@@ -110,8 +111,7 @@ def regions(links: AttributedLinks) -> pd.DataFrame:
         of_operator[places] = len(kinds)
         kinds.append(kind)
     kinds = np.array([*kinds, None, None], dtype=object)  # and of those below 0
-    known = rows >= 0
-    instance = with_callers_and_views(host, rows[known], of_operator[known], kinds, ~backward)
+    instance = with_callers_and_views(host, rows[rows >= 0], of_operator[rows >= 0], kinds, ~backward)
     of_forward = forward_of_nodes(host, ~backward, is_node)
     of_node = np.where(of_forward >= 0, instance[of_forward], -1)
     instance = np.where(backward & (node >= 0), of_node[node], instance)

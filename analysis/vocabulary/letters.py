@@ -15,27 +15,12 @@ LETTERS = {  # the first pattern that is found in the name of an operator tells 
     NORM: r"^(?!triton).*(layer|rms|group|batch|instance)_norm",
     SWIGLU: r"swiglu",
     LOSS: r"log_softmax|::(nll_loss|cross_entropy|logsumexp)",
-    "s": r"softmax$",
-    "b": r"::(bmm|baddbmm)$",
-    "m": r"::(linear|addmm|mm|_scaled_mm)$",
-    "c": r"::(copy_|clone|_to_copy|type_as|expand|repeat|repeat_interleave)$",
-    "p": r"::(pow|square)$",
-    "e": r"::mean$",
-    "v": r"::(var|std)(_mean)?$",
-    "r": r"::rsqrt_?$",
-    "t": r"::sqrt_?$",
-    "x": r"::mul_?$",
-    "q": r"::div_?$",
-    "a": r"::add_?$",
-    "d": r"::sub_?$",
-    "f": r"::addcmul_?$",
-    "n": r"::neg_?$",
-    "k": r"::(cat|stack)$",
-    "o": r"::roll$",
-    "z": r"::view_as_(complex|real)$",
-    "u": r"::silu_?$",
-    "w": r"dropout$",
-}
+    "s": r"softmax$", "b": r"::(bmm|baddbmm)$", "m": r"::(linear|addmm|mm|_scaled_mm)$",
+    "c": r"::(copy_|clone|_to_copy|type_as|expand|repeat|repeat_interleave)$", "k": r"::(cat|stack)$",
+    "p": r"::(pow|square)$", "r": r"::rsqrt_?$", "t": r"::sqrt_?$", "e": r"::mean$", "v": r"::(var|std)(_mean)?$",
+    "x": r"::mul_?$", "q": r"::div_?$", "a": r"::add_?$", "d": r"::sub_?$", "f": r"::addcmul_?$", "n": r"::neg_?$",
+    "o": r"::roll$", "z": r"::view_as_(complex|real)$", "u": r"::silu_?$", "w": r"dropout$",
+}  # fmt: skip
 
 
 def letter_of(name: str) -> str:
