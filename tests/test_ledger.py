@@ -6,7 +6,7 @@ import pytest
 from helpers import PROJECT
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import REAL, analysis_of, attributed, event, step, trace_of
+from traces import REAL, analysis_of, attributed, event, on_gpu, step, trace_of
 
 from analysis.attribution.collectives import collective_rows, collectives_of
 from analysis.attribution.gpu_time import gpu_timeline
@@ -41,9 +41,7 @@ def check_slices(links):
     assert not slices.isna().any(axis=None)
 
 
-@pytest.mark.parametrize(
-    "path", [*GOLDEN, *(pytest.param(one, marks=pytest.mark.slow) for one in SHARED)], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", [*GOLDEN, *SHARED], ids=lambda path: path.name)
 def test_slices_add_up_to_the_steps(path):
     links = attributed(read_trace(path))
     check_slices(links)
@@ -174,3 +172,51 @@ def test_waiting_for_ranks_is_cut_off_communication(tmp_path):
     unknown = cut_at_arrivals(exposed, events, np.array([np.nan]))
     assert unknown["us"].sum() == exposed["us"].sum() and not (unknown["cause"] == "ranks").any()
     check_slices(links)
+
+
+# ---- GPUs -----------------------------------------------------------------------------------------------------------
+
+
+def test_several_devices_are_one_and_idle_when_none_works(tmp_path):
+    first = on_gpu("gemm", 10, 100, 200, 1, operator=event("aten::mm", 9, 4))
+    second = on_gpu("gemm", 20, 250, 150, 2, operator=event("aten::mm", 19, 4))
+    second[-1]["args"]["device"] = 1
+    links = attributed(trace_of(tmp_path, step(1, 0, 500), *first, *second))
+    check_slices(links)
+    slices = of_steps(links)
+    assert us_by(slices, "where").to_dict() == {
+        "nowhere": 100 + 100, "GPU 0 stream 7": 200, "GPU 1 stream 7": 400 - 300
+    }  # fmt: skip
+    assert us_by(slices, "kind").to_dict() == {"idle": 200, "computation": 300}
+
+
+def test_a_gpu_without_communication_of_its_own_waits_for_that_of_the_host(tmp_path):
+    """Of 410 us between two kernels, 300 are an all-reduce of the host, beside which it computes for 50."""
+    events = [
+        step(1, 0, 1000),
+        *on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4)),
+        event("c10d::allreduce_", 90, 5),
+        event("gloo:all_reduce", 100, 300, kind="user_annotation", thread=9),
+        event("aten::add", 200, 50),
+        *on_gpu("gemm", 500, 510, 90, 2, operator=event("aten::mm", 499, 4)),
+    ]
+    links = attributed(trace_of(tmp_path, *events))
+    check_slices(links)
+    us = us_by(of_steps(links), "kind", "state")
+    assert us["communication", "waiting"] == 300 - 50
+    assert us["computation", "working"] == 80 + 90
+    analysis = analysis_of(links.trace)
+    about = analysis["communication"]
+    assert (about["exposed_ms"], about["hidden_ms"]) == pytest.approx((0.25, 0.05))
+    assert analysis["verdict"]["shares"]["communication"] == pytest.approx(0.25)
+    assert {row["class"]: row["share"] for row in analysis["classes"]}["communication"] == pytest.approx(0.25)
+    assert {row["component"]: row["share"] for row in analysis["components"]}["communication"] == pytest.approx(0.25)
+    assert analysis["gpu_timeline"]["of_steps"]["idle_ms"] == pytest.approx(1 - 0.25 - 0.17)
+
+
+def test_idle_time_has_the_step_of_the_event_that_follows(tmp_path):
+    events = [step(1, 0, 100), step(2, 100, 100)]
+    for i, launched in enumerate((10, 120)):
+        events += on_gpu("gemm", launched, launched + 5, 20, i + 1, operator=event("aten::mm", launched - 1, 4))
+    slices = of_steps(attributed(trace_of(tmp_path, *events)))
+    assert us_by(slices, "step").to_dict() == {0: 35, 1: 90 + 20 + 55}  # from 35 on the GPU waits for step 2

@@ -58,8 +58,8 @@ def step_breakdown(links: AttributedLinks) -> dict:
 def class_times(links: AttributedLinks) -> list[dict]:
     """Time per profiled step by class of operators, largest first; rows add up to the step.
 
-    Views, allocation and autograd's own work count with the time outside of operators: as framework overhead on a
-    host, as idle on a GPU.
+    Views, allocation, autograd's own work and the start of a collective count with the time outside of operators: as
+    framework overhead on a host, as idle on a GPU.  On a host, all that happens while data is fetched is data.
     """
     sums = us_by(of_steps(links), "class").sort_values(ascending=False, kind="stable")
     total = sums.sum()

@@ -165,7 +165,7 @@ class CriticalPath(TypedDict):
 class GpuTimeline(TypedDict):
     total_ms: float | None  # from the first GPU event to the end of the last; null: no GPU events
     computation_ms: float | None  # null: no GPU events
-    exposed_comm_ms: float | None  # communication that no computation overlaps; null: no GPU events
+    exposed_comm_ms: float | None  # communication that no computation overlaps, of the host too; null: no GPU events
     exposed_memcpy_ms: float | None  # copies that nothing else overlaps; null: no GPU events
     busy_ms: float | None  # null: no GPU events
     idle_ms: float | None  # null: no GPU events
