@@ -29,7 +29,7 @@ BOUNDS = {
     "launch": "launches, synchronization and overhead on the host",
     "host_code": "work of the program outside of operators",
     "data": "waiting for data",
-    "communication": "exposed communication",
+    "communication": "exposed communication, and idle time behind it",
     "unexplained": "idle time without a recorded cause, matmuls whose shapes or peaks are unknown",
 }
 

@@ -2,8 +2,8 @@
 
 Two definitions stand beside each other in it: communication is exposed while no computation runs, and that is what
 classes, components and collectives count; the verdict counts the idle time behind communication with it.  The idle time
-of a step is that of its window (`idle_of_step_ms`); that of `gpu_timeline` and its `of_steps` goes from the first of
-their events to the last.
+of a step is that of its window, as in `gpu_timeline.of_steps` and, by cause, in `idle_of_step_ms`; that of
+`gpu_timeline` goes from the first event of the trace to the last.
 """
 
 from __future__ import annotations
