@@ -108,21 +108,32 @@ def test_attention_is_all_from_the_scores_to_the_weighted_sum(tmp_path):
     assert not {"aten::linear", "aten::gelu", "aten::embedding"} & names_in(links, ATTENTION)
 
 
+DECODER = {ATTENTION: 2, NORM: 5, ROPE: 4, QKV: 2, GATE_UP: 2, SWIGLU: 2, LOSS: 1}
+OTHERS = {  # by library class: changes of its configuration, and regions
+    "Llama": ({"num_key_value_heads": 2}, DECODER),
+    "Qwen3": ({"num_key_value_heads": 2, "head_dim": 8}, DECODER | {NORM: 9}),  # norms of q and k too
+    "Phi3": (
+        {"pad_token_id": 0},
+        {FUSED[kind] if kind in (QKV, GATE_UP) else kind: n for kind, n in DECODER.items()},
+    ),
+    "GPTNeoX": ({}, {ATTENTION: 2, FUSED[NORM]: 5, ROPE: 4, FUSED[QKV]: 2, LOSS: 1}),
+}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shapes", [True, False])
-def test_models_of_transformers(tmp_path, shapes):
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_of_transformers(tmp_path, name, shapes):
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 80, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    changes, expected = OTHERS[name]
+    config = getattr(transformers, f"{name}Config")(**sizes, num_attention_heads=4, **changes)
     config._attn_implementation = "eager"
-    llama = transformers.LlamaForCausalLM(config)
-    links = links_of(tmp_path, lambda: llama(TOKENS, labels=TOKENS, use_cache=False).loss, shapes)
-    assert counts(links) == {ATTENTION: 2, NORM: 5, ROPE: 4, QKV: 2, GATE_UP: 2, SWIGLU: 2, LOSS: 1}
-    assert "ExpandBackward0" in names_in(links, ATTENTION)  # the sum over the copies of a key/value head
-    config = transformers.GPT2Config(vocab_size=80, n_positions=32, n_embd=32, n_layer=2, n_head=4)
-    config._attn_implementation = "eager"
-    gpt2 = transformers.GPT2LMHeadModel(config)
-    links = links_of(tmp_path, lambda: gpt2(TOKENS, labels=TOKENS, use_cache=False).loss, shapes)
-    assert counts(links) == {ATTENTION: 2, FUSED[QKV]: 2, FUSED[NORM]: 5, LOSS: 1}
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    links = links_of(tmp_path, lambda: model(TOKENS, labels=TOKENS, use_cache=False).loss, shapes)
+    assert counts(links) == expected
+    if name == "Llama":
+        assert "ExpandBackward0" in names_in(links, ATTENTION)  # the sum over the copies of a key/value head
 
 
 @pytest.mark.parametrize(("dropout", "kind"), [(0.1, ATTENTION), (0.0, FUSED[ATTENTION])])
