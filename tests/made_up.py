@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hypothesis import strategies as st
-from traces import event, write_trace
+from traces import H100_PROPERTIES, event, write_trace
 
 OPERATORS = (
     "aten::mm", "aten::add", "aten::empty", "aten::view", "aten::_softmax", "aten::conv2d", "aten::copy_",
@@ -30,6 +30,7 @@ CALLS = {  # and the category and name of what each starts on the GPU, if that
     "cudaMalloc": None,
 }
 SHAPES = (None, [[8, 8], [8, 8]], [[4096, 4096], [4096, 4096]], [[0, 8], [8, 0]], [[]])
+WORK = ("compute", "compute", "compute", "data", "optimizer", "collective", "wait", "pause")
 
 
 def times(longest: int) -> st.SearchStrategy:
@@ -40,8 +41,8 @@ def times(longest: int) -> st.SearchStrategy:
 
 
 @st.composite
-def traces(draw, rank: int | None = None, world_size: int | None = None, on_gpu: bool | None = None) -> dict:
-    """One trace: steps that may be absent, empty, overlap or be apart; operators, ranges, calls and GPU events on
+def accidents(draw, on_gpu: bool) -> list[dict]:
+    """Steps that may be absent, empty, overlap or be apart; operators, ranges, calls and GPU events on
     several threads, streams and devices; events without their caller, call, or kernel; clocks that are off."""
     longest = draw(st.sampled_from((40.0, 400.0, 20_000.0)))
     when, thread = times(longest), st.sampled_from((1, 1, 2, 3))
@@ -65,10 +66,57 @@ def traces(draw, rank: int | None = None, world_size: int | None = None, on_gpu:
     for name in draw(st.lists(st.sampled_from(RANGES), max_size=6)):
         kind = "python_function" if name.startswith("nn.Module") else "user_annotation"
         events.append(event(name, *draw(when), kind, draw(thread)))
-    for i in range(draw(st.integers(0, 8)) if on_gpu is None or on_gpu else 0):
+    for i in range(draw(st.integers(0, 8)) if on_gpu else 0):
         events += draw(launches(longest, i + 1, when, thread))
-    metadata = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": world_size}}
-    return {"traceEvents": draw(st.permutations(events)), **metadata}
+    return draw(st.permutations(events))
+
+
+@st.composite
+def programs(draw, on_gpu: bool) -> list[dict]:
+    """Steps one after the other that fetch data, compute, communicate and update weights; the GPU runs behind, in the
+    order of the launches."""
+    events, now, free = [], 0.0, {7: 0.0, 13: 0.0}  # us, of the host and of each stream
+    long = st.sampled_from((1, 2, 5, 20, 150, 2000))
+    for number in range(1, 1 + draw(st.integers(1, 3))):
+        begin = now
+        for _ in range(draw(st.integers(1, 4))):
+            kind, start, name = draw(st.sampled_from(WORK)), now, draw(st.sampled_from(OPERATORS))
+            now += draw(long)
+            if kind == "wait" and on_gpu:
+                until = max(now, *free.values())
+                events.append(
+                    event("cudaStreamSynchronize", now, until - now, "cuda_runtime", correlation=900 + number)
+                )
+                now = until + draw(long)
+            elif kind in ("compute", "optimizer"):
+                number_of_call, i = len(events) + 1, draw(st.integers(0, 3))
+                inner = event(name, now, 4, **{"External id": number_of_call, "Sequence number": len(events)})
+                if draw(st.booleans()):
+                    inner["args"] |= {
+                        "Input Dims": draw(st.sampled_from(([[64, 64], [64, 64]], [[4096, 4096], [4096, 4096]]))),
+                        "Input type": ["float"] * 2,
+                    }
+                events.append(inner)
+                if on_gpu:
+                    call, (category, names) = list(CALLS.items())[i]
+                    stream, lasts = draw(st.sampled_from((7, 7, 13))), draw(long)
+                    began = max(now + 3, free[stream]) + draw(st.sampled_from((0, 1, 300)))
+                    free[stream] = began + lasts
+                    where = {"correlation": number_of_call, "device": 0, "stream": stream}
+                    events.append(event(call, now + 1, 2, "cuda_runtime", correlation=number_of_call))
+                    events.append(event(draw(st.sampled_from(names)), began, lasts, category, **where))
+                else:
+                    inner["dur"] += draw(long)
+                now += inner["dur"]
+            elif kind == "collective" and not on_gpu:
+                lasts = draw(long)
+                events.append(event("c10d::allreduce_", now, 1, **{"External id": 500 + len(events)}))
+                events.append(event("gloo:all_reduce", now + 1, lasts, "user_annotation", thread=2))
+                now += 1 + draw(st.sampled_from((0.0, 0.5, 1.0))) * lasts
+            if kind in ("data", "optimizer"):
+                events.append(event(kind, start, now - start, "user_annotation"))
+        events.append(event(f"ProfilerStep#{number}", begin, now - begin, "user_annotation"))
+    return events
 
 
 @st.composite
@@ -89,11 +137,19 @@ def launches(draw, longest: float, number: int, when, thread) -> list[dict]:
 
 
 @st.composite
+def traces(draw, on_gpu: bool, **metadata) -> dict:
+    """One trace, of a program or of accidents alone."""
+    device = draw(st.sampled_from(({}, H100_PROPERTIES)))
+    return {"traceEvents": draw(st.one_of(programs(on_gpu), accidents(on_gpu))), **device, **metadata}
+
+
+@st.composite
 def runs(draw) -> list[dict]:
     """The traces of one rank, or of several."""
     n = draw(st.sampled_from((1, 1, 1, 2, 3)))
     on_gpu = draw(st.booleans())
-    return [draw(traces(rank, n, on_gpu)) if n > 1 else draw(traces(on_gpu=on_gpu)) for rank in range(n)]
+    ranks = [{"distributedInfo": {"rank": rank, "world_size": n}} if n > 1 else {} for rank in range(n)]
+    return [draw(traces(on_gpu, **one)) for one in ranks]
 
 
 def write_run(folder: Path, run: list[dict]) -> list[Path]:

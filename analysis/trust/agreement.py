@@ -12,11 +12,12 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from analysis.vocabulary.operators import MATMUL_CLASSES
+
 ROUNDING = 1e-3  # of the time that they are part of, by which figures may differ
 TOLD = 2  # contradictions at most
 TINY = 1e-6  # ms, or of a share: what floats leave
 COMMUNICATION, IDLE, ALL_LAUNCHES = "communication", "idle", ("launch", "latency", "synchronization")
-MATMULS = ("matmul", "attention", "convolution")
 
 
 class Claim(NamedTuple):
@@ -90,8 +91,8 @@ def parts_of_the_step(document: dict) -> Iterator[Claim]:
         yield Claim("the sum of the verdict's shares", sum(shares.values()), "=", "the step", 1.0, 1.0)
     for name, share in shares.items():
         yield Claim("no time", 0.0, "<=", f"the verdict's share of {name}", share, 0.0)
-    of_matmuls = sum(of(document["classes"], "class", name, "share") for name in MATMULS)
-    yield Claim("compute of the verdict", shares["compute"], "<=", "matmuls of the classes", of_matmuls, 1.0)
+    of_matmuls = sum(of(document["classes"], "class", name, "share") for name in (*MATMUL_CLASSES, "optimizer", "data"))
+    yield Claim("compute of the verdict", shares["compute"], "<=", "the classes with matmuls", of_matmuls, 1.0)
 
 
 def steps(document: dict) -> Iterator[Claim]:
@@ -218,7 +219,7 @@ def opportunities(document: dict) -> Iterator[Claim]:
         "fused optimizer": ("the phase optimizer", phases.get("optimizer", 0.0)),
         "activation checkpointing": ("the phase forward", phases.get("forward", 0.0)),
     }
-    most = {"mixed precision": ("matmuls of the classes", sum(classes.get(name, 0.0) for name in MATMULS))}
+    most = {"mixed precision": ("matmuls of the classes", sum(classes.get(name, 0.0) for name in MATMUL_CLASSES))}
     if causes and step:
         launch = (causes["launch"] + causes["latency"]) / step
         same |= dict.fromkeys(("CUDA graphs", "larger batch"), ("waiting for launches", launch))
