@@ -26,8 +26,7 @@ from analysis.trace.links import (
     step_at,
 )
 from analysis.trace.tables import by_name
-from analysis.vocabulary import letters
-from analysis.vocabulary.letters import BOUNDARY, OTHER, letter_of
+from analysis.vocabulary.letters import BOUNDARY, LETTERS, OTHER, in_letters, letter_of
 
 # Regions of several operators, and what each is called where they are fused
 KINDS = ("attention", "norm", "rotary embedding", "SwiGLU", "q, k and v", "gate and up", "loss")
@@ -49,8 +48,8 @@ def read_the_same(text: str, inputs: list[Shapes]) -> np.ndarray:
 
 def weigh_their_scores(text: str, inputs: list[Shapes]) -> np.ndarray:
     """All of these operators, if the product before the softmax, its input, and what weighs the sum are of one size."""
-    soft = text.find("s")
-    first, last = text.rfind("b", 0, soft), text.rfind("b")
+    soft, bmm = text.find(LETTERS["softmax"]), LETTERS["bmm"]
+    first, last = text.rfind(bmm, 0, soft), text.rfind(bmm)
     one, other = ([shape for shape in inputs[place] if len(shape) == 3][-2:] for place in (first, last))
     if len(one) < 2 or len(other) < 2 or not inputs[soft]:
         return np.full(len(text), True)
@@ -60,7 +59,7 @@ def weigh_their_scores(text: str, inputs: list[Shapes]) -> np.ndarray:
 
 def pass_over_tokens(text: str, inputs: list[Shapes]) -> np.ndarray:
     """Which of these operators read a number for each token, or the logits [.., V]; others are of the loss of all."""
-    logits = inputs[text.find(letters.LOSS)]
+    logits = inputs[text.find(LETTERS["loss"])]
     tokens = math.prod(logits[0][:-1]) if logits else 0
     return np.array([max(map(math.prod, shapes), default=1) >= tokens for shapes in inputs])
 
@@ -70,30 +69,71 @@ def pass_over_tokens(text: str, inputs: list[Shapes]) -> np.ndarray:
 
 class Pattern(NamedTuple):
     kind: str
-    expression: str
-    becomes: str = ""  # the letter of its operators in the patterns below
+    operators: str  # in words; what was found by the patterns before has the word that it became
+    becomes: str = ""
     of_matmuls: bool = False  # the matmuls in it belong to it, else all but these
     belong: Callable[[str, list[Shapes]], np.ndarray] | None = None  # which of them, by their letters and shapes
 
 
+BESIDE = "copy mul norm rotary"  # what may happen to queries and keys before they meet
 PATTERNS = (
-    Pattern(FUSED[NORM], letters.NORM),
-    # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, and x * rsqrt(mean(x^2) + eps) * weight
-    Pattern(NORM, "(?<!c)c*e[dc]*([px]c*e|v)c*d?a?c*[rt]?c*d?[xq]c*(xc*)?a?", "N"),
-    Pattern(NORM, "(?<!c)c*[px]c*ea?c*(r|tq?)c*xc*(xc*)?", "N"),
-    # x * cos + cat(-x2, x1) * sin, in two halves, by complex numbers, and fused: a roll and a multiply-add
-    Pattern(ROPE, "(xc*nc*kc*x|nc*kc*xc*x)c*a|xxdxxak|z[zxc]*z", "R"),
-    Pattern(FUSED[ROPE], "oc*xc*f", "R"),
-    Pattern(FUSED[ATTENTION], letters.ATTENTION),
-    Pattern(ATTENTION, "(?<![cxq])[cxq]*(b[^bmsAM|]*){1,3}s[^bmAM|]*b", "A", belong=weigh_their_scores),
-    Pattern(ATTENTION, letters.MATH, "A"),
-    Pattern(QKV, "m[cxNR]*m[cxNR]*(m[cxNR]*)?(?=[^m|]*A)", of_matmuls=True, belong=read_the_same),
-    Pattern(FUSED[QKV], "[^mcxNR][cxNR]*m(?=[^m|]*A)", of_matmuls=True),
-    Pattern(GATE_UP, "mc*m(?=c*u)|mc*uc*mc*x", of_matmuls=True, belong=read_the_same),
-    Pattern(FUSED[GATE_UP], "[^mc]c*m(?=c*uc*x)", of_matmuls=True),
-    Pattern(SWIGLU, "uc*(mc*)?x"),
-    Pattern(FUSED[SWIGLU], letters.SWIGLU),
-    Pattern(LOSS, "(?<=[mANR|])[^mANRl|]*l[^mANR|]*", belong=pass_over_tokens),
+    Pattern(FUSED[NORM], "norm"),
+    # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
+    Pattern(
+        NORM,
+        "(?<! copy) copy* mean [sub copy]* ([pow mul] copy* mean | var) copy* sub? add? copy* [rsqrt sqrt]? copy* sub? "
+        "[mul div] copy* (mul copy*)? add?",
+        "norm",
+    ),
+    # x * rsqrt(mean(x^2) + eps) * weight
+    Pattern(
+        NORM,
+        "(?<! copy) copy* [pow mul] copy* mean add? copy* (rsqrt | sqrt div?) copy* mul copy* (mul copy*)?",
+        "norm",
+    ),
+    # x * cos + cat(-x2, x1) * sin; in two halves; by complex numbers
+    Pattern(
+        ROPE,
+        "(mul copy* neg copy* cat copy* mul | neg copy* cat copy* mul copy* mul) copy* add"
+        " | mul mul sub mul mul add cat | complex [complex mul copy]* complex",
+        "rotary",
+    ),
+    Pattern(FUSED[ROPE], "roll copy* mul copy* addcmul", "rotary"),
+    Pattern(FUSED[ATTENTION], "attention"),
+    Pattern(
+        ATTENTION,
+        "(?<! [copy mul div]) [copy mul div]* (bmm [^ bmm matmul softmax attention math_attention boundary]*){1,3}"
+        " softmax [^ bmm matmul attention math_attention boundary]* bmm",
+        "attention",
+        belong=weigh_their_scores,
+    ),
+    Pattern(ATTENTION, "math_attention", "attention"),
+    Pattern(
+        QKV,
+        f"matmul [{BESIDE}]* matmul [{BESIDE}]* (matmul [{BESIDE}]*)? (?= [^ matmul boundary]* attention)",
+        of_matmuls=True,
+        belong=read_the_same,
+    ),
+    Pattern(
+        FUSED[QKV],
+        f"[^ matmul {BESIDE}] [{BESIDE}]* matmul (?= [^ matmul boundary]* attention)",
+        of_matmuls=True,
+    ),
+    Pattern(
+        GATE_UP,
+        "matmul copy* matmul (?= copy* silu) | matmul copy* silu copy* matmul copy* mul",
+        of_matmuls=True,
+        belong=read_the_same,
+    ),
+    Pattern(FUSED[GATE_UP], "[^ matmul copy] copy* matmul (?= copy* silu copy* mul)", of_matmuls=True),
+    Pattern(SWIGLU, "silu copy* (matmul copy*)? mul"),
+    Pattern(FUSED[SWIGLU], "swiglu"),
+    Pattern(
+        LOSS,
+        "(?<= [matmul attention norm rotary boundary]) [^ matmul attention norm rotary loss boundary]* loss"
+        " [^ matmul attention norm rotary boundary]*",
+        belong=pass_over_tokens,
+    ),
 )
 
 
@@ -116,7 +156,7 @@ def regions(links: AttributedLinks) -> pd.DataFrame:
     of_node = np.where(of_forward >= 0, instance[of_forward], -1)
     instance = np.where(backward & (node >= 0), of_node[node], instance)
     # Where no number links a backward operator to its forward one, the name alone may tell.
-    by_letter = {pattern.expression: pattern.kind for pattern in PATTERNS} | {letters.LOSS: LOSS}
+    by_letter = {in_letters(one.operators): one.kind for one in PATTERNS} | {LETTERS["loss"]: LOSS}
     of_name = by_name(host["name"], lambda name: by_letter.get(letter_of(name)))
     kind = np.where(backward & (instance < 0), of_name, kinds[instance])
     return pd.DataFrame({"kind": kind, "instance": instance})
@@ -139,9 +179,9 @@ def operators_in_order(links: AttributedLinks, backward: np.ndarray) -> tuple[np
     host = links.host
     parent, is_operator = host["parent"].to_numpy(), (host["kind"] == OPERATOR).to_numpy()
     letter = np.where(is_operator, by_name(host["name"], letter_of), "")
-    roots = np.flatnonzero(letter == "r")
+    roots = np.flatnonzero(letter == LETTERS["rsqrt"])
     written_out = over_contained(parent, roots, roots, np.maximum) != NOTHING
-    letter[(letter == letters.NORM) & written_out] = ""  # a norm that calls others
+    letter[(letter == LETTERS["norm"]) & written_out] = ""  # a norm that calls others
     works, named = letter != "", ~np.isin(letter, ("", OTHER))
     above = parent[works & (parent >= 0)]
     calls = over_contained(parent, above, above, np.maximum) != NOTHING
@@ -157,10 +197,10 @@ def operators_in_order(links: AttributedLinks, backward: np.ndarray) -> tuple[np
 
 def instances(links: Links, rows: np.ndarray, text: str) -> Iterator[tuple[str, np.ndarray]]:
     """The kind of each region, and the places in the text of the operators that belong to it."""
-    is_matmul = np.array([letter == "m" for letter in text])
-    for kind, pattern, becomes, of_matmuls, belong in PATTERNS:
+    is_matmul = np.array([letter == LETTERS["matmul"] for letter in text])
+    for kind, operators, becomes, of_matmuls, belong in PATTERNS:
         rewritten = list(text)
-        for match in re.finditer(pattern, text):
+        for match in re.finditer(in_letters(operators), text):
             first, last = match.span()
             places = first + np.flatnonzero(is_matmul[first:last] == of_matmuls)
             if belong:
@@ -169,7 +209,7 @@ def instances(links: Links, rows: np.ndarray, text: str) -> Iterator[tuple[str, 
             if len(places):
                 yield kind, places
                 if becomes:
-                    rewritten[first:last] = becomes * (last - first)
+                    rewritten[first:last] = LETTERS[becomes] * (last - first)
         text = "".join(rewritten)
 
 

@@ -26,7 +26,7 @@ from analysis.hardware.matching import datasheet
 from analysis.trace.links import AttributedLinks, step_around, step_at
 from analysis.trace.tables import has_role, take_or, take_or_none
 from analysis.vocabulary import roles
-from analysis.vocabulary.letters import MATH, letter_of
+from analysis.vocabulary.letters import LETTERS, letter_of
 from analysis.vocabulary.operators import MATMUL_CLASSES
 from analysis.work.operator_costs import factor_type
 from harness.base.command_line import compiler_problem
@@ -229,7 +229,8 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
     how, flag = of.how, None
     if of.how_compiled and not evidence.links.on_gpu:
         how, flag = of.how_compiled, "--compile"
-    if of.kind == regions.ATTENTION and MATH in map(letter_of, evidence.links.trace.operators["name"].unique()):
+    letters = {letter_of(name) for name in evidence.links.trace.operators["name"].unique()}
+    if of.kind == regions.ATTENTION and LETTERS["math_attention"] in letters:
         how = "F.scaled_dot_product_attention runs its math kernels: it has fused ones for inputs such as no dropout"
     if of.left is None:
         return evidence.at_best_rate(of.name, how, rows)
