@@ -32,7 +32,7 @@ if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
 
 from analysis.diagnosis.traces import analyze_all
-from analysis.trace.folder import find_traces
+from analysis.trace.readers.formats import find_traces
 from benchmarks.common import benchmark_parser, environment_of, report
 from harness.base.console import progress_bar
 from harness.base.errors import UserError

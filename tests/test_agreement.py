@@ -31,7 +31,7 @@ from analysis.attribution.critical_path import path_title
 from analysis.diagnosis import document as document_module
 from analysis.diagnosis.text import profile_lines, trust_text, verdict_text
 from analysis.diagnosis.traces import analyze_all
-from analysis.trace.folder import find_traces
+from analysis.trace.readers.formats import find_traces
 from analysis.trust.agreement import claims, contradictions
 from harness.base.errors import UserError
 

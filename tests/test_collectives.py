@@ -10,7 +10,7 @@ from traces import analysis_of, event, on_gpu, real_path, step, trace_of, write_
 from analysis.attribution.collectives import collective_lines, predicted_beside
 from analysis.diagnosis.document import add_prediction
 from analysis.diagnosis.traces import analyze_all
-from analysis.trace.folder import find_traces
+from analysis.trace.readers.formats import find_traces
 from analysis.vocabulary.collectives import UNKNOWN, collective_kind
 from analysis.work.sent_bytes import sent_share
 from harness.base.errors import UserError

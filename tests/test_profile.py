@@ -12,7 +12,7 @@ from analysis.attribution.operators import SUMMED
 from analysis.diagnosis import document
 from analysis.diagnosis.text import profile_answer, profile_lines
 from analysis.diagnosis.traces import analyze_all
-from analysis.trace.folder import find_traces
+from analysis.trace.readers.formats import find_traces
 from harness.base.errors import UserError
 from harness.base.files import write_json
 from harness.base.tables import COLUMNS, first_rows

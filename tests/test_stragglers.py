@@ -8,7 +8,7 @@ from traces import SMALL, event, on_gpu, real_path, step, write_trace
 from analysis.diagnosis.stragglers import straggler_text
 from analysis.diagnosis.text import profile_lines
 from analysis.diagnosis.traces import analyze_all
-from analysis.trace.folder import find_traces
+from analysis.trace.readers.formats import find_traces
 
 
 def rank_events(rank, clock, late):

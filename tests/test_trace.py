@@ -30,7 +30,7 @@ from traces import (
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.operators import operator_lines
-from analysis.trace.columns import Part
+from analysis.trace.columns import Part, Reader
 from analysis.trace.links import link, parents
 from analysis.trace.shrink import write_slim
 from analysis.trace.tables import read_trace
@@ -213,13 +213,13 @@ def test_what_comes_before_a_cut_is_read(tmp_path):
         path.write_bytes(text[:cut])
         trace = read_trace(path)
         assert trace.n_events == text[:cut].count(b"\n  }")  # an event ends in the second column
-        assert trace.cut_off == (cut < len(text))
+        assert trace.file.cut_off == (cut < len(text))
     path.write_bytes(gzip.compress(text, mtime=0)[:-40])
     trust = analysis_of(read_trace(path))["integrity"]
     assert 3 < trust["events"] < len(SMALL)
     assert any("cut off" in problem for problem in trust["problems"])
     path.write_bytes(gzip.compress(text)[:-6])  # without all of its checksum: nothing is missing
-    assert not read_trace(path).cut_off
+    assert not read_trace(path).file.cut_off
 
 
 def test_a_cut_trace_is_analyzed_and_the_exit_code_tells(tmp_path, profiler):
@@ -245,11 +245,11 @@ def test_parts_of_a_file_are_the_file(tmp_path, monkeypatch, part):
         for name, content in (("a.json", text), ("b.json.gz", gzip.compress(text[:99]) + gzip.compress(text[99:]))):
             (tmp_path / name).write_bytes(content)
             trace = read_trace(tmp_path / name)
-            assert not trace.cut_off
+            assert not trace.file.cut_off
             assert trace.n_events == 2 * len(SMALL) + 1
             assert trace.operators["name"].tolist().count(nested["name"]) == 1
             if data is document:
-                assert trace.metadata == {key: value for key, value in document.items() if key != "traceEvents"}
+                assert trace.file.metadata == {key: value for key, value in document.items() if key != "traceEvents"}
 
 
 def test_a_window_of_the_steps(tmp_path):
@@ -432,11 +432,8 @@ def test_damaged_files_are_named(tmp_path, kind):
     assert error.value.exit_code == 1
 
 
-class MadeUpReader:
-    """A Reader of a format that is none: two parts, of what a database of a system profiler might tell."""
-
-    metadata, cut_off, has_nan = {"distributedInfo": {"rank": 3, "world_size": 4}}, False, False
-    n_frames, unread, ranks, rank = 0, collections.Counter(), set(), None
+class MadeUpReader(Reader):
+    """Of a format that is none: two parts, of what a database of a system profiler might tell."""
 
     def parts(self, wanted=None):
         marks = {"name": ["ProfilerStep#7"], "start": np.array([1000.0]), "end": np.array([1100.0]), "thread": ["main"]}
@@ -451,7 +448,8 @@ class MadeUpReader:
 
 
 def test_a_format_is_what_its_reader_yields(tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.trace.tables.reader_of", lambda path, watch, rank: MadeUpReader())
+    metadata = {"distributedInfo": {"rank": 3, "world_size": 4}}
+    monkeypatch.setattr("analysis.trace.tables.reader_of", lambda path, *_: MadeUpReader(path, metadata=metadata))
     trace = read_trace(tmp_path / "trace.db")
     assert (trace.rank, trace.n_events, trace.n_malformed) == (3, 4, 1)  # a call has no name
     analysis = analysis_of(trace)

@@ -209,7 +209,7 @@ def test_a_trace_alone_of_every_row_is_explained(tmp_path):
     trace = trace_of(tmp_path, *VERDICTS["compute-bound"])
     for row in DATASHEETS:
         properties = [{"name": row.name, "numSms": row.compute_units, "totalGlobalMem": row.memory_mb * 2**20}]
-        analysis = analysis_of(replace(trace, metadata={"deviceProperties": properties}))
+        analysis = analysis_of(replace(trace, file=replace(trace.file, metadata={"deviceProperties": properties})))
         ridge = analysis["verdict"]["thresholds"]["ridge_flops_per_byte"]
         assert ridge is None if row.fp32 is None else ridge > 0
 

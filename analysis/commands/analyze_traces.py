@@ -13,7 +13,7 @@ from analysis.diagnosis.document import add_prediction
 from analysis.diagnosis.text import profile_answer, profile_lines, verdict_text
 from analysis.diagnosis.traces import analyze_all
 from analysis.hardware.matching import described, rows_named
-from analysis.trace.folder import find_traces
+from analysis.trace.readers.formats import find_traces
 from analysis.trace.shrink import check_slim, write_slim
 from analysis.trust.missing_from_trace import missing_lines
 from harness.base.console import say

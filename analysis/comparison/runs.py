@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.hardware.mfu import mfu_percent
-from analysis.trace.folder import find_traces
-from analysis.trace.readers.formats import may_be_trace
+from analysis.trace.readers.formats import find_traces, may_be_trace
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.instruments.phases import PHASES

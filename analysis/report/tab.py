@@ -26,9 +26,8 @@ from analysis.diagnosis.traces import analyze_all, note_missing_ranks
 from analysis.report.charts import charts, comparison_chart
 from analysis.report.sections import comparison_page, documents_in, page
 from analysis.report.step_zoom import zoomed_step
-from analysis.trace.folder import in_order_of_ranks
 from analysis.trace.links import AttributedLinks, link
-from analysis.trace.readers.formats import begins_as_trace, may_be_trace
+from analysis.trace.readers.formats import begins_as_trace, in_order_of_ranks, may_be_trace
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import summary_beside
 from harness.base.documents import read_document

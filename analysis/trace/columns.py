@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -14,37 +15,37 @@ import pandas as pd
 
 from analysis.vocabulary.annotations import module_meaning, range_meaning
 from analysis.vocabulary.calls import call_meaning
-from analysis.vocabulary.collectives import collective_kind
 from analysis.vocabulary.events import ANNOTATION, CALL, FRAME, GPU_ANNOTATION, ON_GPU, ON_HOST, OPERATOR
 from analysis.vocabulary.operators import gpu_meaning, operator_meaning
 from analysis.vocabulary.roles import Meaning
+
+OnProgress = Callable[[Path, float], object]  # is told of a file which share of it has been read
 
 
 class Table(NamedTuple):
     """A table of a Trace.  Its columns are name, start, end, those of the events, and what their names mean."""
 
-    kinds: list[str]  # of the events in it
-    columns: str
+    kinds: list[str]  # of the events in it; of several, it has a column `kind` too
+    columns: list[str]
     meaning_of: Callable[[str], Meaning]  # a name
 
 
 TABLES = {
-    "operators": Table([OPERATOR], "thread external_id sequence forward_thread signature", operator_meaning),
-    "annotations": Table([ANNOTATION], "thread signature", range_meaning),
-    "modules": Table([FRAME], "thread", module_meaning),
-    "launches": Table([CALL], "thread external_id correlation kernel", call_meaning),
-    "gpu": Table([*ON_GPU], "kind device stream external_id correlation", gpu_meaning),
-    "gpu_annotations": Table([GPU_ANNOTATION], "", range_meaning),
+    "operators": Table([OPERATOR], "thread external_id sequence forward_thread signature".split(), operator_meaning),
+    "annotations": Table([ANNOTATION], ["thread", "signature"], range_meaning),
+    "modules": Table([FRAME], ["thread"], module_meaning),
+    "launches": Table([CALL], "thread external_id correlation kernel".split(), call_meaning),
+    "gpu": Table([*ON_GPU], "device stream external_id correlation".split(), gpu_meaning),
+    "gpu_annotations": Table([GPU_ANNOTATION], [], range_meaning),
 }
-COLUMNS_OF = {kind: table.columns.split() for table in TABLES.values() for kind in table.kinds}
-INTERNED = ("name", "thread", "signature", "kernel")  # columns of numbers that stand for something else
+COLUMNS_OF = {kind: table.columns for table in TABLES.values() for kind in table.kinds}
 
 
 class Note(NamedTuple):
     """What a trace notes of a collective beside its events."""
 
     operator: int  # its external id
-    name: str
+    kind: str  # of vocabulary.collectives.KINDS
     group: str
     group_size: int
     ranks: str  # of the group
@@ -55,16 +56,38 @@ class Note(NamedTuple):
 class Part:
     """Events of a part of a file, of kinds that vocabulary.events lists, as columns.
 
-    Each kind has start and end in us on the file's own clock, and the columns of its table (COLUMNS_OF, without kind):
-    name, and whatever tells threads, signatures and names of kernels apart, one by one; None: unknown.  A signature is
-    the texts of shapes, types and values in JSON, as is a kernel's name.  All others are arrays of integers, with -1
-    for unknown.
+    Each kind has start and end in us on the file's own clock, and the columns of its table (COLUMNS_OF): names, also of
+    kernels, and whatever tells threads and signatures apart, one by one; None: unknown.  A signature is the texts of
+    shapes, types and values in JSON.  All others are arrays of integers, with -1 for unknown.
     """
 
     size: int  # in bytes, uncompressed
     events: list[tuple[str, dict[str, np.ndarray | Iterable]]] = field(default_factory=list)  # kind, columns
     memory: np.ndarray | None = None  # rows of start, bytes, total, whether it is a device's
     notes: list[Note] = field(default_factory=list)
+
+
+@dataclass
+class Reader:
+    """A trace file.  What is known of all of it is complete after the last part.  Each format has a subclass."""
+
+    path: Path
+    watch: OnProgress | None = None
+    rank: int | None = None  # of a file that was merged from the traces of several, the one to read; None: the first
+    ranks: set[int] = field(default_factory=set)  # whose traces were merged into it
+    metadata: dict = field(default_factory=dict)  # all but its events, by the names that torch.profiler gives them
+    cut_off: bool = False  # it ends before its document does, or is damaged from there on
+    has_nan: bool = False  # it contains NaN or Infinity where its format has none
+    n_frames: int = 0  # frames of Python
+    unread: Counter[str] = field(default_factory=Counter)  # events of devices in categories that are not known here
+
+    def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
+        """Its events, some at a time; only those whose name is wanted.
+
+        Raises UserError, naming the file, if there is no trace in it; of one that is cut off, yields what is whole."""
+
+    def contains(self, text: str) -> bool:
+        """Whether the text is anywhere in it.  Raises UserError if it cannot be read."""
 
 
 class Interner(dict):
@@ -77,9 +100,6 @@ class Interner(dict):
         self[key] = number = len(self) - 1
         return number
 
-    def of(self, keys: Iterable, n: int) -> np.ndarray:
-        return np.fromiter(map(self.__getitem__, keys), np.int64, n)
-
 
 class Columns:
     """The columns of the events of a file, taken part by part; `within` restricts them to a time, as in the file."""
@@ -89,7 +109,7 @@ class Columns:
         self.first = np.inf  # the earliest start
         self.counts: Counter[str] = Counter()  # by kind, malformed ones too
         self.n_malformed = 0
-        self.interned = {name: Interner() for name in INTERNED}
+        self.interned = {name: Interner() for name in ("name", "thread", "signature", "kernel")}
         self.parts: dict[str, list[dict[str, np.ndarray]]] = {kind: [] for kind in COLUMNS_OF}
         self.memory: list[np.ndarray] = []
         self.notes: list[Note] = []
@@ -108,10 +128,10 @@ class Columns:
         """The columns as numbers, without malformed events."""
         start, end = columns["start"], columns["end"]
         n = len(start)
-        out = {
-            name: self.interned[name].of(values, n) if name in self.interned else values
-            for name, values in columns.items()
-        }
+        numbers = {name: map(self.interned[name].__getitem__, columns[name]) for name in self.interned & columns.keys()}
+        out = columns | {name: np.fromiter(values, np.int64, n) for name, values in numbers.items()}
+        if kind in ON_GPU:
+            out["kind"] = np.full(n, ON_GPU.index(kind))
         keep = np.isfinite(end) & (end >= start) & (out["name"] >= 0)
         self.n_malformed += n - int(keep.sum())
         if self.within and kind in ON_HOST:  # what the GPU did for the host in this time is known at the end
@@ -123,38 +143,26 @@ class Columns:
     def tables(self, first: float) -> dict[str, pd.DataFrame]:
         """The tables of a Trace, with times after `first`.  Gives up the parts."""
         tables = {}
-        for table, (kinds, columns, *_) in TABLES.items():
-            parts = [(kind, part) for kind in kinds for part in self.parts.pop(kind)]
-            found = {name: joined([part[name] for _, part in parts], float) for name in ("start", "end")}
-            names = [name for name in ("name", *columns.split()) if name != "kind"]
-            found |= {name: joined([part[name] for _, part in parts], np.int64) for name in names}
-            if "kind" in columns:
-                lengths = [len(part["name"]) for _, part in parts]
-                numbers_of_kinds = np.repeat([kinds.index(kind) for kind, _ in parts], lengths).astype(np.int64)
-                found["kind"] = pd.Categorical.from_codes(numbers_of_kinds, kinds)
-            if "kernel" in columns:
-                kernels = [str(msgspec.json.decode(text)) for text in list(self.interned["kernel"])[1:]]
-                codes, kernels = pd.factorize(np.array([*kernels, None], object))
-                found["kernel"] = pd.Categorical.from_codes(codes[found["kernel"]], kernels)
-            tables[table] = found
+        for table, (kinds, columns, _) in TABLES.items():
+            parts = [part for kind in kinds for part in self.parts.pop(kind)]
+            found = {name: joined(parts, name, float) for name in ("start", "end")}
+            names = ["name", *columns, "kind"] if len(kinds) > 1 else ["name", *columns]
+            tables[table] = found | {name: joined(parts, name, np.int64) for name in names}
         if self.within:
             keep_what_ran(tables, self.within)
-        for found in tables.values():
+        renumber([found for found in tables.values() if "thread" in found], "thread")
+        order, keys = renumber([*tables.values()], "name"), list(self.interned["name"])[1:]
+        told = {"name": [keys[i] for i in order], "kind": ON_GPU, "kernel": list(self.interned["kernel"])[1:]}
+        dtypes = {name: pd.CategoricalDtype(pd.Index(values, dtype=object)) for name, values in told.items()}
+        for table, found in tables.items():
             found["start"] -= first
             found["end"] -= first
-        renumber([found["thread"] for found in tables.values() if "thread" in found])
-        order = renumber([found["name"] for found in tables.values()])
-        keys = list(self.interned["name"])[1:]
-        dtype = pd.CategoricalDtype(pd.Index([keys[i] for i in order], dtype=object))
-        for found in tables.values():
-            found["name"] = pd.Categorical.from_codes(found["name"], dtype=dtype)
-        frames = {}
-        for table, found in tables.items():
-            names = ("name", "start", "end", *TABLES[table].columns.split())
-            frames[table] = pd.DataFrame({name: found[name] for name in names}, copy=False)
-        one_thread(frames["modules"], frames["operators"])
-        correlate(frames["launches"], frames["gpu"])
-        return with_meanings(frames)
+            for name in found.keys() & dtypes:
+                found[name] = pd.Categorical.from_codes(found[name], dtype=dtypes[name])
+            tables[table] = pd.DataFrame(found, copy=False)
+        one_thread(tables["modules"], tables["operators"])
+        correlate(tables["launches"], tables["gpu"])
+        return with_meanings(tables)
 
     @property
     def signatures(self) -> list[tuple]:
@@ -164,10 +172,8 @@ class Columns:
 
     def comms_table(self) -> pd.DataFrame:
         """What the trace notes of each collective."""
-        columns = {name: [getattr(one, name) for one in self.notes] for name in Note._fields}
-        columns |= {name: integers_of(self.notes, name) for name in ("operator", "group_size")}
-        columns["bytes"] = np.array(columns["bytes"], float)
-        return pd.DataFrame(columns | {"kind": [*map(collective_kind, columns["name"])]})
+        numbers = {name: integers_of(self.notes, name) for name in ("operator", "group_size")}
+        return pd.DataFrame(self.notes, columns=Note._fields).assign(**numbers, bytes=floats_of(self.notes, "bytes"))
 
     def memory_table(self, first: float) -> pd.DataFrame:
         rows = np.concatenate([np.zeros((0, 4)), *self.memory])
@@ -177,8 +183,8 @@ class Columns:
         return pd.DataFrame(columns).dropna()
 
 
-def joined(parts: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *parts])
+def joined(parts: list[dict[str, np.ndarray]], column: str, dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *(part[column] for part in parts)])
 
 
 def keep_what_ran(tables: dict[str, dict[str, np.ndarray]], within: tuple[float, float]) -> None:
@@ -198,17 +204,13 @@ def keep_what_ran(tables: dict[str, dict[str, np.ndarray]], within: tuple[float,
         tables[name] = {column: values[keep] for column, values in tables[name].items()}
 
 
-def renumber(columns: list[np.ndarray]) -> np.ndarray:
-    """Number what the columns contain by first appearance, in place; the former numbers in the new order."""
-    former = np.concatenate(columns)
-    first = np.full(former.max(initial=-1) + 1, len(former))
-    first[former[::-1]] = np.arange(len(former))[::-1]  # of an index that is there several times, the last value counts
-    order = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(former))]
-    new = np.full(len(first), -1)
-    new[order] = np.arange(len(order))
-    for column in columns:
-        column[:] = new[column]
-    return order
+def renumber(tables: list[dict[str, np.ndarray]], column: str) -> np.ndarray:
+    """Number what a column of the tables contains by first appearance; the former numbers in the new order."""
+    new, former = pd.factorize(np.concatenate([table[column] for table in tables]))
+    ends = np.cumsum([len(table[column]) for table in tables])
+    for table, numbers in zip(tables, np.split(new, ends[:-1]), strict=True):
+        table[column] = numbers
+    return former
 
 
 def with_meanings(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.trace.columns import Columns
-from analysis.trace.readers.formats import OnProgress, Reader, reader_of
+from analysis.trace.columns import Columns, OnProgress, Reader
+from analysis.trace.readers.formats import reader_of
 from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import MODULE_PREFIX, NO_MARKS, is_step_mark
 from analysis.vocabulary.events import ON_GPU, OPERATOR
@@ -51,7 +52,7 @@ class Trace:
     """
 
     path: Path
-    metadata: dict  # everything in the file but its events
+    file: Reader  # what read it: what is in the file beside its events, and how whole it is
     operators: pd.DataFrame  # name, start, end, thread, external_id, sequence, forward_thread, signature
     annotations: pd.DataFrame  # name, start, end, thread, signature: ranges of the program, and marks of steps
     modules: pd.DataFrame  # name, start, end, thread: calls of nn.Modules, where stacks were recorded
@@ -59,22 +60,16 @@ class Trace:
     gpu: pd.DataFrame  # name, kind, start, end, device, stream, external_id, correlation
     gpu_annotations: pd.DataFrame  # name, start, end: host ranges over the time of their GPU events
     memory: pd.DataFrame  # start, bytes, total, on_gpu: a row for each allocation or free that was recorded
-    comms: pd.DataFrame  # operator (its external_id), name, kind, group, group_size, ranks, bytes: of collectives
+    comms: pd.DataFrame  # operator (its external_id), kind, group, group_size, ranks, bytes: of collectives
     signatures: list[tuple]  # (shapes, types, values) of an operator's inputs, to which `signature` points
     n_events: int  # complete events in the file, malformed ones too
     n_malformed: int  # skipped: no name, or no valid duration
-    n_python: int  # Python frames
-    unread: dict[str, int]  # events of devices in categories that are not known here, and how many
     first_us: float  # the first event on the trace's own clock
-    cut_off: bool = False  # the file ends before its document does: later events are missing
-    has_nan: bool = False  # the file contains NaN or Infinity, which is not JSON
     steps_in_file: int | None = None  # of which only the last were read
     steps_from: str | None = None  # the events that begin a step, in place of ProfilerStep#N
     target: dict | None = None  # the device that --target-device names, in place of the trace's own
     peak: str | float = "auto"  # --peak
     replayed: Replayed | None = None  # the operators of graphs, at the end of `operators`
-    ranks_in_file: list[int] = field(default_factory=list)  # whose traces were merged into it; the first was read
-    merged_rank: int | None = None  # which of them was read
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -87,44 +82,47 @@ class Trace:
         return any(map(is_of_compiled_program, self.operators["name"].cat.categories))
 
     @property
+    def ranks_in_file(self) -> list[int]:
+        """Whose traces were merged into the file; one of them was read."""
+        return sorted(self.file.ranks) if len(self.file.ranks) > 1 else []
+
+    @property
     def rank(self) -> int | None:
-        if self.merged_rank is not None:
-            return self.merged_rank
-        rank = self.distributed.get("rank")
-        return rank if isinstance(rank, int) else None
+        return self.file.rank if self.ranks_in_file else value_of(self.distributed, "rank", int)
 
     @property
     def world_size(self) -> int | None:
-        size = self.distributed.get("world_size")
-        return size if isinstance(size, int) else None
+        return value_of(self.distributed, "world_size", int)
 
     @property
     def distributed(self) -> dict:
-        found = self.metadata.get("distributedInfo")
-        return found if isinstance(found, dict) else {}
+        return value_of(self.file.metadata, "distributedInfo", dict) or {}
 
     @property
     def device(self) -> dict:
         """Name and compute units of the first GPU, as hardware.datasheet() takes them."""
-        found = self.metadata.get("deviceProperties")
-        first = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
-        numbers = {"compute_units": first.get("numSms"), "memory_bytes": first.get("totalGlobalMem")}
-        known = {name: value if isinstance(value, int) else None for name, value in numbers.items()}
-        return {"name": str(first.get("name", "")), **known}
+        [first, *_] = value_of(self.file.metadata, "deviceProperties", list) or [{}]
+        first = first if isinstance(first, dict) else {}
+        numbers = {"compute_units": "numSms", "memory_bytes": "totalGlobalMem"}
+        return {"name": str(first.get("name", ""))} | {to: value_of(first, name, int) for to, name in numbers.items()}
 
     @property
     def host(self) -> str | None:
         """What tells the host, and so its clock, from others: the boot of its kernel, else its name; None: nothing.
         Only traces of this workshop have it."""
-        found = self.metadata.get("hostInfo")
-        found = found if isinstance(found, dict) else {}
+        found = value_of(self.file.metadata, "hostInfo", dict) or {}
         return next((str(found[name]) for name in ("boot_id", "name") if found.get(name)), None)
 
     @property
     def base_us(self) -> float:
         """Time of the first event on the clock of the machine that wrote the trace."""
-        base = self.metadata.get("baseTimeNanoseconds")
-        return (base / 1e3 if isinstance(base, (int, float)) else 0.0) + self.first_us
+        return (value_of(self.file.metadata, "baseTimeNanoseconds", int | float) or 0.0) / 1e3 + self.first_us
+
+
+def value_of(document: dict, key: str, kind: type) -> Any:
+    """What a file has there, if it is of this type, else None."""
+    found = document.get(key)
+    return found if isinstance(found, kind) else None
 
 
 def has_role(table: pd.DataFrame, *wanted: str) -> np.ndarray:
@@ -263,23 +261,16 @@ def trace_of(path: Path, file: Reader, columns: Columns, steps_from: str | None,
     if not np.isfinite(first):
         raise UserError(f"{path}: none of its {columns.n_malformed} events has a name, a time and a duration")
     tables = columns.tables(first)
-    is_merged = len(file.ranks) > 1
     return Trace(
         path,
-        file.metadata,
+        file,
         **tables,
         memory=columns.memory_table(first),
         comms=columns.comms_table(),
         signatures=columns.signatures,
         n_events=sum(map(len, tables.values())) + columns.n_malformed,
         n_malformed=columns.n_malformed,
-        n_python=file.n_frames,
-        unread=dict(file.unread),
         first_us=first,
-        cut_off=file.cut_off,
-        has_nan=file.has_nan,
         steps_in_file=n_steps,
         steps_from=steps_from,
-        ranks_in_file=sorted(file.ranks) if is_merged else [],
-        merged_rank=file.rank if is_merged else None,
     )

@@ -91,7 +91,7 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         "trustworthy": not found.problems,
         **vars(found),
         "events": trace.n_events,
-        "cut_off": trace.cut_off,
+        "cut_off": trace.file.cut_off,
         "malformed_events": trace.n_malformed,
         "operators": links.first_replayed,
         "gpu_events": len(gpu),
@@ -110,7 +110,7 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         "ranks_in_file": trace.ranks_in_file,
         "world_size": trace.world_size,
         "shapes_recorded": has_shapes,
-        "stacks_recorded": trace.n_python > 0,
+        "stacks_recorded": trace.file.n_frames > 0,
         "modules_recorded": len(trace.modules) > 0,
         "not_recorded": missing,
         "profiler_overhead": overhead,
@@ -135,11 +135,11 @@ def how_found(links: Links) -> str | None:
 
 def check_file(found: Findings, trace: Trace) -> None:
     """Whether the file is whole, and all of it was read."""
-    if trace.cut_off:
+    if trace.file.cut_off:
         found.problems.append(
             f"the file is cut off or damaged after {trace.n_events:,} events: what follows is missing"
         )
-    if trace.has_nan:
+    if trace.file.has_nan:
         found.notes.append(
             "the file contains NaN or Infinity, which is not JSON: such values count as unknown, and viewers may "
             "refuse the file"
@@ -281,7 +281,7 @@ def check_clocks(found: Findings, links: Links) -> None:
 
 def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
     """No GPU events although the run used a GPU or, without its summary, although the trace names one."""
-    for kind, n in links.trace.unread.items():
+    for kind, n in links.trace.file.unread.items():
         what = f"{n} events of an accelerator are in a category that is not known here, {kind}, and are missing below"
         (found.notes if links.on_gpu else found.problems).append(what)
     if links.on_gpu:

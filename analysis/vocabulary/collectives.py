@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import re
 
-# Kinds by the letters of a name: of an operator, of a range, or of a kernel such as ncclDevKernel_AllReduce_Sum_f32.
-KIND_OF_LETTERS = {
-    "allreduce": "all_reduce",
-    "crossdevicereduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "barrier": "barrier",
-    "sendrecv": "send_recv",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce": "reduce",
-    "send": "send",
-    "recv": "recv",
-}
+_KINDS = "all_reduce all_gather reduce_scatter all_to_all broadcast barrier send_recv gather scatter reduce send recv"
 UNKNOWN = "unknown"
-KINDS = (*dict.fromkeys(KIND_OF_LETTERS.values()), UNKNOWN)
+KINDS = (*_KINDS.split(), UNKNOWN)
+# Kinds by the letters of a name: of an operator, of a range, or of a kernel such as ncclDevKernel_AllReduce_Sum_f32.
+KIND_OF_LETTERS = {"crossdevicereduce": "all_reduce"} | {kind.replace("_", ""): kind for kind in KINDS}
 
 
 def collective_kind(name: str) -> str:
-    """Of KINDS, that of the name of something that communicates."""
+    """Of KINDS, that of the name of something that communicates: the first whose letters are in it."""
     letters = re.sub("[^a-z]", "", name.lower())
     return next((kind for spelled, kind in KIND_OF_LETTERS.items() if spelled in letters), UNKNOWN)

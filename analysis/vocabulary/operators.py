@@ -54,8 +54,6 @@ OPERATORS = {
     r"_fused_(adam|sgd|ada)": roles.FUSED_UPDATE,
     r"_foreach_": roles.FOREACH,
 }
-_COMPILED = re.compile("Torch-Compiled|CompiledFunction|triton_")  # names that only a compiled program has
-_HOST_COPY = re.compile("^Memcpy (HtoD|DtoH)(.*Pinned)?")
 
 BYTES_OF = {
     "double": 8, "float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short": 2,
@@ -102,7 +100,7 @@ def operator_meaning(name: str) -> Meaning:
 
 def gpu_meaning(name: str) -> Meaning:
     """Of a kernel, a copy or a memory set."""
-    copy = _HOST_COPY.search(name)
+    copy = re.search("^Memcpy (HtoD|DtoH)(.*Pinned)?", name)
     return Meaning(copy and (roles.PINNED_COPY if copy[2] else roles.HOST_COPY), *_work(name))
 
 
@@ -112,4 +110,4 @@ def _work(name: str) -> tuple[str, None, str | None]:
 
 
 def is_of_compiled_program(name: str) -> bool:
-    return bool(_COMPILED.search(name))
+    return bool(re.search("Torch-Compiled|CompiledFunction|triton_", name))

@@ -177,6 +177,15 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
             partial.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Turns errors of reading the file into a UserError that names it."""
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write the file atomically.  Raises UserError, which names the file."""
     with written_whole(path) as file:

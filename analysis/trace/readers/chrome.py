@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from analysis.trace.columns import COLUMNS_OF, Note, Part, floats_of, integers_of
-from analysis.trace.readers.chrome_file import Arguments, ChromeFile, Event, OnProgress
+from analysis.trace.readers.chrome_file import Arguments, ChromeFile, Event
 from analysis.vocabulary.annotations import MODULE_PREFIX
+from analysis.vocabulary.collectives import collective_kind
 from analysis.vocabulary.events import FRAME, NO_WORK, OF_1_8, OPERATOR, kind_of_category
 from analysis.vocabulary.operators import BYTES_OF_COLLECTIVE
 
@@ -21,16 +22,9 @@ NO_ARGUMENTS = Arguments()
 MOSTLY = 0.9  # of the events tell their rank in a file that was merged from those of several
 
 
+@dataclass
 class ChromeTrace(ChromeFile):
-    """A Reader (readers.formats)."""
-
-    def __init__(self, path: Path, watch: OnProgress | None = None, rank: int | None = None):
-        super().__init__(path, watch)
-        self.rank = rank
-        self.is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
-        self.ranks: set[int] = set()
-        self.unread: Counter[str] = Counter()
-        self.n_frames = 0
+    is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
 
     def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
         for events, text in self.records():
@@ -67,15 +61,13 @@ class ChromeTrace(ChromeFile):
                 elif kind == FRAME:
                     self.n_frames += len(of_kind)
                     of_kind = [event for event in of_kind if event.name and event.name.startswith(MODULE_PREFIX)]
-                if kind is None:
-                    if n := sum(map(on_device, of_kind)):
-                        self.unread[category] += n
-                elif of_kind:
+                if kind is None and category not in NO_WORK:
+                    self.unread.update(category for one in of_kind if one.args and one.args.stream >= 0)
+                elif kind and of_kind:
                     out.events.append((kind, columns(kind, of_kind, category in OF_1_8)))
         if memory:
-            arguments = [event.args for event in memory]
-            rows = [floats_of(memory, "ts"), *(floats_of(arguments, key) for key in ("bytes", "total", "device_type"))]
-            out.memory = np.stack(rows, axis=1)
+            numbers = ("ts", "args.bytes", "args.total", "args.device_type")
+            out.memory = np.stack([floats_of(memory, name) for name in numbers], axis=1)
         return out
 
 
@@ -104,8 +96,8 @@ def columns(kind: str, events: list[Event], is_1_8: bool) -> dict:
             fields = ("shapes_1_8" if is_1_8 else "shapes", "types", "values")
             out[name] = map(inputs_of, map(attrgetter(*fields), arguments))
         elif name == "kernel":
-            out[name] = (bytes(one.kernel) or None for one in arguments)
-        elif name != "kind":
+            out[name] = (one.kernel and str(one.kernel) for one in arguments)
+        else:
             out[name] = integers_of(arguments, name)
     if is_1_8 and "external_id" in out:
         out["external_id"] = np.maximum(out["external_id"], integers_of(arguments, "external_id_1_8"))
@@ -125,13 +117,8 @@ def note_of(arguments: Arguments) -> Note:
     description = arguments.group_description
     group = description if description not in (None, "", "undefined") else arguments.group_name
     ranks, size = str(arguments.group_ranks), arguments.group_size
-    return Note(arguments.external_id, str(arguments.collective), str(group), size, ranks, sent)
+    return Note(arguments.external_id, collective_kind(str(arguments.collective)), str(group), size, ranks, sent)
 
 
 def rank_of(event: Event) -> int:
     return event.args.rank if event.args else -1
-
-
-def on_device(event: Event) -> bool:
-    """Whether an event of a category that is not known here ran on a device: it has a stream and no synchronization."""
-    return event.args is not None and event.args.stream >= 0 and event.cat not in NO_WORK

@@ -12,13 +12,16 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 import msgspec
 
+from analysis.trace.columns import Reader
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
+from harness.base.files import named_errors
 from harness.base.units import MB
 
 PART = MB  # of JSON decoded at once: small enough for the cache of a processor, large enough to be worth a call
@@ -29,7 +32,6 @@ SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")  # between two events, if no other p
 AT_BYTE = re.compile(r"\(byte (\d+)\)$")  # where msgspec found an error
 AFTER_EVENT = re.compile(rb"\s*,?\s*")
 ABSENT = msgspec.Raw(b"")
-OnProgress = Callable[[Path, float], object]  # is told of a file which share of it has been read
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -44,7 +46,7 @@ class Arguments(msgspec.Struct, gc=False):
     device: int = -1
     stream: int = -1
     correlation: int = -1
-    kernel: msgspec.Raw = ABSENT  # its name, in calls that launch one on ROCm
+    kernel: Any = None  # its name, in calls that launch one on ROCm
     rank: int = -1  # in files that were merged from the traces of several
     # Of collectives
     collective: Any = msgspec.field(name="Collective name", default=None)
@@ -78,15 +80,11 @@ class Event(msgspec.Struct, gc=False):
 decode = msgspec.json.Decoder(list[Event]).decode
 
 
-class ChromeFile:
-    """A .json or .json.gz file.  records() reads it; what is known of all of it is complete after the last of them."""
+@dataclass
+class ChromeFile(Reader):
+    """A .json or .json.gz file, which records() reads."""
 
-    def __init__(self, path: Path, watch: OnProgress | None = None):
-        self.path, self.watch = path, watch
-        self.metadata: dict = {}  # everything in the file but its events
-        self.is_list = False  # of events, without metadata
-        self.cut_off = False  # it ends before its document does, or is damaged from there on
-        self.has_nan = False  # NaN or Infinity, which is not JSON
+    is_list: bool = False  # of events, without metadata
 
     def records(self) -> Iterator[tuple[list[Event], memoryview]]:
         """Its events, some MB at a time, and the text of the list that they are, which the next part overwrites.
@@ -121,11 +119,8 @@ class ChromeFile:
 
                 zipped = file.read(2) == GZIP
                 file.seek(0)
-                if not zipped:
-                    yield ReadBuffer(file.readinto, tell)
-                    return
                 with ThreadPoolExecutor(1) as ahead:
-                    yield ReadBuffer(filling(unzipped(file), ahead), tell)
+                    yield ReadBuffer(filling(unzipped(file), ahead) if zipped else file.readinto, tell)
 
     def contains(self, text: str) -> bool:
         """Whether the text is anywhere in it.  Raises UserError if it cannot be read."""
@@ -182,7 +177,7 @@ class ChromeFile:
     def leniently(self, part: bytes) -> list[Event]:
         """Events of which some have values of other types than usual, or NaN; an empty one for what is no object."""
         events = json.loads(part.decode(errors="replace"), parse_constant=self.constant)
-        return [lenient(event) if isinstance(event, dict) else Event() for event in events]
+        return [lenient(Event, event) for event in events]
 
     def constant(self, name: str) -> float:
         self.has_nan = True
@@ -288,46 +283,20 @@ def unzipped(file: BinaryIO) -> Iterator[bytes]:
             yield block
 
 
-def lenient(event: dict) -> Event:
-    """The record of an event whose values may be of any type."""
-    arguments = event.get("args")
-    return Event(
-        **{name: event[name] for name in ("name", "ph", "cat") if isinstance(event.get(name), str)},
-        **{name: event[name] for name in ("pid", "tid") if isinstance(event.get(name), int | str)},
-        **{name: number for name in ("ts", "dur") if (number := float_or_none(event.get(name))) is not None},
-        args=lenient_arguments(arguments) if isinstance(arguments, dict) else None,
-    )
+def lenient(record: type, values: object):
+    """The record with those of the values that are of its fields' types, or can be made of them."""
+    found = {}
+    for field in msgspec.structs.fields(record) if isinstance(values, dict) else ():
+        if field.encode_name in values:
+            made = MADE_OF.get(field.type) or partial(msgspec.convert, type=field.type)
+            with contextlib.suppress(TypeError, ValueError, OverflowError, msgspec.ValidationError):
+                found[field.name] = made(values[field.encode_name])
+    return record(**found)
 
 
-def lenient_arguments(arguments: dict) -> Arguments:
-    found: dict = {}
-    for field in msgspec.structs.fields(Arguments):
-        if field.encode_name not in arguments:
-            continue
-        value = arguments[field.encode_name]
-        if field.type is msgspec.Raw:
-            found[field.name] = msgspec.Raw(json.dumps(value).encode())
-        elif field.type is Any:
-            found[field.name] = value
-        elif (number := float_or_none(value)) is not None:
-            if field.type is float:
-                found[field.name] = number
-            elif abs(number) < 2**63:  # neither NaN nor infinite
-                found[field.name] = int(number)
-    return Arguments(**found)
-
-
-def float_or_none(value) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-@contextlib.contextmanager
-def named_errors(path: Path) -> Iterator[None]:
-    """Turns errors of reading the file into a UserError that names it."""
-    try:
-        yield
-    except (OSError, EOFError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+MADE_OF = {
+    float: float,
+    int: lambda number: int(float(number)),
+    msgspec.Raw: lambda value: msgspec.Raw(json.dumps(value).encode()),
+    Arguments | None: partial(lenient, Arguments),
+}
