@@ -81,6 +81,7 @@ class Timeline {
     this.events = events;
     const { steps, step, window_ms } = events;
     if (whole) this.range = window_ms;
+    this.partial = !whole; // zooming out needs other events
     this.steps.replaceChildren(...steps.map((number) => new Option(number, number, false, number === step)));
     this.rows = this.events.rows.map((row, index) => this.heatmap(row, index));
     await this.color(whole);
@@ -154,8 +155,12 @@ class Timeline {
       annotations: this.labels(),
     }, CONFIG);
     if (this.width() !== this.fitted) await Plotly.relayout(this.plot, { annotations: this.labels() });
+    this.explain();
+  }
+
+  explain() {
     const { left_out: left, spent } = this.events;
-    const most = spent.map(({ name, ms }) => `${name} ${duration(ms)}`).join(", ");
+    const most = spent.map(({ name, ms }) => `${name} ${duration(ms)}`).join(", ") || "no step";
     this.note.textContent = `Most of this range: ${most}. `
       + "Drag to zoom, drag with Shift to move, double-click to see the whole step."
       + (left ? ` ${left.toLocaleString("en")} shorter events are not shown; zoom in to see them.` : "");
@@ -198,13 +203,20 @@ class Timeline {
     return found.sort((one, other) => other.width - one.width).slice(0, 150).map(({ width, ...label }) => label);
   }
 
-  zoomed(change) {
-    const { step } = this.events;
+  async zoomed(change) {
+    const { step, left_out } = this.events;
     if (change.autosize) return this.color(false); // another width: other names have room
     if (change["xaxis.autorange"]) return this.show({ step });
     if (change["xaxis.range[0]"] === undefined) return;
     this.range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-    this.show({ step, window: this.range });
+    const parameters = { step, window: this.range };
+    if (left_out || this.partial) return this.show(parameters);
+    await this.color(false);
+    const asked = (this.asked = {});
+    const { spent } = await ask("timeline", { ...this.names, ...parameters });
+    if (asked !== this.asked) return;
+    this.events.spent = spent;
+    this.explain();
   }
 
   next() {
