@@ -299,3 +299,12 @@ def test_what_is_fused_is_told_and_what_is_absent_is_not(tmp_path, names, fused)
     parts = [event(name, 100 * i, 100) for i, name in enumerate(names)]
     analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *parts))
     assert {row["name"] for row in analysis["not_here"] if row["reason"] == "already fused"} == fused
+
+
+def test_what_an_optimizer_multiplies_is_no_case_for_autocast(tmp_path):
+    def proposals(phase):
+        around = event(phase, 1, 8, "user_annotation")
+        return analysis_of(trace_of(tmp_path, *gpu_step((LARGE, 20, 900)), around, **H100_PROPERTIES))["opportunities"]
+
+    assert "mixed precision" in {row["name"] for row in proposals("forward")}
+    assert "mixed precision" not in {row["name"] for row in proposals("optimizer")}
