@@ -178,7 +178,7 @@ PLANTED = (  # document, place in it, what is added there, and what is told
     ("gpu", "communication exposed_ms", 0.1, "communication, and idle behind it, is"),
     ("gpu", "communication time_ms", 0.5, "hidden and exposed communication is"),
     ("gpu", "collectives 0 exposed_ms", 0.5, "exposed all_reduce"),
-    ("gpu", "collectives 0 time_ms", 0.5, "time in collectives is"),
+    ("gpu", "collectives 0 time_ms", -0.1, "time in communication is"),
     ("ranks", "collectives 0 waiting_ms", 0.5, "waiting in all_reduce"),
     ("ranks", "communication waiting_ms", 0.5, "waiting and transfer is"),
     ("gpu", "gpu_timeline idle_of_step_ms launch", 0.1, "idle time by cause is"),
