@@ -239,7 +239,7 @@ def test_parts_of_a_file_are_the_file(tmp_path, monkeypatch, part):
     nested = event('}, {"ph": "X"}, {', 110, 1, **arguments)
     metadata = {"list": [{"a": 1}, {"b": 2}], "traceName": '"traceEvents": [', "baseTimeNanoseconds": 5}
     document = {**metadata, "traceEvents": [*SMALL, nested, *SMALL], "displayTimeUnit": "ms", "after": [{}, {}]}
-    monkeypatch.setattr("analysis.trace.readers.chrome_file.PART", part)
+    monkeypatch.setattr("analysis.trace.readers.chrome.PART", part)
     for indent, data in itertools.product((None, 2), (document, document["traceEvents"])):
         text = json.dumps(data, indent=indent, ensure_ascii=False).encode()
         for name, content in (("a.json", text), ("b.json.gz", gzip.compress(text[:99]) + gzip.compress(text[99:]))):

@@ -114,30 +114,22 @@ def extended(trace: Trace, added: list[tuple[Launcher, float]], of_event: np.nda
     launchers, starts = zip(*added, strict=True)
     known = trace.operators["name"].cat.categories
     new = [name for name in dict.fromkeys(one.name for one in launchers) if name not in known]
-    dtype = pd.CategoricalDtype(known.append(pd.Index(new, dtype=object)))
     tables = {name: getattr(trace, name) for name in TABLES}
-    for name, table in tables.items():
-        codes = table["name"].cat.codes.to_numpy()
-        tables[name] = table.assign(name=pd.Categorical.from_codes(codes, dtype=dtype))
-    signatures, number_of = list(trace.signatures), {}
-    signature = []
-    for one in launchers:
-        text = msgspec.json.encode(one.inputs)
-        if one.inputs is not None and text not in number_of:
-            number_of[text] = len(signatures)
-            signatures.append(one.inputs)
-        signature.append(number_of.get(text, -1))
+    tables = {name: table.assign(name=table["name"].cat.add_categories(new)) for name, table in tables.items()}
+    texts = [None if one.inputs is None else msgspec.json.encode(one.inputs) for one in launchers]
+    signature, different = pd.factorize(np.array(texts, object))
+    signatures = [*trace.signatures, *(tuple(msgspec.json.decode(text)) for text in different)]
     used = (tables[name]["external_id"].max() for name in ("operators", "launches", "gpu"))
     first_id = 1 + int(np.nanmax([0, *used]))
     columns = {
-        "name": pd.Categorical([one.name for one in launchers], dtype=dtype),
+        "name": pd.Categorical([one.name for one in launchers], dtype=tables["operators"]["name"].dtype),
         "start": starts,
         "end": starts,
         "thread": 1 + max(int(table["thread"].max()) for table in tables.values() if len(table) and "thread" in table),
         "external_id": first_id + np.arange(len(launchers)),
         "sequence": -1,
         "forward_thread": -1,
-        "signature": signature,
+        "signature": np.where(signature >= 0, signature + len(trace.signatures), -1),
     }
     tables["operators"] = pd.concat([tables["operators"], pd.DataFrame(columns)], ignore_index=True)
     ids = np.where(of_event >= 0, first_id + of_event, tables["gpu"]["external_id"])

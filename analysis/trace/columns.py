@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +40,7 @@ TABLES = {
     "gpu_annotations": Table([GPU_ANNOTATION], [], range_meaning),
 }
 COLUMNS_OF = {kind: table.columns for table in TABLES.values() for kind in table.kinds}
+DTYPES = {"start": np.float64, "end": np.float64, "kind": np.int8}  # of all other columns: np.int64
 
 
 class Note(NamedTuple):
@@ -90,17 +92,6 @@ class Reader:
         """Whether the text is anywhere in it.  Raises UserError if it cannot be read."""
 
 
-class Interner(dict):
-    """A number for each different key, by first appearance; -1 for None."""
-
-    def __init__(self):
-        super().__init__({None: -1})
-
-    def __missing__(self, key) -> int:
-        self[key] = number = len(self) - 1
-        return number
-
-
 class Columns:
     """The columns of the events of a file, taken part by part; `within` restricts them to a time, as in the file."""
 
@@ -109,7 +100,9 @@ class Columns:
         self.first = np.inf  # the earliest start
         self.counts: Counter[str] = Counter()  # by kind, malformed ones too
         self.n_malformed = 0
-        self.interned = {name: Interner() for name in ("name", "thread", "signature", "kernel")}
+        # A number for each different value, by first appearance; -1 for None.
+        names = ("name", "thread", "signature", "kernel")
+        self.interned = {name: defaultdict(count().__next__, {None: -1}) for name in names}
         self.parts: dict[str, list[dict[str, np.ndarray]]] = {kind: [] for kind in COLUMNS_OF}
         self.memory: list[np.ndarray] = []
         self.notes: list[Note] = []
@@ -131,7 +124,7 @@ class Columns:
         numbers = {name: map(self.interned[name].__getitem__, columns[name]) for name in self.interned & columns.keys()}
         out = columns | {name: np.fromiter(values, np.int64, n) for name, values in numbers.items()}
         if kind in ON_GPU:
-            out["kind"] = np.full(n, ON_GPU.index(kind))
+            out["kind"] = np.full(n, ON_GPU.index(kind), DTYPES["kind"])
         keep = np.isfinite(end) & (end >= start) & (out["name"] >= 0)
         self.n_malformed += n - int(keep.sum())
         if self.within and kind in ON_HOST:  # what the GPU did for the host in this time is known at the end
@@ -145,9 +138,9 @@ class Columns:
         tables = {}
         for table, (kinds, columns, _) in TABLES.items():
             parts = [part for kind in kinds for part in self.parts.pop(kind)]
-            found = {name: joined(parts, name, float) for name in ("start", "end")}
-            names = ["name", *columns, "kind"] if len(kinds) > 1 else ["name", *columns]
-            tables[table] = found | {name: joined(parts, name, np.int64) for name in names}
+            names = ("name", "start", "end", *columns, *(["kind"] if len(kinds) > 1 else []))
+            none = {name: np.zeros(0, DTYPES.get(name, np.int64)) for name in names}
+            tables[table] = {name: np.concatenate([none[name], *(part[name] for part in parts)]) for name in names}
         if self.within:
             keep_what_ran(tables, self.within)
         renumber([found for found in tables.values() if "thread" in found], "thread")
@@ -181,10 +174,6 @@ class Columns:
             rows = rows[(rows[:, 0] >= self.within[0]) & (rows[:, 0] < self.within[1])]
         columns = {"start": rows[:, 0] - first, "bytes": rows[:, 1], "total": rows[:, 2], "on_gpu": rows[:, 3] > 0}
         return pd.DataFrame(columns).dropna()
-
-
-def joined(parts: list[dict[str, np.ndarray]], column: str, dtype: type) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *(part[column] for part in parts)])
 
 
 def keep_what_ran(tables: dict[str, dict[str, np.ndarray]], within: tuple[float, float]) -> None:

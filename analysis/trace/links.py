@@ -194,9 +194,8 @@ def link(trace: Trace) -> Links:
         steps, found = unmarked_steps(trace, host)
     marked = len(steps) > 0
     if not marked:
-        edges = [t for t in (trace.operators, trace.annotations, trace.gpu) if len(t)]
-        bounds = (min(t["start"].min() for t in edges), max(t["end"].max() for t in edges))
-        steps = pd.DataFrame({"number": [0], "start": [bounds[0]], "end": [bounds[1]]})
+        times = pd.concat([table[["start", "end"]] for table in (trace.operators, trace.annotations, trace.gpu)])
+        steps = pd.DataFrame({"number": [0], "start": times["start"].min(), "end": times["end"].max()})
     calls = trace.launches.assign(
         step=step_at(trace.launches["start"].to_numpy(), steps),
         starts_kernel=has_role(trace.launches, roles.LAUNCH),

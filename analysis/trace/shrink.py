@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from analysis.trace.readers.chrome_file import ChromeFile, Event
+from analysis.trace.readers.chrome import ChromeTrace, Event
+from analysis.trace.readers.formats import ENDINGS
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.annotations import is_step_mark
 from analysis.vocabulary.events import FRAME, kind_of_category
@@ -25,7 +26,7 @@ def check_slim(source: Path, target: Path | None, shortest: float | None) -> Non
     """Raise UserError if this cannot be written."""
     if target is None:
         raise UserError(f"--shortest {shortest:g}: requires --slim", 2)
-    if not target.name.endswith((".json", ".json.gz")):
+    if not target.name.endswith(ENDINGS):
         raise UserError(f"--slim {target}: viewers open files named *.json or *.json.gz", 2)
     if source.is_dir():
         raise UserError(f"--slim: {source} is a folder; name one of its traces", 2)
@@ -44,7 +45,7 @@ def write_slim(source: Path, target: Path, shortest: float | None, reading: dict
         tables = (trace.operators, trace.annotations, trace.launches, trace.gpu)
         begin, end = trace.steps["start"].min(), max(table["end"].max() for table in tables if len(table))
         within = trace.first_us + begin, trace.first_us + end
-    file, n, kept = ChromeFile(source), 0, 0
+    file, n, kept = ChromeTrace(source), 0, 0
     with ExitStack() as stack:
         out = stack.enter_context(written_whole(target))
         if target.suffix == ".gz":
@@ -55,7 +56,7 @@ def write_slim(source: Path, target: Path, shortest: float | None, reading: dict
             chosen = [bytes(one) for event, one in pairs if stays(event, within, shortest or 0.0)]
             out.write((b",\n" if kept and chosen else b"\n") + b",\n".join(chosen))
             n, kept = n + len(events), kept + len(chosen)
-        metadata = json.dumps(without_nan(file.metadata))[1:]
+        metadata = json.dumps(json.loads(json.dumps(file.metadata), parse_constant=null))[1:]
         out.write(b"\n]" + (b", " if file.metadata else b"") + metadata.encode())
     sizes = (megabytes(path.stat().st_size) for path in (target, source))
     return f"{target}, {kept:,} of {n:,} events, {' of '.join(sizes)}"
@@ -79,11 +80,10 @@ def texts_of(text: memoryview) -> list[msgspec.Raw] | list[bytes]:
     try:
         return texts_of_events(text)
     except msgspec.DecodeError:
-        events = json.loads(bytes(text).decode(errors="replace"), parse_constant=lambda name: None)
+        events = json.loads(bytes(text).decode(errors="replace"), parse_constant=null)
         known = ({key: value for key, value in event.items() if value is not None} for event in events)
         return [json.dumps(event).encode() for event in known]
 
 
-def without_nan(value):
-    """The metadata with null in place of NaN and infinity."""
-    return json.loads(json.dumps(value), parse_constant=lambda name: None)
+def null(name: str) -> None:
+    """What NaN and infinity are in strict JSON."""

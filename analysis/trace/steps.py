@@ -75,11 +75,7 @@ def longest_repetition(names: np.ndarray) -> tuple[int, np.ndarray]:
 def longest_run(flags: np.ndarray) -> tuple[int, int]:
     """Begin and end of the longest run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
-    if not len(edges):
-        return 0, 0
-    begins, ends = edges[::2], edges[1::2]
-    longest = int(np.argmax(ends - begins))
-    return int(begins[longest]), int(ends[longest])
+    return max(edges.reshape(-1, 2).tolist(), key=lambda run: run[1] - run[0], default=(0, 0))
 
 
 def same_names(names: np.ndarray, first: int, lengths: np.ndarray) -> bool:

@@ -6,7 +6,6 @@ import gc
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +131,8 @@ def has_role(table: pd.DataFrame, *wanted: str) -> np.ndarray:
 
 def by_name(names: pd.Series, function: Callable[[str], object], dtype: type = object) -> np.ndarray:
     """function(name) of each row; the function is called once per name."""
-    codes, known = names.cat.codes.to_numpy(), names.cat.categories
-    values = np.zeros(len(known), dtype=dtype)
-    for code in np.flatnonzero(np.bincount(codes, minlength=1)):
-        values[code] = function(known[code])
-    return values[codes]
+    place, used = pd.factorize(names.cat.codes.to_numpy())
+    return np.fromiter(map(function, names.cat.categories[used]), dtype)[place]
 
 
 def take_or(column: pd.Series | np.ndarray, rows: np.ndarray, unknown: object) -> np.ndarray:
@@ -206,7 +202,7 @@ def last_steps_window(path: Path, n: int, steps_from: str | None, rank: int | No
     """The number of marked steps of a file, and the time of the last n, as in the file: a first pass over it."""
     columns = Columns()
     marks = (steps_from, MODULE_PREFIX + str(steps_from))
-    is_mark = cache(lambda name: name.startswith(marks) if steps_from else is_step_mark(name))
+    is_mark = (lambda name: name.startswith(marks)) if steps_from else is_step_mark
     for part in reader_of(path, rank=rank).parts(is_mark):
         columns.add(part)
     steps = marked_steps(columns.tables(0.0), steps_from)
@@ -254,8 +250,7 @@ def trace_of(path: Path, file: Reader, columns: Columns, steps_from: str | None,
     if not any(columns.counts[kind] for kind in (OPERATOR, *ON_GPU)):
         if file.cut_off and not (columns.counts or file.unread):
             raise UserError(f"{path}: truncated or not JSON")
-        unknown = file.unread.items()
-        why = "".join(f"; {n} events of an accelerator, {kind}, are not known here" for kind, n in unknown)
+        why = "".join(f"; {n} events of an accelerator, {one}, are not known here" for one, n in file.unread.items())
         raise UserError(f"{path}: a trace with neither operators nor GPU events{why}")
     first = columns.first
     if not np.isfinite(first):

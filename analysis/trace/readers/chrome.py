@@ -1,30 +1,213 @@
-"""The columns of a Chrome trace, the JSON that torch.profiler of any version exports."""
+"""A Chrome trace, the JSON that torch.profiler of any version exports: a file of any size, compressed or not, also one
+that was cut off.
+
+A part of some MB is decoded into records with the few fields that the analysis uses, and dropped once its columns have
+been taken.  What a file needs in memory is therefore a part and the columns, not the file.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 
-from analysis.trace.columns import COLUMNS_OF, Note, Part, floats_of, integers_of
-from analysis.trace.readers.chrome_file import Arguments, ChromeFile, Event
+from analysis.trace.columns import COLUMNS_OF, Note, Part, Reader, floats_of, integers_of
 from analysis.vocabulary.annotations import MODULE_PREFIX
 from analysis.vocabulary.collectives import collective_kind
 from analysis.vocabulary.events import FRAME, NO_WORK, OF_1_8, OPERATOR, kind_of_category
 from analysis.vocabulary.operators import BYTES_OF_COLLECTIVE
+from harness.base.console import progress_bar
+from harness.base.errors import UserError
+from harness.base.files import named_errors
+from harness.base.units import MB
 
-NO_ARGUMENTS = Arguments()
+PART = MB  # of JSON decoded at once: small enough for the cache of a processor, large enough to be worth a call
+HEAD = 64 * MB  # before the list of events at most
+GZIP = b"\x1f\x8b"
+EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")  # between two events, if no other place looks the same
+AT_BYTE = re.compile(r"\(byte (\d+)\)$")  # where msgspec found an error
+AFTER_EVENT = re.compile(rb"\s*,?\s*")
+ABSENT = msgspec.Raw(b"")
 MOSTLY = 0.9  # of the events tell their rank in a file that was merged from those of several
 
 
+class Arguments(msgspec.Struct, gc=False):
+    """The arguments of an event that are used; -1 stands for absent numbers, and inputs stay undecoded."""
+
+    external_id: int = msgspec.field(name="External id", default=-1)
+    sequence: int = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: int = msgspec.field(name="Fwd thread id", default=-1)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=ABSENT)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=ABSENT)
+    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=ABSENT)
+    device: int = -1
+    stream: int = -1
+    correlation: int = -1
+    kernel: Any = None  # its name, in calls that launch one on ROCm
+    rank: int = -1  # in files that were merged from the traces of several
+    # Of collectives
+    collective: Any = msgspec.field(name="Collective name", default=None)
+    in_elements: float = msgspec.field(name="In msg nelems", default=0.0)
+    out_elements: float = msgspec.field(name="Out msg nelems", default=0.0)
+    dtype: Any = None
+    group_size: int = msgspec.field(name="Group size", default=-1)
+    group_name: Any = msgspec.field(name="Process Group Name", default=None)
+    group_description: Any = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: Any = msgspec.field(name="Process Group Ranks", default="")
+    # Of PyTorch 1.8
+    external_id_1_8: int = msgspec.field(name="external id", default=-1)
+    shapes_1_8: msgspec.Raw = msgspec.field(name="Input dims", default=ABSENT)
+    # Of [memory] events
+    bytes: float = msgspec.field(name="Bytes", default=float("nan"))
+    total: float = msgspec.field(name="Total Allocated", default=float("nan"))
+    device_type: int = msgspec.field(name="Device Type", default=0)
+
+
+class Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str = ""
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: float = float("nan")
+    dur: float = float("nan")
+    args: Arguments | None = None
+
+
+decode = msgspec.json.Decoder(list[Event]).decode
+NO_ARGUMENTS = Arguments()
+
+
 @dataclass
-class ChromeTrace(ChromeFile):
+class ChromeTrace(Reader):
+    """A .json or .json.gz file.  parts() gives the columns of what records() reads."""
+
+    is_list: bool = False  # of events, without metadata
     is_merged: bool | None = None  # from the traces of several ranks, of which one is taken
+
+    def records(self) -> Iterator[tuple[list[Event], memoryview]]:
+        """Its events, some MB at a time, and the text of the list that they are, which the next part overwrites.
+
+        Raises UserError, naming the file, if there is no trace in it; of one that is cut off, yields what is whole.
+        """
+        with self.content() as text:
+            self.events_begin(text)
+            while (text.more() or text.length) and text.first != b"]":
+                events, end = self.whole_events(text)
+                if end:
+                    yield events, text.listed(end)
+                    del events  # the next ones take the same memory, which is faster
+                    text.drop(end)
+                elif text.at_end or text.length > HEAD:
+                    break
+            while text.length <= HEAD and text.more():  # metadata that follow
+                pass
+            self.end_of_document(text.all())
+
+    @contextlib.contextmanager
+    def content(self) -> Iterator[ReadBuffer]:
+        """What the file contains, uncompressed, with a progress bar; it ends where a compressed one is damaged."""
+        with named_errors(self.path), self.path.open("rb") as file:
+            size = self.path.stat().st_size
+            with progress_bar(f"Reading {self.path.name}", total=size, unit="B") as bar:
+
+                def tell() -> None:
+                    bar.update(file.tell() - bar.n)
+                    if self.watch:
+                        self.watch(self.path, file.tell() / max(size, 1))
+
+                zipped = file.read(2) == GZIP
+                file.seek(0)
+                with ThreadPoolExecutor(1) as ahead:
+                    yield ReadBuffer(filling(unzipped(file), ahead) if zipped else file.readinto, tell)
+
+    def contains(self, text: str) -> bool:
+        """Whether the text is anywhere in it.  Raises UserError if it cannot be read."""
+        wanted = text.encode()
+        with self.content() as read:
+            while read.more():
+                if wanted in read.all():
+                    return True
+                read.drop(max(0, read.length - len(wanted)))
+        return False
+
+    def events_begin(self, text: ReadBuffer) -> None:
+        """Drop what precedes the first event, after reading the metadata in it."""
+        while text.length <= HEAD and text.more():
+            if text.first == b"[":  # the other form that Chrome reads
+                self.is_list = True
+                return text.drop(1)
+            for found in EVENTS.finditer(before := text.all()):
+                if (head := self.document(before[: found.end()] + b"]}")) is not None:
+                    self.metadata |= head
+                    return text.drop(found.end())
+        if not text.length:
+            why = "the gzip file is truncated or damaged" if self.path.stat().st_size else "empty"
+        elif self.document(text.all()) is None:
+            why = "truncated or not JSON"
+        else:
+            why = "JSON, but not a trace: it has no list of traceEvents"
+        raise UserError(f"{self.path}: {why}")
+
+    def whole_events(self, text: ReadBuffer) -> tuple[list[Event], int]:
+        """The events that are complete at the beginning of the text, and where the last one ends.
+
+        The last place that looks like one between events is tried; text up to there that is a list of events is one,
+        because a cut within a string or an object leaves it open.
+        """
+        end = text.last_separator()
+        while end:
+            part = text.listed(end)
+            try:
+                return decode(part), end
+            except msgspec.ValidationError:  # some value of another type
+                wrong = None
+            except msgspec.DecodeError as error:
+                found = AT_BYTE.search(str(error))
+                wrong = int(found[1]) if found else len(part) - 1
+            if wrong is None or bytes(part[wrong : wrong + 1]) in (b"N", b"I"):
+                try:
+                    return self.leniently(bytes(part)), end
+                except json.JSONDecodeError as error:
+                    wrong = error.pos
+            end = text.last_object(min(wrong - 1, end - 1))
+        return [], 0
+
+    def leniently(self, part: bytes) -> list[Event]:
+        """Events of which some have values of other types than usual, or NaN; an empty one for what is no object."""
+        events = json.loads(part.decode(errors="replace"), parse_constant=self.constant)
+        return [lenient(Event, event) for event in events]
+
+    def constant(self, name: str) -> float:
+        self.has_nan = True
+        return float(name)
+
+    def document(self, text: bytes) -> dict | None:
+        """The object in the text without its events; None if there is none."""
+        try:
+            found = json.loads(text.decode(errors="replace"), parse_constant=self.constant)
+        except ValueError:
+            return None
+        found = found if isinstance(found, dict) else {}
+        return {name: value for name, value in found.items() if name != "traceEvents"}
+
+    def end_of_document(self, text: bytes) -> None:
+        """Read the metadata that follow the events, from the bracket that ends their list."""
+        found = self.document(b'{"traceEvents":[' + text + b"}" * self.is_list)
+        self.cut_off = found is None
+        self.metadata |= found or {}
 
     def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
         for events, text in self.records():
@@ -69,6 +252,111 @@ class ChromeTrace(ChromeFile):
             numbers = ("ts", "args.bytes", "args.total", "args.device_type")
             out.memory = np.stack([floats_of(memory, name) for name in numbers], axis=1)
         return out
+
+
+class ReadBuffer:
+    """What is at hand of the content of a file, in a buffer.
+
+    Memory that is used again is much faster than fresh memory, so there are two buffers, one to read into and one for
+    the list that is decoded.
+    """
+
+    def __init__(self, fill: Callable[[memoryview], int], on_read: Callable[[], object]):
+        self.fill, self.on_read = fill, on_read
+        self.buffer, self.list = bytearray(2 * PART), bytearray(2 * PART + 2)
+        self.length = 0
+        self.at_end = False
+
+    @property
+    def first(self) -> bytes:
+        return bytes(self.buffer[: min(self.length, 1)])
+
+    def all(self) -> bytes:
+        return bytes(memoryview(self.buffer)[: self.length])
+
+    def more(self) -> bool:
+        """Read up to PART; False at the end of the file."""
+        if self.length + PART > len(self.buffer):
+            self.buffer, self.list = self.buffer + bytearray(len(self.buffer)), bytearray(2 * len(self.list))
+        read = self.fill(memoryview(self.buffer)[self.length : self.length + PART])
+        self.on_read()
+        self.length += read
+        self.at_end = read == 0
+        self.drop(0)  # what separates two events may come in two reads
+        return read > 0
+
+    def drop(self, end: int) -> None:
+        """Forget the text up to there, and the white space and comma that follow."""
+        begin = AFTER_EVENT.match(self.buffer, end, self.length).end()
+        if begin:
+            self.length -= begin
+            self.buffer[: self.length] = self.buffer[begin : begin + self.length]
+
+    def listed(self, end: int) -> memoryview:
+        """The text up to there, in brackets."""
+        view = memoryview(self.list)[: end + 2]
+        view[:1], view[1 : end + 1], view[end + 1 :] = b"[", memoryview(self.buffer)[:end], b"]"
+        return view
+
+    def last_object(self, before: int) -> int:
+        """Where the last object ends that ends before this position; 0 if none does."""
+        return self.buffer.rfind(b"}", 0, max(before, 0)) + 1
+
+    def last_separator(self) -> int:
+        """Where the last event ends that another one seems to follow; where the last object ends if there is none."""
+        for near in (max(self.length - 4096, 0), 0):
+            if found := [found.start() for found in SEPARATOR.finditer(self.buffer, near, self.length)]:
+                return found[-1] + 1
+        return self.last_object(self.length)
+
+
+def filling(blocks: Iterator[bytes], ahead: Executor) -> Callable[[memoryview], int]:
+    """A function that puts the next block into a view; another thread prepares the one after it."""
+    coming = [ahead.submit(next, blocks, b"")]
+
+    def fill(view: memoryview) -> int:
+        block = coming.pop().result()
+        coming.append(ahead.submit(next, blocks, b""))
+        view[: len(block)] = block
+        return len(block)
+
+    return fill
+
+
+def unzipped(file: BinaryIO) -> Iterator[bytes]:
+    """The content of a gzip file of one or several members, up to where it is damaged."""
+    inflate, data = zlib.decompressobj(wbits=31), b""
+    with contextlib.suppress(zlib.error):
+        while data := data or file.read(PART // 8):
+            if block := inflate.decompress(data, PART):
+                yield block
+            data = inflate.unconsumed_tail or inflate.unused_data
+            if inflate.eof:
+                inflate = zlib.decompressobj(wbits=31)
+        while block := inflate.decompress(b"", PART):
+            yield block
+
+
+def lenient(record: type, values: object):
+    """The record with those of the values that are of its fields' types, or can be made of them."""
+    found = {}
+    for field in msgspec.structs.fields(record) if isinstance(values, dict) else ():
+        if field.encode_name in values:
+            made = MADE_OF.get(field.type) or partial(msgspec.convert, type=field.type)
+            with contextlib.suppress(TypeError, ValueError, OverflowError, msgspec.ValidationError):
+                found[field.name] = made(values[field.encode_name])
+    return record(**found)
+
+
+MADE_OF = {
+    float: float,
+    int: lambda number: int(float(number)),
+    msgspec.Raw: lambda value: msgspec.Raw(json.dumps(value).encode()),
+    Arguments | None: partial(lenient, Arguments),
+}
+
+
+# ---- Columns -------------------------------------------------------------------------------------------------------
 
 
 def by_kind(category: str, events: list[Event]) -> dict[str | None, list[Event]]:

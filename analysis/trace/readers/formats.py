@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 ENDINGS = (".json", ".json.gz")  # of the names of traces
 SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"ph"')  # one of these is among the first BEGIN bytes of a Chrome trace
 BEGIN = 1 << 16
-OTHER_FORMATS = {b"SQLite format 3\0": "an SQLite database"}  # by how their files begin: these are not read
+SQLITE = b"SQLite format 3\0"  # how such a file begins
 
 
 def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = None) -> Reader:
     """What reads the file.  Raises UserError, naming it, for one of a format that is not read."""
     from analysis.trace.readers.chrome import ChromeTrace  # names of files are asked for without what reads them
 
-    begin = beginning(path, max(map(len, OTHER_FORMATS)))
-    if what := next((what for sign, what in OTHER_FORMATS.items() if begin.startswith(sign)), None):
-        raise UserError(f"{path}: {what}, which is not read; a trace is JSON, as torch.profiler exports it")
+    if beginning(path, len(SQLITE)) == SQLITE:
+        raise UserError(f"{path}: an SQLite database, which is not read; a trace is JSON, as torch.profiler exports it")
     return ChromeTrace(path, watch, rank)
 
 
@@ -36,9 +35,8 @@ def find_traces(folder: Path) -> list[Path]:
         found = [file for file in place.iterdir() if may_be_trace(file.name)] if place.is_dir() else []
         if found:
             return in_order_of_ranks(found)
-    raise UserError(
-        f"{folder}: the folder has no trace (no {' or '.join(f'*{one}' for one in ENDINGS)} file that may be one)"
-    )
+    endings = " or ".join(f"*{ending}" for ending in ENDINGS)
+    raise UserError(f"{folder}: the folder has no trace (no {endings} file that may be one)")
 
 
 def in_order_of_ranks(files: list[Path]) -> list[Path]:
