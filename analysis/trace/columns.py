@@ -65,7 +65,9 @@ class Part:
 
     size: int  # in bytes, uncompressed
     events: list[tuple[str, dict[str, np.ndarray | Iterable]]] = field(default_factory=list)  # kind, columns
-    memory: np.ndarray | None = None  # rows of start, bytes, total, whether it is a device's
+    memory: np.ndarray = field(
+        default_factory=lambda: np.zeros((0, 4))
+    )  # rows of start, bytes, total, whether it is a device's
     notes: list[Note] = field(default_factory=list)
 
 
@@ -113,8 +115,7 @@ class Columns:
             self.counts[kind] += len(columns["start"])
             self.parts[kind].append(self.whole(kind, columns))
         part.events.clear()
-        if part.memory is not None:
-            self.memory.append(part.memory)
+        self.memory.append(part.memory)
         self.notes += part.notes
 
     def whole(self, kind: str, columns: dict[str, np.ndarray | Iterable]) -> dict[str, np.ndarray]:

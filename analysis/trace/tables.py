@@ -17,7 +17,7 @@ from analysis.trace.readers.formats import reader_of
 from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import MODULE_PREFIX, NO_MARKS, is_step_mark
 from analysis.vocabulary.events import ON_GPU, OPERATOR
-from analysis.vocabulary.operators import is_of_compiled_program
+from analysis.vocabulary.operators import COMPILED
 from harness.base.errors import UserError
 from harness.base.units import MB
 from harness.machine.host_limits import available_host_memory
@@ -78,7 +78,7 @@ class Trace:
     @property
     def is_compiled(self) -> bool:
         """Whether some name in it is one that only compiled programs have."""
-        return any(map(is_of_compiled_program, self.operators["name"].cat.categories))
+        return bool(self.operators["name"].cat.categories.str.contains(COMPILED).any())
 
     @property
     def ranks_in_file(self) -> list[int]:

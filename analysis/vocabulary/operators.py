@@ -36,6 +36,7 @@ CATEGORY_PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern 
 # Kernels from torch.compile are named after all operators in them; their kind comes first.
 _GENERATED = re.compile(r"(?:graph_\d+_)?(?:triton_)?(cpp|poi|red|per|tem)_fused")
 _GENERATED_KIND = {"red": "reduction", "per": "reduction", "tem": "matmul"}
+COMPILED = "Torch-Compiled|CompiledFunction|triton_"  # in names that only a compiled program has
 MATMUL_CLASSES = ("matmul", "attention", "convolution")  # matmuls: may be compute-bound
 VECTOR_CLASSES = ("optimizer", "normalization", "reduction", "element-wise")  # other arithmetic
 
@@ -107,7 +108,3 @@ def gpu_meaning(name: str) -> Meaning:
 def _work(name: str) -> tuple[str, None, str | None]:
     kind = category(name)
     return kind, None, collective_kind(name) if kind == "communication" else None
-
-
-def is_of_compiled_program(name: str) -> bool:
-    return bool(re.search("Torch-Compiled|CompiledFunction|triton_", name))

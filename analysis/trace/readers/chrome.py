@@ -248,9 +248,8 @@ class ChromeTrace(Reader):
                     self.unread.update(category for one in of_kind if one.args and one.args.stream >= 0)
                 elif kind and of_kind:
                     out.events.append((kind, columns(kind, of_kind, category in OF_1_8)))
-        if memory:
-            numbers = ("ts", "args.bytes", "args.total", "args.device_type")
-            out.memory = np.stack([floats_of(memory, name) for name in numbers], axis=1)
+        numbers = ("ts", "args.bytes", "args.total", "args.device_type")
+        out.memory = np.stack([floats_of(memory, name) for name in numbers], axis=1)
         return out
 
 
