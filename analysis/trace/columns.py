@@ -65,9 +65,8 @@ class Part:
 
     size: int  # in bytes, uncompressed
     events: list[tuple[str, dict[str, np.ndarray | Iterable]]] = field(default_factory=list)  # kind, columns
-    memory: np.ndarray = field(
-        default_factory=lambda: np.zeros((0, 4))
-    )  # rows of start, bytes, total, whether it is a device's
+    # Rows of start, bytes, total, whether it is a device's
+    memory: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
     notes: list[Note] = field(default_factory=list)
 
 
