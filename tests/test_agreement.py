@@ -29,6 +29,7 @@ from traces import (
 
 from analysis.attribution.critical_path import path_title
 from analysis.diagnosis import document as document_module
+from analysis.diagnosis import traces as traces_module
 from analysis.diagnosis.text import profile_lines, trust_text, verdict_text
 from analysis.diagnosis.traces import analyze_all
 from analysis.trace.readers.formats import find_traces
@@ -234,6 +235,29 @@ def test_a_contradiction_makes_a_trace_untrustworthy(tmp_path, monkeypatch):
     assert "figures contradict each other: the sum of the classes is" in trust_text(found)
     assert verdict_text(found["verdict"]).startswith("untrustworthy: ")
     assert found["verdict"]["line"].startswith("untrustworthy: figures contradict each other")
+
+
+@pytest.mark.parametrize("found_among", ["one rank", "the ranks"])
+def test_what_contradicts_itself_in_several_ranks_is_told_once(tmp_path, monkeypatch, found_among):
+    """Each rank is checked alone, and again beside the others, when there is more to contradict."""
+    if found_among == "one rank":
+        right = document_module.class_times
+        doubled = lambda links: [row | {"ms_per_step": 2 * row["ms_per_step"]} for row in right(links)]  # noqa: E731
+        monkeypatch.setattr(document_module, "class_times", doubled)
+    rank_row = traces_module.rank_row
+    wrong = {"exposed_comm_ms": 7.0}
+    monkeypatch.setattr(traces_module, "rank_row", lambda *of: rank_row(*of) | wrong)
+    for rank in (0, 1):
+        events, metadata = gloo_rank(rank, marked=True)
+        write_trace(tmp_path / f"trace_rank{rank}.json", *events, **metadata)
+    for _, document in analyze_all(find_traces(tmp_path))[0]:
+        trust, verdict = document["integrity"], document["verdict"]
+        assert [line.startswith("figures contradict each other") for line in trust["problems"]] == [True]
+        assert verdict["line"].count("untrustworthy") == verdict["line"].count("contradict") == 1
+        assert verdict["bound"] == "undecided"
+        assert document["opportunities"] == []
+        assert document["opportunities_reason"] == "the trace is not trustworthy, see integrity"
+        assert [row["bound"] for row in document["ranks"]["rows"]] == ["undecided", "undecided"]
 
 
 # ---- Any trace ------------------------------------------------------------------------------------------------------

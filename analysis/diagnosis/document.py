@@ -79,8 +79,6 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     }
     note_unclassified(document)
     distrust_contradictions(document)
-    if not trust["trustworthy"]:
-        document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
     return explain_nulls_recursively(document, REASONS)
 
 

@@ -108,15 +108,17 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
             kept = {name: about[name] for name in about if is_beside(name)}
             document["communication"] = communication_of_steps(document["collectives"], *times) | kept
         row |= rank_row(document, peaks.get(one.rank))
-    for document in documents:
-        document["ranks"] = explain_nulls_recursively(comparison.document, RANK_REASONS)
+    ranks = explain_nulls_recursively(comparison.document, RANK_REASONS)
+    for document, row in zip(documents, ranks["rows"], strict=True):
+        document["ranks"] = ranks
         distrust_contradictions(document)
+        row["bound"] = document["verdict"]["bound"]
 
 
 def rank_row(document: dict, peak_mb: float | None) -> dict:
     """What the comparison of ranks shows of each one's own analysis; times per step.  peak_mb: as the run measured."""
     about, memory = document["communication"], document["memory"]
-    out = {"bound": document["verdict"]["bound"], "ms_per_step": document["attribution"]["ms_per_step"]}
+    out = {"ms_per_step": document["attribution"]["ms_per_step"]}
     out["peak_memory_mb"] = memory["peak_mb"] if peak_mb is None else peak_mb
     out |= {"exposed_comm_ms": about and about["exposed_ms"], "waiting_ms": about and about["waiting_ms"]}
     known = {"waiting_ms_reason": about["waiting_ms_reason"]} if about and about["waiting_ms"] is None else {}

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from analysis.vocabulary.operators import MATMUL_CLASSES
 
 ROUNDING = 1e-3  # of the time that they are part of, by which figures may differ
+CONTRADICTION = "figures contradict each other"
 TOLD = 2  # contradictions at most
 TINY = 1e-6  # ms, or of a share: what floats leave
 COMMUNICATION, IDLE, ALL_LAUNCHES = "communication", "idle", ("launch", "latency", "synchronization")
@@ -47,13 +48,18 @@ def contradictions(document: dict) -> list[str]:
 
 
 def distrust_contradictions(document: dict) -> None:
-    """Where two figures contradict each other, nothing is to be trusted."""
-    trust, verdict, found = document["integrity"], document["verdict"], contradictions(document)
-    more = f" and {len(found) - TOLD} more" * (len(found) > TOLD)
-    why = f"figures contradict each other: {'; '.join(found[:TOLD])}{more}"
-    if found and why not in trust["problems"]:
+    """Where two figures contradict each other, nothing is to be trusted.  What was found before is not told again."""
+    trust, verdict = document["integrity"], document["verdict"]
+    told = any(problem.startswith(CONTRADICTION) for problem in trust["problems"])
+    if not told and (found := contradictions(document)):
+        more = f" and {len(found) - TOLD} more" if len(found) > TOLD else ""
+        why = f"{CONTRADICTION}: {'; '.join(found[:TOLD])}{more}"
         trust["trustworthy"], trust["problems"] = False, [*trust["problems"], why]
-        verdict |= {"bound": "undecided", "trustworthy": False, "line": f"untrustworthy: {why}; {verdict['line']}"}
+        line = verdict["line"].removeprefix("untrustworthy: ")
+        verdict |= {"bound": "undecided", "trustworthy": False, "line": f"untrustworthy: {why}; {line}"}
+    if not trust["trustworthy"]:
+        reason = "the trace is not trustworthy, see integrity"
+        document |= {"opportunities": [], "not_here": [], "opportunities_reason": reason}
 
 
 def claims(document: dict) -> Iterator[Claim]:
