@@ -32,6 +32,7 @@ from analysis.diagnosis import document as document_module
 from analysis.diagnosis import traces as traces_module
 from analysis.diagnosis.text import profile_lines, trust_text, verdict_text
 from analysis.diagnosis.traces import analyze_all
+from analysis.hardware.matching import described, rows_named
 from analysis.trace.readers.formats import find_traces
 from analysis.trust.agreement import claims, contradictions
 from harness.base.errors import UserError
@@ -52,6 +53,14 @@ def assert_agreement(documents) -> None:
 )
 def test_recorded_traces(path):
     assert_agreement(document for _, document in analyze_all([path])[0])
+
+
+def test_a_trace_of_a_host_beside_the_rates_of_a_gpu():
+    """What autograd does for a matmul is overhead, which no precision makes faster."""
+    target = described(rows_named("H100")[0])
+    ((_, document),), _ = analyze_all([GOLDEN / "cpu.pt.trace.json.gz"], target=target)
+    assert "mixed precision" in {row["name"] for row in document["opportunities"]}
+    assert_agreement([document])
 
 
 @pytest.mark.slow

@@ -169,6 +169,19 @@ def test_the_critical_path_behind_a_blocking_copy(tmp_path):
     assert ms == pytest.approx({"GPU": 0.78 + 0.08, "host": 0.013 + 0.11})
 
 
+def test_the_critical_path_comes_to_no_event_twice(tmp_path):
+    """A kernel of a graph that takes no time, where the host's wait ends and its launch begins: in whole us, all three
+    are at once."""
+    events = [
+        event("cudaDeviceSynchronize", 51, 26, "cuda_runtime", correlation=105),
+        event("aten::_softmax", 66, 1),
+        event("nvjet", 77, 0, "kernel", correlation=113, device=0, stream=20),
+        event("cudaGraphLaunch", 77, 1, "cuda_runtime", correlation=113),
+        event("nvjet", 160, 1, "kernel", correlation=113, device=0, stream=20),
+    ]
+    assert critical_path(attributed(trace_of(tmp_path, *events)))["length_ms"] == pytest.approx((161 - 66) / 1e3)
+
+
 @pytest.mark.parametrize("name", [MI300X, NANOGPT])
 def test_the_critical_path_is_unbroken(name):
     """Behind the host, it begins where the GPU ended the step before; its length is the time between two ends."""

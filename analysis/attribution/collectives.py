@@ -220,13 +220,14 @@ def on_host(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray) ->
 
 
 def computes(host: pd.DataFrame, call_of: np.ndarray) -> np.ndarray:
-    """Which host events are operators that compute: neither part of a collective nor the caller of one, which may wait
-    for it."""
+    """Which host events are operators that work on tensors: neither part of a collective nor the caller of one, which
+    may wait for it."""
     calls_one, parent, up = np.zeros(len(host), bool), host["parent"].to_numpy(), np.unique(call_of[call_of >= 0])
     while len(up := parent[up][parent[up] >= 0]):
         calls_one[up] = True
         up = np.unique(up)
-    return (host["kind"] == OPERATOR).to_numpy() & (call_of < 0) & ~calls_one
+    works = (host["kind"] == OPERATOR).to_numpy() & ~has_role(host, *roles.MOVES_NO_ELEMENT)
+    return works & (call_of < 0) & ~calls_one
 
 
 def with_known_groups(events: pd.DataFrame, trace: Trace) -> pd.DataFrame:

@@ -8,12 +8,14 @@ returned.  Making something shorter that is not on the path saves nothing.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pandas as pd
 
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
 from analysis.attribution.intervals import covered_until, innermost, union
-from analysis.attribution.ledger import ledger
+from analysis.attribution.ledger import cut_to, ledger, us_by
 from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
 from harness.base.tables import column, narrow_table
 
@@ -26,32 +28,23 @@ def critical_path(links: AttributedLinks) -> dict | None:
     """The path through a step of about median duration: `rows` of where, component and ms, most time first, which add
     up to `length_ms`; None without GPU events of it, or if it takes no time."""
     which = median_step(links) or min(1, len(links.steps) - 1)  # of the first, the trace lacks what was before
-    if not (links.gpu["step"] == which).any():
+    if not (links.gpu["step"] == which).any() or not (spans := walk(links, which)):
         return None
-    if not (spans := walk(links, which)):
-        return None
-    rows: dict[tuple[str, str], float] = {}
-    for (where, component), us in time_by_component(links, spans):
-        rows[where, component] = rows.get((where, component), 0.0) + us
-    total = sum(rows.values())
-    ranked = sorted(rows.items(), key=lambda item: -item[1])
+    rows: Counter[tuple[str, str]] = Counter()
+    for place, us in time_by_component(links, spans):
+        rows[place] += us
+    total = rows.total()
+    on_path = cut_to(ledger(links), spans[-1][2], spans[0][3])
     return {
         "step": int(links.steps["number"].iloc[which]),
         "length_ms": float(total / 1e3),
-        "gpu_idle_ms": idle_us(links, spans[-1][2], spans[0][3]) / 1e3,
+        "gpu_idle_ms": float(us_by(on_path, "state").get(IDLE, 0.0) / 1e3),
         "rows": [
             {"where": where, "component": component, "ms": float(us / 1e3), "share": float(us / total)}
-            for (where, component), us in ranked
+            for (where, component), us in rows.most_common()
             if us > 0
         ],
     }
-
-
-def idle_us(links: AttributedLinks, first: float, last: float) -> float:
-    """How long the GPU had nothing to do between these times."""
-    slices = ledger(links)
-    idle = slices[(slices["state"] == IDLE).to_numpy()]
-    return float((idle["end"].clip(first, last) - idle["start"].clip(first, last)).sum())
 
 
 def walk(links: AttributedLinks, which: int) -> list[Span]:
@@ -71,6 +64,7 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
 
     own = np.flatnonzero(gpu["step"].to_numpy()[order] == which)
     place = int(own[-1])  # of the event in the order of ends
+    left = place + 1  # events that the path may still come to: none twice, as events may take no time
     on_gpu, thread, time = bool(ends[place] >= last), links.thread, float(max(ends[place], last))
     spans: list[Span] = []
     while time > first:
@@ -80,7 +74,8 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
             spans.append((GPU, row, begun, time))
             if (time := begun) <= first:
                 break
-            place = min(place, int(np.searchsorted(ends, time + CLOCK_TICK_US, side="right"))) - 1
+            left = min(place, int(np.searchsorted(ends, time + CLOCK_TICK_US, side="right")))
+            place = left - 1
             ended = min(ends[place], time) if place >= 0 else -np.inf
             launched = min(launched_at[call[row]], time) if call[row] >= 0 else -np.inf
             until = max(ended, launched, first)
@@ -91,7 +86,7 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
         else:
             wait = int(np.searchsorted(wait_ends, time, side="right")) - 1
             returned = max(wait_ends[wait], first) if wait >= 0 else first
-            place = int(np.searchsorted(ends, returned, side="right")) - 1
+            place = min(left, int(np.searchsorted(ends, returned, side="right"))) - 1
             on_gpu = wait >= 0 and place >= 0 and ends[place] > max(wait_starts[wait], first)
             begun = ends[place] if on_gpu else min(max(wait_starts[wait], first), time) if wait >= 0 else first
             spans.append((HOST, thread, begun, time))

@@ -36,7 +36,7 @@ def slices_of(table: pd.DataFrame, which: np.ndarray | None = None) -> Slices:
 
 def innermost(host: pd.DataFrame, which: np.ndarray, owns: np.ndarray | None = None) -> Slices:
     """The innermost of these host events at each time, if it is one that owns time; `which` are all events of one or
-    more threads.  Of several threads, the time belongs to the one whose innermost event began first."""
+    more threads.  Of several threads, the time belongs to the piece of an event that began first."""
     start, until, thread, parent = (host[name].to_numpy() for name in ("start", "until", "thread", "parent"))
     rows = np.flatnonzero(which)
     caller = np.where(thread[parent[rows]] == thread[rows], parent[rows], -1)

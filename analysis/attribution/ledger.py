@@ -3,14 +3,15 @@
 **GPU.**  A slice belongs to the event that works at that time: computation before communication before copies, within
 a class the one that began first; `overlaps` tells what runs beneath it.  Several devices are one: it is idle when none
 works.  Idle time has the cause of the gap (IDLE_CAUSES) and the event that follows.  Up to the end of that one's launch
-call the host is the cause, by the first that applies: it fetched data, a call waited for the GPU, it ran code of the
-program, it prepared the launch.  Then the event was queued behind communication or a copy; or it took its latency, up
-to LATENCY_US; the rest is unknown.  Where the GPU has no kernels of communication, as with gloo, idle time belongs to a
-collective of the host that was in progress, unless the host fetched data or was in an operator that computes.
+call the host is the cause, by the first that applies to a thread that launches: it fetched data, a call waited for the
+GPU, it ran code of the program, it prepared the launch.  Then the event was queued behind communication or a copy, or
+it took its latency, each for LATENCY_US at most; the rest is unknown.  Where the GPU has no kernels of communication,
+as with gloo, a collective of the host that was in progress comes after data in this order, with all the time that the
+GPU was idle: it is exposed, as where a GPU has its own.
 
 **Host, without a GPU.**  A slice belongs to the innermost event of the thread that runs the steps or, where that is no
 operator, of one that runs the backward pass for it.  It is communication while a collective is in progress, the one
-that began first, unless this event is an operator that computes.  Time without work on tensors is idle: views,
+that began first, unless this event is an operator that works on tensors.  Time without such work is idle: views,
 allocation, autograd, starting a collective, Python.
 
 **Which time.**  `of_steps` marks the time of the steps, to which `us` adds up.  On a GPU that is one window of the
@@ -108,13 +109,13 @@ def cut_to(slices: pd.DataFrame, first: float, last: float) -> pd.DataFrame:
 
 @cached_on_links
 def events_of_steps(links: AttributedLinks) -> pd.DataFrame:
-    """A row for each event that owns time of the steps, by its row: component, phase, category, operator, step (its
-    first), us.  Row -1: collectives of the host that a GPU waits for."""
+    """A row for each event that owns time of the steps, by its row: component, phase, category, class, operator, step
+    (those of its first slice), us.  Row -1: collectives of the host that a GPU waits for."""
     slices = of_steps(links)
     owned = (slices["state"] != IDLE) | ((slices["event"] >= 0) & (not links.on_gpu))
     slices = slices[owned.to_numpy()]
     first = slices.drop_duplicates("event").set_index("event").sort_index()
-    columns = ["component", "phase", "category", "operator", "step"]
+    columns = ["component", "phase", "category", "class", "operator", "step"]
     return first[columns].assign(us=slices.groupby("event")["us"].sum())
 
 
@@ -140,7 +141,7 @@ def exposed_communication(links: AttributedLinks) -> pd.DataFrame:
 
 
 def hidden_communication_us(links: AttributedLinks) -> float:
-    """How long communication ran in the steps beneath something else."""
+    """How long communication ran in the steps while something else worked, or data were fetched."""
     slices = of_steps(links)
     return float(slices["us"][slices["overlaps"].str.contains(COMMUNICATION).to_numpy(bool)].sum())
 
@@ -220,7 +221,7 @@ def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     of_kernel, of_host = np.full(len(gpu), -1), slices_of(ranges)
     of_kernel[kernels["row"]] = kernels.index
     idle, causes, followers = idle_slices(links, whole, of_host)
-    edges, own, kind = owners(gpu, np.concatenate([whole, (first, last), idle.edges, of_host.edges]))
+    edges, own, kind = owners(gpu, np.concatenate([whole, (first, last), idle.edges, np.clip(of_host.edges, *whole)]))
     times = edges[:-1]
     event = np.append(own, np.full((1, len(times)), -1), axis=0)[kind, np.arange(len(times))]
     gap, pending = idle.at(times), of_host.at(times)
@@ -272,21 +273,21 @@ def idle_slices(
     late = np.minimum(host_until + LATENCY_US, end)
     _, communication, copies = (np.append(which, False) for which in by_class(links.gpu))
     queued = [known & (host_until <= start) & (which[last] | which[following]) for which in (communication, copies)]
-    computing = slices_of(links.host, collectives_of(links).computes)
+    launches = links.host["thread"].isin([links.thread, *links.calls["thread"].unique()])
     of_host = {
-        "data": slices_of(links.host, (links.host["phase"] == "data").to_numpy()),
+        "data": slices_of(links.host, (launches & (links.host["phase"] == "data")).to_numpy()),
         "communication": collectives,
         "synchronization": slices_of(links.calls, links.calls["waits"].to_numpy(bool)),
         "host_code": Slices(*host_code(links)),
     }
-    inner = np.concatenate([one.edges for one in (*of_host.values(), computing)])
+    inner = np.concatenate([one.edges for one in of_host.values()])
     edges = np.unique(np.concatenate([gap.edges, host_until, late, inner[gap.at(inner) >= 0]]))
     times = edges[:-1]
     i, did = gap.at(times), {cause: one.at(times) >= 0 for cause, one in of_host.items()}
-    did["communication"] &= computing.at(times) < 0
     by_host = np.select([*did.values()], [NUMBER[cause] for cause in did], NUMBER["launch"])
-    behind = queued[0][i] | did["communication"]
-    rules = [times < host_until[i], behind, queued[1][i], known[i] & (times < late[i])]
+    soon = times < late[i]
+    behind = did["communication"] | (soon & queued[0][i])
+    rules = [times < host_until[i], behind, soon & queued[1][i], soon & known[i]]
     then = [by_host, *(NUMBER[cause] for cause in ("communication", "copy", "latency"))]
     cause, keep = np.select(rules, then, NUMBER["unknown"]), i >= 0
     return Slices(times[keep], edges[1:][keep]), cause[keep], following[i][keep]

@@ -299,8 +299,7 @@ def mixed_precision(evidence: Evidence) -> Found:
     name, events, trace = "mixed precision", evidence.events, evidence.links.trace
     full = [factor_type(shapes, kinds) == "float" for shapes, kinds, _ in trace.signatures]
     in_fp32 = take_or(np.array(full, bool), events["signature"].to_numpy(), False)
-    elsewhere = events["phase"].isin(("data", "optimizer"))
-    rows, us = evidence.part(events["category"].isin(MATMUL_CLASSES) & in_fp32 & ~elsewhere)
+    rows, us = evidence.part(events["class"].isin(MATMUL_CLASSES) & in_fp32)
     if rows.empty:
         return NotApplicable(name, "no matmul in the trace is known to be in fp32")
     narrow, gain, roof, basis = gain_of_narrow_type(evidence)
