@@ -4,6 +4,7 @@ contradiction that is planted in one is named."""
 import json
 import math
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 from helpers import PROJECT
@@ -22,6 +23,7 @@ from traces import (
     on_gpu,
     real,
     real_path,
+    shaped,
     step,
     trace_of,
     write_trace,
@@ -88,6 +90,17 @@ def test_an_all_reduce_through_symmetric_memory_is_communication_everywhere(tmp_
     assert (row["kind"], row["calls"], row["exposed_ms"]) == ("all_reduce", 1, pytest.approx(0.4))
     (proposal,) = (row for row in document["opportunities"] if "communication" in row["name"])
     assert proposal["share"] == pytest.approx(0.4)
+
+
+def test_autograd_around_a_matmul_is_no_arithmetic_to_narrow(tmp_path):
+    """Its node has the matmul's category and inputs, but is overhead in the tables."""
+    node = shaped("autograd::engine::evaluate_function: MmBackward0", 500, 400, [[4096, 4096]])
+    events = [step(1, 0, 1000), LARGE | {"ts": 10, "dur": 400}, node, LARGE | {"ts": 600, "dur": 200}]
+    trace = replace(trace_of(tmp_path, *events), target=described(rows_named("H100 PCIe")[0]))
+    document = analysis_of(trace)
+    assert_agreement([document])
+    (proposal,) = (row for row in document["opportunities"] if row["name"] == "mixed precision")
+    assert proposal["share"] == pytest.approx(0.6)
 
 
 def gloo_rank(rank: int, marked: bool) -> tuple[list[dict], dict]:

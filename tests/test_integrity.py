@@ -295,7 +295,7 @@ def test_two_profilers_in_one_trace_are_not_trusted(tmp_path):
 
 
 ODD = {  # events of a host, and what is said of them
-    "1 event of the host counted only until the event ends": [
+    "1 event of the host ends after its caller": [
         step(1, 0, 100),
         event("aten::linear", 10, 30),
         event("aten::mm", 20, 60),

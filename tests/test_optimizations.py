@@ -53,7 +53,7 @@ def test_every_flag_that_optimizes_has_a_record_and_every_record_a_flag():
     assert len(set(names)) == len(names)
     for one in records:
         assert getattr(parser.parse_args(one.flag.split()), one.setting) == one.value
-        assert set(one.replaces) < set(names)
+        assert set(one.replaced_by) < set(names)
         for other in one.excludes:
             parser.parse_args([*other.split(), "2"] if other == "--gradient-accumulation-steps" else other.split())
 
@@ -116,7 +116,6 @@ def test_fused_attention_and_optimizer_are_in_the_trace_and_not_proposed(train, 
         "--attention sdpa, --optimizer-impl fused, --fused-projections, --fused-norm, --fused-rope, --fused-loss"
     )
     assert f"  Optimizations: {all_of_them}\n" in out
-    assert "  Attention: sdpa" in out
     assert "  Optimizer: AdamW, fused" in out
     trace = next((tmp_path / "p").glob("*.pt.trace.json"))
     names = names_in(trace)
@@ -268,8 +267,7 @@ def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
     code, out, _ = train("--optimize", "all", "--attention", "eager", "--num-steps", "2")
     assert code == 0
     assert "--optimize all: --attention sdpa --fused-projections (1.11x as fast as without; the best of 3 sets" in out
-    assert "  Optimizations: --fused-projections\n" in out
-    assert "  Attention: eager" in out  # a flag that was given wins
+    assert "  Optimizations: --fused-projections\n" in out  # a flag that was given wins
     other = rows[1] | {"size": "medium", "flags": "--fused-projections", "ratio": 0.97, "ratio_high": 0.98}
     write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})
     out = train("--optimize", "all", "--size", "medium", "--dry-run", small=False)[1]  # what was fastest at this size

@@ -38,7 +38,7 @@ def timeline_of_slices(links: AttributedLinks, slices: pd.DataFrame) -> dict[str
     return split(np.bincount(slices["kind"].cat.codes, slices["us"], len(KINDS) + 1))
 
 
-def gpu_timelines(links: AttributedLinks, two_clocks: str | None = None) -> dict:
+def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
     """The split over all devices of the trace, for each device, and for each of its streams; idle time by cause.
 
     two_clocks: why times of GPU and host cannot be compared; what needs both is then null.

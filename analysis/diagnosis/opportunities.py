@@ -126,14 +126,15 @@ class Evidence:
         self.best_flops_per_us, self.best_bytes_per_us = self.best_rate("flops"), self.best_rate("bytes")
         self.compute_roofs, self.bandwidth_roofs = roofs_of(links, summary)
         self.idle = idle_by_cause(slices)  # us by cause; of a host, time without work on tensors
-        self.of_file = "file" in self.config.get("model", {})  # --workload: what other flags change is in the file
-        self.is_ours = summary is not None and not self.of_file
+        self.launch_us = self.idle["launch"] + self.idle["latency"]
+        self.of_workload_file = "file" in self.config.get("model", {})  # --workload: other settings are in it
+        self.of_script = summary is not None and not self.of_workload_file
 
-    def takes(self, flag: str | None) -> bool:
+    def has_flag(self, flag: str | None) -> bool:
         """Whether the run that was traced has this flag."""
         training, name = self.config.get("training", {}), (flag or "").partition(" ")[0].strip("-").replace("-", "_")
         chooses = name == "precision" and training.get("own_step")
-        return self.is_ours or (self.of_file and name in ANY_MODEL and name in training and not chooses)
+        return self.of_script or (self.of_workload_file and name in ANY_MODEL and name in training and not chooses)
 
     def best_rate(self, work: str) -> float | None:
         """The highest rate that an operator with 1% of the step or more reached, per us, over all its calls."""
@@ -217,7 +218,7 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
         "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
         "speedup_estimate": 1 / (1 - likely) if proposal.likely_us is not None and likely < 1 else None,
         "basis": proposal.basis,
-        "flag": flag if evidence.takes(flag) else None,
+        "flag": flag if evidence.has_flag(flag) else None,
     }
 
 
@@ -228,9 +229,9 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
         return NotApplicable(of.name, "already fused") if in_use or evidence.is_fused(of.kind) else None
     how, flag = of.how, None
     if of.how_compiled and not evidence.links.on_gpu:
-        how, flag = of.how_compiled, "--compile"
-    letters = {letter_of(name) for name in evidence.links.trace.operators["name"].unique()}
-    if of.kind == regions.ATTENTION and LETTERS["math_attention"] in letters:
+        how, flag = of.how_compiled, answering("compile")[0]
+    names, of_math = evidence.links.trace.operators["name"].unique(), LETTERS["math_attention"]
+    if of.kind == regions.ATTENTION and of_math in map(letter_of, names):
         how = "F.scaled_dot_product_attention runs its math kernels: it has fused ones for inputs such as no dropout"
     if of.left is None:
         return evidence.at_best_rate(of.name, how, rows)
@@ -250,7 +251,8 @@ def fused_norms(evidence: Evidence) -> Found:
         best += calls * phase.groupby("name")["us"].mean().max()
     how, flag = "F.rms_norm or a compiled norm: one pass instead of one per operator", None
     if not evidence.links.on_gpu:
-        how, flag = "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs", "--compile"
+        how = "a compiled norm: one pass instead of one per operator, which F.rms_norm has on GPUs"
+        flag = answering("compile")[0]
     basis = (
         f"at most: its time could vanish; estimate: {calls / evidence.steps:.0f} norms per step, each as long as "
         "its most expensive operator, forward and backward"
@@ -264,7 +266,7 @@ def cuda_graphs(evidence: Evidence) -> Found:
         return NotApplicable(name, "there is no GPU")
     if evidence.links.gpu["of_graph"].any():
         return NotApplicable(name, "already replayed")
-    us = evidence.idle["launch"] + evidence.idle["latency"]
+    us = evidence.launch_us
     text = f"the GPU waits for launches for {evidence.share(us)} of the step"
     how = "one launch each for forward and backward pass; with --compile, --compile-mode reduce-overhead"
     return Proposal(name, how, us, text, "the wait for launches could vanish")
@@ -351,8 +353,7 @@ def compilation(evidence: Evidence) -> Found:
     text = evidence.described(rows) + ", none of them a matmul"
     if evidence.links.on_gpu and len(rows):
         # Fewer kernels are fewer launches to wait for.
-        waits = (evidence.idle["launch"] + evidence.idle["latency"]) * rows["launches"].sum()
-        waits /= evidence.events["launches"].sum()
+        waits = evidence.launch_us * rows["launches"].sum() / evidence.events["launches"].sum()
         us += waits
         text += f", plus their share of the wait for launches, {evidence.share(waits)}"
     how = "torch.compile(model): chains of element-wise operators become one kernel each"
@@ -362,7 +363,7 @@ def compilation(evidence: Evidence) -> Found:
 def larger_batch(evidence: Evidence) -> Found:
     events = evidence.events
     if evidence.links.on_gpu:
-        us = evidence.idle["launch"] + evidence.idle["latency"]
+        us = evidence.launch_us
         n = events["launches"].sum() / evidence.steps
         text = f"the GPU waits for launches for {evidence.share(us)} of the step; {n:.0f} GPU events per step"
     else:

@@ -132,7 +132,7 @@ def steps_in_common(ranks: list[RankTrace]) -> set[int] | None:
     return common if common and common != set.union(*steps) else None
 
 
-def common_collectives(ranks: list[RankTrace], steps: set[int] | None = None) -> list[CommonCollectives]:
+def common_collectives(ranks: list[RankTrace], steps: set[int] | None) -> list[CommonCollectives]:
     """The collectives that ranks have in common, by process group.  Raises NotComparable if they are in another order.
 
     The last ones of each: if recording began in the middle of a step, the first ones are missing.  steps: only those of

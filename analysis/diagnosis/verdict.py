@@ -178,7 +178,7 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) ->
 
 
 def verdict_line(
-    found: str, shares: dict[str, float], trust: dict, ridge: float | None, source: str, lost: float = 0.0
+    found: str, shares: dict[str, float], trust: dict, ridge: float | None, source: str, lost: float
 ) -> str:
     """The verdict with the shares in this order, its rule, and what it does not know.  lost: share of the time that
     waiting for a core may have cost."""

@@ -1,7 +1,8 @@
 """Colors: one for each part of a model, fixed by its name alone, so that it is the same in every figure and report.
 
 A family of parts shares a hue and a hatching, which tells families apart without color.  Its parts have shades by what
-such parts are usually called, else by chance: where two get the same, a figure tells them apart by more hatching.
+such parts are usually called, ours among them, else by chance: where two get the same, a figure tells them apart by
+more hatching.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Findings:
     unreliable: dict[str, str] = field(default_factory=dict)  # sections of the analysis, and why
 
 
-def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
+def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     """What a trace contains and lacks; summary is the run's performance_summary.json."""
     trace, gpu, calls = links.trace, links.gpu, links.calls
     rows, overhead = step_rows(links), profiler_overhead(trace, summary)
@@ -76,15 +76,8 @@ def integrity(links: AttributedLinks, summary: dict | None = None) -> dict:
         )
     unexplained, missing = check_idle(found, links), not_recorded(links, summary)
     found.notes += missing_lines([row for row in missing if row["part"] != STEPS.part])  # how_found() tells more
-    disturbance, slower = profile_disturbance(trace, summary), []
-    if overhead["ratio"] is not None and overhead["ratio"] > SLOWED:
-        slower.append(
-            f"the profiler made these steps {overhead['ratio']:.1f} times as long, some operators more than others"
-        )
-    if disturbance["text"] not in (None, UNDISTURBED):
-        slower.append(f"disturbed: {profile_disturbance_text(disturbance)}")
-    if slower:
-        found.unreliable |= dict.fromkeys(SECTIONS_OF_TIMES, "; ".join(slower))
+    disturbance = profile_disturbance(trace, summary)
+    check_times(found, disturbance, overhead["ratio"])
 
     of_graph = gpu["of_graph"].to_numpy()
     return {
@@ -165,6 +158,17 @@ def check_idle(found: Findings, links: AttributedLinks) -> dict:
     return {"unexplained_share": share}
 
 
+def check_times(found: Findings, disturbance: dict, overhead: float | None) -> None:
+    """What made the steps slower while they were profiled.  overhead: times as long as without the profiler."""
+    slower = []
+    if overhead is not None and overhead > SLOWED:
+        slower.append(f"the profiler made these steps {overhead:.1f} times as long, some operators more than others")
+    if disturbance["text"] not in (None, UNDISTURBED):
+        slower.append(f"disturbed: {profile_disturbance_text(disturbance)}")
+    if slower:
+        found.unreliable |= dict.fromkeys(SECTIONS_OF_TIMES, "; ".join(slower))
+
+
 def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
     """Steps that lack GPU events, and step marks that overlap."""
     incomplete = [row for row in rows if row["incomplete"]]
@@ -203,8 +207,8 @@ def check_host(found: Findings, links: AttributedLinks) -> None:
     beyond = (host["end"] - host["until"] > CLOCK_TICK_US).sum()
     if beyond:
         found.notes.append(
-            f"{count_of(int(beyond), 'event')} of the host counted only until the event ends in which it began, as "
-            "where a clock was set back"
+            f"{count_of(int(beyond), 'event')} of the host ends after its caller, as after a clock was set back; the "
+            "time beyond is not counted"
         )
     if not (steps["end"] > steps["start"]).any():
         found.problems.append("the steps take no time")

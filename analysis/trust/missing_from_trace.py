@@ -44,8 +44,8 @@ ALL = (STEPS, SEVERAL, WARM_UP, SHAPES, PARTS, DATA, MEMORY, RANKS)
 def not_recorded(links: AttributedLinks, summary: dict | None) -> list[dict[str, str]]:
     """The parts that a trace lacks, as rows of `part`, `cost` and `how`.
 
-    summary: performance_summary.json of its run, which has the memory, and warm-up steps.  Ranks are not looked for: of
-    those, a trace is one (ranks.note_missing_ranks()).
+    summary: performance_summary.json of its run, which has the memory, and warm-up steps.  Of ranks,
+    a single trace cannot tell: traces.note_missing_ranks() adds them.
     """
     marked, n = links.steps_are_marked and links.steps_found is None, len(links.steps)
     times = (links.steps["end"] - links.steps["start"]).to_numpy()

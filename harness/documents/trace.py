@@ -84,7 +84,7 @@ class ProfiledSteps(TypedDict):
     min_ms: float | None  # null: no ProfilerStep marks
     max_ms: float | None  # null: no ProfilerStep marks
     count: int
-    overlap_ms: float  # in which two of them run: tables count it once
+    overlap_ms: float  # time that two steps share; the tables count it once
     rows: list[ProfiledStep]
 
 
@@ -172,7 +172,7 @@ class GpuTimeline(TypedDict):
     of_steps: dict[str, Any]  # the same for the time of the steps; null: no GPU events
     devices: list[dict[str, Any]]  # the same for each device, and for each of its streams
     idle_by_cause: list[dict[str, Any]] | None  # cause, ms, share_of_total, meaning; null: no GPU events, clocks differ
-    idle_of_step_ms: dict[str, float] | None  # idle time of a step by cause, as in components; null: as above
+    idle_of_step_ms: dict[str, float] | None  # by cause; adds up to idle in `components`; null: no GPU, clocks differ
     launch_delay_us: dict[str, float] | None  # from launch to start; null: no launch calls, clocks differ
     queue_depth: dict[str, float] | None  # kernels launched but not started; null: no launch calls, clocks differ
     kernel_durations: list[dict[str, Any]]  # up_to_us, kernels_per_step, share_of_kernels, share_of_time

@@ -25,7 +25,7 @@ class Optimization(NamedTuple):
     effect: str = ""  # for the documentation, where the text of --help does not do
     climbs: bool = True  # it is part of the ladder; the others save memory, or change the arithmetic
     studied: bool = True  # the optimization study measures it
-    replaces: tuple[str, ...] = ()  # those whose place it takes on the ladder: it does the same, or excludes them
+    replaced_by: tuple[str, ...] = ()  # those that take its place on the ladder: they do the same, or exclude it
     excludes: Mapping[str, str] = MappingProxyType({})  # other flags, with any value if none is named: why
     without_gpu: str = ""  # if it needs a GPU: what to do where there is none
     compiles: bool = False  # it needs a compiler, on a GPU Triton too
@@ -42,22 +42,24 @@ GRAPHS_EXCLUDE = {
     "--parallel fsdp": "a graph keeps addresses, and FSDP gathers parameters in new memory each time; use ddp or zero1",
     "--gradient-accumulation-steps": "a graph writes its gradients to the same addresses, so they cannot accumulate",
 }
-NO_OPERATORS = "one records operator by operator, and the other runs no separate operators"
+NO_OPERATORS = "operators are recorded one by one, and what is compiled or in a graph runs no separate operators"
 # fmt: off
 OPTIMIZATIONS = (  # in the order of the ladder
     Optimization("sdpa", "attention", "sdpa", answers=("fused attention",), saves_memory=True,
                  effect="PyTorch's fused attention: the scores are never written to memory"),
     Optimization("foreach-optimizer", "optimizer_impl", "foreach", studied=False, any_model=True),
-    Optimization("fused-optimizer", "optimizer_impl", "fused", answers=("fused optimizer",), any_model=True),
+    Optimization("fused-optimizer", "optimizer_impl", "fused", answers=("fused optimizer",), any_model=True,
+                 effect="AdamW in one kernel"),
     Optimization("fused-projections", "fused_projections", answers=("fuse q, k and v", "fuse gate and up")),
-    Optimization("fused-norm", "fused_norm", answers=("fused norm",)),
-    Optimization("fused-rope", "fused_rope", answers=("fused rotary embedding",)),
-    Optimization("triton", "kernels", "triton", answers=("fused norm", "fused SwiGLU"), replaces=("fused-norm",),
+    Optimization("fused-norm", "fused_norm", answers=("fused norm",),
+                 replaced_by=("triton", "compile")),
+    Optimization("fused-rope", "fused_rope", answers=("fused rotary embedding",),
+                 replaced_by=("compile",)),  # which fuses such operators itself
+    Optimization("triton", "kernels", "triton", answers=("fused norm", "fused SwiGLU"), replaced_by=("compile",),
                  effect="norm and SwiGLU in [our own](kernels.md): two operators each, no copies for bf16 matmuls",
-                 excludes={"--fused-norm": "they have a norm of their own"}, compiles=True,
+                 excludes={"--fused-norm": "the Triton kernels contain a norm"}, compiles=True,
                  without_gpu="its kernels are for GPUs; on a CPU --compile fuses norm and SwiGLU"),
     Optimization("compile", "compile", answers=("compile",), any_model=True, compiles=True,
-                 replaces=("fused-norm", "fused-rope", "triton"),  # it fuses such operators itself
                  excludes={"--profile-memory": f"{NO_OPERATORS}; --dry-run --compile predicts the memory"}),
     Optimization("reduce-overhead", "compile_mode", "reduce-overhead", studied=False, any_model=True,
                  excludes=GRAPHS_EXCLUDE,
@@ -73,7 +75,7 @@ OPTIMIZATIONS = (  # in the order of the ladder
     Optimization("checkpointing", "activation_checkpointing", answers=("activation checkpointing",), climbs=False,
                  any_model=True, saves_memory=True),
     Optimization("bf16", "precision", "bf16", answers=("mixed precision",), climbs=False, any_model=True,
-                 saves_memory=True),
+                 saves_memory=True, effect="matmuls in bf16 by autocast"),
 )
 # fmt: on
 ANY_MODEL = tuple(dict.fromkeys(one.setting for one in OPTIMIZATIONS if one.any_model))  # settings of --workload too

@@ -238,9 +238,9 @@ def table(rows: list[dict]) -> Section:
         *optional(
             column("at least", "bound", ".3f"),
             column("estimate", "estimate", ".3f"),
-            ratio_column("/ rung below", "ratio_to_previous"),
-            ratio_column("/ transformers", "ratio_to_reference"),
-            column("of peak", "share_of_measured_peak", ".1%"),
+            ratio_column("to rung below", "ratio_to_previous"),
+            ratio_column("to transformers", "ratio_to_reference"),
+            column("of matmul rate", "share_of_measured_peak", ".1%"),
             column("TFLOP/s", "achieved_tflops", ".4f"),
             column("memory (MB)", "measured_memory_bytes", ",.1f", MB),
             column("predicted (MB)", "predicted_memory_bytes", ",.1f", MB),
@@ -255,6 +255,6 @@ def table(rows: list[dict]) -> Section:
     text = [
         "ratio: of the median step times, in brackets its 95% interval over the rounds; below 1 is faster",
         "at least, estimate: what the baseline's trace allows and suggests, see the folders profile_*",
-        "of peak: FLOPs of the model by the median step, relative to the rate of matmuls measured in the same process",
+        "of matmul rate: FLOPs of the model by the median step, over that of matmuls measured in the same process",
     ]
     return Section("Each alone, and one on top of another: step time relative to the baseline's", columns, rows, text)

@@ -47,7 +47,7 @@ def flag_sets(names: Sequence[str], precision: str) -> list[FlagSet]:
     ladder: list[tuple[Optimization, ...]] = [()]
     for rung in rungs:
         if rung.climbs:
-            ladder.append((*(below for below in ladder[-1] if below.name not in rung.replaces), rung))
+            ladder.append((*(below for below in ladder[-1] if rung.name not in below.replaced_by), rung))
     alone = [FlagSet((rung,), None) for rung in rungs if (rung,) not in ladder]
     climbing = [FlagSet(some, height) for height, some in enumerate(ladder)]
     return [climbing[0], *alone, *climbing[1:]]

@@ -63,7 +63,10 @@ class Exercise:
 
     @property
     def question(self) -> str:
-        return re.search(r"^\*\*Question\.\*\* (.+?)\n\n", self.text, re.M | re.S)[1]
+        """Raises UserError if the page has none."""
+        if found := re.search(r"^\*\*Question\.\*\* (.+?)\n\n", self.text, re.M | re.S):
+            return found[1]
+        raise UserError(f"{self.name}: no line begins with '**Question.**'")
 
     def line_of(self, word: str) -> int | None:
         """The first line of a shell block that contains the word."""

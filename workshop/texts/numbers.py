@@ -281,7 +281,8 @@ def optimization_flags() -> str:
     rows = []
     for one in RUNGS:
         needs = "a GPU" if one.without_gpu else "a compiler" if one.compiles else ""
-        ladder = f"in place of {', '.join(one.replaces)}" if one.replaces else "yes" if one.climbs else ""
+        replaces = ", ".join(below.name for below in RUNGS if one.name in below.replaced_by)
+        ladder = f"in place of {replaces}" if replaces else "yes" if one.climbs else ""
         cells = [one.effect or helps[one.setting], needs, ", ".join(f"`{flag}`" for flag in one.excludes), ladder]
         rows.append([f"`{one.flag}`", f"`{one.name}`", *cells, "yes" if one.any_model else ""])
     return table(["flag", "rung", "effect", "needs", "not with", "on the ladder", "with `--workload`"], rows, left=7)
@@ -391,7 +392,7 @@ def many_ranks() -> str:
 
 
 SHOWN_OF_STUDY = (
-    "size,flags,step (ms),ratio,/ transformers,at least,of peak,memory (MB),predicted (MB),audit,compile (s)"
+    "size,flags,step (ms),ratio,at least,to transformers,of matmul rate,memory (MB),predicted (MB),audit,compile (s)"
 )
 
 
@@ -399,9 +400,12 @@ def optimizations() -> str:
     """The ladder of optimizations, each alone and one on top of another, beside transformers' LLaMA."""
     path = RESULTS / "optimization_study.json"
     document = read_document(path)
-    measured = optimization_table([row for row in document["rows"] + document["reference"] if row["status"] == "ok"])
+    rows = [row for row in document["rows"] + document["reference"] if row["status"] == "ok"]
+    rows = [row | {"flags": f"`{row['flags']}`" if row["flags"].startswith("-") else row["flags"]} for row in rows]
+    measured = optimization_table(rows)
     about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/{path.name})."
     columns = [column for column in measured.columns if column.title in SHOWN_OF_STUDY.split(",")]
+    assert ",".join(column.title for column in columns) == SHOWN_OF_STUDY  # a renamed one would vanish
     return "\n".join([about, "", *markdown_table(columns, measured.rows)])
 
 
