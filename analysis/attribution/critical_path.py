@@ -96,7 +96,7 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
 
 def time_by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[tuple[str, str], float]]:
     """The time of each span, by where and component; that of the host by the innermost event, else overhead."""
-    component = links.gpu["component"].to_numpy(object)
+    host, component = links.host, links.gpu["component"].to_numpy(object)
     out = []
     for where, row, begin, end in spans:
         if where != HOST:
@@ -104,9 +104,10 @@ def time_by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[t
     for thread in {row for where, row, *_ in spans if where == HOST}:
         edges = np.array([span[2:] for span in spans if span[:2] == (HOST, thread)])
         on_path = union(edges[:, 0], edges[:, 1])
-        slices = innermost(links.host, (links.host["thread"] == thread).to_numpy())
+        inside = (host["thread"] == thread) & (host["until"] > on_path[0][0]) & (host["start"] < on_path[1][-1])
+        slices = innermost(host, inside.to_numpy())
         begin, end = (covered_until(times, on_path) for times in (slices.start, slices.end))
-        names = links.host["component"].to_numpy(object)[slices.row]
+        names = host["component"].to_numpy(object)[slices.row]
         sums = pd.Series(end - begin).groupby(np.where(pd.isna(names), UNATTRIBUTED, names)).sum()
         out += [((HOST, str(name)), float(us)) for name, us in sums.items()]
         out.append(((HOST, OVERHEAD), max(0.0, float(np.diff(edges).sum() - sums.sum()))))

@@ -43,7 +43,8 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
 
     two_clocks: why times of GPU and host cannot be compared; what needs both is then null.
     """
-    gpu = links.gpu
+    gpu, between = links.gpu, between_events(links)
+    few = gpu[["device", "stream", "start", "end", "kind", "category"]]
     devices = [
         {
             "device": int(device),
@@ -53,9 +54,9 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
                 for stream, events in rows.groupby("stream")
             ],
         }
-        for device, rows in gpu.groupby("device")
+        for device, rows in few.groupby("device")
     ]
-    whole, in_steps = (timeline_of_slices(links, slices) for slices in (between_events(links), of_steps(links)))
+    whole, in_steps = (timeline_of_slices(links, slices) for slices in (between, of_steps(links)))
     out = whole | {"of_steps": in_steps, "devices": devices}
     compared = ("idle_by_cause", "idle_of_step_ms", "launch_delay_us", "queue_depth")
     if gpu.empty or two_clocks:
@@ -68,7 +69,7 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
             "share_of_total": us / 1e3 / out["total_ms"] if out["total_ms"] else 0.0,
             "meaning": IDLE_CAUSES[cause],
         }
-        for cause, us in sorted(idle_by_cause(between_events(links)).items(), key=lambda item: -item[1])
+        for cause, us in sorted(idle_by_cause(between).items(), key=lambda item: -item[1])
     ]
     of_step = {cause: us / 1e3 / len(links.steps) for cause, us in idle_by_cause(of_steps(links)).items()}
     return out | {"idle_by_cause": causes, "idle_of_step_ms": of_step, **queue(links)}

@@ -18,13 +18,13 @@ class Slices:
         begin, end, row = start[order], end[order], order if row is None else row[order]
         begin = np.maximum(begin, np.append(-np.inf, np.maximum.accumulate(end))[:-1])
         keep = end > begin
-        self.start, self.end, self.row = begin[keep], end[keep], row[keep]
+        self.start, self.end, self.row = begin[keep], end[keep], row[keep].astype(np.int32)
         self.edges = np.concatenate([self.start, self.end])
 
     def at(self, times: np.ndarray) -> np.ndarray:
         """The row that owns the time from each of these on, or -1."""
         i = np.searchsorted(self.start, times, side="right") - 1
-        return np.where(times < np.append(self.end, -np.inf)[i], np.append(self.row, -1)[i], -1)
+        return np.where(times < np.append(self.end, -np.inf)[i], np.append(self.row, np.int32(-1))[i], -1)
 
 
 def slices_of(table: pd.DataFrame, which: np.ndarray | None = None) -> Slices:
@@ -80,4 +80,4 @@ def merged(edges: np.ndarray, columns: dict[str, np.ndarray]) -> pd.DataFrame:
         change[1:] |= values[1:] != values[:-1]
     first = np.flatnonzero(change)
     times = {"start": edges[first], "end": np.append(edges[first[1:]], edges[-1:])[: len(first)]}
-    return pd.DataFrame(times | {name: values[first] for name, values in columns.items()})
+    return pd.DataFrame(times | {name: values[first] for name, values in columns.items()}, copy=False)

@@ -86,14 +86,16 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
     slices["state"] = pd.Categorical.from_codes(slices["state"], [WORKING, WAITING, IDLE])
     slices["overlaps"] = pd.Categorical.from_codes(slices["overlaps"], BENEATH)
     slices["where"] = places_of(links, row)
-    us = slices["end"] - slices["start"]
-    return slices.assign(us=us, rank=-1 if links.trace.rank is None else links.trace.rank)
+    slices["us"] = slices["end"] - slices["start"]
+    slices["rank"] = -1 if links.trace.rank is None else links.trace.rank
+    return slices.astype(dict.fromkeys(("step", "rank", "operator", "event", "collective"), np.int32))
 
 
 def of_steps(links: AttributedLinks) -> pd.DataFrame:
     """The slices of the steps, whose `us` add up to the time of the steps."""
     table = ledger(links)
-    return table if table["of_steps"].all() else table[table["of_steps"].to_numpy()]
+    rows = np.flatnonzero(table["of_steps"])  # one after another: no copy
+    return table.iloc[rows[0] : rows[-1] + 1] if len(rows) else table.iloc[:0]
 
 
 def us_by(slices: pd.DataFrame, *columns: str) -> pd.Series:
@@ -210,7 +212,7 @@ def owners(gpu: pd.DataFrame, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray
     found = [slices_of(gpu, which) for which in by_class(gpu)]
     edges = np.unique(np.concatenate([edges, *(one.edges for one in found)]))
     own = np.stack([one.at(edges[:-1]) for one in found])
-    return edges, own, np.where((own >= 0).any(axis=0), (own >= 0).argmax(axis=0), len(KINDS))
+    return edges, own, np.where((own >= 0).any(axis=0), (own >= 0).argmax(axis=0), len(KINDS)).astype(np.int8)
 
 
 def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
@@ -223,7 +225,7 @@ def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     idle, causes, followers = idle_slices(links, whole, of_host)
     edges, own, kind = owners(gpu, np.concatenate([whole, (first, last), idle.edges, np.clip(of_host.edges, *whole)]))
     times = edges[:-1]
-    event = np.append(own, np.full((1, len(times)), -1), axis=0)[kind, np.arange(len(times))]
+    event = own[kind % len(KINDS), np.arange(len(times))]  # -1 where no class has one
     gap, pending = idle.at(times), of_host.at(times)
     cause = take_or(causes, gap, 0)
     waits = (cause == NUMBER["communication"]) & (pending >= 0)
@@ -273,9 +275,8 @@ def idle_slices(
     late = np.minimum(host_until + LATENCY_US, end)
     _, communication, copies = (np.append(which, False) for which in by_class(links.gpu))
     queued = [known & (host_until <= start) & (which[last] | which[following]) for which in (communication, copies)]
-    launches = links.host["thread"].isin([links.thread, *links.calls["thread"].unique()])
     of_host = {
-        "data": slices_of(links.host, (launches & (links.host["phase"] == "data")).to_numpy()),
+        "data": slices_of(links.host, launching(links) & (links.host["phase"] == "data").to_numpy()),
         "communication": collectives,
         "synchronization": slices_of(links.calls, links.calls["waits"].to_numpy(bool)),
         "host_code": Slices(*host_code(links)),
@@ -293,13 +294,17 @@ def idle_slices(
     return Slices(times[keep], edges[1:][keep]), cause[keep], following[i][keep]
 
 
+def launching(links: AttributedLinks) -> np.ndarray:
+    """Which host events run on the thread of the steps, or on one that calls the GPU."""
+    return links.host["thread"].isin([links.thread, *links.calls["thread"].unique()]).to_numpy()
+
+
 @cached_on_links
 def host_code(links: AttributedLinks) -> Intervals:
     """When the host ran the program's own code: no thread that launches was in an operator, a call or a data range."""
-    threads = {links.thread, *links.calls["thread"]}
-    host = links.host[((links.host["kind"] == OPERATOR) | (links.host["phase"] == "data")).to_numpy()]
-    tables = [table[table["thread"].isin(threads).to_numpy()] for table in (host, links.calls)]
-    start, end = union(*(np.concatenate([table[key].to_numpy(float) for table in tables]) for key in ("start", "end")))
+    host, calls = links.host, links.calls
+    works = launching(links) & ((host["kind"] == OPERATOR) | (host["phase"] == "data")).to_numpy()
+    start, end = union(*(np.concatenate([host[key].to_numpy()[works], calls[key]]) for key in ("start", "end")))
     if not len(start):
         return start, end
     first, last = float(links.steps["start"].min()), float(links.steps["end"].max())

@@ -51,15 +51,16 @@ def operator_calls(links: Links) -> pd.DataFrame:
             "code": codes,
             "signature": signature,
             "call": call,
-            "calls": (~within_inputs).astype(int),
-            "calls_of_name": (~within_name).astype(int),
+            "calls": ~within_inputs,
+            "calls_of_name": ~within_name,
             "self_cpu_us": np.maximum(0.0, duration - called),
             "cpu_us": duration * ~within_inputs,
             "cpu_us_of_name": duration * ~within_name,
             "self_device_us": own_device,
             "device_us": device * ~within_inputs,
             "device_us_of_name": device * ~within_name,
-        }
+        },
+        copy=False,
     )
 
 

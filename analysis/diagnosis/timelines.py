@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from analysis.attribution.components import UNATTRIBUTED
 from analysis.attribution.intervals import Slices, innermost, slices_of
@@ -27,16 +26,17 @@ def step_timeline(links: AttributedLinks) -> dict:
     steps, host, gpu = links.steps, links.host, links.gpu
     which = median_step(links)
     first, last = window_of_step(links, which)
-    component, names = pd.factorize(pd.concat([host["component"], gpu["component"]]).fillna(UNATTRIBUTED))
+    of_host, of_gpu = (table["component"].fillna(UNATTRIBUTED).to_numpy(object) for table in (host, gpu))
+    inside = ((host["until"] > first) & (host["start"] < last)).to_numpy()
     is_operator, thread = (host["kind"] == OPERATOR).to_numpy(), host["thread"].to_numpy()
     lanes = {
         "host" if one == links.thread else f"host thread {one}": lane(
-            innermost(host, thread == one, is_operator), component, first, last
+            innermost(host, (thread == one) & inside, is_operator), of_host, first, last
         )
-        for one in np.unique(thread[is_operator])
+        for one in np.unique(thread[is_operator & inside])
     }
     lanes |= {
-        f"GPU {device} stream {stream}": lane(slices_of(gpu, rows), component[len(host) :], first, last)
+        f"GPU {device} stream {stream}": lane(slices_of(gpu, rows), of_gpu, first, last)
         for (device, stream), rows in gpu.groupby(["device", "stream"]).indices.items()
     }
     shown = [name for name, pieces in lanes.items() if pieces]
@@ -47,12 +47,12 @@ def step_timeline(links: AttributedLinks) -> dict:
         "length_ms": (last - first) / 1e3,
         "lanes": [{"name": name, "pieces": [[*edges, used[key]] for *edges, key in lanes[name]]} for name in shown],
         "lanes_left_out": sum(map(bool, lanes.values())) - len(shown),
-        "components": [names[key] for key in used],
+        "components": [*used],
     }
 
 
 def lane(slices: Slices, component: np.ndarray, first: float, last: float) -> list[list]:
-    """[start ms, end ms, number of the component] of what owns the time between first and last.
+    """[start ms, end ms, component] of what owns the time between first and last.
 
     Neighboring pieces of one component are merged where the gap is too small to be seen.
     """
