@@ -108,6 +108,9 @@ def test_the_slices_of_all_ranks_are_one_table(tmp_path, profiler, name):
     slices = slices.dropna(subset="step")
     assert slices.groupby(["rank", "step"])["us"].sum().to_dict() == {(0, 1): 1000, (1, 1): 1000}
     assert slices[slices["cause"] == "ranks"].groupby("rank")["us"].sum().to_dict() == {0: 150}
+    (_, document), *_ = analyze_all(find_traces(tmp_path / "run"))[0]
+    bounds = slices[slices["rank"] == 0].groupby("bound")["us"].sum() / 1000  # of the step
+    assert bounds.to_dict() == pytest.approx({name: n for name, n in document["verdict"]["shares"].items() if n})
     hidden = slices[slices["overlaps"] == "communication"]
     assert (hidden["us"].sum(), {*hidden["event"]}, {*hidden["operator"]}) == (100, {"gemm"}, {"aten::mm"})
 

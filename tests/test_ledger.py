@@ -159,7 +159,7 @@ def gloo_step(computes_until: float) -> list[dict]:
 def test_communication_is_exposed_while_nothing_computes(tmp_path):
     links = attributed(trace_of(tmp_path, *gloo_step(computes_until=220)))
     slices = of_steps(links)
-    assert us_by(slices, "kind")["communication"] == 200 - 100
+    assert us_by(slices, "state", "kind")["waiting", "communication"] == 200 - 100
     assert slices.loc[slices["overlaps"] == "communication", "us"].sum() == 100
     analysis = analysis_of(links.trace)
     (row,) = analysis["collectives"]

@@ -34,8 +34,10 @@ from analysis.trace.links import OPERATOR, AttributedLinks, cached_on_links
 from analysis.trace.tables import different_pairs, take_or
 from analysis.vocabulary.operators import operator_class
 
-COMPUTATION, COMMUNICATION, COPY = KINDS = ("computation", "communication", "copy")
-WORKING, WAITING = "working", "waiting"
+COMMUNICATION, WORKING, WAITING = "communication", "working", "waiting"
+KINDS, STATES = ("computation", COMMUNICATION, "copy"), (WORKING, WAITING, IDLE)
+COMPUTES, COMMUNICATES, COPIES, IDLES = range(4)  # numbers of KINDS, and of idle time
+WORKS, WAITS, RESTS = range(3)  # numbers of STATES
 # A launched kernel starts within microseconds on an idle GPU (26 at most in ten traces of V100 to B200, MI250 and
 # MI300X): what is longer has a cause that the trace does not contain.
 LATENCY_US = 100.0
@@ -72,18 +74,18 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
     slices = gpu_slices(links) if links.on_gpu else host_slices(links)
     kind, cause, collective = (slices[name].to_numpy() for name in ("kind", "cause", "collective"))
     row, rest = slices.pop("owner").to_numpy(), IDLE if links.on_gpu else OVERHEAD
-    idle = kind == len(KINDS)
+    idle = kind == IDLES
     table = links.gpu if links.on_gpu else links.host
     none = {"component": (rest, UNATTRIBUTED), "phase": (IDLE if links.on_gpu else BETWEEN, BETWEEN)}
     for name, (of_nothing, unknown) in (none | {"category": (rest, rest)}).items():
         slices[name] = labels_of(table[name], row, of_nothing, unknown)
     waits = (row < 0) & (collective >= 0)  # a GPU, for a collective of the host
     slices.loc[waits, ["component", "category", "phase"]] = [COMMUNICATION, COMMUNICATION, BETWEEN]
-    rules = {COMMUNICATION: kind == 1, "data": (cause == NUMBER["data"]) & (not links.on_gpu), rest: idle}
+    rules = {COMMUNICATION: kind == COMMUNICATES, "data": (cause == NUMBER["data"]) & (not links.on_gpu), rest: idle}
     slices["class"] = classes_of(slices, rules)
     slices["kind"] = pd.Categorical.from_codes(kind, [*KINDS, IDLE])
     slices["cause"] = pd.Categorical.from_codes(cause, CAUSES)
-    slices["state"] = pd.Categorical.from_codes(slices["state"], [WORKING, WAITING, IDLE])
+    slices["state"] = pd.Categorical.from_codes(slices["state"], STATES)
     slices["overlaps"] = pd.Categorical.from_codes(slices["overlaps"], BENEATH)
     slices["where"] = places_of(links, row)
     slices["us"] = slices["end"] - slices["start"]
@@ -127,9 +129,9 @@ def idle_by_cause(slices: pd.DataFrame) -> dict[str, float]:
     return {cause: float(idle.get(cause, 0.0)) for cause in IDLE_CAUSES}
 
 
-def named_slices(links: AttributedLinks) -> pd.DataFrame:
-    """The ledger for a reader: the number of the step, and names in place of rows; without them, `none`."""
-    slices, table = ledger(links), links.gpu if links.on_gpu else links.host
+def named_slices(links: AttributedLinks, slices: pd.DataFrame) -> pd.DataFrame:
+    """Slices for a reader: the number of the step, and names in place of rows; without them, `none`."""
+    table = links.gpu if links.on_gpu else links.host
     rows = {"operator": links.host["name"], "event": table["name"]}
     names = {key: take_or(column.to_numpy(object), slices[key], "none") for key, column in rows.items()}
     number = take_or(links.steps["number"].to_numpy(float), slices["step"], np.nan)
@@ -212,7 +214,7 @@ def owners(gpu: pd.DataFrame, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray
     found = [slices_of(gpu, which) for which in by_class(gpu)]
     edges = np.unique(np.concatenate([edges, *(one.edges for one in found)]))
     own = np.stack([one.at(edges[:-1]) for one in found])
-    return edges, own, np.where((own >= 0).any(axis=0), (own >= 0).argmax(axis=0), len(KINDS)).astype(np.int8)
+    return edges, own, np.where((own >= 0).any(axis=0), (own >= 0).argmax(axis=0), IDLES).astype(np.int8)
 
 
 def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
@@ -230,21 +232,21 @@ def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     cause = take_or(causes, gap, 0)
     waits = (cause == NUMBER["communication"]) & (pending >= 0)
     collective = np.where(waits, pending, take_or(of_kernel, event, -1))
-    kind = np.where(waits, 1, kind)
+    kind = np.where(waits, COMMUNICATES, kind)
     beneath = (own >= 0) | [[False], [True], [False]] & (pending >= 0)
-    overlaps = (beneath * [[1], [2], [4]]).sum(axis=0) & ~np.where(kind < len(KINDS), 1 << kind, 0)
+    overlaps = (beneath * [[1], [2], [4]]).sum(axis=0) & ~np.where(kind < IDLES, 1 << kind, 0)
     columns = {"owner": event, "kind": kind, "overlaps": overlaps, "cause": cause, "collective": collective}
     columns |= {"next": take_or(followers, gap, -1), "of_steps": (times >= first) & (times < last)}
     slices = merged(edges, columns)
     owner, inside = slices["owner"].to_numpy(), slices["of_steps"].to_numpy()
-    row, waits = np.where(owner < 0, slices.pop("next"), owner), (owner < 0) & (slices["kind"] == 1)
+    row, waits = np.where(owner < 0, slices.pop("next"), owner), (owner < 0) & (slices["kind"] == COMMUNICATES)
     step = pd.Series(take_or(gpu["step"], row, -1))
     step = step.where((step >= 0) & inside).bfill().ffill().fillna(0)  # between events of the step
     return slices.assign(
         event=np.where(waits, -1, row),
         operator=np.where(waits, -1, take_or(gpu["operator"], row, -1)),
         step=np.where(inside, step, -1).astype(np.int64),
-        state=np.select([waits, owner < 0], [1, 2], 0),
+        state=np.select([waits, owner < 0], [WAITS, RESTS], WORKS),
     )
 
 
@@ -342,7 +344,10 @@ def host_slices(links: AttributedLinks) -> pd.DataFrame:
         event=owner,
         operator=operator,
         of_steps=True,
-        kind=np.select([communicates, still], [1, len(KINDS)], 0),
-        state=np.select([data, still, helped], [1, 2, 1], 0),
-        cause=np.select([data, still, helped], [NUMBER["data"], of_nothing, NUMBER["thread"]], 0),
+        kind=np.select([communicates, still], [COMMUNICATES, IDLES], COMPUTES),
+        state=np.select([communicates | data, still, helped], [WAITS, RESTS, WAITS], WORKS),
+        cause=np.select(
+            [communicates, data, still, helped],
+            [NUMBER["communication"], NUMBER["data"], of_nothing, NUMBER["thread"]],
+        ),
     )

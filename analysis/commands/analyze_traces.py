@@ -25,7 +25,7 @@ from harness.base.text import printable, read_on
 
 SLICES = (".csv", ".csv.gz", ".parquet")
 SLICE_COLUMNS = "trace rank step start end us where state cause kind overlaps".split()
-SLICE_COLUMNS += "phase component class category operator event".split()
+SLICE_COLUMNS += "phase component class category bound operator event".split()
 PAGE = "docs/reading_a_profile.md"
 
 

@@ -113,10 +113,6 @@ def communication_beside(communication: dict | None, summary: dict | None) -> di
     return communication | explain_nulls(beside, "not a run of several ranks of this workshop", **reasons)
 
 
-def is_beside(name: str) -> bool:
-    return name.removesuffix("_reason") in ("by_difference", "predicted")
-
-
 def add_prediction(document: dict, predicted: list[dict]) -> None:
     """Put the collectives that a dry run predicts beside those that the trace has."""
     if about := document["communication"]:

@@ -76,7 +76,8 @@ class RankComparison:
     why: str  # that is
 
 
-def rank_facts(links: AttributedLinks, with_slices: bool = False) -> RankTrace:
+def rank_facts(links: AttributedLinks, slices: pd.DataFrame | None) -> RankTrace:
+    """slices: those to keep for a reader, if any."""
     trace = links.trace
     steps = links.steps if links.steps_are_marked else links.steps.iloc[:0]
     busy = timeline_of_slices(links, of_steps(links))["busy_ms"]
@@ -96,7 +97,7 @@ def rank_facts(links: AttributedLinks, with_slices: bool = False) -> RankTrace:
         exposed=exposed_communication(links)[columns],
         base_us=trace.base_us,
         clock=None if found.on_gpu else trace.host,
-        slices=named_slices(links).assign(rank=-1 if rank is None else rank) if with_slices else None,
+        slices=None if slices is None else named_slices(links, slices).assign(rank=-1 if rank is None else rank),
     )
 
 

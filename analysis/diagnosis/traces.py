@@ -13,9 +13,10 @@ import pandas as pd
 from analysis.attribution.collectives import collective_rows, communication_of_steps
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
-from analysis.attribution.ledger import cut_at_arrivals
-from analysis.diagnosis.document import NO_COLLECTIVES, is_beside, operator_analysis
+from analysis.attribution.ledger import cut_at_arrivals, ledger
+from analysis.diagnosis.document import NO_COLLECTIVES, operator_analysis
 from analysis.diagnosis.stragglers import RankTrace, compare_ranks, not_of_one_run, rank_facts
+from analysis.diagnosis.verdict import ridge_of, with_bounds
 from analysis.trace.links import link
 from analysis.trace.tables import Trace, read_trace
 from analysis.trust.agreement import distrust_contradictions
@@ -58,7 +59,8 @@ def analyze_all(
         links = attribute(link(trace))
         runs.append(summary or summary_beside(trace.path))
         analyses.append((trace.path, operator_analysis(links, runs[-1])))
-        facts.append(rank_facts(links, slices is not None))
+        with_bound = None if slices is None else with_bounds(ledger(links), links, ridge_of(links, runs[-1])[0])
+        facts.append(rank_facts(links, with_bound))
         captures |= trace.replayed.files if trace.replayed else set()
     # A trace of captures tells of the graphs of the others, and is no rank of its own.
     keep = [path not in captures or one["integrity"]["graph_events"] > 0 for path, one in analyses]
@@ -105,7 +107,8 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
         document["collectives"] = collective_rows(one.found.events, one.exposed, us, comparison.why)
         if about := document["communication"]:
             times = (about[name] for name in ("steps", "exposed_ms", "hidden_ms"))
-            kept = {name: about[name] for name in about if is_beside(name)}
+            beside = ("by_difference", "predicted")
+            kept = {name: about[name] for name in about if name.removesuffix("_reason") in beside}
             document["communication"] = communication_of_steps(document["collectives"], *times) | kept
         row |= rank_row(document, peaks.get(one.rank))
     ranks = explain_nulls_recursively(comparison.document, RANK_REASONS)

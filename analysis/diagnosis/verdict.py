@@ -129,9 +129,9 @@ def matmuls(links: AttributedLinks, ridge: float | None) -> tuple[np.ndarray, np
     return matmul & has_inputs & above[which], matmul & ~has_inputs
 
 
-def with_bounds(links: AttributedLinks, ridge: float | None) -> pd.DataFrame:
-    """The slices of the steps with a column `bound`, of BOUNDS: what limits each."""
-    slices, number = of_steps(links), {name: i for i, name in enumerate(BOUNDS)}
+def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridge: float | None) -> pd.DataFrame:
+    """Slices of the ledger with a column `bound`, of BOUNDS: what limits each."""
+    number = {name: i for i, name in enumerate(BOUNDS)}
     operator, event = (slices[name].to_numpy() for name in ("operator", "event"))
     computing, unclassified = (take_or(which, operator, False) for which in matmuls(links, ridge))
     # The operator of a convolution or matmul may launch copies and transposes too, which count with it.  One that
@@ -150,7 +150,7 @@ def with_bounds(links: AttributedLinks, ridge: float | None) -> pd.DataFrame:
 def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) -> dict:
     """The largest part of the step names the bound if it is large enough and far enough ahead; else undecided."""
     ridge, source = ridge_of(links, summary)
-    split = us_by(with_bounds(links, ridge), "bound")
+    split = us_by(with_bounds(of_steps(links), links, ridge), "bound")
     total = split.sum()
     shares = {name: float(split.get(name, 0.0) / total) if total else 0.0 for name in BOUNDS}
     ranked = sorted((name for name in shares if name != "unexplained"), key=lambda name: -shares[name])
