@@ -99,7 +99,7 @@ class Trace:
 
     @property
     def device(self) -> dict:
-        """Name and compute units of the first GPU, as hardware.datasheet() takes them."""
+        """Name and compute units of the first GPU, as hardware.matching.datasheet() takes them."""
         [first, *_] = value_of(self.file.metadata, "deviceProperties", list) or [{}]
         first = first if isinstance(first, dict) else {}
         numbers = {"compute_units": "numSms", "memory_bytes": "totalGlobalMem"}

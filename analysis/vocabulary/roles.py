@@ -1,7 +1,8 @@
 """What can a name mean?  The canonical kinds that the dialects of this package lead to.
 
 What reads a trace asks for the meaning of each different name once, and keeps it in columns beside the name; all that
-comes after asks for these kinds alone.  A dialect is a row in a table of this package.
+comes after asks for these kinds alone, but for the letters of operators, which regions are made of.  A dialect is a row
+in a table of this package.
 """
 
 from __future__ import annotations
