@@ -221,7 +221,7 @@ PLANTED = (  # document, place in it, what is added there, and what is told
     ("gpu", "step_timeline length_ms", -0.5, "step 1 is"),
     ("cpu", "opportunities prefetch+data share", 0.1, "the share of prefetch data is"),
     ("gpu", "opportunities reduce+or+overlap+communication share", 0.1, "the share of reduce or overlap"),
-    ("gpu", "opportunities fused+optimizer share", 0.1, "the share of fused optimizer is"),
+    ("gpu", "opportunities fused+optimizer share", 0.9, "the share of fused optimizer is"),
     ("cpu", "opportunities larger+batch share", 0.05, "the share of larger batch is"),
     ("gpu", "opportunities CUDA+graphs share", 0.1, "the share of CUDA graphs is"),
     ("gpu", "opportunities fused+optimizer speedup_bound", 9.0, "the speedup of fused optimizer is"),

@@ -1,9 +1,14 @@
 """Collectives of a trace: which, how many bytes, exposed and hidden, transfer and waiting; on a GPU and on gloo."""
 
+import errno
 import json
+import os
+import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from helpers import PROJECT
 from test_documents import mismatches
 from traces import analysis_of, event, on_gpu, real_path, step, trace_of, write_trace
 
@@ -118,14 +123,50 @@ def test_the_slices_of_all_ranks_are_one_table(tmp_path, profiler, name):
 def test_a_file_for_slices_that_cannot_be_written_is_refused_at_once(tmp_path, profiler, monkeypatch):
     monkeypatch.setattr("analysis.commands.analyze_traces.find_spec", lambda name: None)
     trace = str(rank_trace(tmp_path, 0, 200, 300))
+    (tmp_path / "folder.csv").mkdir()
     for name, code, why in [
         ("slices.txt", 2, "a table is named *.csv, *.csv.gz, *.parquet"),
         ("slices.parquet", 2, "parquet needs the package pyarrow or fastparquet"),
         ("absent/slices.csv", 1, "there is no folder"),
+        ("folder.csv", 2, "is a folder"),
     ]:
         found, out = profiler("--analyze-existing", trace, "--slices", str(tmp_path / name))
         assert (found, why in out, out.count("\n")) == (code, True, 1), out
     assert profiler("--slices", "slices.csv")[0] == 2  # of a run
+    itself = Path(trace).rename(tmp_path / "trace.csv")
+    found, out = profiler("--analyze-existing", str(itself), "--slices", str(itself))
+    assert (found, "is the trace itself" in out, out.count("\n")) == (2, True, 1)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    found, out = profiler("--analyze-existing", str(itself), "--slices", str(tmp_path / "slices.csv"))
+    assert (found, "cannot be written" in out, out.count("\n")) == (1, True, 1)
+
+
+def test_a_disk_that_fills_leaves_the_answer(tmp_path, profiler, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    trace = str(rank_trace(tmp_path, 0, 200, 300))
+    monkeypatch.setattr("os.fsync", full)
+    code, out = profiler("--analyze-existing", trace, "--slices", str(tmp_path / "slices.csv"))
+    assert (code, "Verdict:" in out, "No space left on device" in out.splitlines()[-1]) == (1, True, True)
+    assert not (tmp_path / "slices.csv").exists()
+
+
+def test_slices_are_read_as_the_page_does(tmp_path, profiler, monkeypatch):
+    """Ranks without a common step, each divided by its own steps; what is written adds up to the step."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    for rank, numbers in enumerate([(1, 2), (3, 4)]):
+        marks = [step(number, 1000 * i, 1000) for i, number in enumerate(numbers)]
+        thirds = [event("aten::mm", 1000 * i + n / 3 + n, 1 / 3) for i in (0, 1) for n in range(500)]
+        write_trace(tmp_path / "run" / f"trace_rank{rank}.json", *marks, *thirds)
+    assert profiler("--analyze-existing", "run", "--slices", "slices.csv")[0] == 0
+    text = (PROJECT / "docs" / "files.md").read_text().split("## Slices")[1]
+    found = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].replace("print(", "found = ("), found)
+    assert found["found"].groupby("trace").sum().to_dict() == pytest.approx(
+        {f"trace_rank{rank}.json": 1000 for rank in (0, 1)}, abs=1e-3
+    )
 
 
 def test_groups_are_compared_each_among_its_ranks(tmp_path):

@@ -241,8 +241,9 @@ def test_asynchronous_collectives_are_not_their_callers_time(tmp_path):
     assert sum(row["share"] for row in analysis["components"]) == pytest.approx(1)
     shares = {row["component"]: row["share"] for row in analysis["components"]}
     # The thread is in no operator from 0 to 10, 20 to 25 and 55 to 60; during the latter two the collective runs.
+    # The call that starts it, from 10 to 15, is overhead.
     assert shares == pytest.approx(
-        {"communication": 0.2, "matmul": 0.3, "element-wise": 0.4, "framework overhead": 0.1, "unattributed": 0}
+        {"communication": 0.15, "matmul": 0.3, "element-wise": 0.4, "framework overhead": 0.15, "unattributed": 0}
     )
 
 

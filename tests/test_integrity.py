@@ -323,6 +323,11 @@ def test_what_cannot_be_as_recorded_is_said_and_the_rest_adds_up(tmp_path, said)
     assert contradictions(analysis) == []
 
 
+def test_overlapping_marks_are_told_once(tmp_path):
+    trace = trace_of(tmp_path, step(1, 0, 100), step(2, 40, 100), event("aten::mm", 50, 80))
+    assert not any("counted only until" in note for note in analysis_of(trace)["integrity"]["notes"])
+
+
 def test_what_was_not_recorded_is_said(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 5)))
     trust = analysis["integrity"]

@@ -48,6 +48,7 @@ def check_slices(links):
     assert of_steps(links)["us"].sum() == pytest.approx(time_of_steps(links), abs=1e-3)
     assert ((slices["step"] >= 0) == slices["of_steps"]).all()
     assert not slices.isna().any(axis=None)
+    assert ((slices["kind"] == "communication") == (slices["component"] == "communication")).all()
 
 
 @pytest.mark.parametrize("path", [*GOLDEN, *SHARED], ids=lambda path: path.name)
@@ -221,6 +222,24 @@ def test_a_gpu_without_communication_of_its_own_waits_for_that_of_the_host(tmp_p
     assert {row["class"]: row["share"] for row in analysis["classes"]}["communication"] == pytest.approx(0.3)
     assert {row["component"]: row["share"] for row in analysis["components"]}["communication"] == pytest.approx(0.3)
     assert analysis["gpu_timeline"]["of_steps"]["idle_ms"] == pytest.approx(1 - 0.3 - 0.17)
+
+
+def test_a_hook_that_communicates_is_communication_and_no_part_of_the_model(tmp_path):
+    """gloo works from 500 to 800: a node of the backward pass waits for it, and another call only starts it."""
+    numbered = {"Sequence number": 5}
+    node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    events = [
+        step(1, 0, 1000),
+        event("aten::mm", 10, 200, **numbered),
+        event(node, 400, 500, **numbered),
+        event("c10d::allreduce_", 450, 400),
+        event("gloo:all_reduce", 500, 300, kind="user_annotation", thread=9),
+        event("c10d::allreduce_", 920, 20),
+    ]
+    links = attributed(trace_of(tmp_path, *events))
+    check_slices(links)
+    us = us_by(of_steps(links), "component")
+    assert (us["communication"], us["framework overhead"]) == (300, 1000 - 300 - 200 - 100)
 
 
 def test_idle_time_has_the_step_of_the_event_that_follows(tmp_path):

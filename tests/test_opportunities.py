@@ -159,6 +159,24 @@ def test_communication_of_an_optimizer_is_one_figure(tmp_path):
     assert of_class["communication"] == of_component["communication"] == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_fused_optimizer_neither_multiplies_nor_communicates_less(tmp_path, compiled):
+    events = [event("Optimizer.step#Muon.step", 1, 990, kind="user_annotation")]
+    events += [event("Torch-Compiled Region: 0/0", 2, 5)] * compiled
+    parts = (LARGE, 20, 500, "nvjet_tst"), (REDUCE, 520, 400, "ncclDevKernel_AllGather"), (ADD, 920, 60)
+    analysis = analysis_of(trace_of(tmp_path, *events, *gpu_step(*parts)))
+    (row,) = (row for row in analysis["opportunities"] if row["name"] == "fused optimizer")
+    assert row["share"] == pytest.approx(0.06)
+    assert ("compiled" in row["how"]) != compiled
+
+
+def test_a_flag_that_the_run_may_take_is_not_denied(tmp_path):
+    events = gpu_step((LARGE, 20, 500), (ADD, 520, 400))
+    rows = {row["name"]: row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"]}
+    assert rows["compile"]["flag"] is None
+    assert rows["compile"]["flag_reason"] == "nothing beside the trace says that its run takes --compile"
+
+
 @pytest.mark.slow
 def test_precision_and_communication_of_a_real_trace():
     analysis = analysis_of(real("nanogpt_8_ranks/rank0-chrome-trace.json.gz"))

@@ -81,6 +81,7 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
         slices[name] = labels_of(table[name], row, of_nothing, unknown)
     waits = (row < 0) & (collective >= 0)  # a GPU, for a collective of the host
     slices.loc[waits, ["component", "category", "phase"]] = [COMMUNICATION, COMMUNICATION, BETWEEN]
+    slices["component"] = components_of(slices, kind == COMMUNICATES, idle, rest)
     rules = {COMMUNICATION: kind == COMMUNICATES, "data": (cause == NUMBER["data"]) & (not links.on_gpu), rest: idle}
     slices["class"] = classes_of(slices, rules)
     slices["kind"] = pd.Categorical.from_codes(kind, [*KINDS, IDLE])
@@ -176,6 +177,16 @@ def labels_of(column: pd.Series, rows: np.ndarray, of_nothing: str, unknown: str
     codes[codes < 0] = len(names) - 3
     names, new = np.unique(np.array(names, dtype=object), return_inverse=True)
     return pd.Categorical.from_codes(new[codes[rows]], names)
+
+
+def components_of(slices: pd.DataFrame, communicates: np.ndarray, idle: np.ndarray, rest: str) -> pd.Series:
+    """The component of each slice: communication is all time of that kind, and no other time."""
+    component = slices["component"]
+    other = (component == COMMUNICATION).to_numpy() & ~communicates
+    names = np.where(idle[other], rest, slices["category"][other])
+    component = component.cat.set_categories(component.cat.categories.union([*{*names}]))
+    component[other], component[communicates] = names, COMMUNICATION
+    return component
 
 
 def classes_of(slices: pd.DataFrame, rules: dict[str, np.ndarray]) -> pd.Categorical:

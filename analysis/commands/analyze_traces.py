@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,7 +55,7 @@ def analyze_existing(
     if slim != (None, None):
         check_slim(path, *slim)
     if slices:
-        check_slices(slices)
+        check_slices(path, slices)
     target = described(rows_named(target_device)[0]) if target_device else None
     paths = find_traces(path) if path.is_dir() else [path]
     if len(paths) > 1:
@@ -83,23 +84,31 @@ def analyze_existing(
             named = [(file.name, analysis) for file, analysis in analyses]
             files += write_report(folder, named, path if path.is_dir() else path.parent)
         say("", "Files:", *(f"  {file}" for file in files))
-    if slices:
-        say("", f"Slices: {slices}, {write_slices(slices, tables):,} rows")
-    if slim[0]:
-        say("", f"For viewers: {write_slim(path, *slim, reading or {})}")
-    say("", *answer_of_traces(analyses, report_in(files)))
+    try:
+        if slices:
+            say("", f"Slices: {slices}, {write_slices(slices, tables):,} rows")
+        if slim[0]:
+            say("", f"For viewers: {write_slim(path, *slim, reading or {})}")
+    finally:  # the answer needs none of these files
+        say("", *answer_of_traces(analyses, report_in(files)))
     if len(paths) == 1 and analyses[0][1]["integrity"]["cut_off"]:
         raise UserError(f"{path}: truncated or damaged; only what comes before could be analyzed")
 
 
-def check_slices(target: Path) -> None:
+def check_slices(source: Path, target: Path) -> None:
     """Raise UserError if this cannot be written."""
+    if target.resolve() == source.resolve():
+        raise UserError(f"--slices {target}: is the trace itself; name another file", 2)
     if not target.name.endswith(SLICES):
         raise UserError(f"--slices {target}: a table is named *{', *'.join(SLICES)}", 2)
     if target.suffix == ".parquet" and not any(map(find_spec, ("pyarrow", "fastparquet"))):
         raise UserError(f"--slices {target}: parquet needs the package pyarrow or fastparquet; *.csv needs neither", 2)
     if not target.parent.is_dir():
         raise UserError(f"--slices {target}: there is no folder {target.parent}")
+    if target.is_dir():
+        raise UserError(f"--slices {target}: is a folder", 2)
+    if not os.access(target.parent, os.W_OK):
+        raise UserError(f"--slices {target}: {target.parent} cannot be written")
 
 
 def write_slices(target: Path, tables: list[pd.DataFrame]) -> int:
@@ -110,7 +119,7 @@ def write_slices(target: Path, tables: list[pd.DataFrame]) -> int:
             table.to_parquet(file, index=False)
         else:
             compression = "gzip" if target.suffix == ".gz" else None
-            table.to_csv(file, index=False, float_format="%.3f", compression=compression)
+            table.to_csv(file, index=False, float_format="%.6f", compression=compression)
     return len(table)
 
 

@@ -208,6 +208,9 @@ def opportunities(links: AttributedLinks, summary: dict | None) -> dict[str, lis
 def row_of(proposal: Proposal, evidence: Evidence) -> dict:
     flag = proposal.other_flag or next(iter(answering(proposal.name)), None)
     saved, likely = (proposal.us - proposal.best_us) / evidence.total_us, proposal.saved_us / evidence.total_us
+    reason = {}
+    if flag and not evidence.has_flag(flag):
+        reason = {"flag_reason": f"nothing beside the trace says that its run takes {flag}"}
     return {
         "name": proposal.name,
         "how": proposal.how,
@@ -218,8 +221,8 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
         "speedup_bound": 1 / (1 - saved) if saved < 1 else None,
         "speedup_estimate": 1 / (1 - likely) if proposal.likely_us is not None and likely < 1 else None,
         "basis": proposal.basis,
-        "flag": flag if evidence.has_flag(flag) else None,
-    }
+        "flag": None if reason else flag,
+    } | reason
 
 
 def fusion(of: Fusion, evidence: Evidence) -> Found:
@@ -273,7 +276,11 @@ def cuda_graphs(evidence: Evidence) -> Found:
 
 
 def fused_optimizer(evidence: Evidence) -> Found:
-    rows, us = evidence.part(evidence.events["phase"] == "optimizer")
+    events, table = evidence.events, evidence.links.gpu if evidence.links.on_gpu else evidence.links.host
+    # What multiplies or communicates too, as Muon does, does not become less.
+    multiplies = take_or(table["named_category"].isin(MATMUL_CLASSES).to_numpy(), events.index.to_numpy(), False)
+    updates = (events["phase"] == "optimizer") & (events["category"] != "communication")
+    rows, us = evidence.part(updates & ~multiplies)
     if evidence.runs(rows, roles.FUSED_UPDATE):
         return NotApplicable("fused optimizer", "already fused")
     host = evidence.links.host
@@ -290,7 +297,8 @@ def fused_optimizer(evidence: Evidence) -> Found:
             f"at most: {bound}; estimate: at {evidence.best_bytes_per_us / 1e3:.1f} GB/s, the highest rate of any "
             "operator in this trace"
         )
-    how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else "a compiled or fused version of its step"
+    how = f"a {'compiled or ' * (not evidence.links.trace.is_compiled)}fused version of its step"
+    how = f"{optimizer}(..., fused=True)" if optimizer in WITH_FUSED else how
     if optimizer != "optimizer" and not evidence.runs(rows, roles.FOREACH):
         how += ", or foreach=True"
     return Proposal("fused optimizer", how, us, evidence.described(rows), basis, best, likely)

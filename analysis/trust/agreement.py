@@ -128,9 +128,8 @@ def communication(document: dict) -> Iterator[Claim]:
     relation = "<=" if on_gpu and causes is None else "="  # the clocks differ: how much is idle behind it is not told
     with_idle, by_verdict = exposed + (causes or {}).get(COMMUNICATION, 0.0), shares[COMMUNICATION] * step
     yield Claim("communication, and idle behind it,", with_idle, relation, "that of the verdict", by_verdict, step)
-    if on_gpu:
-        of_parts = of(document["components"], "component", COMMUNICATION)
-        yield Claim("communication of the classes", of_class, "<=", "that of the components", of_parts, step)
+    of_parts = of(document["components"], "component", COMMUNICATION)
+    yield Claim("communication of the classes", of_class, "=", "that of the components", of_parts, step)
     for row in rows:
         name = f"{row['kind']} of {row['component']}"
         yield Claim(f"exposed {name}", row["exposed_ms"], "<=", "its time", row["time_ms"], row["time_ms"])
@@ -218,10 +217,12 @@ def opportunities(document: dict) -> Iterator[Claim]:
     same = {
         "prefetch data": ("data of the verdict", shares["data"]),
         "reduce or overlap communication": ("communication of the verdict", shares["communication"]),
-        "fused optimizer": ("the phase optimizer", phases.get("optimizer", 0.0)),
         "activation checkpointing": ("the phase forward", phases.get("forward", 0.0)),
     }
-    most = {"mixed precision": ("matmuls of the classes", sum(classes.get(name, 0.0) for name in MATMUL_CLASSES))}
+    most = {
+        "mixed precision": ("matmuls of the classes", sum(classes.get(name, 0.0) for name in MATMUL_CLASSES)),
+        "fused optimizer": ("the phase optimizer", phases.get("optimizer", 0.0)),
+    }
     if causes and step:
         launch = (causes["launch"] + causes["latency"]) / step
         same |= dict.fromkeys(("CUDA graphs", "larger batch"), ("waiting for launches", launch))

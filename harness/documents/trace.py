@@ -115,7 +115,7 @@ class Opportunity(TypedDict):
     speedup_estimate: float | None  # the likely speedup of the step; null: no rate is known to estimate it from
     basis: str  # how bound and estimate were derived
     memory_bound_mb: NotRequired[float]  # MB that it saves at most; checkpointing only
-    flag: str | None  # flag that enables it; null: no flag of the workshop does
+    flag: str | None  # flag that enables it; null: no flag of the workshop does, or its run is not known to take it
 
 
 class OperatorRow(TypedDict):
