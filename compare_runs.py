@@ -36,12 +36,7 @@ def main() -> None:
     from harness.base.console import say
     from harness.base.files import make_folder, write_bytes, write_figure, write_json
     from harness.base.text import read_on
-    from studies.engine.comparison import (
-        compare_sweeps,
-        read_sweep,
-        sweep_comparison_answer,
-        sweep_comparison_lines,
-    )
+    from studies.engine.comparison import compare_sweeps, read_sweep, sweep_comparison_answer, sweep_comparison_lines
 
     sweeps = [read_sweep(folder) if folder.is_dir() else None for folder in args.folders]
     folder = args.output_dir or Path(f"comparison_{datetime.now():%Y%m%d_%H%M%S}")

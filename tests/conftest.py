@@ -1,6 +1,7 @@
 """Fixtures: scratch folders, commands run in this process, packages that are not there."""
 
 import builtins
+import functools
 import importlib.util
 import os
 import signal
@@ -13,16 +14,34 @@ os.environ |= default_variables()  # as every command does, before it imports to
 import pytest
 import tabulate
 import torch
+from agreement import contradictions
 from helpers import SMALL_MODEL, exit_code, run_command
 from hypothesis import HealthCheck, settings
 
 import tiny_llama_v1 as tiny_llama
+from analysis.diagnosis import traces
 
 os.environ["TINY_LLAMA_STRICT"] = "1"  # a null without a reason is an error, here and in processes that tests start
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; Triton reads it when it is imported
     os.environ["TORCH_WARM_POOL"] = "0"  # where Triton is, Inductor starts processes to compile for GPUs
+
+
+def checked(analyze_all):
+    """What a test's documents count twice, they count alike."""
+
+    @functools.wraps(analyze_all)
+    def analyze_and_check(*arguments, **options):
+        analyses, refused = analyze_all(*arguments, **options)
+        for path, document in analyses:
+            assert contradictions(document) == [], path
+        return analyses, refused
+
+    return analyze_and_check
+
+
+traces.analyze_all = checked(traces.analyze_all)  # before others import it by its name
 
 # On a machine with much else to do any example may take long.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])

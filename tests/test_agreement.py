@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 import pytest
+from agreement import claims, contradictions
 from helpers import PROJECT
 from hypothesis import given, settings
 from made_up import runs, write_run
@@ -30,13 +31,10 @@ from traces import (
 )
 
 from analysis.attribution.critical_path import path_title
-from analysis.diagnosis import document as document_module
-from analysis.diagnosis import traces as traces_module
-from analysis.diagnosis.text import profile_lines, trust_text, verdict_text
+from analysis.diagnosis.text import profile_lines
 from analysis.diagnosis.traces import analyze_all
 from analysis.hardware.matching import described, rows_named
 from analysis.trace.readers.formats import find_traces
-from analysis.trust.agreement import claims, contradictions
 from harness.base.errors import UserError
 
 GOLDEN = PROJECT / "tests" / "golden"
@@ -174,10 +172,7 @@ def documents(tmp_path_factory) -> dict[str, dict]:
     gpu = [*parts, *collective, *copy, update, *last]
     data = event("enumerate(DataLoader)#_Iter.__next__", 0, 200, kind="user_annotation")
     cpu = [step(1, 0, 1000), data, LARGE | {"ts": 200, "dur": 500}, ADD | {"ts": 700, "dur": 200}]
-    found = {
-        "gpu": analysis_of(trace_of(folder, *gpu, **H100_PROPERTIES)),
-        "cpu": analysis_of(trace_of(folder, *cpu)),
-    }
+    found = {"gpu": analysis_of(trace_of(folder, *gpu, **H100_PROPERTIES)), "cpu": analysis_of(trace_of(folder, *cpu))}
     for rank in (0, 1):
         events = [one | {"ts": one["ts"] + 20 * rank} for one in gpu]
         write_trace(folder / f"t_rank{rank}.json", *events, distributedInfo={"rank": rank, "world_size": 2})
@@ -245,41 +240,6 @@ def test_what_is_planted_is_named(documents, name, place, added, told):
             inner = inner[int(key)] if key.isdigit() else next(r for r in inner if r["name"] == key.replace("+", " "))
     inner[last] += added
     assert any(told in line for line in contradictions(document)), contradictions(document)
-
-
-def test_a_contradiction_makes_a_trace_untrustworthy(tmp_path, monkeypatch):
-    right = document_module.class_times
-    monkeypatch.setattr(
-        document_module, "class_times", lambda links: [row | {"ms_per_step": 2.0} for row in right(links)]
-    )
-    found = analysis_of(trace_of(tmp_path, step(1, 0, 1000), event("aten::mm", 0, 900)))
-    assert not found["integrity"]["trustworthy"]
-    assert "figures contradict each other: the sum of the classes is" in trust_text(found)
-    assert verdict_text(found["verdict"]).startswith("untrustworthy: ")
-    assert found["verdict"]["line"].startswith("untrustworthy: figures contradict each other")
-
-
-@pytest.mark.parametrize("found_among", ["one rank", "the ranks"])
-def test_what_contradicts_itself_in_several_ranks_is_told_once(tmp_path, monkeypatch, found_among):
-    """Each rank is checked alone, and again beside the others, when there is more to contradict."""
-    if found_among == "one rank":
-        right = document_module.class_times
-        doubled = lambda links: [row | {"ms_per_step": 2 * row["ms_per_step"]} for row in right(links)]  # noqa: E731
-        monkeypatch.setattr(document_module, "class_times", doubled)
-    rank_row = traces_module.rank_row
-    wrong = {"exposed_comm_ms": 7.0}
-    monkeypatch.setattr(traces_module, "rank_row", lambda *of: rank_row(*of) | wrong)
-    for rank in (0, 1):
-        events, metadata = gloo_rank(rank, marked=True)
-        write_trace(tmp_path / f"trace_rank{rank}.json", *events, **metadata)
-    for _, document in analyze_all(find_traces(tmp_path))[0]:
-        trust, verdict = document["integrity"], document["verdict"]
-        assert [line.startswith("figures contradict each other") for line in trust["problems"]] == [True]
-        assert verdict["line"].count("untrustworthy") == verdict["line"].count("contradict") == 1
-        assert verdict["bound"] == "undecided"
-        assert document["opportunities"] == []
-        assert document["opportunities_reason"] == "the trace is not trustworthy, see integrity"
-        assert [row["bound"] for row in document["ranks"]["rows"]] == ["undecided", "undecided"]
 
 
 # ---- Any trace ------------------------------------------------------------------------------------------------------

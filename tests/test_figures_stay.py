@@ -127,11 +127,7 @@ def losses(flags: str, folder: Path) -> dict:
     flags = flags.replace("TEXT", shlex.quote(str(text)))
     run("tiny_llama_v1.py", f"--device cpu --deterministic --seed 42 {flags}", folder)
     document = read(folder / "performance_summary.json")
-    return {
-        "first": document["loss"]["first"],
-        "final": document["loss"]["final"],
-        "steps": document["steps"]["loss"],
-    }
+    return {"first": document["loss"]["first"], "final": document["loss"]["final"], "steps": document["steps"]["loss"]}
 
 
 def memory(flags: str, folder: Path) -> dict:
@@ -275,10 +271,7 @@ KINDS: dict[str, tuple[Callable[[str, Path], dict], dict[str, str]]] = {
         | {"text": f"{SMALL} --num-steps 12 --learning-rate 1e-2 --data TEXT"},
     ),
     "memory": (memory, {name: f"{SMALL} {flags}" for name, flags in VARIANTS.items()}),
-    "flops": (
-        flops,
-        {name: f"{SMALL} {flags}" for name, flags in VARIANTS.items()} | {"size tiny": "--size tiny"},
-    ),
+    "flops": (flops, {name: f"{SMALL} {flags}" for name, flags in VARIANTS.items()} | {"size tiny": "--size tiny"}),
     "attention_benchmark": (
         attention_benchmark,
         {"fp32": "--dtypes fp32", "bf16 causal": "--dtypes bf16 --causal --implementations eager sdpa"},

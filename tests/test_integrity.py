@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from agreement import contradictions
 from traces import (
     H100,
     H100_PROPERTIES,
@@ -27,7 +28,6 @@ from analysis.report.axes import plain_text
 from analysis.report.figures import gpu_figure
 from analysis.report.sections import DOCUMENT_FILES, page
 from analysis.trace.tables import read_trace
-from analysis.trust.agreement import contradictions
 from analysis.trust.integrity import profiler_overhead
 from analysis.trust.missing_from_trace import not_recorded
 from harness.base.errors import UserError

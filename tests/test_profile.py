@@ -90,13 +90,7 @@ def test_odd_metadata_and_shapes_do_no_harm(tmp_path):
     odd.append(event("aten::mm", 40, 9, **{"Input Dims": 7}))
     metadata = {"deviceProperties": {"name": "x"}, "baseTimeNanoseconds": "y"}
     metadata["distributedInfo"] = {"rank": 0, "world_size": 5_000_000}
-    path = write_trace(
-        tmp_path / "t.json",
-        step(1, 0, 100),
-        huge,
-        *odd,
-        **metadata,
-    )
+    path = write_trace(tmp_path / "t.json", step(1, 0, 100), huge, *odd, **metadata)
     [(_, analysis)], refused = analyze_all([path])
     assert refused == []
     assert next(row["flops"] for row in analysis["operators_by_shape"] if "4294967296" in row["shapes"]) == 2 * 2**96

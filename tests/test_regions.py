@@ -12,17 +12,7 @@ from torch.profiler import profile, record_function
 from traces import H100, NANOGPT, TORCH_1_8, attributed, event, real, shaped, step, trace_of
 
 from analysis.attribution.ledger import events_of_steps
-from analysis.attribution.regions import (
-    ATTENTION,
-    FUSED,
-    GATE_UP,
-    LOSS,
-    NORM,
-    QKV,
-    ROPE,
-    SWIGLU,
-    regions,
-)
+from analysis.attribution.regions import ATTENTION, FUSED, GATE_UP, LOSS, NORM, QKV, ROPE, SWIGLU, regions
 from analysis.trace.tables import read_trace
 from tiny_llama_v1 import OptimizationConfig, TinyLlamaConfig, TinyLlamaModel
 
@@ -112,10 +102,7 @@ DECODER = {ATTENTION: 2, NORM: 5, ROPE: 4, QKV: 2, GATE_UP: 2, SWIGLU: 2, LOSS: 
 OTHERS = {  # by library class: changes of its configuration, and regions
     "Llama": ({"num_key_value_heads": 2}, DECODER),
     "Qwen3": ({"num_key_value_heads": 2, "head_dim": 8}, DECODER | {NORM: 9}),  # norms of q and k too
-    "Phi3": (
-        {"pad_token_id": 0},
-        {FUSED[kind] if kind in (QKV, GATE_UP) else kind: n for kind, n in DECODER.items()},
-    ),
+    "Phi3": ({"pad_token_id": 0}, {FUSED[kind] if kind in (QKV, GATE_UP) else kind: n for kind, n in DECODER.items()}),
     "GPTNeoX": ({}, {ATTENTION: 2, FUSED[NORM]: 5, ROPE: 4, FUSED[QKV]: 2, LOSS: 1}),
 }
 

@@ -115,10 +115,7 @@ def test_limits_of_cgroups(tmp_path):
             ("0::/other\n", {"job_7/cpu.max": "400000 100000\n"}, None),
             (
                 "3:cpuset:/x\n2:cpu,cpuacct:/docker\n",
-                {
-                    "cpu,cpuacct/docker/cpu.cfs_quota_us": "150000\n",
-                    "cpu,cpuacct/docker/cpu.cfs_period_us": "100000\n",
-                },
+                {"cpu,cpuacct/docker/cpu.cfs_quota_us": "150000\n", "cpu,cpuacct/docker/cpu.cfs_period_us": "100000\n"},
                 1.5,
             ),
         ]

@@ -210,10 +210,7 @@ def test_settings_of_sweeps_that_differ_are_named():
         {"environment": environment, "settings": {"seed": 1, "hidden_dim": size} | more}
         for size, more in ((32, {}), (64, {"late": True}))
     ]
-    assert differences(sweeps) == [
-        {"name": "hidden_dim", "values": [32, 64]},
-        {"name": "late", "values": [None, True]},
-    ]
+    assert differences(sweeps) == [{"name": "hidden_dim", "values": [32, 64]}, {"name": "late", "values": [None, True]}]
 
 
 @pytest.mark.parametrize(

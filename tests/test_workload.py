@@ -84,9 +84,7 @@ class Classifier(Workload):
 
     def with_settings(self, batch_size=None, gradient_accumulation_steps=None, **others):
         return replace(
-            self,
-            batch_size=batch_size or self.batch_size,
-            micro_steps=gradient_accumulation_steps or self.micro_steps,
+            self, batch_size=batch_size or self.batch_size, micro_steps=gradient_accumulation_steps or self.micro_steps
         )
 
     def settings(self) -> dict[str, dict]:

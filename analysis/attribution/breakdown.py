@@ -64,11 +64,7 @@ def class_times(links: AttributedLinks) -> list[dict]:
     sums = us_by(of_steps(links), "class").sort_values(ascending=False, kind="stable")
     total = sums.sum()
     return [
-        {
-            "class": name,
-            "ms_per_step": float(us / 1e3 / len(links.steps)),
-            "share": float(us / total) if total else 0.0,
-        }
+        {"class": name, "ms_per_step": float(us / 1e3 / len(links.steps)), "share": float(us / total) if total else 0.0}
         for name, us in sums.items()
     ]
 

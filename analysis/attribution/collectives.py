@@ -194,8 +194,7 @@ def on_gpu(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray, com
     call = take_or(call_of, operator, -1)
     row = calls.index.get_indexer(call)
     events = gpu[["start", "end", "step", "device", "stream"]].assign(
-        **{name: take_or_none(calls[name], row) for name in OF_CALLS},
-        phase=gpu["phase"],
+        **{name: take_or_none(calls[name], row) for name in OF_CALLS}, phase=gpu["phase"]
     )
     of_kernel = gpu["collective"].astype(object).fillna(UNKNOWN)
     events["kind"] = np.where(events["kind"].isin([None, UNKNOWN]), of_kernel, events["kind"])

@@ -358,7 +358,6 @@ def host_slices(links: AttributedLinks) -> pd.DataFrame:
         kind=np.select([communicates, still], [COMMUNICATES, IDLES], COMPUTES),
         state=np.select([communicates | data, still, helped], [WAITS, RESTS, WAITS], WORKS),
         cause=np.select(
-            [communicates, data, still, helped],
-            [NUMBER["communication"], NUMBER["data"], of_nothing, NUMBER["thread"]],
+            [communicates, data, still, helped], [NUMBER["communication"], NUMBER["data"], of_nothing, NUMBER["thread"]]
         ),
     )

@@ -114,11 +114,7 @@ PATTERNS = (
         of_matmuls=True,
         belong=read_the_same,
     ),
-    Pattern(
-        FUSED[QKV],
-        f"[^ matmul {BESIDE}] [{BESIDE}]* matmul (?= [^ matmul boundary]* attention)",
-        of_matmuls=True,
-    ),
+    Pattern(FUSED[QKV], f"[^ matmul {BESIDE}] [{BESIDE}]* matmul (?= [^ matmul boundary]* attention)", of_matmuls=True),
     Pattern(
         GATE_UP,
         "matmul copy* matmul (?= copy* silu) | matmul copy* silu copy* matmul copy* mul",

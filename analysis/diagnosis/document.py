@@ -14,7 +14,6 @@ from analysis.diagnosis.shape_rates import kernel_durations, queue_over_step, sh
 from analysis.diagnosis.timelines import memory_series, step_timeline
 from analysis.diagnosis.verdict import verdict
 from analysis.trace.links import Links
-from analysis.trust.agreement import distrust_contradictions
 from analysis.trust.integrity import integrity, overlap_us, step_rows
 from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.files import explain_nulls, explain_nulls_recursively
@@ -78,7 +77,8 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
         "memory": memory_series(links),
     }
     note_unclassified(document)
-    distrust_contradictions(document)
+    if not trust["trustworthy"]:
+        document["opportunities_reason"] = "the trace is not trustworthy, see integrity"
     return explain_nulls_recursively(document, REASONS)
 
 

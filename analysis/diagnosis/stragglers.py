@@ -294,10 +294,7 @@ def straggler(ranks: list[RankTrace], caused: np.ndarray, last: np.ndarray, comp
     if total < WORTH_NAMING * compared_ms:
         return {"straggler": None, "straggler_reason": f"ranks wait for one another for only {total:.3f} ms"}
     if caused[worst] <= total / 2 or last[worst] < 2:
-        return {
-            "straggler": None,
-            "straggler_reason": "no rank causes more than half of the excess waiting",
-        }
+        return {"straggler": None, "straggler_reason": "no rank causes more than half of the excess waiting"}
     return {"straggler": ranks[worst].rank}
 
 

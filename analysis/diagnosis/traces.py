@@ -19,7 +19,6 @@ from analysis.diagnosis.stragglers import RankTrace, compare_ranks, not_of_one_r
 from analysis.diagnosis.verdict import ridge_of, with_bounds
 from analysis.trace.links import link
 from analysis.trace.tables import Trace, read_trace
-from analysis.trust.agreement import distrust_contradictions
 from analysis.trust.integrity import summary_beside
 from analysis.trust.missing_from_trace import RANKS
 from analysis.vocabulary.annotations import NO_MARKS
@@ -111,17 +110,14 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
             kept = {name: about[name] for name in about if name.removesuffix("_reason") in beside}
             document["communication"] = communication_of_steps(document["collectives"], *times) | kept
         row |= rank_row(document, peaks.get(one.rank))
-    ranks = explain_nulls_recursively(comparison.document, RANK_REASONS)
-    for document, row in zip(documents, ranks["rows"], strict=True):
-        document["ranks"] = ranks
-        distrust_contradictions(document)
-        row["bound"] = document["verdict"]["bound"]
+    for document in documents:
+        document["ranks"] = explain_nulls_recursively(comparison.document, RANK_REASONS)
 
 
 def rank_row(document: dict, peak_mb: float | None) -> dict:
     """What the comparison of ranks shows of each one's own analysis; times per step.  peak_mb: as the run measured."""
     about, memory = document["communication"], document["memory"]
-    out = {"ms_per_step": document["attribution"]["ms_per_step"]}
+    out = {"bound": document["verdict"]["bound"], "ms_per_step": document["attribution"]["ms_per_step"]}
     out["peak_memory_mb"] = memory["peak_mb"] if peak_mb is None else peak_mb
     out |= {"exposed_comm_ms": about and about["exposed_ms"], "waiting_ms": about and about["waiting_ms"]}
     known = {"waiting_ms_reason": about["waiting_ms_reason"]} if about and about["waiting_ms"] is None else {}

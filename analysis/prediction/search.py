@@ -8,12 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from analysis.prediction.memory import (
-    PERSISTENT_BYTES_PER_PARAM,
-    bytes_on_other_ranks,
-    peak_bytes,
-    predicted_memory,
-)
+from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM, bytes_on_other_ranks, peak_bytes, predicted_memory
 from analysis.work.fake_step import FakeRunError
 from harness.base.console import progress_bar
 from harness.base.files import explain_nulls

@@ -10,17 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis.diagnosis.opportunities import gain_text
-from analysis.report.axes import (
-    SEAM,
-    WIDTH,
-    bare,
-    bars_figure,
-    beside,
-    entitle,
-    label_segments,
-    new_axes,
-    step_axis,
-)
+from analysis.report.axes import SEAM, WIDTH, bare, bars_figure, beside, entitle, label_segments, new_axes, step_axis
 from analysis.report.palette import GRAY, MEMORY_COLORS, PHASE_COLORS, color_of, hatch_of, hatches_of, in_order
 from analysis.report.stacks import stack_of_gpu, stack_of_ranks
 from harness.base.text import shortened

@@ -42,9 +42,7 @@ class ParallelConfig:
     )
     fsdp_reshard: bool = flag(True, "free gathered parameters after the forward pass, and gather them again")
     fsdp_wrap: str = flag(
-        "block",
-        "what fsdp gathers at once: a block, a part of one, or all",
-        choices=["block", "model", "sublayer"],
+        "block", "what fsdp gathers at once: a block, a part of one, or all", choices=["block", "model", "sublayer"]
     )
     reduce_precision: str = flag("fp32", "precision in which gradients are reduced", choices=["fp32", "bf16"])
     world_size: int = flag(1, "with --dry-run: ranks to predict", shown="those of this run")

@@ -16,10 +16,7 @@ SHAPE = (SIZE, column("batch", "batch_size", ","), column("sequence", "seq_len",
 COMPILED = yes_no_column("compiled", "compiled")
 TIME_COLUMNS = (*(mean_std_column(phase, phase) for phase in TIMES), column("median", "step_ms", ",.2f"))
 TFLOPS = column("TFLOP/s", "achieved_tflops", ".4f")
-PEAKS = (
-    column("peak (MB)", "peak_bytes", ",.0f", MB),
-    column("predicted (MB)", "predicted_peak_bytes", ",.0f", MB),
-)
+PEAKS = (column("peak (MB)", "peak_bytes", ",.0f", MB), column("predicted (MB)", "predicted_peak_bytes", ",.0f", MB))
 
 
 def label(row: dict) -> str:

@@ -68,11 +68,7 @@ def by_phase(ddp: Source, zero1: Source) -> dict[str, Answer]:
     def peak(run: Source, phase: str) -> Answer:
         return run.row("phases", name=phase).answer("peak_bytes", MB)
 
-    return {
-        "11.16": peak(ddp, "backward"),
-        "11.17": peak(ddp, "optimizer"),
-        "11.18": peak(zero1, "optimizer"),
-    }
+    return {"11.16": peak(ddp, "backward"), "11.17": peak(ddp, "optimizer"), "11.18": peak(zero1, "optimizer")}
 
 
 def resharding(study: Source, kept: Source) -> dict[str, Answer]:

@@ -26,13 +26,7 @@ from studies.engine.command_line import workload_of
 from studies.optimization.results import table as optimization_table
 from studies.optimization.rungs import RUNGS
 from studies.scaling.results import calls_text
-from tiny_llama_v1 import (
-    SIZES,
-    TinyLlamaConfig,
-    TinyLlamaWorkload,
-    TrainingConfig,
-    build_parser,
-)
+from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
 from workshop.exercise.page import exercises, fields, shell_blocks, worksheet
 from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
 from workshop.exercise.shell_blocks import duration

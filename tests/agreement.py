@@ -15,8 +15,6 @@ from typing import NamedTuple
 from analysis.vocabulary.operators import MATMUL_CLASSES
 
 ROUNDING = 1e-3  # of the time that they are part of, by which figures may differ
-CONTRADICTION = "figures contradict each other"
-TOLD = 2  # contradictions at most
 TINY = 1e-6  # ms, or of a share: what floats leave
 COMMUNICATION, IDLE, ALL_LAUNCHES = "communication", "idle", ("launch", "latency", "synchronization")
 
@@ -45,21 +43,6 @@ class Claim(NamedTuple):
 def contradictions(document: dict) -> list[str]:
     """A line for each two figures of operator_analysis.json that cannot both be true."""
     return [claim.line for claim in claims(document) if not claim.holds]
-
-
-def distrust_contradictions(document: dict) -> None:
-    """Where two figures contradict each other, nothing is to be trusted.  What was found before is not told again."""
-    trust, verdict = document["integrity"], document["verdict"]
-    told = any(problem.startswith(CONTRADICTION) for problem in trust["problems"])
-    if not told and (found := contradictions(document)):
-        more = f" and {len(found) - TOLD} more" if len(found) > TOLD else ""
-        why = f"{CONTRADICTION}: {'; '.join(found[:TOLD])}{more}"
-        trust["trustworthy"], trust["problems"] = False, [*trust["problems"], why]
-        line = verdict["line"].removeprefix("untrustworthy: ")
-        verdict |= {"bound": "undecided", "trustworthy": False, "line": f"untrustworthy: {why}; {line}"}
-    if not trust["trustworthy"]:
-        reason = "the trace is not trustworthy, see integrity"
-        document |= {"opportunities": [], "not_here": [], "opportunities_reason": reason}
 
 
 def claims(document: dict) -> Iterator[Claim]:
@@ -113,7 +96,7 @@ def steps(document: dict) -> Iterator[Claim]:
         mean = (total(rows, "duration_ms") - found["overlap_ms"]) / len(rows)
         yield Claim("the step of the tables", about["ms_per_step"], "=", "its mean on the host", mean, mean)
     shown = document["step_timeline"]
-    length = of(rows, "number", shown["step"], "duration_ms")
+    length = min(row["duration_ms"] for row in rows if row["number"] == shown["step"])  # ranks merged into one
     yield Claim(f"step {shown['step']}", length, "<=", "its timeline", shown["length_ms"], length)
 
 
