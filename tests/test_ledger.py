@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import PROJECT
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import REAL, analysis_of, attributed, event, on_gpu, step, trace_of
 
@@ -83,6 +83,7 @@ def test_of_events_that_overlap_the_first_owns_the_time():
     assert slices.at(np.array([-1.0, 0, 9, 10, 20, 35, 40])).tolist() == [-1, 0, 0, 1, -1, 3, -1]
 
 
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 1)), min_size=1, max_size=25))
 def test_the_innermost_event_owns_the_time_of_a_thread(tmp_path_factory, parts):
     events = [event("aten::mm", s, d, thread=thread) for s, d, thread in parts]
