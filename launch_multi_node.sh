@@ -44,7 +44,7 @@ elif [ -z "$(given --rdzv-conf)" ]; then # seconds, by the name that each backen
 fi
 folder_flag=--output-dir
 [ "$1" = train ] || folder_flag=--profile-dir
-chosen=$(value_of "$folder_flag" "" "${@:2}")
+chosen=$(value_of --output-dir "$(value_of "$folder_flag" "" "${@:2}")" "${@:2}")
 [ "${nodes:-1}" = 1 ] || [ -n "$chosen$(given --rdzv-id)" ] ||
     refuse "--nnodes $nodes: give --rdzv-id NAME, the same on all nodes; results go to multi_node_results_NAME/"
 if wants_help "$@"; then run_as_rank "$@"; fi

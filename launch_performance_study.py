@@ -10,12 +10,13 @@ WIDE_RULE = "=" * 80
 
 
 def main() -> None:
+    from analysis.commands.run_ending import ending, script
     from harness.base.command_line import require, version_of
     from harness.base.console import is_first_rank, say
     from harness.base.documents import read_document
-    from harness.base.tables import ANSWER_LINES, labeled
-    from harness.run.run_summary import disturbance_lines
-    from tiny_llama_v1 import SIZE_ALIASES, SIZES, build_parser, resolve, run_from_arguments
+    from harness.base.text import tensorboard_command
+    from harness.run.run_text import trust_lines
+    from tiny_llama_v1 import SIZE_ALIASES, SIZES, build_parser, run_from_arguments
 
     parser = build_parser("launch_performance_study.sh", __doc__.splitlines()[0])
     parser.add_argument("problem_size", metavar="SIZE", choices=[*SIZES, *SIZE_ALIASES])
@@ -33,46 +34,29 @@ def main() -> None:
         args.enable_pytorch_profiler = args.profile_memory = True
         args.enable_deepspeed_flops = version_of("deepspeed") is not None or None
         args.profile_dir = args.profile_dir or str(folder / "pytorch_profiles")
-        require("--enable-profilers", ["msgspec", "pandas", "jinja2", "matplotlib"])
-    workload, profiling = resolve(args)
-    config = workload.config
-    rows = {
-        "Problem Size": args.size.upper(),
-        "Hidden Dimension": config.hidden_dim,
-        "Number of Layers": config.n_layers,
-        "Attention Heads": f"{config.n_heads}, {config.n_kv_heads} key/value",
-        "Intermediate Dimension": config.intermediate_dim,
-        "Sequence Length": workload.seq_len,
-        "Batch Size": workload.batch_size,
-        "Training Steps": workload.training.num_steps,
-        "Est. Parameters": f"~{config.parameter_count() / 1e6:,.1f}M",
-        "Profilers Enabled": str(profiling.enabled).lower(),
-        "Output Directory": folder,
-    }
-    say(WIDE_RULE, "TINY LLAMA V1 - PERFORMANCE STUDY", WIDE_RULE, *labeled(rows), "")
+        require("--enable-profilers", ["msgspec", "pandas", "jinja2", "matplotlib", "plotly"])
+    say(WIDE_RULE, f"TINY LLAMA V1 - PERFORMANCE STUDY: {args.size.upper()}", WIDE_RULE)
     started = time.monotonic()
     run_from_arguments(args)
     if args.dry_run or not is_first_rank():
         return
-    report = None
+    report = folder / "report.html"
     if args.enable_profilers:
-        from analysis.commands.analyze_traces import report_in
         from analysis.report.html import write_report
 
-        report = report_in(write_report(folder))
+        write_report(folder)
     summary = read_document(folder / "performance_summary.json")
     say("", WIDE_RULE, "PERFORMANCE STUDY COMPLETE", WIDE_RULE)
     say(f"Total Runtime: {time.monotonic() - started:.0f}s")
     say(f"Throughput: {summary['performance']['samples_per_sec']:.1f} samples/sec")
     say(f"Peak Memory: {summary['memory']['peak_mb']:.0f} MB ({summary['memory']['source']})", f"Results: {folder}/")
-    if analysis := read_document(folder / "operator_analysis.json"):
-        from analysis.commands.analyze_traces import PAGE
-        from analysis.diagnosis.text import profile_answer
-
-        say("", *profile_answer(analysis, f"{report}; {PAGE}" if report else PAGE, ANSWER_LINES - 1))
-    else:
-        say(*disturbance_lines(summary))
-    say(f"Next: another size, then python3 compare_runs.py {folder} and the folder of that one")
+    analysis = read_document(folder / "operator_analysis.json")
+    if analysis is None:
+        say(*trust_lines(summary))
+    other = "tiny" if args.size == "small" else "small"
+    command = f"{script('launch_performance_study.sh')} {other}; python3 {script('compare_runs.py')} {folder}"
+    to_open = f"{report}; {tensorboard_command(folder)}"
+    say(*ending(analysis, to_open, f"{command} performance_results_{other}_*"))
 
 
 if __name__ == "__main__":

@@ -234,6 +234,7 @@ fill_venv() { # VENV FILE...: install what is missing
     local venv=$1 python=$1/bin/python names
     shift
     : >"$venv/made" # empty until everything is installed
+    echo "Setup: installs up to 1.3 GB (2.4 GB with the tests; torch for GPUs: several GB more); the download takes minutes"
     version_in "$python" torch >/dev/null || install_torch "$python"
     if missing "$python" "$@" | grep -q '^torch>='; then
         die "torch $(version_in "$python" torch) is too old: the workshop needs 2.6; setup never replaces torch"
@@ -499,7 +500,7 @@ show_help() { # SCRIPT: nothing is set up for it
 }
 
 # launch SCRIPT PREFIX FLAG [FLAGS...] -- ARGUMENT...: run SCRIPT with FLAGS and the arguments, in the folder that the
-# arguments name with FLAG (or resume), else in a new PREFIX_<timestamp>/; under WRAPPER FOLDER, if that is set.
+# arguments resume or name with --output-dir or FLAG, else in a new PREFIX_<timestamp>/; under WRAPPER FOLDER, if set.
 launch() {
     local script=$HERE/$1 prefix=$2 flag=$3 folder flags=()
     shift 3
@@ -512,10 +513,9 @@ launch() {
     wants_help "$@" && show_help "$script"
     DEVICE=$(value_of --device "" "$@")
     use_python "$HERE/requirements.txt"
-    folder=$(value_of --resume "" "$@")
+    folder=$(value_of --resume "$(value_of --output-dir "$(value_of "$flag" "" "$@")" "$@")" "$@")
     if [ -z "$folder" ]; then
-        folder=$(value_of "$flag" "" "$@")
-        [ -n "$folder" ] || folder=$(new_folder "$prefix") || exit 1
+        folder=$(new_folder "$prefix") || exit 1
         flags=("$flag" "$folder" ${flags[@]+"${flags[@]}"})
     fi
     run_logged "$folder" ${WRAPPER:+"$WRAPPER" "$folder"} "$PYTHON" "$script" ${flags[@]+"${flags[@]}"} "$@"

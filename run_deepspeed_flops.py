@@ -27,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.analyze_results and args.peak is not None:
         parser.error("--peak: not with --analyze-results, which shows the peaks in its file")
-    require("the analysis", ["jinja2", "matplotlib", "msgspec", "pandas", "tensorboard"])
+    require("the analysis", ["jinja2", "matplotlib", "msgspec", "pandas", "plotly", "tensorboard"])
     if args.analyze_results:
         explain_file(args)
     else:
@@ -42,7 +42,7 @@ def asked_for(args: argparse.Namespace) -> dict[str, bool]:
 def train_and_explain(args: argparse.Namespace) -> None:
     from analysis.commands.flops_command import explain_limits
     from analysis.report.html import write_report
-    from analysis.work.flop_rates import flops_lines, flops_profile, measure_peaks, read_flops_profile
+    from analysis.work.flop_rates import flops_profile, measure_peaks, read_flops_profile
     from harness.base.console import is_first_rank, say
     from harness.base.documents import read_document
     from harness.base.files import write_json
@@ -69,16 +69,16 @@ def train_and_explain(args: argparse.Namespace) -> None:
     if uncounted:
         profile = flops_profile(workload, read_document(folder / "performance_summary.json"), uncounted)
         write_json(folder / "flops_profile.json", profile)
-        say(*(["", *flops_lines(profile)] if args.verbose else []))
     profile = read_flops_profile(folder / "flops_profile.json")
-    explain_limits(workload, profile, folder, folder, lambda: write_report(folder), **asked_for(args))
+    explain_limits(
+        workload, profile, folder, folder, lambda: write_report(folder), told=uncounted is None, **asked_for(args)
+    )
 
 
 def explain_file(args: argparse.Namespace) -> None:
     """Explain an earlier flops_profile.json, and draw its roofline if it had one or --generate-roofline is given."""
     from analysis.commands.flops_command import explain_limits
-    from analysis.work.flop_rates import flops_lines, read_flops_profile
-    from harness.base.console import say
+    from analysis.work.flop_rates import read_flops_profile
     from harness.base.errors import UserError
     from tiny_llama_v1 import TinyLlamaWorkload, TrainingConfig
 
@@ -93,7 +93,6 @@ def explain_file(args: argparse.Namespace) -> None:
             workload = UserWorkload.from_settings(profile["config"], TrainingConfig)
         else:
             workload = TinyLlamaWorkload.from_settings(profile["config"])
-        say(*(["", *flops_lines(profile)] if args.verbose else []))
         explain_limits(workload, profile, folder, target, **asked_for(args))
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         text = f"{type(error).__name__}: {error}"

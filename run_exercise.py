@@ -5,7 +5,6 @@ python3 run_exercise.py N|all [--long] [--output-dir DIR]    run it; answers_N.m
 python3 run_exercise.py N --results FOLDER                   fill in the worksheet from results that exist already
 python3 run_exercise.py --check FILE [--results FOLDER]      compare a worksheet with results (in this folder)
 python3 run_exercise.py N|all --blank DIR                    write the worksheet to be filled in, worksheet_N.md
-python3 run_exercise.py [N] --class DIR...                   many worksheets side by side: who differs, by how much
 """
 
 import argparse
@@ -26,13 +25,12 @@ def main() -> None:
     add("--check", metavar="FILE", type=Path, help="a worksheet that you filled in, or the exercise's text itself")
     add("--results", metavar="FOLDER", type=Path, help="where the exercise's commands were run")
     add("--blank", metavar="DIR", type=Path, help="write worksheets without answers, to hand out")
-    add("--class", metavar="DIR", type=Path, nargs="+", help="folders with completed worksheets")
     add("--long", action="store_true", help="also run blocks marked `takes minutes`")
-    add("--output-dir", metavar="DIR", type=Path, help="(exercise_N_results_<timestamp>, class_N_results_<timestamp>)")
+    add("--output-dir", metavar="DIR", type=Path, help="(exercise_N_results_<timestamp>)")
     args = parser.parse_args()
     check_flags(parser, args)
     require_one_process(parser.prog)
-    require("an exercise", ["matplotlib", "jinja2", "msgspec", "tensorboard"])
+    require("an exercise", ["matplotlib", "jinja2", "msgspec", "plotly", "tensorboard"])
     from workshop.exercise.page import exercises
     from workshop.worksheets import runner
     from workshop.worksheets.worksheet import exercise_of
@@ -43,8 +41,6 @@ def main() -> None:
         chosen = list(exercises().values()) if number == "all" else [exercise_of(int(number), f"exercise {number}")]
     if args.check:
         sys.exit(not runner.check_worksheet(args.check, args.results))
-    elif sheets := vars(args)["class"]:  # a keyword
-        runner.sum_up_class(sheets, chosen and chosen[0].number, args.output_dir)
     elif args.blank:
         runner.write_blank(chosen, args.blank)
     elif args.exercise == "all":
@@ -57,19 +53,19 @@ def main() -> None:
 
 def check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse flags that do not go together."""
-    values, goes_with = vars(args), {"check": "results", "class": "output_dir", "long": "output_dir"}
-    given = [name for name in ("check", "class", "blank", "results", "long", "output_dir") if values[name]]
+    values, goes_with = vars(args), {"check": "results", "long": "output_dir"}
+    given = [name for name in ("check", "blank", "results", "long", "output_dir") if values[name]]
     for other in given[1:]:
         if goes_with.get(given[0]) != other:
             parser.error(f"--{other.replace('_', '-')}: does not go with --{given[0]}")
-    if "class" not in given and args.exercise is None and args.check is None:
+    if args.exercise is None and args.check is None:
         parser.error("give the number of an exercise, `all`, or --check FILE")
     if args.exercise and args.check:
         parser.error(f"{args.exercise}: not with --check, which reads the number from the worksheet")
     if args.exercise and args.exercise != "all" and not args.exercise.isdecimal():
         parser.error(f"{args.exercise}: is not the number of an exercise; give 1, or all")
-    for name in {"results", "class"} & set(given if args.exercise == "all" else []):
-        parser.error(f"--{name}: needs the number of one exercise instead of `all`")
+    if args.results and args.exercise == "all":
+        parser.error("--results: needs the number of one exercise instead of `all`")
 
 
 if __name__ == "__main__":

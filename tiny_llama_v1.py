@@ -45,9 +45,9 @@ from torch.utils.checkpoint import checkpoint
 from harness.base.command_line import OneLineParser, flag, number_of, verbose_flag
 from harness.base.console import say
 from harness.base.errors import UserError, ending_despite_signals
-from harness.base.files import explain_nulls
 from harness.base.ranges import trace_range
-from harness.instruments.audit import audit_text
+from harness.documents.schema import unknown
+from harness.instruments.audit import findings_text
 from harness.instruments.compilation import Compilation
 from harness.instruments.no_sync import no_sync_steps
 from harness.instruments.recorder import Instruments, check_profiling
@@ -184,7 +184,7 @@ class TrainingConfig(OptimizationConfig, ParallelConfig):
     seed: int = flag(42, "random seed of weights and data", minimum=0)
     deterministic: bool = flag(False, "deterministic algorithms: two runs give the same losses to the last digit")
     output_dir: str | None = flag(None, "folder of the run; without it or profiling nothing is written", metavar="DIR")
-    log_interval: int = flag(1, "print every Nth step")
+    log_interval: int = flag(1, "print every Nth step", shown="as many as 50 lines allow, 20 if profiled")
     force: bool = flag(False, "train even if the predicted memory exceeds that of the device")
 
 
@@ -589,7 +589,8 @@ class TinyLlamaWorkload(Workload):
         return DecoderFormulas(self.config, self.training)
 
     def settings(self) -> dict[str, dict]:
-        model = explain_nulls({"size": self.size}, "no --size was given") | asdict(self.config)
+        size = {"size": self.size} if self.size else unknown("no --size was given", "size")
+        model = size | asdict(self.config)
         return {"model": model | {"parameters": self.parameter_count()}, "training": asdict(self.training)}
 
     @classmethod
@@ -719,7 +720,7 @@ def validate_setup(workload: TinyLlamaWorkload, profiling: ProfilerConfig, verbo
     short = replace(workload, training=replace(workload.training, num_steps=3))
     summary = run(short, profiling, setup_checks.examine_ranks, verbose)
     if summary and summary["audit"]["findings"]:
-        raise UserError(f"three steps ran, but they do not train: {audit_text(summary['audit'])}")
+        raise UserError(f"three steps ran, but they do not train: {findings_text(summary['audit'])}")
     say("Setup is valid: three steps were trained.")
 
 
@@ -784,6 +785,9 @@ def resolve(args: argparse.Namespace) -> tuple[TinyLlamaWorkload, ProfilerConfig
         kind(**{f.name: values[f.name] for f in fields(kind) if f.name in values})
         for kind in (TinyLlamaConfig, TrainingConfig, ProfilerConfig)
     )
+    if args.log_interval is None and not args.verbose:
+        lines = 20 if profiling.enabled else 50  # for the steps: a command prints 120 in all
+        training = replace(training, log_interval=1 + (training.num_steps - 1) // lines)
     check_model(config)
     check_combinations(training, profiling, given)
     if args.use_amp and training.precision != "bf16":

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import math
+import operator
 import shlex
 import statistics
 import subprocess
@@ -19,13 +20,14 @@ import torch
 
 from analysis.comparison.noise import ratio_of_medians
 from harness.base.console import progress_bar, say
+from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json
-from harness.base.tables import Column, column, text_table
+from harness.base.tables import Column, column, markdown_table, text_table
 from harness.machine.environment import describe_environment
 from studies.engine.columns import interval_column
 from studies.timing.methods import alternating
-from workshop.exercise.results import machine
+from workshop.exercise.results import RESULTS, machine
 
 
 def benchmark_parser(documentation: str, repetitions: int | None = None) -> argparse.ArgumentParser:
@@ -44,6 +46,13 @@ def environment_of(device: torch.device) -> dict:
     environment["command_line"] = shlex.join(["python", *words])
     say(machine(environment))
     return environment
+
+
+def hta_versions(python: str) -> dict[str, str]:
+    """Of HolisticTraceAnalysis and its pandas, in the environment of this interpreter."""
+    versions = "from importlib.metadata import version as v; print(v('HolisticTraceAnalysis'), v('pandas'))"
+    done = subprocess.run([python, "-c", versions], capture_output=True, text=True, check=True)
+    return {"HolisticTraceAnalysis, its pandas": done.stdout.strip()}
 
 
 # A process of its own, because the peak memory of a child is at least that of the process that starts it.
@@ -145,3 +154,16 @@ def report(columns, rows: list[dict], output: Path | None, **document) -> None:
     save(output, **document, rows=rows)
     if output:
         say(f"Results: {output}")
+
+
+def stored_table(
+    name: str, columns: Sequence[Column], rows_of: Callable[[dict], list[dict]] = operator.itemgetter("rows")
+) -> str:
+    """The stored results of a benchmark for its page, in markdown, with the machine if they depend on it."""
+    path = next(RESULTS.parent.rglob(f"{name}.json"), None)
+    if path is None:
+        return "Not recorded yet."
+    document = read_document(path)
+    link = f"[All values]({path.relative_to(RESULTS.parent.parent)})."
+    about = [f"{machine(document['environment'])}. {link}", ""] if "environment" in document else []
+    return "\n".join([*about, *markdown_table(columns, rows_of(document))])

@@ -16,7 +16,8 @@ one.  The combinations are in a new random order for each repetition.  The first
 
 The second one compares each threshold with what quiet runs show and with what runs show whose cause it is about and
 that were slower by X.  A threshold separates them if it is above all of the first and at or below all of the second.
-What no run here showed is null.  The file is written after each run: an interruption loses only the one that has begun.
+What no run here showed is null.  With GOMP_SPINCOUNT=N before the command, the runs have that waiting policy.  The file
+is written after each run: an interruption loses only the one that has begun.
 
 Page faults are slow where a host has taken back memory that this machine did not use, which nothing here can cause.  So
 a line tells what a fault takes in memory freed just before, and at most in half of all free memory, or 16 GB of it.
@@ -39,11 +40,11 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks.common import benchmark_parser, environment_of, report, save, training_run
-from benchmarks.waiting_policies import extent, extent_column
+from benchmarks.common import benchmark_parser, environment_of, report, save, stored_table, training_run
 from harness.base.console import progress_bar, say
-from harness.base.files import explain_nulls
 from harness.base.tables import Column, column, text_columns, text_table
+from harness.documents.run import UNREPORTED, Disturbance
+from harness.documents.schema import Document, explained, field
 from harness.machine import disturbance, page_faults
 from harness.machine.host_limits import cgroup_folders, usable_cores
 from harness.machine.page_faults import PROBED_BYTES, empty_tensor, fault_s, filling_fault_s
@@ -61,6 +62,17 @@ FROM_RUN = (
     "waited_share longest_wait_share pressure_share steal_share throttled_share switches_per_sec system_share "
     "minor_faults_per_sec major_faults_per_sec fault_slowdown"
 ).split()
+
+
+class DisturbedRun(Disturbance):
+    quota_cores: float | None = field("that was set", null="none was set")
+    steps_disturbed_share: float | None = field("of the averaged steps", null=UNREPORTED)
+
+
+class Threshold(Document):
+    quiet_largest: float | None = field("in a run without other processes", null="no quiet run showed it")
+    slowed_smallest: float | None = field("in a run that was slowed down", null="nothing here can cause it")
+    separates: bool | None = field("the two", null="quiet and slowed runs must both show it")
 
 
 @contextlib.contextmanager
@@ -125,26 +137,49 @@ def measured_run(busy: float, quota: float | None, flags: list[str], groups: lis
         "steps_ms": [steps["time_ms"][i] for i in counted],
         "steps_longest_wait_share": [steps["longest_wait_share"][i] for i in counted],
     }
-    reasons = {name: found[f"{name}_reason"] for name in FROM_RUN if found[name] is None}
-    return explain_nulls(values, "not reported by the system", quota_cores="none was set", **reasons)
+    reasons = {name: why for name, why in found.items() if name.endswith("_reason")}
+    return explained(values | reasons, DisturbedRun)
 
 
-def is_quiet(run: dict) -> bool:
-    """Also under a quota that cannot be used up, where the system counts its periods."""
-    return not run["busy_processes"] and (run["quota_cores"] or math.inf) > len(usable_cores())
+def is_quiet(run: dict, cores: int = 0) -> bool:
+    """Also under a quota that cannot be used up, where the system counts its periods.  cores: default: those here."""
+    return not run["busy_processes"] and (run["quota_cores"] or math.inf) > (cores or len(usable_cores()))
 
 
-def quiet_ms(runs: list[dict]) -> float | None:
-    return statistics.median(times) if (times := [run["step_ms"] for run in runs if is_quiet(run)]) else None
+def quiet_ms(runs: list[dict], cores: int = 0) -> float | None:
+    return statistics.median(times) if (times := [run["step_ms"] for run in runs if is_quiet(run, cores)]) else None
+
+
+def combinations(runs: list[dict], cores: int = 0) -> list[dict]:
+    """The rows of the first table: busy processes, then quotas."""
+    found: dict[tuple, list[dict]] = {}
+    for run in runs:
+        found.setdefault((run["quota_cores"] or 0, run["busy_processes"]), []).append(run)
+    return [combination(found[case], quiet_ms(runs, cores)) for case in sorted(found)]
+
+
+def stored_runs() -> str:
+    """The first table of the stored results, in markdown."""
+    return stored_table(
+        "disturbance", COLUMNS, lambda one: combinations(one["rows"], one["environment"]["cpu"]["logical_cores"])
+    )
+
+
+def extent(runs: list[dict], name: str) -> list[float] | None:
+    """Smallest and largest share of the runs."""
+    known = [run[name] for run in runs if run.get(name) is not None]
+    return [min(known), max(known)] if known else None
+
+
+def extent_column(title: str, key: str) -> Column:
+    return Column(title, lambda row: row[key] and "{:.1%} to {:.1%}".format(*row[key]))
 
 
 def combination(runs: list[dict], quiet: float | None) -> dict:
     """A row of the first table, from all runs of a combination."""
     step_ms = statistics.median(run["step_ms"] for run in runs)
-    row = {name: runs[0][name] for name in ("busy_processes", "quota_cores")} | {
-        "runs": len(runs),
-        "median_ms": step_ms,
-    }
+    row = {name: runs[0][name] for name in ("busy_processes", "quota_cores")}
+    row |= {"runs": len(runs), "median_ms": step_ms}
     row |= {"slower": step_ms / quiet if quiet else None, "named": sum(bool(run["disturbed"]) for run in runs)}
     shares = [name for name in FROM_RUN if name.endswith("share")]
     return row | {name: extent(runs, name) for name in (*shares, "steps_disturbed_share")}
@@ -166,11 +201,9 @@ def threshold_rows(runs: list[dict], slow_down: float) -> list[dict]:
             "slowed_smallest": slow and slow[0],
             "separates": still[1] < threshold <= slow[0] if still and slow else None,
         }
-        unknown = (
-            "nothing here can cause it" if cause is None else f"no run was slower by {slow_down:.0%} that showed it"
-        )
-        both = "quiet and slowed runs must both show it"
-        rows.append(explain_nulls(values, unknown, quiet_largest="no quiet run showed it", separates=both))
+        if cause:
+            values["slowed_smallest_reason"] = f"no run was slower by {slow_down:.0%} that showed it"
+        rows.append(explained(values, Threshold))
     return rows
 
 
@@ -200,8 +233,7 @@ def main() -> None:
         runs.append(measured_run(*case, flags, groups))
         about |= {"runs": len(runs), "thresholds": threshold_rows(runs, args.slow_down)}
         save(args.output, **about, rows=runs)
-    by_case = [[run for run in runs if (run["busy_processes"], run["quota_cores"]) == case] for case in cases]
-    say(*text_table(COLUMNS, [combination(found, quiet_ms(runs)) for found in by_case]), "")
+    say(*text_table(COLUMNS, combinations(runs)), "")
     report(THRESHOLD_COLUMNS, about["thresholds"], None)
     about["page_faults"] = us = page_fault_times()
     say(f"A page fault takes {us['freed_us']:.2f} us in memory freed just before, at most {us['slowest_us']:.2f} us")

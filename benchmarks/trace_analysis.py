@@ -19,7 +19,6 @@ ratios of medians.  HolisticTraceAnalysis requires pandas < 3, so it needs an en
 
 import gzip
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -32,11 +31,11 @@ from harness.run.startup import begin_command, run_command
 if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
 
-from benchmarks.common import benchmark_parser, environment_of, process_cost, report
+from benchmarks.common import benchmark_parser, environment_of, hta_versions, process_cost, report
 from harness.base.command_line import version_of
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
-from harness.base.paths import PROJECT
+from harness.base.files import PROJECT
 from harness.base.tables import column
 from harness.base.units import MB
 from harness.machine.devices import choose_device
@@ -144,20 +143,19 @@ def main() -> None:
     environment["packages"] |= {package: version_of(package) for package in ("orjson", "msgspec", "pandas")}
     if args.hta_python:
         tools["hta"] = args.hta_python
-        versions = "from importlib.metadata import version as v; print(v('HolisticTraceAnalysis'), v('pandas'))"
-        done = subprocess.run([args.hta_python, "-c", versions], capture_output=True, text=True, check=True)
-        environment["packages"]["HolisticTraceAnalysis, its pandas"] = done.stdout.strip()
+        environment["packages"] |= hta_versions(args.hta_python)
     rows = []
     for megabytes in args.megabytes:
         some = {tool: python for tool, python in tools.items() if tool != "hta" or megabytes <= args.hta_up_to}
         rows.append(row_of(args.trace, megabytes, some, args.repetitions))
-    columns = [column("MB", "megabytes", ".0f"), column("events", "events", ",")]
-    for tool in tools:
-        columns += [column(f"{tool} (s)", f"{tool}_s", ".2f"), column("peak (MB)", f"{tool}_mb", ",.0f")]
-        columns.append(column("bytes per byte", f"{tool}_bytes_per_byte", ".2f"))
-    columns += [column(f"ours / {other}", f"ours_to_{other}", ".2f") for other in tools if other != "ours"]
-    report(columns, rows, args.output, environment=environment, trace=args.trace.name)
+    report(COLUMNS, rows, args.output, environment=environment, trace=args.trace.name)
 
+
+COLUMNS = [column("MB of JSON", "megabytes", ",.0f"), column("events", "events", ",")]
+for tool in ("orjson", "ours", "hta"):
+    COLUMNS += [column(f"{tool} (s)", f"{tool}_s", ",.2f"), column("peak (MB)", f"{tool}_mb", ",.0f")]
+COLUMNS.append(column("our bytes per byte", "ours_bytes_per_byte", ".2f"))
+COLUMNS += [column(f"ours / {other}", f"ours_to_{other}", ".2f") for other in ("orjson", "hta")]
 
 if __name__ == "__main__":
     run_command(main)

@@ -76,6 +76,10 @@ def parts_of_the_step(document: dict) -> Iterator[Claim]:
     shares = document["verdict"]["shares"]
     if step:
         yield Claim("the sum of the verdict's shares", sum(shares.values()), "=", "the step", 1.0, 1.0)
+    unknown = document["verdict"]["unclassified_share"] + document["verdict"]["unrecorded_idle_share"]
+    yield Claim(
+        "work and idle time of which nothing tells", unknown, "=", "what is unexplained", shares["unexplained"], 1.0
+    )
     for name, share in shares.items():
         yield Claim("no time", 0.0, "<=", f"the verdict's share of {name}", share, 0.0)
     of_matmuls = sum(of(document["classes"], "class", name, "share") for name in (*MATMUL_CLASSES, "optimizer", "data"))
@@ -193,35 +197,57 @@ def opportunities(document: dict) -> Iterator[Claim]:
     """What a proposal affects is what the tables have of it, or no more."""
     shares, step = document["verdict"]["shares"], document["attribution"]["ms_per_step"]
     causes = document["gpu_timeline"]["idle_of_step_ms"]
-    phases, classes = (
-        {row[key]: row["share"] for row in document[table]}
-        for table, key in (("phases", "phase"), ("classes", "class"))
-    )
+    phases = {row["phase"]: row["share"] for row in document["phases"]}
     same = {
-        "prefetch data": ("data of the verdict", shares["data"]),
         "reduce or overlap communication": ("communication of the verdict", shares["communication"]),
         "activation checkpointing": ("the phase forward", phases.get("forward", 0.0)),
     }
-    most = {
-        "mixed precision": ("matmuls of the classes", sum(classes.get(name, 0.0) for name in MATMUL_CLASSES)),
-        "fused optimizer": ("the phase optimizer", phases.get("optimizer", 0.0)),
-    }
+    launch = (causes["launch"] + causes["latency"]) / step if causes and step else shares["launch"]
+    # Waits beside what a proposal changes may vanish with it.
+    most = {"fused optimizer": ("the phase optimizer and launches", phases.get("optimizer", 0.0) + launch)}
+    least = {"prefetch data": ("data of the verdict", shares["data"])}
     if causes and step:
-        launch = (causes["launch"] + causes["latency"]) / step
-        same |= dict.fromkeys(("CUDA graphs", "larger batch"), ("waiting for launches", launch))
-        same["fewer synchronizations"] = ("idle at synchronizations", causes["synchronization"] / step)
-    if document["attribution"]["clock"] == "host":
-        same["larger batch"] = ("launch of the verdict", shares["launch"])
+        least["CUDA graphs"] = ("waiting for launches", launch)
+        least["fewer synchronizations"] = ("idle at synchronizations", causes["synchronization"] / step)
+    if (causes and step) or document["attribution"]["clock"] == "host":
+        same["larger batch"] = ("launch of the verdict, or waiting for launches", launch)
     for row in document["opportunities"]:
         name, share = row["name"], row["share"]
         yield Claim(f"time of {name}", row["ms_per_step"], "=", "its share", share * step, step)
         for relation, known in (("=", same), ("<=", most)):
             if name in known:
                 yield Claim(f"the share of {name}", share, relation, *known[name], 1.0)
-        if (bound := row["speedup_bound"]) and share < 1:
-            yield Claim(f"the speedup of {name}", bound, "<=", "that of its part without time", 1 / (1 - share), bound)
+        if name in least:
+            told, of_table = least[name]
+            yield Claim(f"{told}, beside its proposal,", of_table, "<=", f"the share of {name}", share, 1.0)
+        # What the profiler added may all be in the other parts.
+        whole = share * max(1.0, document["integrity"]["profiler_overhead"]["ratio"] or 0.0)
+        if (bound := row["speedup_bound"]) and whole < 1:
+            yield Claim(f"the speedup of {name}", bound, "<=", "that of its part without time", 1 / (1 - whole), bound)
         if (estimate := row["speedup_estimate"]) and bound:
             yield Claim(f"the estimate of {name}", estimate, "<=", "its bound", bound, bound)
+        if (faster := estimate or bound) and row["saves_ms"] is not None:
+            yield Claim(f"what {name} saves", row["saves_ms"], "=", "by its speedup", step * (1 - 1 / faster), step)
+
+
+def headline(document: dict) -> Iterator[Claim]:
+    """What the headline saves is what the part of the document says that it comes from."""
+    if (saves := document["headline"]["saves_ms"]) is None:
+        return
+    about, ranks, step = (
+        document["communication"] or {},
+        document.get("ranks", {}),
+        document["attribution"]["ms_per_step"],
+    )
+    rows = [
+        row["saves_ms"]
+        for row in document["opportunities"]
+        if document["headline"]["finding"].startswith(row["finding"])
+    ]
+    known = [*rows, ranks.get("straggler_saves_ms"), about.get("waiting_ms")]
+    nearest = min((one for one in known if one is not None), key=lambda one: abs(one - saves))
+    yield Claim("what the headline saves", saves, "=", "its finding", nearest, step)
+    yield Claim("what the headline saves", saves, "<=", "the step", step, step)
 
 
 def path(document: dict) -> Iterator[Claim]:
@@ -263,6 +289,19 @@ def ranks(document: dict) -> Iterator[Claim]:
     if found["collectives_compared"]:
         caused, all_ms = total(found["rows"], "caused_waiting_ms"), found["excess_waiting_ms"]
         yield Claim("waiting that the ranks cause", caused, "=", "all excess waiting", all_ms, all_ms)
+        compared, apart = found["collectives_compared"], found["collectives_with_spread"]
+        last = total(found["rows"], "last_to_arrive")
+        yield Claim("times that ranks were last", last, "=", "collectives that they reach apart", apart, 0.0)
+        yield Claim("collectives that ranks reach apart", apart, "<=", "those compared", compared, 0.0)
+        for one in found["rows"]:
+            name = f"collectives in the steps of rank {one['rank']}"
+            yield Claim("collectives compared", compared, "<=", name, one["collectives"], 0.0)
+    parts, exposed = sum(row["parts_ms"].values()), document["verdict"]["shares"][COMMUNICATION] * step
+    yield Claim(f"parts of the step of rank {row['rank']} and communication", parts + exposed, "=", "it", step, step)
+    if "straggler_why" in found:
+        [late] = (one for one in found["rows"] if one["rank"] == found["straggler"])
+        most, caused = found["straggler_saves_ms"], late["caused_waiting_ms"]
+        yield Claim("what curing the straggler saves", most, "<=", "the waiting that it causes", caused, caused)
 
 
-CHECKS = (parts_of_the_step, steps, communication, idle_time, events, opportunities, path, ranks)
+CHECKS = (parts_of_the_step, steps, communication, idle_time, events, opportunities, headline, path, ranks)

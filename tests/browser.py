@@ -67,6 +67,7 @@ class Browser:
         os.close(from_browser)
         self.buffer, self.number, self.session = b"", 0, None
         self.requests = []  # addresses that pages asked for, once there was call("Network.enable")
+        self.errors = []  # what a page's scripts threw or wrote to the console, once there was call("Runtime.enable")
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         return self
@@ -91,6 +92,8 @@ class Browser:
             answer = json.loads(line)
             if answer.get("method") == "Network.requestWillBeSent":
                 self.requests.append(answer["params"]["request"]["url"])
+            if answer.get("method") in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
+                self.errors.append(answer["params"])
             if answer.get("id") == self.number:
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
@@ -117,6 +120,17 @@ class Browser:
                 return text
             assert time.monotonic() < until, f"{missing} did not come up in: {text[:1500]}"
             time.sleep(0.3)
+
+    def until(self, condition, timeout=60):
+        """Waits for an expression to be true."""
+        until = time.monotonic() + timeout
+        while not self.run(condition):
+            assert time.monotonic() < until, condition
+            time.sleep(0.2)
+
+    def resize(self, width, height=1000):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        time.sleep(0.5)
 
     def screenshot(self, path):
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

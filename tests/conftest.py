@@ -15,11 +15,13 @@ import pytest
 import tabulate
 import torch
 from agreement import contradictions
+from conforming import conforming
 from helpers import SMALL_MODEL, exit_code, run_command
 from hypothesis import HealthCheck, settings
 
 import tiny_llama_v1 as tiny_llama
 from analysis.diagnosis import traces
+from harness.base import files
 
 os.environ["TINY_LLAMA_STRICT"] = "1"  # a null without a reason is an error, here and in processes that tests start
 
@@ -42,6 +44,7 @@ def checked(analyze_all):
 
 
 traces.analyze_all = checked(traces.analyze_all)  # before others import it by its name
+files.explained = conforming(files.explained)
 
 # On a machine with much else to do any example may take long.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -116,6 +119,7 @@ def train(tmp_path, monkeypatch, capfd):
     def run(*flags: str, small: bool = True):
         capfd.readouterr()
         command = [*(SMALL_MODEL if small else []), "--num-steps", "3", *flags]
+        monkeypatch.setattr(sys, "argv", ["tiny_llama_v1.py", *command])
         return exit_code(lambda: tiny_llama.main(command)), *capfd.readouterr()
 
     return run

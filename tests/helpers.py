@@ -3,6 +3,7 @@
 import contextlib
 import fnmatch
 import importlib
+import json
 import os
 import pkgutil
 import random
@@ -14,11 +15,11 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-from typing_extensions import is_typeddict
-
 import harness.documents
+from harness.base.documents import SCHEMA_VERSION
 from harness.base.files import FOLDERS, kind_of
 from harness.base.tables import ANSWER_LINES, COLUMNS
+from harness.documents.schema import is_document
 from harness.ranks.failures import exit_code_of
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -28,7 +29,7 @@ documents = SimpleNamespace(
         name: kind
         for part in pkgutil.iter_modules(harness.documents.__path__, "harness.documents.")
         for name, kind in vars(importlib.import_module(part.name)).items()
-        if is_typeddict(kind)
+        if is_document(kind)
     }
 )
 SMALL_MODEL = "--vocab-size 64 --hidden-dim 32 --n-layers 2 --n-heads 4 --seq-len 16 --batch-size 4".split()
@@ -107,6 +108,11 @@ def assert_answer(out: str) -> list[str]:
     assert max(map(len, lines)) <= COLUMNS
     assert any(line.startswith("Read on:") for line in lines[-2:]), lines
     return lines
+
+
+def write_part(path: Path, document: dict) -> None:
+    """A JSON document that lacks what its readers do not need."""
+    path.write_text(json.dumps({"schema_version": SCHEMA_VERSION} | document))
 
 
 def unregistered(folder: Path) -> list[str]:

@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiny_llama_v1 as tiny_llama
-from analysis.work.flop_counts import (
-    by_component,
-    counted_by_torch,
-    flops_of_step,
-    reconciliation,
-    reconciliation_lines,
-)
+from analysis.work.flop_counts import by_component, counted_by_torch, flops_of_step, reconciliation
+from analysis.work.sections import counters_section
 
 PUBLISHED = {  # parameters, forward FLOPs per step
     "tiny": (2_873_600, 5_892_997_120),
@@ -45,9 +40,9 @@ def test_components_add_up_and_without_deepspeed_the_rest_stands():
     found = reconciliation(workload, "DeepSpeed is missing")
     assert found["agree"]
     assert found["rows"][2]["forward_flops"] is None
-    assert "No count by DeepSpeed: DeepSpeed is missing" in reconciliation_lines(found)
+    assert "No count by DeepSpeed: DeepSpeed is missing" in counters_section(found).note
     off = {"macs": workload.forward_flops() // 2 - 1, "flops": workload.forward_flops()}
-    assert "The matmul counts DIFFER." in reconciliation_lines(reconciliation(workload, off))
+    assert "The matmul counts DIFFER." in counters_section(reconciliation(workload, off)).note
     fused = by_component(with_options(workload, attention="sdpa"))
     assert {row["component"] for row in rows} - {row["component"] for row in fused} == {
         "attention.scores",

@@ -19,6 +19,7 @@ from traces import (
     REAL,
     REDUCE,
     analysis_of,
+    attributed,
     event,
     gpu_step,
     on_gpu,
@@ -30,8 +31,8 @@ from traces import (
     write_trace,
 )
 
-from analysis.attribution.critical_path import path_title
-from analysis.diagnosis.text import profile_lines
+from analysis.attribution.critical_path import critical_path, path_title
+from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.traces import analyze_all
 from analysis.hardware.matching import described, rows_named
 from analysis.trace.readers.formats import find_traces
@@ -145,6 +146,26 @@ def test_a_copy_to_pageable_memory_makes_the_host_wait(tmp_path):
     assert sum(row["ms"] for row in on_host["rows"] if row["where"] == "GPU") == 0
 
 
+@pytest.mark.parametrize(
+    ("call", "us", "until", "waits"),
+    [
+        ("cudaMemcpyAsync", 875, 895, True),
+        ("hipFree", 875, 895, True),
+        ("cudaMemcpyAsync", 90, 895, False),
+        ("cudaEventRecord", 875, 895, False),
+        ("hipFree", 500, 700, False),
+    ],
+)
+def test_a_long_call_that_returns_as_the_gpu_has_ended_waited_for_it(tmp_path, call, us, until, waits):
+    """Also a copy whose event was not recorded, and a call that frees memory."""
+    matmul = on_gpu("gemm", 10, 80, 800, 1, operator=LARGE | {"ts": 9})
+    around = event("aten::copy_", 19, 881), event(call, until - us, us, "cuda_runtime", correlation=2)
+    links = attributed(trace_of(tmp_path, step(1, 0, 900), *matmul, *around, **H100_PROPERTIES))
+    assert links.calls["waits"].tolist() == [False, waits]
+    on_gpu_ms = sum(row["ms"] for row in critical_path(links)["rows"] if row["where"] == "GPU")
+    assert on_gpu_ms == pytest.approx(0.8 * waits)
+
+
 def test_a_path_on_the_host_beside_a_busy_gpu_says_what_makes_both_true():
     """Rank 0 launches for 39.9 of the 47.0 ms of step 11, and the GPU works beside it all but 3.97 ms."""
     document = analysis_of(real(f"{EIGHT_RANKS}/rank0-chrome-trace.json.gz"))
@@ -214,11 +235,11 @@ PLANTED = (  # document, place in it, what is added there, and what is told
     ("cpu", "steps mean_ms", 0.1, "the mean of the steps is"),
     ("cpu", "steps rows 0 duration_ms", 0.1, "the step of the tables is"),
     ("gpu", "step_timeline length_ms", -0.5, "step 1 is"),
-    ("cpu", "opportunities prefetch+data share", 0.1, "the share of prefetch data is"),
+    ("cpu", "opportunities prefetch+data share", -0.1, "data of the verdict, beside its proposal, is"),
     ("gpu", "opportunities reduce+or+overlap+communication share", 0.1, "the share of reduce or overlap"),
     ("gpu", "opportunities fused+optimizer share", 0.9, "the share of fused optimizer is"),
-    ("cpu", "opportunities larger+batch share", 0.05, "the share of larger batch is"),
-    ("gpu", "opportunities CUDA+graphs share", 0.1, "the share of CUDA graphs is"),
+    ("gpu", "opportunities CUDA+graphs saves_ms", 0.1, "what CUDA graphs saves is"),
+    ("gpu", "opportunities CUDA+graphs share", -0.1, "waiting for launches, beside its proposal, is"),
     ("gpu", "opportunities fused+optimizer speedup_bound", 9.0, "the speedup of fused optimizer is"),
     ("ranks", "ranks rows 0 ms_per_step", 0.1, "ms_per_step of rank 0"),
     ("ranks", "ranks rows 0 exposed_comm_ms", 0.1, "exposed_comm_ms of rank 0"),

@@ -150,7 +150,7 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
     assert bench(*flags, "--verbose", "--output-dir", "run") == 0
     out = capfd.readouterr().out
     assert "Growth: p in S^p" in out
-    assert "[4/4] sdpa-flash fp32 d8 S 32:" in out
+    assert "4 of 4: sdpa-flash fp32 d8 S 32:" in out
     document = document_in(scratch / "run")
     assert [row["status"] for row in document["rows"]] == ["ok"] * 4
     for row in document["rows"]:
@@ -160,7 +160,6 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
     table = " ".join((scratch / "run" / "attention_benchmark.md").read_text().split())
     assert "| eager | fp32 | 2 | 8 | 16 |" in table
     assert (scratch / "run" / "attention_benchmark.png").stat().st_size > 10_000
-    assert len(list((scratch / "run" / "rows").iterdir())) == 4
 
     broken = document | {
         "rows": [row | {"status": "failed"} if row["seq_len"] == 32 else row for row in document["rows"]]
@@ -169,7 +168,7 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
     assert bench(*flags, "--resume", "run") == 0
     out = capfd.readouterr().out
     assert "Resumed; finished rows: 2" in out
-    assert "[2/2]" in out
+    assert "2 of 2:" in out
     again = document_in(scratch / "run")["rows"]
     assert [row["status"] for row in again] == ["ok"] * 4
     assert [row for row in again if row["seq_len"] == 16] == [row for row in document["rows"] if row["seq_len"] == 16]
@@ -180,7 +179,7 @@ def test_a_sweep_and_its_resumption(scratch, capfd):
     assert before == {file: file.read_bytes() for file in (scratch / "run").rglob("*") if file.is_file()}
     assert bench(*flags, "--output-dir", "run", "--dry-run") == 0  # another sweep into the folder moves this one
     (earlier,) = (scratch / "run").glob("earlier_*")
-    assert {"attention_benchmark.json", "rows"} <= {file.name for file in earlier.iterdir()}
+    assert "attention_benchmark.json" in {file.name for file in earlier.iterdir()}
 
 
 def test_breakdown_of_a_row_that_does_not_fit(scratch, capfd):
@@ -287,7 +286,7 @@ def test_an_interrupted_sweep_keeps_its_rows(tmp_path):
         cwd=tmp_path,
         env={"OMP_NUM_THREADS": "1"},
     )
-    read_until(process, "[1/2]")
+    read_until(process, "1 of 2:")
     process.terminate()
     code, out = finish(process)
     assert code == 143, out

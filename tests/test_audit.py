@@ -201,7 +201,7 @@ def test_a_setup_that_does_not_train_is_refused(train, monkeypatch):
     monkeypatch.setattr(RMSNorm, "forward", without_gradient)
     code, out, err = train("--validate-setup")
     assert code == 1
-    assert "Audit: 20 of 21 parameters have no gradient" in out
+    assert "Audit: FAILED: 20 of 21 parameters have no gradient" in out
     assert err.count("\n") == 1
     assert "three steps ran, but they do not train: 20 of 21 parameters have no gradient" in err
 

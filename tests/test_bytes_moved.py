@@ -5,8 +5,10 @@ import torch
 import torch.nn.functional as F
 
 import tiny_llama_v1 as tiny_llama
+from analysis.limits.roofline import point
 from analysis.work.bytes_moved import WorkCounter, bound_by_thresholds, step_work
 from analysis.work.fake_step import fake_step
+from analysis.work.flop_rates import unmasked_flops
 from harness.base.ranges import trace_range
 
 SMALL = tiny_llama.TinyLlamaConfig(100, 32, 2, 4, 2, 64, 16)
@@ -149,3 +151,20 @@ def test_no_phase_moves_less_than_it_must():
 )
 def test_thresholds(intensity, bound):
     assert bound_by_thresholds(intensity) == bound
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 4}, {"activation_checkpointing": True}])
+def test_fused_causal_attention_may_skip_the_masked_scores(options):
+    """By hand: two matmuls forward, five backward, of 16 x 16 scores, of which 15 x 8 are above the diagonal."""
+    forward = 2 if not options.get("activation_checkpointing") else 4
+    one = 2 * 2 * 8 * 16 * 32 * (15 * 8)  # two layers, eight sequences, 4 heads of 8
+    assert small_step(attention="sdpa", **options).table()["masked_flops"].sum() == (forward + 5) * one // 16
+    assert small_step(**options).table()["masked_flops"].sum() == 0  # eager attention computes and masks them
+    workload = small_workload(attention="sdpa", **options)
+    assert unmasked_flops(workload, workload.step_flops()) == workload.step_flops() - 6 * one // 16
+
+
+def test_the_roof_is_above_what_a_kernel_must_do():
+    roofs = {"compute": [{"rate": 100.0}], "bandwidth": [{"rate": 1000.0}]}
+    row = {"class": "attention", "flops": 160, "masked_flops": 80, "element_operations": 0, "bytes": 1}
+    assert point(row, roofs, 1000.0, 1000.0, "")["share_of_roof"] == 0.8  # of the full scores it would be 1.6

@@ -58,6 +58,9 @@ def test_defaults():
         ("--size xl", {"hidden_dim": 4096}),
         ("--size verylarge --n-layers 1", {"hidden_dim": 4096, "n_layers": 1}),
         ("--use-amp", {"precision": "bf16"}),
+        ("--num-steps 120", {"log_interval": 3}),  # 50 lines at most
+        ("--num-steps 21 --profile-memory", {"log_interval": 2}),  # beside what the instruments print, 20
+        ("--num-steps 120 --log-interval 1", {"log_interval": 1}),
         ("--enable-memory-profiling", {"profile_memory": True}),
         ("--enable-all-profiling", {"profile_memory": True, "enable_deepspeed_flops": True, "profile_stacks": True}),
         ("--learning-rate=3e-4", {"learning_rate": 3e-4}),

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import SMALL_MODEL, assert_answer
+from helpers import SMALL_MODEL, assert_answer, write_part
 from traces import LARGE, analysis_of, event, gpu_step, write_trace
 
 import compare_runs
@@ -13,14 +13,24 @@ import tiny_llama_v1 as tiny_llama
 from analysis.attribution.components import NAMED_RANGES, OPERATOR_KINDS
 from analysis.commands.run_ending import mfu_line
 from analysis.comparison.document import compare
-from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, UNDECIDED, ratio_of_medians
+from analysis.comparison.noise import (
+    AGAIN,
+    BASELINE,
+    NOISE,
+    REPEAT,
+    SPREAD_UNKNOWN,
+    UNDECIDED,
+    as_fast,
+    judged,
+    ratio_of_medians,
+)
 from analysis.comparison.parts import compare_profiles
-from analysis.comparison.text import comparison_answer, comparison_lines, comparison_markdown
+from analysis.comparison.text import comparison_answer, comparison_headline, comparison_section, with_short_names
 from analysis.report.comparison_figure import draw_comparison
 from analysis.trace.tables import read_trace
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
-from harness.base.files import write_json
+from harness.base.sections import as_markdown, as_text
 from harness.base.tables import COLUMNS, column, narrow_table
 from harness.base.text import short_names
 from harness.base.units import MB
@@ -58,6 +68,10 @@ def copy_of(folder, target, times=None, **changes):
     return target
 
 
+def lines_of(comparison):
+    return as_text(comparison_section(with_short_names(comparison)))[1:]
+
+
 def test_memory_is_compared_only_with_the_same_quantity(runs, tmp_path):
     rss = {"peak_mb": 600.0, "average_mb": 500.0, "source": "resident set size"}
     tracked = {"peak_mb": 100.0, "average_mb": 50.0, "source": "bytes of live tensors"}
@@ -65,7 +79,7 @@ def test_memory_is_compared_only_with_the_same_quantity(runs, tmp_path):
     comparison = compare([copy_of(runs / "wide", tmp_path / name, memory=memory) for name, memory in memories.items()])
     assert [row["peak_ratio"] for row in comparison["runs"]] == [1.0, None, 1.5]
     assert comparison["runs"][1]["peak_ratio_reason"] == "another quantity than the baseline's"
-    text = " ".join(" ".join(comparison_lines(comparison)).split())
+    text = " ".join(" ".join(lines_of(comparison)).split())
     assert "Peak MB: a, c: resident set size; b: bytes of live tensors, not comparable" in text
     axes = draw_comparison(comparison).axes[1]
     assert [bar.get_width() for bar in axes.patches] == [600.0, 0.0, 900.0]
@@ -76,7 +90,7 @@ def test_real_runs(runs):
     comparison = compare([runs / name for name in ("small_batch", "large_batch", "wide")])
     rows = {row["name"]: row for row in comparison["runs"]}
     assert rows["small_batch"]["ratio"] == 1
-    assert rows["small_batch"]["difference"] == NOISE
+    assert rows["small_batch"]["difference"] == BASELINE
     for row in rows.values():
         summary = json.loads((runs / row["name"] / "performance_summary.json").read_text())
         assert row["mean_ms"] == pytest.approx(summary["performance"]["avg_step_time_ms"])
@@ -94,7 +108,7 @@ def test_real_runs(runs):
     assert changes == sorted(changes, reverse=True)
     assert any(row["operator"] == "aten::mm" for row in comparison["operators"])
     assert comparison["scaling"]["points"] == 3
-    text = "\n".join(comparison_lines(comparison))
+    text = "\n".join(lines_of(comparison))
     assert "Components of large_batch against small_batch" in text
     assert "Scaling over 3 runs" in text
 
@@ -108,7 +122,7 @@ def test_an_edited_file_of_a_workload_is_no_repeat_but_the_same_training(runs, t
         folders.append(copy_of(runs / "small_batch", tmp_path / file[:5].strip("/"), [ms] * 4, config=changed))
     comparison = compare(folders)
     assert comparison["repeats"] is None
-    assert [row["difference"] for row in comparison["runs"]] == [NOISE, "faster", "faster"]
+    assert [row["difference"] for row in comparison["runs"]] == [BASELINE, "faster", "faster"]
     assert [row["loss_bound"] is None for row in comparison["runs"]] == [False, False, True]
 
 
@@ -118,19 +132,31 @@ def test_noise_is_called_noise(runs, tmp_path):
     slow = copy_of(runs / "small_batch", tmp_path / "c", [120.0, 121, 119, 120, 122, 118, 120, 121])
     fast = copy_of(runs / "large_batch", tmp_path / "d", [80.0, 81, 79, 80, 82, 78, 80, 81])
     words = {row["name"]: row["difference"] for row in compare([base, same, fast])["runs"]}
-    assert words == {"a": NOISE, "b": NOISE, "d": "faster"}
+    assert words == {"a": BASELINE, "b": REPEAT, "d": "faster"}
     # The same settings gave 100 and 120 ms: then 80 is more than that, and 120 is not.
     comparison = compare([base, slow, fast])
     assert comparison["repeats"]["groups"] == [["a", "c"]]
     assert comparison["repeats"]["spread"] == pytest.approx(0.2)
-    assert {row["name"]: row["difference"] for row in comparison["runs"]} == {"a": NOISE, "c": NOISE, "d": "faster"}
+    words = {row["name"]: row["difference"] for row in comparison["runs"]}
+    assert words == {"a": BASELINE, "c": REPEAT, "d": "faster"}
+    less = copy_of(runs / "large_batch", tmp_path / "less", [90.0, 91, 89, 90, 92, 88])
+    assert compare([base, slow, less])["runs"][2]["difference"] == NOISE
+    # A repeat is no finding: it says how large the noise is, and nothing smaller counts.
+    text = "\n".join(comparison_answer(compare([base, slow]), "comparison.md"))
+    assert "c repeats a, 20.0% apart, which is noise: 120.0 ms against 100.0 ms\n" in text
+    assert "a = c: 20.0% apart by noise; nothing smaller counts until it is repeated\n" in text
+    assert "within noise" not in text and "x as fast" not in text
     # The other way round too, whatever is lost in rounding: a repeat is never a difference.
     for i, pair in enumerate(((64.03, 63.42), (62.82, 60.08), (73.36, 69.64), (60.76, 60.41))):
         both = [
             copy_of(runs / "small_batch", tmp_path / f"e{i}{name}", [ms] * 4)
             for name, ms in zip("ab", pair, strict=True)
         ]
-        assert [row["difference"] for row in compare(both)["runs"]] == [NOISE, NOISE]
+        assert [row["difference"] for row in compare(both)["runs"]] == [BASELINE, REPEAT]
+    # Other code is no repeat, even with the same settings.
+    about = json.loads((base / "performance_summary.json").read_text())["environment"] | {"commit": "0" * 40}
+    changed = copy_of(runs / "small_batch", tmp_path / "changed", [120.0, 121, 119, 120], environment=about)
+    assert compare([base, changed])["runs"][1]["difference"] == "slower"
 
 
 def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
@@ -146,22 +172,48 @@ def test_a_difference_that_a_disturbance_explains_is_undecided(runs, tmp_path):
     comparison = compare([base, slow, less, older])
     words = {row["name"]: row["difference"] for row in comparison["runs"]}
     # 200 ms of which at most 60% were waiting may have been 80; at most 40%, not less than 120.
-    assert words == {"base": NOISE, "slow": UNDECIDED, "less": "slower", "older": "slower"}
-    text = "\n".join(comparison_lines(comparison))
-    assert "Disturbance of slow: 30% of thread time waited for a core; load 2.0 on 2 cores" in text
+    assert words == {"base": BASELINE, "slow": UNDECIDED, "less": "slower", "older": "slower"}
+    text = "\n".join(lines_of(comparison))
+    assert "Disturbance of slow: 30% of thread time waited for a core; times may be" in text
     assert comparison["runs"][3]["disturbed"] is None
+    last = "\n".join(comparison_answer(comparison, "comparison.md"))
+    assert (
+        f"  {AGAIN}; 30% of" in last
+        and "slow is 0.50x as fast as base (95%: 0.49 to 0.51), undecided: disturbed: 200.0 ms" in last
+    )
     assert comparison["runs"][3]["disturbed_reason"]
     # The other way round: the baseline was disturbed, and may have been as fast.
     words = {row["name"]: row["difference"] for row in compare([slow, base])["runs"]}
-    assert words == {"slow": NOISE, "base": UNDECIDED}
+    assert words == {"slow": BASELINE, "base": UNDECIDED}
     # With too few steps for an interval the ratio is a single figure, and no more certain.
     few = [
         copy_of(runs / "large_batch", tmp_path / f"few{lost}", [200.0, 201], **disturbed(lost)) for lost in (0.6, 0.4)
     ]
     words = {row["name"]: row["difference"] for row in compare([base, *few])["runs"]}
-    assert words == {"base": NOISE, "few0.6": UNDECIDED, "few0.4": SPREAD_UNKNOWN}
+    assert words == {"base": BASELINE, "few0.6": UNDECIDED, "few0.4": SPREAD_UNKNOWN}
     unknown = copy_of(runs / "large_batch", tmp_path / "unknown", slow_times, **disturbed(None))
     assert compare([base, unknown])["runs"][1]["difference"] == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("interval", "lost", "in_turn", "word"),
+    [
+        ((0.7, 0.9), 0.0, False, "faster"),
+        ((0.7, 1.1), 0.0, False, NOISE),
+        ((0.7, 1.1), 0.9, True, NOISE),
+        (None, 0.0, False, SPREAD_UNKNOWN),
+        ((0.7, 0.9), 0.1, False, "faster"),  # 0.8 / 0.9 is still below 1
+        ((0.7, 0.9), 0.3, False, UNDECIDED),
+        ((0.7, 0.9), 0.3, True, "probably faster"),
+        ((0.7, 0.9), None, True, "probably faster"),
+        (None, 0.3, True, UNDECIDED),
+    ],
+)
+def test_one_rule_for_intervals_and_disturbance(interval, lost, in_turn, word):
+    disturbance = {"disturbed": lost != 0.0, "lost_share": lost}
+    assert judged(0.8, interval, disturbance, disturbance, in_turn) == word
+    assert as_fast(0.8, interval, word).startswith("1.25x as fast")
+    assert as_fast(0.8, interval, word).endswith(word) == (word not in ("faster", "slower"))
 
 
 def test_the_mfu_of_a_run_is_the_one_that_it_printed(runs, tmp_path):
@@ -184,22 +236,22 @@ def test_a_run_that_does_not_train_is_no_speedup(runs, tmp_path):
     assert row["difference"] == f"not the same training: {detail}"
     assert (row["audit_ok"], row["largest_loss_difference"]) == (False, 0)
     told = " ".join(" ".join(comparison_answer(comparison, "here")).split())
-    assert f"fast: no speedup, not the same training: {detail} (50.00 ms instead of 100.00 ms) against base" in told
-    assert f"Not the same training: fast: {detail}" in " ".join(" ".join(comparison_lines(comparison)).split())
+    assert f"fast: no speedup, not the same training: {detail} (50.00 ms against 100.0 ms)" in told
+    assert f"Not the same training: fast: {detail}" in " ".join(" ".join(lines_of(comparison)).split())
 
 
 def test_of_many_runs_those_that_train_the_same_are_told_first(runs, tmp_path):
     base = copy_of(runs / "small_batch", tmp_path / "base", [100.0, 101, 99, 100, 102, 98])
     audit = {"ok": False, "findings": [{"check": "rate", "detail": "too fast " * 20}], "not_checked": []}
-    others = [copy_of(runs / "small_batch", tmp_path / name, [50.0, 51, 49, 50], audit=audit) for name in "abc"]
-    others.append(copy_of(runs / "small_batch", tmp_path / "sound", [80.0, 81, 79, 80]))
+    others = [copy_of(runs / "large_batch", tmp_path / name, [50.0, 51, 49, 50], audit=audit) for name in "abc"]
+    others.append(copy_of(runs / "wide", tmp_path / "sound", [80.0, 81, 79, 80]))
     comparison = compare([base, *others])
     told = comparison_answer(comparison, "here")
-    assert "1.25x as fast" in told[0] and "sound against base" in " ".join(told[:2])
+    assert "sound is 1.25x as fast as base" in told[0]
     assert any(line.strip().startswith("a: no speedup, not the same training: too fast") for line in told)
     assert any(line.endswith("and 1 more run in the table, not the same training: c") for line in told)
     assert next(line for line in told if line.startswith("Largest reason:")).endswith(": sound")
-    table = comparison_lines(comparison)
+    table = lines_of(comparison)
     assert sum(" not the same training " in line for line in table) == 3  # and the reasons below it
 
 
@@ -222,9 +274,12 @@ def test_unprofiled_and_failed_runs_are_compared_as_far_as_they_go(runs, tmp_pat
     comparison = compare([runs / "wide", failed])
     assert comparison["runs"][1]["median_ms"] is None
     assert comparison["runs"][1]["median_ms_reason"]
-    text = "\n".join(comparison_lines(comparison))
+    text = "\n".join(lines_of(comparison))
     assert "Not completed: failed failed" in text
     assert "Not compared by component" in text
+    # What a run without a trace can be compared by is compared, and it is said what cannot.
+    headline = comparison_headline(compare([runs / "small_batch", runs / "wide"]))
+    assert "wide is 0." in headline and headline.endswith("parts are not compared: there is no trace of wide")
 
 
 def test_the_command(runs, tmp_path, command, monkeypatch):
@@ -234,8 +289,7 @@ def test_the_command(runs, tmp_path, command, monkeypatch):
     assert code == 0, err
     assert out.count("\n") < 20
     found = assert_answer(out)[0]
-    assert found.startswith("Finding:")
-    assert " ms: large_batch" in found
+    assert found.startswith("Finding:") and "large_batch is " in found
     _, out, _ = command(compare_runs, *flags, "--verbose")
     assert max(map(len, out.splitlines())) <= COLUMNS
     assert "| mlp.up_proj |" in (tmp_path / "c" / "comparison.md").read_text()
@@ -319,13 +373,15 @@ def test_the_answer_names_the_difference_and_its_largest_reason(runs, tmp_path):
     lines = comparison_answer(compare([base, *others]), "comparison.md")
     assert_answer("\n\n" + "\n".join(lines))
     text = "\n".join(lines)
-    assert "1.00x as long (95%: 0." in text
-    assert ", within noise, 100.50 ms against 100.00 ms: same against a" in text
-    assert "1.25x as fast (95%: 1.2" in text
-    assert "), 80.00 ms against 100.00 ms: fast\n" in text
+    assert "same is 1.00x as fast as a (95%: 0." in text
+    assert ", within noise: 100.5 ms against 100.0 ms; whether it trains the same is not known" in " ".join(
+        text.split()
+    )
+    assert "fast is 1.25x as fast as a (95%: 1.2" in text
+    assert "beyond noise: 80.00 ms against 100.0 ms; " in text
     assert "and 1 more run in the table" in text
     assert "Scaling:" in text
-    assert next(line for line in lines if line.startswith("Settings")).endswith(" more in the table")
+    assert "batch_size 4 -> 32 (fast, other, more); " in text and "more in the table" in " ".join(text.split())
     assert next(line for line in lines if line.startswith("Largest reason:")).endswith(": fast")
 
 
@@ -343,14 +399,14 @@ def test_names_of_launchers_cut_no_answer(runs, tmp_path, names):
     assert_answer("\n\n" + "\n".join(lines))
     text = "\n".join(lines)
     assert "…" not in text
-    assert "120.00 ms against 100.00 ms: small against tiny" in text and "(95%: 1.1" in text
+    assert "small is 0.83x as fast as tiny (95%: 0.8" in text and "beyond noise: 120.0 ms against 100.0 ms" in text
     assert "30% of thread time waited for a core: tiny" in text
     assert re.search(r"Largest reason: .*: small\n.*Peak memory: .* MB tiny, .* MB small", text, re.DOTALL)
-    screen = comparison_lines(comparison)
+    screen = lines_of(comparison)
     assert max(map(len, screen)) <= COLUMNS
-    assert "Components of small against tiny, ms per profiled step, largest change first:" in screen
-    found = comparison_markdown(comparison)[2]
-    assert found.endswith(f" ms against 100.00 ms: {names[1]} against {names[0]}  ")
+    assert "Components of small against tiny, ms per profiled step" in screen
+    found = as_markdown(comparison_section(comparison), level=1)
+    assert any(line.startswith(f"{names[1]} is 0.83x as fast as {names[0]} ") for line in found)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +460,7 @@ def test_traces_of_other_programs_are_compared(tmp_path, command):
     for name, part in zip("ab", parts, strict=True):
         write_trace(tmp_path / f"{name}.json", *gpu_step(*part))
     (tmp_path / "b").mkdir()
-    write_json(tmp_path / "b" / "operator_analysis.json", analysis_of(read_trace(tmp_path / "b.json")))
+    write_part(tmp_path / "b" / "operator_analysis.json", analysis_of(read_trace(tmp_path / "b.json")))
     code, out, _ = command(compare_runs, "a.json", "b.json", "b", "--output-dir", "out", "--verbose")
     assert code == 0, out
     document = json.loads((tmp_path / "out" / "comparison.json").read_text())

@@ -163,7 +163,7 @@ def foreign_program(*between, gpu=False):
         event("autograd::engine::evaluate_function: MmBackward0", 905, 50, **{"Sequence number": 4}),
         event("aten::mm", 906, 40),
         event("Optimizer.step#SGD.step", 960, 35, kind="user_annotation"),
-        event("aten::_foreach_add_", 961, 30),
+        *(event(f"aten::_foreach_{name}_", 961 + 10 * i, 10) for i, name in enumerate(("add", "mul", "div"))),
     ]
     kernels = on_gpu("gemm", 880, 890, 10, 1) + on_gpu("gemm", 910, 920, 20, 2) if gpu else []
     return [step(1, 0, 1000), *between, *work, *kernels]
@@ -175,7 +175,7 @@ def test_data_loading_of_a_foreign_program(tmp_path, gpu, named):
     """Neither autograd's numbers nor one range of its own may hide what PyTorch's ranges say."""
     between = [event("forward", 800, 100, kind="user_annotation")] if named else []
     analysis = analysis_of(trace_of(tmp_path, *foreign_program(*between, gpu=gpu)))
-    assert analysis["verdict"]["bound"] == "data-bound", analysis["verdict"]["line"]
+    assert analysis["verdict"]["bound"] == "data", analysis["verdict"]["line"]
     assert analysis["opportunities"][0]["name"] == "prefetch data"
     if not gpu:
         phases = {row["phase"]: row["ms_per_step"] for row in analysis["phases"]}
@@ -282,3 +282,14 @@ def test_a_real_trace_of_an_accelerator_of_meta():
     trace = real("mtia_async_collectives.json.gz")
     on_host = analysis_of(replace(trace, gpu=trace.gpu.iloc[:0], launches=trace.launches.iloc[:0]))
     assert sum(row["share"] for row in on_host["components"]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("second", "source"), [(10, "nn.Module calls"), (40, "named ranges")])
+def test_a_range_around_nearly_everything_leaves_the_parts_to_modules(tmp_path, second, source):
+    """Of the time in ranges the first has 80 us, in two modules; a second range of 40 us makes them worth telling."""
+    events = [step(1, 0, 200), event("execute", 2, 90, kind="user_annotation")]
+    for i, name in enumerate(("Linear_0", "Norm_0")):
+        events.append(event(f"nn.Module: {name}", 3 + 42 * i, 41, kind="python_function"))
+        events.append(event("aten::mm", 4 + 42 * i, 40))
+    events += [event("decode", 100, second + 2, kind="user_annotation"), event("aten::mm", 101, second)]
+    assert analysis_of(trace_of(tmp_path, *events))["attribution"]["source"] == source

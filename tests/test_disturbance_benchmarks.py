@@ -1,16 +1,14 @@
-"""Waiting policies and thresholds of disturbance: what commands set, and the benchmarks that measured them."""
+"""The waiting policy that commands set, and the benchmark of the thresholds of disturbance."""
 
 import json
 import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 from helpers import PROJECT, finish, start
 from test_disturbance import needs_linux
 
 from benchmarks import disturbance as benchmark
-from benchmarks import waiting_policies
 from harness.machine import disturbance, page_faults
 from harness.machine.host_limits import cgroup_folders
 from harness.run.startup import WAITING_POLICIES, default_variables
@@ -29,52 +27,6 @@ def test_idle_openmp_threads_sleep_unless_the_user_sets_a_policy(monkeypatch, tr
             assert train("--output-dir", name)[0] == 0
             config = json.loads((tmp_path / name / "config.json").read_text())
             assert config["environment"]["variables"][name] == "passive"
-
-
-def test_the_benchmark_of_waiting_policies(command, monkeypatch, tmp_path):
-    """Each setting beside each number of processes, against the first one without any."""
-
-    def run(setting: str, busy: int, flags: list[str]) -> dict:
-        assert flags == ["--num-steps", "3"]
-        spins = setting == waiting_policies.DEFAULT
-        shares = dict.fromkeys(("waited_share", "longest_wait_share"), 0.2 * busy)
-        return {"step_ms": (100 if spins else 110) * (1 + busy * (4 if spins else 1))} | shares
-
-    monkeypatch.setattr(waiting_policies, "measured_run", run)
-    monkeypatch.setattr(waiting_policies, "usable_cores", lambda: range(torch.get_num_threads()))
-    flags = ("--busy", "1", "--repetitions", "3", "--output", "found.json", "--num-steps", "3")
-    code, out, err = command(waiting_policies, *flags)
-    assert code == 0, err
-    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
-    found = {(row["setting"], row["busy_processes"]): row for row in rows}
-    assert len(found) == 2 * len(waiting_policies.SETTINGS)
-    slow, better = found[waiting_policies.DEFAULT, 1], found["GOMP_SPINCOUNT=3000", 1]
-    assert (slow["slower"], better["slower"]) == pytest.approx((5.0, 2.2))
-    assert slow["fair_share"] == pytest.approx(1 + 1 / torch.get_num_threads())
-    assert slow["longest_wait"] == [0.2, 0.2]
-    assert "20.0% to 20.0%" in out
-    code, _, err = command(waiting_policies, "--settings", "OMP_NUM_THREADS=1")
-    assert code == 2
-    assert "OMP_NUM_THREADS=1" in err
-
-
-def test_an_interrupted_benchmark_keeps_complete_repetitions(command, monkeypatch, tmp_path):
-    done = []
-
-    def run(setting: str, busy: int, flags: list[str]) -> dict:
-        if len(done) == 5:
-            raise KeyboardInterrupt
-        done.append(setting)
-        return {"step_ms": 100.0, "waited_share": 0.0, "longest_wait_share": 0.0}
-
-    monkeypatch.setattr(waiting_policies, "measured_run", run)
-    settings = ("GOMP_SPINCOUNT=1", "GOMP_SPINCOUNT=2")
-    flags = ("--settings", *settings, "--busy", "0", "--repetitions", "9", "--output", "found.json")
-    with pytest.raises(KeyboardInterrupt):
-        command(waiting_policies, *flags)
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["repetitions"], found["repetitions_planned"]) == (2, 9)
-    assert [len(row["runs"]) for row in found["rows"]] == [2, 2]
 
 
 # ---- Thresholds ----------------------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 import importlib
 import json
+import re
 import sys
-import types
-import typing
+from typing import Any, get_args
 
 import pytest
+from conforming import mismatches
 from helpers import PROJECT, documents, run_command, unregistered
-from typing_extensions import NotRequired, is_typeddict
+from typing_extensions import NotRequired
 
 import run_attention_benchmark
 import run_deepspeed_flops
@@ -16,44 +17,9 @@ import run_pytorch_profiler
 import run_training_benchmark
 from harness.base.documents import SCHEMA_VERSION, read_document
 from harness.base.errors import UserError
-from harness.base.files import FILES
+from harness.base.files import FILES, kind_of
+from harness.documents.schema import Document, explained, field, fields_of
 from workshop.texts.file_reference import document_types
-
-TYPES = {kind.pattern: getattr(documents, kind.document) for kind in FILES if kind.document}
-
-
-def mismatches(value, kind, where: str = "") -> list[str]:
-    """A line for each field that is missing, unknown, of another type, or null without a reason."""
-    if is_typeddict(kind):
-        return mismatches_of_fields(value, kind, where)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return [] if type(None) in arguments else [f"{where}: null"]
-        return mismatches(value, next(a for a in arguments if a is not type(None)), where)
-    if origin is list and isinstance(value, list):
-        return [line for i, one in enumerate(value) for line in mismatches(one, arguments[0], f"{where}[{i}]")]
-    if origin is dict and isinstance(value, dict):
-        return [line for name, one in value.items() for line in mismatches(one, arguments[1], f"{where}.{name}")]
-    wanted = {float: (int, float), typing.Any: object}.get(kind, origin or kind)
-    right = isinstance(value, wanted) and not (isinstance(value, bool) and kind in (int, float))
-    return [] if right else [f"{where}: {value!r} is not {kind}"]
-
-
-def mismatches_of_fields(value, kind, where: str) -> list[str]:
-    if not isinstance(value, dict):
-        return [f"{where}: {value!r} is not {kind.__name__}"]
-    hints = typing.get_type_hints(kind, include_extras=True)
-    lines = []
-    for name, hint in hints.items():
-        optional = typing.get_origin(hint) is NotRequired or name not in kind.__required_keys__
-        hint = typing.get_args(hint)[0] if typing.get_origin(hint) is NotRequired else hint
-        if name in value:
-            lines += mismatches(value[name], hint, f"{where}.{name}")
-        elif not optional:
-            lines.append(f"{where}.{name}: is missing")
-    reasons = {f"{name}_reason" for name in hints} | {"schema_version"}
-    return lines + [f"{where}.{name}: is not declared" for name in value.keys() - hints.keys() - reasons]
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +45,10 @@ def test_documents_of_runs_are_as_declared(run_folders):
     checked = set()
     assert all(unregistered(folder) == [] for folder in run_folders.iterdir())
     for path in run_folders.glob("*/*.json"):
-        kind = TYPES.get(path.name)
-        if kind is not None:
+        if (kind := kind_of(path.name)) and kind.document:
             document = json.loads(path.read_text(), parse_constant=pytest.fail)
             assert document["schema_version"] == SCHEMA_VERSION
-            assert not mismatches(document, kind, path.name)
+            assert not mismatches(document, kind.document, path.name)
             checked.add(path.name)
     assert checked >= {
         "config.json",
@@ -106,42 +71,59 @@ def test_a_mismatch_is_found():
         "t.count: is missing",
     ]
     row = {"mean": 1, "median": None, "std": 1.0, "p95": 1.0, "count": None, "extra": 1}
-    assert mismatches(row, documents.Timing, "t") == ["t.count: None is not <class 'int'>", "t.extra: is not declared"]
+    lines = ["t.median: null without a reason", "t.count: null", "t.extra: is not declared"]
+    assert mismatches(row, documents.Timing, "t") == lines
 
 
 @pytest.mark.parametrize(
-    ("module", "flags", "kind"),
+    ("module", "flags"),
     [
-        (
-            run_attention_benchmark,
-            "--seq-lens 16 32 --d-heads 16 --implementations eager sdpa",
-            "AttentionBenchmarkRow",
-        ),
-        (run_training_benchmark, "--sizes tiny --seq-lens 16 --batch-size 2", "TrainingBenchmarkRow"),
+        (run_attention_benchmark, "--seq-lens 16 32 --d-heads 16 --implementations eager sdpa"),
+        (run_training_benchmark, "--sizes tiny --seq-lens 16 --batch-size 2"),
     ],
 )
-def test_rows_of_sweeps_are_as_declared(scratch, module, flags, kind):
+def test_sweeps_are_as_declared(scratch, module, flags):
     assert run_command(module, *flags.split(), "--dry-run", "--output-dir", "sweep") == 0
     name = module.__name__.removeprefix("run_")
     document = json.loads((scratch / "sweep" / f"{name}.json").read_text())
     assert document["rows"]
-    for row in document["rows"]:
-        assert not mismatches(row, getattr(documents, kind), kind)
-    assert not mismatches(document | {"rows": []}, documents.SweepDocument, name)
+    assert not mismatches(document, kind_of(f"{name}.json").document, name)
 
 
-def test_the_comment_of_a_field_that_the_formatter_broke_is_read():
-    """It follows the last line of the field."""
-    [config] = (fields for title, fields, _ in document_types() if title == "RunConfig")
-    meanings = {field["name"]: field["meaning"] for field in config}
-    assert meanings["model"].startswith("parameters")
-    assert meanings["training"].startswith("fields of TrainingConfig")
+def test_every_field_has_a_meaning_and_every_null_a_reason():
+    for kind in document_types():
+        for name, one in fields_of(kind).items():
+            assert one.meaning, f"{kind.__name__}.{name}"
+            assert one.null or type(None) not in get_args(one.type), f"{kind.__name__}.{name}: why is it null?"
 
 
-def test_every_null_is_explained():
-    for title, fields, _ in document_types():
-        for field in fields:
-            assert field["null where"] or "None" not in field["type"], f"{title}.{field['name']}: when is it null?"
+class Inner(Document):
+    known: int | None = field("a number", null="by default")
+    class_: str = field("a name that Python keeps for itself")
+
+
+class Outer(Document):
+    rows: list[Inner] = field("some")
+    by_name: dict[str, Inner] = field("some")
+    absent: NotRequired[float | None] = field("a number", null="too short")
+    anything: dict[str, Any] = field("not looked into")
+
+
+def test_reasons_come_from_the_type_unless_they_are_told(monkeypatch):
+    inner, told = {"known": None, "class": "a"}, {"known": None, "known_reason": "told", "class": "b"}
+    document = {"rows": [inner, told], "by_name": {"x": {"known": 1, "known_reason": "stale", "class": "c"}}}
+    document |= {"absent": None, "anything": {"y": None}}
+    found = explained(document, Outer)
+    assert found == explained(found, Outer)
+    assert list(found["rows"][0].items()) == [("known", None), ("known_reason", "by default"), ("class", "a")]
+    assert found["rows"][1]["known_reason"] == "told"
+    assert found["by_name"] == {"x": {"known": 1, "class": "c"}}
+    assert (found["absent_reason"], found["anything"]) == ("too short", {"y": None})
+    assert mismatches(found, Outer) == []
+    with pytest.raises(KeyError, match=r"Inner\.class"):
+        explained({"class": None}, Inner)
+    monkeypatch.delenv("TINY_LLAMA_STRICT")
+    assert explained({"class": None}, Inner)["class_reason"] == "not known"
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -174,7 +156,6 @@ def test_another_schema_version_is_refused_in_one_line(tmp_path, version):
         ("operator_analysis.json", "analysis.report.html:write_report"),
         ("operator_analysis.json", "analysis.comparison.document:compare"),
         ("performance_summary.json", "analysis.comparison.document:compare"),
-        ("timing_study.json", "studies.engine.comparison:read_sweep"),
         ("flops_profile.json", "analysis.work.flop_rates:read_flops_profile"),
     ],
 )
@@ -194,4 +175,5 @@ def test_every_reader_refuses_an_older_document(tmp_path, file, command):
 def test_docs_list_every_file_and_type():
     text = (PROJECT / "docs" / "files.md").read_text()
     assert all(f"`{kind.pattern}" in text for kind in FILES)
-    assert all(f"### {title}" in text for title, _, _ in document_types())
+    assert all(f"### {kind.__name__}" in text for kind in document_types())
+    assert not re.search(r"` \|  \|", text)  # no blank meaning

@@ -4,26 +4,20 @@ import itertools
 import math
 
 import pytest
-from helpers import PROJECT
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from traces import H100, MI300X, analysis_of, real
 
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
-from analysis.comparison.noise import NOISE
 from analysis.comparison.text import with_short_names
 from analysis.report.axes import log_axis, plain_text
 from analysis.report.comparison_figure import draw_comparison
-from analysis.report.figures import profile_figures, steps_figure
 from analysis.report.memory_figure import draw_memory_timeline
 from analysis.report.palette import MEMORY_COLORS, PHASE_COLORS, color_of, hatch_of, hatches_of, in_order
 from analysis.report.roofline_figure import draw_roofline
-from analysis.trace.tables import read_trace
 from analysis.vocabulary.operators import CATEGORIES
 from harness.base.units import MB
 from studies.attention.figure import attention_figure
-from studies.engine.drawing import sweep_comparison_figure
 from studies.memory.figure import memory_figure
 from studies.optimization.figure import optimization_figure
 from studies.precision.figure import precision_figure
@@ -175,13 +169,6 @@ def comparison_document(names, step_flops) -> dict:
     return about | {"runs": rows, "components": changes, "classes": [], "operators": []}
 
 
-def steps_document() -> dict:
-    reasons = ["first", None, None, "profiler warm-up", "profiled", "profiled", *[None] * 6]
-    times = [90.0, 40.0, 42.0, 45.0, 60.0, 61.0, *[41.0] * 6]
-    steps = {"step": list(range(1, 13)), "time_ms": times, "exclusion_reason": reasons}
-    return {"steps": steps, "performance": {"avg_step_time_ms": 41.0}}
-
-
 def attention_rows(lengths, *, measured: bool) -> list[dict]:
     return [
         {
@@ -254,13 +241,7 @@ SUMS = {
     for name, e in (("fp32", 1e-9), ("bf16", 1e-5), ("fp16", 1e-6))
 }
 FIT = {"rows": 9, "constant_bytes": 33 * MB, "linear_bytes": MB / 8, "quadratic_bytes": 1.0}
-SWEEP = [
-    {"row": "tiny 8 x 128 train", "figure": "step_ms", "run": f"run_{k}", "ratio": 0.7 + 0.1 * k}
-    | {"difference": NOISE if k == 3 else "slower"}
-    for k in range(8)
-]
 FIGURES = {
-    "steps": lambda: steps_figure(steps_document(), ABOUT),
     "memory_timeline": lambda: draw_memory_timeline(memory_document(), ABOUT),
     "roofline": lambda: draw_roofline(roofline_document(), ABOUT),
     "roofline_of_unknown_device": lambda: draw_roofline(roofline_document(roofs=False), ABOUT),
@@ -284,7 +265,6 @@ FIGURES = {
         {f"{size} 8 x 128 fp32": optimization_rows(bound) for size, bound in (("tiny", None), ("small", 0.9))}, ABOUT
     ),
     "scaling": lambda: scaling_figure(scaling_rows(), f"{ABOUT}; base: 1 rank"),
-    "sweeps": lambda: sweep_comparison_figure({"rows": SWEEP, "baseline": "a_sweep"}),
 }
 
 
@@ -311,31 +291,6 @@ def test_names_of_launchers_are_whole_and_leave_room(name):
     FigureCanvasAgg(figure).draw()
     assert not [text.get_text() for text in figure.findobj(Text) if "…" in text.get_text()]
     assert min(axes.get_position().width for axes in figure.axes) > 0.55
-
-
-@pytest.mark.parametrize("name", ["cpu.pt", "gpu.pt"])
-def test_figures_of_a_profile_can_be_read(name):
-    analysis = analysis_of(read_trace(PROJECT / "tests" / "golden" / f"{name}.trace.json.gz"))
-    check_profile(analysis)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [H100, MI300X])
-def test_figures_of_other_programs_can_be_read(name):
-    check_profile(analysis_of(real(name)))
-
-
-def check_profile(analysis):
-    with plain_text():
-        figures = profile_figures(analysis, ABOUT)
-        assert {"step_breakdown", "step_timeline", "operators"} <= set(figures)
-        assert {name: found for name, figure in figures.items() if (found := flaws(figure))} == {}
-
-
-def test_large_segments_carry_their_names():
-    analysis = analysis_of(read_trace(PROJECT / "tests" / "golden" / "cpu.pt.trace.json.gz"))
-    figure = profile_figures(analysis, ABOUT)["step_breakdown"]
-    assert {"optimizer", "framework overhead"} <= {text.get_text() for text in figure.axes[0].texts}
 
 
 def test_colors_are_fixed_and_families_differ():

@@ -162,8 +162,8 @@ def folders_of_texts() -> list[str]:
 
 
 DEFAULTS = (  # of the commands, where no folder is named
-    "pytorch_profiles performance_results_tiny comparison_20260101_000000 memory_study training_benchmark "
-    "attention_benchmark precision_study timing_study optimization_study scaling_study "
+    "pytorch_profiles performance_results_tiny comparison_20260101_000000 analysis_20260101_000000 memory_study "
+    "training_benchmark attention_benchmark precision_study timing_study optimization_study scaling_study "
     "collective_benchmark "
     "exercise_1_results_20260101_000000 exercise_all_results_20260101_000000"
 ).split()

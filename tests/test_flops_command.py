@@ -10,12 +10,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import run_deepspeed_flops
 from analysis.commands.flops_command import flops_answer
-from analysis.diagnosis.roofline import NO_TRACE, POINT_COLUMNS, roofline_lines, roofline_rows
 from analysis.hardware.ceilings import bandwidth_ceilings
 from analysis.hardware.measuring import Measurement
+from analysis.limits.roofline import NO_TRACE
 from analysis.report.roofline_figure import draw_roofline
-from analysis.work.bytes_moved import intensity_tables
-from analysis.work.flop_counts import detail_tables
+from analysis.work.sections import detail_sections, intensity_section, roofline_section, run_sections
 from harness.ranks.failures import exit_code_of
 
 SUMMARY = "performance_summary"
@@ -50,11 +49,11 @@ def test_one_run_tells_all(flops, documents, tmp_path):
     assert code == 0
     words = (
         "The matmul counts agree",
-        "module with those inside it, forward",
+        "Forward FLOPs by module, with those inside it",
         "2 x layers.*.mlp.up_proj",
         "matmul",
         "By this device's ridge point",
-        "Roof:",
+        "peak of the device",
     )
     assert all(word in out for word in words)
     assert_answer(out)
@@ -81,8 +80,7 @@ def test_one_run_tells_all(flops, documents, tmp_path):
     assert thresholds["ridge_flops_per_byte"] == pytest.approx(ridge)  # one ridge point on a page
     assert efficiency["peak_source"] in thresholds["ridge_source"]
     flat = " ".join(out.split())  # long lines are wrapped
-    assert f"of {ridge:.1f} FLOPs/byte: {efficiency['peak_source']} over" in flat
-    assert f"side of the ridge point at {ridge:.1f};" in flat
+    assert f"side of {ridge:.1f} FLOPs/byte (" in flat
     assert roof["step"]["operations_per_sec"] == pytest.approx(rate)
     times = [row["time_ms"] for row in roof["points"]] + [row["ms_per_step"] for row in roof["time_elsewhere"]]
     assert sum(filter(None, times)) == pytest.approx(trace["attribution"]["ms_per_step"])
@@ -91,8 +89,8 @@ def test_one_run_tells_all(flops, documents, tmp_path):
         assert row["roof_operations_per_sec"] == pytest.approx(level)
         assert not row["operations"] or row["share_of_roof"] == pytest.approx(row["operations_per_sec"] / level)
     page = (tmp_path / "flops_analysis" / "report.html").read_text()
-    assert 'id="flops"' in page
-    assert 'id="step"' in page
+    assert 'id="flops-and-utilization"' in page
+    assert 'id="roofline"' in page
     assert (tmp_path / "flops_analysis" / "roofline.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -101,7 +99,7 @@ def test_a_report_without_a_trace(flops, tmp_path):
     assert not list((tmp_path / "run").glob("trace*"))
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<td>Steps</td><td>4 of 4</td>" in page
-    assert 'id="flops"' in page
+    assert 'id="flops-and-utilization"' in page
     assert 'id="operators"' not in page
     assert 'id="trust"' not in page
     # The same results from steps and a peak that were disturbed.
@@ -109,6 +107,16 @@ def test_a_report_without_a_trace(flops, tmp_path):
     answer = flops_answer(profile, {}, tmp_path, None)
     assert not any("NOT trustworthy" in line for line in answer)
     assert any("FlopCounterMode agree;" in line or "DeepSpeed agree;" in line for line in answer)
+    documents = {"summary": summary, "flops": profile, "memory": None}
+    summary["disturbance"]["disturbed"] = False  # whatever happened on this machine
+    limits, run = run_sections(documents)
+    assert (limits.title, limits.warning, run.title) == ("FLOPs and utilization", "", "The run")
+    assert "FLOPs per token" in limits.facts and "tokens/s" in run.facts["Throughput"]
+    summary["training"]["sequence_length"] = profile["flops_analysis"]["reconciliation"]["sequence_length"] = 1
+    summary["disturbance"]["disturbed"] = True
+    limits, run = run_sections(documents)  # of images, disturbed
+    assert "FLOPs per sample" in limits.facts and "tokens" not in run.facts["Throughput"]
+    assert limits.warning.startswith("the steps were disturbed")
     for row in profile["flops_analysis"]["reconciliation"]["rows"]:
         if row["counter"] != "FlopCounterMode":
             row["forward_flops"] = None
@@ -350,13 +358,13 @@ def check_labels(roof):
     FigureCanvasAgg(figure).draw()
     legend, axes = above.get_legend().get_window_extent(), above.get_window_extent()
     assert not legend.overlaps(axes)
-    assert any(line.startswith("step ") for line in roofline_lines(roof))
+    assert any(row["name"].startswith("step") for row in roofline_section(roof).rows)
 
 
-def shown(columns, rows, title):
+def shown(section, title):
     """The numbers of a printed column."""
-    [wanted] = [one for one in columns if one.title == title]
-    return [float(text.replace(",", "").rstrip("%")) for row in rows if (text := wanted.text(row)) != "-"]
+    [wanted] = [one for one in section.columns if one.title == title]
+    return [float(text.replace(",", "").rstrip("%")) for row in section.rows if (text := wanted.text(row)) != "-"]
 
 
 @pytest.mark.slow
@@ -366,18 +374,18 @@ def test_the_rows_of_each_table_add_up_to_its_last(flops, documents):
     times = [row["time_ms"] for row in roof["points"] if row["time_ms"]]
     times += [row["ms_per_step"] for row in roof["time_elsewhere"]]
     assert sum(times) == pytest.approx(roof["profiled_step_ms"]) == pytest.approx(trace["attribution"]["ms_per_step"])
-    rows = roofline_rows(roof)
+    classes = roofline_section(roof)
     for title in ("ms", "share"):
-        *parts, total, difference, step = shown(POINT_COLUMNS, rows, title)
+        *parts, total, difference, step = shown(classes, title)
         assert sum(parts) == pytest.approx(total, abs=0.3)
         assert total + difference == pytest.approx(step, abs=0.3)
-    assert rows[-1]["time_ms"] == profile["performance_metrics"]["avg_step_time_ms"]
-    (classes, by_class), (phases, by_phase) = intensity_tables(intensity)
-    tables = [(classes, by_class, title) for title in ("calls", "MFLOP", "MB moved", "share")]
-    tables += [(phases, by_phase, title) for title in ("MB moved", "minimum MB moved")]
-    (components, by_component), _ = detail_tables(profile["flops_analysis"])
-    tables += [(components, by_component, title) for title in ("forward FLOPs", "backward FLOPs", "share")]
-    for columns, rows, title in tables:
-        *parts, total = shown(columns, rows, title)
+    assert classes.rows[-1]["time_ms"] == profile["performance_metrics"]["avg_step_time_ms"]
+    classes = intensity_section(intensity)
+    tables = [(classes, title) for title in ("calls", "MFLOP", "MB moved", "share")]
+    tables += [(classes.parts[0], title) for title in ("MB moved", "minimum MB moved")]
+    components, _ = detail_sections(profile["flops_analysis"])
+    tables += [(components, title) for title in ("forward FLOPs", "backward FLOPs", "share")]
+    for section, title in tables:
+        *parts, total = shown(section, title)
         assert sum(parts) == pytest.approx(total, abs=0.6), title
-    assert by_component[-1]["forward_flops"] == profile["flops_analysis"]["forward_flops"]
+    assert components.rows[-1]["forward_flops"] == profile["flops_analysis"]["forward_flops"]

@@ -25,11 +25,11 @@ from traces import (
 
 from analysis.attribution.components import OVERHEAD
 from analysis.attribution.critical_path import critical_path, walk
-from analysis.attribution.gpu_time import between_events, gpu_timeline
-from analysis.attribution.ledger import idle_by_cause, ledger, of_steps, us_by
+from analysis.attribution.gpu_time import gpu_timeline
+from analysis.attribution.ledger import cut_to, idle_by_cause, ledger, of_steps, us_by
 from analysis.attribution.operators import operator_tables
-from analysis.diagnosis.shape_rates import kernel_durations, queue_over_step, shape_rates
-from analysis.report.sections import TRACE_COLUMNS
+from analysis.diagnosis.sections import TRACE_COLUMNS
+from analysis.limits.shape_rates import kernel_durations, queue_over_step, shape_rates
 from analysis.trace.links import link
 
 
@@ -49,7 +49,7 @@ def test_causes_add_up_to_the_idle_time(tmp_path_factory, parts):
         events += on_gpu(name, launched, launched + delay, duration, i + 1, kind=kind, operator=event("aten::mm", 0, 1))
     links = attributed(trace_of(tmp_path_factory.mktemp("trace"), *events))
     timeline = gpu_timeline(links.gpu)
-    causes = idle_by_cause(between_events(links))
+    causes = idle_by_cause(cut_to(ledger(links), links.gpu["start"].min(), links.gpu["end"].max()))
     assert sum(causes.values()) / 1e3 == pytest.approx(timeline["idle_ms"], abs=1e-9)
     assert min(causes.values()) >= 0
     us = us_by(ledger(links), "kind").reindex(["computation", "communication", "copy"], fill_value=0.0)
@@ -66,7 +66,8 @@ def test_what_the_gpu_waited_for(tmp_path):
         *on_gpu("ncclKernel", 205, 320, 80, 3, operator=REDUCE | {"ts": 204}),  # queued: 20 behind a kernel
         *on_gpu("gemm", 208, 430, 10, 4, operator=LARGE | {"ts": 207}),  # 30 behind communication
     ]
-    causes = idle_by_cause(between_events(attributed(trace_of(tmp_path, *events))))
+    links = attributed(trace_of(tmp_path, *events))
+    causes = idle_by_cause(cut_to(ledger(links), links.gpu["start"].min(), links.gpu["end"].max()))
     expected = dict(synchronization=40, launch=62, latency=8, communication=20 + 30)
     assert causes == pytest.approx(dict.fromkeys(causes, 0) | expected)
 
@@ -83,12 +84,18 @@ def test_blocking_calls_are_synchronizations(tmp_path, call):
 
 
 def test_launch_delay_and_queue_depth(tmp_path):
+    """Copies and memory sets fill the queue as kernels do; their delay is not that of a launch."""
     events = [step(1, 0, 300)]
     for i in range(5):
         events += on_gpu("gemm", 10 * i, 100 + 20 * i, 20, i + 1, operator=LARGE | {"ts": 10 * i})
     timeline = analysis_of(trace_of(tmp_path, *events))["gpu_timeline"]
     assert timeline["launch_delay_us"]["p50"] == 120
     assert (timeline["queue_depth"]["mean"], timeline["queue_depth"]["max"]) == (3, 5)
+    for i, (call, kind) in enumerate((("hipMemcpyAsync", "gpu_memcpy"), ("hipMemsetAsync", "gpu_memset"))):
+        events += on_gpu("Memory", 50 + 10 * i, 200 + 20 * i, 20, i + 6, kind=kind, call=call)
+    timeline = analysis_of(trace_of(tmp_path, *events))["gpu_timeline"]
+    assert timeline["launch_delay_us"]["p50"] == 120
+    assert timeline["queue_depth"]["max"] == max(timeline["queue_over_step"]["queued"]) == 7
 
 
 def test_work_launched_before_the_trace_is_no_part_of_a_step():
@@ -173,6 +180,7 @@ def test_the_critical_path_comes_to_no_event_twice(tmp_path):
     """A kernel of a graph that takes no time, where the host's wait ends and its launch begins: in whole us, all three
     are at once."""
     events = [
+        step(1, 66, 95),
         event("cudaDeviceSynchronize", 51, 26, "cuda_runtime", correlation=105),
         event("aten::_softmax", 66, 1),
         event("nvjet", 77, 0, "kernel", correlation=113, device=0, stream=20),
@@ -227,7 +235,7 @@ def test_rates_by_shape_and_their_roof(tmp_path):
     fp8 = shaped("aten::_scaled_mm", 0, 4, [[64, 64], [64, 64]], ["c10::Float8_e4m3fn"] * 2)
     events = gpu_step((large, 100, 1000), (slim, 2000, 20), (fp8, 2100, 5), length=3000)
     first, second, third = shape_rates(link(trace_of(tmp_path, *events, **H100_PROPERTIES)), None)
-    assert (third["precision"], third["roof"]) == ("c10::Float8_e4m3fn", None)  # of which no peak is known here
+    assert (third["precision"], third["roof"]) == ("fp8", "compute")  # its bytes are not determined
     assert (first["roof"], second["roof"], second["shapes"]) == ("compute", "memory", "[1, 4096] [4096, 4096]")
     assert first["tflops"] == pytest.approx(2 * 4096**3 / 1e-3 / 1e12)
     assert first["share_of_roof"] == pytest.approx(first["tflops"] / 989.4, rel=0.01)

@@ -171,10 +171,14 @@ except SystemExit as stop:
 def test_a_trace_is_read_without_pytorch(tmp_path):
     """It takes seconds to import, and much of a machine's memory."""
     trace = write_trace(tmp_path / "trace.json", *SMALL)
-    flags = ["--analyze-existing", str(trace), "--output-dir", "out", "--verbose"]
-    command = [sys.executable, "-c", READ, str(PROJECT / "run_pytorch_profiler.py"), *flags]
-    code, out = finish(start(*command, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)}))
-    assert (code, out.splitlines()[-1]) == (0, "0 []"), out
+    commands = (
+        ["run_pytorch_profiler.py", "--analyze-existing", str(trace), "--output-dir", "out", "--verbose"],
+        ["analyze_trace.py", str(trace), "--no-generate-report"],
+    )
+    for name, *flags in commands:
+        command = [sys.executable, "-c", READ, str(PROJECT / name), *flags]
+        code, out = finish(start(*command, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)}))
+        assert (code, out.splitlines()[-1]) == (0, "0 []"), out
 
 
 # ---- Sizes ---------------------------------------------------------------------------------------------------------

@@ -9,18 +9,21 @@ from hypothesis import strategies as st
 from traces import REAL, analysis_of, attributed, event, on_gpu, step, trace_of
 
 from analysis.attribution.collectives import collective_rows, collectives_of
+from analysis.attribution.critical_path import critical_path
 from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.intervals import Slices, innermost
 from analysis.attribution.ledger import (
     IDLE_CAUSES,
-    LATENCY_US,
+    capture_share,
     cut_at_arrivals,
     events_of_steps,
     exposed_communication,
     ledger,
+    left_out,
     of_steps,
     us_by,
 )
+from analysis.trace.links import LATENCY_US
 from analysis.trace.tables import read_trace
 
 GOLDEN = sorted((PROJECT / "tests" / "golden").glob("*.trace.json.gz"))
@@ -28,9 +31,9 @@ SHARED = sorted(REAL.glob("*.json.gz")) + sorted(REAL.glob("nanogpt_8_ranks/*.js
 
 
 def time_of_steps(links) -> float:
-    """The window on a GPU, else the time that is in any step, in us."""
+    """On a GPU the window without what is left out, else the time that is in any step, in us."""
     if links.on_gpu:
-        return links.window[1] - links.window[0]
+        return links.window[1] - links.window[0] - left_out(links)["us"].sum()
     steps = links.steps.sort_values("start")
     return sum(
         max(0.0, end - max(start, before))
@@ -271,6 +274,118 @@ def test_what_is_queued_behind_communication_starts_soon_after_it(tmp_path):
     assert found["communication", "nothing"] == 500
     assert found["idle", "communication"] == pytest.approx(10 + LATENCY_US)  # before it, and after it
     assert found["idle", "unknown"] == pytest.approx(1800 - 610 - LATENCY_US)
+
+
+def test_memory_is_allocated_and_kernels_are_loaded_while_the_gpu_is_idle(tmp_path):
+    """Until its launch at 12,202 a kernel waited for memory, then for a call that took over 5 ms and is no copy."""
+    first = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
+    calls = [("hipFree", 50, 350), ("hipModuleLoadData", 500, 5001), ("hipMemcpyAsync", 5600, 5100)]
+    calls = [event(name, start, us, "cuda_runtime", thread=2, correlation=start) for name, start, us in calls]
+    second = on_gpu("gemm", 12_200, 12_210, 400, 2, operator=event("aten::mm", 12_199, 4))
+    links = attributed(trace_of(tmp_path, step(1, 0, 12_610), *first, *calls, event("aten::cat", 100, 12_000), *second))
+    us = us_by(of_steps(links), "cause")
+    assert (us["allocation"], us["start_up"]) == (300, 5001)
+    assert us["launch"] == 12 + 12_202 - 100 - 300 - 5001
+    assert critical_path(links)["gpu_idle_ms"] == pytest.approx(12.13)
+
+
+@pytest.mark.parametrize("within", [None, "call", "operator", "collective"])
+def test_an_operator_that_works_on_the_cpu_is_code_of_the_program(tmp_path, within):
+    """8 ms of aten::cat in an aten::stack.  Not so if a call or another operator is in it, or if it communicates."""
+    first = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
+    second = on_gpu("gemm", 8300, 8310, 1000, 2, operator=event("aten::mm", 8299, 4))
+    inner = {"call": [event("cudaEventRecord", 4000, 2, "cuda_runtime", correlation=9)]}
+    inner["operator"] = [event("aten::copy_", 4000, 100)]
+    name = "record_param_comms" if within == "collective" else "aten::cat"
+    run = [step(1, 0, 9310), *first, event("aten::stack", 200, 8050), event(name, 210, 8000), *inner.get(within, [])]
+    links = attributed(trace_of(tmp_path, *run, *second))
+    assert us_by(of_steps(links), "cause").get("host_code", 0.0) == (0 if within else 8000)
+    if not within:
+        [row] = [row for row in analysis_of(links.trace)["opportunities"] if row["name"] == "less host code"]
+        assert "most of it in aten::cat" in row["finding"]
+
+
+def test_the_first_launch_of_a_kernel_may_load_it(tmp_path):
+    """Three launches of 2 ms: of a new kernel, of one that ran before, and of a new one; then a new one of 0.9 ms."""
+    launches = [("gemm", 100, 2000), ("gemm", 3000, 2000), ("add", 6000, 2000), ("mul", 9000, 900)]
+    run = [step(1, 0, 10_000)]
+    for number, (name, start, us) in enumerate(launches, 1):
+        run += on_gpu(name, start, start + us, 20, number, operator=event("aten::mm", start - 1, us + 2))
+        run[-2]["dur"] = us
+    assert us_by(of_steps(attributed(trace_of(tmp_path, *run))), "cause")["start_up"] == 2000 + 2000
+
+
+def late(start, stream=7):
+    """A kernel that was launched at 100, and one on another stream that ran before."""
+    other = on_gpu("gemm", 10, 20, 50, 1, operator=event("aten::mm", 9, 4), stream=3)
+    return step(1, 0, 820), *other, *on_gpu("gemm", 100, start, 20, 2, stream=stream)
+
+
+def test_what_the_gpu_did_before_the_recording_is_left_out(tmp_path):
+    """The first kernel of a stream starts 0.7 ms after its launch, at 102: the GPU was at work, and nothing tells at
+    what.  Not so where its stream ran before, or where it took its latency."""
+    links = attributed(trace_of(tmp_path, *late(800)))
+    check_slices(links)
+    assert left_out(links)["us"].sum() == 800 - 102
+    assert us_by(of_steps(links), "state")["idle"] == 20 + 32
+    assert critical_path(links)["length_ms"] == pytest.approx((820 - (800 - 102)) / 1e3)
+    assert "0.698 ms are left out of the steps" in " ".join(analysis_of(links.trace)["integrity"]["notes"])
+    for events in (late(202), late(800, stream=3)):
+        links = attributed(trace_of(tmp_path, *events))
+        assert left_out(links).empty and us_by(of_steps(links), "state")["idle"] == 820 - 70
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_where_no_marks_tell_the_steps_the_host_alone_at_both_ends_is_none(tmp_path, marked):
+    """3 ms of host code before two kernels and a wait after them; memory is allocated in 400 us of the former."""
+    work = on_gpu("gemm", 3100, 3110, 80, 1, operator=event("aten::mm", 3099, 4))
+    work += on_gpu("add", 3150, 3200, 50, 2, operator=event("aten::add", 3149, 4))
+    calls = [("hipMalloc", 2000, 400), ("hipDeviceSynchronize", 3300, 700)]
+    calls = [event(name, start, us, "cuda_runtime", correlation=start) for name, start, us in calls]
+    marks = [step(1, 0, 4000)] if marked else [event("aten::empty", 0, 10), event("aten::empty", 3990, 10)]
+    links = attributed(trace_of(tmp_path, *marks, *work, *calls))
+    check_slices(links)
+    us, notes = us_by(of_steps(links), "cause").to_dict(), " ".join(analysis_of(links.trace)["integrity"]["notes"])
+    if marked:
+        assert sum(us.values()) == 4000
+    else:
+        assert us == {"allocation": 400, "nothing": 80 + 50, "latency": 10}
+        assert critical_path(links)["length_ms"] == pytest.approx((3250 - 2000 - 8) / 1e3)
+    assert ("3.460 ms are left out of the steps: the GPU had no work yet" in notes) != marked
+    assert "record more" not in notes
+
+
+def test_of_a_lone_kernel_nothing_is_told_of_the_host(tmp_path):
+    work = on_gpu("add", 90_000, 90_010, 30, 1, operator=event("aten::add", 89_999, 4))
+    document = analysis_of(trace_of(tmp_path, event("aten::empty", 0, 10), *work))
+    assert document["verdict"]["shares"]["host_code"] == document["verdict"]["shares"]["launch"] == 0
+    assert document["attribution"]["ms_per_step"] == pytest.approx(0.03)
+    note = "what is left is 0.030 ms with 1 GPU event: record more"
+    assert any(one.endswith(note) for one in document["integrity"]["notes"])
+
+
+def test_the_time_within_a_replay_is_the_gpus(tmp_path):
+    """It has the whole graph: 100 to 130 and 150 to 400, on a second stream; what comes before and after is not."""
+    at = {"correlation": 1, "device": 0}
+    run = [
+        event("cudaGraphLaunch", 10, 20, "cuda_runtime", correlation=1),
+        event("gemm", 40, 60, "kernel", **at, stream=7),
+        event("gemm", 130, 20, "kernel", **at, stream=7),
+        event("gemm", 400, 100, "kernel", **at, stream=9),
+    ]
+    links = attributed(trace_of(tmp_path, step(1, 0, 600), *run))
+    us = us_by(of_steps(links), "cause")
+    assert (us["replay"], us["launch"], us["latency"]) == (30 + 250, 30 + 100, 10)
+    assert left_out(links).empty
+
+
+def test_the_share_that_records_a_graph(tmp_path):
+    """Two captures, the second still going on at the end."""
+    edges = [("cudaStreamBeginCapture", 100), ("cudaStreamEndCapture", 290), ("cudaStreamBeginCapture", 900)]
+    edges = [event(name, start, 10, "cuda_runtime", correlation=start) for name, start in edges]
+    work = on_gpu("gemm", 10, 20, 80, 1, operator=event("aten::mm", 9, 4))
+    assert capture_share(attributed(trace_of(tmp_path, step(1, 0, 1000), *work, *edges))) == pytest.approx(0.3)
+    assert capture_share(attributed(trace_of(tmp_path, step(1, 0, 1000), *work))) == 0
 
 
 def test_a_collective_that_outlives_the_trace_adds_no_time(tmp_path):

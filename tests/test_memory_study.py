@@ -9,6 +9,7 @@ import pytest
 from helpers import PROJECT, finish, start
 
 import run_memory_study
+from harness.base.sections import as_text
 from harness.ranks.failure_watch import wait_until
 from studies.memory.results import fit, fit_section, growth_factors, shares, table, with_shares
 
@@ -47,7 +48,7 @@ def test_too_few_rows_are_no_fit(pairs):
     found = fit(rows)
     assert found["rows"] is None
     assert "three runs" in found["rows_reason"]
-    assert fit_section(found, []).as_text()[-1].startswith("No fit")
+    assert as_text(fit_section(found, []))[-1].startswith("No fit")
     assert all(one["shares_of_fit_reason"] == "there is no fit" for one in with_shares(rows, found))
 
 
@@ -58,7 +59,7 @@ def test_factors_between_neighbors():
     assert factors["batch", 2, 8, 4, 8] == pytest.approx(exact(4, 8) / exact(2, 8))
     assert factors["sequence", 2, 8, 2, 16] == pytest.approx(exact(2, 16) / exact(2, 8))
     assert factors["batch", 4, 8, 8, 8] is None
-    text = "\n".join(table(rows).as_text())
+    text = "\n".join(as_text(table(rows)))
     assert "skipped: why" in text
     assert "failed: why" in text
 
@@ -83,7 +84,7 @@ def test_a_study_and_its_resumption(tmp_path, study):
     flags = "--batch-sizes 2 4 --seq-lens 32 64".split()
     code, out = study(*flags, "--output-dir", "study")
     assert code == 0, out
-    assert "[4/4] batch 4 x 64 tokens:" in out
+    assert "4 of 4: batch 4 x 64 tokens:" in out
     document = json.loads((tmp_path / "study" / "memory_study.json").read_text())
     rows = document["rows"]
     shapes = [(b, s, "ok") for s in (32, 64) for b in (2, 4)]
@@ -103,7 +104,7 @@ def test_a_study_and_its_resumption(tmp_path, study):
     (tmp_path / "study" / "memory_study.json").write_text(json.dumps(broken))
     code, out = study(*flags, "--resume", "study")
     assert code == 0, out
-    assert "Resumed; finished rows: 3" in out and "[1/1] batch 4 x 64 tokens:" in out
+    assert "Resumed; finished rows: 3" in out and "1 of 1: batch 4 x 64 tokens:" in out
     assert rows_in(tmp_path / "study")[:3] == rows[:3]
     code, out = study(*flags, "--resume", "study", "--learning-rate", "1")
     assert (code, "started with learning_rate 0.0001, not 1.0" in out) == (2, True)

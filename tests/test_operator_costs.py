@@ -1,15 +1,18 @@
 """FLOPs, bytes and category of each operator: against torch's own counter, or by hand."""
 
+import itertools
 import json
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
+from traces import H100_PROPERTIES, analysis_of, event, on_gpu, step, trace_of
 
 import tiny_llama_v1 as tiny_llama
 from analysis.vocabulary.operators import category
-from analysis.work.operator_costs import cost
+from analysis.work.operator_costs import Cost, cost, unmasked_pairs
 
 
 def test_flops_of_a_trace_are_those_of_the_formula(train, tmp_path):
@@ -100,6 +103,159 @@ def test_flops_of_the_gradient_of_a_convolutions_input():
     assert flops == 2 * 32 * 2048 * 7 * 7 * 512 * 9
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (1, 9), (5, 9), (9, 5)])
+@pytest.mark.parametrize(("left", "right"), [(math.inf, 0), (2, 0), (2, 1), (math.inf, math.inf)])
+@pytest.mark.parametrize("top_left", [True, False])
+def test_unmasked_scores_are_those_of_the_mask(queries, keys, left, right, top_left):
+    distance = torch.arange(keys) - torch.arange(queries)[:, None] - (0 if top_left else keys - queries)
+    mask = (distance <= right) & (distance >= -left)
+    assert unmasked_pairs(queries, keys, left, right, top_left) == int(mask.sum())
+
+
+def test_what_causal_attention_must_do_is_half_and_the_diagonal():
+    shapes, values = [[2, 4, 128, 16]] * 3 + [[]] * 4, ["", "", "", "0.", "True", "", ""]
+    causal = cost("aten::_scaled_dot_product_flash_attention_for_cpu", shapes, ["float"] * 3, values)
+    assert causal.flops == 4 * 2 * 4 * 128 * 128 * 16
+    assert causal.least_flops == 4 * 2 * 4 * (128 * 129 // 2) * 16
+    full = cost("aten::_scaled_dot_product_flash_attention_for_cpu", shapes, ["float"] * 3, [""] * 7)
+    assert full.least_flops == full.flops == causal.flops
+    assert cost("aten::mm", [[8, 4], [4, 2]], None, None).least_flops == 2 * 8 * 4 * 2
+    # Of packed sequences the least is that of equal lengths: 3 of 5 tokens and 2 of 6 of these 27
+    shapes = [[27, 6, 64]] * 3 + [[6], [6]] + [[]] * 8
+    packed = cost("aten::_flash_attention_forward", shapes, None, [*[""] * 5, "20", "20", "0.", "True", *[""] * 4])
+    assert (packed.flops, packed.most_flops) == (None, 4 * 27 * 6 * 20 * 64)
+    assert packed.least_flops == 4 * 6 * 64 * (3 * 15 + 2 * 21)
+
+
+def of_inputs(name, given):
+    """Cost of a call of which these inputs, by position, are recorded: shapes with types, or texts of values."""
+    n = max(given) + 1
+    shapes, types, values = [[] for _ in range(n)], [""] * n, [""] * n
+    for i, one in given.items():
+        if isinstance(one, str):
+            values[i] = one
+        else:
+            shapes[i], types[i] = one
+    return cost(name, shapes, types, values)
+
+
+def test_attention_over_a_cache_in_pages_has_an_upper_limit():
+    bf16 = "c10::BFloat16"
+    decode = of_inputs("_C::paged_attention_v2", {4: ([32, 8, 128], bf16), 11: "16", 12: "1000"})
+    assert (decode.flops, decode.most_flops, decode.keys) == (None, 4 * 32 * 8 * 128 * 1000, 1000)
+    decode = of_inputs("_rocm_C::paged_attention", {4: ([32, 8, 128], bf16), 12: "16", 13: "1000"})
+    assert decode.keys == 1000
+    query, cache = ([100, 8, 128], bf16), ([500, 16, 2, 128], bf16)
+    chunk = of_inputs("_vllm_fa2_C::varlen_fwd", {0: query, 1: cache, 2: cache, 8: ([3, 40], "int"), 11: "700", 20: ""})
+    assert (chunk.flops, chunk.most_flops) == (None, 4 * 100 * 8 * 128 * 640)  # 40 pages of 16
+    given = {0: query, 1: cache, 2: cache, 7: ([4], "int"), 13: "600", 14: ([3, 40], "int"), 24: "True", 26: ""}
+    assert of_inputs("_vllm_fa3_C::fwd", given).most_flops == 4 * 100 * 8 * 128 * 600
+    assert of_inputs("vllm::unified_attention", {0: query, 1: query, 2: query, 3: ""}) == Cost()  # not told
+
+
+def test_the_range_of_a_batch_tells_the_lengths_of_attention(tmp_path):
+    """Prompts of 3 and 5 new tokens behind 0 and 10 cached ones, and two sequences that generate behind 7 and 20."""
+    context = f"sq8sk{3 + 15}sqsq{9 + 25}sqsk{9 + 75}"
+    batch = f"execute_4_context_2({context})_generation_2(sq2sk{8 + 21}sqsq2sqsk{8 + 21})"
+    query, key = ([10, 8, 64], "c10::BFloat16"), ([10, 2, 64], "c10::BFloat16")
+    inputs = [[query[0], key[0], key[0], query[0], []], [query[1], key[1], key[1], query[1], ""], [""] * 5]
+    found = cost("vllm::unified_attention_with_output", *inputs, batch)
+    per_score = 2 * 8 * (64 + 64)
+    assert found.flops == per_score * (3 * 3 + 5 * 15 + 8 + 21)
+    assert found.least_flops == per_score * (6 + (11 + 12 + 13 + 14 + 15) + 8 + 21)
+    assert found.bytes == 2 * (2 * 10 * 8 * 64 + (3 + 15 + 8 + 21) * 2 * 2 * 64)
+    assert cost("vllm::unified_attention_with_output", *inputs) == Cost()
+    fewer = [[[9, 8, 64], *inputs[0][1:]], *inputs[1:]]
+    assert cost("vllm::unified_attention_with_output", *fewer, batch) == Cost()  # not all of the batch
+    shaped = {"Input Dims": inputs[0], "Input type": inputs[1], "Concrete Inputs": inputs[2], "External id": 1}
+    attention = [event("vllm::unified_attention_with_output", start, 9, **shaped) for start in (10, 30)]
+    events = [event(batch, 5, 40, "user_annotation"), *attention, *on_gpu("attention", 12, 100, 10, 1)]
+    [row] = [row for row in analysis_of(trace_of(tmp_path, *events))["operators"] if row["name"].startswith("vllm")]
+    assert row["flops"] == 2 * found.flops
+    events.append(event(batch.replace("sk29", "sk31"), 55, 40, "user_annotation"))
+    events.append(event("vllm::unified_attention_with_output", 60, 9, **shaped))  # of other lengths: not told apart
+    [row] = [row for row in analysis_of(trace_of(tmp_path, *events))["operators"] if row["name"].startswith("vllm")]
+    assert row["flops"] is None
+
+
+def test_flops_of_experts_and_of_grouped_and_scaled_matmuls():
+    bf16, fp8, k, n = "c10::BFloat16", "c10::Float8_e4m3fn", 64, 96
+    given = {
+        0: ([10, k], bf16),
+        1: ([8, 2 * n, k], bf16),
+        2: ([8, k, n], bf16),
+        3: ([10, 2], "float"),
+        4: ([10, 2], "int"),
+    }
+    experts = of_inputs("vllm::outplace_fused_experts", given)
+    assert experts.flops == 10 * 2 * (2 * k * 2 * n + 2 * n * k)
+    assert experts.bytes == 2 * (2 * 10 * k + 8 * 3 * n * k)
+    few = of_inputs("sglang::inplace_fused_experts", given | {0: ([1, k], bf16), 4: ([1, 2], "int")})
+    assert few.bytes == 2 * (2 * k + 2 * 3 * n * k)  # two of eight experts
+    packed = {1: ([8, 2 * n, k // 2], "unsigned char"), 2: ([8, k, n // 2], "unsigned char")}
+    assert of_inputs("aiter::fused_moe_", given | packed).flops == experts.flops
+    a, b = torch.randn(10, 4, 6), torch.randn(10, 6, 3)
+    groups = cost("aten::_grouped_mm", [[10, 4, 6], [10, 6, 3]], [bf16, bf16], None)
+    assert groups.flops == flops_by_torch(lambda: a @ b)
+    rows = cost("aten::_grouped_mm", [[40, 6], [10, 6, 3], [10]], [bf16, bf16, "int"], None)
+    assert (rows.flops, rows.bytes) == (groups.flops, 2 * (40 * 6 + 10 * 6 * 3 + 40 * 3))
+    parts = cost("aten::_scaled_grouped_mm", [[4, 60], [60, 3], [], [], [10]], [fp8, fp8, "", "", "int"], None)
+    assert (parts.flops, parts.bytes) == (2 * 4 * 60 * 3, 4 * 60 + 60 * 3 + 2 * 10 * 4 * 3)
+    columns = cost("aten::_grouped_mm", [[10, 4, 6], [6, 30], [10]], [bf16, bf16, "int"], None)
+    assert (columns.flops, columns.bytes) == (2 * 4 * 6 * 30, 2 * (240 + 180 + 4 * 30))
+    scaled = of_inputs("_C::cutlass_scaled_mm", {0: ([5, 7], bf16), 1: ([5, 9], fp8), 2: ([9, 7], fp8)})
+    assert (scaled.flops, scaled.bytes) == (2 * 5 * 9 * 7, 45 + 63 + 2 * 35)
+    assert of_inputs("aiter::gemm_a8w8", {0: ([5, 9], fp8), 1: ([7, 9], fp8)}).flops == scaled.flops
+    assert of_inputs("_rocm_C::wvSplitK", {0: ([7, 9], bf16), 1: ([5, 9], bf16)}).flops == scaled.flops
+
+
+def flops_by_torch(work):
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "types", "written"),
+    [
+        ("mul", [[8, 4], []], ["c10::BFloat16", "double"], 2 * 32),  # a number widens no tensor of its kind
+        ("mul", [[8, 4], []], ["c10::BFloat16", "float"], 2 * 32),
+        ("mul", [[8, 4], []], ["long int", "double"], 4 * 32),  # but makes an integer a float
+        ("add", [[8, 4], []], ["float", "c10::complex<double>"], 8 * 32),
+        ("add", [[8, 4], [4]], ["c10::BFloat16", "float"], 4 * 32),
+        ("add", [[8, 4], [8, 4]], ["long int", "c10::Half"], 2 * 32),
+        ("div", [[], []], ["float", "double"], 8),
+        ("gt", [[8, 4], []], ["float", "double"], 32),
+        ("native_batch_norm_backward", [[8, 4], [8, 4], [4]], ["c10::BFloat16", "c10::BFloat16", "float"], 2 * 32),
+        ("linalg_vector_norm", [[8, 4], []], ["float", "Scalar"], 4),
+        ("copy_", [[8, 4], [8, 4]], ["float", "c10::Half"], 4 * 32),
+    ],
+)
+def test_outputs_have_the_type_that_pytorch_gives_them(name, shapes, types, written):
+    sizes = {"float": 4, "double": 8, "long int": 8, "c10::complex<double>": 16, "Scalar": 0}
+    read = sum(sizes.get(kind, 2) * math.prod(shape) for shape, kind in zip(shapes, types, strict=True))
+    read -= 4 * 32 if name == "copy_" else 0
+    assert cost(f"aten::{name}", shapes, types, None).bytes == read + written
+
+
+def test_type_promotion_is_that_of_torch():
+    kinds = {"bool": torch.bool, "int": torch.int32, "long int": torch.int64, "c10::BFloat16": torch.bfloat16}
+    kinds |= {"float": torch.float32, "double": torch.float64}
+    for (one, a), (other, b) in itertools.product(kinds.items(), repeat=2):
+        x, y = torch.ones(8, 4, dtype=a), torch.ones(8, 4, dtype=b)
+        pair, sizes = torch.result_type(x, y).itemsize, 32 * (a.itemsize + b.itemsize)
+        assert cost("aten::mul", [[8, 4], [8, 4]], [one, other], None).bytes == sizes + 32 * pair
+
+
+@pytest.mark.parametrize(("mask", "written"), [("[True, True, False]", 2304 + 96), ("[False, True, True]", 96)])
+def test_a_convolutions_backward_reads_and_writes_once(mask, written):
+    shapes = [[2, 8, 6, 6], [2, 12, 6, 16], [8, 12, 1, 1], *[[]] * 8]
+    values = [*[""] * 3, "[8]", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1", mask]
+    found = cost("aten::convolution_backward", shapes, ["float"] * 3, values)
+    assert found.bytes == 4 * (576 + 2304 + 96 + written)
+    assert found.flops == mask[1:-1].split(", ")[:2].count("True") * 2 * 576 * 12
+
+
 def test_flops_of_fused_attention():
     """torch's counter is 0 for it on a CPU, so the products are counted by hand."""
     q, k, v = (torch.randn(2, 4, n, 16, requires_grad=True) for n in (32, 48, 48))
@@ -145,3 +301,18 @@ CATEGORIES = {
 @pytest.mark.parametrize("kind", CATEGORIES)
 def test_categories(kind):
     assert {name: category(name) for name in CATEGORIES[kind].split()} == dict.fromkeys(CATEGORIES[kind].split(), kind)
+
+
+def test_a_share_of_a_roof_is_of_what_a_kernel_must_do(tmp_path):
+    """Causal attention of 4096 tokens in 1 ms, on an H100: its FLOPs are those of the full scores, its roof is not."""
+    inputs = {"Input Dims": [[1, 4096, 32, 128]] * 3 + [[]] * 6, "Input type": ["c10::BFloat16"] * 3 + [""] * 6}
+    inputs |= {"Concrete Inputs": [*[""] * 5, "4096", "4096", "0.", "True"], "External id": 1}
+    attention = event("aten::_flash_attention_forward", 10, 9, **inputs)
+    trace = trace_of(
+        tmp_path, step(1, 0, 2000), *on_gpu("flash_fwd", 12, 20, 1000, 1, operator=attention), **H100_PROPERTIES
+    )
+    [row] = analysis_of(trace)["shape_rates"]
+    full = 4 * 32 * 4096 * 4096 * 128
+    assert row["tflops"] == pytest.approx(full / 1e9)
+    assert row["unmasked_tflops"] == pytest.approx(full / 1e9 * 4097 / 8192)
+    assert row["share_of_roof"] == pytest.approx(row["unmasked_tflops"] / 989.4, rel=1e-3)

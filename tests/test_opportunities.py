@@ -10,6 +10,7 @@ from traces import (
     H100_PROPERTIES,
     LARGE,
     REDUCE,
+    TORCH_1_8,
     analysis_of,
     event,
     gpu_step,
@@ -20,11 +21,13 @@ from traces import (
     trace_of,
 )
 
-from analysis.diagnosis.opportunities import best_three, gain_text
+from analysis.advice.text import best_three, gain_text
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
 from harness.base.command_line import compiler_problem
 from harness.model.optimizations import OPTIMIZATIONS
+
+ADDS = [ADD | {"ts": 50, "dur": 500}, ADD | {"ts": 550, "dur": 400}]
 
 
 def opportunities(train, tmp_path, *flags):
@@ -42,10 +45,10 @@ def test_opportunities_of_the_default_model(train, tmp_path):
     assert {name for one in OPTIMIZATIONS for name in one.answers} <= known
     shares = {row["component"]: row["share"] for row in analysis["components"]}
     qkv = sum(shares[f"attention.{part}_proj"] for part in "qkv")
-    assert found["fuse q, k and v"]["share"] == pytest.approx(qkv, rel=1e-6)
+    assert qkv <= found["fuse q, k and v"]["share"] * (1 + 1e-6) <= 1.2 * qkv  # with the overhead beside them
     assert found["mixed precision"]["flag"] == "--precision bf16"
     assert found["larger batch"]["flag"] == "--batch-size 16" if "larger batch" in found else True
-    gains = []
+    gains, slowed = [], max(1.0, analysis["integrity"]["profiler_overhead"]["ratio"] or 0.0)
     for row in found.values():
         if row["name"] == "activation checkpointing":
             assert row["memory_bound_mb"] > 50
@@ -53,12 +56,16 @@ def test_opportunities_of_the_default_model(train, tmp_path):
             assert row["speedup_bound"] == pytest.approx(1 / (1 + row["share"]))
             continue
         rest = 0 if row["part_speedup"] is None else row["share"] / row["part_speedup"]
-        assert row["speedup_bound"] == pytest.approx(1 / (1 - row["share"] + rest))
-        assert f"{row['share']:.1%}" in row["evidence"]
         estimate, bound = row["speedup_estimate"], row["speedup_bound"]
+        gains.append(row["saves_ms"])
+        if bound is None:
+            assert row["speedup_bound_reason"]
+            continue
+        assert bound == pytest.approx(1 / (1 - slowed * (row["share"] - rest)))
         assert estimate is None or 1 < estimate <= bound * (1 + 1e-9)
-        assert gain_text(row) == (f"estimate {estimate:.2f}x, " if estimate else "") + f"at most {bound:.2f}x"
-        gains.append(estimate or bound)
+        estimate, bound = (speedup and f"{speedup:.2f}x" for speedup in (estimate, bound))
+        told = {None: f"at most {bound} as fast", bound: f"about {bound} as fast"}
+        assert gain_text(row) == told.get(estimate, f"about {estimate} as fast, at most {bound}")
     assert gains == sorted(gains, reverse=True)
     assert found["fused attention"]["speedup_estimate"]
     assert "the highest rate of any matmul in this trace" in found["fused attention"]["basis"]
@@ -67,30 +74,27 @@ def test_opportunities_of_the_default_model(train, tmp_path):
 
 def test_nothing_is_proposed_that_the_trace_does_not_show(tmp_path):
     half = ["c10::BFloat16", "c10::BFloat16"]
-    product = shaped("aten::mm", 0, 4, [[4096, 4096], [4096, 4096]], half)
-    trace = trace_of(tmp_path, *gpu_step((product, 5, 994)), **H100_PROPERTIES)
+    product = shaped("aten::mm", 0, 4, [[8192, 8192], [8192, 8192]], half)
+    trace = trace_of(tmp_path, *gpu_step((product, 5, 1494), length=1500), **H100_PROPERTIES)
     assert analysis_of(trace)["opportunities"] == []
 
 
 def test_a_compiled_program_is_not_told_to_compile(tmp_path):
     region = event("Torch-Compiled Region: 0/0", 5, 20)
-    rows = [
-        analysis_of(trace_of(tmp_path, step(1, 0, 1000), ADD | {"ts": 50, "dur": 900}, *more))
-        for more in ((), (region,))
-    ]
+    rows = [analysis_of(trace_of(tmp_path, step(1, 0, 1000), *ADDS, *more)) for more in ((), (region,))]
     named = [{row["name"] for row in analysis["opportunities"]} for analysis in rows]
     assert "compile" in named[0]
     assert "compile" not in named[1]
 
 
 def test_where_nothing_can_be_compiled_it_is_not_proposed(tmp_path, monkeypatch):
-    trace = trace_of(tmp_path, step(1, 0, 1000), ADD | {"ts": 50, "dur": 900})
+    trace = trace_of(tmp_path, step(1, 0, 1000), *ADDS)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "compile" in {
         row["name"] for row in analysis_of(trace)["opportunities"]
     }  # it ran elsewhere, as far as known
-    monkeypatch.setattr("analysis.diagnosis.opportunities.ran_here", lambda summary: True)
+    monkeypatch.setattr("analysis.advice.changes.ran_here", lambda summary: True)
     analysis = analysis_of(trace)
     assert "compile" not in {row["name"] for row in analysis["opportunities"]}
     reasons = {row["name"]: row["reason"] for row in analysis["not_here"]}
@@ -129,8 +133,8 @@ def test_norms_outside_of_the_steps_do_not_count(tmp_path, others):
     events = [step(1, 0, 1000), *norm_of_four_kernels(100, 1)]
     events += [one for i, start in enumerate(others) for one in norm_of_four_kernels(start, 5 + 4 * i)]
     [norm] = (row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"] if row["name"] == "fused norm")
-    assert norm["share"] == pytest.approx(400 / 1000)
-    assert norm["speedup_estimate"] == pytest.approx(1 / (1 - 300 / 1000))  # one pass of four is left
+    assert norm["share"] == pytest.approx(400 / 1000 + 21 / 1000)  # and what the host takes from launch to launch
+    assert norm["speedup_estimate"] == pytest.approx(1 / (1 - 321 / 1000))  # one pass of four is left
     assert "estimate: 1 norms per step" in norm["basis"]
 
 
@@ -163,15 +167,17 @@ def test_communication_of_an_optimizer_is_one_figure(tmp_path):
 def test_a_fused_optimizer_neither_multiplies_nor_communicates_less(tmp_path, compiled):
     events = [event("Optimizer.step#Muon.step", 1, 990, kind="user_annotation")]
     events += [event("Torch-Compiled Region: 0/0", 2, 5)] * compiled
-    parts = (LARGE, 20, 500, "nvjet_tst"), (REDUCE, 520, 400, "ncclDevKernel_AllGather"), (ADD, 920, 60)
+    parts = (LARGE, 20, 500, "nvjet_tst"), (REDUCE, 520, 400, "ncclDevKernel_AllGather")
+    parts += tuple((ADD | {"name": f"aten::{name}"}, 920 + 20 * i, 20) for i, name in enumerate(("add", "mul", "div")))
     analysis = analysis_of(trace_of(tmp_path, *events, *gpu_step(*parts)))
     (row,) = (row for row in analysis["opportunities"] if row["name"] == "fused optimizer")
-    assert row["share"] == pytest.approx(0.06)
+    assert row["share"] == pytest.approx(0.06 + 0.015)  # and what the host takes from launch to launch
+    assert row["saves_ms"] == pytest.approx(0.02)  # it takes as long as its two longest operators
     assert ("compiled" in row["how"]) != compiled
 
 
 def test_a_flag_that_the_run_may_take_is_not_denied(tmp_path):
-    events = gpu_step((LARGE, 20, 500), (ADD, 520, 400))
+    events = gpu_step((LARGE, 20, 500), (ADD, 520, 200), (ADD, 720, 200))
     rows = {row["name"]: row for row in analysis_of(trace_of(tmp_path, *events))["opportunities"]}
     assert rows["compile"]["flag"] is None
     assert rows["compile"]["flag_reason"] == "nothing beside the trace says that its run takes --compile"
@@ -221,7 +227,7 @@ def test_on_a_cpu_a_timed_matmul_decides_on_mixed_precision(train, tmp_path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     timed = []
     monkeypatch.setattr(measuring, "measured_gain", lambda *a: timed.append(a) or Measurement(gain, "timed"))
-    monkeypatch.setattr("analysis.diagnosis.opportunities.WORTH_LISTING", 0.001)
+    monkeypatch.setattr("analysis.advice.opportunities.WORTH_LISTING", 0.001)
     for _ in range(2):  # the second one knows it from the cache
         code, out, err = train("--profile-operators", "--verbose", "--profile-dir", "p", "--num-steps", "4")
         assert code == 0, err
@@ -231,14 +237,16 @@ def test_on_a_cpu_a_timed_matmul_decides_on_mixed_precision(train, tmp_path, mon
         assert timed == [("cpu", "bf16")]
         if gain > 1:
             row = proposed["mixed precision"]
-            assert row["speedup_estimate"] == pytest.approx(1 / (1 - row["share"] + row["share"] / gain))
-            assert row["speedup_bound"] == pytest.approx(1 / (1 - row["share"]))
+            assert 1 < row["speedup_estimate"] <= 1 / (1 - row["share"] + row["share"] / gain)  # waits stay
+            slowed = max(1.0, analysis["integrity"]["profiler_overhead"]["ratio"] or 0.0)
+            # Other work of the model moves half the bytes at best.
+            assert row["speedup_estimate"] <= row["speedup_bound"] <= 1 / (1 - slowed * row["share"])
         else:
             assert "mixed precision" not in proposed
             assert refused["mixed precision"].startswith("bf16 is 0.12 times as fast as fp32 on this CPU: timed; ")
             assert "not worthwhile here" in out
     names = [row["name"] for row in (*analysis["opportunities"], *analysis["not_here"])]
-    assert len(names) == len(set(names)) == 15
+    assert len(names) == len(set(names)) >= 15
     assert all(row["reason"] for row in analysis["not_here"])
 
 
@@ -292,12 +300,17 @@ def test_fused_attention_affects_all_from_the_scores_to_the_weighted_sum(tmp_pat
         assert reason == "the trace has no shapes of its matmuls"
 
 
+def test_a_pytorch_that_cannot_compile_is_not_told_to():
+    analysis = analysis_of(real(TORCH_1_8))
+    assert {row["name"]: row["reason"] for row in analysis["not_here"]}["compile"].startswith("it needs PyTorch 2.0")
+
+
 def test_fused_attention_that_writes_the_scores_is_no_reason_to_call_it(tmp_path):
     around = [
         event(f"aten::{name}scaled_dot_product_attention{more}", 0, 500) for name, more in (("", ""), ("_", "_math"))
     ]
     parts = [shaped(f"aten::{name}", 100 * i, 100, inputs) for i, (name, inputs) in enumerate(ATTENTION)]
-    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *around, *parts))
+    analysis = analysis_of(trace_of(tmp_path, step(1, 0, 1000), *around, *parts, shaped("aten::relu", 500, 500, [])))
     [row] = (row for row in analysis["opportunities"] if row["name"] == "fused attention")
     assert row["share"] == pytest.approx(0.5)
     assert row["how"].startswith("F.scaled_dot_product_attention runs its math kernels")

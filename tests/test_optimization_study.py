@@ -8,13 +8,14 @@ import types
 import numpy as np
 import pytest
 import torch
+from conforming import mismatches
 from helpers import CPU_PROPERTIES, documents, run_command, unregistered
-from test_documents import mismatches
 from torch._inductor import cpu_vec_isa
 
 import run_optimization_study
 from analysis.commands.stored_optimizations import best_of
 from analysis.work.user_workload import UserWorkload, examined
+from harness.documents.schema import explained
 from harness.instruments.phases import median_interval
 from studies.engine.command_line import workload_of
 from studies.engine.isolation import cold_compiler
@@ -80,6 +81,7 @@ ANALYSIS = {
         opportunity("fused norm", "--compile", 1.25),
         opportunity("activation checkpointing", "--activation-checkpointing", 1 / 1.3, memory_bound_mb=5.0),
         opportunity("CUDA graphs", "--cuda-graphs", None),
+        opportunity("mixed precision", "--precision bf16", None, 2.0, speedup_bound_reason="no datasheet"),
     ],
     "not_here": [{"name": "fused loss", "reason": "0.2% could be saved"}],
 }
@@ -98,6 +100,7 @@ BY_NAME = {rung.name: rung for rung in rungs.RUNGS}
         ("fused-norm", "fused norm: so", "fused norm: so"),  # on a CPU only a compiler fuses it
         ("fused-loss", "fused loss: 0.2% could be saved", "fused loss: 0.2% could be saved"),
         ("cuda-graphs", "what each saves adds up to the whole step, so they must save the same", "the trace gives"),
+        ("bf16", "no datasheet", 0.5),
         ("", "it has none of these flags", "it has none of these flags"),
     ],
 )
@@ -148,13 +151,13 @@ def test_as_many_as_fit_in_memory_take_turns(available, expected):
 def test_if_the_process_dies_only_what_ended_it_is_out_of_memory(dying, processes, statuses):
     calls = []
 
-    def measure(workloads):
-        calls.append("".join(one.name for one in workloads))
+    def measure(group):
+        calls.append("".join(one.workload.name for one in group))
         if calls[-1] in dying:
             return {"status": "oom", "reason": "killed"}, None
         found = {"status": "ok", "reason": "", "step_times_ms": BASE, "losses": [4.0], "first_step_ms": 1.0}
         found |= {"audit_ok": True, "audit": "ok", "measured_peak_tflops": None}
-        return {"status": "ok", "reason": ""}, [found] * len(workloads)
+        return {"status": "ok", "reason": ""}, [found] * len(group)
 
     group = [
         Candidate(
@@ -180,7 +183,7 @@ def test_the_profile_of_the_baseline_is_forced_or_skipped_as_its_row_is(tmp_path
 
     for force in (False, True):
         sweep, args = types.SimpleNamespace(folder=tmp_path), types.SimpleNamespace(force=force)
-        study = types.SimpleNamespace(sweep=sweep, args=args, measure_in_process=measure_in_process)
+        study = types.SimpleNamespace(sweep=sweep, args=args, measure_in_process=measure_in_process, while_waiting=id)
         shape = {"size": "tiny", "precision": "fp32", "predicted_memory_bytes": 7}
         found = OptimizationStudy.profile_of(study, Candidate(shape, SMALL))
         assert found["opportunities_reason"] == "the baseline was not profiled: would not fit"
@@ -239,7 +242,7 @@ def row(flags: str, times: list[float], ladder: int | None = None, **more) -> di
 
 def together(*rows: dict, losses: dict[str, list[float]] | None = None) -> list[dict]:
     losses = {one["flags"]: [4.0, 3.9] for one in rows} | (losses or {})
-    return [one | columns_beside(one, list(rows), losses) for one in rows]
+    return [explained(one | columns_beside(one, list(rows), losses), documents.OptimizationStudyRow) for one in rows]
 
 
 BASE = [10.0, 11.0, 10.0, 12.0, 10.0]
@@ -263,9 +266,10 @@ def test_ratios_are_of_rounds_in_which_both_took_a_step():
     assert rows["--fused-loss"]["ratio_to_previous"] is None
     assert best_of([*rows.values()])["flags"] == "--attention sdpa"  # bf16 is other arithmetic
     assert finding([*rows.values()], "this CPU", 0) == [
-        "Keep on this CPU: --attention sdpa, ratio 0.90 (0.90 to 0.90) at tiny 1 x 16 fp32.",
-        "Leave out: slower on top of the rungs below: --fused-rope 1.10; slower: --fused-loss 1.20.",
-        "Relative to transformers' LLaMA with its best settings: 0.95 (0.95 to 0.95) at tiny 1 x 16 fp32.",
+        "Keep on this CPU: --attention sdpa, 1.11x as fast (95%: 1.11 to 1.11) at tiny 1 x 16 fp32.",
+        "Leave out: slower on top of the rungs below: --fused-rope 0.91x as fast; slower: --fused-loss 0.83x as fast.",
+        "Relative to transformers' LLaMA with its best settings: 1.06x as fast (95%: 1.06 to 1.06) "
+        "at tiny 1 x 16 fp32.",
         "Share of the matmul rate measured here: 50% at tiny 1 x 16 fp32.",
     ]
 
@@ -275,6 +279,49 @@ def test_within_noise_the_baseline_is_kept():
     assert finding(rows, "this CPU", 0)[0] == (
         "Keep on this CPU: the baseline, which no set of flags beats at tiny 1 x 16 fp32."
     )
+
+
+WIDE = [ms * k for ms, k in zip(BASE, (0.8, 1.1, 0.7, 1.2, 0.95), strict=True)]  # its ratio contains 1
+
+
+def test_a_rung_whose_interval_contains_one_is_not_kept():
+    """It is measured below others that gain, and named as what it is."""
+    top = "--fused-loss --attention sdpa"
+    rows = together(row("", BASE, 0), row("--fused-loss", WIDE, 1), row(top, [ms / 2 for ms in BASE], 2))
+    assert rows[1]["ratio_low"] < 1 < rows[1]["ratio_high"]
+    assert finding(rows, "x", 0)[0] == (
+        "Keep on x: --attention sdpa, 2.00x as fast (95%: 2.00 to 2.00) at tiny 1 x 16 fp32, "
+        "measured with --fused-loss: no gain beyond noise."
+    )
+
+
+def test_of_a_disturbed_process_nothing_is_sure_that_the_disturbance_could_explain():
+    waited = {"disturbed": True, "disturbance": "67% of thread time waited", "lost_share": 0.4}
+    base, sdpa = row("", BASE, 0, **waited), row("--attention sdpa", [ms * 0.9 for ms in BASE], 1, **waited)
+    slow = row("--fused-loss", [ms * 1.2 for ms in BASE], **waited)
+    assert finding(together(base, sdpa, slow), "x", 0)[:2] == [
+        "Probably keep on x; disturbed, repeat on an idle machine: --attention sdpa, "
+        "1.11x as fast (95%: 1.11 to 1.11) at tiny 1 x 16 fp32.",
+        "Leave out: probably slower: --fused-loss 0.83x as fast.",
+    ]
+    half = row("--attention sdpa", [ms * 0.5 for ms in BASE], 1, **waited)
+    assert finding(together(base, half), "x", 0)[0].startswith("Keep on x: --attention sdpa, 2.00x as fast")
+    assert finding(together(base, row("--fused-rope", WIDE, 1, **waited)), "x", 0)[0].startswith(
+        "Probably keep on x; disturbed, repeat on an idle machine: the baseline, which no set of flags beats"
+    )
+
+
+def test_compiling_that_pays_off_after_the_run_is_not_kept():
+    sdpa = row("--attention sdpa", [ms * 0.9 for ms in BASE], 1)
+    compiled = row("--attention sdpa --compile", [ms * 0.5 for ms in BASE], 2, compile_s=2.0, num_steps=50)
+    lines = finding(together(row("", BASE, 0), sdpa, compiled), "x", 0)
+    assert lines[:2] == [
+        "Keep on x: --attention sdpa, 1.11x as fast (95%: 1.11 to 1.11) at tiny 1 x 16 fp32.",
+        "Only in runs longer than the default, as compiling has to pay off first: --attention sdpa --compile, "
+        "2.00x as fast (95%: 2.00 to 2.00), from step 400 on at tiny 1 x 16 fp32.",
+    ]
+    lines = finding(together(row("", BASE, 0), sdpa | {"num_steps": None}, compiled | {"num_steps": 400}), "x", 0)
+    assert lines[0].startswith("Keep on x: --attention sdpa --compile,")
 
 
 @pytest.mark.parametrize(

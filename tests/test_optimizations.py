@@ -8,13 +8,12 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers import SMALL_MODEL
+from helpers import SMALL_MODEL, write_part
 
 import tiny_llama_v1
 from analysis.commands import stored_optimizations as fastest
 from analysis.prediction.memory import predicted_memory
 from analysis.work.flop_counts import reconciliation
-from harness.base.files import write_json
 from harness.instruments.memory_timeline import kept_by_component
 from harness.instruments.recorder import SystemProfilerWindow
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
@@ -263,20 +262,20 @@ def test_what_was_fastest_here_is_taken(train, tmp_path, monkeypatch):
     apart = rows[0] | {"flags": "--fused-loss", "ratio": 0.1, "ratio_high": 0.2, "not_the_same": "no gradient"}
     document = {"environment": {"device": {"name": name}}, "rows": [*rows, apart]}
     (tmp_path / "results" / "here").mkdir(parents=True)
-    write_json(tmp_path / "results" / "here" / "optimization_study.json", document)
+    write_part(tmp_path / "results" / "here" / "optimization_study.json", document)
     code, out, _ = train("--optimize", "all", "--attention", "eager", "--num-steps", "2")
     assert code == 0
     assert "--optimize all: --attention sdpa --fused-projections (1.11x as fast as without; the best of 3 sets" in out
     assert "  Optimizations: --fused-projections\n" in out  # a flag that was given wins
     other = rows[1] | {"size": "medium", "flags": "--fused-projections", "ratio": 0.97, "ratio_high": 0.98}
-    write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})
+    write_part(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})
     out = train("--optimize", "all", "--size", "medium", "--dry-run", small=False)[1]  # what was fastest at this size
     assert "--optimize all: --fused-projections (1.03x as fast as without; the best of 1 sets" in out
     other = rows[1] | {"precision": "bf16", "ratio": 0.1, "ratio_high": 0.2}
-    write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})
+    write_part(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": [*rows, other]})
     assert "fused-projections (1.11x" in train("--optimize", "all", "--dry-run")[1]
     assert "sdpa (10.00x" in train("--optimize", "all", "--dry-run", "--precision", "bf16")[1]
-    write_json(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": rows[:1]})
+    write_part(tmp_path / "results" / "here" / "optimization_study.json", document | {"rows": rows[:1]})
     assert "no flags (none of 1 sets was faster beyond noise" in train("--optimize", "all", "--dry-run")[1]
 
 

@@ -16,11 +16,7 @@ from analysis.prediction.network import Network
 from analysis.prediction.search import changes_that_fit, first_world_size, smallest_world_size, what_would_fit
 from analysis.prediction.text import how_to_fit
 from analysis.work.sent_bytes import sent_bytes
-from benchmarks import many_ranks
-from harness.base.errors import UserError
-from harness.base.files import write_json
 from harness.instruments.timing import NullMeter
-from workshop.texts import numbers
 
 BATCH = 8  # of all ranks
 MODES = (
@@ -287,35 +283,6 @@ def test_all_remedies_on_more_ranks_are_told_where_neither_is_enough():
     training = {"batch_size": 4, "seq_len": 16}
     facts = {"max_batch_size": 0, "max_seq_len": 0, "training": training, "reserve_mb": 0, "context_mb": None}
     assert how_to_fit(facts | found | {"device_memory_mb": 1, "peak_memory_mb": 2}) == f"use {flags}"
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_many_ranks_and_its_table(tmp_path, monkeypatch):
-    def in_process(command):
-        if code := tiny_llama.main(command[2:]):
-            raise UserError("tiny_llama_v1.py: error: too many ranks", code)
-        return [1.5, 1.0, 400.0]
-
-    monkeypatch.setattr(many_ranks, "process_cost", in_process)
-    flags = [*many_ranks.PREDICTED, "--size", "tiny", *SMALL_MODEL]
-    rows = [many_ranks.predicted_row("fsdp", world_size, flags) for world_size in (16, 2000)]
-    assert [row["status"] for row in rows] == ["ok", "refused"] and rows[0]["fits"]
-
-    def as_predicted(world_size, device, work, rank_workload, *more):
-        memory = predicted_memory(rank_workload, False).document()
-        found = {"peak_bytes": memory["peak_bytes"] + 8, "bytes_by_category": {}, "collectives": memory["collectives"]}
-        return "ok", [found] * world_size
-
-    monkeypatch.setattr(many_ranks, "on_ranks", as_predicted)
-    real = many_ranks.real_row("zero1", 2, "tiny")
-    assert (real["memory_difference_bytes"], real["collectives_difference_bytes"]) == (8, 0)
-    environment = json.loads((numbers.RESULTS / "waiting_policies.json").read_text())["environment"]
-    write_json(tmp_path / "many_ranks.json", {"environment": environment, "rows": rows, "real": [real]})
-    monkeypatch.setattr(numbers, "RESULTS", tmp_path)
-    text = numbers.many_ranks()
-    assert re.search(r"^\| fsdp \| 5 all_gather, .* \| 16 \|", text, re.M), text
-    assert re.search(r"^\| zero1 \| 2 \| [\d,]+ \| 8 \| [\d,]+ \| 0 \|$", text, re.M), text
-    assert "2,000 ranks are refused: too many ranks." in text
 
 
 @pytest.mark.slow

@@ -410,7 +410,7 @@ def test_what_fits_is_an_upper_bound(runner, tmp_path):
 
 PROFILE = [*SMALL_MODEL, "--num-steps", "6", "--profile-dir", "run"]
 FAULTS = {
-    "no_gpu_events": "Verdict:           untrustworthy",
+    "no_gpu_events": "Verdict:       untrustworthy",
     "no_kernels": "the trace has no GPU events",
     "lost_kernels": "launches have no kernel",
     "skewed_clock": "the clocks of GPU and host differ",

@@ -5,22 +5,17 @@ import html.parser
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 from helpers import SMALL_MODEL, assert_answer
-from traces import H100, MI300X, SMALL, event, on_gpu, real_path, step, write_trace
+from traces import H100, HOSTILE, MI300X, SMALL, event, on_gpu, real_path, step, write_trace
 
 from analysis.commands.analyze_traces import analyze_existing
 from analysis.report.html import write_report
 from harness.base.errors import UserError
+from harness.base.text import tensorboard_command
 from harness.base.units import MB
-
-HOSTILE = (
-    step(1, 0, 100),
-    event("<script>alert(1)</script>", 5, 20),
-    event("aten::<img src=x onerror=alert(1)> $\\frac{1$ | `x`", 30, 20),
-    *on_gpu("void kernel<float>(T*) <b>&amp; $x_{$ {{ 7 * 7 }}", 32, 40, 30, 1),
-)
 
 
 class Page(html.parser.HTMLParser):
@@ -49,8 +44,8 @@ def test_names_from_elsewhere_are_text_and_nothing_is_fetched(tmp_path):
     found = page(tmp_path / "out")
     assert "<script>alert(1)</script>" in found.text
     assert "{{ 7 * 7 }}" in found.text
-    assert not found.tags & {"script", "link", "iframe", "b", "object", "embed"}
-    assert all(address.startswith(("data:image/png;base64,", "#")) for address in found.addresses)
+    assert not found.tags & {"link", "iframe", "img", "object", "embed"}
+    assert all(address.startswith("#") for address in found.addresses)
     assert "url(" not in (tmp_path / "out" / "report.html").read_text()
     assert "http://" not in (tmp_path / "out" / "report.html").read_text()
 
@@ -72,10 +67,10 @@ def test_reports_of_real_gpus(tmp_path, name, capsys):
         "Trust",
     ):
         assert words in found.text, words
-    assert (tmp_path / "report.html").stat().st_size < 2 * 2**20
+    assert (tmp_path / "report.html").stat().st_size < 3 * 2**20
     out = capsys.readouterr().out
     last = out.rstrip().split("\n\n")[-1].splitlines()
-    assert last[0].startswith("Verdict:") and len(last) <= 12  # the answer
+    assert last[0].startswith("Headline:") and len(last) <= 14  # the answer
 
 
 @pytest.mark.slow
@@ -86,7 +81,7 @@ def test_a_run_ends_with_a_report(tmp_path, profiler):
     found = page(tmp_path / "p")
     for words in ("attention.scores", "Peak memory", "temporaries", "run_pytorch_profiler.py", "Profiler overhead"):
         assert words in found.text, words
-    assert "Report:\n  p/report.html\n" in out
+    assert "Files:\n  p/report.html\n" in out
     page_from_operators = out[out.index("ms of self CPU time") :].splitlines()
     table = page_from_operators[2:5]
     calls = [int(line.split()[1]) for line in table]
@@ -94,7 +89,7 @@ def test_a_run_ends_with_a_report(tmp_path, profiler):
     assert "aten::" in table[0]
     assert "aten::" not in page_from_operators[5]  # three rows were asked for, and the sum of the others
     assert_answer(out)
-    assert "Read on:           p/report.html; docs/reading_a_profile.md" in out
+    assert f"p/report.html; {tensorboard_command(Path('p'))}; docs/reading_a_profile.md" in " ".join(out.split())
     config = json.loads((tmp_path / "p" / "config.json").read_text())
     assert config["profiling"]["profile_memory"]
 
@@ -110,7 +105,7 @@ def test_a_run_ends_with_a_report(tmp_path, profiler):
     assert gzip.decompress(trace.read_bytes()).rstrip().endswith(b"}")
 
     # And read once more, without training: the run's folder as a whole.
-    code, out = profiler("--analyze-existing", "p", "--generate-report")
+    code, out = profiler("--analyze-existing", "p", "--generate-report", "--verbose")
     assert code == 0, out
     assert "Peak memory" in page(tmp_path / "p").text
     assert "Profiler overhead: " in out
@@ -137,7 +132,7 @@ def test_output_goes_where_it_was_asked_to(tmp_path, profiler):
     names = {path.name for path in (tmp_path / "out" / "deep").iterdir() if "tfevents" not in path.name}
     assert names == {"operator_analysis.json", "operator_analysis_b_trace.json", "report.html"}
     assert "a_trace.json" in page(tmp_path / "out" / "deep").text
-    assert "All traces" in page(tmp_path / "out" / "deep").text
+    assert "Traces" in page(tmp_path / "out" / "deep").text
     assert sorted((tmp_path / "traces").iterdir()) == before
     code, out = profiler("--analyze-existing", "traces")
     assert code == 0
@@ -232,5 +227,5 @@ def test_ten_thousand_kernels_in_a_report(tmp_path):
     started = time.process_time()
     analyze_existing(tmp_path / "trace.json", tmp_path / "out", True, 5, None)
     assert time.process_time() - started < 60
-    assert (tmp_path / "out" / "report.html").stat().st_size < 2 * 2**20
-    assert "9,975 more" in page(tmp_path / "out").text or "9975 more" in page(tmp_path / "out").text
+    assert (tmp_path / "out" / "report.html").stat().st_size < 3 * 2**20
+    assert "9,800 more" in page(tmp_path / "out").text

@@ -10,6 +10,7 @@ from helpers import PROJECT, finish, start
 from workshop.exercise.page import GUIDE, shell_blocks
 
 COMMANDS = sorted(path.name for path in PROJECT.glob("*.py"))
+LACKING = {name: "torch" for name in COMMANDS} | {"analyze_trace.py": "numpy"}  # which reads traces without PyTorch
 BARE = (sys.executable, "-S")  # without site-packages
 
 
@@ -35,11 +36,11 @@ def make_venv(project, script: str):
 def test_without_venv_one_line_says_what_to_do(project, name):
     code, out = finish(start(*BARE, name, cwd=project))
     assert (code, out.count("\n")) == (1, 1), out
-    assert out.startswith(f"{name}: error: {sys.executable}: no torch; ./run_baseline.sh")
+    assert out.startswith(f"{name}: error: {sys.executable}: no {LACKING[name]}; ./run_baseline.sh")
     assert "source .venv/bin/activate" in out
     code, out = finish(start(*BARE, name, "--help", cwd=project))
     assert code == 0 and name.removesuffix(".py") in out, out
-    assert out.splitlines()[-1].startswith("no torch: all flags are shown after set-up; ./run_baseline.sh")
+    assert out.splitlines()[-1].startswith(f"no {LACKING[name]}: all flags are shown after set-up; ./run_baseline.sh")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -50,7 +51,7 @@ def test_the_venv_beside_the_script_takes_over(project, name):
     code, out = finish(start(*BARE, f"../{name}", "--seed", "a b", cwd=project / "elsewhere"))
     said, given = out.splitlines()
     assert (code, given) == (3, f"-S ../{name} --seed a b")
-    assert said == f"{name}: {sys.executable}: no torch; continuing with {python}"
+    assert said == f"{name}: {sys.executable}: no {LACKING[name]}; continuing with {python}"
 
 
 @pytest.mark.slow

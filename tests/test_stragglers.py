@@ -5,8 +5,8 @@ import json
 import pytest
 from traces import SMALL, event, on_gpu, real_path, step, write_trace
 
+from analysis.diagnosis.sections import profile_lines
 from analysis.diagnosis.stragglers import straggler_text
-from analysis.diagnosis.text import profile_lines
 from analysis.diagnosis.traces import analyze_all
 from analysis.trace.readers.formats import find_traces
 
@@ -131,7 +131,8 @@ def test_ranks_of_one_host_that_leave_apart_waited_for_cores(tmp_path):
     assert [row["clock_offset_us"] for row in ranks["rows"]] == [0, 0]
     assert ranks["excess_waiting_ms"] == pytest.approx(6 * 2)
     assert analysis["communication"]["waiting_ms"] is not None
-    assert straggler_text(ranks).endswith(f"last in 6 of 6 collectives; {ranks['caution']}")
+    assert "last in 6 of 6 that ranks reach apart, of 6 collectives in 1 step; " in straggler_text(ranks)
+    assert straggler_text(ranks).endswith(f"; {ranks['caution']}")
     write_gloo(tmp_path, begins, ends, "xy")
     assert "the clocks do not meet, or ranks waited" in ranks_of(tmp_path)["ranks"]["straggler_reason"]
 
@@ -168,10 +169,12 @@ def test_no_straggler_where_ranks_are_absent(tmp_path):
 @pytest.mark.slow
 def test_the_straggler_of_a_real_run():
     analysis = ranks_of(real_path("nanogpt_8_ranks"))["ranks"]
-    assert (analysis["straggler"], analysis["collectives_with_spread"]) == (1, 15)
-    assert analysis["excess_waiting_ms"] == pytest.approx(32.4, abs=0.1)
-    assert analysis["rows"][1]["caused_waiting_ms"] == pytest.approx(27.4, abs=0.1)
+    assert (analysis["straggler"], analysis["collectives_compared"], analysis["collectives_with_spread"]) == (1, 56, 14)
+    assert analysis["excess_waiting_ms"] == pytest.approx(32.2 / 4, abs=0.01)
+    assert analysis["rows"][1]["caused_waiting_ms"] == pytest.approx(27.43 / 4, abs=0.01)
     assert analysis["rows"][1]["last_to_arrive"] == 11
+    assert analysis["straggler_saves_ms"] == pytest.approx(6.86, abs=0.01)
+    assert analysis["straggler_why"].startswith("its host launches late (8.6")
 
 
 def test_ranks_of_one_run_are_printed_once(tmp_path, profiler):
@@ -179,8 +182,8 @@ def test_ranks_of_one_run_are_printed_once(tmp_path, profiler):
     code, out = profiler("--analyze-existing", str(tmp_path), "--verbose")
     assert code == 0, out
     assert (out.count("Step time breakdown"), out.count("causes ms")) == (1, 1)
-    assert "Rank 2, trace_rank2.json: " in out
-    assert "Step, busy, exposed and waits: per step; causes: over the 4 collectives compared" in out
+    assert "\nTraces" not in out
+    assert "All ms are of one step; last to arrive: times, late: mean, of 4 collectives in 1 step" in out
 
 
 def test_missing_ranks_are_named(tmp_path):
@@ -196,3 +199,46 @@ def test_traces_of_different_runs_are_not_compared(tmp_path):
     assert all("ranks" not in analysis for _, analysis in analyses)
     why = "the 2 traces are not compared: some tell no rank, by distributedInfo or by the name of the file"
     assert all(why in analysis["integrity"]["notes"] for _, analysis in analyses)
+
+
+def late_by_its_own(part, late_rank=1, n=2):
+    """Ranks whose steps take 1 ms, with two steps each and a collective at the end of each step, which rank `late_rank`
+    reaches 300 us late because of this part of its step."""
+    for rank in range(3):
+        events, correlation = [], 0
+        for number in range(n):
+            now, late = 1000 * number, 300 * (rank == late_rank)
+            parts = [("gemm_kernel", 10, 200 + late * (part == "work"))]
+            if part == "kernels" and late:
+                parts += [("gemm_kernel", 210 + 30 * i, 30) for i in range(10)]
+            begins = now + 210 + late  # of the collective
+            events.append(step(number, now, 1000))
+            for name, after, lasts in [
+                *parts,
+                ("ncclDevKernel_AllReduce", begins - now, 1000 * (number + 1) - 20 - begins),
+            ]:
+                correlation += 1
+                launched = now + after - 3 if part == "launch" and after >= 500 else now + 2 + 4 * (correlation % 15)
+                operator = event("aten::mm" if "gemm" in name else "c10d::allreduce_", launched - 1, 3)
+                events += on_gpu(name, launched, now + after, lasts, correlation, operator=operator)
+        yield events, {"rank": rank, "world_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ("work", "its kernels take longer (0.50 ms of a step, the others' median 0.20; kernels 1, 1)"),
+        ("kernels", "its kernels take longer (0.50 ms of a step, the others' median 0.20; kernels 11, 1)"),
+        ("launch", "its host launches late (0.3"),
+    ],
+)
+def test_a_straggler_is_told_with_its_why_and_what_it_costs(tmp_path, part, why):
+    """The collective between the steps delays them too, but is none of theirs."""
+    for rank, (events, world) in enumerate(late_by_its_own(part)):
+        between = on_gpu("ncclDevKernel_AllReduce", 2200, 2300 + 400 * (rank == 1), 500 - 400 * (rank == 1), 99)
+        write_trace(tmp_path / f"t_rank{rank}.json", *events, *between, distributedInfo=world)
+    found = ranks_of(tmp_path)["ranks"]
+    assert (found["straggler"], found["collectives_compared"], found["steps_compared"]) == (1, 2, 2)
+    assert found["excess_waiting_ms"] == pytest.approx(0.3)
+    assert (found["rows"][1]["caused_waiting_ms"], found["straggler_saves_ms"]) == pytest.approx((0.3, 0.3))
+    assert found["straggler_why"].startswith(why)

@@ -9,36 +9,40 @@ import shutil
 import sys
 import threading
 import time
+from collections import Counter
 from importlib import metadata
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from helpers import PROJECT
-from test_report import HOSTILE
-from traces import SMALL, attributed, event, on_gpu, step, trace_of, write_trace
+from traces import HOSTILE, SMALL, attributed, event, on_gpu, shaped, step, trace_of, write_trace
 
 from analysis.report import step_zoom
 from analysis.report import tab as tab_module
 from analysis.report.charts import breakdown_chart
 from analysis.report.step_zoom import DEPTH, rows_of, zoomed_step
-from analysis.report.tab import Tab, answer_request, runs_in
+from analysis.report.tab import Tab, answer_request
 from harness.base.errors import UserError
 from harness.base.text import told_apart
 from harness.machine.setup_checks import TAB
 from harness.ranks.failure_watch import wait_until
 from tensorboard_step_profile import plugin
 
+NOT_LISTED = (".hidden", "project/tests", "venv/lib/site-packages/one", "pytest-of-me/pytest-0")
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 @pytest.fixture
 def logdir(tmp_path):
-    """one: a trace; two: the same and one that is cut off; others: nothing of ours."""
-    for name in ("one", "two", "others", ".hidden"):
-        (tmp_path / name).mkdir()
-    for name in ("one/a.json", "two/trace_1.json", ".hidden/trace.json"):
+    """one: a trace; two: an older one and one that is cut off; others: nothing of ours."""
+    for name in ("one", "two", "others", *NOT_LISTED):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("one/a.json", "two/trace_1.json", *(f"{name}/trace.json" for name in NOT_LISTED)):
         write_trace(tmp_path / name, *SMALL)
     (tmp_path / "two" / "trace_2.json").write_bytes((tmp_path / "two" / "trace_1.json").read_bytes()[:99])
+    for path in (tmp_path / "two").iterdir():
+        os.utime(path, (0, 0))
     (tmp_path / "others" / "package.json").write_text('{"name": "no trace"}')
     return tmp_path
 
@@ -46,19 +50,24 @@ def logdir(tmp_path):
 # ---- What the page is told ------------------------------------------------------------------------------------------
 
 
-def test_folders_with_a_run_or_a_trace_are_runs(logdir):
-    assert runs_in(logdir) == ["one", "two"]
+def runs_of(tab):
+    return [one["run"] for one in tab.runs()["runs"]]
+
+
+def test_runs_with_a_trace_come_first_and_the_newest_of_them(logdir):
+    assert runs_of(Tab(("", logdir))) == ["one", "two"]
     [summary, *_] = PROJECT.glob("benchmarks/results/*/run_baseline.json")
     shutil.copy(summary, logdir / "others" / "performance_summary.json")
-    assert Tab(("", logdir)).runs()["runs"] == ["one", "others", "two"]
+    assert runs_of(Tab(("", logdir))) == ["one", "two", "others"]
     page = Tab(("", logdir)).page("others")
     assert (page["trace"], page["traces"], [*page["charts"]]) == (None, [], ["steps"])
-    assert "Throughput" in page["html"]
+    assert "tokens/s" in page["html"] and "was not profiled" in page["html"]
+    assert Tab(("", logdir / "one")).runs()["runs"] == [{"run": ".", "name": "one"}]
 
 
 def test_log_directories_with_names(logdir):
     tab = Tab(("a", logdir / "one"), ("b", logdir), ("", logdir / "two"))
-    assert tab.runs()["runs"] == ["a", "b/one", "b/two", "."]
+    assert {*runs_of(tab)} == {"a", "b/one", "b/two", "."}
     assert [tab.folder(run) for run in ("a", "b/one", ".")] == [logdir / "one", logdir / "one", logdir / "two"]
     assert tab.page("b/two")["traces"] == ["trace_1.json", "trace_2.json"]
     for run in ("c", "a/../two", "b/../../x", "/"):
@@ -68,11 +77,11 @@ def test_log_directories_with_names(logdir):
 def test_a_trace_is_read_where_nothing_was_written(logdir):
     before = sorted(logdir.rglob("*"))
     page = Tab(("", logdir)).page("two")
-    assert (page["trace"], page["ranks_to_read"]) == ("trace_1.json", 2)
+    assert (page["trace"], page["step"], page["ranks_to_read"]) == ("trace_1.json", None, 0)
     assert page["traces"] == ["trace_1.json", "trace_2.json"]
-    for words in ("Trust: ", "Disturbance:", "aten::linear", "GPU kernels", 'data-chart="step_timeline"'):
+    for words in ("Trust: ", "Disturbance", "aten::linear", "GPU kernels", 'data-chart="step_timeline"'):
         assert words in page["html"], words
-    assert {"step_breakdown", "gpu_timeline", "queue"} <= page["charts"].keys()
+    assert {"step_breakdown", "queue"} <= page["charts"].keys()
     queued, ahead = page["charts"]["queue"]["data"]
     assert (max(queued["y"]), max(ahead["y"])) == (1, pytest.approx(0.018, abs=1e-3))  # add_kernel, from 72 to 90 us
     assert sorted(logdir.rglob("*")) == before
@@ -87,7 +96,7 @@ def test_a_number_of_ranks_that_is_none_is_not_known(tmp_path, world_size):
         write_trace(tmp_path / name, *SMALL, distributedInfo={"rank": 0, "world_size": world_size})
     page = Tab(("", tmp_path)).page(".")
     assert page["trace"] == "trace_1.json"
-    assert "Ranks" in page["html"]
+    assert page["ranks_to_read"] == 0
 
 
 def test_how_far_reading_is(logdir, monkeypatch):
@@ -129,16 +138,30 @@ def test_what_cannot_be_shown_is_a_line(logdir, parameters, words):
     assert "\n" not in error
 
 
+def test_ranks_of_one_run_are_offered_and_unrelated_programs_are_not(tmp_path):
+    for name in ("trace_1.json", "trace_2.json"):
+        write_trace(tmp_path / name, *SMALL, distributedInfo={"rank": int(name[6]) - 1, "world_size": 2})
+    assert Tab(("", tmp_path)).page(".")["ranks_to_read"] == 2
+    write_trace(tmp_path / "trace_3.json", *SMALL)
+    assert Tab(("", tmp_path)).page(".")["ranks_to_read"] == 0  # three files of two ranks
+
+
 def test_two_runs_side_by_side(logdir):
     write_trace(logdir / "two" / "trace_1.json", step(3, 0, 200), *SMALL[1:5], event("aten::add", 150, 20))
-    found = Tab(("", logdir)).compare("one", "", "two")
-    assert "two against one" in found["html"]
+    tab = Tab(("", logdir))
+    found = tab.compare("one", "", "two")
+    assert "two against one" in found["html"] and "x as fast" in found["html"]
     assert "Operators of two against one" in found["html"]
     before, after = found["charts"]["comparison"]["data"]
     assert (before["name"], after["name"], before["y"]) == ("one", "two", after["y"])
+    [summary, *_] = PROJECT.glob("benchmarks/results/*/run_baseline.json")
+    shutil.copy(summary, logdir / "others" / "performance_summary.json")
+    found = tab.compare("one", "", "others")
+    assert (
+        found["charts"] == {} and "parts are not compared" in found["html"] and "Settings that differ" in found["html"]
+    )
     write_trace(logdir / "two" / "trace_1.json", *[one for one in SMALL if one["cat"] != "kernel"])
-    with pytest.raises(UserError, match="no clock in common"):
-        Tab(("", logdir)).compare("one", "", "two")
+    assert "different clocks, GPU and host" in tab.compare("one", "", "two")["html"]
 
 
 def test_names_with_markup_are_text(logdir, tmp_path):
@@ -163,33 +186,94 @@ def test_names_that_look_alike_show_where_they_differ():
 # ---- The timeline ---------------------------------------------------------------------------------------------------
 
 
+def names_in(found, row):
+    return [found["names"][found["events"]["name"][i]] for i in row["events"]]
+
+
+def spent(found, first=-np.inf, last=np.inf):
+    """ms by part of each ledger in a range, as the page sums it up."""
+    out = {}
+    for one in found["sums"]:
+        edges, sums = np.clip(one["edges_ms"], first, last), Counter()
+        for part, ms in zip(one["part"], np.diff(edges), strict=True):
+            sums[found["parts"][part]["part"]] += ms
+        out[one["of"]] = {part: ms for part, ms in sums.items() if ms > 0}
+    return out
+
+
 def test_the_timeline_of_a_step(tmp_path):
     communication = event("allreduce", 60, 20, thread=2)
-    events = [step(1, 0, 100), step(2, 100, 80), event("aten::linear", 10, 40), event("aten::mm", 15, 30)]
+    events = [
+        step(1, 0, 100),
+        step(2, 100, 80),
+        event("aten::linear", 10, 40),
+        shaped("aten::mm", 15, 30, [[4, 8], [8]]),
+    ]
     events += [*on_gpu("gemm", 20, 30, 70, 1), *on_gpu(REDUCE, 62, 65, 20, 2, stream=9, operator=communication)]
+    events += on_gpu("copy_kernel", 24, 40, 6, 3)  # while the gemm runs
     found = zoomed_step(attributed(trace_of(tmp_path, *events)), number=1)
     assert (found["steps"], found["step"], found["window_ms"], found["left_out"]) == ([1, 2], 1, [0.0, 0.1], 0)
-    lanes = [row["lane"] for row in found["rows"] if row["lane"]]
-    assert lanes == ["host", "host thread 1", "GPU 0 stream 7", "GPU 0 stream 9, communication"]
-    names = [[found["names"][name] for name in row["name"]] for row in found["rows"]]
-    assert names[:3] == [["ProfilerStep#1"], ["aten::linear", "cudaLaunchKernel"], ["aten::mm"]]
-    assert (found["rows"][2]["start_ms"], found["rows"][2]["ms"]) == ([0.015], [0.03])
-    spent = {row["name"]: row["ms"] for row in found["spent"]}  # the GPU: 30 to 100, and 62 to 85 beneath; then idle
-    assert spent == pytest.approx({"idle: launch": 0.022, "idle: latency": 0.008, "matmul": 0.07})
-    parts = [found["parts"][part]["name"] for row in found["rows"] for part in row["part"]]
-    assert "matmul, forward" in parts and "call of the runtime" in parts
+    gpu, second = ("GPU 0 stream 7", "process 0, stream 7"), "GPU 0 stream 9, communication"
+    lanes = [(row["lane"], row["level"], names_in(found, row)) for row in found["rows"]]
+    assert lanes == [
+        (gpu[0], 0, ["gemm"]),
+        (gpu[0], 1, ["copy_kernel"]),
+        (second, 0, [REDUCE]),
+        ("host", 0, ["ProfilerStep#1"]),
+        ("host", 1, ["aten::linear", "cudaLaunchKernel"]),
+        ("host", 2, ["aten::mm"]),
+        ("host", 3, ["cudaLaunchKernel", "cudaLaunchKernel"]),
+        ("host thread 1", 0, ["allreduce"]),
+    ]
+    assert {row["where"] for row in found["rows"]} >= {gpu[1], "process 1, thread 1", "process 1, thread 2"}
+    sums = spent(found)
+    # 30 to 100, what runs beneath included; before that the host prepares it
+    assert sums["GPU"] == pytest.approx({"idle: launch": 0.022, "idle: latency": 0.008, "matmul, forward": 0.07})
+    assert sums["host"]["matmul, forward"] == pytest.approx(0.04)
+    for first, last in ((0.0, 0.1), (0.011, 0.083)):  # every range adds up
+        assert [sum(one.values()) for one in spent(found, first, last).values()] == pytest.approx([last - first] * 2)
+
+
+def test_all_about_an_event_of_the_timeline(tmp_path):
+    """Who called or launched it, with what inputs, in which step, and when it begins in Perfetto, which counts from the
+    first event of the file, of whatever kind."""
+    operators = [
+        event("aten::linear", 110, 40),
+        shaped("aten::mm", 115, 30, [[4, 8], [8, 2]], types=["float", "c10::Half"]),
+    ]
+    before = event("PyTorch Profiler (0)", 40, 900, kind="Trace")
+    gemm, name = on_gpu("gemm", 120, 130, 70, 1), {"ph": "M", "name": "process_name", "ts": 0, "pid": 1}
+    found = zoomed_step(attributed(trace_of(tmp_path, name, before, step(7, 100, 100), *operators, *gemm)))
+    events, i = found["events"], found["events"]["name"].index(found["names"].index("gemm"))
+    assert (events["start_ms"][i], events["ms"][i], events["step"][i]) == (0.03, 0.07, 7)
+    callers, at = [], i
+    while (at := events["above"][at]) >= 0:
+        callers.append(at)
+    named = [found["names"][events["name"][one]] for one in callers]
+    assert named == ["cudaLaunchKernel", "aten::mm", "aten::linear", "ProfilerStep#7"]
+    assert found["inputs"][events["inputs"][callers[1]]] == "[4, 8] [8, 2] float c10::Half"
+    assert found["parts"][events["part"][i]] | {"color": "", "ink": ""} == {
+        "part": "matmul, forward", "class": "matmul", "color": "", "ink": ""
+    }  # fmt: skip
+    assert found["began_ms"] == pytest.approx(0.06)
 
 
 def test_a_window_shows_what_the_whole_step_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(step_zoom, "MOST", 5)
     links = attributed(trace_of(tmp_path, step(1, 0, 1000), *(event("aten::add", 10 * i, 5) for i in range(90))))
     whole = zoomed_step(links)
-    assert (len(whole["rows"][1]["ms"]), whole["left_out"]) == (4, 86)
+    assert (len(whole["rows"][1]["events"]), whole["left_out"]) == (4, 86)
+    assert spent(whole)["host"] == pytest.approx({"element-wise, forward": 0.45, "idle: launch": 0.55})
     window = zoomed_step(links, 1, (0.0, 0.02))
-    assert (window["rows"][1]["start_ms"], window["left_out"]) == ([0.0, 0.01], 0)
-    assert {row["name"]: row["ms"] for row in window["spent"]} == pytest.approx(
-        {"element-wise": 0.01, "idle: launch": 0.01}
-    )
+    [_, adds] = window["rows"]
+    assert ([window["events"]["start_ms"][i] for i in adds["events"]], window["left_out"]) == ([0.0, 0.01], 0)
+
+
+def test_the_timeline_keeps_who_launched_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_zoom, "MOST", 2)
+    events = [step(1, 0, 100), event("aten::mm", 15, 30), *on_gpu("gemm", 20, 40, 50, 1)]
+    found = zoomed_step(attributed(trace_of(tmp_path, *events)))
+    assert {*found["names"]} == {"ProfilerStep#1", "aten::mm", "cudaLaunchKernel", "gemm"}
 
 
 def test_an_event_lies_below_its_caller():
@@ -245,7 +329,7 @@ def test_tensorboard_is_never_kept_waiting(reader):
     assert wait_until(lambda: reader.waiting, time.monotonic() + 60)
     assert tab.is_active()
     assert tab.frontend_metadata().es_module_path == "/index.js"
-    assert {"/index.js", "/page.css", "/runs", "/page", "/timeline", "/compare"} <= tab.get_plugin_apps().keys()
+    assert {"/index.js", "/timeline.js", "/page.css", "/runs", "/timeline"} <= tab.get_plugin_apps().keys()
     assert waiting.is_alive()
 
 

@@ -21,6 +21,7 @@ from traces import (
     event,
     on_gpu,
     real,
+    real_path,
     rows_of,
     step,
     trace_of,
@@ -29,13 +30,16 @@ from traces import (
 
 import tiny_llama_v1 as tiny_llama
 from analysis.attribution.gpu_time import gpu_timeline
-from analysis.attribution.operators import operator_lines
+from analysis.attribution.operators import kernel_section
 from analysis.trace.columns import Part, Reader
 from analysis.trace.links import link, parents
+from analysis.trace.readers.chrome import ChromeTrace
+from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import write_slim
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.events import ANNOTATION, CALL, KERNEL
 from harness.base.errors import UserError
+from harness.base.sections import as_text
 
 
 def test_a_small_trace(tmp_path):
@@ -56,7 +60,7 @@ def test_a_small_trace(tmp_path):
     assert analysis["steps"]["mean_ms"] == pytest.approx(0.1)
     timeline = analysis["gpu_timeline"]
     assert (timeline["total_ms"], timeline["busy_ms"], timeline["idle_ms"]) == pytest.approx((0.06, 0.027, 0.033))
-    assert any("unknown" in line for line in operator_lines(analysis))
+    assert any("unknown" in line for line in as_text(kernel_section(analysis)))
 
 
 def test_reference_timeline_of_an_h100():
@@ -306,6 +310,16 @@ def test_a_window_of_steps_from_a_name(tmp_path):
     assert (steps["end"] - steps["start"]).tolist() == [100, 100]
 
 
+def test_of_nested_ranges_of_one_name_the_innermost_are_the_steps(tmp_path):
+    marks = [("iteration", 0, 95), ("iteration", 2, 92), ("iteration", 100, 95), ("iteration", 102, 92)]
+    marks = [event(name, start, duration, "user_annotation") for name, start, duration in marks]
+    events = [event("aten::mm", start, 5) for start in (10, 30, 110, 130)]
+    trace = replace(trace_of(tmp_path, *marks, *events), steps_from="iteration")
+    assert trace.steps[["start", "end"]].to_numpy().tolist() == [[2, 94], [102, 194]]
+    trust = analysis_of(trace)["integrity"]
+    assert not any("profiler" in problem for problem in trust["problems"])
+
+
 def test_steps_from_a_name(tmp_path):
     """From one event of this name to the next; marks that fill the time are the steps themselves."""
     marks = [event("iteration", 100 * i, 30, kind="user_annotation") for i in range(4)]
@@ -419,6 +433,56 @@ DAMAGED = {
     "only marks": (b'{"traceEvents": [{"ph": "i", "name": "x", "ts": 1}]}', "neither operators"),
     "no times": (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x"}]}', "none of its 1 events"),
 }
+
+
+OTHERS = {  # the name and the beginning of a file, and what is said of it
+    "x.sqlite": (b"SQLite format 3\0", "an SQLite database as nsys exports it"),
+    "x.rpd": (b"SQLite format 3\0", "rocmProfileData"),
+    "x.db": (b"SQLite format 3\0", "rocprofv3"),
+    "x.nsys-rep": (b"anything", "Nsight Systems"),
+    "host.xplane.pb": (b"\n\xff", "XLA"),
+    "x.pickle": (b"\x80\x04\x95", "a pickle"),
+    "x_results.json": (b'{"rocprofiler-sdk-tool": [{"metadata": {', "JSON of rocprofv3"),
+    "x_results.json.gz": (gzip.compress(b'{"rocprofiler-sdk-tool": [{"metadata": {'), "JSON of rocprofv3"),
+    "x_kernel_trace.csv": (b'"Kind","Agent_Id"\n', "rocprof"),
+    "x.json.zst": (b"\x28\xb5\x2f\xfd...", "unpack it"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_files_of_other_profilers_are_said_to_be_that(tmp_path, name):
+    begin, words = OTHERS[name]
+    (tmp_path / name).write_bytes(begin)
+    with pytest.raises(UserError, match=words) as error:
+        read_trace(tmp_path / name)
+    assert str(tmp_path / name) in str(error.value) and "which is not read" in str(error.value)
+
+
+def test_a_folder_says_what_it_left_out(tmp_path, profiler):
+    folder = tmp_path / "traces"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("profile_a.json", "profile_b.json", "inner/c.json"):
+        (folder / name).write_text(json.dumps({"traceEvents": SMALL}))
+    (folder / "x.sqlite").write_bytes(b"SQLite format 3\0")
+    (folder / "config.json").write_text("{}")  # one of ours
+    (folder / "notes.csv").write_text("a,b\n")
+    assert [file.name for file in find_traces(folder)] == ["profile_a.json", "profile_b.json"]
+    code, out = profiler("--analyze-existing", "traces")
+    assert code == 0, out
+    told = out[out.index("Not read:") :].splitlines()[1:3]
+    assert [line.split(":")[0].strip() for line in told] == ["traces/inner", "traces/x.sqlite"]
+    assert not left_out(folder / "inner")
+    for name in ("profile_a.json", "profile_b.json"):
+        (folder / name).unlink()
+    with pytest.raises(UserError, match=r"has no trace .*; .*inner.*; .*nsys"):
+        find_traces(folder)
+
+
+@pytest.mark.parametrize("name", ["nsys_mock.sqlite", "matmul_result.rpd", "rocprofv3_908_results.json.gz"])
+def test_real_files_of_system_profilers_are_refused_early(name, monkeypatch):
+    monkeypatch.setattr(ChromeTrace, "content", None)  # which would read all of it
+    with pytest.raises(UserError, match="which is not read"):
+        read_trace(real_path(f"system/{name}"))
 
 
 @pytest.mark.parametrize("kind", DAMAGED)

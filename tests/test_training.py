@@ -13,7 +13,6 @@ from helpers import SMALL_MODEL
 
 import tiny_llama_v1 as tiny_llama
 from analysis.prediction.memory import predicted_memory
-from harness.base.files import explain_nulls
 from harness.base.ranges import range_observers
 from harness.instruments.phases import PHASES
 from harness.instruments.recorder import Instruments
@@ -23,7 +22,8 @@ from harness.machine.devices import cpu_trains_in_fp16
 from harness.model.corpus import synthetic_corpus
 from harness.model.grad_clip import clip_gradients
 from harness.run.measurements import Measurements
-from harness.run.run_summary import averaged_steps, compilation_lines, grad_norm_lines, summarize
+from harness.run.run_summary import averaged_steps, summarize
+from harness.run.run_text import compilation_facts, grad_norm_facts
 
 
 def read(path):
@@ -244,7 +244,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_not_clipped():
         parameter.data.copy_(start_of)
     workload.loss(alone.model, next(workload.batches(device))).backward()  # of an unscaled loss
     assert norm == pytest.approx(torch.nn.utils.get_total_norm([p.grad for p in alone.model.parameters()]).item())
-    assert grad_norm_lines(summary["training"])[0].startswith("Gradient norm: not finite at the first step, ")
+    assert grad_norm_facts(summary["training"])["Gradient norm"].startswith("not finite at the first step, ")
 
 
 @pytest.mark.parametrize("flags", ["", "--optimizer-impl fused --gradient-accumulation-steps 2"])
@@ -319,7 +319,7 @@ def test_run_folder(train, tmp_path):
 
 
 SCALARS = "loss step_time_ms step_time_ms/forward throughput/samples_per_sec throughput/tokens_per_sec used_memory_mb"
-SCALARS = f"{SCALARS} whole_run/avg_step_time_ms whole_run/final_loss".split()
+SCALARS = SCALARS.split()
 
 
 def test_events_hold_scalars_text_and_hyperparameters(train, tmp_path):
@@ -487,8 +487,8 @@ def test_a_step_whose_flops_are_counted_is_in_no_average(num_steps):
 def test_when_compiling_pays(step, text):
     """Code from the cache may have cost nothing that could be measured."""
     times = {"compile_s": 0.0, "from_cache": True, "uncompiled_pass_ms": 2.0, "compiled_pass_ms": 1.0, "passes": 3}
-    found = times | explain_nulls({"break_even_step": step}, "why")
-    assert compilation_lines(found)[1].endswith(text)
+    found = times | {"break_even_step": step, "break_even_step_reason": "why"}
+    assert compilation_facts(found)["Compiled forward and backward"].endswith(text)
 
 
 def test_instruments_keep_apart():

@@ -8,18 +8,16 @@ import pytest
 import torch
 from helpers import run_command
 
-import compare_runs
 import run_training_benchmark
 from analysis.prediction.capacity import CONTEXT, RESERVES
 from analysis.prediction.document import predict
 from analysis.work.fake_step import fake_forward
-from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError, out_of_memory
 from harness.base.ranges import trace_range
+from harness.base.sections import as_text
 from harness.instruments.memory_tracker import MemoryTracker
 from studies.engine import isolation
 from studies.engine.command_line import workload_of
-from studies.engine.comparison import differences
 from studies.training.passes import measure_passes, measured_columns
 from studies.training.results import sections
 from studies.training.study import TrainingBenchmark, TrainingRun, measured_rows
@@ -62,21 +60,9 @@ def test_a_sweep(scratch, capfd):
     assert rows[2]["achieved_tflops"] == pytest.approx(flops / rows[2]["step_ms"] / 1e9)
     assert "Effect of warm-up" in out
     assert "No GPU" not in out  # no default was replaced: the sizes were given
-    assert {"config.json", "training_benchmark.md", "training_benchmark.png", "rows"} <= {
+    assert {"config.json", "training_benchmark.md", "training_benchmark.png"} <= {
         file.name for file in (scratch / "a").iterdir()
     }
-    assert bench(*TINY, "--attention", "sdpa", "--warmups", "1", "--output-dir", "b") == 0
-    capfd.readouterr()
-    assert run_command(compare_runs, "a", "b", "--output-dir", "c", "--verbose") == 0
-    out = capfd.readouterr().out
-    assert "eager | sdpa" in out
-    compared = json.loads((scratch / "c" / "comparison.json").read_text())
-    found = {(row["row"], row["figure"]): row for row in compared["rows"]}
-    step = found["tiny 8 1 train fp32 False 1", "step_ms"]
-    (after,) = (row["step_ms"] for row in rows_in(scratch / "b") if row["mode"] == "train")
-    assert step["ratio"] == pytest.approx(after / rows[3]["step_ms"])
-    assert "tiny 8 1 train fp32 False 0" in {row["row"] for row in compared["statuses"]}
-    assert (scratch / "c" / "comparison.png").stat().st_size > 5000
 
 
 def test_warm_up_steps_are_excluded():
@@ -167,7 +153,7 @@ def row(compiled: bool, step_ms: float, compile_s: float | None) -> dict:
 @pytest.mark.parametrize(("step_ms", "expected"), [(5.0, ["2.00x", "400"]), (20.0, ["0.50x", "never"])])
 def test_compiled_compared_with_not_compiled(step_ms, expected):
     section = sections([row(False, 10.0, None), row(True, step_ms, 2.0)], snapshots=False)[-1]
-    line = section.as_text()[-1]
+    line = as_text(section)[-1]
     assert all(word in line.split() for word in expected), line
 
 
@@ -189,28 +175,6 @@ def test_wrong_input(scratch, capfd, flags, code, words):
     assert err.count("\n") == 1
     assert words in err
     assert not list(scratch.iterdir())
-
-
-def test_sweeps_are_compared_with_their_kind(scratch, capfd):
-    for name in ("a", "b"):
-        (scratch / name).mkdir()
-    study = {"schema_version": SCHEMA_VERSION, "key": ["x"], "figures": {}, "rows": [], "environment": {}}
-    (scratch / "a" / "memory_study.json").write_text(json.dumps(study | {"sweep": "memory_study"}))
-    assert run_command(compare_runs, "a", "b") == 1
-    assert "no sweep in b" in capfd.readouterr().err
-    (scratch / "b" / "precision_study.json").write_text(json.dumps(study | {"sweep": "precision_study"}))
-    (scratch / "b" / "trace_step_1_2.pt.trace.json").write_text("{ cut short")  # not read by the comparison
-    assert run_command(compare_runs, "a", "b") == 1
-    assert "memory_study and precision_study" in capfd.readouterr().err
-
-
-def test_settings_of_sweeps_that_differ_are_named():
-    environment = {"device": {"name": "x"}, "host": "h", "commit": "c", "packages": {}}
-    sweeps = [
-        {"environment": environment, "settings": {"seed": 1, "hidden_dim": size} | more}
-        for size, more in ((32, {}), (64, {"late": True}))
-    ]
-    assert differences(sweeps) == [{"name": "hidden_dim", "values": [32, 64]}, {"name": "late", "values": [None, True]}]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from conforming import mismatches
 from helpers import PROJECT, documents, finish, start
-from test_documents import mismatches
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from helpers import PROJECT
-from traces import analysis_of, event, on_gpu, real, step, trace_of
+from traces import H100_PROPERTIES, analysis_of, event, on_gpu, real, step, trace_of
 
 from analysis.trace.tables import read_trace
 from analysis.vocabulary import annotations, calls, collectives, events, operators, roles
@@ -55,7 +55,15 @@ def test_ranges(name, meaning):
         ("cuCtxSynchronize", roles.WAIT),
         ("cudaStreamBeginCapture", roles.CAPTURE_BEGIN),
         ("hipStreamEndCapture", roles.CAPTURE_END),
-        ("cudaMalloc", None),
+        ("cudaMallocAsync", roles.ALLOCATION),
+        ("cudaHostAlloc", roles.ALLOCATION),
+        ("hipFree", roles.ALLOCATION),
+        ("hipExtMallocWithFlags", roles.ALLOCATION),
+        ("cuMemAlloc_v2", roles.ALLOCATION),
+        ("cuMemHostAlloc", roles.ALLOCATION),
+        ("hipMemCreate", roles.ALLOCATION),
+        ("cuMemSetAccess", roles.ALLOCATION),
+        ("cudaMemGetInfo", None),
         ("cudaStreamIsCapturing", None),
     ],
 )
@@ -99,6 +107,25 @@ def test_a_kernel_names_its_collective_and_no_other_kernel_does():
         "reduce_kernel",
     ]
     assert [operators.gpu_meaning(name).collective for name in names] == ["all_reduce", "all_reduce", None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    {
+        "attention": "_fwd_grouped_kernel_stage1 kernel_unified_attention_2d _ZN5aiter21mla_a8w8_qh16E kernel_mha<8> "
+        "flashinfer::BatchDecodeWithPagedKVCacheKernel<8> cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16 "
+        "ck_tile::kentry<256,ck_tile::FmhaFwdKernel<8>> kittens::fwd_attend_ker<128> flash_fwd_mla_kernel",
+        "matmul": "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1_swiglu marlin::Marlin<8> triton_tem_fused_mm_3 "
+        "triton_mm_12 deep_gemm::sm90_fp8_gemm_1d2d_impl<0u> _ZN5aiter37fmoe_bf16_g1u1_32x256E fc-dtype_Float "
+        "fused_moe_kernel cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<8>> nvjet_tst_64x8",
+        "convolution": "volta_scudnn_128x64_stridedB_splitK_small_nn_v1 sm80_xmma_fprop_bf16_tilesize128x128x32",
+        "normalization": "cudnn::bn_bw_1C11_kernel_new<float> cudnn::bn_fw_tr_1C11_kernel_NCHW<float>",
+        "copy": "vllm::reshape_and_cache_kernel<8> vllm::concat_and_cache_mla_kernel<8> fbgemm::split_embedding",
+        "other": "moe::dev::finalize::finalizeKernelVecLoad<cutlass::bfloat16_t,cutlass::bfloat16_t>",
+    }.items(),
+)
+def test_kernels_of_inference_engines(kind, names):
+    assert {name: operators.category(name) for name in names.split()} == dict.fromkeys(names.split(), kind)
 
 
 # ---- In the tables of a trace --------------------------------------------------------------------------------------
@@ -174,8 +201,8 @@ def two_steps():
 
 def test_a_new_dialect_is_rows_of_the_vocabulary(tmp_path, monkeypatch, request):
     """The same trace in the words of another writer: with them, all figures are the same; without, it is no trace."""
-    text = json.dumps({"traceEvents": [*two_steps()]})
-    expected = analysis_of(trace_of(tmp_path, *two_steps()))
+    text = json.dumps({"traceEvents": [*two_steps()], **H100_PROPERTIES})
+    expected = analysis_of(trace_of(tmp_path, *two_steps(), **H100_PROPERTIES))
     for ours, theirs in IN_ACME.items():
         text = text.replace(f'"{ours}"', f'"{theirs}"')
     file = tmp_path / "acme" / "trace.json"

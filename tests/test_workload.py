@@ -14,10 +14,11 @@ from analysis.prediction.capacity import CONTEXT, RESERVES
 from analysis.prediction.document import memory_prediction, predict
 from analysis.prediction.memory import peak_bytes
 from analysis.prediction.text import prediction_lines
-from analysis.work.bytes_moved import computational_intensity, intensity_lines, step_work
+from analysis.work.bytes_moved import computational_intensity, step_work
 from analysis.work.fake_step import FakeRunError, fake_step
-from analysis.work.flop_counts import counted_by_torch, flops_of_step, reconciliation, reconciliation_lines
-from analysis.work.flop_rates import flops_lines, flops_profile, flops_summary
+from analysis.work.flop_counts import counted_by_torch, flops_of_step, reconciliation
+from analysis.work.flop_rates import flops_profile
+from analysis.work.sections import counters_section, flops_section, intensity_section
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.model.workload import TrainingState, Workload
@@ -163,10 +164,8 @@ def test_flops_are_those_counted_by_hand(workload):
     found = reconciliation(workload, "DeepSpeed is missing")
     assert found["rows"][0]["forward_flops_reason"] == "the workload has no formula"
     # A count that is the only one agrees with nothing.
-    assert (found["agree"], found["agree_reason"]) == (None, "there is one count alone")
-    assert "Counted by FlopCounterMode alone." in reconciliation_lines(found)
-    [line] = flops_summary({"flops_analysis": {"step_flops": 1, "reconciliation": found}})
-    assert line == "FLOPs Profile: 1 per step; counted by FlopCounterMode alone"
+    assert found["agree"] is None
+    assert counters_section(found).note[0] == "Counted by FlopCounterMode alone."
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -220,11 +219,11 @@ def test_rates_and_intensity_of_a_run():
     rate = profile["flops_analysis"]["step_flops"] / 2e-3
     assert profile["performance_metrics"]["flops_per_sec"] == pytest.approx(rate)
     assert profile["efficiency_metrics"]["mfu_percent"] == pytest.approx(100 * rate / 0.5e12)
-    assert any("Model FLOPS Utilization" in line for line in flops_lines(profile))
+    assert "Model FLOPS Utilization" in flops_section(profile).facts
     intensity = computational_intensity(profile, workload)
     assert intensity["step_flops"] == profile["flops_analysis"]["step_flops"]
     assert math.isclose(intensity["arithmetic_intensity_flops_per_byte"] * intensity["step_bytes"], 2e-3 * rate)
-    assert intensity_lines(intensity)
+    assert intensity_section(intensity).rows[-1]["bytes"] == intensity["step_bytes"]
 
 
 def test_control_flow_that_depends_on_data_cannot_run_on_fake_tensors():

@@ -16,7 +16,6 @@ from workshop.exercise.results import Answer
 from workshop.exercise.values import choice, number_in, plain
 from workshop.texts import record
 from workshop.worksheets.runner import what_is_left
-from workshop.worksheets.worksheet import blank
 
 SHEET = worksheet(exercises()[9].text)
 METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
@@ -541,7 +540,7 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
         (made / f"exercise_{number}" / f"answers_{number}.json").write_text(str(number))
     project = scratch / "project"
     (project / "exercises" / "pictures").mkdir(parents=True)
-    monkeypatch.setattr("harness.base.paths.PROJECT", project)
+    monkeypatch.setattr("harness.base.files.PROJECT", project)
     assert run_command(record, str(made), "laptop") == 1
     assert not (project / "benchmarks").exists()
     for name in (
@@ -591,96 +590,15 @@ def test_results_of_two_exercises_in_one_folder(results, command):
     assert Path("worksheet_9.md").read_text() == "mine"
 
 
-def put(path: str, **values: str) -> None:
-    """The handout of exercise 9 with values in the fields 9.N: f1="12 ms"; x20="x" ticks 9.20."""
-    text = blank(exercises()[9])
-    for name, value in values.items():
-        if name[0] == "f":
-            text = re.sub(rf"^(\| 9\.{name[1:]} \|[^|]*\|[^|]*\|) ____", rf"\1 {value}", text, flags=re.M)
-        elif name[0] == "x":
-            text = text.replace(f"- [ ] **9.{name[1:]}**", f"- [{value}] **9.{name[1:]}**")
-        else:
-            text = text.replace(f"{name.title()}: ____", f"{name.title()}: {value}")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(text)
-
-
-ALL = {f"f{i}": "1.5" for i in range(2, 20)}
-
-
-@pytest.fixture
-def sheets(scratch):
-    put("class/anna/worksheet_9.md", f1="100 ms", x20="x", **ALL)
-    put("class/bob.md", name="Bob B.", f1="0.2 s", x20="x", **ALL)
-    put("class/carl.md", f1="50", **ALL)
-    return scratch / "class"
-
-
-def test_a_class_is_summed_up_by_field(sheets, command):
-    code, out, err = command(run_exercise, "--class", "class", "--output-dir", "out")
-    assert (code, err) == (0, "")
-    assert "Exercise 9: measuring well: 3 worksheets" in out
-    assert re.search(r"^ *9\.1 .* ms +3 +100 +50 carl +200 Bob B\. +4\.00x$", out, re.M), out
-    assert re.search(r"^ *9\.20 .* 3 +yes +no: carl +- +1 differ$", out, re.M), out
-    assert "  9.1 right: baseline step: 50 carl, 200 Bob B. (4.00x)" in out
-    assert max(map(len, out.splitlines())) <= 120
-    page = Path("out/class_9.html").read_text()
-    assert re.search(r"<td class=\"apart\">200<small>2\.00x</small></td>", page)
-    assert all(f"<th>{who}</th>" in page for who in ("anna", "Bob B.", "carl"))
-    assert (
-        "| 9.1 | right: baseline step | ms | 3 | 100 | 50 carl | 200 Bob B. | 4.00x |"
-        in Path("out/class_9.md").read_text()
-    )
-
-
-def test_sheets_that_do_not_fit_are_a_line_each(sheets, command):
-    put("class/half.md", f1="90", f2="fast", x21="x")
-    put("class/empty.md")
-    put("class/units.md", f1="12 MB", **ALL)
-    (sheets / "other.md").write_text(blank(exercises()[2]))
-    (sheets / "old.md").write_text((sheets / "carl.md").read_text().replace("| 9.1 |", "| 9.77 |"))
-    (sheets / "notes.md").write_text("nothing\n")
-    code, out, err = command(run_exercise, "--class", "class", "--output-dir", "out")
-    assert (code, err) == (0, "")
-    said = out[: out.index("\n\nExercise 9")].splitlines()
-    assert said == [
-        "class/notes.md: has no worksheet fields; they are rows such as `| 1.1 | ... | unit | ... |`",
-        "empty: left out: nothing is filled in",
-        "half: 17 of 19 fields are blank; only the others count",
-        "half: not read: 9.2 'fast'",
-        "old: left out: of another version of the worksheet: lacks 9.1, has 9.77",
-        "other: left out: exercise 2; run_exercise.py 2 --class sums that one up",
-        "units: not read: 9.1 '12 MB'",
-    ]
-    assert re.search(r"^ *9\.1 .* ms +4 +95 +50 carl", out, re.M)
-    assert re.search(r"^ *9\.20 .* 4 +yes +no: carl, units", out, re.M)  # a box that half.md has not ticked is not a no
-    assert all(line.split(":")[0] in Path("out/class_9.html").read_text() for line in said)
-
-
 @pytest.mark.parametrize(
     ("flags", "exit_code", "expected"),
     [
-        ("--class nowhere", 1, "--class nowhere: does not exist"),
-        ("--class empty", 1, "--class: no worksheet was found"),
-        ("3 --class class", 1, "none of the sheets of exercise 3 can be summed up"),
-        ("14 --class class", 2, "there is no exercise 14"),
-        ("all --class class", 2, "--class: needs the number of one exercise"),
-        ("9 --blank a --class class", 2, "--blank: does not go with --class"),
         ("9 --blank a --results .", 2, "--results: does not go with --blank"),
         ("9 --blank a --long", 2, "--long: does not go with --blank"),
         ("--blank a", 2, "give the number of an exercise"),
     ],
 )
-def test_wrong_flags_of_handouts_and_classes(sheets, command, flags, exit_code, expected):
-    Path("empty").mkdir()
+def test_wrong_flags_of_handouts(scratch, command, flags, exit_code, expected):
     code, _, err = command(run_exercise, *flags.split())
     assert (code, err.count("\n")) == (exit_code, 1)
     assert expected in err
-
-
-def test_two_sheets_of_one_name(scratch, command):
-    put("a/worksheet_9.md", name="Kim", f1="10", **ALL)
-    put("b/worksheet_9.md", name="Kim", f1="20", **ALL)
-    _, out, _ = command(run_exercise, "--class", "a", "b", "--output-dir", "out")
-    assert "10 Kim (1)" in out
-    assert "20 Kim (2)" in out

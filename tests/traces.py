@@ -94,3 +94,11 @@ SMALL = (
     event("add_kernel", 90, 5, kind="kernel", correlation=10, device=0, stream=7),
     event("orphan", 98, 2, kind="kernel", correlation=11, device=0, stream=7),
 )
+
+HOSTILE = (
+    step(1, 0, 100),
+    event("<script>alert(1)</script>", 5, 20),
+    event("aten::<img src=x onerror=alert(1)> $\\frac{1$ | `x`", 30, 20),
+    event("void kernel<" + "very_long_name," * 400, 52, 20),
+    *on_gpu("void kernel<float>(T*) <b>&amp; $x_{$ {{ 7 * 7 }}", 32, 40, 30, 1),
+)

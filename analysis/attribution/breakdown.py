@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from analysis.attribution.components import BETWEEN, IDLE, NAMED_RANGES, OVERHEAD, UNATTRIBUTED
+from analysis.attribution.components import BETWEEN, IDLE, NAMED_RANGES, NEARLY_ALL, OVERHEAD, UNATTRIBUTED
 from analysis.attribution.ledger import of_steps, us_by
 from analysis.trace.links import AttributedLinks
-from harness.base.tables import Column, column, narrow_table, sum_row
+from harness.base.sections import Section
+from harness.base.tables import Column, column, sum_row
 from harness.base.text import count_of
 from harness.instruments.phases import PHASES
-
-NEARLY_ALL = 0.9  # of what ran: one component with so much tells nothing of where the time goes
 
 
 def step_breakdown(links: AttributedLinks) -> dict:
@@ -115,15 +114,20 @@ def largest_parts(analysis: dict) -> tuple[list[dict], str]:
     return analysis["components"], "component"
 
 
-def breakdown_lines(analysis: dict) -> list[str]:
+def breakdown_section(analysis: dict) -> Section:
+    """The step by component and phase, and by class of operators."""
     about = analysis["attribution"]
-    return [
-        f"Step time breakdown: {about['clock']} time by {about['source']}, mean of {count_of(about['steps'], 'step')}, "
-        f"{about['ms_per_step']:.3f} ms each",
-        *narrow_table(component_columns(analysis["phases"]), breakdown_rows(analysis)),
-    ]
-
-
-def class_lines(analysis: dict) -> list[str]:
-    title = f"The same {analysis['attribution']['clock']} time by class, as the names of operators and kernels tell it"
-    return [title, *narrow_table(CLASS_COLUMNS, analysis["classes"])]
+    time = f"{about['ms_per_step']:.3f} ms of {about['clock']} time, mean of {count_of(about['steps'], 'step')}"
+    phases = [f"{row['phase']} {row['share']:.1%}" for row in analysis["phases"] if row["share"] > 0]
+    behind = " on the GPU, which runs behind the host" if about["clock"] == "GPU" else ""
+    by_class = "The same time by class, as the names of operators and kernels tell it"
+    return Section(
+        "Step time breakdown",
+        component_columns(analysis["phases"]),
+        breakdown_rows(analysis),
+        [f"Times are ms per step, by {about['source']}; they add up to the step{behind}"],
+        {"Step": time, "Phases": ", ".join(phases)},
+        figure="step_breakdown",
+        warning=analysis["integrity"]["unreliable"].get("components", ""),
+        parts=[Section("Classes of operators", CLASS_COLUMNS, analysis["classes"], [by_class])],
+    )

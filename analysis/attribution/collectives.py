@@ -17,10 +17,12 @@ import pandas as pd
 from analysis.trace.links import (
     OPERATOR,
     AttributedLinks,
+    Links,
     cached_on_links,
     first_row_of,
     nearest_marked_ancestor,
     nearest_marked_caller,
+    operators_around,
     step_at,
 )
 from analysis.trace.tables import Trace, has_role, most_frequent, take_or, take_or_none
@@ -28,14 +30,15 @@ from analysis.vocabulary import roles
 from analysis.vocabulary.collectives import UNKNOWN
 from analysis.vocabulary.operators import BYTES_OF, TENSORS
 from analysis.work.sent_bytes import sent_share
-from harness.base.files import explain_nulls
 from harness.base.layer_names import starred
-from harness.base.tables import Column, column, narrow_table
-from harness.base.text import count_of
+from harness.base.sections import Section
+from harness.base.tables import Column, column
+from harness.base.text import count_of, significant
 from harness.base.units import MB
+from harness.documents.schema import because, explained
+from harness.documents.trace import NO_BYTES, ONE_TRACE, MeasuredCollectiveRow
 
 ROOT = "outside of units"  # what no inner module gathers
-ONE_TRACE = "needs the traces of all ranks"
 OF_CALLS = "kind group group_size ranks component bytes".split()
 EVENT_COLUMNS = [*OF_CALLS, *"phase start end step calls row".split()]
 
@@ -192,6 +195,8 @@ def on_gpu(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray, com
     gpu = links.gpu[communicates]
     operator = gpu["operator"].to_numpy()
     call = take_or(call_of, operator, -1)
+    alone = np.flatnonzero((call < 0) & (gpu["call"] >= 0).to_numpy())
+    call[alone] = take_or(call_of, ranges_around(links, gpu["call"].to_numpy()[alone]), -1)
     row = calls.index.get_indexer(call)
     events = gpu[["start", "end", "step", "device", "stream"]].assign(
         **{name: take_or_none(calls[name], row) for name in OF_CALLS}, phase=gpu["phase"]
@@ -202,6 +207,13 @@ def on_gpu(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray, com
     events["calls"] = np.where((call < 0) | ~pd.Series(call).duplicated().to_numpy(), 1, 0)
     events["bytes"] = events["bytes"].astype(float).where(events["calls"] == 1, 0.0)
     return events.assign(row=np.flatnonzero(communicates))
+
+
+def ranges_around(links: Links, calls: np.ndarray) -> np.ndarray:
+    """The row of links.host of the backend's range around each call, or -1: older versions have no operator for it."""
+    ranges = links.trace.annotations[has_role(links.trace.annotations, *roles.COLLECTIVE_RANGES)]
+    rows = ranges.index.to_numpy() + len(links.trace.operators)
+    return take_or(rows, operators_around(links.calls.iloc[calls], ranges), -1)
 
 
 def on_host(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray) -> pd.DataFrame:
@@ -267,23 +279,22 @@ def collective_rows(
     events["exposed_waiting_us"] = np.where(np.isnan(waiting), np.nan, of_waiting)
     events = events[(events["step"] >= 0) | (events["exposed_us"] > 0)]
     keys = ["kind", "group", "group_size", "phase", "component"]
-    rows = [
-        collective_row({key: one[key].iloc[0] for key in keys}, one, why)
-        for _, one in events.groupby(keys, dropna=False, sort=False)
-    ]
+    rows = [collective_row(one, why) for _, one in events.groupby(keys, dropna=False, sort=False)]
     return sorted(rows, key=lambda row: -row["time_ms"])
 
 
-def collective_row(about: dict, events: pd.DataFrame, why: str) -> dict:
-    size, us = int(about["group_size"]), events["us"].sum()
-    transfer = events["transfer_us"].sum(skipna=False)
-    n_bytes, waiting = events["bytes"].sum(skipna=False), events["exposed_waiting_us"].sum(skipna=False)
+def collective_row(events: pd.DataFrame, why: str) -> dict:
+    """Of events of one kind, group, phase, and component.  why: no waiting is known."""
+    about, us = events.iloc[0], events["us"].sum()
+    size = int(about["group_size"]) if about["group_size"] > 0 else None
+    names = ("bytes", "transfer_us", "exposed_waiting_us")
+    n_bytes, transfer, waiting = (events[name].sum(skipna=False) for name in names)
     rate = n_bytes / (us if np.isnan(transfer) else transfer) / 1e3 if us else np.nan  # bytes/us to 10^9 bytes/s
-    share = sent_share(about["kind"], size) if size > 0 else None
+    share = sent_share(about["kind"], size) if size else None
     row = {
         "kind": about["kind"],
         "group": about["group"],
-        "group_size": size if size > 0 else None,
+        "group_size": size,
         "phase": about["phase"] if isinstance(about["phase"], str) else None,
         "component": about["component"],
         "calls": int(events["calls"].sum()),
@@ -294,12 +305,10 @@ def collective_row(about: dict, events: pd.DataFrame, why: str) -> dict:
         "algorithm_bandwidth_gb_per_sec": None if np.isnan(rate) else float(rate),
         "bus_bandwidth_gb_per_sec": None if np.isnan(rate) or share is None else float(rate * share),
     }
-    no_rate = "its bytes are not in the trace" if np.isnan(n_bytes) else "not defined for this kind"
-    if share is None and size <= 0 and not np.isnan(n_bytes):
-        no_rate = "the size of its group is not in the trace"
-    reasons = {"waiting_ms": why, "phase": "in none", "bytes": "the recorded inputs do not determine it"}
-    reasons |= dict.fromkeys(("algorithm_bandwidth_gb_per_sec", "bus_bandwidth_gb_per_sec"), no_rate)
-    return explain_nulls(row, "not in the trace", **reasons)
+    no_size = "not defined for this kind" if size else "the size of its group is not in the trace"
+    no_rate = NO_BYTES if np.isnan(n_bytes) else no_size
+    row |= because(why, "waiting_ms") | because(no_rate, "algorithm_bandwidth_gb_per_sec", "bus_bandwidth_gb_per_sec")
+    return explained(row, MeasuredCollectiveRow)
 
 
 def communication_of_steps(rows: list[dict], steps: int, exposed: float, hidden: float) -> dict | None:
@@ -313,7 +322,7 @@ def communication_of_steps(rows: list[dict], steps: int, exposed: float, hidden:
     waiting = None if why else sum(row["waiting_ms"] for row in rows) / steps
     out = {"steps": steps, "time_ms": exposed + hidden, "exposed_ms": exposed, "hidden_ms": hidden}
     out |= {"waiting_ms": waiting, "transfer_ms": None if waiting is None else max(0.0, exposed - waiting)}
-    return explain_nulls(out, why) | {"exposed_backward_ms": backward}
+    return out | {"exposed_backward_ms": backward} | because(why, "waiting_ms", "transfer_ms")
 
 
 def predicted_beside(predicted: list[dict], rows: list[dict], steps: int) -> list[dict]:
@@ -324,8 +333,8 @@ def predicted_beside(predicted: list[dict], rows: list[dict], steps: int) -> lis
     out = []
     for one in predicted:
         same = [row for row in rows if (row["kind"], row["group_size"]) == (one["kind"], one["group_size"])]
-        sizes, rates = [row["bytes"] for row in same], [row["bus_bandwidth_gb_per_sec"] for row in same]
-        times = [row["bytes"] / row["bus_bandwidth_gb_per_sec"] for row in same if row["bus_bandwidth_gb_per_sec"]]
+        sizes, rates = ([row[name] for row in same] for name in ("bytes", "bus_bandwidth_gb_per_sec"))
+        times = [n / rate for n, rate in zip(sizes, rates, strict=True) if rate]
         row = {
             "kind": one["kind"],
             "group_size": one["group_size"],
@@ -336,7 +345,7 @@ def predicted_beside(predicted: list[dict], rows: list[dict], steps: int) -> lis
             "time_ms": sum(row["time_ms"] for row in same) / steps,
             "bus_bandwidth_gb_per_sec": sum(sizes) / sum(times) if times and None not in rates else None,
         }
-        out.append(explain_nulls(row, "not in the trace"))
+        out.append(row)
     return out
 
 
@@ -367,9 +376,10 @@ def communication_text(about: dict) -> str:
     if about["waiting_ms"] is None:
         parts = f"waiting unknown: {about['waiting_ms_reason']}"
     else:
-        parts = f"{about['transfer_ms']:.2f} transfer, {about['waiting_ms']:.2f} waiting for other ranks"
-    hidden, exposed = f"{about['hidden_ms']:.2f} hidden", f"{about['exposed_ms']:.2f} exposed"
-    return f"{about['time_ms']:.2f} ms per step: {hidden}, {exposed} ({parts})"
+        transfer, waiting = (significant(about[name], 3) for name in ("transfer_ms", "waiting_ms"))
+        parts = f"{transfer} transfer, {waiting} waiting for other ranks"
+    all_ms, hidden, exposed = (significant(about[name], 3) for name in ("time_ms", "hidden_ms", "exposed_ms"))
+    return f"{all_ms} ms per step: {hidden} hidden, {exposed} exposed ({parts})"
 
 
 BESIDE_COLUMNS = [
@@ -392,15 +402,19 @@ def difference_text(about: dict) -> str:
     return f"{no_sync_text(about['by_difference'])}; {trace}"
 
 
-def collective_lines(analysis: dict) -> list[str]:
-    """The table of collectives, and what their time is made of."""
+def communication_section(analysis: dict) -> Section:
+    """What communication costs a step, and each collective; empty without any."""
     about, rows = analysis["communication"], analysis["collectives"]
     if about is None:
-        return []
-    note = "" if about["waiting_ms"] is not None else "; bandwidths include waiting"
-    return [
-        f"Collectives of {count_of(about['steps'], 'step')}: {communication_text(about)}{note}",
-        *narrow_table(collective_columns(rows), rows),
-        *([f"Communication by difference: {difference_text(about)}"] if about["by_difference"] else []),
-        *(["", *narrow_table(BESIDE_COLUMNS, about["predicted"])] if about["predicted"] else []),
+        return Section("Communication")
+    facts = {"Communication": communication_text(about)}
+    if about["by_difference"]:
+        facts["By difference"] = difference_text(about)
+    known = about["waiting_ms"] is not None
+    note = [
+        f"Calls, MB and ms are sums over {count_of(about['steps'], 'step')}; MB of the larger of input and output",
+        f"Exposed: no computation overlapped it{'; waiting, a part of that: until the last rank arrived' * known}",
+        f"Bus bandwidth as nccl-tests define it{', with waiting' * (not known)}",
     ]
+    beside = Section("Predicted and measured, per step", BESIDE_COLUMNS, about["predicted"] or [])
+    return Section("Communication", collective_columns(rows), rows, note, facts, parts=[beside])

@@ -28,6 +28,7 @@ from harness.base.layer_names import folded_names
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
 BETWEEN = "between phases"
+NEARLY_ALL = 0.8  # of what ran: one component with so much tells nothing of where the time goes
 
 
 def attribute(links: Links) -> AttributedLinks:
@@ -104,11 +105,15 @@ def backward_nodes(host: pd.DataFrame) -> np.ndarray:
 
 
 def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray) -> str:
-    """Ranges where they contain most of the forward operators, else modules where there are any, else kinds."""
+    """Ranges where they contain most of the forward operators, unless nearly all are in one that has modules in it;
+    else modules where there are any, else kinds."""
     kind, own = host["kind"].to_numpy(), host["own_us"].to_numpy()
     forward = (kind == OPERATOR) & (phase == "forward")
-    in_ranges = own[forward & (nearest_marked_ancestor(host["parent"].to_numpy(), is_range) >= 0)].sum()
-    if in_ranges > 0 and in_ranges >= 0.5 * own[forward].sum():
+    nearest = nearest_marked_ancestor(host["parent"].to_numpy(), is_range)
+    inside = forward & (nearest >= 0)
+    by_name = pd.Series(own[inside]).groupby(host["name"].cat.codes.to_numpy()[nearest[inside]]).sum()
+    swallow = ((kind == MODULE) & (nearest >= 0)).any() and by_name.max() >= NEARLY_ALL * own[forward].sum()
+    if not swallow and by_name.sum() > 0 and by_name.sum() >= 0.5 * own[forward].sum():
         return NAMED_RANGES
     return MODULE_CALLS if (kind == MODULE).any() else OPERATOR_KINDS
 

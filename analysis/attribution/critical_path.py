@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.components import IDLE, OVERHEAD, UNATTRIBUTED
-from analysis.attribution.intervals import covered_until, innermost, union
-from analysis.attribution.ledger import cut_to, ledger, us_by
+from analysis.attribution.intervals import Slices, innermost
+from analysis.attribution.ledger import cut_to, left_out, of_steps, us_by
 from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
-from harness.base.tables import column, narrow_table
+from harness.base.sections import Section
+from harness.base.tables import column
 
 BESIDE = 0.1  # of the path: from here on it is told that the GPU works while the path is on the host
 GPU, HOST, START = "GPU", "host", "kernel start"
@@ -34,7 +35,7 @@ def critical_path(links: AttributedLinks) -> dict | None:
     for place, us in time_by_component(links, spans):
         rows[place] += us
     total = rows.total()
-    on_path = cut_to(ledger(links), spans[-1][2], spans[0][3])
+    on_path = cut_to(of_steps(links), spans[-1][2], spans[0][3])
     return {
         "step": int(links.steps["number"].iloc[which]),
         "length_ms": float(total / 1e3),
@@ -51,7 +52,7 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
     """The path from its end to the beginning of the step; where the GPU runs behind, to the end of the step before."""
     gpu, calls = links.gpu, links.calls
     first, last = (float(links.steps[name].iloc[which]) for name in ("start", "end"))
-    first = max(first, links.window[0])
+    first, last = max(first, of_steps(links)["start"].min()), min(last, of_steps(links)["end"].max())
     start, end, call = (gpu[name].to_numpy() for name in ("start", "end", "call"))
     if (earlier := (gpu["step"] >= 0).to_numpy() & (gpu["step"] < which).to_numpy()).any():
         first = max(first, float(end[earlier].max()))
@@ -59,8 +60,9 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
     ends = end[order]
     waits = calls[calls["waits"].to_numpy(bool)].sort_values("end")
     wait_starts, wait_ends = waits["start"].to_numpy(), waits["end"].to_numpy()
-    launched_at = np.where(calls["waits"].to_numpy(bool), calls["start"], calls["end"])
-    call_threads = calls["thread"].to_numpy()
+    late, call_threads = {*left_out(links)["event"]} - {-1}, calls["thread"].to_numpy()
+    at_once = calls["waits"].to_numpy(bool) & ~np.isin(np.arange(len(calls)), call[[*late]])
+    launched_at = np.where(at_once, calls["start"], calls["end"])
 
     own = np.flatnonzero(gpu["step"].to_numpy()[order] == which)
     place = int(own[-1])  # of the event in the order of ends
@@ -79,7 +81,8 @@ def walk(links: AttributedLinks, which: int) -> list[Span]:
             ended = min(ends[place], time) if place >= 0 else -np.inf
             launched = min(launched_at[call[row]], time) if call[row] >= 0 else -np.inf
             until = max(ended, launched, first)
-            spans.append((START, row, until, time))
+            if row not in late:  # what it waited for was not recorded
+                spans.append((START, row, until, time))
             on_gpu = ended > launched
             thread = thread if on_gpu or call[row] < 0 else int(call_threads[call[row]])
             time = until
@@ -103,10 +106,10 @@ def time_by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[t
             out.append(((where, str(component[row]) if pd.notna(component[row]) else UNATTRIBUTED), end - begin))
     for thread in {row for where, row, *_ in spans if where == HOST}:
         edges = np.array([span[2:] for span in spans if span[:2] == (HOST, thread)])
-        on_path = union(edges[:, 0], edges[:, 1])
-        inside = (host["thread"] == thread) & (host["until"] > on_path[0][0]) & (host["start"] < on_path[1][-1])
+        on_path = Slices(edges[:, 0], edges[:, 1])
+        inside = (host["thread"] == thread) & (host["until"] > edges.min()) & (host["start"] < edges.max())
         slices = innermost(host, inside.to_numpy())
-        begin, end = (covered_until(times, on_path) for times in (slices.start, slices.end))
+        begin, end = map(on_path.covered_until, (slices.start, slices.end))
         names = host["component"].to_numpy(object)[slices.row]
         sums = pd.Series(end - begin).groupby(np.where(pd.isna(names), UNATTRIBUTED, names)).sum()
         out += [((HOST, str(name)), float(us)) for name, us in sums.items()]
@@ -126,7 +129,7 @@ PATH_COLUMNS = [
 
 def path_title(path: dict) -> str:
     """The path may be on the host while the GPU works too: then another path is nearly as long."""
-    title = f"Critical path of step {path['step']}: {path['length_ms']:.3f} ms; nothing else can make it shorter"
+    title = f"{path['length_ms']:.3f} ms of step {path['step']}; nothing else can make it shorter"
     on_host = sum(row["ms"] for row in path["rows"] if row["where"] != GPU)
     if on_host - path["gpu_idle_ms"] < BESIDE * path["length_ms"]:
         return title
@@ -134,5 +137,29 @@ def path_title(path: dict) -> str:
     return f"{title}; while it is on the host, the GPU works as well: {saved}"
 
 
-def path_lines(path: dict | None, top: int) -> list[str]:
-    return [path_title(path), *narrow_table(PATH_COLUMNS, path["rows"][:top])] if path else []
+def path_section(analysis: dict) -> Section:
+    """One step: its timeline, and what its end had to wait for."""
+    path, timeline = analysis["critical_path"], analysis["step_timeline"]
+    title = path_title(path) if path else f"not known: {analysis['critical_path_reason']}"
+    lanes = timeline["lanes_left_out"]
+    return Section(
+        "One step, and its critical path",
+        PATH_COLUMNS,
+        path["rows"] if path else [],
+        [f"The figure leaves out {lanes} more lanes"] * bool(lanes),
+        {"Timeline": timeline_text(analysis), "Critical path": title},
+        figure="step_timeline",
+        warning=analysis["integrity"]["unreliable"].get("step_timeline", ""),
+        label="component",
+        sums=("ms", "share"),
+    )
+
+
+def timeline_text(analysis: dict) -> str:
+    """How long the step of the timeline takes on the host, and with its work on the GPU, which may end later."""
+    timeline = analysis["step_timeline"]
+    own = next((row["duration_ms"] for row in analysis["steps"]["rows"] if row["number"] == timeline["step"]), None)
+    if own is None or timeline["length_ms"] <= own:
+        return f"step {timeline['step']}, {timeline['length_ms']:.2f} ms"
+    later = f"the GPU, which runs behind, ends its work {timeline['length_ms'] - own:.2f} ms later"
+    return f"step {timeline['step']}, {own:.2f} ms on the host; {later}"

@@ -7,7 +7,9 @@ import pandas as pd
 
 from analysis.attribution.ledger import IDLE_CAUSES, KINDS, cut_to, idle_by_cause, ledger, of_steps, owners
 from analysis.trace.links import AttributedLinks
+from harness.base.sections import Section
 from harness.base.tables import Column, column
+from harness.documents.schema import because
 
 KEYS = ("total_ms", "computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "busy_ms", "idle_ms")
 
@@ -43,7 +45,8 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
 
     two_clocks: why times of GPU and host cannot be compared; what needs both is then null.
     """
-    gpu, between = links.gpu, between_events(links)
+    gpu = links.gpu
+    between = cut_to(ledger(links), gpu["start"].min(), gpu["end"].max())  # from its first event to the last
     few = gpu[["device", "stream", "start", "end", "kind", "category"]]
     devices = [
         {
@@ -60,7 +63,7 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
     out = whole | {"of_steps": in_steps, "devices": devices}
     compared = ("idle_by_cause", "idle_of_step_ms", "launch_delay_us", "queue_depth")
     if gpu.empty or two_clocks:
-        reasons = {f"{name}_reason": two_clocks for name in compared} if two_clocks else {}
+        reasons = because(two_clocks, *compared) if two_clocks else {}
         return out | dict.fromkeys(compared) | reasons
     causes = [
         {
@@ -75,19 +78,16 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
     return out | {"idle_by_cause": causes, "idle_of_step_ms": of_step, **queue(links)}
 
 
-def between_events(links: AttributedLinks) -> pd.DataFrame:
-    """The slices of the whole trace, from the start of its first GPU event to the end of the last."""
-    return cut_to(ledger(links), links.gpu["start"].min(), links.gpu["end"].max())
-
-
 def queue(links: AttributedLinks) -> dict:
-    """Launch delay: us from a kernel's launch call to its start.  Queue depth: kernels launched but not yet started."""
-    kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy() & (links.gpu["call"] >= 0).to_numpy()]
+    """Launch delay: us from a kernel's launch call to its start.  Queue depth: events launched but not yet started."""
+    events = links.gpu[(links.gpu["call"] >= 0).to_numpy()]  # copies and memory sets fill the queue, too
+    kernels = events[(events["kind"] == "kernel").to_numpy()]
     if kernels.empty:
         return {"launch_delay_us": None, "queue_depth": None}
-    launched, began = np.sort(kernels["launched"].to_numpy()), np.sort(kernels["start"].to_numpy())
+    launched, began = np.sort(events["launched"].to_numpy()), np.sort(events["start"].to_numpy())
     depth = np.arange(1, len(launched) + 1) - np.searchsorted(began, launched, side="right")
-    table = pd.DataFrame({"launch_delay_us": kernels["start"] - kernels["launched"], "queue_depth": depth.clip(0)})
+    delay = kernels["start"] - kernels["launched"]
+    table = pd.DataFrame({"launch_delay_us": delay, "queue_depth": pd.Series(depth.clip(0), events.index)})
     stats = table.describe(percentiles=[0.5, 0.95]).rename({"50%": "p50", "95%": "p95"})
     return stats.loc[["mean", "p50", "p95", "max", "min"]].to_dict()
 
@@ -114,3 +114,28 @@ def stream_rows(timeline: dict) -> list[dict]:
         rows.append(device | {"name": f"{device['device']}"})
         rows += [one | {"name": f"{device['device']}, stream {one['stream']}"} for one in device["streams"]]
     return rows
+
+
+def gpu_section(analysis: dict) -> Section:
+    """How the GPU's time splits, why it is idle, and how far the host is ahead of it; empty without GPU events."""
+    timeline, unreliable = analysis["gpu_timeline"], analysis["integrity"]["unreliable"]
+    if timeline["total_ms"] is None:
+        return Section("GPU")
+    parts = {"computation": "computation_ms", "exposed communication": "exposed_comm_ms"}
+    parts |= {"exposed copies": "exposed_memcpy_ms", "idle": "idle_ms"}
+    split = ", ".join(f"{name} {timeline[key]:.3f}" for name, key in parts.items())
+    causes, delay = [row for row in timeline["idle_by_cause"] or [] if row["ms"]], timeline["launch_delay_us"]
+    idle = Section("GPU idle time by cause", IDLE_COLUMNS, causes, warning=unreliable.get("idle_by_cause", ""))
+    queue = Section("Launch queue", figure="queue")
+    if delay:
+        times = f"median {delay['p50']:.1f} us, p95 {delay['p95']:.1f} us, from the call to the kernel's start"
+        depth = f"mean {timeline['queue_depth']['mean']:.1f} events launched but not started"
+        queue.facts = {"Launch delay": times, "Queue depth": depth}
+    return Section(
+        "GPU",
+        STREAM_COLUMNS,
+        stream_rows(timeline),
+        ["Times are ms of the trace, from its first GPU event to the last"],
+        {"GPU": f"{timeline['total_ms']:.3f} ms from first to last event: {split}"},
+        parts=[idle, queue],
+    )

@@ -1,11 +1,9 @@
-"""Intervals of time: unions of them, what they cover, and whose time it is where they overlap.  Times are in us."""
+"""Intervals of time: whose time it is where they overlap, and how much they cover.  Times are in us."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-
-Intervals = tuple[np.ndarray, np.ndarray]  # starts and ends
 
 
 class Slices:
@@ -25,6 +23,12 @@ class Slices:
         """The row that owns the time from each of these on, or -1."""
         i = np.searchsorted(self.start, times, side="right") - 1
         return np.where(times < np.append(self.end, -np.inf)[i], np.append(self.row, np.int32(-1))[i], -1)
+
+    def covered_until(self, times: np.ndarray) -> np.ndarray:
+        """How much of the time before each of these is owned."""
+        lengths = np.append(0.0, np.cumsum(self.end - self.start))
+        edges = np.stack([self.start, self.end], axis=1).reshape(-1)
+        return np.interp(times, np.append(edges, np.inf), np.repeat(lengths, 2)[1:])
 
 
 def slices_of(table: pd.DataFrame, which: np.ndarray | None = None) -> Slices:
@@ -51,26 +55,6 @@ def innermost(host: pd.DataFrame, which: np.ndarray, owns: np.ndarray | None = N
     owner = np.append(caller[called], rows)
     keep = end > begin if owns is None else (end > begin) & owns[owner]
     return Slices(begin[keep], end[keep], owner[keep])
-
-
-def union(start: np.ndarray, end: np.ndarray) -> Intervals:
-    """The union of intervals, as sorted, disjoint intervals."""
-    if not len(start):
-        return start, end
-    order = np.argsort(start)
-    start, reached = start[order], np.maximum.accumulate(end[order])
-    first = np.concatenate([[True], start[1:] > reached[:-1]])
-    return start[first], reached[np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)]
-
-
-def covered_until(times: np.ndarray, intervals: Intervals) -> np.ndarray:
-    """How much of the time before each of `times` lies in the given disjoint, sorted intervals."""
-    starts, ends = intervals
-    if not len(starts):
-        return np.zeros(len(times))
-    lengths = np.concatenate([[0.0], np.cumsum(ends - starts)])
-    edges = np.stack([starts, ends], axis=1).reshape(-1)
-    return np.interp(times, edges, np.repeat(lengths, 2)[1:-1])
 
 
 def merged(edges: np.ndarray, columns: dict[str, np.ndarray]) -> pd.DataFrame:

@@ -3,11 +3,13 @@
 **GPU.**  A slice belongs to the event that works at that time: computation before communication before copies, within
 a class the one that began first; `overlaps` tells what runs beneath it.  Several devices are one: it is idle when none
 works.  Idle time has the cause of the gap (IDLE_CAUSES) and the event that follows.  Up to the end of that one's launch
-call the host is the cause, by the first that applies to a thread that launches: it fetched data, a call waited for the
-GPU, it ran code of the program, it prepared the launch.  Then the event was queued behind communication or a copy, or
-it took its latency, each for LATENCY_US at most; the rest is unknown.  Where the GPU has no kernels of communication,
-as with gloo, a collective of the host that was in progress comes after data in this order, with all the time that the
-GPU was idle: it is exposed, as where a GPU has its own.
+call the host is the cause, by the first that applies to a thread that launches: it fetched data, a call allocated
+memory or waited for the GPU, another took long, it ran code of the program or an operator on the CPU, it prepared the
+launch.  Then the event was
+queued behind communication or a copy, or it took its latency, each for LATENCY_US at most; the rest is unknown.  The
+time between two events of one replay of a graph is the GPU's own, once the call has returned.  Where the GPU has no
+kernels of communication, as with gloo, a collective of the host that was in progress comes after data in this order,
+with all the time that the GPU was idle: it is exposed, as where a GPU has its own.
 
 **Host, without a GPU.**  A slice belongs to the innermost event of the thread that runs the steps or, where that is no
 operator, of one that runs the backward pass for it.  It is communication while a collective is in progress, the one
@@ -15,9 +17,10 @@ that began first, unless this event is an operator that works on tensors.  Time 
 allocation, autograd, starting a collective, Python.
 
 **Which time.**  `of_steps` marks the time of the steps, to which `us` adds up.  On a GPU that is one window of the
-trace (Links.window), gaps between steps included, since the GPU runs behind the host; a slice has the step of its
-event, an idle one of the event that follows.  On a host it is the steps alone, without gaps between them, and what
-overlaps in two steps counts in the first.  Events that go on after their step count in it until it ends.
+trace (Links.window), gaps between steps included, since the GPU runs behind the host, and without what belongs to
+no step (left_out); a slice has the step of its event, an idle one of the event that follows.  On a host it is the steps
+alone, without gaps between them, and what overlaps in two steps counts in the first.  Events that go on after their
+step count in it until it ends.
 """
 
 from __future__ import annotations
@@ -29,30 +32,36 @@ import pandas as pd
 
 from analysis.attribution.collectives import collectives_of
 from analysis.attribution.components import BETWEEN, IDLE, OVERHEAD, UNATTRIBUTED, views_and_metadata
-from analysis.attribution.intervals import Intervals, Slices, innermost, merged, slices_of, union
-from analysis.trace.links import OPERATOR, AttributedLinks, cached_on_links
-from analysis.trace.tables import different_pairs, take_or
+from analysis.attribution.intervals import Slices, innermost, merged, slices_of
+from analysis.trace.links import LATENCY_US, OPERATOR, AttributedLinks, cached_on_links
+from analysis.trace.tables import different_pairs, has_role, take_or
+from analysis.vocabulary import roles
 from analysis.vocabulary.operators import operator_class
 
 COMMUNICATION, WORKING, WAITING = "communication", "working", "waiting"
 KINDS, STATES = ("computation", COMMUNICATION, "copy"), (WORKING, WAITING, IDLE)
 COMPUTES, COMMUNICATES, COPIES, IDLES = range(4)  # numbers of KINDS, and of idle time
 WORKS, WAITS, RESTS = range(3)  # numbers of STATES
-# A launched kernel starts within microseconds on an idle GPU (26 at most in ten traces of V100 to B200, MI250 and
-# MI300X): what is longer has a cause that the trace does not contain.
-LATENCY_US = 100.0
 # From one operator to the next, Python and PyTorch take microseconds; what is longer is work of the program.
 HOST_CODE_US = 1e3
+# Calls that do not wait take microseconds, and tens of them where they load a kernel (332 ms and 19.6 s were seen) or
+# where the queue is full, while the GPU works.
+START_UP_US, LOADING_US = 5e3, 1e3  # of any call, and of one that is the first to launch a kernel of this name
 IDLE_CAUSES = {
     "data": "the host was fetching data",
+    "allocation": "the host was allocating or freeing memory of the GPU",
     "synchronization": "the host was waiting for the GPU or for a copy, and had nothing queued",
+    "start_up": "a call that waits for nothing took over 5 ms, or the first of a kernel over 1 ms: set-up, or loading",
     "launch": "the host was preparing the next launch",
-    "host_code": "the host was running code of the program for more than 1 ms, outside of operators and calls",
+    "host_code": "the host was running code of the program, or an operator on the CPU, for more than 1 ms",
     "communication": "the next event was queued behind communication, or was communication",
     "copy": "the next event was queued behind a copy, or was a copy",
+    "replay": "between two events of one replay of a graph, all of which had been launched",
     "latency": "the kernel had been launched, but had not started",
     "unknown": "the trace does not contain the launch, or the kernel started much later for no recorded reason",
 }
+# Causes that every recording has before the first event of the GPU and after the last.
+AT_EDGES = ("launch", "latency", "host_code", "synchronization")
 NOTHING = "nothing"
 CAUSES = (NOTHING, *IDLE_CAUSES, "thread", "ranks")  # another thread works for that of the steps; ranks are late
 NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
@@ -80,7 +89,7 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
     for name, (of_nothing, unknown) in (none | {"category": (rest, rest)}).items():
         slices[name] = labels_of(table[name], row, of_nothing, unknown)
     waits = (row < 0) & (collective >= 0)  # a GPU, for a collective of the host
-    slices.loc[waits, ["component", "category", "phase"]] = [COMMUNICATION, COMMUNICATION, BETWEEN]
+    slices.loc[waits, ["category", "phase"]] = [COMMUNICATION, BETWEEN]
     slices["component"] = components_of(slices, kind == COMMUNICATES, idle, rest)
     rules = {COMMUNICATION: kind == COMMUNICATES, "data": (cause == NUMBER["data"]) & (not links.on_gpu), rest: idle}
     slices["class"] = classes_of(slices, rules)
@@ -94,11 +103,32 @@ def ledger(links: AttributedLinks) -> pd.DataFrame:
     return slices.astype(dict.fromkeys(("step", "rank", "operator", "event", "collective"), np.int32))
 
 
+@cached_on_links
 def of_steps(links: AttributedLinks) -> pd.DataFrame:
     """The slices of the steps, whose `us` add up to the time of the steps."""
     table = ledger(links)
-    rows = np.flatnonzero(table["of_steps"])  # one after another: no copy
-    return table.iloc[rows[0] : rows[-1] + 1] if len(rows) else table.iloc[:0]
+    return table[table["of_steps"].to_numpy()]
+
+
+def left_out(links: AttributedLinks) -> pd.DataFrame:
+    """The idle slices of the window that are no part of the steps.  The first event of a stream began more than
+    LATENCY_US after its launch, so what was launched on it before the recording was still running.  Or nothing marks
+    steps: then waits AT_EDGES are those of a program that was not recorded before, and not after."""
+    slices = ledger(links)
+    return cut_to(slices[~slices["of_steps"].to_numpy()], *links.window)
+
+
+def capture_share(links: AttributedLinks) -> float:
+    """The share of the span of the steps in which a graph was being captured."""
+    (first, last), calls = links.window, links.calls
+    begin, end = (
+        np.sort(calls[has_role(calls, edge)][key])
+        for key, edge in (("start", roles.CAPTURE_BEGIN), ("end", roles.CAPTURE_END))
+    )
+    until = take_or(end, np.searchsorted(end, begin), last)
+    begin, until = np.clip([begin, until], first, last)
+    captures = Slices(begin, until)
+    return float((captures.end - captures.start).sum() / (last - first)) if last > first else 0.0
 
 
 def us_by(slices: pd.DataFrame, *columns: str) -> pd.Series:
@@ -235,7 +265,7 @@ def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     kernels, ranges = (found.events[: len(found.events) * which] for which in (found.on_gpu, not found.on_gpu))
     of_kernel, of_host = np.full(len(gpu), -1), slices_of(ranges)
     of_kernel[kernels["row"]] = kernels.index
-    idle, causes, followers = idle_slices(links, whole, of_host)
+    idle, causes, followers, before = idle_slices(links, whole, of_host)
     edges, own, kind = owners(gpu, np.concatenate([whole, (first, last), idle.edges, np.clip(of_host.edges, *whole)]))
     times = edges[:-1]
     event = own[kind % len(KINDS), np.arange(len(times))]  # -1 where no class has one
@@ -247,7 +277,11 @@ def gpu_slices(links: AttributedLinks) -> pd.DataFrame:
     beneath = (own >= 0) | [[False], [True], [False]] & (pending >= 0)
     overlaps = (beneath * [[1], [2], [4]]).sum(axis=0) & ~np.where(kind < IDLES, 1 << kind, 0)
     columns = {"owner": event, "kind": kind, "overlaps": overlaps, "cause": cause, "collective": collective}
-    columns |= {"next": take_or(followers, gap, -1), "of_steps": (times >= first) & (times < last)}
+    inside = (times >= first) & (times < last) & ~take_or(before, gap, False)
+    if not links.steps_are_marked and (own >= 0).any():
+        at_edge = (times < gpu["start"].min()) | (times >= gpu["end"].max())
+        inside &= ~(at_edge & np.isin(cause, [NUMBER[name] for name in AT_EDGES]))
+    columns |= {"next": take_or(followers, gap, -1), "of_steps": inside}
     slices = merged(edges, columns)
     owner, inside = slices["owner"].to_numpy(), slices["of_steps"].to_numpy()
     row, waits = np.where(owner < 0, slices.pop("next"), owner), (owner < 0) & (slices["kind"] == COMMUNICATES)
@@ -276,23 +310,31 @@ def gaps(gpu: pd.DataFrame, first: float, last: float) -> tuple[np.ndarray, np.n
 
 def idle_slices(
     links: AttributedLinks, whole: tuple[float, float], collectives: Slices
-) -> tuple[Slices, np.ndarray, np.ndarray]:
-    """When nothing runs on the GPU, cut where the cause changes; of each slice its cause, a number of CAUSES, and the
-    row of the event that follows.  collectives: those of the host."""
-    start, end, last, following = gaps(links.gpu, *whole)
-    gap, call = Slices(start, end), take_or(links.gpu["call"], following, -1)
+) -> tuple[Slices, np.ndarray, np.ndarray, np.ndarray]:
+    """When nothing runs on the GPU, cut where the cause changes; of each slice its cause, a number of CAUSES, the row
+    of the event that follows, and whether it is from before the recording.  collectives: those of the host."""
+    gpu, calls = links.gpu, links.calls
+    start, end, last, following = gaps(gpu, *whole)
+    gap, call = Slices(start, end), take_or(gpu["call"], following, -1)
+    replay = (call >= 0) & (call == take_or(gpu["call"], last, -1)) & take_or(gpu["of_graph"], following, False)
     known = (call >= 0) | (following < 0)  # after the last event, the host's step may go on without another launch
-    launched = np.where(call >= 0, take_or(links.calls["end"].to_numpy(float), call, np.nan), end)
+    launched = np.where(call >= 0, take_or(calls["end"].to_numpy(float), call, np.nan), end)
     # The kernel may start before its launch call returns.
     host_until = np.clip(np.where(known, np.minimum(launched, end), start), start, None)
     late = np.minimum(host_until + LATENCY_US, end)
-    _, communication, copies = (np.append(which, False) for which in by_class(links.gpu))
+    stream = different_pairs(gpu["device"].to_numpy(), gpu["stream"].to_numpy())[1]
+    order = np.argsort(gpu["start"].to_numpy(), kind="stable")
+    first = order[np.unique(stream[order], return_index=True)[1]]  # event of each stream
+    unrecorded = np.isin(following, first) & (call >= 0) & (late < end) & ~replay
+    _, communication, copies = (np.append(which, False) for which in by_class(gpu))
     queued = [known & (host_until <= start) & (which[last] | which[following]) for which in (communication, copies)]
     of_host = {
         "data": slices_of(links.host, launching(links) & (links.host["phase"] == "data").to_numpy()),
         "communication": collectives,
-        "synchronization": slices_of(links.calls, links.calls["waits"].to_numpy(bool)),
-        "host_code": Slices(*host_code(links)),
+        "allocation": slices_of(calls, has_role(calls, roles.ALLOCATION)),
+        "synchronization": slices_of(calls, calls["waits"].to_numpy(bool)),
+        "start_up": slices_of(calls, starts_up(links)),
+        "host_code": host_code(links),
     }
     inner = np.concatenate([one.edges for one in of_host.values()])
     edges = np.unique(np.concatenate([gap.edges, host_until, late, inner[gap.at(inner) >= 0]]))
@@ -301,10 +343,19 @@ def idle_slices(
     by_host = np.select([*did.values()], [NUMBER[cause] for cause in did], NUMBER["launch"])
     soon = times < late[i]
     behind = did["communication"] | (soon & queued[0][i])
-    rules = [times < host_until[i], behind, soon & queued[1][i], soon & known[i]]
-    then = [by_host, *(NUMBER[cause] for cause in ("communication", "copy", "latency"))]
+    rules = [times < host_until[i], behind, soon & queued[1][i], replay[i], soon & known[i]]
+    then = [by_host, *(NUMBER[cause] for cause in ("communication", "copy", "replay", "latency"))]
     cause, keep = np.select(rules, then, NUMBER["unknown"]), i >= 0
-    return Slices(times[keep], edges[1:][keep]), cause[keep], following[i][keep]
+    before = unrecorded[i] & (times >= host_until[i])
+    return Slices(times[keep], edges[1:][keep]), cause[keep], following[i][keep], before[keep]
+
+
+def starts_up(links: AttributedLinks) -> np.ndarray:
+    """Which calls set up the runtime or load a kernel, by how long they took."""
+    calls, firsts = links.calls, links.gpu.sort_values("start", kind="stable").drop_duplicates("name")["call"]
+    loads = calls["starts_kernel"].to_numpy() & np.isin(np.arange(len(calls)), firsts)
+    took = (calls["end"] - calls["start"]).to_numpy()
+    return (took > np.where(loads, LOADING_US, START_UP_US)) & ~has_role(calls, roles.COPY)
 
 
 def launching(links: AttributedLinks) -> np.ndarray:
@@ -313,17 +364,29 @@ def launching(links: AttributedLinks) -> np.ndarray:
 
 
 @cached_on_links
-def host_code(links: AttributedLinks) -> Intervals:
-    """When the host ran the program's own code: no thread that launches was in an operator, a call or a data range."""
+def computes_on_host(links: AttributedLinks) -> np.ndarray:
+    """Which host events are operators that work for long on the CPU, beside a GPU: each calls no other operator, and
+    neither launches anything nor is in progress when any call begins."""
+    host, begun = links.host, np.sort(links.calls["start"].to_numpy())
+    start, until = host["start"].to_numpy(), host["until"].to_numpy()
+    found = launching(links) & (host["kind"] == OPERATOR).to_numpy() & (until - start > HOST_CODE_US) & links.on_gpu
+    found &= ((host["phase"] != "data") & (host["category"] != COMMUNICATION)).to_numpy()
+    found &= np.searchsorted(begun, start) == np.searchsorted(begun, until)
+    return found & ~np.isin(np.arange(len(host)), np.append(host["operator_parent"], links.gpu["operator"]))
+
+
+@cached_on_links
+def host_code(links: AttributedLinks) -> Slices:
+    """When the host ran the program's own code: no thread that launches was in an operator, a call or a data range, or
+    one was in an operator on the CPU."""
     host, calls = links.host, links.calls
     works = launching(links) & ((host["kind"] == OPERATOR) | (host["phase"] == "data")).to_numpy()
-    start, end = union(*(np.concatenate([host[key].to_numpy()[works], calls[key]]) for key in ("start", "end")))
-    if not len(start):
-        return start, end
+    busy = Slices(*(np.concatenate([host[key].to_numpy()[works], calls[key]]) for key in ("start", "end")))
     first, last = float(links.steps["start"].min()), float(links.steps["end"].max())
-    begins, ends = np.clip(np.append(first, end), first, last), np.clip(np.append(start, last), first, last)
-    long = ends - begins > HOST_CODE_US
-    return begins[long], ends[long]
+    begins, ends = np.clip(np.append(first, busy.end), first, last), np.clip(np.append(busy.start, last), first, last)
+    long = (ends - begins > HOST_CODE_US) & (len(busy.start) > 0)  # with nothing recorded, nothing tells
+    on_cpu = host[computes_on_host(links)]
+    return Slices(np.append(begins[long], on_cpu["start"]), np.append(ends[long], on_cpu["until"]))
 
 
 # ---- Whose time it is on a host ------------------------------------------------------------------------------------
@@ -334,7 +397,7 @@ def host_slices(links: AttributedLinks) -> pd.DataFrame:
     ours, is_operator, in_node = (host["thread"] == links.thread, host["kind"] == OPERATOR, host["node"] >= 0)
     ours, is_operator = ours.to_numpy(), is_operator.to_numpy()
     steps, main, backward = slices_of(links.steps), innermost(host, ours), innermost(host, ~ours, in_node.to_numpy())
-    collectives, code = slices_of(found.events), Slices(*host_code(links))
+    collectives, code = slices_of(found.events), host_code(links)
     edges = np.unique(np.concatenate([one.edges for one in (steps, main, backward, collectives, code)]))
     event, in_backward, collective = (one.at(edges[:-1]) for one in (main, backward, collectives))
     owner = np.where(take_or(is_operator, event, False) | (in_backward < 0), event, in_backward)

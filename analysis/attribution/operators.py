@@ -7,10 +7,13 @@ import pandas as pd
 
 from analysis import SORT_KEYS
 from analysis.attribution.components import UNATTRIBUTED
-from analysis.trace.links import AttributedLinks, Links, cached_on_links
-from analysis.trace.tables import different_pairs, most_frequent, take_or_none
+from analysis.trace.links import AttributedLinks, Links, cached_on_links, nearest_marked_ancestor
+from analysis.trace.tables import by_name, different_pairs, most_frequent, take_or_none
+from analysis.vocabulary.annotations import BATCH
 from analysis.work.operator_costs import Cost, cost
-from harness.base.tables import Column, column, first_rows, narrow_table
+from harness.base.sections import Section
+from harness.base.tables import Column, column
+from harness.base.text import count_of
 from harness.base.units import MB
 
 COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for key in SORT_KEYS}
@@ -71,7 +74,20 @@ def costs_of_operators(links: Links) -> tuple[list[Cost], np.ndarray]:
     operators, signatures = links.trace.operators, links.trace.signatures
     names = operators["name"].cat.categories
     pairs, which = different_pairs(operators["name"].cat.codes.to_numpy(), operators["signature"].to_numpy())
-    return [cost(names[code], *signatures[i]) if i >= 0 else Cost() for code, i in pairs], which
+    told = batches_told(links, which)
+    found = [cost(names[code], *signatures[i], told.get(n)) if i >= 0 else Cost() for n, (code, i) in enumerate(pairs)]
+    return found, which
+
+
+def batches_told(links: Links, which: np.ndarray) -> dict[int, str]:
+    """The range that tells the lengths of a batch's sequences, for the groups of operators that are in only one."""
+    parent, names = links.host["parent"].to_numpy(), links.host["name"]
+    tells = by_name(names, lambda name: BATCH.match(name) is not None, bool)
+    if not tells.any():
+        return {}
+    around = take_or_none(names, nearest_marked_ancestor(parent, tells)[: len(which)])
+    texts = pd.Series(around).groupby(which).agg(["nunique", "first"])
+    return texts["first"][texts["nunique"] == 1].to_dict()
 
 
 def operator_tables(links: Links) -> dict:
@@ -186,14 +202,14 @@ def operator_columns(on_gpu: bool, by_shape: bool = False) -> list[Column]:
     return [
         *columns,
         column("share", "share", ".1%"),
-        column("GFLOP", "flops", ",.3f", 1e9),
-        column("MB", "bytes", ",.3f", MB),
+        column("GFLOP", "flops", ",.2f", 1e9),
+        column("MB", "bytes", ",.1f", MB),
     ]
 
 
 KERNEL_COLUMNS = [
     column("kernel", "name", left=True),
-    column("per step", "count_per_step", ",.1f"),
+    column("calls", "count", ","),
     column("total ms", "total_us", ",.3f", 1e3),
     column("mean us", "mean_us", ",.1f"),
     column("p50 us", "p50_us", ",.1f"),
@@ -204,30 +220,31 @@ KERNEL_COLUMNS = [
 ]
 
 
-SUMMED = ("calls", "self_cpu_us", "self_device_us", "share", "count_per_step", "total_us")  # for "5 more"
+SUMMED = ("calls", "self_cpu_us", "self_device_us", "share", "count", "total_us")  # for "5 more"
 
 
-def operator_lines(analysis: dict, top: int = 15, sort: str | None = None) -> list[str]:
-    """Operators by name and by shapes, and kernels: `top` rows of each."""
+def operator_section(analysis: dict, sort: str | None = None) -> Section:
+    """Operators by name, and by name and shapes of their inputs."""
+    on_gpu = bool(analysis["kernels"])
+    clock, key = ("GPU", "self_device_us") if on_gpu else ("CPU", "self_cpu_us")
+    self_ms, steps = sum(row[key] for row in analysis["operators"]) / 1e3, analysis["attribution"]["steps"]
+    shares = f"of {self_ms:.3f} ms of self {clock} time, which is all of the trace, with {count_of(steps, 'step')}"
+    work = "FLOPs (two per multiply-add) and bytes (inputs and outputs once): where the shapes of inputs determine them"
+
+    def table(title: str, rows: list[dict], by_shape: bool = False) -> Section:
+        columns = operator_columns(on_gpu, by_shape)
+        return Section(title, columns, sorted_by(rows, sort), label="name", sums=SUMMED)
+
+    found = table("Operators", analysis["operators"])
+    found.facts, found.note = {"Shares": shares}, ["Times are sums over the trace", work]
+    found.figure, found.warning = "operators", analysis["integrity"]["unreliable"].get("operators", "")
+    found.parts = [table("Operators by shape", analysis["operators_by_shape"], by_shape=True)]
+    return found
+
+
+def kernel_section(analysis: dict) -> Section:
     kernels = analysis["kernels"]
-    lines = operators_by_name(analysis, top, sort)
-    if by_shape := sorted_by(analysis["operators_by_shape"], sort):
-        lines += [
-            "",
-            *narrow_table(operator_columns(bool(kernels), by_shape=True), first_rows("name", by_shape, top, SUMMED)),
-        ]
-    if kernels:
-        per_step = sum(row["count_per_step"] for row in kernels)
-        lines += ["", f"GPU kernels: {len(kernels)}, {per_step:.1f} launches per step"]
-        lines += narrow_table(KERNEL_COLUMNS, first_rows("name", kernels, top, SUMMED))
-    return lines
-
-
-def operators_by_name(analysis: dict, top: int, sort: str | None = None) -> list[str]:
-    operators, kernels = analysis["operators"], analysis["kernels"]
-    clock, key = ("GPU", "self_device_us") if kernels else ("CPU", "self_cpu_us")
-    self_ms = sum(row[key] for row in operators) / 1e3
-    return [
-        f"Operators: {len(operators)}, {self_ms:.3f} ms of self {clock} time, which shares refer to",
-        *narrow_table(operator_columns(bool(kernels)), first_rows("name", sorted_by(operators, sort), top, SUMMED)),
-    ]
+    per_step = sum(row["count_per_step"] for row in kernels)
+    facts = {"Kernels": f"{len(kernels)}, {per_step:,.1f} launches per step"} if kernels else {}
+    note = ["Calls and ms are sums over the trace"] * bool(kernels)
+    return Section("GPU kernels", KERNEL_COLUMNS, kernels, note, facts, "kernels", label="name", sums=SUMMED)

@@ -10,19 +10,23 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.commands.reading_flags import ReadingAlone
 from analysis.diagnosis.document import add_prediction
-from analysis.diagnosis.text import profile_answer, profile_lines, verdict_text
+from analysis.diagnosis.sections import profile_lines
+from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.traces import analyze_all
+from analysis.diagnosis.verdict import rule_section
 from analysis.hardware.matching import described, rows_named
-from analysis.trace.readers.formats import find_traces
+from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import check_slim, write_slim
 from analysis.trust.missing_from_trace import missing_lines
-from harness.base.console import say
+from harness.base.console import file_lines, say
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json, written_whole
+from harness.base.sections import as_text
 from harness.base.tables import wrapped
-from harness.base.text import printable, read_on
+from harness.base.text import read_on
 
 SLICES = (".csv", ".csv.gz", ".parquet")
 SLICE_COLUMNS = "trace rank step start end us where state cause kind overlaps".split()
@@ -37,41 +41,41 @@ def analyze_existing(
     top: int,
     sort: str | None,
     verbose: bool = False,
-    *,
-    reading: dict | None = None,
-    slim: tuple[Path | None, float | None] = (None, None),
-    slices: Path | None = None,
-    target_device: str | None = None,
-    peak: str | float = "auto",
+    asked: ReadingAlone | None = None,
 ) -> None:
     """Print what a trace, or each in a folder, shows, and name the files that cannot be read as traces.
 
     With output_dir, writes operator_analysis.json there, those of further traces as operator_analysis_<trace>.json, and
-    report.html if `report`.  With `report` alone, they are written beside the traces.  reading: options of
-    read_trace().  slim: a smaller trace to write, and the shortest event in it in us.  slices: a file for the ledger.
+    report.html if `report`.  With `report` alone, they are written beside the traces.
 
     Raises UserError if there is no trace; after all is written, if the only one is cut off.
     """
-    if slim != (None, None):
-        check_slim(path, *slim)
-    if slices:
-        check_slices(path, slices)
-    target = described(rows_named(target_device)[0]) if target_device else None
+    asked = asked or ReadingAlone()
+    if asked.slim or asked.shortest or asked.redact:
+        check_slim(path, asked.slim, asked.shortest, asked.redact)
+    if asked.slices:
+        check_slices(path, asked.slices)
+    target = described(rows_named(asked.target_device)[0]) if asked.target_device is not None else None
+    named = described(rows_named(asked.device_name, "--device-name")[0]) if asked.device_name is not None else None
+    reading = {"window": asked.window, "steps_from": asked.steps_from}
     paths = find_traces(path) if path.is_dir() else [path]
     if len(paths) > 1:
         say(f"Reading {len(paths)} traces in {path}")
-    tables: list[pd.DataFrame] | None = [] if slices else None
-    analyses, refused = analyze_all(paths, reading=reading, slices=tables, target=target, peak=peak)
+    tables: list[pd.DataFrame] | None = [] if asked.slices else None
+    analyses, refused = analyze_all(paths, reading=reading, slices=tables, target=target, named=named, peak=asked.peak)
+    refused += left_out(path) if path.is_dir() else []
     if not analyses:
         raise refused[0] if len(refused) == 1 else UserError("; ".join(map(str, refused)))
     keep_prediction(analyses)
     one_run = "ranks" in analyses[0][1]
     if verbose:
         for _, analysis in analyses[:1] if one_run else analyses:
-            say("", *profile_lines(analysis, top, sort))
-    if verbose and one_run:  # one of them in full, with the comparison, and the verdicts of the others
-        others = ((file.name, one["integrity"]["rank"], verdict_text(one["verdict"])) for file, one in analyses[1:])
-        say("", *wrapped(printable(f"Rank {rank}, {name}: {text}") for name, rank, text in others))
+            others = [(file.name, one) for file, one in analyses[1:] if one_run]
+            say("", *profile_lines(analysis, top, sort, others))
+    for _, analysis in analyses if asked.explain and not verbose else []:
+        rank = analysis["integrity"]["rank"]
+        if analysis["verdict"].get("rank_judged", rank) == rank:  # the verdict of all ranks is explained once
+            say(*as_text(rule_section(analysis)))
     if refused:
         say("", "Not read:", *(f"  {error}" for error in refused))
     folder = output_dir or (paths[0].parent if report else None)
@@ -83,12 +87,12 @@ def analyze_existing(
 
             named = [(file.name, analysis) for file, analysis in analyses]
             files += write_report(folder, named, path if path.is_dir() else path.parent)
-        say("", "Files:", *(f"  {file}" for file in files))
+        say("", *file_lines(files, verbose))
     try:
-        if slices:
-            say("", f"Slices: {slices}, {write_slices(slices, tables):,} rows")
-        if slim[0]:
-            say("", f"For viewers: {write_slim(path, *slim, reading or {})}")
+        if asked.slices:
+            say("", f"Slices: {asked.slices}, {write_slices(asked.slices, tables):,} rows")
+        if asked.slim:
+            say("", *wrapped(write_slim(path, asked.slim, asked.shortest, reading, asked.redact)))
     finally:  # the answer needs none of these files
         say("", *answer_of_traces(analyses, report_in(files)))
     if len(paths) == 1 and analyses[0][1]["integrity"]["cut_off"]:
@@ -150,11 +154,9 @@ def keep_prediction(analyses: list[tuple[Path, dict]]) -> None:
 def answer_of_traces(analyses: list[tuple[Path, dict]], report: Path | None) -> list[str]:
     """The answer of a single trace, or of the first of several, which is that of rank 0."""
     (first, analysis), *others = analyses
-    merged = analysis["integrity"]["ranks_in_file"]
-    of_rank = f"rank {analysis['integrity']['rank']} of {first.name}" if merged else first.name
-    hint = f"{of_rank} is one of {len(analyses)} traces; " if others else ""
-    named = [(file.name, one) for file, one in others]
-    return profile_answer(analysis, hint + read_on(report or "--generate-report", PAGE), others=named)
+    hint = f"{first.name} is one of {len(analyses)} traces; " * (bool(others) and "ranks" not in analysis)
+    where = hint + read_on(report or "--generate-report writes the report", PAGE)
+    return profile_answer(analysis, where, others=[(file.name, one) for file, one in others])
 
 
 def report_in(files: list[Path]) -> Path | None:

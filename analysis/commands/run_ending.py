@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
 from analysis.hardware.mfu import known_peak, mfu_percent
 from analysis.hardware.rate_limits import rate_limit
-from harness.base.console import is_first_rank
+from harness.base.console import is_first_rank, world_size_of_run
 from harness.base.documents import read_document
-from harness.base.tables import ANSWER_LINES
+from harness.base.files import PROJECT
+from harness.base.tables import ANSWER_LINES, COLUMNS
+from harness.base.text import flag_of, path_from_here, tensorboard_command
 from harness.run.run_report import Explanation, RunReport
+
+OF_THIS_RUN = ("output_dir", "verbose", "log_interval", "force")  # flags that the next command does not repeat
 
 
 def close_report(report: RunReport, error: BaseException | None) -> dict | None:
@@ -36,30 +43,37 @@ def mfu_line(summary: dict) -> str:
     if tflops is None:
         return f"MFU: unknown: {performance['achieved_tflops_reason']}"
     per_rank = " per rank" if summary["training"]["world_size"] > 1 else ""
-    tokens = f"{performance['tokens_per_sec']:,.0f} tokens/sec"
+    of_tokens = summary["training"]["sequence_length"] > 1
+    rate = f"{performance['tokens_per_sec']:,.0f} {'tokens' if of_tokens else 'samples'}/sec"
     peak = known_peak(summary)
     if peak is None:
         why = "no peak is known (run_deepspeed_flops.py measures one)"
-        return f"MFU: unknown, {why}; {tflops:.4g} TFLOP/s{per_rank}, {tokens}"
+        return f"MFU: unknown, {why}; {tflops:.4g} TFLOP/s{per_rank}, {rate}"
     kind = ("measured here" if peak.kind == "measured" else peak.kind) + ", DISTURBED" * peak.disturbed
-    share = f"{mfu_percent(summary):.1f}%"
-    return f"MFU: {share}, {tflops:.4g} of {peak.rate / 1e12:,.4g} TFLOP/s ({kind}){per_rank}, {tokens}"
+    share = f"{mfu_percent(summary):.1f}%" + " (steps disturbed)" * bool(summary["disturbance"]["disturbed"])
+    return f"MFU: {share}, {tflops:.4g} of {peak.rate / 1e12:,.4g} TFLOP/s ({kind}){per_rank}, {rate}"
 
 
 def last_lines(args: argparse.Namespace) -> list[str]:
     """What a run of tiny_llama_v1.py with these flags ends with: the answer of its trace, and what to run next."""
-    traced = read_document(Path(folder_of(args)) / "operator_analysis.json") if records_trace(args) else None
-    if traced is None or not is_first_rank():
-        return [next_step(args)]
+    if not is_first_rank():
+        return []
+    folder = Path(args.output_dir or args.profile_dir or "./pytorch_profiles")
+    traced = read_document(folder / "operator_analysis.json") if records_trace(args) else None
+    return ending(traced, tensorboard_command(folder), next_command(args))
+
+
+def ending(analysis: dict | None, to_open: str, command: str) -> list[str]:
+    """The answer of a trace if there is one, and the command to run next, which can be copied from the screen."""
+    room = {"width": COLUMNS - 2, "subsequent_indent": "    ", "break_long_words": False, "break_on_hyphens": False}
+    *lines, last = textwrap.wrap(f"Next: {command}", **room)
+    lines = [*(f"{line} \\" for line in lines), last]
+    if analysis is None:
+        return lines
     from analysis.commands.analyze_traces import PAGE  # pandas takes long to import
     from analysis.diagnosis.text import profile_answer
 
-    read_on = f"{PAGE}; --profile-operators --verbose prints the tables"
-    return ["", *profile_answer(traced, read_on, ANSWER_LINES - 1), next_step(args)]
-
-
-def folder_of(args: argparse.Namespace) -> str:
-    return args.output_dir or args.profile_dir or "./pytorch_profiles"
+    return ["", *profile_answer(analysis, f"{to_open}; {PAGE}", ANSWER_LINES - len(lines)), *lines]
 
 
 def records_trace(args: argparse.Namespace) -> bool:
@@ -67,13 +81,23 @@ def records_trace(args: argparse.Namespace) -> bool:
     return any(flags)
 
 
-def next_step(args: argparse.Namespace) -> str:
+def next_command(args: argparse.Namespace) -> str:
     """What to run after a run of tiny_llama_v1.py with these flags."""
     if args.validate_setup:
-        return "Next: ./run_baseline.sh, then ./run_pytorch_profiler.sh"
+        return f"{script('run_baseline.sh')} && {script('run_pytorch_profiler.sh')}"
     if records_trace(args):
-        where = args.profile_dir or folder_of(args)
-        return f"Next: python3 run_pytorch_profiler.py --analyze-existing {where} --generate-report"
+        where = shlex.quote(str(args.profile_dir or args.output_dir or "./pytorch_profiles"))
+        return f"python3 {script('run_pytorch_profiler.py')} --analyze-existing {where} --generate-report"
     if args.profile_memory:
-        return "Next: ./run_memory_study.sh, memory by batch size and sequence length"
-    return "Next: python3 run_pytorch_profiler.py with the same flags, to see where the time of a step goes"
+        return script("run_memory_study.sh")
+    given = {name: value for name, value in vars(args).items() if value is not None and name not in OF_THIS_RUN}
+    flags = (flag_of(name, shlex.quote(value) if isinstance(value, str) else value) for name, value in given.items())
+    ranks = world_size_of_run()
+    start = f"torchrun --nproc-per-node {ranks}" if ranks > 1 else "python3"
+    return " ".join([start, script("run_pytorch_profiler.py"), *flags])
+
+
+def script(name: str) -> str:
+    """The path of a script of this workshop, as a shell in the current folder finds it."""
+    path = path_from_here(PROJECT / name)
+    return path if os.sep in path or path.endswith(".py") else f"./{path}"

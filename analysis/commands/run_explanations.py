@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,16 +15,19 @@ from analysis.prediction.document import memory_prediction
 from analysis.prediction.memory import beside_measured, predicted_memory
 from analysis.prediction.text import what_fits
 from analysis.work.fake_step import FakeRunError
-from analysis.work.flop_rates import flops_lines, flops_profile, flops_summary
-from analysis.work.memory_tables import memory_lines, memory_table_lines, peak_line
+from analysis.work.flop_rates import flops_profile
+from analysis.work.memory_tables import memory_lines, memory_section
+from analysis.work.sections import agreement_text, flops_section
 from harness.base.errors import UserError, out_of_memory
+from harness.base.sections import as_text
+from harness.base.tables import labeled, wrapped
 from harness.base.text import run_title
 from harness.model.workload import Workload
 from harness.ranks.failures import explain_error
 from harness.run.run_report import Explanation, RunReport
 
 SHARED_FOLDER_WAIT_S = 60.0  # NFS shows a new file of another node at latest after acdirmax, 60 s; nfs(5)
-OPERATORS = 10  # that --profile-operators prints without --verbose
+OPERATORS = 5  # that --profile-operators prints without --verbose
 
 
 def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
@@ -39,8 +43,9 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
             from analysis.report.memory_figure import draw_memory_timeline
 
             figure = draw_memory_timeline(memory, run_title(summary))
-        texts = memory_lines(memory, summary), figure, memory_table_lines(memory)
-        yield Explanation("memory_timeline.json", memory, *texts, basis=[peak_line(memory)])
+        section, lines = memory_section(memory), memory_lines(memory, summary)
+        before = as_text(section) if report.verbose else wrapped(labeled(section.facts))
+        yield Explanation("memory_timeline.json", memory, lines, before, figure)
     profile = None
     if instruments.flops and instruments.flops.counts and summary["performance"]["avg_step_time_ms"]:
         # Before the trace, whose verdict uses the same ridge point: this measures the peaks if they are unknown.
@@ -48,16 +53,19 @@ def explanations(report: RunReport, summary: dict) -> Iterator[Explanation]:
     if instruments.trace and instruments.trace.path:
         yield explain_trace(report, summary)
     if profile:
-        yield Explanation("flops_profile.json", profile, flops_summary(profile), tables=flops_lines(profile))
+        agree = agreement_text(profile["flops_analysis"]["reconciliation"], "the matmul counts")
+        line = f"FLOPs Profile: {profile['flops_analysis']['step_flops']:,} per step; {agree}"
+        before = as_text(flops_section(profile)) if report.verbose else []
+        yield Explanation("flops_profile.json", profile, [line], before)
 
 
 def explain_trace(report: RunReport, summary: dict) -> Explanation:
     """The analysis of the traces of all ranks, in the folder of rank 0's trace."""
     name = "operator_analysis.json"
     try:
-        from analysis.attribution.operators import operators_by_name
+        from analysis.attribution.operators import operator_section
         from analysis.diagnosis.document import add_prediction
-        from analysis.diagnosis.text import profile_lines
+        from analysis.diagnosis.sections import profile_lines
         from analysis.diagnosis.traces import analyze_all
     except ModuleNotFoundError as missing:
         return Explanation(name, None, [f"{name} is not written: {missing}"])
@@ -72,15 +80,17 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
         with contextlib.suppress(FakeRunError):  # a model that cannot run on fake tensors has no prediction
             memory = predicted_memory(report.workload, report.device.type == "cuda").document()
             add_prediction(document, [row | {"group_size": report.world_size} for row in memory["collectives"]])
-    tables = profile_lines(document) if report.profiling.profile_operators else []
-    operators = [*operators_by_name(document, OPERATORS), ""] if tables and not report.verbose else []
+    before = []
+    if report.profiling.profile_operators:
+        short = replace(operator_section(document), parts=[])
+        before = ["", *profile_lines(document)] if report.verbose else as_text(short, OPERATORS)
     lines = [f"Not read: {error}" for error in refused]
     if missing:
         ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         lines.append(
             f"Not in {path.parent} after {wait_s:.0f} s: the trace of {ranks}; do all nodes share this folder?"
         )
-    return Explanation(name, document, lines, tables=tables, basis=operators)
+    return Explanation(name, document, lines, before)
 
 
 def traces_of_ranks(path: Path, world_size: int, wait_s: float) -> tuple[list[Path], list[int]]:

@@ -9,7 +9,7 @@ import torch
 from harness.base.command_line import OneLineParser
 from harness.base.console import say
 from harness.base.documents import read_document
-from harness.base.paths import PROJECT
+from harness.base.files import PROJECT
 from harness.machine.devices import choose_device
 from harness.machine.environment import describe_environment
 

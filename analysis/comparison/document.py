@@ -1,7 +1,8 @@
 """How do runs differ?  Their settings, times, memory and, where they were profiled, their components and operators.
 
 comparison.json.  The first run is the baseline.  A ratio of step times has a bootstrap interval over the steps that
-both averaged; if that contains 1, the difference is within noise.
+both averaged; if that contains 1, the difference is within noise.  A repeat of the baseline is no finding of its own:
+it says how large the noise is.
 """
 
 from __future__ import annotations
@@ -10,14 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.comparison.noise import (
-    NOISE,
-    SPREAD_UNKNOWN,
-    UNDECIDED,
-    may_be_disturbance,
-    ratio_of_medians,
-    within_spread,
-)
+from analysis.comparison.noise import BASELINE, NOISE, REPEAT, judged, ratio_of_medians, within_spread
 from analysis.comparison.parts import PART_KINDS, compare_profiles
 from analysis.comparison.runs import (
     IGNORED,
@@ -30,69 +24,56 @@ from analysis.comparison.runs import (
     unique_names,
 )
 from analysis.trust.same_training import NOT_THE_SAME, training_check
-from harness.base.files import explain_nulls, explain_nulls_recursively
+from harness.documents.schema import because, explained, unknown
+from harness.documents.sweeps import Comparison
 from harness.instruments.phases import PHASES, power_law_exponent, summary_stats
 
 SCALES = 1.1  # times the FLOPs: from here on runs are of different sizes; kernels of the same step may differ by less
-REASONS = {
-    **dict.fromkeys(("mean_ms", "median_ms", "p95_ms", "ratio"), "no step was completed, or the baseline took no time"),
-    **dict.fromkeys(("samples_per_sec", "tokens_per_sec", "achieved_tflops", *PHASES), "no step was completed"),
-    **dict.fromkeys(("peak_mb", "final_loss", "largest_loss_difference", "step_flops"), "no step was completed"),
-    "std_ms": "needs at least two steps",
-    "ratio_95": "an interval needs three steps of each run",
-    "noise_ms": "one of the profiles has a single step",
-    "mfu_percent": "no step was completed, or no peak of this device is known",
-    "verdict": "not profiled",
-    **dict.fromkeys(("disturbed", "waited_share", "lost_share"), "not measured by the run"),
-    "audit_ok": "not measured by the run",
-    "loss_bound": "no step in common, or another model, data, seed, learning rate or number of samples per step",
-    "not_the_same": "neither its audit nor its losses say so",
-    "size": "no --size was given",
-    "repeats": "no two of the runs have the same settings",
-    "scaling": "all runs have nearly the same FLOPs per step",
-}
 
 
 def compare(folders: list[Path]) -> dict:
     """comparison.json.  Raises UserError."""
     check_distinct(folders)
-    runs = [read_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)]
+    return compare_read([read_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)])
+
+
+def compare_read(runs: list[ComparedRun]) -> dict:
+    """The same of runs that were read already, the baseline first."""
     repeats = repeated(runs)
-    spread = repeats["spread"] if repeats else None
-    rows = [run_row(run, runs[0], spread) for run in runs]
+    rows = [run_row(run, runs[0], repeats) for run in runs]
     document = {
         "baseline": runs[0].name,
         "runs": rows,
         "repeats": repeats,
         "differences": different_settings([settings_of_run(run) for run in runs]),
         "scaling": scaling(rows),
-        **profile_changes(runs, spread or 0.0),
+        **profile_changes(runs, repeats["spread"] if repeats else 0.0),
     }
-    return explain_nulls_recursively(document, REASONS)
+    return explained(document, Comparison)
 
 
 def profile_changes(runs: list[ComparedRun], spread: float) -> dict:
     """`components`, `classes` and `operators`: rows of each run whose profile can be compared with the baseline's; and
     why others cannot, `profiles_reason` and `components_reason`."""
     baseline, changes = runs[0], {kind: [] for kind in PART_KINDS}
-    profiled = [run for run in runs[1:] if run.analysis]
-    if not baseline.analysis or not profiled:
-        return changes | {"profiles_reason": "the baseline and one other run must have an operator_analysis.json"}
-    for run in profiled:
+    untraced = [run.name for run in runs if not run.analysis]
+    reasons = [f"there is no trace of {', '.join(untraced)}"] if untraced else []
+    for run in runs[1:] if baseline.analysis else ():
+        if not run.analysis:
+            continue
         if run.clock != baseline.clock:
-            apart = f"{baseline.name} and {run.name} are timed on different clocks, GPU and host"
-            changes["profiles_reason"] = apart
+            reasons.append(f"{baseline.name} and {run.name} are timed on different clocks, GPU and host")
             continue
         own = compare_profiles(run.name, baseline.analysis, run.analysis, spread)
         for kind in PART_KINDS:
             changes[kind] += own[kind]
         if reason := own.get("components_reason"):
             changes["components_reason"] = "; ".join(filter(None, (changes.get("components_reason"), reason)))
-    return changes
+    return changes | ({"profiles_reason": "; ".join(reasons)} if reasons else {})
 
 
-def run_row(run: ComparedRun, baseline: ComparedRun, spread: float | None) -> dict:
-    """A row of `runs`.  spread: of the medians of runs with the same settings, None if there are none."""
+def run_row(run: ComparedRun, baseline: ComparedRun, repeats: dict | None) -> dict:
+    """A row of `runs`.  repeats: of repeated()."""
     summary, stats = run.summary, summary_stats(run.step_ms.tolist())
     losses_differ = loss_difference(run, baseline)
     training, times = (
@@ -124,38 +105,35 @@ def run_row(run: ComparedRun, baseline: ComparedRun, spread: float | None) -> di
         "verdict": run.analysis["verdict"]["bound"] if run.analysis else None,
         **run.disturbance,
         **times,
-        "difference": difference(run, baseline, times, training["not_the_same"], spread),
+        "difference": difference(run, baseline, times, training["not_the_same"], repeats),
     }
     if run.of_trace:
-        phases = explain_nulls(row["phases_ms"], NOT_IN_TRACE)
-        row = {"std_ms_reason": REASONS["std_ms"], "ratio_95_reason": REASONS["ratio_95"]} | row | {"phases_ms": phases}
-        row = explain_nulls(row, NOT_IN_TRACE)
+        of_run = [name for name, value in row.items() if value is None and name not in ("std_ms", "ratio_95")]
+        row = because(NOT_IN_TRACE, *of_run) | row | {"phases_ms": row["phases_ms"] | because(NOT_IN_TRACE, *PHASES)}
     return row
 
 
 def difference(
-    run: ComparedRun, baseline: ComparedRun, times: dict, not_the_same: str | None, spread: float | None
+    run: ComparedRun, baseline: ComparedRun, times: dict, not_the_same: str | None, repeats: dict | None
 ) -> str:
     """How the step time differs from the baseline's, in words.  times: from ratio_of_medians()."""
     if not_the_same:
         return f"{NOT_THE_SAME}: {not_the_same}"
-    if times["ratio"] is None:
-        return times["difference"]
-    if spread is not None and within_spread(times["ratio"], spread):
+    if run is baseline or times["ratio"] is None:
+        return BASELINE if run is baseline else times["difference"]
+    if repeats and any({run.name, baseline.name} <= {*group} for group in repeats["groups"]):
+        return REPEAT
+    if repeats and within_spread(times["ratio"], repeats["spread"]):
         return NOISE
-    if run is baseline:
-        return NOISE if times["ratio_95"] else SPREAD_UNKNOWN
-    if times["difference"] != NOISE and may_be_disturbance(times["ratio"], run.disturbance, baseline.disturbance):
-        return UNDECIDED
-    return times["difference"]
+    return judged(times["ratio"], times["ratio_95"], run.disturbance, baseline.disturbance)
 
 
 def peak_ratio(memory: dict, baseline: dict) -> dict:
     """Ratio of peaks if both are of the same quantity: tensors and a resident set size are not compared."""
     if not memory["peak_mb"] or not baseline["peak_mb"]:
-        return {"peak_ratio": None, "peak_ratio_reason": "the peak of one of them is not known"}
+        return {"peak_ratio": None}
     if memory["source"] != baseline["source"]:
-        return {"peak_ratio": None, "peak_ratio_reason": "another quantity than the baseline's"}
+        return unknown("another quantity than the baseline's", "peak_ratio")
     return {"peak_ratio": memory["peak_mb"] / baseline["peak_mb"]}
 
 
@@ -166,7 +144,8 @@ def loss_difference(run: ComparedRun, baseline: ComparedRun) -> float | None:
 
 
 def repeated(runs: list[ComparedRun]) -> dict | None:
-    """Runs with the same settings on the same device, and the spread of their medians: what a restart alone changes.
+    """Runs of the same code with the same settings on the same device, and the spread of their medians: what a restart
+    alone changes.
 
     Their profiling may differ: steps with an instrument are not averaged.
     """
@@ -174,7 +153,8 @@ def repeated(runs: list[ComparedRun]) -> dict | None:
     for run in runs:
         config, environment = run.summary["config"], run.summary["environment"]
         settings = {name: value for name, value in config["training"].items() if name not in IGNORED}
-        key = (settings, config["model"], *(environment[name] for name in ("device", "packages", "host")))
+        about = ("device", "packages", "host", "commit", "uncommitted_changes")
+        key = (settings, config["model"], *(environment[name] for name in about))
         if len(run.step_ms) and not run.of_trace:  # whose settings are not known
             same.setdefault(repr(key), []).append(run)
     groups = [group for group in same.values() if len(group) > 1]

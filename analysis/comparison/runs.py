@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 
+from analysis.comparison.noise import STEPS_OF_RUN
 from analysis.hardware.mfu import mfu_percent
 from analysis.trace.readers.formats import find_traces, may_be_trace
 from harness.base.documents import read_document
 from harness.base.errors import UserError
+from harness.base.text import count_of
+from harness.documents.sweeps import NOT_IN_TRACE
 from harness.instruments.phases import PHASES
 from harness.machine.disturbance import disturbance_text
 
-NOT_IN_TRACE = "not in a trace"
+SUMMARY = "performance_summary.json"
 # Settings that do not affect the results; DeepSpeed itself sets the variable.
 IGNORED = {"output_dir", "profile_dir", "log_interval", "$PYTORCH_NVML_BASED_CUDA_CHECK"}
 
@@ -34,6 +39,10 @@ class ComparedRun:
     def of_trace(self) -> bool:
         """Whether a trace is all that is known of it."""
         return "trace" in self.summary["config"]["training"]
+
+    @property
+    def environment(self) -> dict:
+        return self.summary["environment"]
 
     @property
     def step_ms(self) -> np.ndarray:
@@ -114,6 +123,52 @@ def summary_of_trace(analysis: dict) -> dict:
     }
 
 
+def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
+    """The runs in a folder and below it, by the time at which they began, without what was analyzed of them; and what
+    else looks like a run there, and what it is.  Raises UserError without such a folder."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: " + ("a file; give the folder of a run" if folder.exists() else "no such folder"))
+    found, others = [], []
+    files = {file.parent: file for name in (SUMMARY, "config.json") for file in folder.rglob(name)}
+    for place, file in sorted(files.items()):
+        if any(part.startswith(".") for part in place.relative_to(folder).parts):
+            continue
+        try:
+            summary = read_document(place / SUMMARY)
+            if summary and "exclusion_reason" in summary.get("steps", {}):
+                flops, name = read_document(place / "flops_profile.json"), os.path.relpath(place, folder)
+                name = folder.resolve().name if place == folder else name
+                found.append(ComparedRun(place, name, summary, None, flops))
+            elif read_document(file):
+                others.append(f"{place}: has no {SUMMARY} of a run: it was killed, or still runs")
+            else:
+                others.append(f"Not a run of this workshop: {place} has a {file.name} of another program")
+        except UserError as error:
+            others.append(str(error))
+    return sorted(found, key=lambda run: datetime.fromisoformat(run.environment["timestamp"])), others
+
+
+def repeated_runs(folder: Path) -> tuple[list[ComparedRun], list[str]]:
+    """The run in a folder, or the runs below it, which repeat each other, by the time at which they began; and what was
+    left out, and why.  Raises UserError where nothing is left, or runs differ in their settings."""
+    found, left_out = runs_below(folder)
+    found = [run for run in found if run.folder == folder] or found  # those below a run are earlier ones
+    runs = [run for run in found if run.summary["status"] == "completed" and len(run.step_ms) >= STEPS_OF_RUN]
+    few = f"averaged of {STEPS_OF_RUN} needed"
+    rest = [run for run in found if run not in runs]
+    left_out += [f"{run.name}: {run.summary['status']}, {count_of(len(run.step_ms), 'step')} {few}" for run in rest]
+    if not runs:
+        raise UserError("; ".join([f"{folder}: no run that can be judged", *left_out]))
+    if different := different_settings([run.summary["config"]["training"] for run in runs]):
+        raise UserError(f"{folder}: its runs do not repeat each other: {settings_text(different)}")
+    return runs, left_out
+
+
+def settings_text(different: list[dict]) -> str:
+    """'batch_size 8 | 4, seed 1 | 2': rows of different_settings()."""
+    return ", ".join(f"{row['name']} {' | '.join(dict.fromkeys(map(str, row['values'])))}" for row in different)
+
+
 # ---- Names and settings ----
 
 
@@ -130,7 +185,9 @@ def unique_names(folders: list[Path]) -> list[str]:
 
 def different_settings(tables: Sequence[dict]) -> list[dict]:
     """Each name whose values differ between the tables, with its values; None where a table lacks it."""
-    names = dict.fromkeys(name for table in tables for name in table if name not in IGNORED)
+    names = dict.fromkeys(
+        name for table in tables for name in table if name not in IGNORED and not name.endswith("_reason")
+    )
     rows = [{"name": name, "values": [table.get(name) for table in tables]} for name in names]
     return [row for row in rows if any(value != row["values"][0] for value in row["values"][1:])]
 

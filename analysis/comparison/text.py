@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from analysis.comparison.noise import NOISE
+from analysis.comparison.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED, as_fast, is_decided
 from analysis.comparison.parts import PART_KINDS
 from analysis.trust.same_training import NOT_THE_SAME
-from harness.base.tables import COLUMNS, Column, Section, answer, column, first_rows, sum_row
-from harness.base.text import count_of, short_names
+from harness.base.sections import Section
+from harness.base.tables import Column, answer, column, number
+from harness.base.text import count_of, short_names, significant
 
-ROWS_OF_FILE = 50  # of each long table in comparison.md
 RUNS_IN_ANSWER = 3  # more are in the table
-SETTINGS_WIDTH = COLUMNS - len("Settings that differ: ")
+SETTINGS_IN_ANSWER = 2
 
 TIME_COLUMNS = [
     column("run", "name", left=True),
     column("steps", "steps_counted"),
-    column("median ms", "median_ms", ",.2f"),
-    column("std", "std_ms", ",.2f"),
-    column("p95", "p95_ms", ",.2f"),
+    number("median ms", "median_ms"),
+    number("std", "std_ms"),
+    number("p95", "p95_ms"),
     column("ratio", "ratio", ".3f"),
     Column("95% interval", lambda row: row["ratio_95"] and "{:.3f} to {:.3f}".format(*row["ratio_95"])),
     Column("against the baseline", lambda row: NOT_THE_SAME if row["not_the_same"] else row["difference"], left=True),
@@ -29,24 +28,25 @@ TIME_COLUMNS = [
 ]
 OTHER_COLUMNS = [
     column("run", "name", left=True),
-    column("samples/s", "samples_per_sec", ",.1f"),
-    column("TFLOP/s", "achieved_tflops", ".4g"),
+    number("samples/s", "samples_per_sec"),
+    number("TFLOP/s", "achieved_tflops"),
     column("MFU %", "mfu_percent", ".1f"),
-    column("peak MB", "peak_mb", ",.0f"),
+    number("peak MB", "peak_mb"),
     Column(
         "peak ratio", lambda row: row["peak_ratio_reason"] if row["peak_ratio"] is None else f"{row['peak_ratio']:.3f}"
     ),
     column("final loss", "final_loss", ".4f"),
-    column("largest loss difference", "largest_loss_difference", ".1e"),
+    Column("largest loss difference", lambda row: difference_of_losses(row["largest_loss_difference"])),
     column("by rounding", "loss_bound", ".1e"),
 ]
 
 
-def comparison_sections(comparison: dict, top: int) -> list[Section]:
-    """All tables: runs, results, settings that differ, and for profiled runs what changed, `top` rows of each."""
+def comparison_section(comparison: dict) -> Section:
+    """All tables: runs, results, settings that differ, and for profiled runs what changed."""
     rows, repeats = comparison["runs"], comparison["repeats"]
     notes = [
-        "Only the steps that averages include; ratio of medians, with its 95% interval over these steps",
+        "Only the steps that averages include; ratio of medians, with its 95% interval over these steps; below 1 is "
+        "faster",
         "Waited: share of thread time spent waiting for a core",
         *(f"Disturbance of {row['name']}: {row['disturbance']}" for row in rows if row["disturbed"]),
         *(f"{NOT_THE_SAME.capitalize()}: {row['name']}: {row['not_the_same']}" for row in rows if row["not_the_same"]),
@@ -56,43 +56,29 @@ def comparison_sections(comparison: dict, top: int) -> list[Section]:
     notes.append(f"Same settings: {repeats_text(repeats)}")
     if comparison["scaling"]:
         notes.append(f"Scaling {scaling_text(comparison['scaling'])} ({comparison['scaling']['meaning']})")
-    sections = [
+    reasons = [comparison[name] for name in ("profiles_reason", "components_reason") if name in comparison]
+    parts = [
         Section(f"Runs, against {comparison['baseline']}", TIME_COLUMNS, rows, notes),
         Section("Rates, memory and loss", OTHER_COLUMNS, rows, [f"Peak MB: {memory_note(rows)}"]),
         difference_section(comparison),
+        *(one for kind in PART_KINDS for one in change_sections(comparison, kind)),
+        Section("Not compared by component", note=reasons),
     ]
-    for kind in PART_KINDS:
-        sections += change_sections(comparison, kind, top)
-    reasons = [comparison[name] for name in ("profiles_reason", "components_reason") if name in comparison]
-    return sections + ([Section("Not compared by component", text=reasons)] if reasons else [])
+    found = gate_texts(comparison["gate"]) if "gate" in comparison else findings(comparison)
+    return Section(f"Comparison with {comparison['baseline']}", note=found, parts=parts)
 
 
 def with_short_names(comparison: dict) -> dict:
     """The comparison as a screen or a figure shows it, where the names of folders have no room; see short_names()."""
     names = [row["name"] for row in comparison["runs"]]
     short = dict(zip(names, short_names(names), strict=True))
-    out = comparison | {"baseline": short[comparison["baseline"]]}
-    out["runs"] = [row | {"name": short[row["name"]]} for row in comparison["runs"]]
-    out |= {kind: [row | {"run": short[row["run"]]} for row in comparison[kind]] for kind in PART_KINDS}
-    if repeats := comparison["repeats"]:
-        out["repeats"] = repeats | {"groups": [[short[name] for name in group] for group in repeats["groups"]]}
-    return out
 
+    def renamed(value):
+        if isinstance(value, dict):
+            return {key: renamed(one) if key not in ("values", "folder") else one for key, one in value.items()}
+        return [renamed(one) for one in value] if isinstance(value, list) else short.get(value, value)
 
-def comparison_lines(comparison: dict, top: int = 12) -> list[str]:
-    """The tables for a terminal."""
-    lines = []
-    for one in comparison_sections(with_short_names(comparison), top):
-        lines += replace(one, title=f"{one.title}:").as_text()
-    return lines[1:]
-
-
-def comparison_markdown(comparison: dict) -> list[str]:
-    """comparison.md: the finding of each run, and the tables, with more rows than a terminal shows."""
-    baseline, *others = comparison["runs"]
-    lines = [f"# Comparison with {comparison['baseline']}", ""]
-    lines += [f"{finding_of_run(row, baseline)} against {baseline['name']}  " for row in others]
-    return lines + [line for one in comparison_sections(comparison, ROWS_OF_FILE) for line in one.as_markdown()]
+    return renamed(comparison)
 
 
 def memory_note(rows: list[dict]) -> str:
@@ -109,7 +95,7 @@ def repeats_text(repeats: dict | None) -> str:
     if not repeats:
         return "no two runs; repeating a command may change its times by more than the interval"
     groups = "; ".join(" = ".join(group) for group in repeats["groups"])
-    return f"{groups}: medians differ by up to {repeats['spread']:.1%}, which counts as noise"
+    return f"{groups}: {repeats['spread']:.1%} apart by noise; nothing smaller counts until it is repeated"
 
 
 def scaling_text(scale: dict) -> str:
@@ -119,101 +105,136 @@ def scaling_text(scale: dict) -> str:
 def difference_section(comparison: dict) -> Section:
     columns = [column("setting", "name", left=True)]
     for i, run in enumerate(comparison["runs"]):
-        columns.append(Column(run["name"], lambda row, i=i: str(row["values"][i]), left=True))
+        columns.append(Column(run["name"], lambda row, i=i: value_text(row["values"][i]), left=True))
     rows = comparison["differences"]
     return Section("Settings that differ", columns, rows, [] if rows else ["none"])
 
 
-def change_sections(comparison: dict, kind: str, top: int) -> list[Section]:
-    name, times = PART_KINDS[kind], ("baseline_ms", "ms", "change_ms")
+def value_text(value: object) -> str:
+    return "not given" if value is None else str(value)
+
+
+def change_sections(comparison: dict, kind: str) -> list[Section]:
+    """A table of changes for each run that was profiled as the baseline was."""
+    name = PART_KINDS[kind]
     columns = [
         column(name, name, left=True),
-        column("before", "baseline_ms", ",.3f"),
-        column("after", "ms", ",.3f"),
-        column("change", "change_ms", "+,.3f"),
+        number("before", "baseline_ms"),
+        number("after", "ms"),
+        Column("change", lambda row: "+" * (row["change_ms"] > 0) + significant(row["change_ms"])),
         column("ratio", "ratio", ".2f"),
-        column("noise", "noise_ms", ",.3f"),
+        number("noise", "noise_ms"),
         Column("", lambda row: row.get("difference", ""), left=True),
     ]
     sections = []
     for run in dict.fromkeys(row["run"] for row in comparison[kind]):
         rows = [row for row in comparison[kind] if row["run"] == run]
-        shown = [*first_rows(name, rows, top, times), sum_row(name, "sum", rows, times)]
-        title = (
-            f"{kind.capitalize()} of {run} against {comparison['baseline']}, ms per profiled step, largest change first"
-        )
-        sections.append(Section(title, columns, shown))
+        before, after = (sum(row[key] for row in rows) for key in ("baseline_ms", "ms"))
+        facts = {"Sum": f"{significant(before)} ms before, {significant(after)} ms after"}
+        title = f"{kind.capitalize()} of {run} against {comparison['baseline']}, ms per profiled step"
+        sums = ("baseline_ms", "ms", "change_ms")
+        sections.append(Section(title, columns, rows, facts=facts, label=name, sums=sums))
     return sections
 
 
 # ---- The answer ----------------------------------------------------------------------------------------------------
 
 
+def in_order(comparison: dict) -> list[dict]:
+    """The runs besides the baseline; those first that train the same, then those that tell more than noise."""
+    others = comparison["runs"][1:]
+    return sorted(others, key=lambda row: (row["not_the_same"] is not None, row["difference"] == REPEAT))
+
+
+def findings(comparison: dict) -> list[str]:
+    """A sentence for each run besides the baseline."""
+    return [finding_of_run(row, comparison["runs"][0]) for row in in_order(comparison)]
+
+
+def comparison_headline(comparison: dict) -> str:
+    """One sentence: how many times as fast, whether beyond noise, whether it trains the same, what is not compared."""
+    why = comparison.get("profiles_reason")
+    return findings(comparison)[0] + (f"; parts are not compared: {why}" if why else "")
+
+
 def comparison_answer(comparison: dict, read_on: str) -> list[str]:
     """What compare_runs.py ends with: how much faster or slower, whether that is noise, and the largest reason; of many
     runs those first that train the same."""
     comparison = with_short_names(comparison)
-    baseline, *others = comparison["runs"]
-    others = sorted(others, key=lambda row: row["not_the_same"] is not None)
+    others, runs = in_order(comparison), comparison["runs"]
     shown, rest = others[:RUNS_IN_ANSWER], others[RUNS_IN_ANSWER:]
-    found = [finding_of_run(row, baseline) for row in shown]
-    found[0] += f" against {baseline['name']}"
+    found = findings(comparison)[: len(shown)]
     if rest:
         apart = [row["name"] for row in rest if row["not_the_same"]]
         why = f", {NOT_THE_SAME}: {', '.join(apart)}" if apart else ""
         found.append(f"and {count_of(len(rest), 'more run')} in the table{why}")
-    runs = comparison["runs"]
     disturbed = [f"{row['disturbance'].partition(';')[0]}: {row['name']}" for row in runs if row["disturbed"]]
     unmeasured = [row["name"] for row in runs if row["disturbed"] is None]
+    if any(row["difference"] == UNDECIDED for row in others):
+        disturbed.insert(0, AGAIN)
     quiet = f"not measured in {', '.join(unmeasured)}" if unmeasured else "none seen"
-    settings = {row["name"]: row["values"] for row in comparison["differences"]}
     lines = 2 if len(shown) < RUNS_IN_ANSWER else 1  # ANSWER_LINES in all
     changed = sorted(shown, key=lambda row: (not row["not_the_same"], abs(math.log(row["ratio"] or 1))), reverse=True)
-    rows = {
-        "Finding": found,
-        "Largest reason": [largest_reason(comparison, row) for row in changed[:lines]],
-        "Peak memory": memory_text(runs),
-        "Loss": loss_text(others),
-        "Settings that differ": settings_lines(settings, lines),
-        "Same settings": repeats_text(comparison["repeats"]),
-    }
-    if comparison["scaling"]:
-        rows["Scaling"] = scaling_text(comparison["scaling"])
-    return answer(rows | {"Disturbance": "; ".join(disturbed) or quiet, "Read on": read_on})
+    same = {"Loss": loss_text(others), "Settings that differ": settings_text_of(comparison)}
+    if "gate" in comparison:
+        rows: dict[str, str | list[str]] = {"Gate": gate_texts(comparison["gate"]), **same}
+    else:
+        reasons = [largest_reason(comparison, row) for row in changed[:lines]]
+        rows = {"Finding": found, "Largest reason": reasons, "Peak memory": memory_text(runs), **same}
+        rows["Same settings"] = repeats_text(comparison["repeats"])
+        rows |= {"Scaling": scaling_text(comparison["scaling"])} if comparison["scaling"] else {}
+    return answer(rows | {"Disturbance": "; ".join(disturbed) or quiet, "Read on": read_on}, whole=["Gate"])
 
 
-def settings_lines(settings: dict[str, list], limit: int = 2) -> list[str]:
-    """'name first | second; ...' in at most `limit` lines of an answer; what has no room there is counted."""
-    texts = [f"{name} {' | '.join(map(str, values))}" for name, values in settings.items()]
-    lines: list[str] = []
-    for i, text in enumerate(texts):
-        more = f"; {len(texts) - i} more in the table"
-        if lines and len(lines[-1]) + len(text) + len(more) <= SETTINGS_WIDTH:
-            lines[-1] += f"; {text}"
-        elif len(lines) < limit:
-            lines.append(text)
-        else:
-            lines[-1] += more
-            break
-    return lines or ["none"]
+def gate_texts(gate: dict) -> list[str]:
+    """What compare_runs.py --fail-if-slower says: whether it failed, and what it could have seen."""
+    slower, allowed, smallest = (gate[f"{name}_percent"] for name in ("slower", "allowed", "smallest"))
+    sides = [len(gate[side]) for side in ("base", "new")]
+    why = {
+        "slower": f"more than noise, and {'' if gate['failed'] else 'not '}more than the {allowed:g}% allowed",
+        "faster": "more than noise",
+        UNDECIDED: f"which the disturbance may explain; {AGAIN}",
+    }.get(gate["difference"], gate["difference"])
+    could = "not known" if smallest is None else f"{smallest:.1f}%"
+    more = "; how far runs lie apart is assumed: five of each show less" if min(sides) < REPEATED else ""
+    return [
+        f"{'FAILED' if gate['failed'] else 'passed'}: {abs(slower):.1f}% {'slower' if slower > 0 else 'faster'}, {why}",
+        f"Smallest slowdown that these runs could have shown: {could} ({sides[0]} against {sides[1]}, medians){more}",
+        *(f"Left out: {text}" for text in gate["left_out"][:RUNS_IN_ANSWER]),
+    ]
+
+
+def settings_text_of(comparison: dict) -> str:
+    """'batch_size 4 -> 32 (b, c), 16 (d)': the baseline's value, and the others with their runs; the first of them."""
+    names, texts = [row["name"] for row in comparison["runs"]], []
+    for row in comparison["differences"][:SETTINGS_IN_ANSWER]:
+        baseline, *others = map(value_text, row["values"])
+        runs = {value: [one for one, its in zip(names[1:], others, strict=True) if its == value] for value in others}
+        runs.pop(baseline, None)
+        new = [f"{value} ({', '.join(of)})" if len(names) > 2 else value for value, of in runs.items()]
+        texts.append(f"{row['name']} {baseline} -> {', '.join(new)}")
+    more = len(comparison["differences"]) - len(texts)
+    return "; ".join([*texts, *([f"{more} more in the table"] if more else [])]) or "none"
 
 
 def finding_of_run(row: dict, baseline: dict) -> str:
-    """'1.20x as fast (95%: 1.15 to 1.25), 100.00 ms against 120.00 ms: b', the name last, for names can be long; but
-    before a reason, which can be longer."""
+    """'b is 1.20x as fast as a (95%: 1.15 to 1.25), beyond noise: 100 ms against 120 ms; trains the same'."""
     if row["ratio"] is None or row["median_ms"] is None:
-        return f"{row['status']}, {row['difference']}: {row['name']}"
-    faster = row["ratio"] < 1
+        return f"{row['name']}: {row['status']}, {row['difference']}"
+    times = f"{significant(row['median_ms'])} ms against {significant(baseline['median_ms'])} ms"
     if row["not_the_same"]:
-        times = f"{row['median_ms']:,.2f} ms instead of {baseline['median_ms']:,.2f} ms"
         return f"{row['name']}: no speedup, {row['difference']} ({times})"
-    text = f"{1 / row['ratio']:.2f}x as fast" if faster else f"{row['ratio']:.2f}x as long"
-    if row["ratio_95"]:
-        low, high = sorted(1 / end for end in row["ratio_95"]) if faster else row["ratio_95"]
-        text += f" (95%: {low:.2f} to {high:.2f})"
-    if row["difference"] not in ("slower", "faster"):
-        text += f", {row['difference']}"
-    return f"{text}, {row['median_ms']:,.2f} ms against {baseline['median_ms']:,.2f} ms: {row['name']}"
+    if row["difference"] == REPEAT:
+        apart = max(row["ratio"], 1 / row["ratio"]) - 1
+        return f"{row['name']} repeats {baseline['name']}, {apart:.1%} apart, which is noise: {times}"
+    text = as_fast(row["ratio"], row["ratio_95"], than=f" as {baseline['name']}")
+    word = "beyond noise" if is_decided(row["difference"]) else row["difference"]
+    trains = "trains the same" if row["loss_bound"] is not None else "whether it trains the same is not known"
+    return f"{row['name']} is {text}, {word}: {times}; {trains}"
+
+
+def difference_of_losses(difference: float | None) -> str | None:
+    return f"{difference:.1e}" if difference else "identical" if difference == 0 else None
 
 
 def loss_text(others: list[dict]) -> str:
@@ -222,14 +243,16 @@ def loss_text(others: list[dict]) -> str:
     if not known:
         return "not known: no step in common"
     row = max(known, key=lambda row: row["largest_loss_difference"])
+    if not row["largest_loss_difference"]:
+        return "identical"
     bound = "" if row["loss_bound"] is None else f"; rounding explains {row['loss_bound']:.1e}"
-    return f"differs by {row['largest_loss_difference']:.1e} at most{bound}"
+    return f"differs by {difference_of_losses(row['largest_loss_difference'])} at most{bound}"
 
 
 def largest_reason(comparison: dict, row: dict) -> str:
     """The part that changed most beyond noise, in the direction of the step; or why there is none."""
-    if row["difference"] == NOISE:
-        return f"none, the difference is within noise: {row['name']}"
+    if row["difference"] in (NOISE, REPEAT):
+        return f"none, the difference is noise: {row['name']}"
     for kind in ("components", "classes"):
         rows = [one for one in comparison[kind] if one["run"] == row["name"]]
         if rows:
@@ -238,8 +261,9 @@ def largest_reason(comparison: dict, row: dict) -> str:
             if not told:
                 return f"no {PART_KINDS[kind]} changed beyond noise: {row['name']}"
             most = told[0]
-            times = f"{most['baseline_ms']:,.2f} to {most['ms']:,.2f}; profiled step {total:+,.2f} ms"
-            return f"{most[PART_KINDS[kind]]} {most['change_ms']:+,.2f} ms, {times}: {row['name']}"
+            step = f"profiled step {'+' * (total > 0)}{significant(total)} ms"
+            times = f"{significant(most['baseline_ms'])} to {significant(most['ms'])} ms; {step}"
+            return f"{most[PART_KINDS[kind]]}, {times}: {row['name']}"
     return f"not known, {comparison.get('profiles_reason', 'it was not profiled')}: {row['name']}"
 
 

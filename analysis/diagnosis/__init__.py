@@ -1,1 +1,1 @@
-"""What bounds the step, and what would help?"""
+"""What bounds the step?  The verdict, ranks that hold up others, and the document of all that a trace shows."""

@@ -16,10 +16,11 @@ import pandas as pd
 
 from analysis.attribution.collectives import ONE_TRACE, Collectives, collectives_of
 from analysis.attribution.gpu_time import timeline_of_slices
-from analysis.attribution.ledger import exposed_communication, named_slices, of_steps
+from analysis.attribution.ledger import COMMUNICATION, exposed_communication, named_slices, of_steps
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import RANK_IN_NAME, take_or
-from harness.base.tables import Column, column, narrow_table
+from harness.base.sections import Section
+from harness.base.tables import Column, column
 from harness.base.text import count_of
 
 # Ends of a collective on aligned clocks: if most differ by more than 1 ms and by more than this share of its duration,
@@ -28,6 +29,7 @@ ENDS_MEET_US, ENDS_MEET_SHARE = 1e3, 0.1
 ONE_CLOCK_US = 100.0  # by which times of two processes on it may be off: calibrated for each, to a few us
 SAME_RUN_US = 86_400e6  # ranks that recorded a day apart are not of one run
 WORTH_NAMING = 0.01  # of the time: less waiting than this makes no straggler
+WORTH_BLAMING = 0.25  # of what a straggler costs: by less than this no part of its step explains it
 
 
 @dataclass
@@ -37,8 +39,9 @@ class RankTrace:
     rank: int | None  # by the trace, else by the file's name
     world_size: int | None
     file: str
-    step_ms: list[float]
+    mean_step_ms: float | None  # None: no step is marked
     steps: list[int]  # their numbers, where ProfilerStep marks them
+    n_steps: int  # that the tables divide by, marked or not
     busy_ms: float | None  # of a step
     found: Collectives
     exposed: pd.DataFrame  # slices of the steps that are communication
@@ -83,15 +86,15 @@ def rank_facts(links: AttributedLinks, slices: pd.DataFrame | None) -> RankTrace
     busy = timeline_of_slices(links, of_steps(links))["busy_ms"]
     in_name = RANK_IN_NAME.search(trace.path.name)
     rank = int(in_name[1]) if trace.rank is None and in_name else trace.rank
-    steps_ms = ((steps["end"] - steps["start"]) / 1e3).tolist()
     numbers = steps["number"].tolist() if links.steps_found is None and trace.steps_from is None else []
     found, columns = collectives_of(links), ["start", "end", "us", "state", "cause", "collective"]
     return RankTrace(
         rank=rank,
         world_size=trace.world_size,
         file=trace.path.name,
-        step_ms=steps_ms,
+        mean_step_ms=float(np.mean((steps["end"] - steps["start"]).to_numpy() / 1e3)) if len(steps) else None,
         steps=numbers,
+        n_steps=len(links.steps),
         busy_ms=busy and busy / len(links.steps),
         found=found,
         exposed=exposed_communication(links)[columns],
@@ -160,12 +163,14 @@ def common_collectives(ranks: list[RankTrace], steps: set[int] | None) -> list[C
 
 @dataclass
 class Arrivals:
-    """When each rank reached and left the collectives that all ranks have, on one clock, in us."""
+    """When each rank reached and left the collectives that all ranks have, on one clock, in us; those beside the steps
+    help to align the clocks."""
 
     reached: np.ndarray  # [ranks, collectives]
     left: np.ndarray  # [ranks, collectives]
     clock_offsets: np.ndarray  # [ranks], of each rank's clock against the first's
     one_clock: bool  # all ranks have the same
+    in_steps: np.ndarray  # [collectives], whether it is in a step of every rank
 
     @property
     def ends_differ(self) -> np.ndarray:
@@ -174,8 +179,8 @@ class Arrivals:
 
     @property
     def late(self) -> np.ndarray:
-        """How long after the first one each rank arrived, [ranks, collectives]."""
-        return self.reached - self.reached.min(axis=0)
+        """How long after the first one each rank arrived, [ranks, collectives of the steps]."""
+        return (self.reached - self.reached.min(axis=0))[:, self.in_steps]
 
     @property
     def uncertainty_us(self) -> float:
@@ -190,22 +195,24 @@ def align_clocks(ranks: list[RankTrace], groups: list[CommonCollectives]) -> tup
     if not of_all:
         raise NotComparable("no process group has all these ranks")
     which = np.concatenate(of_all, axis=1)  # [ranks, collectives]
-    start, end = (
-        np.stack([one.times(key)[i] for one, i in zip(ranks, which, strict=True)]) for key in ("start", "end")
-    )
+    pairs = [*zip(ranks, which, strict=True)]
+    start, end = (np.stack([one.times(key)[i] for one, i in pairs]) for key in ("start", "end"))
     one_clock = ranks[0].clock is not None and len({one.clock for one in ranks}) == 1
     offsets = np.zeros(len(ranks)) if one_clock else np.median(end - end[0], axis=1)
-    found = Arrivals(start - offsets[:, None], end - offsets[:, None], offsets, one_clock)
+    in_steps = [one.found.events["step"].to_numpy()[i] >= 0 for one, i in pairs]
+    found = Arrivals(start - offsets[:, None], end - offsets[:, None], offsets, one_clock, np.all(in_steps, axis=0))
     if one_clock and (found.left.min(axis=0) < found.reached.max(axis=0)).all():
         why = "no collective of one rank overlaps with that of the others: the traces are of different runs"
         raise NotComparable(why)
+    if not found.in_steps.any():
+        raise NotComparable("no collective is in the steps of all ranks")
     apart, longest = float(np.median(found.ends_differ)), float(np.median((end - start).max(axis=0)))
     if apart <= max(ENDS_MEET_US, ENDS_MEET_SHARE * longest):
         return found, None
     caution = f"ranks waited for cores: collectives end {apart / 1e3:,.1f} ms apart"
-    if not one_clock:
-        raise NotComparable(f"the clocks do not meet, or {caution}")
-    return found, caution
+    if one_clock:
+        return found, caution
+    raise NotComparable(f"the clocks do not meet, or {caution}")
 
 
 # ---- Who was late --------------------------------------------------------------------------------------------------
@@ -213,7 +220,7 @@ def align_clocks(ranks: list[RankTrace], groups: list[CommonCollectives]) -> tup
 
 def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
     """Step times, communication and lateness of each rank, in the order of `ranks`; the straggler, if one causes most
-    of the waiting.
+    of the waiting.  All of it is of the steps: times are those of one, and collectives are counted over all of them.
 
     A rank waits itself for as long as its part of a collective takes longer than the shortest of all ranks.
     """
@@ -228,8 +235,8 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
     if steps:
         only = f"only {count_of(len(steps), 'step')} compared, which all ranks recorded"
         caution = f"{caution}; {only}" if caution else only
-    late = arrivals.late
-    last, caused_ms = waiting_caused(late)
+    late, n = arrivals.late, len(steps) if steps else ranks[0].n_steps
+    last, caused_ms = waiting_caused(late, n)
     spread = late.max(axis=0) > arrivals.uncertainty_us
     times_last = np.bincount(last[spread], minlength=len(ranks))
     for i, row in enumerate(rows):
@@ -243,32 +250,35 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
     out = {
         "rows": rows,
         "collectives_compared": late.shape[1],
+        "steps_compared": n,
         **({"caution": caution} if caution else {}),
         "one_clock": arrivals.one_clock,
         "collectives_with_spread": int(spread.sum()),
         "excess_waiting_ms": float(caused_ms.sum()),
     }
-    compared_ms = float(arrivals.left.max() - arrivals.reached.min()) / 1e3
+    within = (one[:, arrivals.in_steps] for one in (arrivals.left, arrivals.reached))
+    compared_ms = float(next(within).max() - next(within).min()) / 1e3 / n
     out |= straggler(ranks, caused_ms, times_last, compared_ms)
     return RankComparison(out, waiting_of(ranks, groups), ONE_TRACE)
 
 
 def facts_row(one: RankTrace) -> dict:
+    in_steps = (one.found.events["step"] >= 0).to_numpy()
     return {
         "rank": one.rank,
         "file": one.file,
-        "mean_step_ms": float(np.mean(one.step_ms)) if one.step_ms else None,
+        "mean_step_ms": one.mean_step_ms,
         "gpu_busy_ms": one.busy_ms,
-        "in_collectives_ms": float(one.durations().sum() / 1e3),
-        "collectives": len(one.found.events),
+        "in_collectives_ms": float(one.durations()[in_steps].sum() / 1e3 / one.n_steps),
+        "collectives": int(in_steps.sum()),
     }
 
 
-def waiting_caused(late: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The last rank of each collective, and the excess waiting that each rank causes, in ms: where it is the last, the
-    time since the one before it.  late: [ranks, collectives]."""
+def waiting_caused(late: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """The last rank of each collective, and the excess waiting that each rank causes, in ms of one of these steps: the
+    time since the one before it, where it is the last.  late: [ranks, collectives]."""
     last, before = late.argmax(axis=0), np.sort(late, axis=0)[-2]
-    return last, np.bincount(last, weights=late.max(axis=0) - before, minlength=len(late)) / 1e3
+    return last, np.bincount(last, weights=late.max(axis=0) - before, minlength=len(late)) / 1e3 / steps
 
 
 def waiting_of(ranks: list[RankTrace], groups: list[CommonCollectives]) -> list[np.ndarray]:
@@ -284,7 +294,7 @@ def waiting_of(ranks: list[RankTrace], groups: list[CommonCollectives]) -> list[
 
 
 def straggler(ranks: list[RankTrace], caused: np.ndarray, last: np.ndarray, compared_ms: float) -> dict:
-    """The rank that causes most of the excess waiting (`caused`, in ms by rank), or why none is named.
+    """The rank that causes most of the excess waiting (`caused`, in ms of a step by rank), or why none is named.
 
     last: in how many collectives that begin apart each rank was the last."""
     absent = (ranks[0].world_size or len(ranks)) - len(ranks)
@@ -292,10 +302,69 @@ def straggler(ranks: list[RankTrace], caused: np.ndarray, last: np.ndarray, comp
         return {"straggler": None, "straggler_reason": f"{count_of(absent, 'rank')} of the run absent, which may be it"}
     worst, total = int(caused.argmax()), caused.sum()
     if total < WORTH_NAMING * compared_ms:
-        return {"straggler": None, "straggler_reason": f"ranks wait for one another for only {total:.3f} ms"}
+        return {"straggler": None, "straggler_reason": f"ranks wait for one another for only {total:.3f} ms per step"}
     if caused[worst] <= total / 2 or last[worst] < 2:
         return {"straggler": None, "straggler_reason": "no rank causes more than half of the excess waiting"}
     return {"straggler": ranks[worst].rank}
+
+
+# ---- Why it is late ------------------------------------------------------------------------------------------------
+
+OWN_CLOCK = "compare clocks, temperature and other programs of its device (nvidia-smi -q or rocm-smi -a) and its shapes"
+OWN_CORES = "look for what shares its cores, and bind each rank to its own (numactl --cpunodebind, taskset)"
+WHY = {  # what a part of the step says of a rank that has more of it than the others, and what to do
+    "work": ("its {events} take longer", OWN_CLOCK),
+    "launch": ("its host launches late", OWN_CORES),
+    "host_code": (
+        "its Python code takes longer",
+        "look for what only this rank does: logging, evaluation, checkpoints",
+    ),
+    "data": ("its data comes late", "give this rank as many workers, and files as near and as long, as the others"),
+    "allocation": ("it allocates memory", "look for sizes that only this rank has: torch.cuda.memory_stats()"),
+    "start_up": ("it is still starting up", "profile later steps: schedule(wait=..., warmup=...)"),
+    "idle": ("it is idle for no recorded reason", "record it with its calls: activities=[CPU, CUDA]"),
+}
+NO_PART = "measure its network and its steps alone: ./run_collective_benchmark.sh"
+
+
+def parts_of_rank(document: dict) -> dict:
+    """What a rank's own trace has beside the others', communication apart: ms of a step, and events in it."""
+    step, verdict = document["attribution"]["ms_per_step"], document["verdict"]
+    shares = {name: share for name, share in verdict["shares"].items() if name in WHY}
+    work = verdict["shares"]["compute"] + verdict["shares"]["memory"] + verdict["unclassified_share"]
+    parts = {"work": work, **shares, "idle": verdict["unrecorded_idle_share"]}
+    events = [row["count_per_step"] for row in document["kernels"] if row["category"] != COMMUNICATION]
+    return {
+        "parts_ms": {name: share * step for name, share in parts.items()},
+        "kernels_per_step": sum(events) if events else None,
+    }
+
+
+def why_late(comparison: dict) -> dict:
+    """Of the straggler: in which part of its step it differs most from the median of the others, what it costs each of
+    these in ms of a step, and what to do.  {} without one.  The rows have the parts of each rank, and its waiting."""
+    if comparison["straggler"] is None:
+        return {}
+    own = next(row for row in comparison["rows"] if row["rank"] == comparison["straggler"])
+    others = [row for row in comparison["rows"] if row is not own]
+    usual = {name: float(np.median([row["parts_ms"][name] for row in others])) for name in own["parts_ms"]}
+    more = {name: ms - usual[name] for name, ms in own["parts_ms"].items()}
+    # What a computation hides of the waiting costs nothing.
+    waits = [row["waiting_ms"] for row in others if row["waiting_ms"] is not None]
+    saves = min([own["caused_waiting_ms"], *([float(np.median(waits))] if waits else [])])
+    why, do = WHY[part := max(more, key=more.get)]
+    if more[part] < WORTH_BLAMING * own["caused_waiting_ms"]:
+        why = "no part of its own step is longer"
+        return {"straggler_saves_ms": saves, "straggler_why": why, "straggler_next": NO_PART}
+    figures = f"{own['parts_ms'][part]:.2f} ms of a step, the others' median {usual[part]:.2f}"
+    if part == "work" and own["kernels_per_step"]:
+        n, usual_n = own["kernels_per_step"], float(np.median([row["kernels_per_step"] for row in others]))
+        figures += f"; kernels {n:,.0f}, {usual_n:,.0f}"
+    why = why.format(events="kernels" if own["kernels_per_step"] else "operators")
+    return {"straggler_saves_ms": saves, "straggler_why": f"{why} ({figures})", "straggler_next": do}
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
 
 
 def rank_columns(comparison: dict) -> list[Column]:
@@ -313,13 +382,16 @@ def rank_columns(comparison: dict) -> list[Column]:
         column("exposed ms", "exposed_comm_ms", ",.3f"),
         column("waits ms", "waiting_ms", ",.3f"),
         *(late if comparison["collectives_compared"] else []),
+        column("bound", "bound", left=True),
     ]
 
 
-def rank_units(comparison: dict) -> str:
-    """Which columns of the ranks' table are of a step, and which are sums."""
-    n = comparison["collectives_compared"]
-    return "Step, busy, exposed and waits: per step" + f"; causes: over the {n:,} collectives compared" * bool(n)
+def compared_text(comparison: dict) -> str:
+    """'56 collectives in 4 steps'; '' where none could be compared."""
+    if not comparison["collectives_compared"]:
+        return ""
+    found = count_of(comparison["collectives_compared"], "collective")
+    return f"{found} in {count_of(comparison['steps_compared'], 'step')}"
 
 
 def straggler_text(comparison: dict) -> str:
@@ -328,18 +400,20 @@ def straggler_text(comparison: dict) -> str:
         return f"No straggler: {comparison['straggler_reason']}{caution}"
     row = next(row for row in comparison["rows"] if row["rank"] == comparison["straggler"])
     return (
-        f"Rank {row['rank']} is a straggler: it causes {row['caused_waiting_ms']:.1f} of "
-        f"{comparison['excess_waiting_ms']:.1f} ms of waiting, last in {row['last_to_arrive']} of "
-        f"{comparison['collectives_with_spread']} collectives{caution}"
+        f"Rank {row['rank']} is a straggler: it causes {row['caused_waiting_ms']:.2f} of "
+        f"{comparison['excess_waiting_ms']:.2f} ms per step in which one rank is missing, last in "
+        f"{row['last_to_arrive']} of {comparison['collectives_with_spread']} that ranks reach apart, of "
+        f"{compared_text(comparison)}; {comparison['straggler_why']}{caution}"
     )
 
 
-def straggler_lines(comparison: dict) -> list[str]:
-    n = comparison["collectives_compared"]
-    clocks = ", on the clock of their host" if comparison.get("one_clock") else ", clocks aligned by the ends of these"
-    return [
-        f"Ranks: {len(comparison['rows'])}, {n} collectives compared{clocks if n else ''}",
-        *narrow_table(rank_columns(comparison), comparison["rows"]),
-        rank_units(comparison),
-        straggler_text(comparison),
-    ]
+def rank_section(analysis: dict) -> Section:
+    """The ranks side by side, and the straggler; empty for a single trace."""
+    if (comparison := analysis.get("ranks")) is None:
+        return Section("Ranks")
+    clocks = "the clock of their host" if comparison.get("one_clock") else "clocks aligned by the ends of collectives"
+    note = ["All ms are of one step"]
+    if of := compared_text(comparison):
+        note[0] += f"; last to arrive: times, late: mean, of {of}, on {clocks}"
+    columns, rows = rank_columns(comparison), comparison["rows"]
+    return Section("Ranks", columns, rows, note, {"Straggler": straggler_text(comparison)}, "ranks")

@@ -14,25 +14,22 @@ from analysis.attribution.collectives import collective_rows, communication_of_s
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
 from analysis.attribution.ledger import cut_at_arrivals, ledger
-from analysis.diagnosis.document import NO_COLLECTIVES, operator_analysis
-from analysis.diagnosis.stragglers import RankTrace, compare_ranks, not_of_one_run, rank_facts
-from analysis.diagnosis.verdict import ridge_of, with_bounds
+from analysis.diagnosis.document import operator_analysis
+from analysis.diagnosis.headline import headline
+from analysis.diagnosis.stragglers import RankTrace, compare_ranks, not_of_one_run, parts_of_rank, rank_facts, why_late
+from analysis.diagnosis.verdict import judged_as, told_why
+from analysis.limits.peaks import Ridges
+from analysis.limits.slice_limits import with_bounds
 from analysis.trace.links import link
 from analysis.trace.tables import Trace, read_trace
 from analysis.trust.integrity import summary_beside
 from analysis.trust.missing_from_trace import RANKS
-from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
-from harness.base.files import explain_nulls_recursively
+from harness.documents.schema import explained
+from harness.documents.trace import Ranks, StepCommunication
 
 MISSING_RANKS_NAMED = 1000  # at most
-RANK_REASONS = {
-    "mean_step_ms": f"the trace has {NO_MARKS}",
-    "gpu_busy_ms": "the trace has no GPU events",
-    "peak_memory_mb": "no memory events in the trace (profile_memory)",
-    **dict.fromkeys(("exposed_comm_ms", "waiting_ms"), NO_COLLECTIVES),
-}
 
 
 def analyze_all(
@@ -58,7 +55,7 @@ def analyze_all(
         links = attribute(link(trace))
         runs.append(summary or summary_beside(trace.path))
         analyses.append((trace.path, operator_analysis(links, runs[-1])))
-        with_bound = None if slices is None else with_bounds(ledger(links), links, ridge_of(links, runs[-1])[0])
+        with_bound = None if slices is None else with_bounds(ledger(links), links, Ridges(links, runs[-1]))
         facts.append(rank_facts(links, with_bound))
         captures |= trace.replayed.files if trace.replayed else set()
     # A trace of captures tells of the graphs of the others, and is no rank of its own.
@@ -108,10 +105,20 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
             times = (about[name] for name in ("steps", "exposed_ms", "hidden_ms"))
             beside = ("by_difference", "predicted")
             kept = {name: about[name] for name in about if name.removesuffix("_reason") in beside}
-            document["communication"] = communication_of_steps(document["collectives"], *times) | kept
-        row |= rank_row(document, peaks.get(one.rank))
+            document["communication"] = explained(
+                communication_of_steps(document["collectives"], *times) | kept, StepCommunication
+            )
+            document["verdict"] = told_why(document["verdict"], document["communication"])
+        row |= rank_row(document, peaks.get(one.rank)) | parts_of_rank(document)
+    comparison.document |= why_late(comparison.document)
+    verdicts = [document["verdict"] for document in documents]
+    known = [i for i, row in enumerate(comparison.document["rows"]) if row["waiting_ms"] is not None]
     for document in documents:
-        document["ranks"] = explain_nulls_recursively(comparison.document, RANK_REASONS)
+        if len(known) == len(documents):  # the others wait for the one that waits least
+            least = min(known, key=lambda i: comparison.document["rows"][i]["waiting_ms"])
+            document["verdict"] = judged_as(document["verdict"], verdicts[least], facts[least].rank)
+        document["ranks"] = explained(comparison.document, Ranks)
+        document["headline"] = headline(document)
 
 
 def rank_row(document: dict, peak_mb: float | None) -> dict:

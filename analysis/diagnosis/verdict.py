@@ -1,205 +1,396 @@
-"""What bounds the step?  One line, by the same rule on a CPU, an AMD and an NVIDIA GPU."""
+"""What bounds the step?  One answer, by the same rules on a CPU, an AMD and an NVIDIA GPU.
+
+RULES are asked in order, and the first that holds decides.  They look at Facts alone: the shares of the step, what is
+unknown of them, and where the critical path is.  What is unknown could be anything of its kind: unclassified work is
+arithmetic or moves data, unrecorded idle time is time that the GPU waits for anything else.
+
+The thresholds are conventions, not measurements; tests hold the verdicts that they give against what an expert reads
+off the raw events of real traces.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
-import pandas as pd
-
-from analysis.attribution.ledger import of_steps, us_by
-from analysis.attribution.operators import costs_of_operators
-from analysis.hardware.ceilings import Ceiling, bandwidth_ceilings, compute_ceilings, ridge_point
-from analysis.hardware.matching import datasheet
-from analysis.trace.links import AttributedLinks, Links
-from analysis.trace.tables import take_or
-from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
-from analysis.work.operator_costs import factor_type
-from harness.base.documents import read_document
-from harness.base.errors import UserError
-from harness.base.files import explain_nulls
+from analysis.attribution.ledger import IDLE, capture_share, of_steps, us_by
+from analysis.limits.peaks import Ridges
+from analysis.limits.slice_limits import BOUNDS, basis_shares, with_bounds
+from analysis.trace.links import AttributedLinks
+from analysis.trust.integrity import UNDISTURBED
+from harness.base.sections import Section
+from harness.documents.schema import because
 
 BOUND_FROM = 0.40  # share of the step that makes a bound
 LEAD = 0.10  # by which it must be ahead of the next
-DEFAULT_RIDGE = 10.0  # FLOPs/byte, on a CPU of which no peak is known
-BOUNDS = {
-    "compute": "matmuls at or above the ridge point",
-    "memory": "other work on tensors",
-    "launch": "launches, synchronization and overhead on the host",
-    "host_code": "work of the program outside of operators",
-    "data": "waiting for data",
-    "communication": "exposed communication, and idle time behind it",
-    "unexplained": "idle time without a recorded cause, matmuls whose shapes or peaks are unknown",
+LARGE = 0.25  # share of the step: two of them may bound it together
+MOST = 0.50  # share of the step that parts must have together to bound it together
+# Share of its roof below which neither arithmetic nor bandwidth limits a kernel: a fiftieth is no matter of its shape.
+SLOW_BELOW = 0.02
+ON_HOST, ALL_HOST = 0.60, 0.90  # of the critical path: a faster GPU would soon wait for the host; the GPU hardly counts
+SHOWN_FROM = 0.01  # share of the step: less of unclassified work is not told
+
+# What takes the time, in the order in which a cure pays: the cheaper first, and waiting before work.
+TAKES = {
+    "start_up": "start-up, which happens once",
+    "allocation": "spent waiting while memory is allocated or freed",
+    "data": "spent waiting for data",
+    "launch": "the host's overhead between one kernel or operator and the next",
+    "host_code": "code of the program",
+    "communication": "communication that nothing hides",
+    "memory": "work that moves data rather than computes",
+    "compute": "arithmetic of matmuls, convolutions and attention",
 }
+OF_GPU, OF_HOST = ("compute", "memory"), ("launch", "host_code", "data", "allocation")
+OTHERS = [name for name in TAKES if name not in OF_GPU]
+NAMES = {"gpu": "GPU-bound", "capture": "recording of a graph", "undecided": "undecided"}
 
 
-BOUND_OF_CAUSE = {name: name for name in ("launch", "host_code", "data", "communication")}
-BOUND_OF_CAUSE |= {"latency": "launch", "synchronization": "launch", "copy": "memory", "unknown": "unexplained"}
+class Decision(NamedTuple):
+    bound: str
+    strength: str
+    because: str
+    runner_up: str | None = None
 
 
-def device_of(links: Links, summary: dict | None) -> dict:
-    """The device that --target-device names, else that of the run, by its summary or by what the trace tells of it."""
-    return links.trace.target or (summary["environment"]["device"] if summary else links.trace.device)
+@dataclass(frozen=True)
+class Facts:
+    """What the rules look at; shares of the step."""
+
+    shares: dict[str, float]
+    unclassified: float  # work of which nothing tells whether it computes or moves data
+    unrecorded: float  # idle time whose cause was not recorded
+    capture: float  # of the trace, in which a graph was recorded
+    on_host: float  # of the critical path
+    guessed: float  # of compute, what only the length of its kernels tells
+    slow: float  # of the time of all operators on the GPU: shapes below SLOW_BELOW of their roof
+    problems: list[str]  # why the trace is not trustworthy
+    doubt: str | None  # why its times are not
+    lost: float  # to waiting for a core, at most
+    on_gpu: bool
+    missing: str  # what to record
+
+    def __getitem__(self, names: str | tuple[str, ...]) -> float:
+        return sum(self.shares.get(name, 0.0) for name in ([names] if isinstance(names, str) else names))
+
+    @property
+    def gpu(self) -> float:
+        return self[OF_GPU] + self.unclassified
+
+    @property
+    def slow_kernels(self) -> float:
+        return self.slow * self.gpu * self.on_gpu
+
+    @property
+    def waited(self) -> float:
+        """What waiting for a core may have added to shares of the host.  Beside a GPU, which does not wait for one, it
+        may be all of these; without, all work waits alike, and their order stays."""
+        return self.lost * self.on_gpu
+
+    @property
+    def ranked(self) -> list[str]:
+        return sorted(TAKES, key=lambda name: -self[name])
+
+    def at_most(self, name: str) -> float:
+        """What this share is if all that is unknown and could belong to it does."""
+        return self[name] + (self.unclassified if name in OF_GPU else self.unrecorded)
+
+    def lead(self, name: str) -> float:
+        """By how much this share is ahead of every other one at worst: if what is unknown belongs to that one."""
+        waited = 0.0 if name in OF_GPU else self.waited
+        return self[name] - waited - max(self.at_most(other) for other in TAKES if other != name)
+
+    def text(self, *names: str) -> str:
+        return ", ".join(f"{named(name)} {self[name]:.1%}" for name in names)
+
+    def decided(self, bound: str, strength: str, because: str, runner_up: str | None = None) -> Decision:
+        """Times that are not trustworthy prove nothing: they make a bound probable."""
+        return Decision(bound, "probably" if self.doubt and strength == "is" else strength, because, runner_up)
+
+    def between(self, one: str, other: str) -> Decision:
+        """The one that pays first, and the other."""
+        first, then = sorted((one, other), key=[*TAKES].index)
+        shares = f"{self[first]:.0%} of the step is {TAKES[first]}, and {self[then]:.0%} {TAKES[then]}"
+        return self.decided(first, "between", f"{shares}; start with {named(first)}", then)
+
+    def takes(self, name: str) -> str:
+        return f"{self[name]:.0%} of the step is {TAKES[name]}"
 
 
-def precision_of(links: Links, summary: dict | None) -> str:
-    """The precision of the run's matmuls, by its summary, else the type of what most of them multiply: a trace does not
-    tell tf32 from fp32."""
-    if precision := (summary or {}).get("config", {}).get("training", {}).get("precision"):
-        return precision
-    operators, signatures = links.trace.operators, links.trace.signatures
-    known = operators["named_category"].isin(MATMUL_CLASSES) & (operators["signature"] >= 0)
-    counts = dict.fromkeys(PRECISION_OF.values(), 0)  # fp32 first: it counts where nothing is known
-    for i, n in operators.loc[known, "signature"].value_counts().items():
-        if precision := PRECISION_OF.get(factor_type(*signatures[i][:2])):
-            counts[precision] += n
-    return max(counts, key=counts.get)
+def named(name: str) -> str:
+    return "start-up" if name == "start_up" else name.replace("_", " ")
 
 
-def ran_here(summary: dict | None) -> bool:
-    """Whether a run was on this machine, with the thread count and PyTorch version of this process: what was measured
-    here then applies to it."""
-    if summary is None or summary["environment"]["host"] != socket.gethostname():
-        return False
-    import torch  # takes seconds, and only a run of ours needs it
-
-    run = summary["environment"]
-    now = (torch.__version__, torch.get_num_threads())
-    return now == (run["packages"]["torch"], run["cpu"]["torch_threads"])
+Asked = tuple[str, Decision | None]  # the figures that a rule looked at, and what it decides
 
 
-def roofs_of(links: Links, summary: dict | None) -> tuple[list[Ceiling], list[Ceiling]]:
-    """The peaks of the device in the precision of the run: of arithmetic in FLOP/s, of memory in bytes/s.
-
-    They are those of the run's FLOPs profile if that is beside the trace, so that a page has one ridge point; else
-    from the same sources: --peak, the datasheet, or an earlier measurement of this machine."""
-    device, precision = device_of(links, summary), precision_of(links, summary)
-    if summary and not links.trace.target and (profile := flops_profile_beside(links, summary)):
-        peaks = (profile["efficiency_metrics"][name] for name in ("peaks", "bandwidth_peaks"))
-        compute, bandwidth = ([Ceiling(one["rate"], one["kind"], one["source"]) for one in of] for of in peaks)
-        return compute, bandwidth
-    measure, choice, reached = "never", links.trace.peak, 0.0
-    if ran_here(summary) and not links.trace.target:
-        measure, choice = "kept", summary["config"]["profiling"]["peak"]
-        reached = 1e12 * (summary["performance"]["achieved_tflops"] or 0)
-    compute = compute_ceilings(device, precision, choice, reached, measure)
-    return compute, bandwidth_ceilings(device, choice, measure)
+def untrustworthy(facts: Facts) -> Asked:
+    because = f"the trace is not trustworthy: {'; '.join(facts.problems)}"
+    return "; ".join(facts.problems) or "no problem found", Decision(
+        "undecided", "undecided", because
+    ) if facts.problems else None
 
 
-def flops_profile_beside(links: Links, summary: dict) -> dict | None:
-    """flops_profile.json of the same run: in the folder of the trace, or in the one above."""
-    for folder in (links.trace.path.parent, links.trace.path.parent.parent):
-        with contextlib.suppress(UserError):  # damaged or of another version: the trace is read all the same
-            document = read_document(folder / "flops_profile.json")
-            if document and document.get("environment") == summary["environment"]:
-                return document
-    return None
+def capture(facts: Facts) -> Asked:
+    because = f"{facts.capture:.0%} of the trace is the recording of a graph, which happens once: record its replays"
+    found = facts.decided("capture", "is" if facts.capture >= MOST else "probably", because)
+    return f"{facts.capture:.1%} of the trace", found if facts.capture >= LARGE else None
 
 
-def ridge_of(links: Links, summary: dict | None) -> tuple[float | None, str]:
-    """The ridge point of the device in the precision of the run, in FLOPs/byte, and its source; None, and why, for a
-    GPU of which no peak is known."""
-    device, precision = device_of(links, summary), precision_of(links, summary)
-    if found := ridge_point(*roofs_of(links, summary)):
-        return found[0], f"{found[0]:.1f} FLOPs/byte, {found[1]}"
-    name = device["name"] or ("this device" if len(links.gpu) else "this CPU")
-    why = (
-        f"the datasheet of {name} has no {precision}" if datasheet(device) else f"there is no datasheet row for {name}"
+def late_host(facts: Facts) -> Asked:
+    leads, host = facts.ranked[0] in OF_GPU, facts[OF_HOST] - facts.waited
+    why = f"{facts.on_host:.0%} of the critical path is on the host, so a faster GPU would only wait for it"
+    figures = f"critical path {facts.on_host:.1%} on the host; {facts.text(*OF_HOST)}"
+    if not leads or facts.on_host < ON_HOST:
+        return figures, None
+    if host >= LARGE:
+        return figures, largest_of(OTHERS, facts, why)
+    if facts.on_host >= ALL_HOST and facts.unrecorded >= LARGE:
+        found = facts.between(max(OF_HOST, key=facts.__getitem__), facts.ranked[0])
+        why += f", and in {facts.unrecorded:.0%} of the step the GPU is idle while nothing tells what for"
+        return figures, found._replace(because=why)
+    return figures, None
+
+
+def largest_of(names: Sequence[str], facts: Facts, why: str) -> Decision:
+    first, second = sorted(names, key=lambda name: -facts[name])[:2]
+    if facts[second] >= facts[first] - LEAD and facts[second] >= facts[tuple(names)] / 4:
+        found = facts.between(first, second)
+        return found._replace(because=f"{why}; {found.because}")
+    return facts.decided(first, "is", f"{why}, and {facts.takes(first)}")
+
+
+def slow_kernels(facts: Facts) -> Asked:
+    slow = facts.slow_kernels
+    why = f"the GPU works for {facts.gpu:.0%} of the step, {slow:.0%} in kernels below {SLOW_BELOW:.0%} of their roof: "
+    found = facts.decided("gpu", "is", f"{why}neither arithmetic nor bandwidth limits them") if slow >= MOST else None
+    return f"{slow:.1%} of the step", found
+
+
+def largest(facts: Facts) -> Asked:
+    first, second = facts.ranked[:2]
+    holds = facts[first] >= BOUND_FROM and facts.lead(first) >= LEAD
+    figures = f"{facts.text(first, second)}; lead at worst {100 * facts.lead(first):.0f} points"
+    is_sure = facts.lead(first) - facts.guessed * (first == "compute") >= LEAD
+    return figures, facts.decided(first, "is" if is_sure else "probably", facts.takes(first)) if holds else None
+
+
+def largest_at_worst(facts: Facts) -> Asked:
+    first, second = facts.ranked[:2]
+    recorded, at_worst = facts[first] - facts[second], facts.lead(first)
+    holds = facts.at_most(first) >= BOUND_FROM and recorded >= LEAD and at_worst >= 0
+    because = f"{facts.takes(first)}, more than any other part, whatever the unknown time is spent on"
+    figures = f"{facts.text(first, second)}; lead {100 * recorded:.0f} points, at worst {100 * at_worst:.0f}"
+    return figures, facts.decided(first, "probably", because) if holds else None
+
+
+def gpu_works(facts: Facts) -> Asked:
+    others = max(facts.at_most(name) for name in TAKES if name not in OF_GPU)
+    split = f"memory {facts['memory']:.0%}, compute {facts['compute']:.0%}"
+    if facts.unclassified >= SHOWN_FROM:
+        split += f", not known which {facts.unclassified:.0%}"
+    figures = f"{facts.gpu:.1%} of the step ({split}); next at most {others:.1%}"
+    if facts.gpu < MOST or facts.gpu - others < LEAD:
+        return figures, None
+    first, second = sorted(OF_GPU, key=lambda name: -facts[name])
+    if facts[facts.ranked[0]] >= LARGE and facts.ranked[0] in OTHERS:
+        return figures, facts.between(facts.ranked[0], first)
+    if facts[first] - facts.at_most(second) >= LEAD:
+        return figures, facts.decided(first, "probably", f"{facts.takes(first)}, the larger part of the GPU's work")
+    if facts[second] >= LARGE and facts.unclassified < LEAD:
+        return figures, facts.between(first, second)
+    if not facts.on_gpu:  # matmuls of a few GFLOPs per second and core are limited by arithmetic, most of them
+        found = facts.decided("compute", "probably", f"the step works for {facts.gpu:.0%}: {split}")
+        return figures, found if facts["compute"] + facts.unclassified >= facts["memory"] + LEAD else None
+    return figures, facts.decided("gpu", "is", f"the GPU works for {facts.gpu:.0%} of the step: {split}")
+
+
+def host_works(facts: Facts) -> Asked:
+    host = facts[OF_HOST]
+    others = max(facts.gpu, *(facts.at_most(name) for name in TAKES if name not in (*OF_GPU, *OF_HOST)))
+    why = f"the host takes {host:.0%} of the step, with {facts.text(*OF_HOST)}"
+    holds = host >= MOST and host - others >= LEAD
+    return f"{host:.1%} of the step; next at most {others:.1%}", largest_of(OF_HOST, facts, why) if holds else None
+
+
+def two_large(facts: Facts) -> Asked:
+    first, second, *others = facts.ranked
+    large = facts[second] >= LARGE and facts[(first, second)] >= MOST
+    holds = large and facts[second] >= max(facts.at_most(other) for other in others)
+    return facts.text(first, second), facts.between(first, second) if holds else None
+
+
+def undecided(facts: Facts) -> Asked:
+    because = f"no part leads: {facts.text(*facts.ranked[:3])}"
+    if unknown := facts.unclassified + facts.unrecorded:
+        because += f", and nothing tells what {unknown:.0%} is spent on"
+    return facts.text(*facts.ranked[:3]), Decision("undecided", "undecided", f"{because}; {facts.missing}")
+
+
+class Rule(NamedTuple):
+    name: str
+    ask: Callable[[Facts], Asked]
+
+
+# fmt: off
+RULES = (
+    Rule("the trace is not trustworthy: undecided", untrustworthy),
+    Rule(f"a graph was recorded in {LARGE:.0%} of the trace or more: capture", capture),
+    Rule(f"the GPU's work is the largest part, but {ON_HOST:.0%} of the critical path is on the host, and launch, host "
+         f"code, data and allocation have {LARGE:.0%} together: the largest but that work, or between two; with "
+         f"{ALL_HOST:.0%} and {LARGE:.0%} of unrecorded idle time: between the host and the GPU", late_host),
+    Rule(f"matmuls, convolutions and attention below {SLOW_BELOW:.0%} of their roof take {MOST:.0%} of the step: "
+         "GPU-bound", slow_kernels),
+    Rule(f"the largest share has {BOUND_FROM:.0%}, and {100 * LEAD:.0f} points more than any other, even if all "
+         "unclassified work and unrecorded idle time belong to that other; probably, if that rests on how long kernels"
+         " are", largest),
+    Rule(f"the largest share has {BOUND_FROM:.0%} with what is unclassified or unrecorded, is {100 * LEAD:.0f} points "
+         "ahead without, and at worst no other is larger: probably", largest_at_worst),
+    Rule(f"the GPU works for {MOST:.0%}, and {100 * LEAD:.0f} points more than any other share: memory, compute or "
+         "between them, if enough of the work is classified; else GPU-bound", gpu_works),
+    Rule(f"launch, host code, data and allocation have {MOST:.0%} together, and {100 * LEAD:.0f} points more than work "
+         "of the GPU or any other share: the largest of these, or between two", host_works),
+    Rule(f"two shares of at least {LARGE:.0%} have {MOST:.0%} together, and at worst no third is larger: between them",
+         two_large),
+    Rule("none of these: undecided", undecided),
+)
+# fmt: on
+
+
+def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dict | None, rates: list[dict]) -> dict:
+    """`verdict` of operator_analysis.json.  path: its critical path.  rates: its `shape_rates`."""
+    ridges, launches = Ridges(links, summary), links.calls["starts_kernel"] | links.calls["starts_graph"]
+    slices = with_bounds(of_steps(links), links, ridges)
+    split, basis = us_by(slices, "bound", "state"), basis_shares(slices)
+    total = float(split.sum()) or 1.0
+    shares = {name: float(split.get(name, split.iloc[:0]).sum()) / total for name in BOUNDS}
+    unrecorded = float(split.get(("unexplained", IDLE), 0.0)) / total
+    facts = Facts(
+        shares=shares,
+        unclassified=max(0.0, shares["unexplained"] - unrecorded),
+        unrecorded=unrecorded,
+        capture=capture_share(links),
+        # Without a recorded launch the path never comes to the GPU.
+        on_host=sum(row["share"] for row in path["rows"] if row["where"] == "host") if path and launches.any() else 0.0,
+        guessed=basis.get("length", 0.0),
+        slow=sum(row["share"] for row in rates if (row["share_of_roof"] or 1.0) < SLOW_BELOW),
+        problems=trust["problems"],
+        doubt=trust["unreliable"].get("verdict"),
+        lost=trust["disturbance"]["lost_share"] or 0.0,
+        on_gpu=links.on_gpu,
+        missing=what_to_record(trust, None if ridges.of(None) else ridges.source, unrecorded),
     )
-    if links.on_gpu:
-        return None, f"unknown: {why}; --target-device names one to compare with"
-    return DEFAULT_RIDGE, f"{DEFAULT_RIDGE:.0f} FLOPs/byte; {why}"
-
-
-def matmuls(links: AttributedLinks, ridge: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Which operators are compute-bound matmuls, and which are matmuls of which nothing tells what limits them.
-
-    By FLOPs per byte if shapes determine them.  Without shapes or a ridge point it cannot be told.
-    """
-    operators = links.trace.operators
-    kinds = links.host["category"].to_numpy(object)[: len(operators)]
-    matmul = np.isin(kinds.astype(str), MATMUL_CLASSES)
-    if ridge is None:
-        return np.zeros(len(operators), bool), matmul
-    has_inputs = (operators["signature"] >= 0).to_numpy()
-    costs, which = costs_of_operators(links)
-    known = [(one.flops, one.bytes) for one in costs]
-    above = np.array([flops / moved >= ridge if flops and moved else True for flops, moved in known], bool)
-    return matmul & has_inputs & above[which], matmul & ~has_inputs
-
-
-def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridge: float | None) -> pd.DataFrame:
-    """Slices of the ledger with a column `bound`, of BOUNDS: what limits each."""
-    number = {name: i for i, name in enumerate(BOUNDS)}
-    operator, event = (slices[name].to_numpy() for name in ("operator", "event"))
-    computing, unclassified = (take_or(which, operator, False) for which in matmuls(links, ridge))
-    # The operator of a convolution or matmul may launch copies and transposes too, which count with it.  One that
-    # stands for many, or none, has no shapes of the matmul.
-    by_name = take_or((links.host["category"] == "other").to_numpy(), operator, True)
-    if links.on_gpu:
-        by_name |= take_or(links.only_of_graph, event, False)
-    unclear = np.where(by_name, slices["category"].isin(MATMUL_CLASSES), unclassified)
-    causes = [number.get(BOUND_OF_CAUSE.get(cause), -1) for cause in slices["cause"].cat.categories]
-    by_cause, kind = np.array(causes)[slices["cause"].cat.codes], slices["kind"]
-    rules = [kind == "communication", by_cause >= 0, kind == "copy", ~by_name & computing, unclear]
-    then = [number["communication"], by_cause, *(number[name] for name in ("memory", "compute", "unexplained"))]
-    return slices.assign(bound=pd.Categorical.from_codes(np.select(rules, then, number["memory"]), [*BOUNDS]))
-
-
-def verdict(links: AttributedLinks, trust: dict, summary: dict | None = None) -> dict:
-    """The largest part of the step names the bound if it is large enough and far enough ahead; else undecided."""
-    ridge, source = ridge_of(links, summary)
-    split = us_by(with_bounds(of_steps(links), links, ridge), "bound")
-    total = split.sum()
-    shares = {name: float(split.get(name, 0.0) / total) if total else 0.0 for name in BOUNDS}
-    ranked = sorted((name for name in shares if name != "unexplained"), key=lambda name: -shares[name])
-    first, second = ranked[:2]
-    lost = trust["disturbance"]["lost_share"] or 0.0  # waiting for a core, which may be part of any share
-    lead = shares[first] - shares[second] - lost - shares["unexplained"]  # what is unexplained may be part of any, too
-    decided = shares[first] - lost >= BOUND_FROM and lead >= LEAD
-    without_ridge = ridge is None and first in ("compute", "memory")
-    found = f"{first.replace('_', '-')}-bound" if decided and not without_ridge else "undecided"
+    asked = [(rule, *rule.ask(facts)) for rule in RULES]
+    founds = [one for _, _, one in asked if one]
+    found, present = founds[0], founds[bool(facts.problems)]  # of an untrustworthy trace, from the events present
+    notes = notes_on(found, facts, trust)
     return {
-        "bound": found if trust["trustworthy"] else "undecided",
+        **found._asdict(),
         "trustworthy": trust["trustworthy"],
-        "line": verdict_line(
-            found, {name: shares[name] for name in (*ranked, "unexplained")}, trust, ridge, source, lost
-        ),
+        "line": verdict_line(present, facts, notes),
         "shares": shares,
+        "unclassified_share": facts.unclassified,
+        "unrecorded_idle_share": unrecorded,
+        "basis_shares": basis,
         "meaning": BOUNDS,
         "thresholds": {
             "bound_from_share": BOUND_FROM,
             "lead_share": LEAD,
-            **explain_nulls({"ridge_flops_per_byte": ridge}, source),
-            "ridge_source": source,
+            "ridge_flops_per_byte": ridges.exact,
+            **because(ridges.source, "ridge_flops_per_byte"),
+            "ridge_source": ridges.source,
         },
+        "rules": [
+            {"rule": rule.name, "figures": figures, "holds": holds, "decides": one is found}
+            for rule, figures, one in asked
+            for holds in [one is found or (one is not None and rule is not RULES[-1])]  # the last: none before it
+        ],
     }
 
 
-def verdict_line(
-    found: str, shares: dict[str, float], trust: dict, ridge: float | None, source: str, lost: float
-) -> str:
-    """The verdict with the shares in this order, its rule, and what it does not know.  lost: share of the time that
-    waiting for a core may have cost."""
-    numbers = ", ".join(
-        f"{name.replace('_', ' ')} {share:.1%}"
-        for name, share in shares.items()
-        if name != "unexplained" or share >= 0.001
-    )
-    rule = f"a bound needs {BOUND_FROM:.0%} of the step, {100 * LEAD:.0f} percentage points more than the next"
-    if lost >= 0.001:
-        rule += f", on top of the {lost:.0%} that waiting for a core may have cost"
-    if trust["trustworthy"]:
-        line = f"{found}: {numbers} ({rule})"
+def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float) -> str:
+    """What would decide, of a trace that decides nothing."""
+    if no_ridge:
+        return no_ridge.removeprefix("unknown: ")
+    if not trust["shapes_recorded"]:
+        return "record with profile(record_shapes=True)"
+    if unrecorded >= LEAD:
+        return "record the other ranks and processes too: the GPU waits for what this trace does not contain"
+    return "record more steps"
+
+
+def notes_on(found: Decision, facts: Facts, trust: dict) -> list[str]:
+    """What else belongs to a verdict: what it may owe to the recording, and to the machine."""
+    notes = []
+    if facts.on_host >= ON_HOST and found.bound in ("gpu", *OF_GPU) and facts[OF_HOST] >= LEAD:
+        notes.append(f"a faster GPU would soon wait for the host, which has {facts.on_host:.0%} of the critical path")
+    if found.bound in OF_HOST and facts.gpu > max(facts[name] for name in OF_HOST) and facts.on_host >= ON_HOST:
+        notes.append(f"{facts.on_host:.0%} of the critical path is on the host")
+    if found.bound == "gpu" and facts.slow_kernels >= MOST:
+        notes.append(f"{facts.slow_kernels:.0%} in kernels below {SLOW_BELOW:.0%} of their roof")
+    if trust["stacks_recorded"] and found.bound in ("launch", "host_code"):
+        notes.append("recorded with stacks, which lengthen the host's part")
+    if trust["disturbance"]["text"] not in (None, UNDISTURBED):
+        notes.append("repeat on an idle machine")
+    elif facts.doubt:
+        notes.append(f"unreliable: {facts.doubt}")
+    return notes
+
+
+def verdict_line(found: Decision, facts: Facts, notes: list[str]) -> str:
+    """The bound with its strength, and the shares: those that it names, then the largest."""
+    order = {found.bound: 0, found.runner_up: 1}
+    shares = sorted(facts.shares.items(), key=lambda item: (order.get(item[0], 2), -item[1]))
+    numbers = ", ".join(f"{named(name)} {share:.1%}" for name, share in shares if share >= 0.005)
+    problems = f"untrustworthy: {'; '.join(facts.problems)}; from the events present: "
+    return "; ".join([f"{problems * bool(facts.problems)}{bound_text(found._asdict())}: {numbers}", *notes])
+
+
+def bound_text(verdict: dict) -> str:
+    """'probably compute-bound', 'between memory- and compute-bound', 'GPU-bound', 'undecided'."""
+    bound, other = (str(verdict[key]).replace("_", "-") for key in ("bound", "runner_up"))
+    if verdict["strength"] == "between":
+        return f"between {bound}- and {other}-bound"
+    return f"{'probably ' * (verdict['strength'] == 'probably')}{NAMES.get(bound, f'{bound}-bound')}"
+
+
+def told_why(found: dict, about: dict | None) -> dict:
+    """A verdict of communication with what it is: bandwidth, waiting for other ranks, or too little overlap; others as
+    they are.  about: `communication` of the same document."""
+    if found["bound"] != "communication" or found["strength"] == "between" or not about or not about["time_ms"]:
+        return found
+    hidden = f"{about['hidden_ms'] / about['time_ms']:.0%} of all communication is hidden by computation"
+    if about["waiting_ms"] is None:
+        why = f"the traces of the other ranks would tell bandwidth from waiting for a rank; {hidden}"
     else:
-        line = f"untrustworthy: {'; '.join(trust['problems'])}; from the events present: {found}, {numbers} ({rule})"
-    if ridge is None:
-        line += f"; whether compute or memory limits matmuls is unknown: {source.removeprefix('unknown: ')}"
-    elif (matmul := shares["unexplained"] - (trust["unexplained_share"] or 0.0)) >= 0.01:
-        line += f"; whether compute or memory limits matmuls is unknown for {matmul:.1%} of the step: no shapes of them"
-    elif source.startswith(f"{DEFAULT_RIDGE:.0f} FLOPs/byte; "):
-        line += f"; ridge point taken: {source}"
-    if "verdict" in trust["unreliable"]:
-        line += f"; unreliable: {trust['unreliable']['verdict']}"
-    return line
+        waits = about["waiting_ms"] / about["exposed_ms"] if about["exposed_ms"] else 0.0
+        mostly = "waiting for late ranks" if waits >= MOST else "transfer, by bandwidth"
+        why = f"mostly {mostly}: {about['waiting_ms']:.2f} of {about['exposed_ms']:.2f} ms are waiting; {hidden}"
+    return found | {"because": f"{found['shares']['communication']:.0%} of the step is {TAKES['communication']}; {why}"}
+
+
+def judged_as(own: dict, judged: dict, rank: int) -> dict:
+    """The verdict of a rank's document, decided by that of the rank that waits least: the others wait for it."""
+    of_rank = f"rank {rank}, which waits least for the others"
+    told = {key: judged[key] for key in ("bound", "strength", "runner_up", "rules")}
+    told |= {key: f"{of_rank}: {judged[key]}" for key in ("because", "line")}
+    return own | told | {"rank_judged": rank}
+
+
+def rule_section(document: dict) -> Section:
+    """Every rule in order, with its figures, of which the first that holds decides; and how the work was classified."""
+    found = document["verdict"]
+    facts = {"Because": found["because"]}
+    for number, row in enumerate(found["rules"], 1):
+        mark = "decides" if row["decides"] else "holds" if row["holds"] else "no"
+        facts[f"{number}. {mark}"] = f"{row['rule']} ({row['figures']})"
+    told = [f"{basis} {share:.1%}" for basis, share in found["basis_shares"].items() if share]
+    if unknown := found["unclassified_share"]:
+        told.append(f"nothing {unknown:.1%}")
+    note = (
+        [f"Matmuls, attention and convolutions, by what classified them: {', '.join(told)} of the step"] if told else []
+    )
+    meanings = "; ".join(f"{named(bound)}: {meaning}" for bound, meaning in found["meaning"].items())
+    note += [meanings, f"Ridge point: {found['thresholds']['ridge_source']}"]
+    return Section(f"Why {bound_text(found)}", note=note, facts=facts)

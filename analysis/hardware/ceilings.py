@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analysis.hardware.matching import datasheet
+from harness.documents.memory import NO_PEAK
 
-NO_PEAK = "no peak of this device is known"
 NOT_MEASURED = f"{NO_PEAK}, and a dry run measures nothing; run_deepspeed_flops.py measures it once"
 MEASURE = ("now", "kept", "never")  # measure what is unknown; use earlier measurements only; use none
 
@@ -19,6 +19,10 @@ class Ceiling:
     kind: str  # datasheet, measured, given
     source: str
     disturbed: bool = False  # while it was measured
+
+    @property
+    def origin(self) -> str:
+        return {"measured": "measured here", "given": "given by --peak"}.get(self.kind, f"of the {self.kind}")
 
     @property
     def label(self) -> str:

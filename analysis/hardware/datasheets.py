@@ -24,7 +24,13 @@ class Datasheet:
     bandwidth: float
     source: str
 
+    @property
+    def fp8(self) -> float | None:
+        """Twice bf16, as the datasheets of all these parts have it."""
+        return self.bf16 and 2 * self.bf16 if self.arch in _WITH_FP8 else None
 
+
+_WITH_FP8 = ("gfx942", "gfx950", "sm_89", "sm_90", "sm_100", "sm_103")
 _MI100 = "rocm.docs.amd.com/en/latest/conceptual/gpu-arch/mi100.html"
 _MI210 = "AMD Instinct MI210 brochure"
 _MI250 = "rocm.docs.amd.com/en/latest/conceptual/gpu-arch/mi250.html, one GCD"
@@ -34,6 +40,7 @@ _MI350X, _MI355X = (f"AMD Instinct {part} brochure, amd.com" for part in ("MI350
 _HALF = "half of the figure with sparsity"
 _NVIDIA = f"NVIDIA product page, as in github.com/stas00/ml-engineering compute/accelerator; {_HALF}"
 _H100 = f"resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306; {_HALF}"
+_B300 = f"NVIDIA HGX B300, as in glennklockwood.com/garden/processors/B300; {_HALF}"
 _V100, _T4, _A100 = "NVIDIA V100 datasheet", "NVIDIA T4 product page", "NVIDIA A100 white paper"
 _A100_PCIE = "NVIDIA A100 datasheet, as in github.com/stas00/ml-engineering compute/accelerator"
 _RTX3090, _RTX4090 = "NVIDIA GA102 white paper, FP32 sums", "NVIDIA Ada white paper 2.1, FP32 sums"
@@ -42,6 +49,7 @@ _RDNA3 = "AMD GPUOpen: 96 units x 512 FLOPs a clock; fp32 and bandwidth from the
 # What is sold as 80 GB is neither 80 x 10^9 nor 80 x 2^30 bytes, so the memory is what a tool reports of a card.
 _TORCH = "total_memory in torch.cuda.get_device_properties"
 _OOM = "total capacity, to 0.01 GiB, in PyTorch's out-of-memory message"
+_TRACE = "totalGlobalMem in a trace, AMD-AGI/TraceLens"
 _OOM_V100 = f"{_OOM}, liucongg/ChatGLM-Finetuning#73"
 _OOM_NVL, _OOM_GH200 = f"{_OOM}, ali-vilab/VACE#56", f"{_OOM}, Lightning-AI/litgpt#1892"
 _QUERY = "deviceQuery of CUDA, bottlerocket-os/bottlerocket#3873"
@@ -60,6 +68,8 @@ DATASHEETS = (
     Datasheet("AMD Instinct MI350X", "gfx950", 256, 294_896, _ROCM_SMI, 144.2, None, 2306.9, 2306.9, 8000, _MI350X),
     Datasheet("AMD Instinct MI355X", "gfx950", 256, 294_896, _ROCM_SMI, 157.3, None, 2516.6, 2516.6, 8000, _MI355X),
     Datasheet("AMD Radeon RX 7900 XTX", "gfx1100", None, 24_560, _ROCM_SMI, 61.4, None, 122.9, 122.9, 960, _RDNA3),
+    Datasheet("Tesla V100-SXM2-16GB", "sm_70", 80, 16_160, _TORCH, 15.7, None, None, 125.0, 900, _V100),
+    Datasheet("Tesla V100-PCIE-16GB", "sm_70", 80, 16_160, _TORCH, 14.0, None, None, 112.0, 900, _V100),
     Datasheet("Tesla V100-SXM2-32GB", "sm_70", 80, 32_501, _OOM_V100, 15.7, None, None, 125.0, 900, _V100),
     Datasheet("Tesla T4", "sm_75", 40, 15_102, _TORCH, 8.1, None, None, 65.0, 320, _T4),
     Datasheet("NVIDIA A100-SXM4-40GB", "sm_80", 108, 40_339, _QUERY, 19.5, 156.0, 312.0, 312.0, 1555, _A100),
@@ -71,10 +81,15 @@ DATASHEETS = (
     Datasheet("NVIDIA H100 NVL", "sm_90", 132, 95_232, _OOM_NVL, 60.0, 417.5, 835.5, 835.5, 3900, _NVIDIA),
     Datasheet("NVIDIA H200", "sm_90", 132, 143_156, _TORCH, 67.0, 494.5, 989.0, 989.0, 4800, _NVIDIA),
     Datasheet("NVIDIA GH200 480GB", "sm_90", 132, 97_157, _OOM_GH200, 67.0, 494.5, 989.0, 989.0, 4000, _NVIDIA),
-    # Sources disagree on B200's FP32, 75 or 80: left out.
+    # Sources disagree on FP32 of B200 and B300, 75 or 80: left out.
     Datasheet("NVIDIA B200", "sm_100", 148, 182_631, _TORCH, None, 1125.0, 2250.0, 2250.0, 8000, _NVIDIA),
+    Datasheet("NVIDIA B300 SXM6 AC", "sm_103", 148, 274_115, _TRACE, None, 1125.0, 2250.0, 2250.0, 8000, _B300),
     Datasheet("NVIDIA GeForce RTX 3090", "sm_86", 82, 24_259, _TORCH, 35.6, 35.6, 71.0, 71.0, 936, _RTX3090),
     Datasheet("NVIDIA GeForce RTX 4090", "sm_89", 128, 24_563, _TORCH, 82.6, 82.6, 165.2, 165.2, 1008, _RTX4090),
     Datasheet("NVIDIA L4", "sm_89", 58, 22_558, _OOM, 30.3, 60.0, 121.0, 121.0, 300, _L4),
     Datasheet("NVIDIA L40S", "sm_89", 142, 45_589, _TORCH, 91.6, 183.0, 362.0, 362.0, 864, _L40S),
 )
+# 10^9 bytes/s of a GPU's links to the others of its node, one way: half of the sum that the datasheets give.
+LINKS = {"Tesla V100-SXM2": 150, "NVIDIA A100-SXM4": 300, "NVIDIA H100 80GB HBM3": 450, "NVIDIA H200": 450}
+LINKS |= {"NVIDIA B200": 900, "NVIDIA B300": 900, "AMD Instinct MI300X": 448, "AMD Instinct MI325X": 448}
+LINKS |= {"AMD Instinct MI350X": 537.6, "AMD Instinct MI355X": 537.6}

@@ -1,9 +1,11 @@
-"""Which datasheet row describes this device, and what fraction of it is present?  Which rows match a name?"""
+"""Which datasheet row describes this device, and what fraction of it is present?  Which rows can it be, by what is
+known of it?  Which match a name?"""
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 
 from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from harness.base.errors import UserError
@@ -12,10 +14,54 @@ from harness.base.units import MB
 
 def datasheet(device: dict) -> tuple[Datasheet, float] | None:
     """The row of a device (`environment.device` of a run) and the fraction of it that is present, or None."""
-    return _by_name(device) or _by_size(device)
+    if found := _by_name(device):
+        return found
+    rows = _fitting(device) if device.get("compute_units") and device.get("arch") else []
+    rates = {(row.fp32, row.tf32, row.bf16, row.fp16, row.bandwidth) for row in rows}
+    return (rows[0], 1.0) if len(rates) == 1 else None
 
 
-def rows_named(text: str) -> list[Datasheet]:
+def possible_rows(device: dict) -> list[Datasheet]:
+    """The row of the device if one describes it, else all that fit what is known of it, else all of its maker; none if
+    the maker is not known either."""
+    if found := datasheet(device):
+        return [found[0]]
+    maker = device.get("arch", "")[:3]
+    return _fitting(device) or [row for row in DATASHEETS if maker and row.arch.startswith(maker)]
+
+
+def with_arch(device: dict, names: Iterable[str]) -> dict:
+    """The device of a trace with `arch`, the beginning of Datasheet.arch, by its `version`, else by the names of calls
+    and kernels, and `oldest`, the oldest sm_ that these run on."""
+    text = "\n".join((device["name"], *names))
+    told = [(oldest, arch) for pattern, oldest, arch in _NVIDIA if re.search(pattern, text, re.MULTILINE)]
+    oldest, arch = max(told, default=(0, ""))
+    if _AMD.search(text):
+        exact = _GFX.search(text)
+        oldest, arch = 0, "gfx" + (exact[1] if exact else "")
+    if version := arch and device["version"]:
+        oldest, arch = 0, arch[:3] + version
+    return device | {"arch": arch, "oldest": oldest}
+
+
+_GFX = re.compile(r"(?:gfx|_ISA)(9[045][0-9a-f]|1[0-2]\d\d)")
+_AMD = re.compile(r"^hip[A-Z]|^Cijk_|rccl|miopen|gfx\d|^AMD |Radeon|Instinct", re.MULTILINE)
+# Kernels of an older architecture run on a newer one too, but cuBLAS has its own from Ampere on, and the tensor cores
+# of Volta, Hopper and Blackwell have instructions that no other has.
+_NVIDIA = (
+    (r"^cu(da)?[A-Z]|cublas|cudnn|cutlass|^NVIDIA |^Tesla |GeForce", 0, "sm_"),
+    (r"volta_\w*gemm", 70, "sm_7"),
+    (r"volta_\w*884", 70, "sm_70"),
+    (r"turing_\w*gemm", 75, "sm_75"),
+    (r"ampere_|sm80_|cutlass_80_", 80, "sm_"),
+    (r"nvjet_", 90, "sm_"),
+    (r"[sS]m90[_A-Z]", 90, "sm_90"),
+    (r"[sS]m100", 100, "sm_10"),
+    (r"[sS]m103", 103, "sm_103"),
+)
+
+
+def rows_named(text: str, flag: str = "--target-device") -> list[Datasheet]:
     """The rows whose name has all words of the text, its model among them, without regard to case: `h100` has three.
 
     Raises UserError, exit code 2, with the nearest rows if there is none.
@@ -26,14 +72,12 @@ def rows_named(text: str) -> list[Datasheet]:
         akin = [row for row in DATASHEETS if asked & set(_words(row.name))]  # of this maker
         models = dict.fromkeys(_model(row).upper() for row in akin or DATASHEETS)
         nearest = ", ".join(difflib.get_close_matches(text.upper(), models, n=3, cutoff=0))
-        raise UserError(
-            f"--target-device {text}: no row of the datasheets matches; the nearest: {nearest}", exit_code=2
-        )
+        raise UserError(f"{flag} {text}: no row of the datasheets matches; the nearest: {nearest}", exit_code=2)
     return rows
 
 
 def _words(name: str) -> list[str]:
-    return re.split(r"[\s-]+", name.lower().strip())
+    return re.split(r"[\s/-]+", re.sub(r"sxm\d", "sxm", name.lower().strip()))
 
 
 def _model(row: Datasheet) -> str:
@@ -66,16 +110,19 @@ def _by_name(device: dict) -> tuple[Datasheet, float] | None:
     return None
 
 
-def _by_size(device: dict) -> tuple[Datasheet, float] | None:
-    """The row of an AMD part whose name stands for several parts or for none: by architecture (a trace has none),
-    compute units and memory, if one row alone has them."""
-    name, arch, units = device.get("name", ""), device.get("arch", "").split(":")[0], device.get("compute_units")
-    if not (arch.startswith("gfx") or (not arch and name.startswith("AMD "))):
-        return None
-    rows = [row for row in DATASHEETS if row.arch.startswith(arch or "gfx")]
-    rows = [row for row in rows if row.compute_units and row.compute_units == units]
-    if memory := device.get("memory_bytes"):
-        rows = [row for row in rows if 0.9 < memory / (row.memory_mb * MB) < 1.1]
-    rows = [row for row in rows if row.name.split()[-1] in name] or rows
-    rates = {(row.fp32, row.tf32, row.bf16, row.fp16, row.bandwidth) for row in rows}
-    return (rows[0], 1.0) if len(rates) == 1 else None
+def _fitting(device: dict) -> list[Datasheet]:
+    """The rows with the architecture, compute units and memory of a device, as far as these are known, and with its
+    model, if its name has one: GB200 is no B200, and H200 NVL no H200."""
+    arch, units, memory = device.get("arch", "").split(":")[0], device.get("compute_units"), device.get("memory_bytes")
+    oldest = device.get("oldest", 0)
+    words = {word for word in _words(device.get("name", "")) if not _CODE.fullmatch(word)}
+    rows = [row for row in DATASHEETS if arch and row.arch.startswith(arch)]
+    rows = [row for row in rows if not oldest or int(row.arch.removeprefix("sm_")) >= oldest]
+    rows = [row for row in rows if not units or row.compute_units == units]
+    rows = [row for row in rows if not memory or 0.9 < memory / (row.memory_mb * MB) < 1.1]
+    models = {_model(row) for row in DATASHEETS}  # `MI250X / MI250` is one of the two
+    return [row for row in rows if not words or (_model(row) in words and words <= models | {*_words(row.name)})]
+
+
+# Words of names that tell no part from another.
+_CODE = re.compile(r"|nvidia|amd|tesla|geforce|radeon|instinct|graphics|device|gpu|pg\d+|\d{3}|hbm\d|ac|oam|vf|hf")

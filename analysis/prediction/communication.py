@@ -6,13 +6,12 @@ from __future__ import annotations
 from analysis.prediction.network import Network
 from analysis.prediction.search import first_world_size
 from analysis.work.sent_bytes import sent_bytes
-from harness.base.files import explain_nulls
 from harness.base.tables import column, text_of
-from harness.base.units import MB
+from harness.base.units import MB, memory_text
+from harness.documents.memory import NO_NETWORK
+from harness.documents.schema import because, unknown
 
-NO_NETWORK = "no --network was given"
-ONE_RANK = "one rank has nobody to communicate with"
-NEVER = "the network needs less time than the computation, on any number of ranks"
+ONE_NODE = "the network between nodes is not known, and --network gives it"
 
 
 def communication(collectives: list[dict], world_size: int, bounds: dict, network: Network | None) -> dict:
@@ -27,17 +26,17 @@ def communication(collectives: list[dict], world_size: int, bounds: dict, networ
     document |= {"network_latency_us": network and network.latency_us}
     document |= {"network_source": network and network.source_for(world_size)}
     names = ("network_ms", "overlapped_ms", "not_overlapped_ms", "weak_scaling_bound_from", "strong_scaling_bound_from")
-    document |= dict.fromkeys((*names, "efficiency_overlapped", "efficiency_not_overlapped"))
+    efficiencies = ("efficiency_overlapped", "efficiency_not_overlapped")
+    document |= dict.fromkeys((*names, *efficiencies))
     if network is None:
-        return explain_nulls(document, NO_NETWORK)
+        return document | because(NO_NETWORK, *document)
 
     def network_ms(ranks: int) -> float:
         return network.time_ms(collectives, ranks)
 
     taken = document["network_ms"] = network_ms(world_size)
-    no_latency = {"network_latency_us": "not counted, as --network GB/s gives none"}
     if computing is None:
-        return explain_nulls(document, bounds["bandwidth_ms_reason"], **no_latency)
+        return document | because(bounds["bandwidth_ms_reason"], *names, *efficiencies)
     whole = computing * world_size  # ms of the computation of the global batch on one rank
     document |= {
         "overlapped_ms": max(computing, taken),
@@ -47,7 +46,7 @@ def communication(collectives: list[dict], world_size: int, bounds: dict, networ
         "efficiency_overlapped": computing / max(computing, taken),
         "efficiency_not_overlapped": computing / (computing + taken),
     }
-    return explain_nulls(document, NEVER, **no_latency)
+    return document | (unknown(ONE_NODE, *names[3:]) if network.one_node else {})
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
@@ -87,11 +86,13 @@ def communication_facts(document: dict) -> dict[str, str]:
     would = [row["flags"] for row in document["would_fit"] or [] if row["fits"]]
     fits = f"fits on {fewest:,} or more" if fewest else document["smallest_world_size_reason"]
     fits += f"; would fit with {' or '.join(would[:2])}" if would else ""
-    facts = {"Ranks": f"each sends {found['sent_bytes'] / MB:,.1f} MB{network_text(found)}; {fits}"}
+    facts = {"Ranks": f"each sends {memory_text(found['sent_bytes'] / MB)}{network_text(found)}; {fits}"}
     if found["overlapped_ms"] is None:
         return facts
     least, most = found["efficiency_not_overlapped"], found["efficiency_overlapped"]
     weak, strong = (found[f"{name}_scaling_bound_from"] for name in ("weak", "strong"))
+    if found.get("weak_scaling_bound_from_reason") == ONE_NODE:
+        return facts | {"Scaling": f"efficiency at most {least:.1%} to {most:.1%}; {ONE_NODE}"}
     bound = f"communication-bound {f'from {weak:,} ranks on' if weak else 'never'} (weak scaling), "
     bound += f"{f'from {strong:,}' if strong else 'never'} (strong)"
     return facts | {"Scaling": f"efficiency at most {least:.1%} to {most:.1%}; {bound}"}
@@ -101,6 +102,7 @@ def network_text(found: dict) -> str:
     """The time of a step's communication, and the network that it is for."""
     if found["network_ms"] is None:
         return " a step"
-    latency = found["network_latency_us"]
-    calls = "no latency" if latency is None else f"{latency:,.3g} us a call, {found['network_source']}"
+    latency, source = found["network_latency_us"], found["network_source"]
+    calls = "no latency" if latency is None else f"{latency:,.3g} us a call"
+    calls += "" if source == "--network" else f", {source}"
     return f" in {found['network_ms']:,.2f} ms a step ({found['network_gb_per_sec']:,.3g} GB/s, {calls})"

@@ -6,24 +6,23 @@ from collections.abc import Sequence
 
 import torch
 
-from analysis.hardware.ceilings import NO_PEAK, NOT_MEASURED, bandwidth_ceilings, compute_ceilings
+from analysis.hardware.ceilings import NOT_MEASURED, bandwidth_ceilings, compute_ceilings
 from analysis.hardware.datasheets import Datasheet
 from analysis.hardware.matching import datasheet, described
 from analysis.prediction.capacity import CONTEXT, FRAGMENTATION, RESERVES, Capacity, capacity_elsewhere, capacity_of
-from analysis.prediction.communication import NO_NETWORK, ONE_RANK, communication
+from analysis.prediction.communication import communication
 from analysis.prediction.memory import bytes_on_other_ranks, kept_for_backward, predicted_memory
-from analysis.prediction.network import network_of
+from analysis.prediction.network import links_inside_node, network_of
 from analysis.prediction.search import changes_that_fit, largest_sizes
 from analysis.work.bytes_moved import step_work
 from analysis.work.flop_counts import flops_of_step
 from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_share
-from harness.base.files import explain_nulls
 from harness.base.units import MB
+from harness.documents.memory import NO_NETWORK, Prediction
+from harness.documents.schema import because, explained
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
-
-NO_WORKSPACES = "not measured before the first run that may not fit; until then the reserve stands for them"
 
 
 def predict(
@@ -40,7 +39,9 @@ def predict(
     target, elsewhere = targets[0] if targets else None, bool(targets or device_memory)
     link = None
     if workload.parallel.world_size > 1:
-        link = network_of(network, describe_environment(device), elsewhere)
+        environment, ranks = describe_environment(device), workload.parallel.world_size
+        name = target.name if target else "" if elsewhere else environment["device"]["name"]
+        link = network_of(network, environment, elsewhere) or links_inside_node(name, ranks)
     document = memory_prediction(workload, device, device_memory, target=target, measure=False)
     if target:
         others = [row.name for row in targets[1:]]
@@ -52,10 +53,9 @@ def predict(
     sending = None
     if workload.parallel.world_size > 1:
         sending = communication(document["collectives"], workload.parallel.world_size, bounds, link)
-    no_network = NO_NETWORK if sending else ONE_RANK
-    bounds |= explain_nulls({"network_ms": sending and sending["network_ms"]}, no_network)
+    bounds |= {"network_ms": sending and sending["network_ms"]} | (because(NO_NETWORK, "network_ms") if sending else {})
     forward_flops, step_flops = flops_of_step(workload)
-    return {
+    document = {
         **document,
         **changes_that_fit(workload, document, on_gpu=elsewhere or device.type == "cuda"),
         "parameters": workload.parameter_count(),
@@ -63,8 +63,9 @@ def predict(
         "step_flops": step_flops,
         **lower_bound(bounds),
         "step_time_bounds": bounds,
-        **explain_nulls({"communication": sending}, ONE_RANK),
+        "communication": sending,
     }
+    return explained(document, Prediction)
 
 
 # ---- Memory --------------------------------------------------------------------------------------------------------
@@ -89,9 +90,9 @@ def memory_prediction(
         capacity = capacity_of(device, [workload.precision], measure and not after_failure, after_failure)
     on_gpu, available = capacity.kind == "cuda", capacity.for_tensors(workload.precision)
     tensors = predicted_memory(workload, on_gpu).document()
-    return {
+    prediction = {
         "device": describe_environment(device)["device"],
-        **explain_nulls({"target_device": target and described(target)}, "no --target-device was given"),
+        "target_device": target and described(target),
         **workload.settings(),
         **fields_of_ranks(workload, tensors),
         **fields_of_peak(workload, tensors, capacity),
@@ -100,6 +101,7 @@ def memory_prediction(
         "margin_mb": (available - tensors["peak_bytes"]) / MB,
         **largest_sizes(workload, on_gpu, available),
     }
+    return explained(prediction, Prediction)
 
 
 def fields_of_ranks(workload: Workload, tensors: dict) -> dict:
@@ -107,7 +109,7 @@ def fields_of_ranks(workload: Workload, tensors: dict) -> dict:
     ranks = workload.parallel.world_size
     return {
         "world_size": ranks,
-        **explain_nulls({"parallel": workload.parallel.parallel}, "one rank"),
+        "parallel": workload.parallel.parallel,
         "collectives": [
             row | {"group_size": ranks, "sent_bytes": round(row["bytes"] * sent_share(row["kind"], ranks))}
             for row in tensors["collectives"]
@@ -122,7 +124,7 @@ def fields_of_peak(workload: Workload, tensors: dict, capacity: Capacity) -> dic
     return {
         "peak_memory_mb": (tensors["peak_bytes"] + (workspaces or 0)) / MB,
         "memory_by_category_mb": {name: size / MB for name, size in categories.items()},
-        **explain_nulls({"library_workspaces_mb": None if workspaces is None else workspaces / MB}, NO_WORKSPACES),
+        "library_workspaces_mb": None if workspaces is None else workspaces / MB,
         "peak_where": place_of_peak(tensors),
         "largest_tensors": tensors["peak"]["largest_tensors"],
         "kept_for_backward": kept_for_backward(workload, tensors, on_gpu=capacity.kind == "cuda"),
@@ -143,7 +145,7 @@ def fields_of_capacity(workload: Workload, tensors: dict, capacity: Capacity) ->
         "reserve_source": RESERVES[capacity.kind].source,
         "on_top_mb": on_top / MB,
         "on_top_source": "; ".join(filter(None, (why, workload.unpredicted_memory(on_gpu)))),
-        **explain_nulls(gpu_only, "a CPU has no caching allocator and no context"),
+        **gpu_only,
     }
 
 
@@ -152,10 +154,11 @@ def fields_of_capacity(workload: Workload, tensors: dict, capacity: Capacity) ->
 
 def time_bounds(workload: Workload, device: dict, peak: str | float, measure: str = "kept") -> dict:
     """The least time that a step can take, by arithmetic and by bandwidth, in ms.  measure: as for the ceilings."""
-    flops = flops_of_step(workload)[1] + workload.recomputed_flops()
+    work = step_work(workload)
+    flops = flops_of_step(workload)[1] + workload.recomputed_flops() - int(work.table()["masked_flops"].sum())
     # What a step finds and leaves is read and written once; that which is sharded, by one of the ranks.  The
     # optimizer of a file may keep less than that.
-    least = max(0, step_work(workload).minimum() - 2 * bytes_on_other_ranks(workload))
+    least = max(0, work.minimum() - 2 * bytes_on_other_ranks(workload))
     compute = compute_ceilings(device, workload.precision, peak, measure=measure)
     bandwidth = bandwidth_ceilings(device, peak, measure)
     bounds = {
@@ -166,15 +169,14 @@ def time_bounds(workload: Workload, device: dict, peak: str | float, measure: st
         "least_bytes": least,
     }
     if row := datasheet(device):
-        return explain_nulls(bounds, f"the datasheet of {row[0].name} has no {workload.precision}")
-    return explain_nulls(
-        bounds, NOT_MEASURED if measure == "kept" else "--device-memory does not name a device; use --target-device"
-    )
+        why = f"the datasheet of {row[0].name} has no {workload.precision}"
+    else:
+        why = NOT_MEASURED if measure == "kept" else "--device-memory does not name a device; use --target-device"
+    return bounds | because(why, "compute_ms", "compute_peak", "bandwidth_ms", "bandwidth_peak")
 
 
 def lower_bound(bounds: dict) -> dict:
     """`step_time_lower_bound_ms`: the largest of the bounds that are known."""
     known = [bounds[name] for name in ("compute_ms", "bandwidth_ms", "network_ms") if bounds[name] is not None]
-    return explain_nulls(
-        {"step_time_lower_bound_ms": max(known, default=None)}, bounds.get("bandwidth_ms_reason", NO_PEAK)
-    )
+    lower = {"step_time_lower_bound_ms": max(known, default=None)}
+    return lower | because(bounds["bandwidth_ms_reason"], *lower)

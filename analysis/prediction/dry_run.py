@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from analysis.hardware.matching import rows_named
@@ -14,7 +15,6 @@ from harness.instruments.schedule import ProfilerConfig
 from harness.machine.devices import check_precision, choose_device
 from harness.machine.hardware_seen import unseen_hardware
 from harness.model.workload import Workload, check_shards
-from harness.run.flag_combinations import only_predicted
 
 
 def dry_run(workload: Workload, profiling: ProfilerConfig, args: argparse.Namespace) -> None:
@@ -31,7 +31,7 @@ def dry_run(workload: Workload, profiling: ProfilerConfig, args: argparse.Namesp
         return
     check_shards(workload)
     document = predict(workload, device, profiling.peak, args.device_memory, targets, args.network)
-    lines = prediction_lines(document, args.verbose, only_predicted(vars(args)))
+    lines = prediction_lines(document, args.verbose, [Path(sys.argv[0]).name, *sys.argv[1:]])
     if device.type == "cpu" and (unseen := unseen_hardware()):
         lines.insert(0, f"Warning: {unseen}")
     if folder := training.output_dir or profiling.profile_dir:

@@ -7,8 +7,8 @@ import functools
 import torch
 
 from analysis.work.fake_step import FakeRunError, GpuMemoryTracker, fake_step
-from harness.base.files import explain_nulls
 from harness.base.units import MB
+from harness.documents.schema import unknown
 from harness.instruments.memory_timeline import StepMemory, kept_by_component
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.model.workload import Workload
@@ -45,8 +45,7 @@ def kept_for_backward(workload: Workload, memory: dict, on_gpu: bool) -> list[di
     rows = []
     for name, size in sorted(kept.items(), key=lambda item: -item[1]):
         quadratic_mb = formula[name][1] / MB if formula else None
-        row = {"component": name, "mb": size / MB, "quadratic_mb": quadratic_mb}
-        rows.append(explain_nulls(row, "there is no formula for it"))
+        rows.append({"component": name, "mb": size / MB, "quadratic_mb": quadratic_mb})
     return rows
 
 
@@ -55,7 +54,7 @@ def beside_measured(memory: dict, workload: Workload, device: torch.device) -> d
     try:
         predicted = predicted_memory(workload, device.type == "cuda").document()
     except FakeRunError as error:
-        return explain_nulls({"predicted": None}, str(error))
+        return unknown(str(error), "predicted")
     kept, formula = kept_by_component(memory), workload.formulas.kept_for_backward(device.type == "cuda")
     rows = []
     for name in sorted({*kept, *(formula or {})}, key=lambda name: -kept.get(name, 0)):
@@ -63,7 +62,7 @@ def beside_measured(memory: dict, workload: Workload, device: torch.device) -> d
         if formula:
             linear, quadratic = formula.get(name, (0, 0))
             row |= {"formula_bytes": linear + quadratic, "quadratic_bytes": quadratic}
-        rows.append(explain_nulls(row, "the workload has no formula"))
+        rows.append(row)
     document = {
         "peak_bytes": predicted["peak_bytes"],
         "error_percent": 100 * (predicted["peak_bytes"] / memory["peak_bytes"] - 1),

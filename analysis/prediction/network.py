@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analysis.hardware.cache import cache_file, cached_documents, keep_documents
+from analysis.hardware.datasheets import LINKS
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.errors import UserError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by type of device; on ROCm, RCCL has the name nccl
+RANKS_OF_NODE = 8  # of the devices with such links
 CACHE = "measured_networks.json"
 
 
@@ -24,6 +26,7 @@ class Network:
     latency_us: float | None = None  # of a call; None: not counted
     by_kind: dict[str, tuple[float, float]] = field(default_factory=dict)  # the two of single kinds, where measured
     measured_ranks: int | None = None  # None: not measured
+    one_node: bool = False  # more ranks than a node has use another network too
 
     def source_for(self, world_size: int) -> str:
         """The source; with a caution where fewer ranks were measured.  Two of eight GPUs use one link of each, which on
@@ -103,6 +106,14 @@ def why_not_measured(environment: dict) -> str:
     elsewhere = f", only on {', '.join(others)}, whose network may be another" if others else ""
     missing = f"nothing is measured for {key_of(device)} on {environment['host']}{elsewhere}"
     return f"{missing}; run run_collective_benchmark.sh here first"
+
+
+def links_inside_node(device: str, world_size: int) -> Network | None:
+    """What the datasheet says of the links between as many devices of this name as a node has; None: unknown."""
+    rate = next((rate for name, rate in LINKS.items() if device.startswith(name)), None)
+    if rate is None or world_size > RANKS_OF_NODE:
+        return None
+    return Network(rate, "links inside a node by the datasheet; --network sets another", one_node=True)
 
 
 def network_of(choice: float | str | None, environment: dict, elsewhere: bool = False) -> Network | None:

@@ -11,9 +11,9 @@ import numpy as np
 from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM, bytes_on_other_ranks, peak_bytes, predicted_memory
 from analysis.work.fake_step import FakeRunError
 from harness.base.console import progress_bar
-from harness.base.files import explain_nulls
 from harness.base.text import flag_of
 from harness.base.units import MB
+from harness.documents.schema import because, unknown
 from harness.model.optimizations import OPTIMIZATIONS
 from harness.model.workload import Workload, most_ranks
 from harness.ranks.parallel import SHARDING
@@ -52,13 +52,12 @@ def largest_sizes(workload: Workload, on_gpu: bool, capacity: int) -> dict:
     sizes = {}
     for name, search in progress_bar("Searching for what fits", searches.items()):
         if name not in workload.scales:
-            reason = "its file decides how long a sequence is, and its model may take no longer one"
-            sizes |= explain_nulls({f"max_{name}": None}, reason)
+            sizes[f"max_{name}"] = None
             continue
         try:
             sizes[f"max_{name}"] = search(not_compiled, on_gpu, capacity)
         except OtherStepError as error:
-            sizes |= explain_nulls({f"max_{name}": None}, str(error))
+            sizes |= unknown(str(error), f"max_{name}")
     return sizes
 
 
@@ -190,7 +189,7 @@ def what_would_fit(workload: Workload, on_gpu: bool, capacity: int) -> list[dict
 def changes_that_fit(workload: Workload, document: dict, on_gpu: bool) -> dict:
     """`would_fit` and `smallest_world_size` of prediction.json, which has the rest already."""
     if workload.parallel.world_size == 1:
-        return explain_nulls({"would_fit": None, "smallest_world_size": None}, "one rank")
+        return unknown("one rank", "would_fit", "smallest_world_size")
     tensors_mb = document["peak_memory_mb"] - (document["library_workspaces_mb"] or 0)
     capacity = round((tensors_mb + document["margin_mb"]) * MB)
     workload = workload.with_settings(compile=False)
@@ -201,5 +200,4 @@ def changes_that_fit(workload: Workload, document: dict, on_gpu: bool) -> dict:
         if fewest := smallest_world_size(workload.with_settings(**together), on_gpu, capacity):
             rows.append(with_change(workload, {"world_size": fewest, **together}, on_gpu, capacity))
     why = "fits on no number of them" if mode in SHARDING else f"{mode} needs as much on any number"
-    found = {"would_fit": rows, "smallest_world_size": ranks}
-    return explain_nulls(found, "it fits", smallest_world_size=why)
+    return {"would_fit": rows, "smallest_world_size": ranks} | because(why, "smallest_world_size")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from analysis.prediction.communication import communication_facts, communication_lines
+from analysis.prediction.network import RANKS_OF_NODE
 from analysis.prediction.search import MOST_TOKENS
 from analysis.work.memory_tables import TENSOR_COLUMNS, folded_layers, parts_of_peak
 from harness.base.tables import ANSWER_LINES, answer, column, labeled, text_of, wrapped
-from harness.base.text import batch_text
+from harness.base.text import batch_text, flag_of
+from harness.base.units import memory_text, rounded
 from harness.machine.devices import missing_arithmetic
 from harness.model.optimizations import flags_in_use
+from harness.run.flag_combinations import ONLY_PREDICTED
 
 KEPT_COLUMNS = [
     column("kept for the backward pass, all layers", "component", left=True),
@@ -19,13 +23,14 @@ KEPT_COLUMNS = [
 ]
 
 
-def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequence[str] = ()) -> list[str]:
-    """What a dry run prints.  verbose: with the tables.  only_predicted: its flags that no training takes."""
+def prediction_lines(document: dict, verbose: bool = False, typed: Sequence[str] = ("tiny_llama_v1.py",)) -> list[str]:
+    """What a dry run prints.  verbose: with the tables.  typed: its command line, from the script on."""
+    unit = (1, "MB") if document["peak_memory_mb"] < 1024 else (1024, "GB")
     facts = {
         **target_facts(document),
         **fit_facts(document),
         "Peak memory": peak_memory_text(document),
-        "  made of": parts_of_peak(document["memory_by_category_mb"], unit=1),
+        "  made of": parts_of_peak(document["memory_by_category_mb"], *unit),
         **time_facts(document),
         **communication_facts(document),
     }
@@ -36,7 +41,8 @@ def prediction_lines(document: dict, verbose: bool = False, only_predicted: Sequ
     apart = document["world_size"] > 1 or len(facts) + len(more) + 1 > left
     lines = [*prediction_tables(document, more if apart else {}), ""] if verbose else []
     facts |= {} if apart else more
-    return [*wrapped(lines), *head, *answer(facts | {"Next": next_step(document, only_predicted)}, left)]
+    facts["Next"] = next_step(document, typed)
+    return [*wrapped(lines), *head, *answer(facts, left, whole=["Step time", "Next"], optional=["Work"])]
 
 
 def shape_text(document: dict) -> str:
@@ -59,7 +65,7 @@ def target_facts(document: dict) -> dict[str, str]:
 
 def peak_memory_text(document: dict) -> str:
     training = document["training"]
-    text = f"{document['peak_memory_mb']:,.1f} MB, in {document['peak_where']}"
+    text = f"{memory_text(document['peak_memory_mb'])}, in {document['peak_where']}"
     if training.get("compile"):
         text = f"at most {text}; fused kernels write less"
     return text + "; a graph keeps the memory of its passes" * bool(training.get("cuda_graphs"))
@@ -74,7 +80,7 @@ def size_facts(document: dict) -> dict[str, str]:
         facts["Largest batch"] = f"{size_text(batch)} samples{of_tokens} would fit"
     if seq is not None:
         facts["Longest sequence"] = f"{size_text(seq)} tokens, {training['batch_size']:,} samples, would fit"
-    work = f"{document['step_flops']:,} FLOPs per step with {document['parameters']:,} parameters"
+    work = f"{rounded(document['step_flops'] / 1e9)} GFLOPs per step with {document['parameters']:,} parameters"
     return facts | {"Work": work}
 
 
@@ -82,16 +88,37 @@ def size_text(n: int) -> str:
     return f"{n:,}" if n < MOST_TOKENS - 1 else f"more than {MOST_TOKENS:,}"
 
 
-def next_step(document: dict, only_predicted: Sequence[str]) -> str:
+def next_step(document: dict, typed: Sequence[str]) -> str:
+    """The command that trains what was predicted, or what to change first; typed: the command line, from the script."""
     target, training, ranks = document["target_device"], document["training"], document["world_size"]
     if target and (missing := missing_arithmetic(training["precision"], target["name"], target["arch"])):
         return f"--precision {training['precision']} cannot train there: {missing}"
-    if not document["fits"]:
-        return f"{how_to_fit(document)}, then train"
-    where = f", on {target['name']}" if target else ""
-    where += f", started on {ranks} ranks" if "--world-size" in only_predicted and ranks > 1 else ""
-    flags = ", ".join(["--dry-run", *only_predicted])
-    return f"the same command without {flags} trains{where}"
+    smaller = [] if document["fits"] else [word for flag in flags_that_fit(document)[:1] for word in flag.split()]
+    command = started([*that_train(typed, *smaller[:1]), *smaller], ranks)
+    if document["fits"]:
+        return (f"on {target['name']}: " if target else "") + command
+    return f"{how_to_fit(document)}, then train" + f": {command}" * bool(smaller)
+
+
+def started(command: Sequence[str], ranks: int) -> str:
+    """The command line that starts a script with its flags on so many ranks: under Slurm if a node has fewer."""
+    script, *flags = command
+    if ranks > RANKS_OF_NODE:
+        what = "profile" if script == "run_pytorch_profiler.py" else "train"
+        return f"srun --ntasks {ranks} ./launch_multi_node.sh {shlex.join([what, *flags])}"
+    start = f"torchrun --nproc-per-node {ranks}" if ranks > 1 else "python3"
+    return f"{start} {shlex.join(command)}"
+
+
+def that_train(typed: Sequence[str], *but: str) -> list[str]:
+    """A command line without what only a dry run takes, and but for these flags."""
+    names, kept, value_follows = {*but, *(flag_of(name) for name in ONLY_PREDICTED)}, [], False
+    for word in typed:
+        flag, *value = word.split("=", 1)
+        if not value_follows and flag not in names and word != "--dry-run":
+            kept.append(word)
+        value_follows = flag in names and not value
+    return kept
 
 
 def prediction_tables(document: dict, facts: dict[str, str]) -> list[str]:
@@ -105,8 +132,8 @@ def prediction_tables(document: dict, facts: dict[str, str]) -> list[str]:
         column("share", "mb", ".1%", share),
     ]
     sources = {
-        "Device memory": f"{document['device_memory_mb']:,.0f} MB: {document['device_memory_source']}",
-        "Reserve": f"{document['reserve_mb']:,.0f} MB: {document['reserve_source']}",
+        "Device memory": f"{memory_text(document['device_memory_mb'], 0)}: {document['device_memory_source']}",
+        "Reserve": f"{memory_text(document['reserve_mb'], 0)}: {document['reserve_source']}",
         "Peak FLOP/s": bounds["compute_peak"] or bounds["compute_peak_reason"],
         "Bandwidth": bounds["bandwidth_peak"] or bounds["bandwidth_peak_reason"],
     }
@@ -121,13 +148,16 @@ def prediction_tables(document: dict, facts: dict[str, str]) -> list[str]:
 def fit_facts(document: dict) -> dict[str, str]:
     """Whether a step fits, with how much to spare, and what may come on top."""
     margin, context = document["margin_mb"], document["in_use_mb"] == document["context_mb"]
-    kept = [f"{document['in_use_mb']:,.0f} {'for a context' if context else 'in use'}"] if document["in_use_mb"] else []
-    kept += [f"{document['reserve_mb']:,.0f} in reserve"]
-    verdict = f"yes, {margin:,.0f} MB to spare" if document["fits"] else f"NO, {-margin:,.0f} MB short"
-    on_top = f"up to {document['on_top_mb']:,.0f} MB: {document['on_top_source']}"
+    in_use, reserve, on_top, has, lack = (
+        memory_text(mb, 0)
+        for mb in (*(document[f"{name}_mb"] for name in ("in_use", "reserve", "on_top", "device_memory")), abs(margin))
+    )
+    kept = [f"{in_use} {'for a context' if context else 'in use'}"] if document["in_use_mb"] else []
+    verdict = f"yes, {lack} to spare" if document["fits"] else f"NO, {lack} short"
+    on_top = f"up to {on_top}: {document['on_top_source']}"
     if document["fits"] and document["on_top_mb"] > margin:
         on_top = f"MAY NOT FIT, {on_top}"
-    has = f"{document['device_memory_mb']:,.0f} MB ({' and '.join(kept)})"
+    has = f"{has} ({' and '.join([*kept, f'{reserve} in reserve'])})"
     return {"Fits": f"{verdict}: the device has {has}", "May come on top": on_top}
 
 
@@ -146,8 +176,11 @@ def time_facts(document: dict) -> dict[str, str]:
         for what, name in limits.items()
     ]
     source = (bounds["compute_peak"] or bounds["bandwidth_peak"] or "none known").partition(":")[0]
-    least = f"at least {document['step_time_lower_bound_ms']:,.2f} ms"
-    return {"Step time": f"{least} ({'; '.join(parts)}; peaks: {source})"}
+    least_ms, training = document["step_time_lower_bound_ms"], document["training"]
+    tokens, unit = max(1, training["seq_len"]), "tokens" if training["seq_len"] > 1 else "samples"
+    rate = 1e3 * training["batch_size"] * tokens * document["world_size"] / least_ms
+    at_most = f"at most {rounded(rate)} {unit}/s; what it will take is not predicted"
+    return {"Step time": f"at least {least_ms:,.2f} ms ({'; '.join(parts)}; peaks: {source}), so {at_most}"}
 
 
 # ---- What to change ------------------------------------------------------------------------------------------------
@@ -155,12 +188,10 @@ def time_facts(document: dict) -> dict[str, str]:
 
 def how_to_fit(document: dict) -> str:
     """What to change so that a step fits, if it does not."""
-    batch, seq, now = document["max_batch_size"] or 0, document["max_seq_len"], document["training"]
-    own_file = seq is None  # of --workload
-    fitting = [
-        *([f"a batch of {batch}" if own_file else f"--batch-size {batch}"] if 0 < batch < now["batch_size"] else []),
-        *([f"--seq-len {seq}"] if not own_file and 0 < seq < now["seq_len"] else []),
-    ]
+    own_file, batch = document["max_seq_len"] is None, document["max_batch_size"] or 0  # of --workload
+    fitting = flags_that_fit(document)
+    if own_file and 0 < batch < document["training"]["batch_size"]:
+        fitting = [f"a batch of {batch}"]
     smaller = "make the model smaller" if own_file else "lower --size"
     ranks, others = document.get("smallest_world_size"), document.get("would_fit") or []
     instead = [f"--world-size {ranks}"] if ranks else [row["flags"] for row in others if row["fits"]][:1]
@@ -170,6 +201,15 @@ def how_to_fit(document: dict) -> str:
     if document["peak_memory_mb"] <= alone:
         return f"it would fit without other processes: stop those, or {lower}"
     return lower
+
+
+def flags_that_fit(document: dict) -> list[str]:
+    """One of them is enough."""
+    batch, seq, now = document["max_batch_size"] or 0, document["max_seq_len"], document["training"]
+    if seq is None:  # the file of --workload decides both
+        return []
+    sizes = {"batch_size": batch, "seq_len": seq}
+    return [flag_of(name, size) for name, size in sizes.items() if 0 < size < now[name]]
 
 
 def what_fits(document: dict) -> str:

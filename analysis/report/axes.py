@@ -13,7 +13,7 @@ from matplotlib.figure import Figure  # not pyplot: no global state, no display
 from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
 from analysis.report.palette import text_color
-from harness.base.text import shortened, told_apart
+from harness.base.text import shortened
 
 WIDTH = 10.5  # inches
 SEAM = (1, 1, 1, 0.6)  # between segments, and of their hatching
@@ -90,12 +90,6 @@ def plain_number(x: float) -> str:
     return f"{x:,.0f}" if x >= 1e6 else f"{Decimal(f'{x:.6g}'):,f}"
 
 
-def step_axis(axes, first: int, last: int) -> None:
-    """The steps from first to last, and half a step at both ends for the width of a bar."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="step", xlim=(first - 0.5, last + 0.5))
-
-
 def beside(axes, texts: list[str]) -> None:
     """A text at the right of each bar: outside of the axes, where no bar or error bar runs into it."""
     right = axes.secondary_yaxis("right")
@@ -127,17 +121,6 @@ def legend(axes, title: str = "", **options) -> None:
     """Above the axes, with their title, so that it covers no data."""
     options = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, **options}
     axes.legend(title=title, title_fontsize=10, alignment="left", frameon=False, fontsize=8, **options)
-
-
-def bars_figure(title: str, about: str, names: list[str], values: list[float], texts: list[str], axis: str, **style):
-    """Horizontal bars with a text beside each."""
-    figure, axes = new_axes(title, 1.2 + 0.3 * len(names), about)
-    axes.barh(range(len(names)), values, height=0.72, edgecolor=SEAM, linewidth=0, **style)
-    axes.set_yticks(range(len(names)), told_apart(names, 60), fontsize=8.5)
-    axes.set_xlabel(axis)
-    axes.invert_yaxis()
-    beside(axes, texts)
-    return figure
 
 
 @contextmanager

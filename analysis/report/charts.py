@@ -1,16 +1,19 @@
-"""Charts for a browser: figures of plotly (https://plotly.com/javascript/reference) as JSON, from the documents alone.
-
-They show what analysis/report/figures.py draws for a page without scripts, in the same colors.
-"""
+"""Charts: figures of plotly (https://plotly.com/javascript/reference) as JSON, from the documents alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from html import escape
+
+import numpy as np
 
 from analysis.attribution.components import IDLE
 from analysis.report.palette import GRAY, MEMORY_COLORS, PHASE_COLORS, color_of
-from analysis.report.stacks import stack_of_gpu, stack_of_memory, stack_of_ranks
+from analysis.report.step_zoom import GPU, look_of
+from analysis.work.memory_tables import stack_of_memory
+from analysis.work.sections import by_time
+from harness.base.text import shortened
 
 Chart = dict  # data and layout of plotly.newPlot
 BARS = 20  # of a chart at most, as many as can be told apart
@@ -55,24 +58,12 @@ def breakdown_chart(analysis: dict, documents: dict) -> Chart | None:
     return bar_chart(data, len(rows), f"{analysis['attribution']['clock']} time per step (ms)", barmode="stack")
 
 
-def gpu_chart(analysis: dict, documents: dict) -> Chart | None:
-    """The GPU's time from its first event to its last: computation, communication, copies, idle by cause."""
-    timeline = analysis["gpu_timeline"]
-    if timeline["total_ms"] is None:
-        return None
-    colors = {"computation": "matmul", "exposed communication": "communication", "exposed copies": "copy"}
-    parts = {name: ms for name, ms in stack_of_gpu(timeline).items() if ms > 0}
-    shown = [color_of(colors.get(name, IDLE)) for name in parts]
-    data = [bars("GPU", shown, [*parts], [*parts.values()], "%{y}: %{x:.3f} ms", showlegend=False)]
-    return bar_chart(data, len(parts), f"GPU time, {timeline['total_ms']:.2f} ms in all (ms)")
-
-
 def queue_chart(analysis: dict, documents: dict) -> Chart | None:
-    """How far the host is ahead of the GPU over a step: kernels in the queue, and ms until the latest one starts."""
+    """How far the host is ahead of the GPU over a step: events in the queue, and ms until the latest one starts."""
     queue = analysis["gpu_timeline"]["queue_over_step"]
     if queue is None:
         return None
-    lines = [("kernels in the queue", "queued", "forward", "y"), ("launch ahead", "ahead_ms", "optimizer", "y2")]
+    lines = [("events in the queue", "queued", "forward", "y"), ("launch ahead", "ahead_ms", "optimizer", "y2")]
     data = [
         {
             "type": "scatter",
@@ -88,21 +79,30 @@ def queue_chart(analysis: dict, documents: dict) -> Chart | None:
     right = {"title": {"text": "launch ahead (ms)"}, "overlaying": "y", "side": "right", "rangemode": "tozero"}
     right |= {"showgrid": False, "tickmode": "auto"}
     title = f"time since step {queue['step']} began on the host (ms)"
-    found = chart(data, 300, title, "kernels in the queue", yaxis2=right, margin={"t": 54, "r": 60, "b": 44, "l": 60})
+    found = chart(data, 300, title, "events in the queue", yaxis2=right, margin={"t": 54, "r": 60, "b": 44, "l": 60})
     found["layout"]["yaxis"]["rangemode"] = "tozero"
     return found
 
 
 def ranks_chart(analysis: dict, documents: dict) -> Chart | None:
-    """The step of each rank: what communication exposed, as transfer and waiting, and the rest."""
+    """The step of each rank: what communication exposed, as transfer and waiting where these are told apart, and the
+    rest."""
     rows = analysis.get("ranks", {}).get("rows", [])
     if not any(row["exposed_comm_ms"] for row in rows):
         return None
-    names = [f"rank {row['rank']}" for row in rows]
+    names, keys = [f"rank {row['rank']}" for row in rows], ("ms_per_step", "exposed_comm_ms", "waiting_ms")
+    step, exposed, waiting = (np.array([row[key] or 0.0 for row in rows]) for key in keys)
+    parts = {
+        "no exposed communication": step - exposed,
+        "transfer": exposed - waiting,
+        "waiting for other ranks": waiting,
+    }
+    if any(row["waiting_ms"] is None for row in rows):
+        parts = {"no exposed communication": step - exposed, "exposed communication": exposed}
     colors = (color_of("matmul"), color_of("communication"), CONTRAST)
     data = [
-        bars(name, color, names, ms, f"%{{y}}, {name}: %{{x:.3f}} ms per step")
-        for (name, ms), color in zip(stack_of_ranks(rows).items(), colors, strict=False)
+        bars(name, color, names, ms.tolist(), f"%{{y}}, {name}: %{{x:.3f}} ms per step")
+        for (name, ms), color in zip(parts.items(), colors, strict=False)
     ]
     return bar_chart(data, len(rows), f"{analysis['attribution']['clock']} time per step (ms)", barmode="stack")
 
@@ -155,14 +155,75 @@ def steps_chart(analysis: dict | None, documents: dict) -> Chart | None:
     return chart([{"type": "bar", **named, "marker": marker, "hovertemplate": hover}], 280, "step", "time (ms)")
 
 
+def roofline_chart(analysis: dict | None, documents: dict) -> Chart | None:
+    """Rate and operations per byte of each class of operators and of the step, under the roofs of the device."""
+    if not (data := documents["roofline"]):
+        return None
+    shown = [row for row in (*by_time(data["points"]), data["step"]) if row["operations_per_sec"] and row["operations"]]
+    each = [row["operations_per_byte"] for row in (*shown, *data["ridges"])] or [1.0]
+    low, high = min(each) / 4, 4 * max(each)
+    compute, bandwidth = data["roofs"]["compute"], data["roofs"]["bandwidth"]
+    top = max((one["rate"] for one in compute), default=math.inf)
+    lines = [(one, x, [x * one["rate"] for x in x]) for one in bandwidth for x in [(low, min(top / one["rate"], high))]]
+    lines += [(one, (low, high), [one["rate"]] * 2) for one in compute]
+    found = [points(f"{one['rate'] / 1e9:,.4g} G/s, {one['kind']}", x, y, mode="lines") for one, x, y in lines]
+    for row in shown:
+        marker = {"size": 10 + 30 * (row["share_of_time"] or 0), "color": color_of(row["name"])}
+        place = [row["operations_per_byte"]], [row["operations_per_sec"]]
+        found.append(points(row["name"], *place, mode="markers", marker=marker))
+    out = chart(found, 480, "operations per byte moved", "operations per second")
+    for axis in ("xaxis", "yaxis"):
+        out["layout"][axis]["type"] = "log"
+    return out
+
+
+def points(name: str, x: Sequence[float], y: Sequence[float], **style) -> dict:
+    hover = f"{safe(name)}: %{{y:.4s}} per second at %{{x:.3g}} per byte<extra></extra>"
+    return {"type": "scatter", "name": safe(shortened(name)), "hovertemplate": hover, "x": x, "y": y} | style
+
+
+def step_of_document(timeline: dict) -> dict:
+    """`step_timeline` as step_zoom.zoomed_step() tells a step: its components alone, for a page without the trace."""
+    lanes = sorted(timeline["lanes"], key=lambda lane: not lane["name"].startswith(GPU))
+    pieces = sorted((*piece, at) for at, lane in enumerate(lanes) for piece in lane["pieces"])
+    columns = [[*values] for values in zip(*pieces, strict=True)] or [[]] * 4
+    start, end, part, lane_of = columns
+    nothing, parts = [-1] * len(pieces), timeline["components"]
+    return {
+        "steps": [timeline["step"]],
+        "step": timeline["step"],
+        "window_ms": [0.0, timeline["length_ms"]],
+        "began_ms": None,
+        "left_out": 0,
+        "rows": [
+            {
+                "lane": lane["name"],
+                "on_gpu": lane["name"].startswith(GPU),
+                "level": 0,
+                "events": [i for i, one in enumerate(lane_of) if one == at],
+            }
+            for at, lane in enumerate(lanes)
+        ],
+        "events": {
+            "start_ms": start,
+            "ms": [until - since for since, until in zip(start, end, strict=True)],
+            "step": [timeline["step"]] * len(pieces),
+            **{"above": nothing, "name": part, "inputs": nothing, "part": part},
+        },
+        "names": parts,
+        "inputs": [],
+        "parts": [{"part": name, "class": ""} | look_of(name) for name in parts],
+        "sums": [],
+    }
+
+
 CHARTS: dict[str, Callable[[dict, dict], Chart | None]] = {
     "step_breakdown": breakdown_chart,
-    "gpu_timeline": gpu_chart,
     "queue": queue_chart,
     "ranks": ranks_chart,
     "memory": memory_chart,
 }
-CHARTS_OF_RUN = {"memory_timeline": memory_timeline_chart, "steps": steps_chart}
+CHARTS_OF_RUN = {"memory_timeline": memory_timeline_chart, "steps": steps_chart, "roofline": roofline_chart}
 
 
 def charts(analysis: dict | None, documents: dict) -> dict[str, Chart]:

@@ -7,28 +7,22 @@ import textwrap
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.comparison.noise import NOISE
-from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, legend, log_axis
-from analysis.report.palette import GRAY, HATCHES, MEMORY_COLORS, PHASE_COLORS, color_of, hatches_of, series
+from analysis.comparison.noise import NOISE, around, is_decided
+from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, legend
+from analysis.report.palette import GRAY, HATCHES, PHASE_COLORS, color_of, hatches_of, series
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.text import shortened, told_apart
 from harness.instruments.phases import PHASES
 
 
 def draw_comparison(comparison: dict) -> Figure:
-    """Step time by phase with its spread, peak memory, and what changed or how it scales."""
+    """Step time by phase with its spread, and what changed."""
     rows = comparison["runs"]
-    panels = [draw_step_times]
-    panels += [draw_peaks] if rows[0]["peak_mb"] else []
-    panels += [draw_changes] if changes_of(comparison) else []
-    panels += [draw_scaling] if comparison["scaling"] else []
-    heights = [
-        1.1 + 0.3 * (max(4, len(changes_of(comparison))) if draw is draw_changes else len(rows)) for draw in panels
-    ]
-    heights = [2.4 + height if draw is draw_scaling else height for draw, height in zip(panels, heights, strict=True)]
+    changes = changes_of(comparison)
+    panels = [draw_step_times, draw_changes] if changes else [draw_step_times]
+    heights = [1.1 + 0.3 * n for n in (len(rows), max(4, len(changes)))[: len(panels)]]
     figure = Figure(figsize=(WIDTH, 0.5 + sum(heights)), layout="constrained")
-    baseline = shortened(rows[0]["name"], 60)
-    entitle(figure, f"Comparison of {len(rows)} runs; {baseline} is the baseline", "")
+    entitle(figure, f"{len(rows) - 1} of {len(rows)} runs against {shortened(rows[0]['name'], 60)}", "")
     all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for draw, axes in zip(panels, all_axes, strict=True):
         bare(axes)
@@ -61,34 +55,17 @@ def draw_step_times(axes, comparison: dict) -> None:
     spread = np.array([row["std_ms"] or 0.0 for row in rows])
     axes.errorbar(left, at, xerr=spread, fmt="none", ecolor="black", capsize=3)
     name_runs(axes, rows)
-    found = [row["difference"] for row in rows[1:]]
+    found = [row["difference"] for row in rows]
     # Why it is not the same is in the tables: here the reason would leave no room for the bars.
-    baseline = ["baseline", *(NOT_THE_SAME if text.startswith(NOT_THE_SAME) else text for text in found)]
+    found = [NOT_THE_SAME if text.startswith(NOT_THE_SAME) else text for text in found]
     texts = [
         f"ratio {row['ratio']:.2f}, {text}" if row["ratio"] else "no steps"
-        for row, text in zip(rows, baseline, strict=True)
+        for row, text in zip(rows, found, strict=True)
     ]
     beside(axes, texts)
     axes.set(xlabel="time per step, mean (ms); error bars: standard deviation")
     axes.set_xlim(0, 1.02 * max((left + spread).max(), 1e-9))
     legend(axes, "Step time by phase")
-
-
-def draw_peaks(axes, comparison: dict) -> None:
-    """Only the runs that measured the same quantity as the baseline."""
-    rows = comparison["runs"]
-    peaks = [row["peak_mb"] if row["peak_ratio"] else None for row in rows]
-    axes.barh(range(len(rows)), [peak or 0.0 for peak in peaks], color=MEMORY_COLORS["activations"])
-    name_runs(axes, rows)
-    beside(
-        axes,
-        [
-            row["peak_ratio_reason"] if peak is None else f"{peak:,.0f} MB"
-            for row, peak in zip(rows, peaks, strict=True)
-        ],
-    )
-    axes.set(xlabel=textwrap.fill(f"MB: {rows[0]['memory_source']}", 80))
-    axes.set_title("Peak memory", loc="left", fontsize=10)
 
 
 def changes_of(comparison: dict) -> list[dict]:
@@ -118,19 +95,44 @@ def draw_changes(axes, comparison: dict) -> None:
     axes.set_title(textwrap.fill(title, 80), loc="left", fontsize=10)
 
 
-def draw_scaling(axes, comparison: dict) -> None:
-    rows = [row for row in comparison["runs"] if row["median_ms"] and row["step_flops"]]
-    points = sorted(
-        (row["step_flops"] / 1e9, row["median_ms"], name) for row, name in zip(rows, run_labels(rows), strict=True)
-    )
-    log_axis(axes.xaxis)
-    log_axis(axes.yaxis)
-    axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=GRAY, zorder=1)
-    for n, (x, y, name) in enumerate(points):
-        color, marker, _ = series(n)
-        label = f"{name}: {y:,.2f} ms, {x:,.4g} GFLOPs"
-        axes.plot([x], [y], marker, color=color, label=label)
-    axes.margins(0.1, tight=False)
-    axes.set(xlabel="GFLOPs per step", ylabel="median step time (ms)")
-    legend(axes, f"Scaling: time ~ FLOPs^{comparison['scaling']['exponent']:.2f}", ncols=1)
-    axes.spines["left"].set_visible(True)
+# ---- The history of runs -------------------------------------------------------------------------------------------
+
+DATES = 9  # for which an axis has room
+PANELS = 6  # of the settings with most runs
+
+
+def draw_history(history: dict) -> Figure:
+    """Step time over the runs, a panel for each group of several with the same settings; one of all if none has."""
+    measured = [row for row in history["runs"] if row["median_ms"]]
+    groups = [[row for row in measured if row["group"] == n] for n in range(len(history["settings"]))]
+    several = sorted((group for group in groups if len(group) > 1), key=len, reverse=True)[:PANELS]
+    names = [history["settings"][rows[0]["group"]] or "all with the same settings" for rows in several]
+    panels, names = (several, names) if several else ([measured], ["every run has settings of its own"])
+    figure = Figure(figsize=(WIDTH, 1 + 2.5 * len(panels)), layout="constrained")
+    about = "bar: standard deviation of steps; band: noise around the run before; filled: changed beyond noise"
+    entitle(figure, f"Median step time by date, {sum(map(len, panels))} of {len(history['runs'])} runs", about)
+    for n, axes in enumerate(figure.subplots(len(panels), 1, squeeze=False)[:, 0]):
+        draw_runs(axes, panels[n], series(n)[0])
+        axes.set_title(shortened(names[n], 110), loc="left", fontsize=9.5)
+    return figure
+
+
+def draw_runs(axes, rows: list[dict], color: str) -> None:
+    """Points by date; those that changed beyond noise are filled, and say by how much."""
+    bare(axes)
+    at, medians, std = range(len(rows)), *([row[key] or 0 for row in rows] for key in ("median_ms", "std_ms"))
+    axes.errorbar(at, medians, yerr=std, color=color, linewidth=1, elinewidth=3, zorder=2)
+    for i, row in enumerate(rows):
+        told = is_decided(row["difference"])
+        axes.plot([i], medians[i], "o", color=color, markerfacecolor=color if told else "white", zorder=3)
+        if row["noise"] is not None:
+            low, high = around(medians[i] / row["ratio"], row["noise"])
+            axes.fill_between([i - 0.3, i + 0.3], low, high, color=GRAY, alpha=0.5, linewidth=0, zorder=1)
+        if told:
+            text, above = f"{1 / row['ratio']:.2f}x as fast", {"xytext": (0, 5), "textcoords": "offset points"}
+            axes.annotate(text, (i, medians[i] + std[i]), ha="center", fontsize=8, **above)
+    shown = at[:: -(-len(rows) // DATES)]
+    labels = [f"{rows[i]['started'][5:16].replace('T', ' ')}\n{rows[i]['commit'] or ''}" for i in shown]
+    axes.set_xticks(shown, labels, fontsize=8)
+    axes.margins(x=0.04, y=0.2)
+    axes.set(ylabel="ms per step")

@@ -7,8 +7,7 @@ from matplotlib.figure import Figure
 
 from analysis.report.axes import SEAM, label_segments, new_axes
 from analysis.report.palette import HATCHES, MEMORY_COLORS
-from analysis.report.stacks import stack_of_memory
-from analysis.work.memory_tables import place_of_peak
+from analysis.work.memory_tables import place_of_peak, stack_of_memory
 from harness.base.units import MB
 
 

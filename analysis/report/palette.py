@@ -64,6 +64,17 @@ MEMORY_COLORS = {
     "activations": "#00796b",
     "temporaries": "#80cbc4",
 }
+BOUND_COLORS = {  # shares of a verdict
+    "compute": "#00796b",
+    "memory": "#8d6e63",
+    "launch": "#e88a35",
+    "host_code": "#6a3d9a",
+    "data": "#f2c200",
+    "communication": "#d81b7f",
+    "allocation": "#b3261e",
+    "start_up": "#4fb3bf",
+    "unexplained": "#c8c8c8",
+}
 HATCHES = {"backward": "//", "optimizer": "xx", "data": "--", "gradients": "..", "temporaries": "//", "buffers": "\\\\"}
 # What is compared and is no part of a model, such as batch sizes: color, marker and dashes.
 SERIES = tuple(

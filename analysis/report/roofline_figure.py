@@ -7,10 +7,10 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.diagnosis.roofline import by_time
 from analysis.hardware.ceilings import NO_PEAK
 from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, log_axis
 from analysis.report.palette import color_of, hatches_of, series
+from analysis.work.sections import by_time
 from harness.base.units import MB
 
 STYLES = {"datasheet": "-", "given": "-.", "measured": "--"}  # of roofs, by kind

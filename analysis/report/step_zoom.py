@@ -1,4 +1,4 @@
-"""The events of one step for a timeline that can be zoomed: host threads, GPU streams, communication, in rows."""
+"""The events of one step for a timeline that can be zoomed: GPU streams and host threads, in rows; whose time it is."""
 
 from __future__ import annotations
 
@@ -7,102 +7,163 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.components import IDLE
+from analysis.attribution.components import IDLE, OVERHEAD
+from analysis.attribution.intervals import innermost
 from analysis.attribution.ledger import cut_to, ledger, us_by
+from analysis.attribution.operators import shapes_text
 from analysis.diagnosis.timelines import window_of_step
-from analysis.report.palette import GRAY, color_of
-from analysis.trace.links import AttributedLinks, median_step
+from analysis.report.palette import GRAY, color_of, text_color
+from analysis.trace.links import (
+    CLOCK_TICK_US,
+    AttributedLinks,
+    cached_on_links,
+    median_step,
+    operators_around,
+    step_around,
+)
+from analysis.trace.tables import take_or
 
-MOST = 20_000  # events at once: the longest, and the others as one zooms in
-MOST_SPENT = 5  # components, to tell what a window went to
+MOST = 20_000  # events at once: the longest, and the others as one zooms in; blocks of slices at most
 DEPTH = 14  # rows of a lane at most
 LANES = 24  # at most
-HOST, APART = "host", "asynchronous"  # lanes
-CALL, UNKNOWN = "call of the runtime", "no component"  # events that belong to no component
+HOST, GPU, APART = "host", "GPU", "asynchronous"  # lanes
+CALL, UNKNOWN, NOTHING = "call of the runtime", "no component", "nothing recorded"  # what belongs to no component
 
 
 def zoomed_step(links: AttributedLinks, number: int | None = None, window: tuple[float, float] | None = None) -> dict:
     """The events of a step that lie in a window, in ms since the step began.
 
     number: of the step, by default that of median duration.  window: by default the whole step with its work on the
-    GPU.  In each row, `name` and `part` are numbers in the lists of those names.  `spent`: what the window went to.
+    GPU.  `events` are columns: `name`, `inputs` and `part` are numbers in the lists of those names, `above` is the
+    event that called or launched it, and -1 none.  `rows` are numbers of events.  `sums`: whose time the step is, as
+    pieces that follow each other.  `began_ms`: of the step after the first event of the file, as Perfetto counts.
     """
-    numbers = links.steps["number"].tolist()
+    numbers, events = links.steps["number"].tolist(), all_events(links)
     which = numbers.index(number) if number in numbers else median_step(links)
-    first, last = window_of_step(links, which)
-    start, end = (first, last) if window is None else (first + 1e3 * edge for edge in window)
-    events = all_events(links)
-    events = events[((events["end"] > start) & (events["start"] < end)).to_numpy()]
-    events = events.assign(us=events["end"] - events["start"])
-    shown = events.nlargest(MOST, "us").sort_values(["start", "us"], ascending=[True, False])
-    name, part = shown["name"].cat.remove_unused_categories(), pd.Categorical(shown["part"])
-    shown = shown.assign(name=name.cat.codes, part=part.codes)
-    rows = []
-    for lane, found in lanes(shown):
-        row_of = rows_of(found["start"].tolist(), found["end"].tolist())
-        for row in range(min(max(row_of) + 1, DEPTH)):
-            cells = found[np.array(row_of) == row]
-            times = {"start_ms": (cells["start"] - first) / 1e3, "ms": cells["us"] / 1e3}
-            times = {key: column.round(6).tolist() for key, column in times.items()}
-            texts = {key: cells[key].tolist() for key in ("name", "part")}
-            rows.append({"lane": lane if row == 0 else "", **times, **texts})
+    whole = window_of_step(links, which)
+    first = whole[0]
+    start, end = whole if window is None else (first + 1e3 * edge for edge in window)
+    inside = events[((events["end"] > start) & (events["start"] < end)).to_numpy()]
+    kept = (inside["end"] - inside["start"]).nlargest(MOST).index
+    while len(more := events.index.intersection(events.loc[kept, "above"]).difference(kept)):
+        kept = kept.union(more)  # whatever called or launched what is shown
+    shown = events.loc[kept].assign(us=events["end"] - events["start"])
+    shown = shown.sort_values(["start", "us"], ascending=[True, False])
+    place = pd.Series(np.arange(len(shown)), shown.index)
+    rows = [row | {"events": place[found].tolist()} for row, found in rows_of_lanes(shown)]
+    drawn = shown.index[[i for row in rows for i in row["events"]]]
+    slices = {of: cut_to(found, *whole) for of, found in whose_time(links).items()}
+    parts = pd.concat([shown, *slices.values()])[["part", "class"]]
+    code = parts.groupby(["part", "class"], sort=False).ngroup().to_numpy()
+    of_events, *of_slices = np.split(code, np.cumsum([len(shown), *map(len, slices.values())])[:-1])
+    name, inputs = (pd.Categorical(shown[key]) for key in ("name", "inputs"))
     return {
-        "spent": spent(links, start, end),
         "steps": numbers,
         "step": numbers[which],
         "window_ms": [(start - first) / 1e3, (end - first) / 1e3],
-        "left_out": len(events) - sum(len(row["ms"]) for row in rows),
+        "began_ms": (first + links.trace.first_us - min(links.trace.file.first_us, links.trace.first_us)) / 1e3,
+        "left_out": len(inside.index.difference(drawn)),
         "rows": rows,
-        "names": name.cat.categories.tolist(),
-        "parts": [{"name": text, "color": color_of_part(text)} for text in part.categories],
+        "events": {
+            "start_ms": ((shown["start"] - first) / 1e3).round(6).tolist(),
+            "ms": (shown["us"] / 1e3).round(6).tolist(),
+            "step": take_or(numbers, shown["step"], None).tolist(),
+            "above": place.reindex(shown["above"], fill_value=-1).tolist(),
+            "name": name.codes.tolist(),
+            "inputs": inputs.codes.tolist(),
+            "part": of_events.tolist(),
+        },
+        "names": name.categories.tolist(),
+        "inputs": inputs.categories.tolist(),
+        "parts": [row | look_of(row["part"]) for row in parts.drop_duplicates().to_dict("records")],
+        "sums": [
+            {"of": of} | pieces(found, part, first)
+            for (of, found), part in zip(slices.items(), of_slices, strict=True)
+            if len(found)
+        ],
     }
 
 
-def spent(links: AttributedLinks, start: float, end: float) -> list[dict]:
-    """What most of the time between two times went to: components, and causes of idle time; name, ms."""
-    slices = cut_to(ledger(links), start, end)
+def pieces(slices: pd.DataFrame, part: np.ndarray, first: float) -> dict[str, list]:
+    """Slices that follow each other: edges, in ms since `first`, and parts.  Of too many, each block has every part of
+    it once, so that sums are right but for a block at the edges."""
+    block = np.arange(len(part)) // -(-len(part) // MOST)
+    us = us_by(pd.DataFrame({"block": block, "part": part, "us": slices["us"].to_numpy()}), "block", "part")
+    edges = max(slices["start"].min() - first, 0.0) + np.append(0.0, us.cumsum())
+    return {"edges_ms": (edges / 1e3).round(6).tolist(), "part": us.index.get_level_values("part").tolist()}
+
+
+@cached_on_links
+def whose_time(links: AttributedLinks) -> dict[str, pd.DataFrame]:
+    """Slices with part and class: the ledger, and beside that of a GPU the thread of the steps."""
+    slices = ledger(links)
     idle = "idle: " + slices["cause"].astype(str).str.replace("_", " ")
-    ms = us_by(slices.assign(name=idle.where(slices["kind"] == IDLE, slices["component"])), "name") / 1e3
-    return [{"name": name, "ms": float(one)} for name, one in ms.nlargest(MOST_SPENT).items()]
+    part = idle.where(slices["kind"] == IDLE, parts_of(slices))
+    found = pd.DataFrame({"start": slices["start"], "end": slices["end"], "part": part})
+    found["class"] = slices["class"].astype(str)
+    if not links.on_gpu:
+        return {HOST: found}
+    own, events = innermost(links.host, (links.host["thread"] == links.thread).to_numpy()), all_events(links)
+    edges = np.unique(np.concatenate([own.edges, found["start"].iloc[:1], found["end"].iloc[-1:]]))
+    texts = events[["part", "class"]].reindex(own.at(edges[:-1])).fillna(NOTHING).reset_index(drop=True)
+    return {GPU: found, HOST: texts.assign(start=edges[:-1], end=edges[1:])}
 
 
+@cached_on_links
 def all_events(links: AttributedLinks) -> pd.DataFrame:
-    """Host events, calls of the runtime and GPU events: lane, name, part, start, end."""
-    columns = ["name", "start", "end", "component", "phase"]
-    calls = links.calls.assign(component=CALL, phase=None)
-    replayed = range(links.first_replayed, len(links.trace.operators))  # of graphs: they took no time
-    host = links.host.drop(index=replayed)
-    host = pd.concat([table[[*columns, "thread"]] for table in (host, calls)], ignore_index=True)
-    thread = host["thread"].to_numpy()
+    """Host events, calls of the runtime and GPU events: lane, where (as Perfetto calls it), name, part, class, inputs,
+    start, end, step (row of links.steps), and the row of the event that called or launched each; -1: unknown."""
+    gpu, operators, threads = links.gpu, links.trace.operators, links.trace.threads
+    host = links.host.assign(step=step_around(links.host["start"].to_numpy(), links.steps), above=links.host["parent"])
+    calls = links.calls.assign(component=CALL, phase=None, category=CALL, above=operators_around(links.calls, host))
+    by_host = pd.concat([host, calls], ignore_index=True)
     # An asynchronous range has a thread of its own, after those of the trace.
-    of_trace = [table["thread"].max() for table in (links.trace.operators, links.trace.annotations) if len(table)]
-    others = np.where(thread > max(of_trace, default=-1), APART, [f"{HOST} thread {one}" for one in thread])
-    gpu, communicates = links.gpu, links.gpu["category"] == "communication"
-    streams = [f"GPU {device} stream {stream}" for device, stream in zip(gpu["device"], gpu["stream"], strict=True)]
-    mostly = {name for name, share in pd.Series(communicates).groupby(streams).mean().items() if share > 0.5}
-    lane = np.array([f"{name}, communication" if name in mostly else name for name in streams], dtype=object)
-    tables = [host.assign(lane=np.where(thread == links.thread, HOST, others)), gpu[columns].assign(lane=lane)]
-    events = pd.concat([table[["lane", *columns]] for table in tables if len(table)], ignore_index=True)
-    component = events["component"].astype(object).where(events["component"].notna(), UNKNOWN)
-    phase = events["phase"].astype(object)
-    part = component.where(phase.isna() | (phase == component), component + ", " + phase.astype(str))
-    return events.assign(part=part)
+    thread = np.minimum(by_host["thread"], len(threads))
+    lane = [HOST if one == links.thread else f"{HOST} thread {one}" for one in range(len(threads))]
+    where = [f"process {process}, thread {number}" for process, number in threads]
+    by_host = by_host.assign(lane=np.array([*lane, APART])[thread], where=np.array([*where, HOST])[thread])
+    places = gpu["device"].astype(str) + " stream " + gpu["stream"].astype(str)
+    mostly = (gpu["category"] == "communication").groupby(places).transform("mean") > 0.5
+    above = gpu["operator"].where(gpu["call"] < 0, gpu["call"] + len(host))
+    lane = f"{GPU} " + places + np.where(mostly, ", communication", "")
+    gpu = gpu.assign(lane=lane, where="process " + places.str.replace(" ", ", ", n=1), above=above)
+    columns = ["name", "start", "end", "component", "phase", "category", "step", "above", "lane", "where"]
+    events = pd.concat([table[columns] for table in (by_host, gpu) if len(table)], ignore_index=True)
+    texts = [" ".join([shapes_text(shapes), *map(str, types or [])]) for shapes, types, _ in links.trace.signatures]
+    signature = take_or(operators["signature"], np.minimum(events.index, len(operators)), -1)
+    events = events.assign(part=parts_of(events), inputs=take_or(np.array(texts, dtype=object), signature, None))
+    phase, category = events["phase"].astype(object).fillna(""), events["category"].astype(object).fillna(OVERHEAD)
+    events["class"] = category.where(~phase.isin(("data", "optimizer")) | (category == "communication"), phase)
+    return events.drop(index=range(links.first_replayed, len(operators)))  # those of graphs took no time
 
 
-def color_of_part(part: str) -> str:
+def parts_of(table: pd.DataFrame) -> pd.Series:
+    """'matmul, backward': component and phase, where the component is none."""
+    component, phase = table["component"].astype(object).fillna(UNKNOWN), table["phase"].astype(object)
+    return component.where(phase.isna() | (phase == component), component + ", " + phase.fillna("").astype(str))
+
+
+def look_of(part: str) -> dict[str, str]:
+    """Colors of a part and of text on it."""
     component = part.split(", ")[0]
-    return GRAY if component in (CALL, UNKNOWN) else color_of(component)
+    color = GRAY if component in (CALL, UNKNOWN, NOTHING) else color_of(component)
+    return {"color": color, "ink": text_color(color)}
 
 
-def lanes(events: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The events of each lane: the thread of the steps, other threads, asynchronous ranges, streams of GPUs."""
+def rows_of_lanes(events: pd.DataFrame) -> Iterator[tuple[dict, pd.Index]]:
+    """The rows of each lane with their events: streams of GPUs, the thread of the steps, others, asynchronous ranges.
+    The second row of a stream shows what ran while something else did."""
 
     def place(name: str) -> tuple:
-        return name.startswith("GPU"), name == APART, name != HOST, -busy[name]
+        return not name.startswith(GPU), name == APART, name != HOST, -busy[name]
 
     busy = events.groupby("lane")["us"].sum()
     for name in sorted(busy.index, key=place)[:LANES]:
-        yield name, events[(events["lane"] == name).to_numpy()]
+        found, on_gpu = events[(events["lane"] == name).to_numpy()], name.startswith(GPU)
+        row_of = np.array(rows_of(found["start"].tolist(), (found["end"] - CLOCK_TICK_US * on_gpu).tolist()))
+        for level in range(min(row_of.max() + 1, DEPTH)):
+            row = {"lane": name, "where": found["where"].iloc[0], "level": level, "on_gpu": on_gpu}
+            yield row, found.index[row_of == level]
 
 
 def rows_of(start: list[float], end: list[float]) -> list[int]:

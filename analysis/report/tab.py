@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,23 +20,29 @@ from pathlib import Path
 
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
-from analysis.comparison.parts import PART_KINDS, compare_profiles
-from analysis.comparison.text import change_sections
+from analysis.comparison.document import compare_read
+from analysis.comparison.parts import PART_KINDS
+from analysis.comparison.runs import ComparedRun, summary_of_trace
+from analysis.comparison.text import comparison_section
 from analysis.diagnosis.document import operator_analysis
+from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.traces import analyze_all, note_missing_ranks
-from analysis.report.charts import charts, comparison_chart
-from analysis.report.sections import comparison_page, documents_in, page
+from analysis.report.charts import charts, comparison_chart, step_of_document
+from analysis.report.page import documents_in, fill_template, first_of_comparison, first_screen
 from analysis.report.step_zoom import zoomed_step
 from analysis.trace.links import AttributedLinks, link
 from analysis.trace.readers.formats import begins_as_trace, in_order_of_ranks, may_be_trace
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import summary_beside
+from analysis.work.sections import run_sections
 from harness.base.documents import read_document
 from harness.base.errors import UserError
+from harness.base.sections import Section
 from harness.ranks.failures import explain_error
 
-TOP = 200  # rows of the long tables
-DOCUMENTS = {"performance_summary.json", "operator_analysis.json"}  # a folder with one of these is a run
+# A folder with one of these is a run; with one of the first, one that was profiled.
+ANALYSES, DOCUMENTS = {"operator_analysis.json"}, {"performance_summary.json"}
+NO_RUNS = re.compile(r"\..*|tests?|venv|node_modules|site-packages|__pycache__|pytest-.*")  # names of folders
 READING = threading.Lock()  # one trace at a time: a large one takes gigabytes
 PROGRESS: dict[str, str | float] = {}  # file and share of it, of the trace that is being read
 Stamp = tuple[Path, int]  # a file and when it was changed, until when it is kept what was read
@@ -44,14 +51,16 @@ Stamp = tuple[Path, int]  # a file and when it was changed, until when it is kep
 # ---- What is in the log directory ----------------------------------------------------------------------------------
 
 
-def runs_in(logdir: Path) -> list[str]:
-    """Folders with a run or a trace below the log directory, relative to it."""
+def runs_in(logdir: Path) -> list[tuple[bool, float, str]]:
+    """Folders with a run or a trace below the log directory: whether there is a trace, when it or the run was written,
+    and the folder relative to the log directory.  Folders of tests and of installed packages are left out."""
     found = []
     for place, folders, files in os.walk(logdir):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        folder = Path(place)
-        if not DOCUMENTS.isdisjoint(files) or any(is_trace(folder / name) for name in files):
-            found.append(str(folder.relative_to(logdir)))
+        folders[:] = [name for name in folders if not NO_RUNS.fullmatch(name)]
+        paths = [Path(place) / name for name in files]
+        traces = [path for path in paths if path.name in ANALYSES or is_trace(path)]
+        if of_run := traces or [path for path in paths if path.name in DOCUMENTS]:
+            found.append((bool(traces), max(path.stat().st_mtime for path in of_run), os.path.relpath(place, logdir)))
     return found
 
 
@@ -129,7 +138,13 @@ class Tab:
         self.logdirs = logdirs
 
     def runs(self) -> dict:
-        runs = [os.path.normpath(os.path.join(name, run)) for name, logdir in self.logdirs for run in runs_in(logdir)]
+        """Those with a trace first, of them the newest; the log directory itself by its name."""
+        found = sorted(
+            ((*of_run, name, logdir) for name, logdir in self.logdirs for of_run in runs_in(logdir)), reverse=True
+        )
+        names = [os.path.normpath(os.path.join(name, run)) for _, _, run, name, _ in found]
+        shown = (logdir.resolve().name if run == "." else run for run, (*_, logdir) in zip(names, found, strict=True))
+        runs = [{"run": run, "name": name} for run, name in zip(names, shown, strict=True)]
         return {"runs": runs, "logdir": self.places}
 
     @property
@@ -170,15 +185,16 @@ class Tab:
             analyses = [found] if found else []
         name, analysis = analyses[0] if analyses else (None, None)
         drawn, names = charts(analysis, documents), [file.name for file in files]
-        n_ranks = max(len(files), len(analysis["integrity"]["ranks_in_file"]) if analysis else 0)
-        shown = [*drawn, "step_timeline"] if name in names else [*drawn]
+        sections = trace_sections(analysis, analyses[1:]) if analysis else []
+        first, shown = first_screen(analysis, documents), [*drawn, *(["step_timeline"] if analysis else [])]
         return {
-            "html": page("report_sections.html", analyses, documents, charts=shown, top=TOP),
+            "html": fill_template("body.html", first, [*sections, *run_sections(documents)], charts=shown),
             "charts": drawn,
+            "step": step_of_document(analysis["step_timeline"]) if analysis and name not in names else None,
             "trace": name,
             "not_read": refused,
             "traces": list(dict.fromkeys([*names, *analyses_in(folder)])),
-            "ranks_to_read": n_ranks if n_ranks > 1 and "ranks" not in (analysis or {}) else 0,
+            "ranks_to_read": ranks_to_read(files, analysis),
         }
 
     def progress(self) -> dict:
@@ -195,24 +211,35 @@ class Tab:
         first_last = tuple(map(float, window.split(","))) if window else None
         return zoomed_step(links, int(step) if step else None, first_last)
 
+    def compared(self, run: str, trace: str = "") -> ComparedRun:
+        """A run, or what is known of one by its trace alone."""
+        folder = self.folder(run)
+        _, analysis = self.analysis(folder, trace) or (None, None)
+        summary = read_document(folder / "performance_summary.json") or summary_of_trace(analysis)
+        return ComparedRun(folder, run, summary, analysis, read_document(folder / "flops_profile.json"))
+
     def compare(self, run: str, trace: str, other: str) -> dict:
-        """Two runs side by side: what takes how long in each."""
-        before, after = self.analysis(self.folder(run), trace), self.analysis(self.folder(other))
-        if not before or not after:
-            raise UserError(f"{other if before else run}: the run has no trace")
-        if before[1]["attribution"]["clock"] != after[1]["attribution"]["clock"]:
-            raise UserError("one of the two was profiled on a GPU, the other on a CPU: they have no clock in common")
-        changes = {"baseline": run, **compare_profiles(other, before[1], after[1], spread=0.0)}
-        sections = [one for kind in PART_KINDS for one in change_sections(changes, kind, TOP)]
-        kind = "components" if changes["components"] else "classes"
+        """Two runs side by side: which is faster, and what takes how long in each."""
+        comparison = compare_read([self.compared(run, trace), self.compared(other)])
+        rows, drawn = comparison["components"] or comparison["classes"], {}
+        sections = [*comparison_section(comparison).parts]
+        if rows:
+            kind = PART_KINDS["components" if comparison["components"] else "classes"]
+            drawn["comparison"] = comparison_chart(rows, kind, (run, other))
+            sections.insert(0, Section("What the parts of both take", note=["ms"], figure="comparison"))
         return {
-            "html": comparison_page(
-                [(run, before[1]), (other, after[1])],
-                {one.title: (one.columns, one.rows) for one in sections},
-                changes.get("components_reason", ""),
-            ),
-            "charts": {"comparison": comparison_chart(changes[kind], PART_KINDS[kind], (run, other))},
+            "html": fill_template("body.html", first_of_comparison(comparison), sections, charts=[*drawn]),
+            "charts": drawn,
         }
+
+
+def ranks_to_read(files: list[Path], analysis: dict | None) -> int:
+    """How many ranks a comparison would read: 0 where the traces are not known to be those of one run."""
+    trust = analysis["integrity"] if analysis else {}
+    if not analysis or "ranks" in analysis or (trust["world_size"] or 1) == 1:
+        return 0
+    ranks = max(len(files), len(trust["ranks_in_file"]))
+    return ranks if 1 < ranks <= trust["world_size"] else 0
 
 
 def answer_request(tab: Tab, request: dict) -> dict:

@@ -82,15 +82,19 @@ class Reader:
     cut_off: bool = False  # it ends before its document does, or is damaged from there on
     has_nan: bool = False  # it contains NaN or Infinity where its format has none
     n_frames: int = 0  # frames of Python
+    first_us: float = np.inf  # its first event of any kind, on its own clock: where Perfetto begins to count
+    is_1_x: bool = False  # its categories are those of a PyTorch before 2.0
     unread: Counter[str] = field(default_factory=Counter)  # events of devices in categories that are not known here
 
     def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
         """Its events, some at a time; only those whose name is wanted.
 
         Raises UserError, naming the file, if there is no trace in it; of one that is cut off, yields what is whole."""
+        raise NotImplementedError
 
     def contains(self, text: str) -> bool:
         """Whether the text is anywhere in it.  Raises UserError if it cannot be read."""
+        raise NotImplementedError
 
 
 class Columns:
@@ -101,6 +105,7 @@ class Columns:
         self.first = np.inf  # the earliest start
         self.counts: Counter[str] = Counter()  # by kind, malformed ones too
         self.n_malformed = 0
+        self.threads: list = []  # what the file calls each thread: process and number
         # A number for each different value, by first appearance; -1 for None.
         names = ("name", "thread", "signature", "kernel")
         self.interned = {name: defaultdict(count().__next__, {None: -1}) for name in names}
@@ -143,7 +148,11 @@ class Columns:
             tables[table] = {name: np.concatenate([none[name], *(part[name] for part in parts)]) for name in names}
         if self.within:
             keep_what_ran(tables, self.within)
-        renumber([found for found in tables.values() if "thread" in found], "thread")
+        order, keys = (
+            renumber([one for one in tables.values() if "thread" in one], "thread"),
+            [*self.interned["thread"]],
+        )
+        self.threads = [keys[i + 1] for i in order]
         order, keys = renumber([*tables.values()], "name"), list(self.interned["name"])[1:]
         told = {"name": [keys[i] for i in order], "kind": ON_GPU, "kernel": list(self.interned["kernel"])[1:]}
         dtypes = {name: pd.CategoricalDtype(pd.Index(values, dtype=object)) for name, values in told.items()}

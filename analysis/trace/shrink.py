@@ -1,4 +1,5 @@
-"""A smaller trace for viewers, which cannot open large ones: of some steps, without Python frames or short events."""
+"""A smaller trace for viewers, which cannot open large ones: of some steps, without Python frames or short events; and
+without what names people and machines, if it is to be mailed."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ import msgspec
 
 from analysis.trace.readers.chrome import ChromeTrace, Event
 from analysis.trace.readers.formats import ENDINGS
+from analysis.trace.redact import Redaction, names_of
 from analysis.trace.tables import read_trace
-from analysis.vocabulary.annotations import is_step_mark
+from analysis.vocabulary.annotations import MODULE_PREFIX, is_step_mark
 from analysis.vocabulary.events import FRAME, kind_of_category
 from harness.base.errors import UserError
 from harness.base.files import written_whole
@@ -22,10 +24,10 @@ ARROWS = ("s", "t", "f")  # begin, step and end of an arrow between two events
 texts_of_events = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def check_slim(source: Path, target: Path | None, shortest: float | None) -> None:
+def check_slim(source: Path, target: Path | None, shortest: float | None, redact: bool) -> None:
     """Raise UserError if this cannot be written."""
     if target is None:
-        raise UserError(f"--shortest {shortest:g}: requires --slim", 2)
+        raise UserError(f"{'--redact' if redact else f'--shortest {shortest:g}'}: requires --slim", 2)
     if not target.name.endswith(ENDINGS):
         raise UserError(f"--slim {target}: viewers open files named *.json or *.json.gz", 2)
     if source.is_dir():
@@ -36,9 +38,10 @@ def check_slim(source: Path, target: Path | None, shortest: float | None) -> Non
         raise UserError(f"--slim {target}: is the trace itself; name another file", 2)
 
 
-def write_slim(source: Path, target: Path, shortest: float | None, reading: dict) -> str:
-    """Write the trace without Python frames, of the steps that `reading` chooses, without events shorter than this in
-    us; the marks of steps stay.  Says what it left out.  Arrows stay where all that they may connect does."""
+def write_slim(source: Path, target: Path, shortest: float | None, reading: dict, redact: bool = False) -> list[str]:
+    """Write the trace without Python frames but those of modules, of the steps that `reading` chooses, without events
+    shorter than this in us; the marks of steps stay.  redact: also without names of people and machines.  Says what it
+    left out.  Arrows stay where all that they may connect does."""
     within = None
     if reading.get("window"):
         trace = read_trace(source, **reading)
@@ -46,6 +49,7 @@ def write_slim(source: Path, target: Path, shortest: float | None, reading: dict
         begin, end = trace.steps["start"].min(), max(table["end"].max() for table in tables if len(table))
         within = trace.first_us + begin, trace.first_us + end
     file, n, kept = ChromeTrace(source), 0, 0
+    redaction = Redaction(names_of(source)) if redact else None
     with ExitStack() as stack:
         out = stack.enter_context(written_whole(target))
         if target.suffix == ".gz":
@@ -54,19 +58,22 @@ def write_slim(source: Path, target: Path, shortest: float | None, reading: dict
         for events, text in file.records():
             pairs = zip(events, texts_of(text), strict=True)
             chosen = [bytes(one) for event, one in pairs if stays(event, within, shortest or 0.0)]
+            chosen = [*map(redaction.event, chosen)] if redaction else chosen
             out.write((b",\n" if kept and chosen else b"\n") + b",\n".join(chosen))
             n, kept = n + len(events), kept + len(chosen)
-        metadata = json.dumps(json.loads(json.dumps(file.metadata), parse_constant=null))[1:]
-        out.write(b"\n]" + (b", " if file.metadata else b"") + metadata.encode())
+        metadata = json.loads(json.dumps(file.metadata), parse_constant=null)
+        metadata = redaction.metadata(metadata) if redaction else metadata
+        out.write(b"\n]" + (b", " if metadata else b"") + json.dumps(metadata)[1:].encode())
     sizes = (megabytes(path.stat().st_size) for path in (target, source))
-    return f"{target}, {kept:,} of {n:,} events, {' of '.join(sizes)}"
+    line = f"For viewers: {target}, {kept:,} of {n:,} events, {' of '.join(sizes)}"
+    return [line, *(redaction.told() if redaction else [])]
 
 
 def stays(event: Event, within: tuple[float, float] | None, shortest: float) -> bool:
     if event.ph == "M":  # names of threads and processes, without a time
         return True
     lasts = event.dur if event.dur > 0 else 0.0
-    if kind_of_category(event.cat) == FRAME:
+    if kind_of_category(event.cat) == FRAME and not str(event.name).startswith(MODULE_PREFIX):
         return False
     if within and not (within[0] <= event.ts < within[1] or event.ts < within[0] < event.ts + lasts):
         return False

@@ -60,6 +60,7 @@ class Trace:
     gpu_annotations: pd.DataFrame  # name, start, end: host ranges over the time of their GPU events
     memory: pd.DataFrame  # start, bytes, total, on_gpu: a row for each allocation or free that was recorded
     comms: pd.DataFrame  # operator (its external_id), kind, group, group_size, ranks, bytes: of collectives
+    threads: list[tuple]  # what the file calls each: process and number
     signatures: list[tuple]  # (shapes, types, values) of an operator's inputs, to which `signature` points
     n_events: int  # complete events in the file, malformed ones too
     n_malformed: int  # skipped: no name, or no valid duration
@@ -67,6 +68,7 @@ class Trace:
     steps_in_file: int | None = None  # of which only the last were read
     steps_from: str | None = None  # the events that begin a step, in place of ProfilerStep#N
     target: dict | None = None  # the device that --target-device names, in place of the trace's own
+    named: dict | None = None  # the device that --device-name names, where the trace does not tell its own
     peak: str | float = "auto"  # --peak
     replayed: Replayed | None = None  # the operators of graphs, at the end of `operators`
 
@@ -99,11 +101,13 @@ class Trace:
 
     @property
     def device(self) -> dict:
-        """Name and compute units of the first GPU, as hardware.matching.datasheet() takes them."""
+        """What the file tells of the first GPU, as hardware.matching.with_arch() takes it."""
         [first, *_] = value_of(self.file.metadata, "deviceProperties", list) or [{}]
         first = first if isinstance(first, dict) else {}
         numbers = {"compute_units": "numSms", "memory_bytes": "totalGlobalMem"}
-        return {"name": str(first.get("name", ""))} | {to: value_of(first, name, int) for to, name in numbers.items()}
+        version = [str(first[name]) for name in ("computeMajor", "computeMinor") if name in first]
+        about = {"name": str(first.get("name", "")), "version": "".join(version)}
+        return about | {to: value_of(first, name, int) for to, name in numbers.items()}
 
     @property
     def host(self) -> str | None:
@@ -218,7 +222,7 @@ def marked_steps(tables: dict[str, pd.DataFrame], steps_from: str | None) -> pd.
     """The marked steps in order: number, start, end.  From GPU annotations if there are none on the host.
 
     ProfilerStep#N lasts as long as the step.  A step that begins with another event lasts until the next one, and the
-    last event only ends a step, unless they follow each other as marks of steps do.
+    last event only ends a step, unless they follow each other as marks of steps do.  Of nested ones the inner count.
     """
     if steps_from is None:
         for name in ("annotations", "gpu_annotations"):
@@ -233,9 +237,11 @@ def marked_steps(tables: dict[str, pd.DataFrame], steps_from: str | None) -> pd.
     names = {steps_from, MODULE_PREFIX + steps_from}
     for same in (names.__contains__, lambda name: name.startswith(tuple(names))):
         for table in (tables[name] for name in ("annotations", "modules", "operators", "gpu_annotations")):
-            marks = table[by_name(table["name"], same, bool)].sort_values("start")
+            marks = table[by_name(table["name"], same, bool)].sort_values(["start", "end"], ascending=[True, False])
             if len(marks):
-                return steps_between(marks["start"].to_numpy(), marks["end"].to_numpy())
+                start, end = marks["start"].to_numpy(), marks["end"].to_numpy()
+                innermost = np.append((start[1:] >= end[:-1]) | (end[1:] > end[:-1]), True)
+                return steps_between(start[innermost], end[innermost])
     return steps_between(np.zeros(0), np.zeros(0))
 
 
@@ -262,6 +268,7 @@ def trace_of(path: Path, file: Reader, columns: Columns, steps_from: str | None,
         **tables,
         memory=columns.memory_table(first),
         comms=columns.comms_table(),
+        threads=columns.threads,
         signatures=columns.signatures,
         n_events=sum(map(len, tables.values())) + columns.n_malformed,
         n_malformed=columns.n_malformed,

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.intervals import union
-from analysis.attribution.ledger import idle_by_cause, of_steps
+from analysis.attribution.intervals import slices_of
+from analysis.attribution.ledger import idle_by_cause, left_out, of_steps
 from analysis.trace.links import (
     CLOCK_TICK_US,
     OPERATOR,
@@ -27,13 +27,15 @@ from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import NO_MARKS
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.files import explain_nulls
 from harness.base.text import count_of
+from harness.documents.schema import unknown
+from harness.documents.trace import NO_SUMMARY
 
 # A healthy trace has the kernel of every launch and the launch of every kernel that began in the window.
 MISSING_KERNELS = 0.02  # of a step's launches
 UNLINKED_KERNELS = 0.05  # of the GPU events whose launch is in the trace
 UNEXPLAINED = 0.05  # of the steps: idle time without a recorded cause, from which on it is told
+LITTLE = 0.01  # of the time of the trace: what shorter steps show says nothing of the program
 SLOWED = 1.5  # times as long as without the profiler: from here on the trace shows mostly its overhead
 CLOCK_ERROR_US = 5.0  # by which a kernel may seem to begin before its launch call does
 BOTH_CLOCKS = ("idle_by_cause", "launch_delay_us", "queue_depth", "step_timeline")  # compare times of GPU and host
@@ -41,6 +43,7 @@ BOTH_CLOCKS = ("idle_by_cause", "launch_delay_us", "queue_depth", "step_timeline
 # Sections that distorted times make unreliable.
 SECTIONS_OF_TIMES = ("verdict", "components", "operators", "opportunities")
 UNDISTURBED = "none seen"
+MEASURABLE = 0.05  # by which profiled steps may be faster than others without anything wrong
 
 
 @dataclass
@@ -50,6 +53,12 @@ class Findings:
     problems: list[str] = field(default_factory=list)  # make the trace untrustworthy
     notes: list[str] = field(default_factory=list)  # questions that the trace cannot answer
     unreliable: dict[str, str] = field(default_factory=dict)  # sections of the analysis, and why
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def problem(self, text: str) -> None:
+        self.problems.append(text)
 
 
 def integrity(links: AttributedLinks, summary: dict | None) -> dict:
@@ -70,11 +79,10 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     check_clocks(found, links)
     check_gpu(found, links, summary)
     if note := how_found(links):
-        found.notes.append(note)
+        found.note(note)
     if trace.n_malformed:
-        found.notes.append(
-            f"{trace.n_malformed} of {trace.n_events} events were skipped: no name, no time, or an impossible duration"
-        )
+        skipped = f"{trace.n_malformed} of {trace.n_events} events were skipped"
+        found.note(f"{skipped}: no name, no time, or an impossible duration")
     unexplained, missing = check_idle(found, links), not_recorded(links, summary)
     found.notes += missing_lines([row for row in missing if row["part"] != STEPS.part])  # how_found() tells more
     disturbance = profile_disturbance(trace, summary)
@@ -121,42 +129,49 @@ def how_found(links: Links) -> str | None:
     if links.steps_found is None:
         return None
     first, last = links.steps["start"].iloc[0] / 1e3, links.steps["end"].iloc[-1] / 1e3
-    return (
-        f"{NO_MARKS}: {len(links.steps)} steps were found, {links.steps_found}, from {first:,.1f} to "
-        f"{last:,.1f} ms; only they are judged, and --steps-from NAME chooses others"
-    )
+    found = f"{NO_MARKS}: {len(links.steps)} steps were found, {links.steps_found}, from {first:,.1f} to {last:,.1f} ms"
+    return f"{found}; only they are judged, and --steps-from NAME chooses others"
 
 
 def check_file(found: Findings, trace: Trace) -> None:
     """Whether the file is whole, and all of it was read."""
     if trace.file.cut_off:
-        found.problems.append(
-            f"the file is cut off or damaged after {trace.n_events:,} events: what follows is missing"
-        )
+        found.problem(f"the file is cut off or damaged after {trace.n_events:,} events: what follows is missing")
     if trace.file.has_nan:
-        found.notes.append(
-            "the file contains NaN or Infinity, which is not JSON: such values count as unknown, and viewers may "
-            "refuse the file"
-        )
+        found.note("the file contains NaN or Infinity, which is no JSON and viewers may refuse: they count as unknown")
     if trace.ranks_in_file:
         ranks = ", ".join(map(str, trace.ranks_in_file))
-        found.notes.append(f"the file was merged from the traces of ranks {ranks}; this is rank {trace.rank}")
+        found.note(f"the file was merged from the traces of ranks {ranks}; this is rank {trace.rank}")
     if trace.steps_in_file is not None and trace.steps_in_file > len(trace.steps):
-        found.notes.append(f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read")
+        found.note(f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read")
 
 
 def check_idle(found: Findings, links: AttributedLinks) -> dict:
     """The share of the steps' time in which the GPU was idle for no reason that the trace contains."""
-    if why := found.unreliable.get("idle_by_cause"):
-        return explain_nulls({"unexplained_share": None}, why)
     slices = of_steps(links)
     total = slices["us"].sum()
+    if links.on_gpu:
+        check_left_out(found, links, total)
+    if why := found.unreliable.get("idle_by_cause"):
+        return unknown(why, "unexplained_share")
     share = idle_by_cause(slices)["unknown"] / total if links.on_gpu and total else 0.0
     if share >= UNEXPLAINED:
-        found.notes.append(
-            f"{share:.1%} of the steps' time is unexplained: the GPU was idle, and no event in the trace says why"
-        )
+        why = "the GPU was idle, and no event in the trace says why"
+        found.note(f"{share:.1%} of the steps' time is unexplained: {why}")
     return {"unexplained_share": share}
+
+
+def check_left_out(found: Findings, links: AttributedLinks, total: float) -> None:
+    """What is no part of the steps, and whether enough is left.  total: us of the steps."""
+    out, gpu = left_out(links), links.gpu
+    at_edge = ((out["end"] <= gpu["start"].min()) | (out["start"] >= gpu["end"].max())) & (not links.steps_are_marked)
+    why = "began so long after its launch, so the GPU had still to do what was launched before the recording"
+    ends = "the GPU had no work yet, or no more, as wherever a recording begins and ends"
+    if total < LITTLE * (total + out["us"].sum()) or len(gpu) == 1:
+        ends += f"; what is left is {total / 1e3:,.3f} ms with {count_of(len(gpu), 'GPU event')}: record more"
+    for which, reason in ((~at_edge, f"the first event of a stream {why}"), (at_edge, ends)):
+        if which.any():
+            found.note(f"{out['us'][which].sum() / 1e3:,.3f} ms are left out of the steps: {reason}")
 
 
 def check_times(found: Findings, disturbance: dict, overhead: float | None) -> None:
@@ -177,29 +192,26 @@ def check_steps(found: Findings, links: Links, rows: list[dict]) -> None:
     if incomplete:
         n, numbers = len(incomplete), ", ".join(str(row["number"]) for row in incomplete)
         what = f"{lost} launches have no kernel" if lost else "they have none, or none ran while work was queued"
-        found.problems.append(f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}")
+        found.problem(f"GPU events are missing from {n} of {len(rows)} steps ({numbers}): {what}")
     elif lost:
-        found.notes.append(f"{lost} kernel launches in the steps have no matching kernel in the trace")
+        found.note(f"{lost} kernel launches in the steps have no matching kernel in the trace")
     kernels = links.gpu[(links.gpu["kind"] == "kernel").to_numpy()].sort_values("start")
     if len(rows) > 1 and rows[0]["kernels"] and not rows[0]["kernels_during"] and kernels["call"].iloc[0] < 0:
         late = (kernels["start"].iloc[0] - links.steps["start"].iloc[0]) / 1e3
-        found.notes.append(
-            f"GPU events begin {late:.1f} ms after the first step, although work was queued: what ran until then, from "
-            "before the trace, was not recorded"
-        )
+        what = f"GPU events begin {late:.1f} ms after the first step, although work was queued"
+        found.note(f"{what}: what ran until then, from before the trace, was not recorded")
     for number in links.trace.steps["number"].iloc[len(links.steps) if links.steps_are_marked else 0 :]:
-        found.notes.append(f"step {number} was marked as recording ended, before any of its work: it is no step here")
+        found.note(f"step {number} was marked as recording ended, before any of its work: it is no step here")
     if (shared_us := overlap_us(links.steps)) > CLOCK_TICK_US:
-        found.problems.append(
-            "the step marks overlap: two profilers were recording, or traces were merged into one whose events tell no "
-            f"rank, so the steps cannot be told apart; the {shared_us / 1e3:.3f} ms that they share count once"
-        )
+        why = "two profilers were recording, or traces were merged into one whose events tell no rank"
+        so = f"the steps cannot be told apart; the {shared_us / 1e3:.3f} ms that they share count once"
+        found.problem(f"the step marks overlap: {why}, so {so}")
 
 
 def overlap_us(steps: pd.DataFrame) -> float:
     """How much longer steps are together than the time in which any of them ran."""
-    start, end = union(*(steps[name].to_numpy() for name in ("start", "end")))
-    return float((steps["end"] - steps["start"]).sum() - (end - start).sum())
+    ran = slices_of(steps)
+    return float((steps["end"] - steps["start"]).sum() - (ran.end - ran.start).sum())
 
 
 def check_host(found: Findings, links: AttributedLinks) -> None:
@@ -207,24 +219,20 @@ def check_host(found: Findings, links: AttributedLinks) -> None:
     host, steps = links.host, links.steps
     marks_overlap = overlap_us(steps) > CLOCK_TICK_US  # told already, and why events go on after a mark
     in_mark = marks_overlap & take_or(has_role(host, roles.STEP), host["parent"].to_numpy(), False)
-    beyond = ((host["end"] - host["until"] > CLOCK_TICK_US) & ~in_mark).sum()
-    if beyond:
-        found.notes.append(
-            f"{count_of(int(beyond), 'event')} of the host ends after its caller, as after a clock was set back; the "
-            "time beyond is not counted"
-        )
+    if beyond := int(((host["end"] - host["until"] > CLOCK_TICK_US) & ~in_mark).sum()):
+        what = f"{count_of(beyond, 'event')} of the host ends after its caller, as after a clock was set back"
+        found.note(f"{what}; the time beyond is not counted")
     if not (steps["end"] > steps["start"]).any():
-        found.problems.append("the steps take no time")
+        found.problem("the steps take no time")
     if links.on_gpu:
         return
     operators = host[(host["kind"] == OPERATOR).to_numpy()]
     step = step_around(operators["start"].to_numpy(), steps)
-    beyond = ((step >= 0) & (operators["until"] > steps["end"].to_numpy()[step] + CLOCK_TICK_US)).sum()
-    if beyond:
-        found.notes.append(f"{count_of(int(beyond), 'operator')} counted only until the end of the step")
+    if beyond := int(((step >= 0) & (operators["until"] > steps["end"].to_numpy()[step] + CLOCK_TICK_US)).sum()):
+        found.note(f"{count_of(beyond, 'operator')} counted only until the end of the step")
     empty = steps["number"][np.bincount(step[step >= 0], minlength=len(steps)) == 0]
     if links.steps_are_marked and len(empty):
-        found.notes.append(f"no operator began in {count_of(len(empty), 'step')}: {', '.join(map(str, empty))}")
+        found.note(f"no operator began in {count_of(len(empty), 'step')}: {', '.join(map(str, empty))}")
 
 
 def check_operators(found: Findings, links: Links, linked: float | None, early: int) -> None:
@@ -235,38 +243,31 @@ def check_operators(found: Findings, links: Links, linked: float | None, early: 
         why = f"{1 - linked:.0%} of the GPU events of the steps are linked to no operator"
         found.unreliable |= {"components": why, "operators": why}
         if graphs == 0:
-            found.problems.append(why)
+            found.problem(why)
     if links.on_gpu and not n_operators:
-        found.notes.append(
-            "only GPU events, no operators: what launched the kernels, and why the GPU was idle, is unknown"
-        )
+        found.note("only GPU events, no operators: what launched the kernels, and why the GPU was idle, is unknown")
         found.unreliable["components"] = "no operators in the trace: components are kinds of kernels"
     if early:
-        found.notes.append(
-            f"{early} of {len(gpu)} GPU events were launched before the trace began, as the GPU runs behind the host: "
-            "they count in gpu_timeline, but not in the steps"
-        )
+        what = f"{early} of {len(gpu)} GPU events were launched before the trace began"
+        found.note(f"{what}, as the GPU runs behind the host: they count in gpu_timeline, but not in the steps")
     if graphs:
         check_graphs(found, links, graphs)
     if launches and not links.on_gpu:
-        found.problems.append(f"kernels were launched ({launches}), but the trace has no GPU events")
+        found.problem(f"kernels were launched ({launches}), but the trace has no GPU events")
 
 
 def check_graphs(found: Findings, links: Links, launches: int) -> None:
     """How many of the GPU events of replayed graphs could be attributed to operators."""
     n, unknown = int(links.gpu["of_graph"].sum()), int(links.only_of_graph.sum())
+    graphs = f"{launches} graph launches"
     if links.trace.replayed:
         through = " and ".join(links.trace.replayed.where)
-        found.notes.append(
-            f"{launches} graph launches: {n - unknown:,} of their {n:,} GPU events are attributed through {through}"
-        )
+        found.note(f"{graphs}: {n - unknown:,} of their {n:,} GPU events are attributed through {through}")
     else:
-        found.notes.append(
-            f"{launches} graph launches: their kernels belong to no operator and need no launch of their own; a trace "
-            "of the capture beside this one would tell their operators"
-        )
+        why = "their kernels belong to no operator and need no launch of their own"
+        found.note(f"{graphs}: {why}; a trace of the capture beside this one would tell their operators")
     if unknown > UNLINKED_KERNELS * n or not n:
-        found.unreliable["operators"] = f"{launches} graph launches stand for many operators"
+        found.unreliable["operators"] = f"{graphs} stand for many operators"
 
 
 def early_kernels(links: Links) -> np.ndarray:
@@ -281,7 +282,7 @@ def check_clocks(found: Findings, links: Links) -> None:
         why = f"{early.sum()} of {len(early)} kernels begin before their launch call: the clocks of GPU and host differ"
         found.unreliable |= dict.fromkeys(BOTH_CLOCKS, why)
         if early.mean() > 0.05:
-            found.problems.append(why)
+            found.problem(why)
         else:
             found.unreliable |= dict.fromkeys(("verdict", "opportunities"), why)
 
@@ -296,7 +297,7 @@ def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
     name = links.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU
     device = summary["environment"]["device"] if summary else {"type": "cuda" if name else "cpu", "name": name}
     if device["type"] == "cuda":
-        found.problems.append(f"the run used a GPU ({device['name']}), but the trace has no GPU events")
+        found.problem(f"the run used a GPU ({device['name']}), but the trace has no GPU events")
 
 
 def launches_without_kernel(rows: list[dict]) -> int:
@@ -306,8 +307,7 @@ def launches_without_kernel(rows: list[dict]) -> int:
 @cached_on_links
 def step_rows(links: Links) -> list[dict]:
     """Duration of each step on the host, and its GPU events; `incomplete` if some of them are missing."""
-    gpu, calls, steps = links.gpu, links.calls, links.steps
-    n = len(steps)
+    gpu, calls, steps, n = links.gpu, links.calls, links.steps, len(links.steps)
     kernels = (gpu["kind"] == "kernel").to_numpy()
     step = gpu["step"].to_numpy()
     events = np.bincount(step[step >= 0], minlength=n)
@@ -319,26 +319,25 @@ def step_rows(links: Links) -> list[dict]:
     one_clock = not early_kernels(links).any()
     queued = queued_until(links)
     began, ended = (np.sort(gpu[name].to_numpy()[kernels]) for name in ("start", "end"))
-    ran = np.searchsorted(began, steps["end"]) - np.searchsorted(ended, steps["start"], side="right")
-    rows = []
-    for i, (number, start, end) in enumerate(zip(steps["number"], steps["start"], steps["end"], strict=True)):
-        during = max(0, int(ran[i]))  # a step and a kernel without length could make it negative
-        # A GPU that runs behind the host still runs kernels of earlier steps.
-        idle = kernels.any() and n > 1 and (of_kernels[i] == 0 or (one_clock and during == 0 and queued(start, end)))
-        lost = launched[i] - answered[i] > MISSING_KERNELS * launched[i]
-        rows.append(
-            {
-                "number": int(number),
-                "duration_ms": (end - start) / 1e3,
-                "gpu_events": int(events[i]),
-                "kernels_during": during if one_clock else None,
-                "kernels": int(of_kernels[i]),
-                "kernel_launches": int(launched[i]),
-                "kernels_of_launches": int(answered[i]),
-                "incomplete": bool(idle or lost),
-            }
-        )
-    return rows
+    during = np.searchsorted(began, steps["end"]) - np.searchsorted(ended, steps["start"], side="right")
+    during = np.maximum(during, 0)  # a step and a kernel without length could make it negative
+    # A GPU that runs behind the host still runs kernels of earlier steps.
+    stood = [
+        one_clock and ran == 0 and queued(*at) for ran, *at in zip(during, steps["start"], steps["end"], strict=True)
+    ]
+    idle = (kernels.any() and n > 1) & ((of_kernels == 0) | np.array(stood, bool))
+    rows = {
+        "number": steps["number"].astype(int),
+        "duration_ms": (steps["end"] - steps["start"]) / 1e3,
+        "gpu_events": events,
+        "kernels_during": during,
+        "kernels": of_kernels,
+        "kernel_launches": launched,
+        "kernels_of_launches": answered,
+        "incomplete": idle | (launched - answered > MISSING_KERNELS * launched),
+    }
+    found = pd.DataFrame(rows).to_dict("records")
+    return found if one_clock else [row | {"kernels_during": None} for row in found]
 
 
 def queued_until(links: Links) -> Callable[[float, float], bool]:
@@ -355,9 +354,6 @@ def queued_until(links: Links) -> Callable[[float, float], bool]:
     return queued
 
 
-NO_SUMMARY = "no performance_summary.json next to the trace"
-
-
 def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd.Series] | None:
     """The columns of the run's steps, and which of them are in the trace; None without the run's summary."""
     window = re.search(r"trace_step_(\d+)_(\d+)", trace.path.name)
@@ -370,17 +366,16 @@ def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd
 def profile_disturbance(trace: Trace, summary: dict | None) -> dict:
     """How far the profiled steps were disturbed, by the run's own measurement."""
     found = profiled_steps(trace, summary)
-    unknown = {"text": None, "lost_share": None}
     if found is None or "disturbed" not in found[0]:
-        return explain_nulls(unknown, NO_SUMMARY if found is None else "the run did not measure it")
+        return unknown(NO_SUMMARY if found is None else "the run did not measure it", "text", "lost_share")
     run, steps = summary["disturbance"], found[0][found[1]]
     waited = steps[steps["disturbed"].eq(True)].dropna(subset="waited_share")
     if len(waited):
         what = f"{waited['waited_share'].mean():.0%} of thread time waited for a core"
-        text = f"{what} in {len(waited)} of {len(steps)} steps"
-        return {"text": text, "lost_share": float(waited["lost_share"].sum() / len(steps))}
+        lost = float(waited["lost_share"].sum() / len(steps))
+        return {"text": f"{what} in {len(waited)} of {len(steps)} steps", "lost_share": lost}
     if run["disturbed"] is None:
-        return explain_nulls(unknown, run["disturbed_reason"])
+        return unknown(run["disturbed_reason"], "text", "lost_share")
     # Waiting in other steps does not concern the trace.  Of another rank it is not known here in which steps it waited.
     others = [text for text in run["reasons"] if "waited for a core" not in text or re.match("rank [1-9]", text)]
     return {"text": "; ".join(others) or UNDISTURBED, "lost_share": 0.0}
@@ -397,11 +392,11 @@ def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
     """Profiled steps compared with the unprofiled ones of the same run, by the run's own timers."""
     found = profiled_steps(trace, summary)
     if found is None:
-        return {"ratio": None, "ratio_reason": NO_SUMMARY}
+        return unknown(NO_SUMMARY, "ratio")
     table, in_trace = found
     profiled, free = table[in_trace]["time_ms"], table[table["exclusion_reason"].isna()]["time_ms"]
     if profiled.empty or free.empty:
-        return {"ratio": None, "ratio_reason": "every step of the run except the first had an instrument"}
+        return unknown("every step of the run except the first had an instrument", "ratio")
     return {
         "ratio": float(profiled.median() / free.median()),
         "profiled_median_ms": float(profiled.median()),
@@ -427,6 +422,8 @@ def summary_beside(path: Path) -> dict | None:
 def overhead_text(overhead: dict) -> str:
     if overhead["ratio"] is None:
         return f"unknown: {overhead['ratio_reason']}"
+    if overhead["ratio"] < 1 - MEASURABLE:
+        return f"not measurable here: {overhead['ratio']:.2f}x, so that steps without the profiler were disturbed more"
     return (
         f"{overhead['ratio']:.2f}x: {overhead['profiled_median_ms']:.2f} ms profiled, "
         f"{overhead['unprofiled_median_ms']:.2f} ms unprofiled (medians of {overhead['profiled_steps']} and "

@@ -8,6 +8,16 @@ import numpy as np
 
 from analysis.attribution.components import OPERATOR_KINDS
 from analysis.trace.links import AttributedLinks
+from harness.base.sections import Section
+
+# What is mailed to whoever records the next trace.  Without `activities`, a GPU of any maker is recorded where there is
+# one.
+PYTHON = """\
+recorder = torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_handler("traces"), record_shapes=True,
+    schedule=torch.profiler.schedule(wait=5, warmup=2, active=5, repeat=1), profile_memory=True{stacks})
+recorder.start()  # before the first step, on every rank
+{data}recorder.step()  # after each step; the 12th writes into the folder `traces`"""
+NAMED_DATA = 'with torch.profiler.record_function("data"): batch = next(batches)  # where a step fetches its batch\n'
 
 START_UP = 2.0  # times the median of the other steps: a first step this long contains the profiler's own start-up
 
@@ -27,7 +37,9 @@ SEVERAL = RecordedPart("more than one step", "no spread: a change cannot be told
 WARM_UP = RecordedPart(
     "a warm-up step", "the first step, the longest by far, is in every mean", "schedule(warmup=1) or more"
 )
-SHAPES = RecordedPart("shapes", "no FLOPs, no bytes, nothing on what limits a matmul", "profile(record_shapes=True)")
+SHAPES = RecordedPart(
+    "shapes", "no FLOPs, no bytes, only kernels tell what limits a matmul", "profile(record_shapes=True)"
+)
 PARTS = RecordedPart(
     "parts of the model",
     "components are only kinds of operators",
@@ -69,5 +81,15 @@ def missing_lines(rows: list[dict[str, str]]) -> list[str]:
 
 
 def missing_text(rows: list[dict[str, str]]) -> str:
-    """The parts and what they cost, short enough for the answer of a command."""
-    return "; ".join(f"{row['part']}: {row['cost']}" for row in rows)
+    """The parts, short enough for the answer of a command."""
+    return f"{', '.join(row['part'] for row in rows)}; --verbose: what that costs, and the lines that record it"
+
+
+def recording_section(trust: dict) -> Section:
+    """Python that records what the trace lacks, of what slows a program only that; empty if it lacks nothing.
+
+    trust: `integrity` of operator_analysis.json."""
+    missing = {row["part"] for row in trust["not_recorded"]}
+    stacks, data = ", with_stack=True" * (PARTS.part in missing), NAMED_DATA * (DATA.part in missing)
+    code = PYTHON.format(stacks=stacks, data=data) if missing else ""
+    return Section("To record what is missing the next time", code=code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.instruments.audit import audit_text
+from harness.instruments.audit import audit_text, findings_text
 
 NOT_THE_SAME = "not the same training"
 # How much of the first loss rounding may change per step, in unit roundoffs of the type whose numbers matmuls multiply.
@@ -32,7 +32,7 @@ def training_check(summary: dict, baseline: dict, loss_difference: float | None)
     in_common = loss_difference is not None  # of traces of other programs there are no settings either
     if in_common and trains_the_same_model(summary["config"]) == trains_the_same_model(baseline["config"]):
         checked["loss_bound"] = loss_bound(summary, baseline)
-    failures = (audit_text(audit) if audit and audit["ok"] is False else None for audit in (found, base))
+    failures = map(findings_text, (found, base))
     return checked | {"not_the_same": why_not_the_same(*failures, loss_difference, checked["loss_bound"])}
 
 
@@ -41,8 +41,8 @@ def why_not_the_same(
 ) -> str | None:
     """Why it is another training than the baseline's, None if nothing says so.
 
-    The failures are what the audits found, None if nothing; bound: the loss difference that rounding explains, None if
-    that is not known."""
+    The failures are what the audits found, '' or None if nothing; bound: the loss difference that rounding explains,
+    None if that is not known."""
     if failure or baseline_failure:
         return failure or f"the baseline fails its audit: {baseline_failure}"
     if bound is not None and loss_difference > bound:

@@ -29,6 +29,9 @@ RANGES = {
         roles.FRAMEWORK, None,
     ),
 }  # fmt: skip
+# A batch of vLLM or SGLang: sums over its sequences of the lengths of queries and keys, their squares and products.
+_SUMS = r"\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
+BATCH = re.compile(rf"execute_\d+_context_\d+{_SUMS}_generation_\d+{_SUMS}")
 MODULE_PREFIX = "nn.Module: "  # of those frames of Python that are calls of modules
 
 

@@ -16,6 +16,8 @@ CALLS = {
     r"Memcpy": roles.COPY,
     r"Memset": roles.SET,
     r"(Device|Stream|Event|Ctx)Synchronize": roles.WAIT,
+    r"Malloc|Free|HostAlloc|MemAlloc|HostRegister|HostUnregister": roles.ALLOCATION,
+    r"^(cu|hip)Mem(HostAlloc|Create|Map|Unmap|Release|SetAccess|AddressReserve)": roles.ALLOCATION,
     BEGINS_CAPTURE: roles.CAPTURE_BEGIN,
     r"StreamEndCapture": roles.CAPTURE_END,
 }

@@ -25,7 +25,7 @@ OPERATORS = {  # word: its letter, and what is found in the name of such an oper
     "sqrt": ("t", r"::sqrt_?$"), "mean": ("e", r"::mean$"), "var": ("v", r"::(var|std)(_mean)?$"),
     "mul": ("x", r"::mul_?$"), "div": ("q", r"::div_?$"), "add": ("a", r"::add_?$"), "sub": ("d", r"::sub_?$"),
     "addcmul": ("f", r"::addcmul_?$"), "neg": ("n", r"::neg_?$"), "roll": ("o", r"::roll$"),
-    "complex": ("z", r"::view_as_(complex|real)$"), "silu": ("u", r"::silu_?$"), "dropout": ("w", r"dropout$"),
+    "complex": ("z", r"::view_as_(complex|real)$"), "silu": ("u", r"::silu_?$"), "dropout": ("w", r"dropout_?$"),
 }  # fmt: skip
 OTHER, BOUNDARY = ".", "|"  # any other operator that works; what no region reaches across
 LETTERS = {word: letter for word, (letter, _) in OPERATORS.items()} | {"rotary": "R", "boundary": BOUNDARY}

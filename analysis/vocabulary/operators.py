@@ -14,16 +14,18 @@ _PATTERNS = {
     "communication": r"nccl|rccl|gloo|c10d::|all_?reduce|reduce_scatter|all_?gather|record_param_comms"
     r"|cross_device_reduce",  # the all-reduce of vLLM and SGLang
     "optimizer": r"optimizer\.|_foreach_|_fused_(adam|sgd|ada)|multi_tensor_apply|fusedadam|lamb_",
-    "attention": r"scaled_dot_product|(flash|efficient|paged|unified|sage)_?(attn|attention)|flash_?(fwd|bwd)|fmha|mha_"
-    r"|attn_(fwd|bwd)|attention_(fwd|bwd)|sage_(fwd|bwd)",
-    "convolution": r"conv(?!ert)|igemm|winograd|wgrad|dgrad|implicit_gemm|im2col|col2im",
-    "matmul": r"^bmm_|(^|::)(addm[mv]|mm|bmm|baddbmm|matmul|linear|mv|dot|einsum|_scaled_mm)_?$|gemm|cijk_|cutlass"
-    r"|nvjet|fused_moe|mmbackward|mm_backward|linear_backward|wgmma|cublas|hipblas|rocblas|gemv|splitk",
-    "normalization": r"norm(?!al(_|$))|subtensoropwith",  # MIOpen's batch norm statistics are updated by the latter
+    "attention": r"scaled_dot_product|sdpa|(flash|efficient|paged|unified|sage)_?(attn|attention)|flash_?(fwd|bwd)|fmha"
+    r"|mha_|attn_(fwd|bwd)|attention_(fwd|bwd)|sage_(fwd|bwd)|(batch|single)(prefill|decode)with|kernel_mha|\bxqa"
+    r"|attend_ker|^_fwd_(grouped_)?kernel|(^|::|\d)mla_|flash_?mla|mla_(fwd|decode|prefill)|_fa[23]_c::|sgl_kernel::fwd",
+    "convolution": r"conv(?!ert)|igemm|winograd|wgrad|dgrad|fprop|scudnn|implicit_gemm|im2col|col2im",
+    "matmul": r"^bmm_|(^|::)(addm[mv]|mm|bmm|baddbmm|linear|mv|dot|einsum)_?$|(scaled|grouped|hipb)_mm|matmul"
+    r"|(?<!fb)gemm|cijk_|cutlass(?!::\w+_t\b)|nvjet|fused_moe|fused_experts|fmoe|mmbackward|mm_backward|linear_backward"
+    r"|wgmma|cublas|hipblas|rocblas|gemv|splitk|marlin|machete|llmm1|triton_(b?mm|addmm)|^fc-",
+    "normalization": r"norm(?!al(_|$))|\bbn_[fb]w|subtensoropwith",  # the latter updates MIOpen's batch statistics
     "reduction": r"softmax|nll_loss|cross_entropy|mse_loss|reduce(?!r)|_pool|pool\dd|topk|sort"
     r"|::(sum|nansum|mean|prod|cumsum|cumprod|argmax|argmin|amax|amin|all|any|max|min|var|std|logsumexp)$",
     "copy": r"memcpy|memset|copy|clone|contiguous|::cat$|catarray|stack|(?<!pre)fill|zero_|zeros|ones|index|gather"
-    r"|(?<!rotary_)embedding|kv_?cache|scatter|transpose_|batched_transpose|cnhw|nchw|repeat|(?<!un)roll|flip"
+    r"|(?<!rotary_)embedding|kv_?cache|_and_cache|scatter|transpose_|batched_transpose|cnhw|nchw|repeat|(?<!un)roll|flip"
     r"|where|masked|nonzero|local_scalar|item|arange|select_backward|slice_backward|tril|triu|pad|_to_cpu",
     "element-wise": r"elementwise|rotary|act_and_mul|swiglu|quant|::_?(add|sub|rsub|mul|div|neg|pow|sqrt|rsqrt|exp|log"
     r"|log2|abs|sign|sin|cos|tanh|sigmoid|silu|gelu|relu|clamp|clamp_min|clamp_max|threshold|dropout|native_dropout|erf"
@@ -50,7 +52,7 @@ OPERATORS = {
     r"|select|narrow|chunk|split|unbind|detach|detach_|alias|empty|empty_like|empty_strided|resize_|result_type|to|item"
     r"|is_nonzero|set_|unflatten|flatten|view_as|movedim|swapaxes|T|mT|numpy_T|lift_fresh|real|imag)$|^detach"
     r"|^autograd::engine|Backward\d*$|AccumulateGrad$": roles.VIEW,
-    r"^c10d::": roles.COLLECTIVE,
+    r"^(_?c10d\w*|symm_mem|_C_custom_ar)::|^(vllm|sglang)::(in|out)?(place_)?(all_|reduce_scatter)": roles.COLLECTIVE,
     r"_local_scalar_dense$": roles.SCALAR_READ,
     r"_fused_(adam|sgd|ada)": roles.FUSED_UPDATE,
     r"_foreach_": roles.FOREACH,
@@ -68,6 +70,7 @@ BYTES_OF_COLLECTIVE = {
 }  # fmt: skip
 TENSORS = {*BYTES_OF, "TensorList", "GenericList"}  # types of inputs that are tensors, or lists of them
 PRECISION_OF = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}  # float may be tf32 too
+PRECISION_OF |= {name: "fp8" for name in BYTES_OF if "Float8" in name}
 
 
 def category(name: str) -> str:
@@ -88,6 +91,11 @@ def operator_class(phase: str | None, kind: str) -> str:
 def operator_role(name: str) -> str | None:
     role = next((role for pattern, role in OPERATORS.items() if re.search(pattern, name)), None)
     return None if role == roles.COLLECTIVE and collective_kind(name) == UNKNOWN else role
+
+
+def is_of_pytorch(name: str) -> bool:
+    """Whether a compiler of PyTorch knows the operator: those of engines and extensions are what they are."""
+    return name.startswith("aten::")
 
 
 def is_view_or_metadata_op(name: str) -> bool:

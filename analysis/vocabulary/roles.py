@@ -19,7 +19,8 @@ VIEW, COLLECTIVE, SCALAR_READ = "view", "collective", "read of a scalar"
 FUSED_UPDATE, FOREACH = "fused update of weights", "foreach"  # one kernel for many tensors, or one operator
 # Roles of calls of a GPU's runtime or driver, and of what runs on a GPU
 LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET = "kernel launch", "graph launch", "copy", "blocking copy", "memory set"
-WAIT, CAPTURE_BEGIN, CAPTURE_END = "wait", "begin of a capture", "end of a capture"
+WAIT, ALLOCATION = "wait", "allocation or release of memory"
+CAPTURE_BEGIN, CAPTURE_END = "begin of a capture", "end of a capture"
 PINNED_COPY, HOST_COPY = "copy to or from pinned memory", "other copy to or from the host"
 
 STARTS_WORK = (LAUNCH, GRAPH_LAUNCH, COPY, BLOCKING_COPY, SET)

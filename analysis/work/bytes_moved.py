@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,14 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from analysis.hardware.ceilings import NO_PEAK, Ceiling
+from analysis.hardware.ceilings import Ceiling
 from analysis.vocabulary.operators import VECTOR_CLASSES, category, operator_class
 from analysis.work.fake_step import fake_step
 from analysis.work.flop_counts import register_cpu_attention
-from harness.base.files import explain_nulls
+from analysis.work.operator_costs import unmasked_pairs
 from harness.base.ranges import range_observers
-from harness.base.tables import Column, Table, column, labeled, sum_row, text_of
-from harness.base.units import MB, megabytes
+from harness.documents.flops import ComputationalIntensity
+from harness.documents.schema import explained
 from harness.instruments.phases import PHASES
 from harness.model.workload import Workload
 
@@ -39,9 +40,9 @@ _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
 _ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 # Operators that read only some elements of an argument: which argument, and how many elements that are.
 _READS_SOME = {
-    "embedding": (0, lambda arguments, out: out.numel()),
-    "nll_loss_forward": (0, lambda arguments, out: arguments[1].numel()),
-    "nll_loss_backward": (1, lambda arguments, out: 0),
+    "embedding": ("weight", lambda given, out: out.numel()),
+    "nll_loss_forward": ("self", lambda given, out: given["target"].numel()),
+    "nll_loss_backward": ("self", lambda given, out: 0),
 }
 Accesses = list[tuple[torch.Tensor, int]]  # tensors, and how many of their bytes
 
@@ -88,7 +89,7 @@ class WorkCounter(TorchDispatchMode):
         super().__init__()
         register_cpu_attention()
         self.repeats = repeats
-        self.rows: list[tuple] = []  # segment, operator, FLOPs of matmuls, elements, bytes
+        self.rows: list[tuple] = []  # segment, operator, FLOPs of matmuls, those of masked scores, elements, bytes
         self.segments: list[str] = ["between phases"]  # phases in the order in which they ran
         self.uses: dict[int, StorageUse] = {}
 
@@ -117,18 +118,19 @@ class WorkCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if self.segments[-1] != "data":
-            read, written = accesses(func, args, kwargs, out)
+            given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+            read, written = accesses(func, given, out)
             if written:  # otherwise it made a view, or allocated
-                self.count(func, args, kwargs, out, read, written)
+                formula = flop_registry.get(func.overloadpacket)
+                flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
+                self.count(func.overloadpacket.__name__, flops, masked_flops(given, flops), read, written)
         return out
 
-    def count(self, func, args, kwargs, out, read: Accesses, written: Accesses) -> None:
-        formula = flop_registry.get(func.overloadpacket)
-        flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
+    def count(self, operator: str, flops: int, masked: int, read: Accesses, written: Accesses) -> None:
         elements = max(sum(x.numel() for x, _ in written), max((x.numel() for x, _ in read), default=0))
         size = sum(size for _, size in read + written)
         now = len(self.segments) - 1
-        self.rows.append((now, f"aten::{func.overloadpacket.__name__}", flops, elements, size))
+        self.rows.append((now, f"aten::{operator}", flops, masked, elements, size))
         for x, size in read:
             self.use_of(x, None).read[now] += size
         for x, size in written:
@@ -139,15 +141,16 @@ class WorkCounter(TorchDispatchMode):
         return self.uses.setdefault(storage._cdata, StorageUse(storage, made_in))
 
     def table(self) -> pd.DataFrame:
-        """A row for each operator and phase: calls, FLOPs of matmuls, elements of other operators, bytes."""
-        columns = ["segment", "operator", "flops", "elements", "bytes"]
+        """A row for each operator and phase: calls, FLOPs of matmuls, those of scores that a causal mask hides from
+        fused attention, elements of other operators, bytes."""
+        columns = ["segment", "operator", "flops", "masked_flops", "elements", "bytes"]
         table = pd.DataFrame(self.rows, columns=columns, dtype=object).assign(calls=1)
         table["phase"] = [self.segments[segment] for segment in table["segment"]]
         pairs = zip(table["phase"], table["operator"], strict=True)
         table["class"] = [operator_class(phase, category(name)) for phase, name in pairs]
         calculates = table["class"].isin(VECTOR_CLASSES) & (table["flops"] == 0)
         table["elements"] = table["elements"].where(calculates, 0)
-        sums, weights = ["calls", "flops", "elements", "bytes"], table["segment"].map(self.weight)
+        sums, weights = ["calls", *columns[2:]], table["segment"].map(self.weight)
         table[sums] = table[sums].mul(weights, axis=0)
         return table.groupby(["phase", "class", "operator"], sort=False)[sums].sum().reset_index()
 
@@ -164,10 +167,17 @@ class WorkCounter(TorchDispatchMode):
         return sum(use.minimum_bytes_moved_by_step() for use in self.uses.values())
 
 
-def accesses(func, args, kwargs, out) -> tuple[Accesses, Accesses]:
-    """What an operator read and wrote; ([], []) if it made a view or only allocated."""
+def masked_flops(given: dict, flops: int) -> int:
+    """Those of scores that a kernel may skip, because the operator is told that attention is causal."""
+    if not (flops and given.get("is_causal")):
+        return 0
+    queries, keys = (given[name].shape[-2] for name in ("query", "key"))
+    return flops - flops * unmasked_pairs(queries, keys, math.inf, 0, top_left=True) // (queries * keys)
+
+
+def accesses(func, given: dict, out) -> tuple[Accesses, Accesses]:
+    """What an operator read and wrote; ([], []) if it made a view or only allocated.  given: its arguments by name."""
     name, arguments = func.overloadpacket.__name__, func._schema.arguments
-    given = {**dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
     mutated = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
     inputs = {key: tensors_in(value) for key, value in given.items()}
     storages = {x.untyped_storage()._cdata for found in inputs.values() for x in found}
@@ -179,12 +189,11 @@ def accesses(func, args, kwargs, out) -> tuple[Accesses, Accesses]:
     if name in _OVERWRITES:
         only_written |= mutated
     written = [(x, accessed_bytes(x)) for x in [*made, *(x for key in mutated for x in inputs[key])]]
-    read = [(x, accessed_bytes(x)) for key, found in inputs.items() if key not in only_written for x in found]
+    read = {key: [(x, accessed_bytes(x)) for x in found] for key, found in inputs.items() if key not in only_written}
     if name in _READS_SOME:
-        position, elements = _READS_SOME[name]
-        some = args[position]
-        read = [(x, elements(args, made[0]) * x.element_size() if x is some else size) for x, size in read]
-    return read, written
+        key, elements = _READS_SOME[name]
+        read[key] = [(x, elements(given, made[0]) * x.element_size()) for x in inputs[key]]
+    return [*itertools.chain(*read.values())], written
 
 
 def step_work(workload: Workload, on_gpu: bool = False) -> WorkCounter:
@@ -232,7 +241,7 @@ def computational_intensity(profile: dict, workload: Workload) -> dict:
         "phases": phase_rows(table, work.minimum_by_phase()),
         "operators": table.sort_values("bytes", ascending=False).to_dict("records"),
     }
-    return explain_nulls(document, NO_PEAK)
+    return explained(document, ComputationalIntensity)
 
 
 def bound_by_thresholds(intensity: float) -> str:
@@ -246,98 +255,16 @@ def side_of(ridge: float | None, intensity: float) -> str | None:
 
 def class_rows(table: pd.DataFrame, ridge: float | None) -> list[dict]:
     """Calls, operations and bytes per step of each class of operators, most bytes first."""
-    sums = table.groupby("class")[["calls", "flops", "elements", "bytes"]].sum().sort_values("bytes", ascending=False)
-    rows = []
-    for name, row in sums.iterrows():
-        calls, flops, elements, moved = (int(value) for value in row)
-        intensity = (flops + elements) / moved
-        row = {
-            "class": name,
-            "calls": calls,
-            "flops": flops,
-            "element_operations": elements,
-            "bytes": moved,
-            "operations_per_byte": intensity,
-            # The ridge is that of matmuls in the precision in use; other work is limited by the bandwidth alone.
-            "side_of_ridge_point": side_of(ridge, intensity) if flops else "memory",
-        }
-        rows.append(explain_nulls(row, NO_PEAK))
+    columns = ["calls", "flops", "masked_flops", "elements", "bytes"]
+    sums = table.groupby("class")[columns].sum().sort_values("bytes", ascending=False).astype(int).reset_index()
+    rows = sums.rename(columns={"elements": "element_operations"}).to_dict("records")
+    for row in rows:
+        row["operations_per_byte"] = (row["flops"] + row["element_operations"]) / row["bytes"]
+        # The ridge is that of matmuls in the precision in use; other work is limited by the bandwidth alone.
+        row["side_of_ridge_point"] = side_of(ridge, row["operations_per_byte"]) if row["flops"] else "memory"
     return rows
 
 
 def phase_rows(table: pd.DataFrame, minimum: dict[str, int]) -> list[dict]:
     sums = table.groupby("phase", sort=False)[["flops", "bytes"]].sum()
     return sums.assign(minimum_bytes=pd.Series(minimum)).reset_index().to_dict("records")
-
-
-# ---- For a reader --------------------------------------------------------------------------------------------------
-
-
-def class_columns(step_bytes: int) -> list[Column]:
-    return [
-        column("class of operators", "class", left=True),
-        column("calls", "calls", ","),
-        column("MFLOP", "flops", ",.1f", 1e6),
-        column("million other operations", "element_operations", ",.1f", 1e6),
-        column("MB moved", "bytes", ",.1f", MB),
-        column("share", "bytes", ".1%", step_bytes),
-        column("operations/byte", "operations_per_byte", ".2f"),
-        Column("side of ridge point", lambda row: row["side_of_ridge_point"] or "unknown", left=True),
-    ]
-
-
-PHASE_COLUMNS = [
-    column("phase", "phase", left=True),
-    column("MB moved", "bytes", ",.1f", MB),
-    column("minimum MB moved", "minimum_bytes", ",.1f", MB),
-    Column("FLOPs/byte", lambda row: row["bytes"] and row["flops"] / row["bytes"], ".2f"),
-]
-
-
-def intensity_facts(document: dict) -> dict[str, str]:
-    ridge = document["ridge_point_flops_per_byte"]
-    used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
-    share = f", {used / peak:.1%} of {peak:,.1f} GB/s ({document['memory_bandwidth_peak_source']})" if peak else ""
-    return {
-        "Bytes moved by a step": f"{megabytes(document['step_bytes'])}; minimum "
-        f"{megabytes(document['minimum_step_bytes'])}",
-        "Arithmetic intensity": f"{document['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte; "
-        f"{document['intensity_at_minimum_flops_per_byte']:.2f} with the minimum bytes",
-        "Bandwidth used": f"{used:,.2f} GB/s{share}",
-        "By the 10/100 thresholds": document["memory_bound_vs_compute_bound"],
-        "By this device's ridge point": f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte: "
-        f"{document['peak_source']} over {document['memory_bandwidth_peak_source']}"
-        if ridge
-        else document["ridge_point_flops_per_byte_reason"],
-    }
-
-
-def intensity_tables(document: dict) -> list[Table]:
-    """Bytes and operations by class and by phase; in each, the last row is the sum of those above it."""
-    classes, phases = document["classes"], document["phases"]
-    step = sum_row("class", "step", classes, ("calls", "flops", "element_operations", "bytes"))
-    step["operations_per_byte"] = (step["flops"] + step["element_operations"]) / step["bytes"]
-    step["side_of_ridge_point"] = document["side_of_ridge_point"]
-    least = document["minimum_step_bytes"]
-    # A phase also moves what it hands to the next one; within a step that can stay in on-chip memory.
-    handed = least - sum(row["minimum_bytes"] for row in phases)
-    by_phase = [
-        *phases,
-        {"phase": "less: from phase to phase", "flops": None, "bytes": None, "minimum_bytes": handed},
-        {"phase": "step", "flops": document["step_flops"], "bytes": document["step_bytes"], "minimum_bytes": least},
-    ]
-    return [(class_columns(document["step_bytes"]), [*classes, step]), (PHASE_COLUMNS, by_phase)]
-
-
-def intensity_lines(document: dict) -> list[str]:
-    """Bytes and operations by class and phase, intensity and bandwidth, as the commands print them."""
-    lines = [
-        "Computational Intensity:",
-        *text_of(intensity_tables(document))[1:],
-        "",
-        *labeled(intensity_facts(document)),
-    ]
-    used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
-    if peak and used > peak:
-        lines.append("More than the peak bandwidth: caches served part of the bytes counted.")
-    return [*lines, *(f"Counted: {document['convention'][name]}." for name in ("bytes", "minimum", "elements"))]

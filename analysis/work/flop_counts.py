@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
 from torch.utils.flop_counter import (
     FlopCounterMode,
@@ -14,13 +12,12 @@ from torch.utils.flop_counter import (
 )
 
 from analysis.work.fake_step import fake_tensors
-from harness.base.files import explain_nulls
-from harness.base.layer_names import starred
-from harness.base.tables import Column, Table, column, narrow_table, sum_row, text_of
+from analysis.work.sections import COUNTS, counters_in
+from harness.documents.flops import NO_COUNT
+from harness.documents.schema import because
 from harness.model.workload import Workload
 
 CONVENTION = "two per multiply-add, matmuls only, full S x S attention scores, recomputation not counted"
-COUNTS = ("forward_flops", "backward_flops", "beyond_matmuls")
 
 
 def register_cpu_attention() -> None:
@@ -77,14 +74,14 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
     by_deepspeed = (None, None, None)
     if not isinstance(deepspeed, str):
         by_deepspeed = (2 * deepspeed["macs"], None, deepspeed["flops"] - 2 * deepspeed["macs"])
-        deepspeed = "it counts one forward pass"
+        deepspeed = NO_COUNT
     counters = {
         "formula": ((forward, backward, 0), "the workload has no formula"),
         "FlopCounterMode": ((by_torch["forward_flops"], by_torch["backward_flops"], 0), ""),
         "DeepSpeed": (by_deepspeed, deepspeed),
     }
     rows = [
-        explain_nulls({"counter": counter} | dict(zip(COUNTS, counts, strict=True)), reason)
+        {"counter": counter} | dict(zip(COUNTS, counts, strict=True)) | because(reason, *COUNTS)
         for counter, (counts, reason) in counters.items()
     ]
     several = len(counters_in(rows)) > 1
@@ -94,14 +91,9 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
         "sequence_length": workload.seq_len,
         "recomputed_flops": recomputed,
         "rows": rows,
-        **explain_nulls({"agree": agree}, "there is one count alone"),
+        "agree": agree,
         "forward_flops_by_module": by_torch["forward_flops_by_module"],
     }
-
-
-def counters_in(rows: list[dict]) -> list[str]:
-    """Those that counted."""
-    return [row["counter"] for row in rows if row["forward_flops"] is not None]
 
 
 def by_component(workload: Workload) -> list[dict]:
@@ -118,74 +110,3 @@ def by_component(workload: Workload) -> list[dict]:
         }
         for name, flops in sorted(forward.items(), key=lambda item: -item[1])
     ]
-
-
-# ---- For a reader --------------------------------------------------------------------------------------------------
-
-
-def counter_columns(document: dict) -> list[Column]:
-    micro_batch = f"{document['batch_size']} x {document['sequence_length']} tokens"
-    return [
-        column(f"FLOPs per micro-batch, {micro_batch}", "counter", left=True),
-        *(column(name.replace("_flops", "").replace("_", " "), name, ",") for name in COUNTS),
-    ]
-
-
-def reconciliation_lines(document: dict) -> list[str]:
-    """The three counts as a table, and whether they agree."""
-    lines = narrow_table(counter_columns(document), document["rows"])
-    text = agreement_text(document, "the matmul counts")
-    lines.append(f"{text[0].upper()}{text[1:]}.")
-    if recomputed := document["recomputed_flops"]:
-        lines.append(f"{recomputed:,} FLOPs of the backward pass recompute activations that were not kept.")
-    missing = [row for row in document["rows"] if row["forward_flops"] is None]
-    return [*lines, *(f"No count by {row['counter']}: {row['forward_flops_reason']}" for row in missing)]
-
-
-def agreement_text(document: dict, counts: str) -> str:
-    """'COUNTS agree'; a single count has none to agree with: 'counted by FlopCounterMode alone'."""
-    counters = counters_in(document["rows"])
-    if len(counters) == 1:
-        return f"counted by {counters[0]} alone"
-    return f"{counts} {'agree' if document['agree'] else 'DIFFER'}"
-
-
-def detail_tables(counts: dict) -> list[Table]:
-    """FLOPs by component if the workload has a formula, and forward FLOPs by module as PyTorch and DeepSpeed count."""
-    components = [
-        column("component", "component", left=True),
-        column("forward FLOPs", "forward_flops", ","),
-        column("backward FLOPs", "backward_flops", ","),
-        column("forward, per layer", "forward_flops_per_layer", ","),
-        column("share", "share", ".1%"),
-    ]
-    modules = [
-        column("module with those inside it, forward FLOPs", "module", left=True),
-        column("FlopCounterMode", "flops", ","),
-        column("DeepSpeed", "deepspeed", ","),
-    ]
-    parts = counts["by_component"]
-    total = sum_row("component", "sum", parts, ("forward_flops", "backward_flops", "share"))
-    macs = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
-    by_deepspeed = {name: 2 * n for name, n in macs.items()}
-    flops = counts["reconciliation"]["forward_flops_by_module"]
-    rows = [{"module": name, "flops": n, "deepspeed": by_deepspeed.get(name)} for name, n in flops.items()]
-    return [(components, [*parts, total] if parts else []), (modules, folded_rows(rows))]
-
-
-def folded_rows(rows: list[dict]) -> list[dict]:
-    """Rows of modules, with one row for layers that are alike: `layers.0` to `layers.3` as `4 x layers.*`."""
-    alike: dict[tuple, list[dict]] = {}
-    for row in rows:
-        name = starred(row["module"], whole_layers=True)
-        alike.setdefault((name, *(row[key] for key in row if key != "module")), []).append(row)
-    names = Counter(name for name, *_ in alike)  # layers that differ keep their names
-    return [
-        {**row, "module": f"{len(group)} x {name}" if len(group) > 1 and names[name] == 1 else row["module"]}
-        for (name, *_), group in alike.items()
-        for row in (group[:1] if len(group) > 1 and names[name] == 1 else group)
-    ]
-
-
-def flop_detail_lines(counts: dict) -> list[str]:
-    return text_of(detail_tables(counts))[1:]

@@ -1,9 +1,12 @@
-"""What fills the memory of a training step, tensor by tensor?  Tables and summary of memory_timeline.json."""
+"""What fills the memory of a training step, tensor by tensor?  Section and summary of memory_timeline.json."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.base.layer_names import starred
-from harness.base.tables import Column, Table, column, sum_row, text_of
+from harness.base.sections import Section
+from harness.base.tables import Column, column, sum_row
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import PHASES
 
@@ -16,27 +19,41 @@ TENSOR_COLUMNS = [
 KEPT_SIZES = ("bytes", "formula_bytes", "quadratic_bytes")  # of what the forward pass keeps for the backward pass
 
 
-def memory_tables(memory: dict) -> dict[str, Table]:
-    """The tables of memory_timeline.json, by name; without rows where nothing is known."""
+def memory_section(memory: dict) -> Section:
+    """Where the step needs most, what was predicted, and what fills the memory; without rows what is not known."""
     categories = [
-        column("at the peak", "name", left=True),
+        column("category", "name", left=True),
         column("measured MB", "measured", ",.1f", MB),
         column("predicted MB", "predicted", ",.1f", MB),
     ]
     kept = [
-        column("kept for the backward pass, all layers", "component", left=True),
+        column("component, all layers", "component", left=True),
         column("measured MB", "bytes", ",.2f", MB),
         column("formula MB", "formula_bytes", ",.2f", MB),
         column("quadratic in sequence length, MB", "quadratic_bytes", ",.2f", MB),
     ]
     rows = memory["predicted"]["kept_for_backward"] if memory["predicted"] else []
-    allocator = [column("GPU memory in use", "what", left=True), column("MB", "bytes", ",.1f", MB)]
-    return {
-        "categories": (categories, category_rows(memory)),
-        "tensors": (TENSOR_COLUMNS, memory["peak"]["largest_tensors"]),
-        "kept": (kept, [*rows, sum_row("component", "sum", rows, KEPT_SIZES)] if rows else []),
-        "allocator": (allocator, memory["allocator"] or []),
-    }
+    allocator = [column("what", "what", left=True), column("MB", "bytes", ",.1f", MB)]
+    peak = f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}"
+    return Section(
+        "Memory",
+        facts={
+            "Peak of the step": peak,
+            "Made of": parts_of_peak(memory["peak"]["bytes_by_category"]),
+            "Prediction": prediction_text(memory),
+        },
+        figure="memory_timeline",
+        parts=[
+            Section("At the peak", categories, category_rows(memory)),
+            Section("Tensors", TENSOR_COLUMNS, folded_layers(memory["peak"]["largest_tensors"])),
+            Section(
+                "Kept for the backward pass",
+                kept,
+                [*rows, sum_row("component", "sum", rows, KEPT_SIZES)] if rows else [],
+            ),
+            Section("GPU memory in use", allocator, memory["allocator"] or []),
+        ],
+    )
 
 
 def memory_lines(memory: dict, summary: dict) -> list[str]:
@@ -56,28 +73,14 @@ def memory_lines(memory: dict, summary: dict) -> list[str]:
         f"Memory at Optimizer Step: {reached['optimizer']}",
         f"Number of Allocations: {memory['allocations']}",
         f"Largest Tensor: {named}",
-        f"At the peak: {parts_of_peak(memory['peak']['bytes_by_category'])}",
     ]
 
 
-def peak_line(memory: dict) -> str:
-    """Where the step needs most, and what was predicted."""
-    peak = megabytes(memory["peak_bytes"])
-    return f"The step's peak, {peak}, is in {place_of_peak(memory)}; {prediction_text(memory)}"
-
-
-def memory_table_lines(memory: dict) -> list[str]:
-    """The tables of a run with --profile-memory --verbose."""
-    tables = memory_tables(memory)
-    columns, tensors = tables["tensors"]
-    return text_of((tables | {"tensors": (columns, folded_layers(tensors))}).values())
-
-
-def parts_of_peak(sizes: dict[str, float], unit: float = MB) -> str:
-    """The categories at a peak, the three largest by name; `unit` of MB in the sizes."""
+def parts_of_peak(sizes: dict[str, float], unit: float = MB, name: str = "MB") -> str:
+    """The categories at a peak, the three largest by name, in this unit of the sizes."""
     found = sorted(sizes.items(), key=lambda item: -item[1])
-    named = ", ".join(f"{name} {size / unit:,.1f}" for name, size in found[:3])
-    return f"{named}, others {sum(size for _, size in found[3:]) / unit:,.1f} MB"
+    named = ", ".join(f"{part} {size / unit:,.1f}" for part, size in found[:3])
+    return f"{named}, others {sum(size for _, size in found[3:]) / unit:,.1f} {name}"
 
 
 def place_of_peak(memory: dict) -> str:
@@ -119,3 +122,12 @@ def tensor_name(row: dict) -> str:
     """'layers.0.attention scores [8, 8, 128, 128]' for a tensor allocated in the range layers.0.attention.scores."""
     backward = "backward of " if row["phase"] == "backward" else ""
     return f"{backward}{' '.join(row['where'].rsplit('.', 1))} {row['shape']}"
+
+
+def stack_of_memory(timeline: dict, categories: Sequence[str]) -> dict[str, list[float]]:
+    """Live MB by category after each event of memory_timeline.json, of those categories that it has."""
+    return {
+        category: [size / MB for size in timeline[f"{category}_bytes"]]
+        for category in categories
+        if f"{category}_bytes" in timeline
+    }

@@ -8,20 +8,34 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
+from analysis.vocabulary.annotations import BATCH
 from analysis.vocabulary.operators import BYTES_OF, category, is_view_or_metadata_op
 
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs and bytes of one call; None if the shapes do not determine them."""
+    """FLOPs and bytes of one call; None if the shapes do not determine them.
+
+    Two conventions for attention: `flops` counts the full S x T scores, causal or not, `least_flops` only those that a
+    mask leaves, which is what a kernel must do at least.  Elsewhere both are the same.
+    """
 
     flops: int | None = None
     bytes: int | None = None  # inputs read and outputs written once
     most_flops: int | None = None  # an upper limit of attention over packed sequences, whose lengths are not recorded
     keys: int | None = None  # of each query at most, where that is not all of them: packed sequences, windows
+    unmasked_flops: int | None = None  # of attention
+
+    @property
+    def least_flops(self) -> int | None:
+        """What any kernel must do: the least that bounds, roofs and predictions may assume; None: not known."""
+        return self.flops if self.unmasked_flops is None else self.unmasked_flops
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,10 @@ class Inputs:
     def shape(self, name: str) -> list:
         return self.shapes[self.names.index(name)]
 
+    def shape_or_none(self, name: str) -> list:
+        """[]: not recorded, or no tensor."""
+        return self.shapes[i] if name in self.names and (i := self.names.index(name)) < len(self.shapes) else []
+
     def size(self, name: str) -> int | None:
         return self.sizes[self.names.index(name)]
 
@@ -43,14 +61,15 @@ class Inputs:
         return self.values[self.names.index(name)]
 
     def value_or_none(self, name: str) -> str | None:
-        return self.values[i] if (i := self.names.index(name)) < len(self.values) else None
+        return self.values[i] if name in self.names and (i := self.names.index(name)) < len(self.values) else None
 
 
-def cost(name: str, shapes: list, types: list | None, values: list | None) -> Cost:
+def cost(name: str, shapes: list, types: list | None, values: list | None, batch: str | None = None) -> Cost:
     """FLOPs (two per multiply-add, matmuls only) and bytes of a call, from the inputs that a trace records.
 
     Traces do not record outputs.  Their shapes follow from the inputs for matmuls, convolutions, element-wise
-    operators, normalizations and copies; the cost of others is unknown.
+    operators, normalizations and copies; the cost of others is unknown.  batch: the range around the call that tells
+    the lengths of sequences.
     """
     ours = name.startswith(("aten::", "kernels::"))
     base = name.rsplit("::", 1)[-1].strip("_") if ours else name if name in _FORMULAS else None
@@ -60,9 +79,12 @@ def cost(name: str, shapes: list, types: list | None, values: list | None) -> Co
         sizes = [BYTES_OF.get(kind) for kind in types or [None] * len(shapes)]  # PyTorch 1.8 records no types
         if base in _FORMULAS:
             formula, names = _FORMULAS[base]
-            return formula(Inputs(shapes, sizes, values or [], names.split()))
+            inputs = Inputs(shapes, sizes, values or [], names.split())
+            if formula in (attention_cost, untold_attention_cost) and (sums := BATCH.match(batch or "")):
+                return batch_attention_cost(inputs, formula, *map(int, sums.groups()))
+            return formula(inputs)
         if category(name) in ("element-wise", "normalization") or base in _SAME_SHAPE:
-            return streaming_cost(base, shapes, sizes)
+            return streaming_cost(base, shapes, types or [])
     except (IndexError, TypeError, ValueError):  # shapes that no operator of this name takes
         pass
     return Cost()
@@ -121,8 +143,10 @@ def convolution_backward_cost(inputs: Inputs) -> Cost:
     """gradient [N, K, *out size], x, weight -> gradients of x and weight, each a matmul of the forward's size"""
     gradient, x, weight, size = *map(inputs.shape, ("gradient", "x", "weight")), inputs.size("gradient")
     mask = inputs.value("output_mask")  # which gradients are wanted: of x, of the weight, of the bias
-    wanted = mask.count("True", 0, mask.rindex(",")) if mask.startswith("[") else 2
-    elements = math.prod(gradient) + (1 + wanted) * (math.prod(x) + math.prod(weight)) // 2
+    of_x, of_weight = (re.findall("True|False", mask) or ["True", "True", ""])[:2]
+    wanted = (of_x == "True") + (of_weight == "True")
+    written = math.prod(x) * (of_x == "True") + math.prod(weight) * (of_weight == "True")
+    elements = sum(map(math.prod, (gradient, x, weight))) + written
     flops = wanted * 2 * math.prod(gradient) * math.prod(weight[1:])
     return Cost(flops, elements * size if size else None)
 
@@ -132,62 +156,172 @@ def gradient_of_input_cost(inputs: Inputs) -> Cost:
     return Cost(2 * math.prod(inputs.shape("gradient")) * math.prod(inputs.shape("weight")[1:]))
 
 
+def any_layout_matmul_cost(inputs: Inputs) -> Cost:
+    """a [M, K], b [K, N] or [N, K] -> [M, N]; bytes only where the output is among the inputs"""
+    a, b, out = inputs.shape("a"), inputs.shape("b"), inputs.shape_or_none("out")
+    columns = b[1] if b[0] == a[-1] else b[0]
+    if a[-1] not in b[-2:]:
+        return Cost()  # packed, or of other shapes
+    sizes = [inputs.size(name) for name in ("a", "b", "out")] if out else [None]
+    moved = sum(math.prod(one) * size for one, size in zip((a, b, out), sizes, strict=True)) if all(sizes) else None
+    return Cost(2 * math.prod(a) * columns, moved)
+
+
+def grouped_matmul_cost(inputs: Inputs) -> Cost:
+    """[M, K] @ [G, K, N] -> [M, N], [G, M, K] @ [K, N] -> [M, N], [M, K] @ [K, N] -> [G, M, N]: each row of M, column
+    of N, or part of K belongs to one group"""
+    a, b, size = inputs.shape("a"), inputs.shape("b"), inputs.size("a")
+    per_group = a[0] if (len(a), len(b)) == (3, 2) else 1
+    flops = 2 * math.prod(a) * b[-1] // per_group
+    groups = inputs.shape("ends")[0] if len(a) == len(b) == 2 else a[0] // per_group if len(a) == 3 else 1
+    written = groups * a[-2] * b[-1] * max(size or 0, 2)  # of 8-bit numbers: bf16
+    return Cost(flops, math.prod(a) * size + math.prod(b) * inputs.size("b") + written if size else None)
+
+
+def experts_cost(inputs: Inputs) -> Cost:
+    """x [M, K], up [G, N or 2 N, K], down [G, K, N], chosen [M, experts of a token] -> [M, K]
+
+    All chosen experts are counted as different as far as there are so many: bytes are those at most.  Of numbers packed
+    in pairs the last dimension has half of them."""
+    x, up, down, chosen = map(inputs.shape, ("x", "up", "down", "chosen"))
+    of_expert = up[1] * x[-1] + x[-1] * down[2] * (x[-1] // up[2])
+    rows, sizes = math.prod(chosen), [inputs.size(name) for name in ("x", "up", "down")]
+    if not all(sizes):
+        return Cost(2 * rows * of_expert)
+    weights = (up[1] * up[2] * sizes[1] + down[1] * down[2] * sizes[2]) * min(up[0], rows)
+    return Cost(2 * rows * of_expert, 2 * math.prod(x) * sizes[0] + weights)
+
+
 # ---- Attention -----------------------------------------------------------------------------------------------------
 
 
-def attention_cost(inputs: Inputs, heads_first: bool) -> Cost:
+def attention_cost(inputs: Inputs, heads_first: bool = False) -> Cost:
     """query [B, S, H, E] or, with heads first, [B, H, S, E], keys of length T -> the query's shape; the full S x T,
     causal or not, but of a window its width.
 
     Two matmuls forward; five backward, one of which recomputes the scores.  Of sequences packed into one
     ([tokens, H, E]) traces record the number and the longest, not the lengths: FLOPs are known where no query can have
-    more keys than a sequence has on average, and else limited.
+    more keys than a sequence has on average, and else limited.  Of keys in pages of a cache only the longest is known.
+    What is needed at least is that of sequences of equal length, because it grows with their squares.
     """
     query, key, value = map(inputs.shape, ("query", "key", "value"))
+    if query[0] == 1 and inputs.shape_or_none("key_edges") and not heads_first:
+        query, key, value = (one[-3:] for one in (query, key, value))
     backward, size = "gradient" in inputs.names, inputs.size("query")
-    elements = 2 * math.prod(query) + math.prod(key) + math.prod(value)
-    moved = elements * (2 if backward else 1) * size if size else None
-    packed, length = len(query) == 3, key[-2 if heads_first else -3]
-    may_be_packed = "key_edges" in inputs.names
-    if packed and not may_be_packed:
+    packed, pages = len(query) == 3, inputs.shape_or_none("pages")
+    if packed and "longest_keys" not in inputs.names:
         return Cost()
-    keys = length
-    if may_be_packed:
-        keys = parse_value(inputs.value("longest_keys")) if packed else length
-        keys = min(keys, window_width(*map(inputs.value_or_none, ("causal", "left", "right"))))
+    position = -2 if heads_first and not packed else -3
+    queries, length = query[position], key[position]
+    mask, left, right = (inputs.value_or_none(name) or "" for name in ("causal", "left", "right"))
+    left, right = (int(text) if re.fullmatch(r"\d+", text) else math.inf for text in (left, right))
+    right = 0 if mask in CAUSAL else right
+    longest = inputs.value_or_none("longest_keys") if packed or pages else str(length)
+    in_pages = pages[1] * key[1] if pages else math.inf
+    keys = min(in_pages, parse_value(longest) if longest or not pages else math.inf, left + right + 1)
     per_key = 3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1]
     flops = 2 * math.prod(query[:-1]) * keys * per_key
-    if packed and keys > length / (inputs.shape("key_edges")[0] - 1):
-        return Cost(None, moved, flops, keys)
-    return Cost(flops, moved, None, keys if keys < length else None)
+    if pages:
+        return Cost(most_flops=flops, keys=keys)
+    elements = 2 * math.prod(query) + math.prod(key) + math.prod(value)
+    moved = elements * (2 if backward else 1) * size if size else None
+    # The first query is beside the first key, or the last beside the last.
+    pairs = partial(unmasked_pairs, left=left, right=right, top_left=heads_first or mask == "1")
+    limited = keys if keys < length else None
+    if not packed:
+        least = 2 * math.prod(query[:-1]) // queries * pairs(queries, length) * per_key
+        return Cost(flops, moved, None, limited, least)
+    sequences = inputs.shape("key_edges")[0] - 1
+    each, longer = divmod(queries, sequences)
+    unmasked = (sequences - longer) * pairs(each, each) + longer * pairs(each + 1, each + 1)
+    least = 2 * query[-2] * unmasked * per_key if queries == length else None
+    known = keys <= length / sequences
+    return Cost(flops if known else None, moved, None if known else flops, limited, least)
 
 
-def window_width(causal: str | None, left: str | None, right: str | None) -> float:
-    """How many keys a query sees at most, by the texts of these inputs; a negative number, or none, is no limit."""
-    left, right = (int(text) if re.fullmatch(r"-?\d+", text or "") else -1 for text in (left, right))
-    right = 0 if causal == "True" else right
-    return left + right + 1 if left >= 0 and right >= 0 else math.inf
+def untold_attention_cost(inputs: Inputs) -> Cost:
+    """vLLM's own operator: what it takes from a cache is not among the inputs."""
+    return Cost()
+
+
+def batch_attention_cost(inputs: Inputs, otherwise: Callable, *sums: int) -> Cost:
+    """Causal attention of a batch, by sums over the sequences of prompts and over those that generate: queries, keys,
+    squares of queries, queries times keys.  query [tokens, H, E], key [..., H of keys, E]; the cache is read too."""
+    query, key, value = map(inputs.shape, ("query", "key", "value"))
+    queries, keys, squares, products = map(sum, zip(sums[:4], sums[4:], strict=True))
+    if math.prod(query[:-2]) != queries:  # a part of the batch, or attention to something else
+        return otherwise(inputs)
+    per_score = 2 * query[-2] * (query[-1] + value[-1])
+    sizes = inputs.size("query"), inputs.size("key")
+    of_keys = keys * key[-2] * (key[-1] + value[-1])
+    moved = queries * per_score // 2 * sizes[0] + of_keys * sizes[1] if all(sizes) else None
+    return Cost(per_score * products, moved, None, None, per_score * (products - (squares - queries) // 2))
+
+
+CAUSAL = ("True", "1", "2")  # texts of the input; the numbers are kinds of masks, 1 from the upper left corner
+
+
+def unmasked_pairs(queries: int, keys: int, left: float, right: float, top_left: bool) -> int:
+    """How many scores are left, where a query sees so many keys before and after the one of its own position."""
+    beside = np.arange(queries) + (0 if top_left else keys - queries)
+    seen = np.minimum(beside + right, keys - 1) - np.maximum(beside - left, 0) + 1
+    return int(np.maximum(seen, 0).sum())
+
+
+def paged_attention_cost(inputs: Inputs) -> Cost:
+    """query [sequences, H, E], keys and values in pages of a cache; no sequence is longer than the longest."""
+    longest = parse_value(inputs.value("longest_keys"))
+    return Cost(most_flops=4 * math.prod(inputs.shape("query")) * longest, keys=longest)
 
 
 # ---- All else ------------------------------------------------------------------------------------------------------
 
 _OUTPUTS = {"swiglu_backward": 2}  # of the same size each; all others have one
 _SAME_SHAPE = {"softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "copy", "fill", "zero"}
+_OF_ONE_BYTE = re.compile(r"(eq|ne|lt|le|gt|ge|isnan|isfinite|logical_\w+)$")  # their outputs
+_KINDS = ("bool", "int|long|short|char", "float|double|Half|BFloat|Float8", "complex")  # each widens those before it
+_DEFAULT_SIZES = (1, 8, 4, 8)  # bytes of an element, of each kind
 
 
-def streaming_cost(base: str, shapes: list, sizes: list) -> Cost:
-    """Inputs read once, each output, of their broadcast shape and widest type, written once.
+def streaming_cost(base: str, shapes: list, types: list) -> Cost:
+    """Inputs read once, each output, of the shape of the largest input, written once.
 
-    The first input of a copy is its target: it is written, not read.
+    The output of an element-wise operator has the type to which PyTorch promotes the inputs, all others that of the
+    largest.  The first input of a copy is its target: it is written, not read.
     """
-    # A number among the inputs has the shape [] and no size; a tensor of one element has a size.
-    tensors = [(math.prod(shape), size) for shape, size in zip(shapes, sizes, strict=False) if size]
+    # A number among the inputs has the shape [] and is no tensor, or one of type double.
+    tensors = [(shape, kind) for shape, kind in zip(shapes, types, strict=False) if kind in BYTES_OF]
     if not tensors or any(shape and isinstance(shape[0], list) for shape in shapes):
         return Cost()
-    elements = max(n for n, _ in tensors)
-    read = 0 if base in ("fill", "zero") else sum(n * size for n, size in tensors[base == "copy" :])
-    written = elements * (tensors[0][1] if base == "copy" else max(size for _, size in tensors))
-    return Cost(None, read + _OUTPUTS.get(base, 1) * written)
+    moved = [math.prod(one) * BYTES_OF[kind] for one, kind in tensors]
+    read = 0 if base in ("fill", "zero") else sum(moved[base == "copy" :])
+    largest = max((one for one, _ in tensors), key=math.prod)
+    if category(f"aten::{base}") == "element-wise":
+        width = 1 if _OF_ONE_BYTE.match(base) else promoted_size(tensors)
+    else:
+        width = next(BYTES_OF[kind] for one, kind in tensors if one == largest or base == "copy")
+    return Cost(None, read + _OUTPUTS.get(base, 1) * math.prod(largest) * width)
+
+
+def promoted_size(tensors: list[tuple[list, str]]) -> int:
+    """Bytes of an element of the result: a tensor without dimensions, such as a number, widens others only if it is of
+    a higher kind, and then to the default type of that kind."""
+    found = [(kind_of_number(kind), BYTES_OF[kind], bool(shape)) for shape, kind in tensors]
+    with_dimensions = [one for one in found if one[2]] or found
+    top, size, _ = max(with_dimensions)
+    above = max(kind for kind, *_ in found)
+    return _DEFAULT_SIZES[above] if above > top else size
+
+
+def kind_of_number(kind: str) -> int:
+    return max(i for i, pattern in enumerate(_KINDS) if re.search(pattern, kind))
+
+
+def norm_cost(inputs: Inputs) -> Cost:
+    """x -> one number, or one for each place in the dimensions that stay"""
+    x, size, text = inputs.shape("x"), inputs.size("x"), inputs.value_or_none("dimensions") or ""
+    dims = parse_value(text) if text.startswith("[") and text != "[]" else range(len(x))
+    return Cost(None, (math.prod(x) + math.prod(x) // math.prod(x[dim] for dim in dims)) * size if size else None)
 
 
 def parse_value(text: str):
@@ -200,47 +334,65 @@ def parse_value(text: str):
 
 # ---- Which formula, and the names of an operator's inputs, in its order ---------------------------------------------
 
-_ATTENTION = partial(attention_cost, heads_first=False)
-_ATTENTION_BY_HEADS = partial(attention_cost, heads_first=True)
+_QKV, _BACKWARD = "query key value ", "gradient query key value out logsumexp "
+_EDGES, _WINDOW = "query_edges key_edges longest_queries longest_keys ", "dropout scale causal left right "
+_GRADIENTS = "query_gradient key_gradient value_gradient "
+_PAGED = "heads scale pages lengths "
 # Only operators that do the work themselves are in this table, not those that call them (linear, conv2d).
-_FORMULAS = {
-    "mm": (matmul_cost, "a b"),
-    "bmm": (matmul_cost, "a b"),
-    "addmm": (matmul_cost, "added a b"),
-    "baddbmm": (matmul_cost, "added a b"),
-    "scaled_mm": (scaled_matmul_cost, "a b scale_a scale_b bias scale_result out_type"),
-    "miopen_convolution": (convolution_cost, "x weight bias padding stride dilation"),
-    "mkldnn_convolution": (convolution_cost, "x weight bias padding stride dilation"),
-    "cudnn_convolution": (convolution_cost, "x weight padding stride dilation"),
-    "convolution_backward": (
-        convolution_backward_cost,
-        "gradient x weight bias_sizes stride padding dilation transposed output_padding groups output_mask",
-    ),
-    "cudnn_convolution_backward_input": (gradient_of_input_cost, "size gradient weight"),
-    "flash_attention_forward": (
-        _ATTENTION,
-        "query key value query_edges key_edges longest_queries longest_keys dropout causal debug scale left right",
-    ),
-    "flash_attention_backward": (
-        _ATTENTION,
-        "gradient query key value out logsumexp query_edges key_edges longest_queries longest_keys dropout causal "
-        "rng_state unused scale left right",
-    ),
-    "flash_attn_3::fwd": (
-        _ATTENTION,
-        "query key value new_key new_value query_value out query_edges key_edges new_key_edges used_queries used_keys "
-        "longest_queries longest_keys page_table batch_of_cache left_padding rotary_cos rotary_sin rotary_lengths "
+_FORMULAS = {name: (formula, inputs) for formula, rows in {
+    matmul_cost: {"mm bmm": "a b", "addmm baddbmm": "added a b"},
+    scaled_matmul_cost: {"scaled_mm": "a b scale_a scale_b bias scale_result out_type"},
+    grouped_matmul_cost: {"grouped_mm": "a b ends", "scaled_grouped_mm": "a b scale_a scale_b ends"},
+    any_layout_matmul_cost: {
+        "_C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp": "out a b",
+        "sgl_kernel::fp8_scaled_mm sgl_kernel::int8_scaled_mm trtllm::cublas_scaled_mm vllm::rocm_unquantized_gemm "
+        "aiter::gemm_a8w8 aiter::gemm_a8w8_CK aiter::gemm_a8w8_blockscale aiter::hipb_mm": "a b",
+        "_rocm_C::wvSplitK _rocm_C::LLMM1": "b a",
+    },
+    experts_cost: {
+        "vllm::inplace_fused_experts vllm::outplace_fused_experts sglang::inplace_fused_experts aiter::fused_moe_ "
+        "sglang::outplace_fused_experts vllm::rocm_aiter_fused_moe": "x up down weights chosen",
+    },
+    norm_cost: {"norm linalg_norm linalg_vector_norm": "x order dimensions"},
+    convolution_cost: {
+        "miopen_convolution mkldnn_convolution": "x weight bias padding stride dilation",
+        "cudnn_convolution": "x weight padding stride dilation",
+    },
+    convolution_backward_cost: {"convolution_backward": "gradient x weight bias_sizes stride padding dilation "
+                                                        "transposed output_padding groups output_mask"},
+    gradient_of_input_cost: {"cudnn_convolution_backward_input": "size gradient weight"},
+    attention_cost: {
+        "flash_attention_forward": f"{_QKV}{_EDGES}dropout causal debug scale left right",
+        "flash_attention_backward": f"{_BACKWARD}{_EDGES}dropout causal seed unused scale left right",
+        "flash_attn_3::fwd _vllm_fa3_C::fwd sgl_kernel::fwd":
+        f"{_QKV}new_key new_value query_value out query_edges key_edges new_key_edges used_queries used_keys "
+        "longest_queries longest_keys pages batch_of_cache left_padding rotary_cos rotary_sin rotary_lengths "
         "query_scale key_scale value_scale scale causal left right",
-    ),
-    "flash_attn_3::bwd": (
-        _ATTENTION,
-        "gradient query key value out logsumexp query_gradient key_gradient value_gradient query_edges key_edges "
-        "used_queries used_keys longest_queries longest_keys scale causal left right",
-    ),
-    "efficient_attention_forward": (_ATTENTION, "query key value"),
-    "efficient_attention_backward": (_ATTENTION, "gradient query key value"),
-    "scaled_dot_product_cudnn_attention": (_ATTENTION_BY_HEADS, "query key value"),
-    "scaled_dot_product_cudnn_attention_backward": (_ATTENTION_BY_HEADS, "gradient query key value"),
-    "scaled_dot_product_flash_attention_for_cpu": (_ATTENTION_BY_HEADS, "query key value"),
-    "scaled_dot_product_flash_attention_for_cpu_backward": (_ATTENTION_BY_HEADS, "gradient query key value"),
-}
+        "flash_attn_3::bwd": f"{_BACKWARD}{_GRADIENTS}query_edges key_edges used_queries used_keys longest_queries "
+                             "longest_keys scale causal left right",
+        "flash_attn::_flash_attn_forward aiter::_flash_attn_forward aiter::mha_fwd aiter::fmha_v3_fwd": _QKV + _WINDOW,
+        "flash_attn::_flash_attn_backward": _BACKWARD + _GRADIENTS + _WINDOW,
+        "aiter::mha_bwd aiter::fmha_v3_bwd": _BACKWARD + _WINDOW,
+        "flash_attn::_flash_attn_varlen_forward": f"{_QKV}{_EDGES}{_WINDOW}cap slopes softmax pages",
+        "flash_attn::_flash_attn_varlen_backward": _BACKWARD + _GRADIENTS + _EDGES + _WINDOW,
+        "aiter::mha_varlen_fwd aiter::fmha_v3_varlen_fwd":
+        f"{_QKV}{_EDGES}shortest dropout scale cap zero causal left right logsumexp random how out pages",
+        "_vllm_fa2_C::varlen_fwd": f"{_QKV}out query_edges key_edges used_keys left_padding pages slopes "
+                                   "longest_queries longest_keys dropout scale zero causal left right",
+        "efficient_attention_forward": f"{_QKV}bias {_EDGES}dropout causal",
+        "efficient_attention_backward": f"gradient {_QKV}bias out {_EDGES}logsumexp dropout seed offset causal",
+    },
+    partial(attention_cost, heads_first=True): {
+        "cudnn_attention_forward": f"{_QKV}bias {_EDGES}logsumexp dropout causal",
+        "scaled_dot_product_cudnn_attention": f"{_QKV}bias logsumexp dropout causal",
+        "scaled_dot_product_cudnn_attention_backward": f"{_BACKWARD}seed offset bias {_EDGES}dropout causal",
+        "scaled_dot_product_flash_attention_for_cpu": f"{_QKV}dropout causal",
+        "scaled_dot_product_flash_attention_for_cpu_backward": f"{_BACKWARD}dropout causal",
+    },
+    untold_attention_cost: {"vllm::unified_attention vllm::unified_attention_with_output": _QKV},
+    paged_attention_cost: {
+        "_C::paged_attention_v1": f"out {_QKV}{_PAGED}page_size longest_keys",
+        "_C::paged_attention_v2": f"out sums maxima parts {_QKV}{_PAGED}page_size longest_keys",
+        "_rocm_C::paged_attention": f"out sums maxima parts {_QKV}{_PAGED}query_edges page_size longest_keys",
+    },
+}.items() for names, inputs in rows.items() for name in names.split()}  # fmt: skip

@@ -95,6 +95,11 @@ class OneLineParser(argparse.ArgumentParser):
             self.error(f"unknown argument {unknown[0]}; {advice}")
         return parsed
 
+    def show_only(self, *titles: str) -> None:
+        """Leave the flags of all other groups so far out of --help; they work all the same."""
+        for one in (one for group in self._action_groups if group.title not in titles for one in group._group_actions):
+            one.help = argparse.SUPPRESS
+
     def add_dataclass_flags(self, title: str, config: type) -> None:
         """A group of flags, one for each field of this class (not of its bases) made by flag(); each is None if the
         user did not pass it."""

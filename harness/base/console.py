@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 RULE = "=" * 42
+FEW = 3  # files that are named without --verbose
 
 
 def is_first_rank() -> bool:
@@ -22,6 +24,14 @@ def say(*lines: str) -> None:
     """Print for the user."""
     if lines and is_first_rank():
         print(*lines, sep="\n", flush=True)
+
+
+def file_lines(files: Sequence[Path], verbose: bool) -> list[str]:
+    """What a command has written: each file, or of many where they are."""
+    if verbose or len(files) <= FEW:
+        return ["Files:", *(f"  {file}" for file in files)]
+    folder = os.path.commonpath([file.parent for file in files])
+    return [f"Files: {len(files)} in {folder}/; docs/files.md says what each of them holds"]
 
 
 def progress_bar(description: str, iterable: Iterable | None = None, total: int | None = None, unit: str = "it"):

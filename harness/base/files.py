@@ -21,6 +21,10 @@ from typing import BinaryIO
 from harness.base.console import say, world_size_of_run
 from harness.base.documents import SCHEMA_VERSION
 from harness.base.errors import UserError
+from harness.documents import exercises, flops, memory, run, sweeps, trace
+from harness.documents.schema import Document, explained
+
+PROJECT = Path(__file__).resolve().parents[2]  # the folder of this workshop
 
 
 @dataclass(frozen=True)
@@ -30,32 +34,33 @@ class FileKind:
     pattern: str  # for glob
     writer: str  # command or flag
     contents: str  # for docs/files.md
-    document: str | None = None  # its type in harness/documents, for JSON documents
+    document: type[Document] | None = None  # its type, of JSON documents
     is_folder: bool = False
 
 
-def _sweep(name: str, row: str) -> tuple[FileKind, ...]:
+def _sweep(name: str, document: type[Document]) -> tuple[FileKind, ...]:
     writer = f"run_{name}.py"
     return (
-        FileKind(f"{name}.json", writer, "one entry per row, rewritten after each row", row),
+        FileKind(f"{name}.json", writer, "one entry per row, rewritten after each row", document),
         FileKind(f"{name}.md", writer, f"the tables of {name}.json in markdown"),
         FileKind(f"{name}.png", writer, f"plot of {name}.json"),
     )
 
 
 FILES = (
-    FileKind("config.json", "every run, before step 1", "model, training, profiling, environment", "RunConfig"),
+    FileKind("config.json", "every run, before step 1", "model, training, profiling, environment", run.RunConfig),
+    FileKind("config.json", "every sweep", "settings, environment", sweeps.SweepConfig),
     FileKind(
         "performance_summary.json",
         "every run, also one that failed or was interrupted",
         "times with their spread, throughput, memory, losses, every step",
-        "PerformanceSummary",
+        run.PerformanceSummary,
     ),
     FileKind(
         "performance_summary_rank*.json",
         "every rank but 0 of a run of several",
         "the same, as this rank measured it",
-        "PerformanceSummary",
+        run.PerformanceSummary,
     ),
     FileKind("events.out.tfevents.*", "every run", "TensorBoard: scalars per step, figures, text, hyperparameters"),
     FileKind("training_output.log", "the shell launchers", "everything that was printed"),
@@ -70,69 +75,73 @@ FILES = (
         "operator_analysis.json",
         "every run with a trace",
         "how far to trust the trace, verdict, components, opportunities, operators, kernels, collectives, all ranks",
-        "OperatorAnalysis",
+        trace.OperatorAnalysis,
     ),
     FileKind(
         "operator_analysis_*.json",
         "run_pytorch_profiler.py --analyze-existing",
         "the same for the second and later traces",
-        "OperatorAnalysis",
+        trace.OperatorAnalysis,
     ),
     FileKind(
         "memory_timeline.json",
         "--profile-memory",
         "live bytes through one step by category, the largest tensors at the peak, the prediction",
-        "MemoryTimeline",
+        memory.MemoryTimeline,
     ),
     FileKind("memory_timeline.png", "--profile-memory", "plot of memory_timeline.json"),
     FileKind(
         "memory_snapshot_*.pickle", "--memory-snapshot on a GPU", "the allocator's history, for pytorch.org/memory_viz"
     ),
-    FileKind("prediction.json", "--dry-run", "memory by category, what fits, a lower bound on step time", "Prediction"),
-    FileKind("flops_profile.json", "--enable-deepspeed-flops", "FLOPs counted three ways, rate, MFU", "FlopsProfile"),
+    FileKind(
+        "prediction.json", "--dry-run", "memory by category, what fits, a lower bound on step time", memory.Prediction
+    ),
+    FileKind(
+        "flops_profile.json", "--enable-deepspeed-flops", "FLOPs counted three ways, rate, MFU", flops.FlopsProfile
+    ),
     FileKind("flops_profile.txt", "--enable-deepspeed-flops", "DeepSpeed's own report"),
     FileKind(
         "computational_intensity.json",
         "run_deepspeed_flops.py --computational-intensity",
         "bytes moved by class of operators and phase, FLOPs per byte, bandwidth used",
-        "ComputationalIntensity",
+        flops.ComputationalIntensity,
     ),
     FileKind(
         "roofline_data.json",
         "run_deepspeed_flops.py --generate-roofline",
         "the limits of the device, rate and time of each class of operators",
-        "RooflineData",
+        flops.RooflineData,
     ),
     FileKind("roofline.png", "run_deepspeed_flops.py --generate-roofline", "plot of roofline_data.json"),
     FileKind("report.html", "the run scripts", "self-contained HTML report"),
-    FileKind("comparison.json", "compare_runs.py", "what differs between runs or sweeps", "Comparison"),
+    FileKind("comparison.json", "compare_runs.py", "what differs between runs", sweeps.Comparison),
     FileKind("comparison.md", "compare_runs.py", "the tables of comparison.json"),
     FileKind("comparison.png", "compare_runs.py", "plot of comparison.json"),
+    FileKind("history.json", "compare_runs.py --history", "all runs below a folder by date", sweeps.RunHistory),
+    FileKind("history.md", "compare_runs.py --history", "the tables of history.json"),
+    FileKind("history.png", "compare_runs.py --history", "plot of history.json"),
     FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded, for nsys-ui or Perfetto"),
-    *_sweep("memory_study", "MemoryStudyRow"),
-    *_sweep("training_benchmark", "TrainingBenchmarkRow"),
-    *_sweep("attention_benchmark", "AttentionBenchmarkRow"),
-    *_sweep("precision_study", "PrecisionStudyRow"),
-    *_sweep("timing_study", "TimingStudyRow"),
-    *_sweep("optimization_study", "OptimizationStudyRow"),
-    *_sweep("scaling_study", "ScalingStudyRow"),
-    *_sweep("collective_benchmark", "CollectiveBenchmarkRow"),
+    *_sweep("memory_study", sweeps.MemoryStudy),
+    *_sweep("training_benchmark", sweeps.TrainingBenchmark),
+    *_sweep("attention_benchmark", sweeps.AttentionBenchmark),
+    *_sweep("precision_study", sweeps.PrecisionStudy),
+    *_sweep("timing_study", sweeps.TimingStudy),
+    *_sweep("optimization_study", sweeps.OptimizationStudy),
+    *_sweep("scaling_study", sweeps.ScalingStudy),
+    *_sweep("collective_benchmark", sweeps.CollectiveBenchmark),
     FileKind(
         "profile_*", "run_optimization_study.py", "the profiled baseline, one per size and precision", is_folder=True
     ),
     FileKind("bs*_seq*", "run_memory_study.py", "the folder of a run, one per row", is_folder=True),
-    FileKind("rows", "the sweeps", "event files for TensorBoard's HPARAMS tab, one per row", is_folder=True),
     FileKind("snapshots", "run_training_benchmark.py", "allocator histories, one folder per row", is_folder=True),
-    FileKind("answers_*.json", "run_exercise.py", "every answer with its evidence", "ExerciseAnswers"),
+    FileKind("answers_*.json", "run_exercise.py", "every answer with its evidence", exercises.ExerciseAnswers),
     FileKind("answers_*.md", "run_exercise.py", "the worksheet, filled in"),
     FileKind("worksheet_*.md", "run_exercise.py --blank", "the worksheet, to be filled in by hand"),
-    FileKind("class_*.md", "run_exercise.py --class", "each field of many worksheets: who differs, by how much"),
-    FileKind("class_*.html", "run_exercise.py --class", "the same as a page, with everybody's values"),
     FileKind("commands.log", "run_exercise.py", "what the commands printed"),
 )
 
 FOLDERS = (  # created by the launchers and the documented commands; for .gitignore
-    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ memory_hotspots/ memory_study*/ "
+    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ analysis_*/ memory_hotspots/ memory_study*/ "
     "system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
     "optimization_study*/ scaling_study*/ collective_benchmark*/ "
     "exercise[0-9]*_*/ comparison_*/ runs/"
@@ -149,7 +158,7 @@ def kind_of(name: str) -> FileKind | None:
 def is_of_ours_but_no_trace(name: str) -> bool:
     """Whether a file of this name is one that we write, and no trace."""
     kind = kind_of(name)
-    return kind is not None and kind.pattern != _TRACE_PATTERN
+    return kind is not None and not kind.is_folder and kind.pattern != _TRACE_PATTERN
 
 
 def files_of_run(*folders: Path) -> list[Path]:
@@ -192,8 +201,13 @@ def write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def write_json(path: Path, document: dict) -> None:
-    """Write a document with its schema version, atomically."""
+def write_json(path: Path, document: dict, kind: type[Document] | None = None) -> None:
+    """Write a document with its schema version, atomically; each null gets the reason that its type gives.
+
+    kind: the type, where the name of the file does not tell it.
+    """
+    registered = kind_of(path.name)
+    document = explained(document, kind or (registered and registered.document))
     text = json.dumps({"schema_version": SCHEMA_VERSION} | document, indent=2, allow_nan=False)
     write_bytes(path, (text + "\n").encode())
 
@@ -262,38 +276,3 @@ def unused_folder(wanted: Path) -> Path:
     """The path itself or, if it exists, <path>_2 and so on."""
     names = (wanted if n == 1 else wanted.with_name(f"{wanted.name}_{n}") for n in itertools.count(1))
     return next(path for path in names if not path.exists())
-
-
-# ---- Nulls ---------------------------------------------------------------------------------------------------------
-
-
-def explain_nulls(values: dict, reason: str, **reasons: str) -> dict:
-    """A copy in which each None has its <name>_reason next to it."""
-    out = {}
-    for name, value in values.items():
-        out[name] = value
-        if value is None:
-            out[f"{name}_reason"] = reasons.get(name, reason)
-    return out
-
-
-NOT_KNOWN = "not known"  # where nobody foresaw that a value may be null
-
-
-def explain_nulls_recursively(value, reasons: dict[str, str]):
-    """A copy of a document in which each null has `<name>_reason` next to it, unless it has one already.
-
-    reasons are by name.  A name without a reason is a bug, but no reader loses the document to it: its reason is then
-    NOT_KNOWN.  With TINY_LLAMA_STRICT=1, as in the tests, it raises KeyError.
-    """
-    if isinstance(value, list):
-        return [explain_nulls_recursively(item, reasons) for item in value]
-    if not isinstance(value, dict):
-        return value
-    out = {}
-    for name, item in value.items():
-        out[name] = explain_nulls_recursively(item, reasons)
-        if item is None and f"{name}_reason" not in value:
-            strict = os.environ.get("TINY_LLAMA_STRICT") == "1"
-            out[f"{name}_reason"] = reasons[name] if strict else reasons.get(name, NOT_KNOWN)
-    return out

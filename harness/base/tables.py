@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 
-from harness.base.text import told_apart
+from harness.base.text import printable, significant, told_apart
 
 COLUMNS = 120  # of the widest line that a command prints
 TEXT_WIDTH = 40  # to which a text is shortened before a column is left out
-ANSWER_LINES = 12  # that a command ends with, at most
+ANSWER_LINES = 14  # that a command ends with, at most
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool 
     return Column(title, lambda row: None if row.get(key) is None else row[key] / scale, form, left)
 
 
+def number(title: str, key: str) -> Column:
+    """A column of row[key] in four significant digits."""
+    return Column(title, lambda row: None if row.get(key) is None else significant(row[key]))
+
+
 def sum_row(label: str, name: str, rows: Sequence[dict], keys: Sequence[str]) -> dict:
     """One row for all of these, with its name under the key `label`: sums, None where a row does not know the value."""
     values = {key: [row.get(key) for row in rows] for key in keys}
@@ -61,7 +67,7 @@ def text_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
     from tabulate import tabulate
 
     # The titles are a row, because tabulate makes columns with headers two characters wider.
-    cells = [[one.title for one in columns], *([one.text(row) for one in columns] for row in rows)]
+    cells = [[one.title for one in columns], *([printable(one.text(row)) for one in columns] for row in rows)]
     align = ["left" if one.left else "right" for one in columns]
     text = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True)
     return [line.rstrip() for line in text.splitlines()]
@@ -138,47 +144,33 @@ def wrapped(lines: Iterable[str]) -> list[str]:
     ]
 
 
-def answer(rows: dict[str, str | list[str]], limit: int = ANSWER_LINES) -> list[str]:
+def answer(
+    rows: dict[str, str | list[str]], limit: int = ANSWER_LINES, whole: Sequence[str] = (), optional: Sequence[str] = ()
+) -> list[str]:
     """The lines that a command ends with: labeled, a list with a line for each text, wrapped at COLUMNS.
 
-    Of the lines up to the limit, each text gets one, and the last, which says where to read on, those that it needs;
-    what is left goes to the others from the top.  A text that still has no room is cut, and ends with an ellipsis.
+    Of the lines up to the limit, each text gets one; those with labels in `whole`, the first one first, and the last,
+    which says where to read on, those that they need: for them, rows in `optional` are left out, the first one first.
+    What is left goes to the others from the top.  A text that still has no room is cut, and ends with an ellipsis.
     """
-    pairs = [
-        ("" if i else f"{label}:", text)
+    width, before = max(map(len, rows)) + 2, [*dict.fromkeys((*whole, [*rows][-1]))]
+    wrap = partial(textwrap.wrap, width=COLUMNS - width, break_on_hyphens=False)
+    lines_of = {
+        label: [wrap(one) or [""] for one in ([texts] if isinstance(texts, str) else texts)]
         for label, texts in rows.items()
-        for i, text in enumerate([texts] if isinstance(texts, str) else texts)
-    ]
-    pairs = pairs[:limit]
-    width = max(len(label) for label, _ in pairs) + 1
-    texts = [textwrap.wrap(text, COLUMNS - width, break_on_hyphens=False) or [""] for _, text in pairs]
-    spare = limit - len(pairs)
-    for lines in texts[-1:] + texts[:-1]:
+    }
+    for label in optional:
+        if sum(len(one) if row in before else 1 for row, texts in lines_of.items() for one in texts) > limit:
+            lines_of.pop(label, None)
+    texts = [(label, i, lines) for label, several in lines_of.items() for i, lines in enumerate(several)][:limit]
+    spare = limit - len(texts)
+    for _, _, lines in sorted(texts, key=lambda text: before.index(text[0]) if text[0] in before else len(before)):
         if len(lines) > spare + 1:
             lines[spare] = f"{lines[spare][: COLUMNS - width - 1]}…"
             del lines[spare + 1 :]
         spare -= len(lines) - 1
     return [
-        f"{'' if i else label:<{width}}{line}"
-        for (label, _), lines in zip(pairs, texts, strict=True)
-        for i, line in enumerate(lines)
+        f"{f'{label}:' if i == j == 0 else '':<{width}}{line}"
+        for label, i, lines in texts
+        for j, line in enumerate(lines)
     ]
-
-
-@dataclass
-class Section:
-    """A part of a report: a title, a table or lines of text, or both."""
-
-    title: str
-    columns: Sequence[Column] = ()
-    rows: list[dict] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-
-    def as_text(self) -> list[str]:
-        """In at most COLUMNS columns."""
-        table = narrow_table(self.columns, self.rows) if self.rows else []
-        return ["", self.title, *table, *wrapped(self.text)]
-
-    def as_markdown(self) -> list[str]:
-        table = ["", *markdown_table(self.columns, self.rows)] if self.rows else []
-        return ["", f"## {self.title}", *table, *([""] if self.text else []), *(f"{line}  " for line in self.text)]

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 
 
 def count_of(n: int, noun: str) -> str:
     """'1 step', '3 steps'"""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number with thousands separators and four significant digits at most; integers in full."""
+    if isinstance(value, int) or value == 0:
+        return f"{value:,}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}" if decimals <= 8 and abs(value) < 1e9 else f"{value:.{digits - 1}e}"
+
+
+def time_left(seconds: float) -> str:
+    """' (about 4 min left)', in seconds below two minutes; '' for less than five."""
+    if seconds < 5:
+        return ""
+    return f" (about {f'{seconds / 60:.0f} min' if seconds >= 120 else f'{seconds:.0f} s'} left)"
+
+
+def slug(*words: object) -> str:
+    """'mine.py_fp32': a name for a folder, without what a shell or another system would take for something else."""
+    return re.sub(r"[^\w.-]+", "_", "_".join(map(str, words)))
 
 
 def shortened(name: str, length: int = 44) -> str:
@@ -49,8 +75,23 @@ def printable(line: str) -> str:
 
 
 def read_on(report: object, page: str) -> str:
-    """The last line of an answer: where the tables are, and what explains them."""
-    return "; ".join([str(report)] * bool(report) + [page, "--verbose prints the tables"])
+    """The last line of an answer: where the tables are, how to see them, and what explains them."""
+    where = [str(report)] * bool(report)
+    if isinstance(report, Path) and report.name == "report.html":
+        where.append(tensorboard_command(report.parent))
+    return "; ".join([*where, page, "--verbose prints the tables"])
+
+
+def tensorboard_command(folder: Path) -> str:
+    """As it works here: with the Python of this process, by its path if it is not the first on PATH."""
+    first, python = shutil.which("python3"), Path(sys.executable)
+    name = "python3" if first and Path(first).parent == python.parent else path_from_here(python)
+    return f"{name} -m tensorboard.main --logdir {shlex.quote(str(folder))}"
+
+
+def path_from_here(path: Path) -> str:
+    """As one would write it in the current folder."""
+    return min(os.path.relpath(path), str(path), key=len)
 
 
 def flag_of(name: str, value: object = True) -> str:

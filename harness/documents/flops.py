@@ -2,118 +2,181 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing_extensions import NotRequired
 
-from typing_extensions import NotRequired, TypedDict
+from harness.documents.memory import NO_PEAK
+from harness.documents.run import ONE_STEP, Environment, Settings
+from harness.documents.schema import Document, field
+from harness.documents.trace import ClassRow
 
-from harness.documents.run import Environment
-
-
-class ComponentFlops(TypedDict):
-    component: str
-    forward_flops: int  # per step, over all layers
-    backward_flops: int
-    forward_flops_per_layer: int
-    share: float
+NO_COUNT = "it counts one forward pass"
+NO_DATASHEET = "no datasheet row for this device and precision"
+NO_RATE = f"{NO_DATASHEET}; measured here, no matmul was as fast as the model's own steps, or memory ran out"
+NO_TRACE = "no trace of this run: --generate-roofline records one"
 
 
-class CounterRow(TypedDict):
-    counter: str  # formula, FlopCounterMode, DeepSpeed
-    forward_flops: int | None  # matmul FLOPs of one micro-batch; null: it did not count
-    backward_flops: int | None  # null: it counts only forward passes
-    beyond_matmuls: int | None  # FLOPs of other operators that it counts; null: it did not count
+class ComponentFlops(Document):
+    component: str = field("part of the model")
+    forward_flops: int = field("per step, over all layers")
+    backward_flops: int = field("per step, over all layers")
+    forward_flops_per_layer: int = field("of one layer, where there are several")
+    share: float = field("of all components")
 
 
-class Reconciliation(TypedDict):
-    batch_size: int  # of the micro-batch
-    sequence_length: int
-    recomputed_flops: int  # included in the backward pass
-    rows: list[CounterRow]
-    agree: bool | None  # null: there is one count alone
-    forward_flops_by_module: dict[str, int]
+class CounterRow(Document):
+    counter: str = field("formula, FlopCounterMode, DeepSpeed")
+    forward_flops: int | None = field("matmul FLOPs of one micro-batch", null=NO_COUNT)
+    backward_flops: int | None = field("the same of the backward pass", null=NO_COUNT)
+    beyond_matmuls: int | None = field("FLOPs of other operators that it counts", null=NO_COUNT)
 
 
-class Peak(TypedDict):
-    rate: float  # FLOP/s, or bytes/s of a bandwidth
-    kind: str  # datasheet, measured, given (by the user)
-    source: str
-    disturbed: NotRequired[bool]  # while it was measured
-    mfu_percent: NotRequired[float]  # only for FLOP/s
+class Reconciliation(Document):
+    batch_size: int = field("of the micro-batch")
+    sequence_length: int = field("tokens")
+    recomputed_flops: int = field("included in the backward pass")
+    rows: list[CounterRow] = field("one for each counter")
+    agree: bool | None = field("whether the counts are the same", null="there is one count alone")
+    forward_flops_by_module: dict[str, int] = field("as PyTorch counts them")
 
 
-class FlopsAnalysis(TypedDict):
-    forward_flops: int  # matmul FLOPs of a step's forward passes
-    step_flops: int  # forward and backward
-    recomputed_flops: int  # not included in step_flops
-    forward_flops_by_component: dict[str, int]
-    parameters: int
-    flops_per_parameter: float  # per step
-    flops_per_token: float  # forward and backward
-    flops_per_token_by_6n: int  # by the rule of thumb, six per parameter
-    by_component: list[ComponentFlops]
-    reconciliation: Reconciliation
-    deepspeed: dict[str, Any] | None  # counts for one micro-batch; null: DeepSpeed did not count
+class Peak(Document):
+    rate: float = field("FLOP/s, or bytes/s of a bandwidth")
+    kind: str = field("datasheet, measured, given (by the user)")
+    source: str = field("of the rate")
+    disturbed: NotRequired[bool] = field("while it was measured")
+    mfu_percent: NotRequired[float] = field("only for FLOP/s")
 
 
-class PerformanceMetrics(TypedDict):
-    avg_step_time_ms: float
-    std_step_time_ms: float | None  # null: fewer than two steps
-    steps_averaged: int
-    steps_averaged_note: str
-    flops_per_sec: float  # of one rank
-    throughput_samples_per_sec: float  # of all ranks
-    world_size: int
-    scope: str
+class DeepSpeedCounts(Document):
+    flops: int = field("of all operators, of one forward pass")
+    macs: int = field("multiply-adds of matmuls")
+    parameters: int = field("of the model")
+    macs_by_module: dict[str, int] = field("the modules in each included")
+    batch_size: int = field("of the micro-batch")
+    sequence_length: int = field("tokens")
 
 
-class EfficiencyMetrics(TypedDict):
-    mfu_percent: float | None  # null: no peak of this device is known
-    hfu_percent: float | None  # includes recomputation; null: nothing is recomputed, or no peak
-    device_peak_flops: float | None  # FLOP/s; null: no peak of this device is known
-    peak_source: str | None  # null: no peak of this device is known
-    precision: str
-    peaks: list[Peak]  # MFU refers to the first
-    bandwidth_peaks: list[Peak]
+class FlopsAnalysis(Document):
+    forward_flops: int = field("matmul FLOPs of a step's forward passes")
+    step_flops: int = field("forward and backward")
+    unmasked_step_flops: int = field("the same without the scores that a causal mask hides from fused attention")
+    recomputed_flops: int = field("not included in step_flops")
+    forward_flops_by_component: dict[str, int] = field("by formula; empty: there is none")
+    parameters: int = field("of the model")
+    flops_per_parameter: float = field("per step")
+    flops_per_token: float = field("forward and backward")
+    flops_per_token_by_6n: int = field("by the rule of thumb, six per parameter")
+    by_component: list[ComponentFlops] = field("the largest first; empty: there is no formula")
+    reconciliation: Reconciliation = field("what several counters say")
+    deepspeed: DeepSpeedCounts | None = field("counts for one micro-batch", null="DeepSpeed did not count")
 
 
-class FlopsProfile(TypedDict):
-    convention: str  # what counts as a FLOP
-    config: dict[str, Any]  # as in config.json
-    environment: Environment
-    flops_analysis: FlopsAnalysis
-    performance_metrics: PerformanceMetrics
-    efficiency_metrics: EfficiencyMetrics
+class PerformanceMetrics(Document):
+    avg_step_time_ms: float = field("mean over the averaged steps")
+    std_step_time_ms: float | None = field("sample standard deviation", null=ONE_STEP)
+    steps_averaged: int = field("that the averages are taken over")
+    steps_averaged_note: str = field("which steps were excluded")
+    flops_per_sec: float = field("of one rank")
+    throughput_samples_per_sec: float = field("of all ranks")
+    world_size: int = field("ranks")
+    scope: str = field("which figures are of one rank, and which of all")
 
 
-class ComputationalIntensity(TypedDict):
-    convention: dict[str, str]  # what is counted
-    step_flops: int  # includes recomputation
-    step_bytes: int  # every operator reads its inputs and writes its outputs
-    minimum_step_bytes: int  # if all temporaries stay in on-chip memory
-    arithmetic_intensity_flops_per_byte: float
-    intensity_at_minimum_flops_per_byte: float
-    memory_bandwidth_used_gb_per_sec: float  # 10^9 bytes/s
-    memory_bandwidth_peak_gb_per_sec: float | None  # 10^9 bytes/s; null: no peak of this device is known
-    memory_bandwidth_peak_source: str | None  # null: no peak of this device is known
-    memory_bandwidth_utilization_percent: float | None  # null: no peak of this device is known
-    memory_bound_vs_compute_bound: str  # memory_bound below 10 FLOPs/byte, mixed to 100, compute_bound above
-    ridge_point_flops_per_byte: float | None  # null: no peak of this device is known
-    side_of_ridge_point: str | None  # memory or compute; null: no peak of this device is known
-    device_peak_flops: float | None  # FLOP/s; null: no peak of this device is known
-    peak_source: str | None  # null: no peak of this device is known
-    classes: list[dict[str, Any]]  # class, calls, flops, element_operations, bytes, operations_per_byte, side
-    phases: list[dict[str, Any]]  # phase, flops, bytes, minimum_bytes
-    operators: list[dict[str, Any]]  # phase, class, operator, calls, flops, elements, bytes
+class EfficiencyMetrics(Document):
+    mfu_percent: float | None = field("Model FLOPS Utilization", null=NO_RATE)
+    unmasked_mfu_percent: float | None = field("of unmasked_step_flops", null=NO_RATE)
+    hfu_percent: float | None = field("includes recomputation", null="nothing is recomputed: it would equal MFU")
+    device_peak_flops: float | None = field("FLOP/s", null=NO_RATE)
+    peak_source: str | None = field("kind of the peak and its source", null=NO_RATE)
+    precision: str = field("of the matmuls")
+    peaks: list[Peak] = field("MFU refers to the first")
+    bandwidth_peaks: list[Peak] = field("of the memory")
 
 
-class RooflineData(TypedDict):
-    device: str
-    precision: str
-    roofs: dict[str, list[Peak]]  # limits of the device: compute and bandwidth
-    ridges: list[dict[str, Any]]  # operations per byte at which a compute and a bandwidth limit meet
-    step: dict[str, Any]  # a point, as below
-    points: list[dict[str, Any]]  # name, operations, bytes, time_ms, operations_per_sec, share_of_roof; null: no time
-    time_elsewhere: list[dict[str, Any]]  # time of the classes of operators that are not counted
-    profiled_step_ms: float | None  # the sum of all these times; null: no trace
-    time_source: dict[str, str]
-    convention: dict[str, str]
+class FlopsProfile(Document):
+    convention: str = field("what counts as a FLOP")
+    config: Settings = field("as in config.json")
+    environment: Environment = field("as in config.json")
+    flops_analysis: FlopsAnalysis = field("of a step and rank")
+    performance_metrics: PerformanceMetrics = field("of the averaged steps")
+    efficiency_metrics: EfficiencyMetrics = field("rates beside the peaks of the device")
+
+
+class PhaseBytes(Document):
+    phase: str = field("of the step")
+    flops: int = field("matmul FLOPs")
+    bytes: int = field("read and written by its operators")
+    minimum_bytes: int = field("if all temporaries stay in on-chip memory")
+
+
+class CountedClass(Document):
+    class_: str = field("of operators")
+    calls: int = field("of a step")
+    flops: int = field("matmul FLOPs")
+    masked_flops: int = field("of these, of scores that fused attention may skip")
+    bytes: int = field("read and written")
+
+
+class OperatorBytes(CountedClass):
+    phase: str = field("of the step")
+    operator: str = field("as PyTorch calls it")
+    elements: int = field("operations on elements")
+
+
+class ClassBytes(CountedClass):
+    element_operations: int = field("operations on elements")
+    operations_per_byte: float = field("all operations")
+    side_of_ridge_point: str | None = field("memory or compute", null=NO_PEAK)
+
+
+class ComputationalIntensity(Document):
+    convention: dict[str, str] = field("what is counted")
+    step_flops: int = field("includes recomputation")
+    step_bytes: int = field("every operator reads its inputs and writes its outputs")
+    minimum_step_bytes: int = field("if all temporaries stay in on-chip memory")
+    arithmetic_intensity_flops_per_byte: float = field("of step_bytes")
+    intensity_at_minimum_flops_per_byte: float = field("of minimum_step_bytes")
+    memory_bandwidth_used_gb_per_sec: float = field("10^9 bytes/s")
+    memory_bandwidth_peak_gb_per_sec: float | None = field("10^9 bytes/s", null=NO_PEAK)
+    memory_bandwidth_peak_source: str | None = field("kind of the peak and its source", null=NO_PEAK)
+    memory_bandwidth_utilization_percent: float | None = field("of the peak", null=NO_PEAK)
+    memory_bound_vs_compute_bound: str = field("memory_bound below 10 FLOPs/byte, mixed to 100, compute_bound above")
+    ridge_point_flops_per_byte: float | None = field("at which both peaks are reached", null=NO_PEAK)
+    side_of_ridge_point: str | None = field("memory or compute", null=NO_PEAK)
+    device_peak_flops: float | None = field("FLOP/s", null=NO_PEAK)
+    peak_source: str | None = field("kind of the peak and its source", null=NO_PEAK)
+    classes: list[ClassBytes] = field("most bytes first")
+    phases: list[PhaseBytes] = field("in order")
+    operators: list[OperatorBytes] = field("most bytes first")
+
+
+class Ridge(Document):
+    compute: str = field("kind of that peak, as in roofs")
+    bandwidth: str = field("kind of that peak, as in roofs")
+    operations_per_byte: float = field("at which both are reached")
+
+
+class RooflinePoint(Document):
+    name: str = field("step, or class of operators")
+    operations: int = field("of a step, without scores that fused attention may skip")
+    bytes: int = field("read and written")
+    operations_per_byte: float = field("where it stands on the axis")
+    time_ms: float | None = field("of a step", null=NO_TRACE)
+    share_of_time: float | None = field("of all classes", null=NO_TRACE)
+    operations_per_sec: float | None = field("reached", null=NO_TRACE)
+    bytes_per_sec: float | None = field("reached", null=NO_TRACE)
+    roof_operations_per_sec: float | None = field("the least of the limits there", null=NO_PEAK)
+    share_of_roof: float | None = field("reached", null=NO_PEAK)
+
+
+class RooflineData(Document):
+    device: str = field("its name")
+    precision: str = field("of the matmuls")
+    roofs: dict[str, list[Peak]] = field("limits of the device: compute and bandwidth")
+    ridges: list[Ridge] = field("of each pair of limits")
+    step: RooflinePoint = field("the whole of it")
+    points: list[RooflinePoint] = field("one for each class of operators")
+    time_elsewhere: list[ClassRow] = field("time of the classes of operators that are not counted")
+    profiled_step_ms: float | None = field("the sum of all these times", null=NO_TRACE)
+    time_source: dict[str, str] = field("of the step and of the classes")
+    convention: dict[str, str] = field("what is counted")

@@ -4,130 +4,169 @@ from __future__ import annotations
 
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from harness.documents.run import Device
+from harness.documents.schema import Document, field
+
+ONE_RANK, ALONE = "one rank", "one rank has nobody to communicate with"
+NEVER = "the network needs less time than the computation, on any number of ranks"
+FIXED_SIZE = "its file decides how long a sequence is, and its model may take no longer one"
+NO_NETWORK = "no --network was given"
+NO_PEAK = "no peak of this device is known"
+NO_WORKSPACES = "not measured before the first run that may not fit; until then the reserve stands for them"
+NO_FORMULA = "the workload has no formula"
+NO_CACHING = "a CPU has no caching allocator and no context"
 
 
-class TensorRow(TypedDict):
-    bytes: int
-    shape: list[int]
-    dtype: str
-    where: str  # part of the model that allocated it, or whose gradient it is used for
-    phase: str | None  # of the step; null: allocated before the step
-    category: str  # parameters, gradients, optimizer, activations, temporaries, buffers, gathered parameters, buckets
-    born: int  # event that allocated it
-    died: int | None  # event that freed it; null: it outlives the step
+class TensorRow(Document):
+    bytes: int = field("of its storage")
+    shape: list[int] = field("of the tensor")
+    dtype: str = field("data type")
+    where: str = field("part of the model that allocated it, or whose gradient it is used for")
+    phase: str | None = field("of the step", null="allocated before the step")
+    category: str = field("parameters, gradients, optimizer, activations, temporaries, buffers, ...")
+    born: int = field("event that allocated it")
+    died: int | None = field("event that freed it", null="it outlives the step")
 
 
-class MemoryPhase(TypedDict):
-    name: str
-    start_us: float  # microseconds after the step began
-    end_us: float
-    peak_bytes: int
+class MemoryPhase(Document):
+    name: str = field("data, forward, backward, optimizer")
+    start_us: float = field("microseconds after the step began")
+    end_us: float = field("microseconds after the step began")
+    peak_bytes: int = field("of live tensors")
 
 
-class MemoryPeak(TypedDict):
-    time_us: float
-    phase: str | None  # null: between phases
-    where: str  # part of the model
-    bytes_by_category: dict[str, int]
-    largest_tensors: list[TensorRow]
+class MemoryPeak(Document):
+    time_us: float = field("microseconds after the step began")
+    phase: str | None = field("in which it is", null="between phases")
+    where: str = field("part of the model")
+    bytes_by_category: dict[str, int] = field("of live tensors")
+    largest_tensors: list[TensorRow] = field("ten at most")
 
 
-class CollectiveRow(TypedDict):
-    kind: str  # all_reduce, all_gather, reduce_scatter, broadcast
-    calls: int  # of a step and rank
-    bytes: int  # of the larger of input and output, summed over calls
+class CollectiveRow(Document):
+    kind: str = field("all_reduce, all_gather, reduce_scatter, broadcast")
+    calls: int = field("of a step and rank")
+    bytes: int = field("of the larger of input and output, summed over calls")
 
 
-class MemoryTimeline(TypedDict):
-    step: int  # number of the tracked step
-    source: str
-    peak_bytes: int  # of live tensors
-    average_bytes: float  # over the time of the step
-    allocations: int  # during the step
-    collectives: list[CollectiveRow]  # of the step, that of the loss included; empty: one rank
-    kept_for_backward: list[dict[str, Any]]  # saved tensors: component, layer (if it is in one), bytes
-    allocator: list[dict[str, Any]] | None  # what, bytes: from live tensors to what the driver reports; null: no GPU
-    largest_tensor: TensorRow | None  # null: the step allocated none
-    phases: list[MemoryPhase]
-    peak: MemoryPeak
-    timeline: dict[str, list]  # columns by event: time_us, total_bytes, bytes of each category, layer
-    predicted: dict[str, Any] | None  # peak_bytes, error_percent, bytes by category; null: cannot run on fake tensors
+class SavedTensors(Document):
+    component: str = field("part of the model")
+    layer: int | None = field("its number, from 0", null="in none")
+    bytes: int = field("of its tensors")
+
+
+class AllocatorRow(Document):
+    what: str = field("from live tensors to what the driver reports")
+    bytes: int = field("of these")
+
+
+class KeptBeside(Document):
+    component: str = field("part of the model")
+    bytes: int = field("kept for the backward pass")
+    formula_bytes: int | None = field("the same by formula", null=NO_FORMULA)
+    quadratic_bytes: int | None = field("of these, quadratic in the sequence length", null=NO_FORMULA)
+
+
+class PredictedMemory(Document):
+    peak_bytes: int = field("of live tensors")
+    error_percent: float = field("of the peak, relative to the measured one")
+    bytes_by_category: dict[str, int] = field("at the peak")
+    kept_for_backward: list[KeptBeside] = field("measured, beside the formula")
+
+
+class MemoryTimeline(Document):
+    step: int = field("number of the tracked step")
+    source: str = field("what was counted")
+    peak_bytes: int = field("of live tensors")
+    average_bytes: float = field("over the time of the step")
+    allocations: int = field("during the step")
+    collectives: list[CollectiveRow] = field("of the step, that of the loss included; empty: one rank")
+    kept_for_backward: list[SavedTensors] = field("saved tensors")
+    allocator: list[AllocatorRow] | None = field("of a GPU's memory, at the peak", null="no GPU in use")
+    largest_tensor: TensorRow | None = field("of the step", null="the step allocated none")
+    phases: list[MemoryPhase] = field("in order")
+    peak: MemoryPeak = field("when live tensors are the most")
+    timeline: dict[str, list] = field("columns by event: time_us, total_bytes, bytes of each category, layer")
+    predicted: PredictedMemory | None = field("by a run on fake tensors", null="cannot run on fake tensors")
 
 
 class PredictedCollectiveRow(CollectiveRow):
-    group_size: int  # ranks
-    sent_bytes: int  # by each rank at least, as bus bandwidth counts
+    group_size: int = field("ranks")
+    sent_bytes: int = field("by each rank at least, as bus bandwidth counts")
 
 
-class Communication(TypedDict):
-    sent_bytes: int  # by each rank and step at least
-    network_gb_per_sec: float | None  # 10^9 bytes/s of a rank, bus bandwidth; null: no --network was given
-    network_latency_us: float | None  # of a call; null: no --network was given, or in GB/s, which counts none
-    network_source: str | None  # where these come from; null: no --network was given
-    network_ms: float | None  # null: no --network was given
-    overlapped_ms: float | None  # least step time, all communication hidden; null: no --network, or no peak is known
-    not_overlapped_ms: float | None  # the same, none hidden; null: no --network, or no peak is known
-    weak_scaling_bound_from: int | None  # ranks, same batch on each; null: never, no --network, or no peak is known
-    strong_scaling_bound_from: int | None  # ranks, same global batch; null: never, no --network, or no peak is known
-    efficiency_overlapped: float | None  # weak scaling at most; null: no --network, or no peak is known
-    efficiency_not_overlapped: float | None  # with no communication hidden; null: no --network, or no peak is known
+class Communication(Document):
+    sent_bytes: int = field("by each rank and step at least")
+    network_gb_per_sec: float | None = field("10^9 bytes/s of a rank, bus bandwidth", null=NO_NETWORK)
+    network_latency_us: float | None = field("of a call", null="not counted, as --network GB/s gives none")
+    network_source: str | None = field("where these come from", null=NO_NETWORK)
+    network_ms: float | None = field("time of all collectives", null=NO_NETWORK)
+    overlapped_ms: float | None = field("least step time, all communication hidden", null=NO_NETWORK)
+    not_overlapped_ms: float | None = field("the same, none hidden", null=NO_NETWORK)
+    weak_scaling_bound_from: int | None = field("ranks, same batch on each", null=NEVER)
+    strong_scaling_bound_from: int | None = field("ranks, same global batch", null=NEVER)
+    efficiency_overlapped: float | None = field("weak scaling at most", null=NO_NETWORK)
+    efficiency_not_overlapped: float | None = field("with no communication hidden", null=NO_NETWORK)
 
 
-class FitRow(TypedDict):
-    flags: str  # in addition to those given; --world-size in place of the one given
-    peak_memory_mb: float  # MB
-    fits: bool
+class FitRow(Document):
+    flags: str = field("in addition to those given; --world-size in place of the one given")
+    peak_memory_mb: float = field("MB")
+    fits: bool = field("in the memory of the device")
 
 
-class TimeBounds(TypedDict):
-    compute_ms: float | None  # FLOPs at the peak rate; null: no peak of this device is known
-    compute_peak: str | None  # the peak and its source; null: none is known
-    bandwidth_ms: float | None  # least_bytes at the peak bandwidth; null: no peak of this device is known
-    bandwidth_peak: str | None  # the peak and its source; null: none is known
-    least_bytes: int  # that a step must move if all temporaries stay in on-chip memory
-    network_ms: float | None  # communication at --network; null: not given, or one rank
+class TimeBounds(Document):
+    compute_ms: float | None = field("FLOPs at the peak rate, but scores that attention may skip", null=NO_PEAK)
+    compute_peak: str | None = field("the peak and its source", null=NO_PEAK)
+    bandwidth_ms: float | None = field("least_bytes at the peak bandwidth", null=NO_PEAK)
+    bandwidth_peak: str | None = field("the peak and its source", null=NO_PEAK)
+    least_bytes: int = field("that a step must move if all temporaries stay in on-chip memory")
+    network_ms: float | None = field("communication at --network", null=ALONE)
 
 
 class TargetDevice(Device):
-    source: str  # of its figures
-    other_rows: list[str]  # names of other devices that --target-device could stand for
+    source: str = field("of its figures")
+    other_rows: list[str] = field("names of other devices that --target-device could stand for")
 
 
-class Prediction(TypedDict):
-    device: Device  # of this machine
-    target_device: TargetDevice | None  # null: no --target-device was given
-    model: dict[str, Any]  # as in config.json
-    training: dict[str, Any]  # as in config.json
-    world_size: int  # ranks; memory is that of rank 0
-    parallel: str | None  # ddp, zero1, fsdp; null: one rank
-    collectives: list[PredictedCollectiveRow]  # of a step; empty: one rank
-    peak_memory_mb: float  # MB
-    memory_by_category_mb: dict[str, float]  # MB at the peak
-    library_workspaces_mb: float | None  # MB, part of the peak; null: not measured, or for another device
-    peak_where: str  # phase and part of the model
-    largest_tensors: list[TensorRow]  # at the peak
-    kept_for_backward: list[dict[str, Any]]  # component, mb, quadratic_mb: the part quadratic in the sequence length
-    device_memory_mb: float  # MB that the device has
-    device_memory_source: str
-    in_use_mb: float  # MB of it that other processes, the driver and this process, such as its context, use
-    context_mb: float | None  # MB of in_use_mb for the context of this process, at least; null: a CPU
-    reserve_mb: float  # MB of it kept free: the least of what is not counted
-    reserve_source: str
-    on_top_mb: float  # MB that may come on top
-    on_top_source: str
-    fragmentation_share: list[float] | None  # least and most, of the peak, not part of it; null: no caching allocator
-    fits: bool  # an upper bound: fragmentation may come on top
-    margin_mb: float  # MB left; negative: missing
-    max_batch_size: int | None  # samples; 0: not even one fits; null: a file's step takes no other batch size
-    max_seq_len: int | None  # tokens; 0: not even one fits; null: of --workload, whose model may be made for one length
-    would_fit: list[FitRow] | None  # other flags; null: it fits, or one rank
-    smallest_world_size: int | None  # on which it fits; null: one rank, on none, or nothing is sharded
-    parameters: int
-    forward_flops: int  # matmul FLOPs of a step
-    step_flops: int  # forward and backward
-    step_time_lower_bound_ms: float | None  # null: no peak of this device is known, as a prediction measures none
-    step_time_bounds: TimeBounds
-    communication: Communication | None  # null: one rank
+class KeptRow(Document):
+    component: str = field("part of the model")
+    mb: float = field("MB that the forward pass keeps")
+    quadratic_mb: float | None = field("the part quadratic in the sequence length", null="there is no formula for it")
+
+
+class Prediction(Document):
+    device: Device = field("of this machine")
+    target_device: TargetDevice | None = field("that the prediction is of", null="no --target-device was given")
+    model: dict[str, Any] = field("as in config.json")
+    training: dict[str, Any] = field("as in config.json")
+    world_size: int = field("ranks; memory is that of rank 0")
+    parallel: str | None = field("ddp, zero1, fsdp", null=ONE_RANK)
+    collectives: list[PredictedCollectiveRow] = field("of a step; empty: one rank")
+    peak_memory_mb: float = field("MB")
+    memory_by_category_mb: dict[str, float] = field("MB at the peak")
+    library_workspaces_mb: float | None = field("MB, part of the peak", null=NO_WORKSPACES)
+    peak_where: str = field("phase and part of the model")
+    largest_tensors: list[TensorRow] = field("at the peak")
+    kept_for_backward: list[KeptRow] = field("by component, the largest first")
+    device_memory_mb: float = field("MB that the device has")
+    device_memory_source: str = field("of that figure")
+    in_use_mb: float = field("MB of it that other processes, the driver and this process, such as its context, use")
+    reserve_mb: float = field("MB of it kept free: the least of what is not counted")
+    reserve_source: str = field("of that figure")
+    on_top_mb: float = field("MB that may come on top")
+    on_top_source: str = field("of that figure")
+    fragmentation_share: list[float] | None = field("least and most, of the peak, not part of it", null=NO_CACHING)
+    context_mb: float | None = field("MB of in_use_mb for the context of this process, at least", null=NO_CACHING)
+    fits: bool = field("an upper bound: fragmentation may come on top")
+    margin_mb: float = field("MB left; negative: missing")
+    max_batch_size: int | None = field("samples; 0: not even one fits", null=FIXED_SIZE)
+    max_seq_len: int | None = field("tokens; 0: not even one fits", null=FIXED_SIZE)
+    would_fit: list[FitRow] | None = field("other flags", null="it fits")
+    smallest_world_size: int | None = field("on which it fits", null=ONE_RANK)
+    parameters: int = field("of the model")
+    forward_flops: int = field("matmul FLOPs of a step")
+    step_flops: int = field("forward and backward")
+    step_time_lower_bound_ms: float | None = field("the longest of step_time_bounds", null=NO_PEAK)
+    step_time_bounds: TimeBounds = field("by arithmetic, bandwidth and network")
+    communication: Communication | None = field("between ranks", null=ALONE)

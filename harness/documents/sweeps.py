@@ -4,240 +4,493 @@ from __future__ import annotations
 
 from typing import Any
 
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import NotRequired
 
-from harness.documents.memory import CollectiveRow
-from harness.documents.run import Environment
+from harness.documents.memory import NO_PEAK, ONE_RANK, CollectiveRow
+from harness.documents.run import NO_CHECKOUT, NO_STEP, ONE_STEP, Environment
+from harness.documents.schema import Document, field
 
+NO_RATIO = "no step was completed, or the baseline took no time"
+NO_BOUND = "no step in common, or another model, data, seed, learning rate or number of samples per step"
+NO_LOSS = "how much time was lost to other processes is not known"
+FIRST = "no run before it with the same settings"
+NOT_IN_TRACE = "not in a trace"
+UNMEASURED, UNTOLD = "not measured by the run", "not measured"
+EITHER, FEW_ROUNDS = "either was not measured", "an interval needs 3 rounds"
+NOT_COMPILED, FORWARD_ALONE, APART = "not compiled", "the forward pass alone", "measured alone, or the reference"
+NO_FAKE, NO_KERNEL = "it cannot run on fake tensors", "no such kernel on this device"
+NO_ALLOCATOR = "only the allocator of a GPU records it; see predicted_peak_bytes"
+NO_FIT = "a fit needs three runs, at two sequence lengths or more, whose peak is not in the optimizer step"
+FEW_LENGTHS = "known for fewer than two sequence lengths"
+NOT_IN_TURN = "there is none that was measured in turn with this one"
 
-class Comparison(TypedDict, total=False):
-    baseline: str
-    sweep: str  # sweeps only: which one
-    key: list[str]  # sweeps only: the columns that identify a row
-    rows: list[dict[str, Any]]  # sweeps only: the values of a row in each sweep
-    runs: list[dict[str, Any]]  # runs only: one row per run, with the ratio of medians and its 95% interval
-    repeats: dict[str, Any] | None  # runs with the same settings and their spread; null: there are none
-    differences: list[dict[str, Any]]  # settings and environment that differ: name, values
-    scaling: dict[str, Any] | None  # step time ~ FLOPs^exponent; null: nearly equal FLOPs per step
-    components: list[dict[str, Any]]  # ms per step in both runs, change, noise; parts of one run alone are one row
-    classes: list[dict[str, Any]]  # the same for classes of operators
-    operators: list[dict[str, Any]]  # the same for operators
-    components_reason: str  # why some profiles are compared by class only
-    profiles_reason: str  # why profiles are not compared
-
-
-class SweepDocument(TypedDict, total=False):
-    settings: dict[str, Any]  # the flags that decide what the rows contain
-    environment: Environment
-    sweep: str  # its name
-    notes: list[str]  # which defaults a CPU changed, and what was left out
-    key: list[str]  # the columns that identify a row
-    figures: dict[str, str | None]  # the measured columns, each with the column of its spread; null: it has none
-    rows: list[dict[str, Any]]  # as below
-    device_memory_bytes: int  # available to the tensors of a row, the workspaces of libraries unknown
-    fit: dict[str, Any]  # memory study: peak = constant + B (linear S + quadratic S^2); collectives: CollectiveFit
-    fits: list[CollectiveFit]  # collective benchmark: by kind and number of ranks
-    verdicts: list[FaultVerdict]  # scaling study: of each planted fault
-    factors: list[dict[str, Any]]  # memory study: memory and throughput from one batch size or sequence to the next
-    growth: list[dict[str, Any]]  # attention benchmark: exponents of time and memory in the sequence length
-    dtypes: list[dict[str, Any]]  # precision study: data type of every tensor under autocast
-    formats: list[dict[str, Any]]  # precision study: range and precision of each number format
-    squares: list[dict[str, Any]]  # precision study: where sums and means of squares become 0 or infinite
-    accumulation: list[dict[str, Any]]  # precision study: a sum of equal terms in each pair of types
-    lacking: dict[str, str]  # precision study: precisions that the device does not have, and why
-    methods: dict[str, str]  # timing study: what each method of timing does
-    reference: list[dict[str, Any]]  # optimization study: transformers' LLaMA, a row like the others for each size
+# ---- Comparisons ---------------------------------------------------------------------------------------------------
 
 
-class SweepRow(TypedDict):
-    status: str  # ok, oom, skipped, failed
-    reason: str  # why it is not ok; every measured column is null then
-    disturbed: bool | None  # whether other processes may have made it slower; null: not measured, or not known
-    disturbance: str | None  # by what; null: not disturbed
+class PhaseTimes(Document):
+    data: float | None = field("ms, mean", null=NO_STEP)
+    forward: float | None = field("ms, mean", null=NO_STEP)
+    backward: float | None = field("ms, mean", null=NO_STEP)
+    optimizer: float | None = field("ms, mean", null=NO_STEP)
+
+
+class ComparedRow(Document):
+    name: str = field("of its folder or trace")
+    folder: str = field("or the trace")
+    status: str = field("completed, interrupted, failed")
+    size: str | None = field("as given with --size", null="no --size was given")
+    device: str | None = field("its name", null=NOT_IN_TRACE)
+    parameters: int | None = field("of the model", null=NOT_IN_TRACE)
+    steps_counted: int = field("that the times are taken from")
+    mean_ms: float | None = field("of a step", null=NO_RATIO)
+    median_ms: float | None = field("of a step", null=NO_RATIO)
+    std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
+    p95_ms: float | None = field("95th percentile", null=NO_RATIO)
+    phases_ms: PhaseTimes = field("of a step")
+    samples_per_sec: float | None = field("of all ranks", null=NO_STEP)
+    tokens_per_sec: float | None = field("of all ranks", null=NO_STEP)
+    step_flops: int | None = field("matmul FLOPs of one rank", null=NO_STEP)
+    achieved_tflops: float | None = field("10^12 FLOP/s of one rank", null=NO_STEP)
+    mfu_percent: float | None = field("Model FLOPS Utilization", null=f"{NO_STEP}, or {NO_PEAK}")
+    peak_mb: float | None = field("MB", null=NO_STEP)
+    memory_source: str = field("what was counted")
+    peak_ratio: float | None = field("to the baseline's", null="the peak of one of them is not known")
+    final_loss: float | None = field("of the last step", null=NO_STEP)
+    largest_loss_difference: float | None = field("from the baseline's, over all steps", null=NO_STEP)
+    audit_ok: bool | None = field("whether its audit has no finding", null=UNMEASURED)
+    audit: str = field("ok, or the findings")
+    loss_bound: float | None = field("the difference that rounding explains", null=NO_BOUND)
+    not_the_same: str | None = field("why it is another training", null="neither its audit nor its losses say so")
+    verdict: str | None = field("what bounds its step", null="not profiled")
+    disturbed: bool | None = field("whether something made it slower", null=UNMEASURED)
+    waited_share: float | None = field("of thread time, waiting for a core", null=UNMEASURED)
+    lost_share: float | None = field("of the steps' time, that is due to it at most", null=UNMEASURED)
+    disturbance: str = field("by what")
+    ratio: float | None = field("of medians, to the baseline's", null=NO_RATIO)
+    ratio_95: list[float] | None = field("95% interval", null="an interval needs three steps of each run")
+    difference: str = field("in words")
+
+
+class ChangeRow(Document):
+    run: str = field("its name")
+    baseline_ms: float = field("per step")
+    ms: float = field("per step")
+    change_ms: float = field("per step")
+    ratio: float | None = field("to the baseline's", null=NO_RATIO)
+    noise_ms: float | None = field("the least that can be told from none", null="one of the profiles has a single step")
+    difference: str = field("in words")
+
+
+class ComponentChange(ChangeRow):
+    component: str = field("parts of one run alone are one row")
+
+
+class ClassChange(ChangeRow):
+    class_: str = field("of operators")
+
+
+class OperatorChange(ChangeRow):
+    operator: str = field("by self time")
+
+
+class Repeats(Document):
+    groups: list[list[str]] = field("names of runs with the same settings")
+    spread: float = field("of their medians, relative")
+
+
+class DifferentSetting(Document):
+    name: str = field("of the setting, or of the environment")
+    values: list = field("by run", null="it has none")
+
+
+class FlopScaling(Document):
+    exponent: float = field("of step time ~ FLOPs^exponent")
+    points: int = field("runs")
+    meaning: str = field("of the exponent")
+
+
+class Gate(Document):
+    base: list[str] = field("names of the runs")
+    new: list[str] = field("names of the runs")
+    left_out: list[str] = field("runs that cannot be judged, and why")
+    allowed_percent: float = field("as given")
+    slower_percent: float = field("of the geometric means of the runs' medians; negative: faster")
+    smallest_percent: float | None = field("slowdown that would not be called noise", null=NO_LOSS)
+    difference: str = field("faster, slower, within noise, undecided")
+    failed: bool = field("slower by more than allowed, beyond noise")
+
+
+class Comparison(Document):
+    baseline: str = field("name of the run that the others are compared with")
+    runs: list[ComparedRow] = field("one for each")
+    repeats: Repeats | None = field("what a restart alone changes", null="no two of the runs have the same settings")
+    differences: list[DifferentSetting] = field("settings and environment that differ")
+    scaling: FlopScaling | None = field("by size", null="all runs have nearly the same FLOPs per step")
+    components: list[ComponentChange] = field("the largest change first")
+    classes: list[ClassChange] = field("the same for classes of operators")
+    operators: list[OperatorChange] = field("the same for operators")
+    components_reason: NotRequired[str] = field("why some profiles are compared by class only")
+    profiles_reason: NotRequired[str] = field("why profiles are not compared")
+    gate: NotRequired[Gate] = field("with --fail-if-slower")
+
+
+class HistoryRow(ComparedRow):
+    """Compared with the run before it with the same settings."""
+
+    short: str = field("name, as long as it has to be")
+    group: int = field("runs with the same number, from 0, have the same settings")
+    environment: list[str] = field("device, torch and host, where they are not those of the run before")
+    started: str = field("ISO 8601 with time zone")
+    commit: str | None = field("of the project; *: with changes", null=NO_CHECKOUT)
+    against: str | None = field("the run that it is compared with", null=FIRST)
+    noise: float | None = field("0.04: the same code may take 4% more", null=f"{FIRST}, or too few steps")
+    changed: list[str] = field("beyond noise, since that run")
+
+
+class RunHistory(Document):
+    folder: str = field("that was asked for")
+    settings: list[str] = field("by group, in what it differs from the others")
+    runs: list[HistoryRow] = field("by date")
+    others: list[str] = field("what looks like a run and is none, and why")
+
+
+# ---- Sweeps --------------------------------------------------------------------------------------------------------
+
+
+class SweepConfig(Document):
+    settings: dict[str, Any] = field("the flags that decide what the rows contain")
+    environment: Environment = field("enough to repeat the sweep")
+
+
+class SweepDocument(SweepConfig):
+    sweep: str = field("its name")
+    notes: list[str] = field("which defaults a CPU changed, and what was left out")
+    key: list[str] = field("the columns that identify a row")
+    device_memory_bytes: NotRequired[int] = field("available to the tensors of a row; once all are measured")
+
+
+class SweepRow(Document):
+    status: str = field("ok, oom, skipped, failed")
+    reason: str = field("why it is not ok; measured columns are null then, for this reason")
+    disturbed: bool | None = field("whether other processes may have made it slower", null=UNTOLD)
+    disturbance: str | None = field("by what", null="not disturbed")
+    lost_share: float | None = field("the most of its time that this can have cost", null=UNTOLD)
 
 
 class MemoryStudyRow(SweepRow):
-    batch_size: int
-    seq_len: int  # tokens
-    predicted_bytes: int | None  # peak; null: the model cannot run on fake tensors
-    peak_bytes: int | None  # null: not measured
-    peak_phase: str | None  # null: not measured
-    bytes_by_category: dict[str, int] | None  # at the peak; null: not measured
-    bytes_per_token: float | None  # null: not measured
-    step_time_ms: float | None  # mean, tracking included in one step; null: not measured
-    samples_per_sec: float | None  # null: not measured
-    tokens_per_sec: float | None  # null: not measured
-    folder: str | None  # of the run, in the folder of the sweep; null: not measured
-    shares_of_fit: dict[str, float] | None  # constant, linear, quadratic; null: there is no fit
+    batch_size: int = field("samples")
+    seq_len: int = field("tokens")
+    predicted_bytes: int | None = field("peak", null=NO_FAKE)
+    peak_bytes: int | None = field("of live tensors", null=UNTOLD)
+    peak_phase: str | None = field("in which it is", null=UNTOLD)
+    bytes_by_category: dict[str, int] | None = field("at the peak", null=UNTOLD)
+    bytes_per_token: float | None = field("of the peak", null=UNTOLD)
+    step_time_ms: float | None = field("mean, tracking included in one step", null=UNTOLD)
+    samples_per_sec: float | None = field("at the mean", null=UNTOLD)
+    tokens_per_sec: float | None = field("at the mean", null=UNTOLD)
+    folder: str | None = field("of the run, in the folder of the sweep", null=UNTOLD)
+    shares_of_fit: dict[str, float] | None = field("constant, linear, quadratic", null="there is no fit")
 
 
 class StepTimesRow(SweepRow):
-    size: str  # as for --size; the file and function of --workload
-    seq_len: int  # tokens
-    batch_size: int
-    precision: str
-    parameters: NotRequired[int]  # absent where the device lacks the precision
-    warmup_steps: int  # excluded before the repetitions
-    repetitions: int | None  # steps measured; null: not measured
-    step_ms: float | None  # median; null: not measured
-    step_mean_ms: float | None  # null: not measured
-    step_std_ms: float | None  # sample standard deviation; null: fewer than two steps
-    forward_ms: float | None  # median; null: not measured
-    forward_mean_ms: float | None  # null: not measured
-    forward_std_ms: float | None  # null: fewer than two steps
-    backward_ms: float | None  # median; null: not measured, or the forward pass alone
-    backward_mean_ms: float | None  # null: not measured, or the forward pass alone
-    backward_std_ms: float | None  # null: fewer than two steps, or the forward pass alone
-    optimizer_ms: float | None  # median; null: not measured, or the forward pass alone
-    optimizer_mean_ms: float | None  # null: not measured, or the forward pass alone
-    optimizer_std_ms: float | None  # null: fewer than two steps, or the forward pass alone
-    achieved_tflops: float | None  # 10^12 FLOP/s at the median; null: not measured, or FLOPs cannot be counted
-    compile_s: float | None  # seconds; null: not compiled
-    peak_bytes: int | None  # of the allocator; null: not measured, or no GPU
-    predicted_peak_bytes: int | None  # with workspace_bytes where measured; null: it cannot run on fake tensors
-    workspace_bytes: int | None  # of the matmul libraries, part of both peaks; null: not measured
-    first_loss: float | None  # null: not measured
-    final_loss: float | None  # null: not measured
+    size: str = field("as for --size; the file and function of --workload")
+    seq_len: int = field("tokens")
+    batch_size: int = field("samples")
+    precision: str = field("as for --precision")
+    parameters: NotRequired[int] = field("absent where the device lacks the precision")
+    warmup_steps: int = field("excluded before the repetitions")
+    repetitions: int | None = field("steps measured", null=UNTOLD)
+    step_ms: float | None = field("median", null=UNTOLD)
+    step_mean_ms: float | None = field("mean", null=UNTOLD)
+    step_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
+    forward_ms: float | None = field("median", null=UNTOLD)
+    forward_mean_ms: float | None = field("mean", null=UNTOLD)
+    forward_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
+    backward_ms: float | None = field("median", null=FORWARD_ALONE)
+    backward_mean_ms: float | None = field("mean", null=FORWARD_ALONE)
+    backward_std_ms: float | None = field("sample standard deviation", null=FORWARD_ALONE)
+    optimizer_ms: float | None = field("median", null=FORWARD_ALONE)
+    optimizer_mean_ms: float | None = field("mean", null=FORWARD_ALONE)
+    optimizer_std_ms: float | None = field("sample standard deviation", null=FORWARD_ALONE)
+    achieved_tflops: float | None = field("10^12 FLOP/s, median", null="its FLOPs cannot be counted on fake tensors")
+    compile_s: float | None = field("seconds", null=NOT_COMPILED)
+    peak_bytes: int | None = field("of the allocator", null=NO_ALLOCATOR)
+    predicted_peak_bytes: int | None = field("with workspace_bytes where measured", null=NO_FAKE)
+    workspace_bytes: int | None = field("of the matmul libraries, part of both peaks", null=UNTOLD)
+    first_loss: float | None = field("of the first step", null=UNTOLD)
+    final_loss: float | None = field("of the last step", null=UNTOLD)
 
 
 class TrainingBenchmarkRow(StepTimesRow):
-    mode: str  # forward, train
-    compiled: bool
+    mode: str = field("forward, train")
+    compiled: bool = field("whether by --compile")
 
 
 class PrecisionStudyRow(StepTimesRow):
     pass
 
 
+class AttentionTensor(Document):
+    name: str = field("of the tensor")
+    shape: list[int] = field("of the tensor")
+    dtype: str = field("data type")
+    bytes: int = field("of it")
+
+
 class AttentionBenchmarkRow(SweepRow):
-    implementation: str  # manual, eager, compiled, sdpa-<backend>
-    dtype: str
-    batch_size: int
-    n_heads: int
-    d_head: int
-    seq_len: int  # tokens
-    causal: bool
-    repetitions: int | None  # null: not measured
-    forward_ms: float | None  # median; null: not measured
-    forward_mean_ms: float | None  # null: not measured
-    forward_std_ms: float | None  # sample standard deviation; null: fewer than two repetitions
-    backward_ms: float | None  # median; null: not measured
-    backward_mean_ms: float | None  # null: not measured
-    backward_std_ms: float | None  # null: fewer than two repetitions
-    memory_bytes: int | None  # in use before the backward pass; null: not measured
-    rounding_bytes: int | None  # of it the allocator's rounding; null: not measured
-    workspace_bytes: int | None  # of libraries, not part of memory_bytes; null: not measured
-    predicted_memory_bytes: int | None  # null: no such kernel on this device
-    predicted_peak_bytes: int | None  # null: no such kernel on this device
-    tensors: list[dict[str, Any]] | None  # name, shape, dtype, bytes before the backward pass; null: no such kernel
-    kernel: str | None  # operator that did the forward pass; null: not measured
-    compile_s: float | None  # seconds; null: not compiled
+    implementation: str = field("manual, eager, compiled, sdpa-<backend>")
+    dtype: str = field("data type")
+    batch_size: int = field("samples")
+    n_heads: int = field("heads")
+    d_head: int = field("width of a head")
+    seq_len: int = field("tokens")
+    causal: bool = field("whether with a causal mask")
+    repetitions: int | None = field("steps or passes measured", null=UNTOLD)
+    forward_ms: float | None = field("median", null=UNTOLD)
+    forward_mean_ms: float | None = field("mean", null=UNTOLD)
+    forward_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
+    backward_ms: float | None = field("median", null=UNTOLD)
+    backward_mean_ms: float | None = field("mean", null=UNTOLD)
+    backward_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
+    memory_bytes: int | None = field("in use before the backward pass", null=UNTOLD)
+    rounding_bytes: int | None = field("of it the allocator's rounding", null=UNTOLD)
+    workspace_bytes: int | None = field("of libraries, not part of memory_bytes", null=UNTOLD)
+    predicted_memory_bytes: int | None = field("before the backward pass", null=NO_KERNEL)
+    predicted_peak_bytes: int | None = field("of live tensors", null=NO_KERNEL)
+    tensors: list[AttentionTensor] | None = field("before the backward pass", null=NO_KERNEL)
+    kernel: str | None = field("operator that did the forward pass", null=UNTOLD)
+    compile_s: float | None = field("seconds", null=NOT_COMPILED)
 
 
 class CollectiveBenchmarkRow(SweepRow):
-    kind: str  # all_reduce, all_gather, reduce_scatter, broadcast
-    world_size: int  # ranks
-    bytes: int  # of the larger of input and output
-    repetitions: int | None  # each of several calls; null: not measured
-    time_us: float | None  # microseconds of a call on the slowest rank, median of the repetitions; null: not measured
-    time_std_us: float | None  # sample standard deviation; null: fewer than two repetitions
-    algorithm_bandwidth_gb_per_sec: float | None  # bytes / time, 10^9 bytes/s; null: not measured
-    bus_bandwidth_gb_per_sec: float | None  # bytes that a rank sends at least / time, 10^9 bytes/s; null: not measured
+    kind: str = field("all_reduce, all_gather, reduce_scatter, broadcast")
+    world_size: int = field("ranks")
+    bytes: int = field("of the larger of input and output")
+    repetitions: int | None = field("each of several calls", null=UNTOLD)
+    time_us: float | None = field("of a call on the slowest rank, median of the repetitions", null=UNTOLD)
+    time_std_us: float | None = field("sample standard deviation", null=ONE_STEP)
+    algorithm_bandwidth_gb_per_sec: float | None = field("bytes / time, 10^9 bytes/s", null=UNTOLD)
+    bus_bandwidth_gb_per_sec: float | None = field("bytes that a rank sends at least / time", null=UNTOLD)
 
 
-class CollectiveFit(TypedDict):
-    kind: NotRequired[str]  # absent: all kinds but broadcast, on the most ranks
-    world_size: int  # ranks
-    alpha_us: float  # microseconds of a call, whatever its bytes
-    beta_gb_per_sec: float  # bus bandwidth, 10^9 bytes/s
-    half_bytes: float  # sent bytes from which on latency is less than half of the time: alpha times beta
-    residual: float  # relative error of the fitted times, root mean square
+class CollectiveFit(Document):
+    kind: NotRequired[str] = field("absent: all kinds but broadcast, on the most ranks")
+    world_size: int = field("ranks")
+    alpha_us: float = field("microseconds of a call, whatever its bytes")
+    beta_gb_per_sec: float = field("bus bandwidth, 10^9 bytes/s")
+    half_bytes: float = field("sent bytes from which on latency is less than half of the time: alpha times beta")
+    residual: float = field("relative error of the fitted times, root mean square")
 
 
 class ScalingStudyRow(SweepRow):
-    scaling: str  # weak: same batch on each rank; strong: same global batch
-    parallel: str | None  # ddp, zero1, fsdp; null: one rank
-    world_size: int  # ranks
-    bucket_mb: float | None  # MB; null: PyTorch's size, or the mode has no buckets
-    fault: str | None  # that was planted; null: none
-    batch_size: int  # samples of a step and rank
-    global_batch_size: int  # samples of a step, counted once over all ranks
-    base_world_size: int  # ranks of the row that efficiency refers to
-    launches: NotRequired[int]  # of which the times come, each a new set of processes; absent: not measured
-    step_ms: float | None  # of the slowest rank, median over steps and launches; null: not measured
-    step_times_ms: list[list[float]] | None  # by launch and step; null: not measured
-    tokens_per_sec: float | None  # of all ranks; null: not measured
-    efficiency: float | None  # tokens per second and rank, relative to the base; null: either was not measured
-    efficiency_95: list[float] | None  # 95% interval over launches and steps; null: fewer than two launches
-    predicted_efficiency: list[float] | None  # communication not hidden, and hidden; null: see the reason
-    predicted_memory_bytes: int | None  # peak of rank 0; null: it cannot run on fake tensors
-    measured_memory_bytes: int | None  # live tensors of rank 0 at the peak; null: not measured
-    predicted_memory_by_category: dict[str, int] | None  # at the peak; null: it cannot run on fake tensors
-    measured_memory_by_category: dict[str, int] | None  # at the peak; null: not measured
-    memory_bytes_by_rank: list[int] | None  # measured; null: not measured
-    predicted_collective_bytes: int | None  # of a step and rank, all kinds; null: it cannot run on fake tensors
-    measured_collective_bytes: int | None  # the same, counted; null: not measured
-    predicted_collectives: list[CollectiveRow] | None  # null: it cannot run on fake tensors
-    measured_collectives: list[CollectiveRow] | None  # null: not measured
-    samples_by_rank: list[int] | None  # of a step, counted; null: not measured
-    local_step_ms: list[float] | None  # by rank, the fastest without communication; null: one rank, or not ddp
-    exposed_ms: float | None  # fastest step beyond the longest local step; null: as for local_step_ms
-    waiting_ms: float | None  # longest local step beyond the mean of the ranks'; null: as for local_step_ms
-    communication_share: float | None  # 1 - mean local step / fastest step; null: as for local_step_ms
-    overlapped_share: float | None  # of reduced bytes: reduction begun in the backward pass; null: one rank, or fsdp
-    findings: list[str] | None  # what is wrong, by the measured columns alone; empty: nothing; null: not measured
+    scaling: str = field("weak: same batch on each rank; strong: same global batch")
+    parallel: str | None = field("ddp, zero1, fsdp", null=ONE_RANK)
+    world_size: int = field("ranks")
+    bucket_mb: float | None = field("MB", null="PyTorch's size")
+    fault: str | None = field("that was planted", null="none was planted")
+    batch_size: int = field("samples of a step and rank")
+    global_batch_size: int = field("samples of a step, counted once over all ranks")
+    base_world_size: int = field("ranks of the row that efficiency refers to")
+    launches: NotRequired[int] = field("of which the times come, each a new set of processes; absent: not measured")
+    step_ms: float | None = field("of the slowest rank, median over steps and launches", null=UNTOLD)
+    step_times_ms: list[list[float]] | None = field("by launch and step", null=UNTOLD)
+    tokens_per_sec: float | None = field("of all ranks", null=UNTOLD)
+    efficiency: float | None = field("tokens per second and rank, relative to the base", null=EITHER)
+    efficiency_95: list[float] | None = field("95% interval over launches and steps", null="needs two launches")
+    predicted_efficiency: list[float] | None = field("communication not hidden, and hidden", null="no network is known")
+    predicted_memory_bytes: int | None = field("peak of rank 0", null=NO_FAKE)
+    measured_memory_bytes: int | None = field("live tensors of rank 0 at the peak", null=UNTOLD)
+    predicted_memory_by_category: dict[str, int] | None = field("at the peak", null=NO_FAKE)
+    measured_memory_by_category: dict[str, int] | None = field("at the peak", null=UNTOLD)
+    memory_bytes_by_rank: list[int] | None = field("measured", null=UNTOLD)
+    predicted_collective_bytes: int | None = field("of a step and rank, all kinds", null=NO_FAKE)
+    measured_collective_bytes: int | None = field("the same, counted", null=UNTOLD)
+    predicted_collectives: list[CollectiveRow] | None = field("by kind", null=NO_FAKE)
+    measured_collectives: list[CollectiveRow] | None = field("by kind", null=UNTOLD)
+    samples_by_rank: list[int] | None = field("of a step, counted", null=UNTOLD)
+    local_step_ms: list[float] | None = field("by rank, the fastest without communication", null=ONE_RANK)
+    exposed_ms: float | None = field("fastest step beyond the longest local step", null=ONE_RANK)
+    waiting_ms: float | None = field("longest local step beyond the mean of the ranks'", null=ONE_RANK)
+    communication_share: float | None = field("1 - mean local step / fastest step", null=ONE_RANK)
+    overlapped_share: float | None = field("of reduced bytes: begun in the backward pass", null=ONE_RANK)
+    findings: list[str] | None = field("what is wrong, by measured columns alone; empty: nothing", null=UNTOLD)
 
 
-class FaultVerdict(TypedDict):
-    fault: str
-    named: bool  # the findings of its row name it, and those of the same row without it do not
-    text: str  # the finding, or what was measured instead
+class FaultVerdict(Document):
+    fault: str = field("as in the rows")
+    named: bool = field("the findings of its row name it, and those of the same row without it do not")
+    text: str = field("the finding, or what was measured instead")
 
 
 class TimingStudyRow(SweepRow):
-    method: str  # of timing
-    baseline_ms: float | None  # null: not measured
-    changed_ms: float | None  # null: not measured
-    ratio: float | None  # changed / baseline; null: not measured
-    ratio_95: list[float] | None  # 95% interval; null: a wrong method, or fewer than three repetitions
-    baseline_factor: float | None  # baseline / baseline of the right method; null: not measured
-    conclusion: str | None  # what this method concludes about the change; null: not measured
-    baseline_times_ms: NotRequired[list[float]]
-    changed_times_ms: NotRequired[list[float]]
-    ratios_of_pairs: NotRequired[list[float]]  # of the right method
+    method: str = field("of timing")
+    baseline_ms: float | None = field("of the baseline, by this method", null=UNTOLD)
+    changed_ms: float | None = field("with the change, by this method", null=UNTOLD)
+    ratio: float | None = field("changed / baseline", null=UNTOLD)
+    ratio_95: list[float] | None = field("95% interval", null="a wrong method, or fewer than three")
+    baseline_factor: float | None = field("baseline / baseline of the right method", null=UNTOLD)
+    conclusion: str | None = field("what this method concludes about the change", null=UNTOLD)
+    baseline_times_ms: NotRequired[list[float]] = field("each")
+    changed_times_ms: NotRequired[list[float]] = field("each")
+    ratios_of_pairs: NotRequired[list[float]] = field("of the right method")
 
 
 class OptimizationStudyRow(SweepRow):
-    size: str  # or the file of --workload
-    seq_len: int  # tokens
-    batch_size: int
-    precision: str  # of the baseline
-    flags: str  # of tiny_llama_v1.py, in addition to the baseline's, which has none; of the reference: what it is
-    ladder: int | None  # its rung, 0 the baseline; null: measured alone, or the reference
-    step_ms: float | None  # median over the rounds; null: not measured
-    step_mean_ms: float | None  # null: not measured
-    step_std_ms: float | None  # null: not measured, or one round
-    step_times_ms: list[float] | None  # round by round; null: not measured
-    ratio: float | None  # step time / baseline's, medians; null: either was not measured
-    ratio_low: float | None  # 95% interval over rounds; null: fewer than three, or no ratio
-    ratio_high: float | None  # null: as for ratio_low
-    bound: float | None  # least ratio that the opportunities of the baseline's trace allow; null: see the reason
-    estimate: float | None  # the likely one; null: see the reason
-    ratio_to_previous: float | None  # step time / that of the rung below; null: not on the ladder, or not in turn
-    ratio_to_previous_low: float | None  # 95% interval; null: fewer than three rounds, or no ratio
-    ratio_to_previous_high: float | None  # null: as for ratio_to_previous_low
-    ratio_to_reference: float | None  # step time / that of transformers' LLaMA; null: it was not measured in turn
-    ratio_to_reference_low: float | None  # 95% interval; null: fewer than three rounds, or no ratio
-    ratio_to_reference_high: float | None  # null: as for ratio_to_reference_low
-    predicted_memory_bytes: int | None  # peak of a step; null: it cannot run on fake tensors
-    measured_memory_bytes: int | None  # live tensors at the peak; null: not measured, compiled or CUDA graphs
-    largest_loss_difference: float | None  # from the baseline's, over all steps; null: either was not measured
-    loss_bound: float | None  # the difference that rounding explains; null: either was not measured
-    audit_ok: bool | None  # null: not measured
-    audit: str | None  # ok, or the findings; null: not measured
-    not_the_same: str | None  # why it is another training than the baseline's; null: nothing says so
-    achieved_tflops: float | None  # 10^12 FLOP/s of the model's matmuls, at the median; null: not measured
-    measured_peak_tflops: float | None  # of a matmul, measured in the same process; null: not measured
-    share_of_measured_peak: float | None  # achieved / measured peak; null: either was not measured
-    compile_s: float | None  # seconds, without a cache; null: not compiled
-    break_even_step: int | None  # from which on compiling has saved time; null: not compiled, or not faster
+    size: str = field("or the file of --workload")
+    seq_len: int = field("tokens")
+    batch_size: int = field("samples")
+    precision: str = field("of the baseline")
+    flags: str = field("in addition to the baseline's, which has none; of the reference: what it is")
+    ladder: int | None = field("its rung, 0 the baseline", null=APART)
+    step_ms: float | None = field("median over the rounds", null=UNTOLD)
+    step_mean_ms: float | None = field("mean", null=UNTOLD)
+    step_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
+    step_times_ms: list[float] | None = field("round by round", null=UNTOLD)
+    ratio: float | None = field("step time / baseline's, medians", null=EITHER)
+    ratio_low: float | None = field("95% interval over rounds", null=FEW_ROUNDS)
+    ratio_high: float | None = field("its other end", null=FEW_ROUNDS)
+    bound: float | None = field("least ratio that the trace of the baseline allows", null="there is no trace")
+    estimate: float | None = field("the likely one", null="there is no trace")
+    ratio_to_previous: float | None = field("step time / that of the rung below", null=NOT_IN_TURN)
+    ratio_to_previous_low: float | None = field("95% interval", null=FEW_ROUNDS)
+    ratio_to_previous_high: float | None = field("its other end", null=FEW_ROUNDS)
+    ratio_to_reference: float | None = field("step time / that of transformers' LLaMA", null=NOT_IN_TURN)
+    ratio_to_reference_low: float | None = field("95% interval", null=FEW_ROUNDS)
+    ratio_to_reference_high: float | None = field("its other end", null=FEW_ROUNDS)
+    predicted_memory_bytes: int | None = field("peak of a step", null=NO_FAKE)
+    measured_memory_bytes: int | None = field("live tensors at the peak", null=UNTOLD)
+    largest_loss_difference: float | None = field("from the baseline's, over all steps", null=EITHER)
+    loss_bound: float | None = field("the difference that rounding explains", null=EITHER)
+    audit_ok: bool | None = field("whether its audit has no finding", null=UNTOLD)
+    audit: str | None = field("ok, or the findings", null=UNTOLD)
+    not_the_same: str | None = field("why it is another training than the baseline's", null="nothing says so")
+    achieved_tflops: float | None = field("10^12 FLOP/s of the model's matmuls, at the median", null=UNTOLD)
+    measured_peak_tflops: float | None = field("of a matmul, measured in the same process", null=UNTOLD)
+    share_of_measured_peak: float | None = field("achieved / measured peak", null=EITHER)
+    compile_s: float | None = field("seconds, without a cache", null=NOT_COMPILED)
+    num_steps: int | None = field("of a run of this size by default", null=NOT_COMPILED)
+    break_even_step: int | None = field("from which on compiling has saved time", null=NOT_COMPILED)
+
+
+# ---- Their documents -----------------------------------------------------------------------------------------------
+
+
+class MemoryFit(Document):
+    """peak = constant + B (linear S + quadratic S^2)"""
+
+    constant_bytes: float | None = field("whatever batch and sequence", null=NO_FIT)
+    linear_bytes: float | None = field("per token", null=NO_FIT)
+    quadratic_bytes: float | None = field("per sample and squared length of the sequence", null=NO_FIT)
+    largest_error_percent: float | None = field("of a row", null=NO_FIT)
+    rows: int | None = field("that it was fitted to", null=NO_FIT)
+
+
+class GrowthFactor(Document):
+    grows: str = field("batch or sequence")
+    from_: dict[str, int] = field("batch_size and seq_len of the smaller")
+    to: dict[str, int] = field("the same of the larger")
+    memory_factor: float | None = field("of the peaks", null="one of the two was not measured")
+    throughput_factor: float | None = field("of tokens per second", null="one of the two was not measured")
+
+
+class MemoryStudy(SweepDocument):
+    rows: list[MemoryStudyRow] = field("by batch size and sequence length")
+    fit: NotRequired[MemoryFit] = field("of the peaks")
+    factors: NotRequired[list[GrowthFactor]] = field("from one batch size or sequence to the next")
+
+
+class TrainingBenchmark(SweepDocument):
+    rows: list[TrainingBenchmarkRow] = field("by size, sequence, mode and what is compiled")
+
+
+class AttentionGrowth(Document):
+    """Exponents of the sequence length."""
+
+    implementation: str = field("as in the rows")
+    dtype: str = field("data type")
+    d_head: int = field("width of a head")
+    seq_lens: str = field("tokens, of the rows that were measured")
+    forward_ms: float | None = field("of the time", null=FEW_LENGTHS)
+    backward_ms: float | None = field("of the time", null=FEW_LENGTHS)
+    memory_bytes: float | None = field("of the memory", null=FEW_LENGTHS)
+    predicted_memory_bytes: float | None = field("of the memory by prediction", null=FEW_LENGTHS)
+
+
+class AttentionBenchmark(SweepDocument):
+    rows: list[AttentionBenchmarkRow] = field("by implementation, data type, width of a head and sequence")
+    growth: NotRequired[list[AttentionGrowth]] = field("with the sequence length")
+
+
+class TensorType(Document):
+    model: str = field("a toy, or ours")
+    autocast: str = field("precision")
+    what: str = field("parameter, output, gradient, optimizer state, part, logits, loss")
+    name: str = field("of the tensor's module or parameter")
+    dtype: str = field("data type")
+    count: int = field("tensors")
+
+
+class NumberFormat(Document):
+    type: str = field("its name")
+    exponent_bits: int = field("bits")
+    mantissa_bits: int = field("bits")
+    largest: float = field("number")
+    smallest_normal: float = field("number")
+    smallest_subnormal: float = field("number")
+    eps: float = field("from 1 to the next number")
+    decimal_digits: int = field("that survive")
+    source: str = field("of these figures")
+
+
+class SquareLimits(Document):
+    type: str = field("of the numbers")
+    width: int = field("entries of the row")
+    zero_up_to: float = field("entry whose sum of squares is 0")
+    sum_infinite_from: float = field("entry whose sum of squares is infinite")
+    mean_infinite_from: float = field("entry whose mean of squares is infinite")
+    entry: float = field("of the rows that are normalized")
+    written_out: float = field("largest normalized entry; 1 is correct")
+    rms_norm: float = field("the same by RMSNorm")
+    layer_norm: float = field("the same by layer norm")
+
+
+class AccumulationRow(Document):
+    accumulator: str = field("type of the sum")
+    addend: str = field("type of the terms")
+    converted_first: bool = field("the terms, to the type of the sum")
+    result: float = field("the sum")
+    relative_error: float = field("of the sum")
+    relative_error_of_addend: float = field("of a term")
+    unit_in_the_last_place: float = field("of the sum")
+    stalls_from: float = field("sum that adding a term no longer changes")
+    first_lost_addition: int | None = field("its number", null="the sum grew with each addition")
+
+
+class PrecisionStudy(SweepDocument):
+    rows: list[PrecisionStudyRow] = field("by size and precision")
+    lacking: NotRequired[dict[str, str]] = field("precisions that the device does not have, and why")
+    dtypes: NotRequired[list[TensorType]] = field("of every tensor under autocast")
+    formats: NotRequired[list[NumberFormat]] = field("range and precision of each")
+    squares: NotRequired[list[SquareLimits]] = field("where sums and means of squares become 0 or infinite")
+    accumulation: NotRequired[list[AccumulationRow]] = field("a sum of equal terms in each pair of types")
+
+
+class TimingStudy(SweepDocument):
+    rows: list[TimingStudyRow] = field("the right method first")
+    methods: NotRequired[dict[str, str]] = field("what each method of timing does")
+
+
+class OptimizationStudy(SweepDocument):
+    rows: list[OptimizationStudyRow] = field("by size, precision and flags")
+    reference: list[OptimizationStudyRow] = field("transformers' LLaMA, one for each size")
+
+
+class ScalingStudy(SweepDocument):
+    rows: list[ScalingStudyRow] = field("by kind of scaling, mode, ranks, buckets and fault")
+    verdicts: NotRequired[list[FaultVerdict]] = field("of each planted fault")
+
+
+class CollectiveBenchmark(SweepDocument):
+    rows: list[CollectiveBenchmarkRow] = field("by kind, ranks and bytes")
+    fits: NotRequired[list[CollectiveFit]] = field("by kind and number of ranks")
+    fit: NotRequired[CollectiveFit] = field("of all kinds but broadcast, on the most ranks")

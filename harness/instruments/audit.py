@@ -12,8 +12,9 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.base.files import explain_nulls
 from harness.base.layer_names import part_of
+from harness.documents.run import Audit
+from harness.documents.schema import explained
 
 if TYPE_CHECKING:
     from harness.instruments.timing import StepRecord
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 LEAST_RATIO = 0.1  # backward / forward time; twice the matmuls at twenty times the rate of the forward pass
 LEAST_STEPS = 3  # whose times are looked at: fewer may all have been held up in the forward pass
+FAILED = "FAILED: "  # before the findings
 NAMES_SHOWN = 20  # of the parameters of a finding
 
 
@@ -58,7 +60,7 @@ def audit_document(
     averaged: the steps that averages include, none of them the first; first_loss: of the first step.
     """
     if first is None:
-        return explain_nulls({"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}}, "no step was done")
+        return explained({"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}}, Audit)
     not_checked: list[dict] = []
     findings = parameter_findings(with_frozen(first, workload), workload)
     if first.skipped:
@@ -142,8 +144,12 @@ def norms_by_part(norms: dict[str, float]) -> dict[str, float]:
     return {part: math.sqrt(square) for part, square in squares.items() if math.isfinite(square)}
 
 
+def findings_text(audit: dict | None) -> str:
+    return "; ".join(finding["detail"] for finding in (audit or {}).get("findings", []))
+
+
 def audit_text(audit: dict | None) -> str:
-    """'ok', or the findings."""
+    """'ok', or that it failed, with the findings."""
     if not audit or audit["ok"] is None:
         return f"not done: {(audit or {}).get('ok_reason', 'not measured by the run')}"
-    return "; ".join(finding["detail"] for finding in audit["findings"]) or "ok"
+    return "ok" if audit["ok"] else FAILED + findings_text(audit)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from harness.base.errors import UserError, innermost_cause
-from harness.base.files import explain_nulls
 from harness.instruments.phases import break_even_step
 from harness.machine.clock import time_synced
 from harness.model.own_step import called_first
@@ -87,7 +86,7 @@ class Compilation:
     def document(self, micro_steps: int) -> dict:
         """Median pass times, the time saved per step of `micro_steps` passes, and the break-even step."""
         saved_ms = micro_steps * (self.uncompiled_ms - self.compiled_ms)
-        document = {
+        return {
             "compile_s": self.compile_s,
             "from_cache": self.from_cache,
             "uncompiled_pass_ms": self.uncompiled_ms,
@@ -96,4 +95,3 @@ class Compilation:
             "saved_ms_per_step": saved_ms,
             "break_even_step": break_even_step(self.compile_s, saved_ms),
         }
-        return explain_nulls(document, "a compiled pass was not faster")

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from harness.base.files import explain_nulls
 from harness.base.layer_names import part_of
 from harness.ranks.collective_calls import CollectiveCounter
 
@@ -90,7 +89,7 @@ class StepMemory:
             "collectives": self.collectives.rows(),
             # A bucket that was allocated in the forward pass is a gradient's.
             "kept_for_backward": kept_rows([entry for entry in self.kept if entry.category == "activations"]),
-            **explain_nulls({"allocator": self.allocator_rows(int(total[peak]))}, "no GPU in use"),
+            "allocator": self.allocator_rows(int(total[peak])),
             "largest_tensor": asdict(max(made, key=lambda a: a.bytes)) if made else None,
             "phases": self.phase_rows(total),
             "peak": {

@@ -47,12 +47,13 @@ class TraceRecorder:
             schedule = torch.profiler.schedule(wait=self.first - warmup, warmup=warmup, active=active, repeat=1)
         self.profile = torch.profiler.profile(
             activities=[activity.CPU, activity.CUDA] if on_gpu else [activity.CPU],
-            schedule=schedule,
+            schedule=lambda step: schedule(max(step - 1, 0)),
             on_trace_ready=self.export,
             record_shapes=True,  # FLOPs follow from them; with_flops slows CPU steps and is not in the trace
             with_stack=profiling.profile_stacks,  # also records the calls of nn.Modules
             profile_memory=profiling.profile_memory,
         )
+        self.profile.step_num = 1  # steps have the numbers in the trace that the run prints: the first is 1
         # Who compares the ranks has to know whether their clocks are one.
         self.profile.preset_metadata_json("hostInfo", json.dumps(host_info()))
 

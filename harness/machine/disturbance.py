@@ -15,8 +15,9 @@ from collections.abc import Iterator
 
 import torch
 
-from harness.base.files import explain_nulls
 from harness.base.text import count_of
+from harness.documents.run import Disturbance
+from harness.documents.schema import because, explained
 from harness.machine.cpu_counters import Counters, Interval, Sample
 from harness.machine.gpu_watch import GpuWatch, gpu_reasons, may_be_shared
 from harness.machine.host_limits import least_quota, usable_cores
@@ -32,7 +33,8 @@ STEPS = 0.10  # of the steps, those disturbed: fewer hardly change the median, b
 STEAL = 0.03
 
 
-NOT_RUN = "nothing was measured"
+MOST_LOST = 0.75  # from this upper bound on, the bound tells nothing
+CURE = "close other programs or take a node of your own, then repeat"
 
 
 def is_disturbed(step: Interval) -> bool | None:
@@ -82,33 +84,30 @@ class DisturbanceMeter:
         """The section `disturbance` of a document; ends the measurement."""
         total, faults = sum(self.intervals, Interval()), PageFaults(self.intervals)
         found = self._waiting(total) | self._setting() | self._quota(total) | self._machine() | faults.figures()
-        found |= self._sampling(total) | explain_nulls({"gpu": self.gpu and self.gpu.document()}, "no GPU in use")
+        found |= self._sampling(total) | {"gpu": self.gpu and self.gpu.document()}
         self.counters.close()
-        found |= explain_nulls({"lost_share": most_lost(found, total.lost_share, faults.lost_share)}, self._unknown())
+        found["lost_share"] = most_lost(found, total.lost_share, faults.lost_share)
         reasons = reasons_of(found, len(self.intervals), self.on_gpu)
         known = bool(reasons) or total.run_s > 0
-        disturbed = explain_nulls({"disturbed": bool(reasons) if known else None}, self._unknown())
-        return {**disturbed, **found, "reasons": reasons}
-
-    def _unknown(self) -> str:
-        """Why it is unknown how long threads waited."""
-        return (self.counters.missing if self.intervals else None) or NOT_RUN
+        if self.intervals and (why := self.counters.missing):
+            names = ("disturbed", "waited_share", "longest_wait_share", "steps_disturbed", "lost_share")
+            found |= because(why, *names)
+        return explained({"disturbed": bool(reasons) if known else None, **found, "reasons": reasons}, Disturbance)
 
     def _waiting(self, total: Interval) -> dict:
         marks = [mark for mark in map(is_disturbed, self.intervals) if mark is not None]
         shares = {"waited_share": total.waited_share, "longest_wait_share": total.longest_wait_share}
-        return explain_nulls(shares | {"steps_disturbed": sum(marks) if marks else None}, self._unknown())
+        return shares | {"steps_disturbed": sum(marks) if marks else None}
 
     def _setting(self) -> dict:
-        values = {"threads": self.threads, "cores": self.cores, "load_before": self.load_before}
-        return explain_nulls(values, "this system has no load average")
+        return {"threads": self.threads, "cores": self.cores, "load_before": self.load_before}
 
     def _quota(self, total: Interval) -> dict:
         no_quota = self.counters.no_quota_reason
         throttled = total.throttled / total.periods if total.periods else None
         why = no_quota if self.quota_cores is None else "shorter than a period of the quota"
         values = {"quota_cores": self.quota_cores, "throttled_share": throttled}
-        return explain_nulls(values, no_quota, throttled_share=why)
+        return values | because(no_quota, "quota_cores") | because(why, "throttled_share")
 
     def _machine(self) -> dict:
         """What other processes and other virtual machines took of the machine's cores."""
@@ -120,14 +119,15 @@ class DisturbanceMeter:
             pressure = min(1.0, change["pressure_s"] / change["at_s"])
         shares = {"pressure_share": pressure, "steal_share": steal}
         if not self.intervals:
-            return explain_nulls(shares, NOT_RUN)
+            return shares
         no_steal = f"no {self.counters.proc}/stat on this system, or no clock tick passed"
-        return explain_nulls(shares, f"no {self.counters.proc}/pressure/cpu on this system", steal_share=no_steal)
+        no_pressure = f"no {self.counters.proc}/pressure/cpu on this system"
+        return shares | because(no_pressure, "pressure_share") | because(no_steal, "steal_share")
 
     def _sampling(self, total: Interval) -> dict:
         switches = total.switches / total.wall_s if total.wall_s else None
         sample_us = 1e6 * statistics.median(self._sampling_s) if self._sampling_s else None
-        return explain_nulls({"switches_per_sec": switches, "sample_us": sample_us}, NOT_RUN)
+        return {"switches_per_sec": switches, "sample_us": sample_us}
 
 
 def most_lost(values: dict, waiting: float | None, faults: float) -> float | None:
@@ -192,8 +192,8 @@ def over_ranks(documents: list[dict]) -> dict:
     more = f" (of {disturbed} disturbed)" if disturbed > 1 else ""
     reasons = [f"rank {worst}{more}: {found['reasons'][0]}", *found["reasons"][1:]]
     unknown = next((one["lost_share_reason"] for one in documents if one["lost_share"] is None), "")
-    total = {"lost_share": None if unknown else min(1.0, sum(lost))}
-    return found | {"reasons": reasons} | explain_nulls(total, unknown)
+    total = {"lost_share": None if unknown else min(1.0, sum(lost)), "lost_share_reason": unknown}
+    return explained(found | {"reasons": reasons} | total, Disturbance)
 
 
 def disturbance_text(document: dict) -> str:
@@ -204,6 +204,11 @@ def disturbance_text(document: dict) -> str:
         gpu = document["gpu"]
         silent = gpu and gpu["other_processes"] is None and gpu["lowered_by"] is None
         return "none seen" + "; GPU: not known here" * bool(silent)
-    load, cores = document["load_before"], document["cores"]
-    before = [] if load is None else [f"load {load:.1f} on {count_of(cores, 'core')}"]
-    return "; ".join([*document["reasons"], *before])
+    return "; ".join([*document["reasons"], consequence(document["lost_share"])])
+
+
+def consequence(lost_share: float | None) -> str:
+    """What a disturbance means for the times, and what to do; lost_share: of the time, None if unknown."""
+    known = lost_share is not None and lost_share < MOST_LOST
+    most = f"up to {lost_share / (1 - lost_share):.0%}" if known else "far"
+    return f"times may be {most} too long; {CURE}"

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from harness.base.command_line import version_of
-from harness.base.files import explain_nulls
+from harness.documents.run import Environment
+from harness.documents.schema import because, explained
 from harness.machine.devices import architecture
 from harness.machine.hardware_seen import VISIBLE, unseen_hardware
 
@@ -47,9 +48,9 @@ def describe_environment(device: torch.device) -> dict:
         about |= {"name": gpu.name, "arch": architecture(gpu), "compute_units": gpu.multi_processor_count}
         about["memory_bytes"] = gpu.total_memory
     unseen = unseen_hardware() if device.type == "cpu" else None
-    environment = {
+    document = {
         "timestamp": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command_line": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "command_line": shlex.join([*launcher(), *sys.argv]),
         "commit": commit,
         "uncommitted_changes": bool(git("status", "--porcelain", "--untracked-files=no")) if commit else None,
         "host": socket.gethostname(),
@@ -64,8 +65,7 @@ def describe_environment(device: torch.device) -> dict:
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(relevant)},
         "warnings": [unseen] if unseen else [],
     }
-    reasons = {"hip": "not a ROCm build", "cuda": "not a CUDA build"}
-    return explain_nulls(environment, "the project is not in a git checkout, or git is missing", **reasons)
+    return explained(document, Environment)
 
 
 def host_info() -> dict:
@@ -73,7 +73,8 @@ def host_info() -> dict:
     boot = None
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return explain_nulls({"name": socket.gethostname(), "boot_id": boot}, "not told by the system")
+    untold = {} if boot else because("not told by the system", "boot_id")
+    return {"name": socket.gethostname(), "boot_id": boot} | untold
 
 
 def cpu_name() -> str:
@@ -82,3 +83,10 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def launcher() -> list[str]:
+    """What has to stand before the script and its flags to run it again."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"]]
+    return [Path(sys.executable).name]

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from harness.base.errors import first_line
-from harness.base.files import explain_nulls
 from harness.base.units import MB
+from harness.documents.run import GpuDisturbance
+from harness.documents.schema import explained
 from harness.machine.gpu_driver import Slowdowns, gpu_driver
 
 # From these on, a measurement counts as disturbed.  Neither was measured, as that needs a GPU that can be heated and
@@ -102,7 +103,7 @@ class GpuWatch:
             "max_clock_mhz": self.max_clock_mhz,
             "lowered_by": later[0].since(first) if later else None,
         }
-        return explain_nulls(values, "no reading was taken", **self.reasons)
+        return explained(values | {f"{name}_reason": why for name, why in self.reasons.items()}, GpuDisturbance)
 
 
 def may_be_shared(gpu: dict) -> bool:

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.base.files import explain_nulls
+from harness.documents.run import TOO_SHORT
+from harness.documents.schema import because, unknown
 from harness.machine.cpu_counters import Interval
 
 SETTLED = 2  # steps after which memory is no longer touched for the first time: step 1 makes the optimizer's state
@@ -30,8 +31,6 @@ FAULT_SHARE = 0.05  # of CPU time, that page faults need at least: other work of
 # steps of a quiet run have none.
 MAJOR_FAULTS = 5.0
 
-TOO_SHORT = "needs three steps: in the first two, memory is touched for the first time"
-TOO_LITTLE = "the kernel, or page faults in it, took too little CPU time to tell"
 OTHER_PAGES = "the memory of tensors is not handed out in pages of the usual size"
 PROBED_BYTES = 64 * 2**20  # 16,384 pages of 4 KB: 20 ms on two cores
 
@@ -86,15 +85,15 @@ class PageFaults:
         """Of documents.Disturbance: system_share, fault_slowdown, minor_ and major_faults_per_sec."""
         if not self.steps:
             names = ("system_share", "minor_faults_per_sec", "major_faults_per_sec", "fault_slowdown")
-            return explain_nulls(dict.fromkeys(names), TOO_SHORT)
-        figures = {
+            return unknown(TOO_SHORT, *names)
+        no_rate = self.total.minor_faults and fault_s() is None
+        return {
             "system_share": self.total.system_s / self.total.cpu_s if self.total.cpu_s else None,
             "minor_faults_per_sec": statistics.median(step.minor_faults / step.wall_s for step in self.steps),
             "major_faults_per_sec": statistics.median(step.major_faults / step.wall_s for step in self.steps),
             "fault_slowdown": self.slowdown,
+            **(because(OTHER_PAGES, "fault_slowdown") if no_rate else {}),
         }
-        why = OTHER_PAGES if self.total.minor_faults and fault_s() is None else TOO_LITTLE
-        return explain_nulls(figures, why, system_share="the system counts no CPU time")
 
 
 def fault_reasons(figures: dict) -> list[str]:

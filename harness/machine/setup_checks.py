@@ -21,7 +21,7 @@ import torch
 from harness.base.command_line import version_of
 from harness.base.console import RULE, say
 from harness.base.errors import UserError
-from harness.base.paths import PROJECT
+from harness.base.files import PROJECT
 from harness.base.tables import Column, column, text_table
 from harness.base.text import count_of
 from harness.base.units import megabytes

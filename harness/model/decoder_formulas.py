@@ -26,9 +26,9 @@ class DecoderFormulas(StepFormulas):
         return {part: count // self.config.n_layers for part, count in flops.items() if part != "lm_head"}
 
     def least_forward_flops(self) -> int:
-        """A fused kernel may skip the masked half of the scores."""
-        parts = self.forward_flops_by_component()
-        return sum(parts.values()) - parts.get("attention.sdpa", 0) // 2
+        """A fused kernel may skip the masked scores: all above the diagonal."""
+        parts, seq_len = self.forward_flops_by_component(), self.training.seq_len
+        return sum(parts.values()) - parts.get("attention.sdpa", 0) * (seq_len - 1) // (2 * seq_len)
 
     def recomputed_flops(self) -> int:
         """Fused attention recomputes the scores, the fused loss the logits.  Checkpointing recomputes every matmul of

@@ -230,7 +230,7 @@ def imported(file: UserFile) -> Any:
     if file.path in _imported:
         return _imported[file.path]
     check_source(file)
-    # Under its own name, so that workers of a DataLoader find its classes; its neighbours can be imported as by python.
+    # Under its own name, so that workers of a DataLoader find its classes; its neighbors can be imported as by python.
     name = file.path.stem if file.path.stem not in sys.modules else f"{file.path.stem}_of_user"
     spec = importlib.util.spec_from_file_location(name, file.path)
     module = importlib.util.module_from_spec(spec)

@@ -35,7 +35,7 @@ def scalars_of(record: StepRecord, samples: int, seq_len: int) -> dict[str, floa
         "step_time_ms": record.total_ms,
         **{f"step_time_ms/{phase}": ms for phase, ms in record.phase_ms.items()},
         "throughput/samples_per_sec": rate,
-        "throughput/tokens_per_sec": rate * seq_len,
+        **({"throughput/tokens_per_sec": rate * seq_len} if seq_len > 1 else {}),
         "used_memory_mb": record.memory_bytes / MB,
     }
     if record.grad_norm is not None:
@@ -45,17 +45,17 @@ def scalars_of(record: StepRecord, samples: int, seq_len: int) -> dict[str, floa
     return scalars
 
 
-def hyperparameters(summary: dict) -> tuple[dict, dict]:
-    """Settings and results of a run, from performance_summary.json: a row of the HPARAMS tab."""
+def hyperparameters(summary: dict) -> dict:
+    """Settings and results of a run, from performance_summary.json: a row of the HPARAMS tab.  Results as metrics would
+    each be a curve of one point under SCALARS."""
     every = summary["config"]["training"] | summary["config"]["model"]
     hidden = HIDDEN_SETTINGS | {name for name in every if name.endswith("_reason")}
     if summary["training"]["world_size"] == 1:
         hidden |= {one.name for one in fields(ParallelConfig)}
-    settings = in_words({name: every[name] for name in every if name not in hidden})
     performance = summary["performance"]
-    metrics = {name: performance[name] for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops")}
-    metrics |= {"peak_memory_mb": summary["memory"]["peak_mb"], "final_loss": summary["loss"]["final"]}
-    return settings, {f"whole_run/{name}": value for name, value in metrics.items() if value is not None}
+    results = {name: performance[name] for name in ("avg_step_time_ms", "samples_per_sec", "achieved_tflops")}
+    results |= {"peak_memory_mb": summary["memory"]["peak_mb"], "final_loss": summary["loss"]["final"]}
+    return in_words({name: every[name] for name in every if name not in hidden} | results)
 
 
 class EventFile:
@@ -70,6 +70,7 @@ class EventFile:
         self.folder, self.samples, self.seq_len = folder, samples, seq_len
         self.writer = SummaryWriter(str(folder))
         self._unwritten: list[StepRecord] = []
+        self._begun = False
         self._flushed_at = time.monotonic()
 
     def add_texts(self, document: dict) -> None:
@@ -83,6 +84,10 @@ class EventFile:
             self.write_scalars()
 
     def write_scalars(self) -> None:
+        """From the second step on: one point is no curve."""
+        self._begun |= len(self._unwritten) > 1
+        if not self._begun:
+            return
         with self._naming_the_file():
             for record in self._unwritten:
                 for tag, value in scalars_of(record, self.samples, self.seq_len).items():
@@ -99,11 +104,8 @@ class EventFile:
             for name, figure in figures.items():
                 self.writer.add_figure(f"whole_run/{name}", figure)  # as the report calls it: one card
             self.write_scalars()
-            settings, metrics = hyperparameters(summary)
-            for part in hparams(settings, metrics):
+            for part in hparams(hyperparameters(summary), {}):
                 self.writer.file_writer.add_summary(part)
-            for name, value in metrics.items():
-                self.writer.add_scalar(name, value)
             self.writer.close()
 
     @contextlib.contextmanager

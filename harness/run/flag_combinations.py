@@ -52,15 +52,18 @@ class PredictionConfig:
     network: float | str | None = flag(
         None,
         "with --dry-run: bus bandwidth of each rank in 10^9 bytes/s, or measured: by run_collective_benchmark.sh",
+        shown="a datasheet's links, inside a node",
         type=network_choice,
         metavar="GB/S",
     )
 
 
+ONLY_PREDICTED = ("device_memory", "target_device", "world_size", "network")  # flags that only a dry run takes
+
+
 def only_predicted(given: dict) -> list[str]:
-    """The flags passed that only a dry run takes."""
-    names = ("device_memory", "target_device", "world_size", "network")
-    return [flag_of(name) for name in names if given.get(name) is not None]
+    """Those of them that were passed."""
+    return [flag_of(name) for name in ONLY_PREDICTED if given.get(name) is not None]
 
 
 def check_combinations(training, profiling: ProfilerConfig, given: dict) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.base.console import file_lines
 from harness.base.files import files_of_run, make_folder, prepare_folder, write_json
+from harness.base.text import tensorboard_command
 from harness.instruments.schedule import ProfilerConfig
 
 
@@ -17,6 +19,7 @@ class RunFolder:
     def __init__(self, output_dir: str | None, profiling: ProfilerConfig):
         profiles = (profiling.profile_dir or "./pytorch_profiles") if profiling.enabled else None
         self.path = Path(output_dir or profiles) if output_dir or profiles else None
+        self.traced = profiling.records_trace
         self.traces = Path(profiling.profile_dir) if profiling.enabled and profiling.profile_dir else self.path
 
     def prepare(self, rank: int) -> None:
@@ -34,10 +37,9 @@ class RunFolder:
             write_json(self.path / name, document)
 
     def lines(self, verbose: bool) -> list[str]:
-        """What the run has left, to print."""
+        """What the run has left, and how to open it."""
         if self.path is None:
             return []
-        files = list(files_of_run(*dict.fromkeys((self.path, self.traces))))
-        if verbose:
-            return ["Files:", *(f"  {file}" for file in files)]
-        return [f"Files: {len(files)} in {self.path}/; docs/files.md says what each of them holds"]
+        lines = file_lines(files_of_run(*dict.fromkeys((self.path, self.traces))), verbose)
+        # Where there is a trace, a command ends with its answer, which tells this too.
+        return lines if self.traced else [*lines, f"TensorBoard: {tensorboard_command(self.path)}"]

@@ -13,6 +13,7 @@ import torch
 from harness.base.console import say
 from harness.base.errors import UserError, deferred_signals
 from harness.base.files import write_figure
+from harness.base.sections import as_text
 from harness.instruments.audit import RateLimit
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.instruments.timing import StepRecord
@@ -22,20 +23,19 @@ from harness.run.announcement import device_lines, profiling_lines, sharing_line
 from harness.run.event_file import EventFile
 from harness.run.measurements import Measurements
 from harness.run.run_folder import RunFolder
-from harness.run.run_summary import audit_lines, basis_lines, disturbance_lines, summarize, summary_lines
+from harness.run.run_summary import summarize
+from harness.run.run_text import steps_section, summary_lines, trust_lines
 
 
 class Explanation(NamedTuple):
-    """The result of one instrument: a JSON file, lines to print, and perhaps a figure, a PNG of the same name.
-
-    tables: lines that are printed only with --verbose, before the answer; basis: those that are printed always."""
+    """The result of one instrument: a JSON file, lines to print after and before the result of the run, and perhaps a
+    figure, a PNG of the same name."""
 
     file_name: str
     document: dict | None
-    lines: list[str]
+    lines: Sequence[str]
+    before: Sequence[str] = ()
     figure: Any = None
-    tables: Sequence[str] = ()
-    basis: Sequence[str] = ()
 
 
 class RunReport:
@@ -121,16 +121,15 @@ class RunReport:
                 self.write_summary(error)
             return None
         summary = summarize(self.measurements, error)
-        basis, lines, explained = basis_lines(summary, self.verbose), summary_lines(summary), []
-        figures = {}
+        basis, lines = as_text(steps_section(summary, detailed=self.verbose)), summary_lines(summary)
+        explained, figures = [], {}
         try:
             with deferred_signals():  # a signal may interrupt what follows, but not this write
                 self.write_summary(error)
             for found in explain(summary):
                 self.folder.write(found.file_name, found.document)
                 explained += ["", *found.lines] if found.lines else []
-                basis += [*found.tables, ""] if found.tables and self.verbose else []
-                basis += found.basis
+                basis += found.before
                 if found.figure is not None:
                     figures[Path(found.file_name).stem] = found.figure
             if summary["training"]["completed_steps"]:
@@ -145,7 +144,7 @@ class RunReport:
                 self.folder.write("performance_summary.json", summary | {"status": "failed", "error": str(failure)})
             raise
         finally:
-            say("", *basis, *lines, *explained, *disturbance_lines(summary), *audit_lines(summary))
+            say(*basis, *lines, *explained, *trust_lines(summary))
         return summary
 
     def write_summary(self, error: BaseException | None) -> None:

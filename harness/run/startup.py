@@ -9,25 +9,25 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from harness.base.paths import PROJECT
+from harness.base.files import PROJECT
 from harness.base.slurm import slurm_ranks
 
 VENV = PROJECT / ".venv"  # made by the launchers
 HANDED_OVER = "TINY_LLAMA_HANDED_OVER"  # set by the interpreter that handed over: it happens once
-IMPORTED_BY_ALL = ("torch", "numpy", "pandas", "tabulate", "tqdm")  # packages without which no command works
+IMPORTED_BY_ALL = ("torch", "numpy", "pandas", "tabulate", "tqdm")  # by all commands that train, or plan to
 WAITING_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # if the user sets one, none is set here
 
 
-def begin_command() -> None:
-    """Make sure that the packages are there, and set process-wide state before the slow imports.
+def begin_command(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
+    """Make sure that these packages are there, and set process-wide state before the slow imports.
 
     Imports take seconds before the command itself runs: Ctrl-C and SIGTERM end them without a traceback.
     """
-    hand_over()
+    hand_over(packages)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda received, frame: os._exit(128 + received))
     os.environ.update(slurm_ranks(os.environ))
@@ -71,16 +71,16 @@ def default_variables() -> dict[str, str]:
     defaults = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
     # How often a thread of libgomp looks for new work before it sleeps.  By default it does so 300,000 times, and keeps
     # a core from other processes or from the thread that it waits for.  Of the counts that cost nothing on a quiet
-    # machine, 3,000 loses least next to busy processes (benchmarks/waiting_policies.py, table in benchmarks/README.md).
+    # machine, 3,000 loses least next to busy processes: GOMP_SPINCOUNT=N python3 benchmarks/disturbance.py tells.
     if not any(name in os.environ for name in WAITING_POLICIES):
         defaults["GOMP_SPINCOUNT"] = "3000"
     return {name: value for name, value in defaults.items() if name not in os.environ}
 
 
-def hand_over() -> None:
+def hand_over(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
     """Continue with the interpreter of .venv if this one lacks a package.  If there is no .venv, exit with code 1, or
     show the usage if --help asks for it."""
-    missing = [name for name in IMPORTED_BY_ALL if importlib.util.find_spec(name) is None]
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if not missing and sys.version_info >= (3, 10):
         return
     problem = f"no {missing[0]}" if missing else "Python 3.10 or newer is needed"
@@ -98,9 +98,9 @@ def hand_over() -> None:
     sys.exit(1)
 
 
-def run_command(main: Callable[[], object]) -> NoReturn:
-    """Run main() as this process and exit with its code; an error becomes one line."""
-    begin_command()
+def run_command(main: Callable[[], object], packages: Sequence[str] = IMPORTED_BY_ALL) -> NoReturn:
+    """Run main() as this process, which needs these packages, and exit with its code; an error becomes one line."""
+    begin_command(packages)
     from harness.ranks.failures import exit_code_of
 
     sys.exit(exit_code_of(main))

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from analysis.work.interpreted_graphs import InterpretedGraphs
 from harness.base.errors import first_line
 from harness.base.ranges import trace_range
+from harness.documents.schema import unknown
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.machine.clock import elapsed_ms, mark, time_synced
 from harness.machine.devices import choose_device, set_matmul_precision, synchronize
@@ -54,7 +55,7 @@ def predicted_or_refused(spec: dict, device: torch.device) -> dict | str:
     if backend:
         return reason_in([str(warning.message) for warning in caught], backend) or why
     # The other implementations can be measured even if they cannot run on fake tensors.
-    return dict.fromkeys(PREDICTED_COLUMNS) | {f"{name}_reason": why for name in PREDICTED_COLUMNS}
+    return unknown(why, *PREDICTED_COLUMNS)
 
 
 def predicted_tensors(spec: dict, device: torch.device) -> dict:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from harness.base.files import explain_nulls
-from harness.base.tables import Column, Section, column, text_columns
+from analysis.comparison.noise import as_fast
+from harness.base.sections import Section
+from harness.base.tables import Column, column, text_columns
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import power_law_exponent
-from studies.engine.columns import grouped, mean_std_column, optional, plain_columns, status_column
+from studies.engine.columns import compared, grouped, optional, plain_columns, status_column
 from studies.engine.report import predicted_finding
 
 GROUP = ("implementation", "dtype", "d_head")  # rows that differ only in sequence length
@@ -35,7 +36,7 @@ def growth_rows(rows: list[dict]) -> list[dict]:
             line["seq_lens"] = " ".join(str(row["seq_len"]) for row in measured)
             for name in ("forward_ms", "backward_ms", "memory_bytes", "predicted_memory_bytes"):
                 line[name] = power_law_exponent((row["seq_len"], row[name]) for row in measured)
-            growth.append(explain_nulls(line, "known for fewer than two sequence lengths"))
+            growth.append(line)
     return growth
 
 
@@ -48,10 +49,11 @@ def finding(rows: list[dict], growth: list[dict], available_bytes: int) -> list[
     longest = max(rivals, key=lambda key: (len(rivals[key]) > 1, key[0], len(rivals[key])))
     ranked = sorted(rivals[longest], key=time_of)
     fast, slow = ranked[0], ranked[-1]
-    first = f"At S = {longest[0]:,} ({longest[1]}, d_head {longest[2]}) {fast['implementation']} is fastest, "
+    first = f"At S = {longest[0]:,} ({longest[1]}, d_head {longest[2]}) {fast['implementation']} takes least, "
     first += f"{time_of(fast):,.2f} ms forward and backward"
     if slow is not fast:
-        first += f", {time_of(slow) / time_of(fast):.2f} times as fast as {slow['implementation']}"
+        ratio, word = compared(fast, slow, "forward", "backward")
+        first += ", " + as_fast(ratio, word=word, than=f" as {slow['implementation']}")
     powers = {group_of(row): row["memory_bytes"] for row in growth}
     kept = []
     for row in ranked[:: max(1, len(ranked) - 1)]:
@@ -68,9 +70,7 @@ def table(rows: list[dict]) -> Section:
         column("d_head", "d_head"),
         column("sequence", "seq_len", ","),
         column("forward (ms)", "forward_ms", ",.2f"),
-        *optional(mean_std_column("forward mean ± std", "forward")),
         column("backward (ms)", "backward_ms", ",.2f"),
-        *optional(mean_std_column("backward mean ± std", "backward")),
         column("memory (MB)", "memory_bytes", ",.2f", MB),
         column("predicted (MB)", "predicted_memory_bytes", ",.2f", MB),
         *optional(
@@ -82,7 +82,7 @@ def table(rows: list[dict]) -> Section:
         status_column(),
     )
     causal = "causal" if rows[0]["causal"] else "not causal"
-    title = f"Attention alone, one head, {causal}: median, mean ± standard deviation, memory before the backward pass"
+    title = f"Attention alone, one head, {causal}: medians, and memory before the backward pass"
     return Section(title, columns, rows)
 
 

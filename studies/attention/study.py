@@ -14,12 +14,9 @@ from studies.engine.report import Report
 from studies.engine.study import Study
 from studies.engine.sweep import Cell
 
-FIGURES = {"forward_ms": "forward_std_ms", "backward_ms": "backward_std_ms", "compile_s": None, "memory_bytes": None}
-
 
 class AttentionBenchmark(Study):
     name, row_type, key = "attention_benchmark", AttentionBenchmarkRow, KEY
-    figures = FIGURES
     label, table = staticmethod(results.label), staticmethod(results.table)
 
     @staticmethod

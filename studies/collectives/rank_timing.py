@@ -9,6 +9,7 @@ import torch
 from harness.machine.clock import time_synced
 from harness.machine.devices import synchronize
 from harness.machine.disturbance import DisturbanceMeter
+from studies.engine.isolation import tell
 from studies.engine.ranks import RankContext
 
 CALLS = 5  # back to back in each repetition
@@ -53,7 +54,9 @@ def time_collectives(
     """Microseconds of each repetition by kind and bytes on this rank, and how far it was disturbed."""
     meter, times = DisturbanceMeter(rank.device), {}
     with meter.long_interval():
-        for kind in kinds:
+        for n, kind in enumerate(kinds, 1):
+            if rank.rank == 0:
+                tell(f"{n} of {len(kinds)}: {kind}")
             for size in sizes:
                 call = collective(kind, size, rank)
                 for _ in range(warmup_steps):

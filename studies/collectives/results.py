@@ -6,7 +6,8 @@ import statistics
 
 from analysis.prediction.network import fitted
 from analysis.work.sent_bytes import sent_bytes
-from harness.base.tables import Section, column
+from harness.base.sections import Section
+from harness.base.tables import column
 from harness.instruments.phases import summary_stats
 from studies.engine.columns import grouped, optional, status_column
 
@@ -67,7 +68,7 @@ def fit_section(fits: list[dict]) -> Section:
         column("collective", "kind", left=True),
         column("ranks", "world_size"),
         column("alpha (us)", "alpha_us", ",.1f"),
-        column("beta (GB/s)", "beta_gb_per_sec", ",.3f"),
+        column("beta (GB/s)", "beta_gb_per_sec", ",.3g"),
         column("half of the time is latency at (KB sent)", "half_bytes", ",.1f", 1e3),
         column("error of the fit", "residual", ".0%"),
     )
@@ -85,8 +86,8 @@ def table(rows: list[dict]) -> Section:
         column("bytes", "bytes", ","),
         column("time (us)", "time_us", ",.1f"),
         *optional(column("std (us)", "time_std_us", ",.1f")),
-        column("algorithm bandwidth (GB/s)", "algorithm_bandwidth_gb_per_sec", ",.3f"),
-        column("bus bandwidth (GB/s)", "bus_bandwidth_gb_per_sec", ",.3f"),
+        column("algorithm bandwidth (GB/s)", "algorithm_bandwidth_gb_per_sec", ",.3g"),
+        column("bus bandwidth (GB/s)", "bus_bandwidth_gb_per_sec", ",.3g"),
         status_column(),
     )
     return Section("Collectives: median time of a call, and bandwidth as nccl-tests defines it", columns, rows)

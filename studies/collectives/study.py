@@ -16,7 +16,6 @@ from studies.engine.report import Report
 from studies.engine.study import Study
 from studies.engine.sweep import Cell
 
-FIGURES = {"time_us": "time_std_us", "bus_bandwidth_gb_per_sec": None}
 FACTOR = 4  # from one size to the next
 
 
@@ -30,7 +29,6 @@ class CollectiveLaunch(Cell):
 
 class CollectiveBenchmark(Study):
     name, row_type, key = "collective_benchmark", CollectiveBenchmarkRow, ("kind", "world_size", "bytes")
-    figures = FIGURES
     predicts = False
     table = staticmethod(results.table)
 

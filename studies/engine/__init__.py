@@ -1,1 +1,1 @@
-"""What do all sweeps share?  A process for each row, rows saved at once, flags, tables, and how two sweeps compare."""
+"""What do all sweeps share?  A process for each row, rows saved at once, flags and tables."""

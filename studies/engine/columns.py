@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from analysis.comparison.noise import judged, noise_of_means
 from analysis.prediction.memory import peak_bytes
 from analysis.work.fake_step import FakeRunError
-from harness.base.files import explain_nulls
 from harness.base.tables import Column, column
+from harness.documents.schema import because, explained, unknown
+from harness.documents.sweeps import SweepRow
 from harness.instruments.phases import summary_stats
 from harness.model.workload import Workload
 
@@ -22,16 +25,20 @@ def time_statistics(name: str, values_ms: list[float]) -> dict:
 
 
 def disturbance_columns(document: dict) -> dict:
-    """The columns `disturbed` and `disturbance`.  document: of DisturbanceMeter; {} if nothing was measured."""
+    """What disturbed a row: its columns of this name.  document: of DisturbanceMeter; {} if nothing was measured."""
     columns = {"disturbed": document.get("disturbed"), "disturbance": "; ".join(document.get("reasons", [])) or None}
-    return explain_nulls(columns, "not disturbed", disturbed=document.get("disturbed_reason", "not measured"))
+    columns["lost_share"] = document.get("lost_share")
+    why = document.get("disturbed_reason", "not measured")
+    return explained(columns | because(why, "disturbed", "lost_share"), SweepRow)
 
 
 def disturbance_of_ranks(documents: list[dict]) -> dict:
     """The same of several ranks; a reason names its rank."""
+    lost = [document.get("lost_share") for document in documents]
     reasons = [f"rank {rank}: {reason}" for rank, document in enumerate(documents) for reason in document["reasons"]]
     unknown = next((document for document in documents if document["disturbed"] is None), {})
     of_all = {"disturbed": bool(reasons), "reasons": reasons} if reasons or not unknown else {}
+    of_all["lost_share"] = None if None in lost else min(1.0, sum(lost))
     return disturbance_columns(unknown | of_all)
 
 
@@ -40,7 +47,7 @@ def predicted_peak(workload: Workload, on_gpu: bool, name: str = "predicted_peak
     try:
         return {name: peak_bytes(workload, on_gpu)}
     except FakeRunError as error:
-        return explain_nulls({name: None}, str(error))
+        return unknown(str(error), name)
 
 
 def grouped(rows: Iterable[dict], key: Callable[[dict], object]) -> dict:
@@ -49,6 +56,21 @@ def grouped(rows: Iterable[dict], key: Callable[[dict], object]) -> dict:
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return groups
+
+
+def noise_of(rows: Sequence[dict], *spreads: str) -> float | None:
+    """The smallest difference of two means that their standard deviations can resolve; None if one is unknown."""
+    if any(row.get(spread) is None for row in rows for spread in spreads):
+        return None
+    return noise_of_means(*(row[spread] / math.sqrt(row.get("repetitions") or 1) for row in rows for spread in spreads))
+
+
+def compared(row: dict, baseline: dict, *names: str) -> tuple[float, str]:
+    """The ratio of times that add up, such as forward and backward, of two rows, and the word of judged()."""
+    ms, base_ms = (sum(one[f"{name}_ms"] for name in names) for one in (row, baseline))
+    noise = noise_of((row, baseline), *(f"{name}_std_ms" for name in names))
+    interval = None if noise is None else ((ms - noise) / base_ms, (ms + noise) / base_ms)
+    return ms / base_ms, judged(ms / base_ms, interval, row, baseline)
 
 
 def first_reason(row: dict) -> str:

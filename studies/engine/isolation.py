@@ -56,8 +56,8 @@ class Child:
         self.process.start()
         sender.close()
 
-    def answer(self) -> Outcome:
-        """Once the receiver is ready."""
+    def answer(self) -> Outcome | str:
+        """Once the receiver is ready; a text is what its work has told meanwhile."""
         try:
             return self.receiver.recv()
         except EOFError:
@@ -75,19 +75,21 @@ class Child:
 def in_fresh_process(
     work: Callable,
     *arguments,
-    while_waiting: Callable[[], object] = lambda: None,
+    while_waiting: Callable[[str], object] = str,
     device: torch.device | None = None,
     disturbance: dict | None = None,
 ) -> tuple[str, object]:
     """Call work(*arguments) in a new process.  Returns ("ok", result), or ("oom" or "failed", reason).
 
+    while_waiting: called every second with '', and with what the work tells.
     disturbance: receives the document of DisturbanceMeter, how far work on the device was disturbed.
     """
-    child = Child(work, *arguments, device=device)
+    child, answer = Child(work, *arguments, device=device), ""
     try:
-        while not child.receiver.poll(1.0):
-            while_waiting()
-        answer = child.answer()
+        while isinstance(answer, str):
+            answer = child.answer() if child.receiver.poll(1.0) else ""
+            if isinstance(answer, str):
+                while_waiting(answer)
     finally:
         child.end()
     if disturbance is not None:
@@ -125,9 +127,18 @@ def status_of(error: Exception) -> tuple[str, str]:
 
 # ---- In the new process --------------------------------------------------------------------------------------------
 
+_tell: Callable[[str], object] = str
+
+
+def tell(text: str) -> None:
+    """Let whoever waits for this process know what it is at; in a process of its own, nobody."""
+    _tell(text)
+
 
 def _answer(connection, work: Callable, arguments: tuple, device: torch.device | None) -> None:
     """Send the result, or the error as one line, the reason of the row."""
+    global _tell
+    _tell = connection.send
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep terminates it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     warnings.simplefilter("ignore")

@@ -24,12 +24,12 @@ class RankContext(NamedTuple):
 
 
 def on_ranks(
-    world_size: int, device: str, work: Callable, *arguments, while_waiting: Callable[[], object] = lambda: None
+    world_size: int, device: str, work: Callable, *arguments, while_waiting: Callable[[str], object] = str
 ) -> tuple[str, list | str]:
     """Call work(RankContext, *arguments) on new ranks.
 
     Returns ("ok", results by rank), or ("oom" or "failed", reason), that of the rank which failed first: the others
-    then lose their connection.
+    then lose their connection.  while_waiting: as for in_fresh_process().
     device: cpu or cuda.  On CPUs each rank has one thread, so that they compare with one another.
     """
     port = free_port()
@@ -40,11 +40,13 @@ def on_ranks(
             waiting = [child.receiver for rank, child in enumerate(ranks) if rank not in results]
             ready = connection.wait(waiting, 1.0)
             answers = {rank: child.answer() for rank, child in enumerate(ranks) if child.receiver in ready}
+            told = [answers.pop(rank) for rank, answer in [*answers.items()] if isinstance(answer, str)]
             for rank, answer in sorted(answers.items(), key=lambda item: item[1].at_s):
                 if answer.status != "ok":
                     return answer.status, f"rank {rank}: {answer.result}"
                 results[rank] = answer.result
-            while_waiting()
+            for text in told or [""]:
+                while_waiting(text)
         return "ok", [results[rank] for rank in range(world_size)]
     finally:
         for child in ranks:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from harness.base.console import say
 from harness.base.errors import UserError
 from harness.base.files import write_bytes, write_figure
-from harness.base.tables import Column, Section, narrow_table, with_room, wrapped
-from harness.base.text import count_of
+from harness.base.sections import Section, as_markdown, as_text
+from harness.base.tables import wrapped
 from harness.base.units import megabytes
-from harness.run.event_file import in_words
 from studies.engine.columns import first_reason
 from studies.engine.sweep import Sweep
 
@@ -39,20 +38,19 @@ class Report:
         self._write_events(sweep, text)
 
     def markdown(self, sweep: Sweep) -> list[str]:
-        title, environment = sweep.kind.name.replace("_", " ").capitalize(), sweep.environment
-        about = [
-            f"Device: {environment['device']['name']}; PyTorch {environment['packages']['torch']}; "
-            f"{count_of(environment['cpu']['torch_threads'], 'thread')}; {environment['timestamp']}",
-            f"Command: {environment['command_line']}",
-            *sweep.notes,
-        ]
-        lines = [f"# {title}", "", *(f"{line}  " for line in about), "", " ".join(self.finding)]
-        if self.figure is not None:
-            lines += ["", f"![{title}]({sweep.kind.name}.png)"]
-        return lines + [line for section in self.sections for line in section.as_markdown()]
+        about = {
+            "Device": sweep.environment["device"]["name"],
+            "PyTorch": sweep.environment["packages"]["torch"],
+            "Threads": sweep.environment["cpu"]["torch_threads"],
+            "Time": sweep.environment["timestamp"],
+            "Command": sweep.environment["command_line"],
+        }
+        title, figure = sweep.kind.name.replace("_", " ").capitalize(), sweep.kind.name * (self.figure is not None)
+        note = [" ".join(self.finding), *sweep.notes]
+        return as_markdown(Section(title, note=note, facts=about, figure=figure, parts=self.sections), level=1)[1:]
 
     def _write_events(self, sweep: Sweep, text: list[str]) -> None:
-        """TensorBoard: the tables, the figure, and each measured row as a line of the HPARAMS tab."""
+        """TensorBoard: the tables and the figure."""
         from torch.utils.tensorboard import SummaryWriter
 
         try:
@@ -60,13 +58,6 @@ class Report:
                 writer.add_text(sweep.kind.name, "\n".join(text))
                 if self.figure is not None:
                     writer.add_figure(sweep.kind.name, self.figure)
-                for row in sweep.rows:
-                    known = [name for name in sweep.kind.figures if row.get(name) is not None]
-                    if row["status"] == "ok" and known:
-                        values = in_words({name: row[name] for name in sweep.kind.key})
-                        run = "_".join(str(value).replace("/", "-") for value in values.values())
-                        figures = {f"hparam/{name}": row[name] for name in known}
-                        writer.add_hparams(values, figures, run_name=f"rows/{run}")
         except OSError as failure:
             raise UserError(f"cannot write events in {sweep.folder}: {failure.strerror}") from failure
 
@@ -74,13 +65,18 @@ class Report:
         """Print the finding and the first table; verbose: all tables; not with_table: no table otherwise."""
         first, *others = self.sections
         for section in others if verbose else []:
-            say(*screen_lines(section, fold=False), *wrapped(section.text))
+            say(*as_text(on_screen(section), 0))
         kinds = "json, .md" if self.figure is None else "json, .md, .png"
         more_tables = "" if verbose or (with_table and not others) else "; --verbose prints all of its tables"
         files = f"Files: {sweep.folder / sweep.kind.name}.{kinds}{more_tables}"
         say("", files, "", *wrapped([" ".join(self.finding)]), f"Disturbance: {disturbance_of(sweep.rows)}")
         if verbose or with_table:
-            say(*screen_lines(first), *(wrapped(first.text) if verbose else []))
+            say(*as_text(on_screen(first), 0, fold=True, notes=verbose))
+
+
+def on_screen(section: Section) -> Section:
+    """Without what disturbed a row, which is a long text: the .md file has it."""
+    return replace(section, rows=[row | {"disturbance": ""} if row.get("disturbed") else row for row in section.rows])
 
 
 def disturbance_of(rows: list[dict]) -> str:
@@ -94,49 +90,11 @@ def disturbance_of(rows: list[dict]) -> str:
 def predicted_finding(rows: list[dict], key: str, label: Callable[[dict], str], available_bytes: int) -> list[str]:
     """The finding of a sweep that measured nothing: the range of predicted peaks, and which of them fit."""
 
-    def peak_of(row: dict) -> str:
-        return f"{megabytes(row[key])} ({label(row)})"
-
     known = sorted((row for row in rows if row[key] is not None), key=lambda row: row[key])
     if not known:
         return ["Nothing was measured, and nothing could be predicted; the column status says why."]
-    least, most = known[0], known[-1]
-    too_large = [row for row in known if row[key] > available_bytes]
-    available = f"the {megabytes(available_bytes)} available"
-    if len(known) == 1:
-        return [f"Predicted peak: {peak_of(most)}; it {'does not fit' if too_large else 'fits'} in {available}."]
-    first = f"Predicted peaks: from {peak_of(least)} to {peak_of(most)}."
-    if not too_large:
-        return [first, f"All of them fit in {available}."]
-    count = f"{len(too_large)} of {len(known)}" if len(too_large) < len(known) else "All of them"
-    verb = "does not" if len(too_large) == 1 else "do not"
-    return [first, f"{count} {verb} fit in {available}, the smallest: {peak_of(too_large[0])}."]
-
-
-# ---- On the screen -------------------------------------------------------------------------------------------------
-
-
-def screen_lines(section: Section, fold: bool = True) -> list[str]:
-    """The title and the table in at most COLUMNS columns: optional ones are left out, the last first, until it fits.
-
-    fold: name what is the same in all rows once, above the table.
-    """
-    if not section.rows:
-        return ["", section.title]
-    rows = [row | {"disturbance": ""} if row.get("disturbed") else row for row in section.rows]
-    columns, notes = folded(section.columns, rows) if fold else (list(section.columns), [])
-    columns, left_out = with_room(columns, rows)
-    notes += [f"Left out here, in the .md file: {', '.join(left_out)}"] if left_out else []
-    return ["", section.title, *wrapped(notes), *narrow_table(columns, rows)]
-
-
-def folded(columns: Sequence[Column], rows: list[dict]) -> tuple[list[Column], list[str]]:
-    """The columns whose text differs between rows, and a line that names those of the others, if there are any."""
-    kept, same = [], []
-    for shown in columns:
-        text, *different = {shown.text(row) for row in rows}
-        if different or (text != "-" and len(rows) == 1):
-            kept.append(shown)
-        elif text not in ("-", ""):
-            same.append(f"{shown.title} {text}")
-    return kept, [f"In all rows: {', '.join(same)}"] if same else []
+    peaks = [f"{megabytes(row[key])} ({label(row)})" for row in known]
+    first = f"Predicted peaks: from {peaks[0]} to {peaks[-1]}." if peaks[1:] else f"Predicted peak: {peaks[0]}."
+    fitting, available = sum(row[key] <= available_bytes for row in known), megabytes(available_bytes)
+    too_large = "" if fitting == len(known) else f"; the smallest that does not: {peaks[fitting]}"
+    return [first, f"{fitting} of {len(known)} fit in the {available} available{too_large}."]

@@ -12,13 +12,15 @@ from analysis.prediction.capacity import capacity_elsewhere
 from harness.base.command_line import OneLineParser
 from harness.base.console import progress_bar, say
 from harness.base.errors import UserError
-from harness.base.tables import Section, wrapped
+from harness.base.sections import Section, as_text
+from harness.base.tables import wrapped
+from harness.base.text import time_left
 from harness.base.units import megabytes
 from studies.engine import isolation, ranks
 from studies.engine.columns import disturbance_columns, disturbance_of_ranks, first_reason
 from studies.engine.command_line import Flags, parse_sweep, sweep_parser
 from studies.engine.device import DeviceProperties
-from studies.engine.report import Report, screen_lines
+from studies.engine.report import Report, on_screen
 from studies.engine.sweep import Cell, Sweep, SweepKind
 
 NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row
@@ -106,7 +108,7 @@ class Study(SweepKind, ABC):
             self._measure_all([cell for cell in cells if self.sweep.is_open(cell)])
         except BaseException:
             if self.rows:
-                say(*screen_lines(self.table(self.rows)))
+                say(*as_text(on_screen(self.table(self.rows)), 0, fold=True, notes=False))
             raise
         self._finish()
 
@@ -130,15 +132,20 @@ class Study(SweepKind, ABC):
                 self.sweep.keep(rows)
                 self.sweep.write()
                 self.bar.update()
-                left_s = (time.monotonic() - started) / max(measured, 1) * (len(todo) - i)
-                with self.bar.external_write_mode():
-                    say(*wrapped([f"[{i}/{len(todo)}] {self._progress(rows[-1], left_s)}"]))
+                left = time_left((time.monotonic() - started) / max(measured, 1) * (len(todo) - i))
+                self.while_waiting(f"{i} of {len(todo)}: {self._progress(rows[-1], left)}")
 
-    def _progress(self, row: dict, left_s: float) -> str:
+    def _progress(self, row: dict, left: str) -> str:
         outcome = self.result(row) if row["status"] == "ok" else f"{row['status']}, {row['reason']}"
-        about = f", about {left_s / 60:.0f} min left" if left_s > 90 else ""
         why = f"; disturbed: {first_reason(row)}" if row.get("disturbed") else ""
-        return f"{self.label(row)}: {outcome}{about}{why}"
+        return f"{self.label(row)}: {outcome}{left}{why}"
+
+    def while_waiting(self, told: str = "") -> None:
+        """Keep the progress bar alive, above which is printed what is told."""
+        if told:
+            with self.bar.external_write_mode():
+                say(*wrapped([told]))
+        self.bar.refresh()
 
     def _finish(self) -> None:
         report = self.report()
@@ -177,7 +184,7 @@ class Study(SweepKind, ABC):
         if skipped := self.skipped(peak, precision):
             return skipped, None
         disturbance: dict = {}
-        options = {"while_waiting": self.bar.refresh, "device": self.device.device, "disturbance": disturbance}
+        options = {"while_waiting": self.while_waiting, "device": self.device.device, "disturbance": disturbance}
         status, answer = isolation.in_fresh_process(work, *arguments, **options)
         if status == "ok":
             return {"status": status, "reason": ""} | disturbance_columns(disturbance), answer
@@ -195,7 +202,7 @@ class Study(SweepKind, ABC):
         if skipped := self.skipped(peak_of_device, precision):
             return skipped, None
         device = self.device.device.type
-        status, answers = ranks.on_ranks(world_size, device, work, *arguments, while_waiting=self.bar.refresh)
+        status, answers = ranks.on_ranks(world_size, device, work, *arguments, while_waiting=self.while_waiting)
         if status != "ok":
             return {"status": status, "reason": answers}, None
         disturbance = disturbance_of_ranks([answer["disturbance"] for answer in answers])

@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_origin
-
-from typing_extensions import NotRequired, get_type_hints
 
 from harness.base.console import say
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.files import explain_nulls_recursively, prepare_folder, write_json
+from harness.base.files import prepare_folder, write_json
+from harness.documents.schema import Document, because, explained, fields_of, is_required
+from harness.documents.sweeps import SweepConfig
 
 FINISHED_STATUSES = ("ok", "oom", "skipped")  # a resumed sweep keeps these rows and runs the failed ones again
 
@@ -34,17 +33,15 @@ class SweepKind:
     """What the documents of all sweeps of a kind have in common, so that any two of them can be compared."""
 
     name: str  # of the files
-    row_type: type  # in harness/documents/sweeps.py
+    row_type: type[Document]
     key: tuple[str, ...]  # the columns that identify a row
-    figures: Mapping[str, str | None]  # the columns to compare, each with that of its standard deviation
     # The lists of the document, and which rows are in each.
     lists: Mapping[str, Callable[[dict], bool]] = {"rows": lambda row: True}
 
     @classmethod
     def columns(cls) -> list[str]:
         """Those that every row has."""
-        hints = get_type_hints(cls.row_type, include_extras=True)
-        return [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]
+        return [name for name, field in fields_of(cls.row_type).items() if is_required(field)]
 
 
 class Sweep:
@@ -59,7 +56,8 @@ class Sweep:
     def create(self) -> None:
         """A new folder; what is in it already is moved aside."""
         prepare_folder(self.folder)
-        write_json(self.folder / "config.json", {"settings": self.settings, "environment": self.environment})
+        config = {"settings": self.settings, "environment": self.environment}
+        write_json(self.folder / "config.json", config, SweepConfig)
         self.write()
 
     def resume(self) -> None:
@@ -100,8 +98,10 @@ class Sweep:
     def completed(self, row: dict) -> dict:
         """The row with all columns, and a reason for every null that has none yet."""
         row = dict.fromkeys((*self.kind.key, *self.kind.columns())) | row
-        why = "not part of this row" if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
-        return explain_nulls_recursively(row, dict.fromkeys(row, why))
+        if row["status"] != "ok":
+            unmeasured = [name for name, value in row.items() if value is None and name not in self.kind.key]
+            row = because(f"{row['status']}: {row['reason']}", *unmeasured) | row
+        return explained(row, self.kind.row_type)
 
     def write(self, **more) -> None:
         """<name>.json; more: its fields beside the rows."""
@@ -111,7 +111,6 @@ class Sweep:
             "sweep": self.kind.name,
             "notes": self.notes,
             "key": list(self.kind.key),
-            "figures": dict(self.kind.figures),
             **{name: [row for row in self.rows if belongs(row)] for name, belongs in self.kind.lists.items()},
         }
         write_json(self.folder / f"{self.kind.name}.json", document | more)

@@ -7,10 +7,12 @@ import itertools
 import numpy as np
 
 from analysis.work.memory_tables import parts_of_peak
-from harness.base.files import explain_nulls
-from harness.base.tables import Column, Section, column
+from harness.base.sections import Section
+from harness.base.tables import Column, column
 from harness.base.text import batch_text
 from harness.base.units import MB, megabytes
+from harness.documents.schema import unknown
+from harness.documents.sweeps import NO_FIT
 from studies.engine.columns import factor_column, optional, status_column
 from studies.engine.report import predicted_finding
 
@@ -26,9 +28,7 @@ def fit(rows: list[dict]) -> dict:
     used = [row for row in rows if row["status"] == "ok" and not peaks_in_optimizer(row)]
     shapes = {(row["batch_size"] * row["seq_len"], row["seq_len"]) for row in used}
     if len({seq for _, seq in shapes}) < 2 or len(shapes) < 3:
-        reason = "a fit needs three runs, at two sequence lengths or more, whose peak is not in the optimizer step"
-        unknown = dict.fromkeys((*(f"{term}_bytes" for term in TERMS), "largest_error_percent", "rows"))
-        return explain_nulls(unknown, reason)
+        return unknown(NO_FIT, *(f"{term}_bytes" for term in TERMS), "largest_error_percent", "rows")
     batch, seq, peak = (np.array([row[k] for row in used], float) for k in ("batch_size", "seq_len", "peak_bytes"))
     factors = np.stack([np.ones_like(batch), batch * seq, batch * seq**2], axis=1)  # [rows, terms]
     terms = np.linalg.lstsq(factors / peak[:, None], np.ones_like(peak), rcond=None)[0]
@@ -51,7 +51,7 @@ def shares(fitted: dict, batch_size: int, seq_len: int) -> dict[str, float]:
 def with_shares(rows: list[dict], fitted: dict) -> list[dict]:
     rows = [{name: value for name, value in row.items() if name != "shares_of_fit_reason"} for row in rows]
     if fitted["rows"] is None:
-        return [row | explain_nulls({"shares_of_fit": None}, "there is no fit") for row in rows]
+        return [row | unknown("there is no fit", "shares_of_fit") for row in rows]
     return [row | {"shares_of_fit": shares(fitted, row["batch_size"], row["seq_len"])} for row in rows]
 
 
@@ -72,7 +72,7 @@ def growth_factors(rows: list[dict]) -> list[dict]:
             "memory_factor": second["peak_bytes"] / first["peak_bytes"] if both else None,
             "throughput_factor": second["tokens_per_sec"] / first["tokens_per_sec"] if both else None,
         }
-        factors.append(explain_nulls(factor, "one of the two was not measured"))
+        factors.append(factor)
     return factors
 
 
@@ -91,14 +91,15 @@ def table(rows: list[dict]) -> Section:
     def share(term: str) -> Column:
         return Column(term, lambda row: (row.get("shares_of_fit") or {}).get(term), ".1%")
 
+    unit = "token" if any(row["seq_len"] > 1 for row in rows) else "sample"
     columns = (
         column("batch", "batch_size"),
         column("sequence", "seq_len"),
         column("measured (MB)", "peak_bytes", ",.1f", MB),
         column("predicted (MB)", "predicted_bytes", ",.1f", MB),
         Column("error", error, "+.2%"),
-        column("KB/token", "bytes_per_token", ",.1f", 1024),
-        column("tokens/s", "tokens_per_sec", ",.0f"),
+        column(f"KB/{unit}", "bytes_per_token", ",.1f", 1024),
+        column(f"{unit}s/s", "tokens_per_sec", ",.0f"),
         *optional(*(share(term) for term in TERMS)),
         status_column(),
     )
@@ -132,7 +133,7 @@ def finding(rows: list[dict], fitted: dict, available_bytes: int) -> list[str]:
 
 def fit_section(fitted: dict, rows: list[dict]) -> Section:
     if fitted["rows"] is None:
-        return Section("Fit", text=[f"No fit: {fitted['rows_reason']}"])
+        return Section("Fit", note=[f"No fit: {fitted['rows_reason']}"])
     constant, linear = fitted["constant_bytes"] / MB, fitted["linear_bytes"] / 1024
     left_out = ", ".join(label(row) for row in rows if peaks_in_optimizer(row))
     why = f"; not in the fit, because the peak is in the optimizer step: {left_out}" if left_out else ""
@@ -140,7 +141,7 @@ def fit_section(fitted: dict, rows: list[dict]) -> Section:
         f"peak = {constant:,.2f} MB + B S x {linear:,.3f} KB + B S^2 x {fitted['quadratic_bytes']:,.2f} bytes",
         f"Largest error over {fitted['rows']} runs: {fitted['largest_error_percent']:.2f}%{why}",
     ]
-    return Section("Fit: batch B, sequence S", text=text)
+    return Section("Fit: batch B, sequence S", note=text)
 
 
 def factor_section(factors: list[dict]) -> Section:
@@ -151,6 +152,6 @@ def factor_section(factors: list[dict]) -> Section:
         shape("from"),
         shape("to"),
         factor_column("memory", "memory_factor"),
-        factor_column("tokens/s", "throughput_factor"),
+        factor_column("throughput", "throughput_factor"),
     )
     return Section("Growth from one batch size or sequence length to the next", columns, factors)

@@ -41,7 +41,6 @@ class Run(Cell):
 
 class MemoryStudy(Study):
     name, row_type, key = "memory_study", MemoryStudyRow, results.KEY
-    figures = dict.fromkeys(("step_time_ms", "peak_bytes", "predicted_bytes"))  # without a spread
     not_with_workload = ("batch_sizes", "seq_lens")
     label, table = staticmethod(results.label), staticmethod(results.table)
 

@@ -43,7 +43,7 @@ def waterfall(axes, name: str, rows: list[dict]) -> None:
     bounds = [(row["bound"], y) for y, row in enumerate((*climbing, *others), 1) if row["bound"]]
     if bounds:
         style = {"color": "#009e73", "markersize": 12, "markeredgewidth": 2}
-        axes.plot(*zip(*bounds, strict=True), "|", label="least ratio that the baseline's trace allows", **style)
+        axes.plot(*zip(*bounds, strict=True), "|", label="the fastest that the baseline's trace allows", **style)
         legend(axes, name)
     else:
         axes.set_title(name, loc="left", fontsize=10)
@@ -53,9 +53,9 @@ def waterfall(axes, name: str, rows: list[dict]) -> None:
     axes.set_ylim(len(names) + 0.6, -0.6)
     axes.margins(x=0.05)
     axes.set_xlim(0, min(axes.get_xlim()[1], LARGEST_RATIO))
-    axes.set_xlabel("step time / baseline's (ratio)")
+    axes.set_xlabel("step time, as a share of the baseline's; at the right: how many times as fast")
     bare(axes)
-    beside(axes, [f"{row['ratio']:.3f}" for row in ({"ratio": 1.0}, *climbing, *others)])
+    beside(axes, [f"{1 / row['ratio']:.2f}x" for row in ({"ratio": 1.0}, *climbing, *others)])
 
 
 def whisker(axes, row: dict, y: float) -> None:

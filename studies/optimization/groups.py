@@ -10,9 +10,6 @@ from harness.model.optimizations import Optimization
 from harness.model.workload import Workload
 from studies.optimization.results import columns_alone, columns_beside
 
-# Calls take_turns() in a new process: status and reason of that, and its answers, None if it died.
-Measure = Callable[[list[Workload]], tuple[dict, list[dict] | None]]
-
 
 @dataclass
 class Candidate:
@@ -21,6 +18,10 @@ class Candidate:
     row: dict
     workload: Workload
     rungs: tuple[Optimization, ...] = ()
+
+
+# Calls take_turns() in a new process: status and reason of that, and its answers, None if it died.
+Measure = Callable[[list[Candidate]], tuple[dict, list[dict] | None]]
 
 
 # ---- Groups --------------------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def rows_of_pairs(measure: Measure, baseline: Candidate, alone: dict, others: li
 
 def rows_of_process(measure: Measure, group: list[Candidate]) -> tuple[dict, list[dict]]:
     """Status and reason of a process, and its rows, [] if it died."""
-    outcome, answers = measure([candidate.workload for candidate in group])
+    outcome, answers = measure(group)
     if answers is None:
         return outcome, []
     rows, losses = [], {}

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
 from analysis.commands.stored_optimizations import best_of
+from analysis.comparison.noise import AGAIN, as_fast, is_decided, judged
 from analysis.trust.same_training import explained_by_rounding, why_not_the_same
-from harness.base.files import explain_nulls
-from harness.base.tables import Column, Section, column, text_columns
+from harness.base.sections import Section
+from harness.base.tables import Column, column, text_columns
 from harness.base.units import MB
+from harness.documents.schema import because, unknown
+from harness.documents.sweeps import NOT_IN_TURN
+from harness.instruments.audit import FAILED
 from harness.instruments.phases import break_even_step, median_interval
 from harness.model.workload import Workload
 from studies.engine.columns import grouped, optional, status_column, time_statistics
@@ -31,7 +36,7 @@ def baseline_of(rows: list[dict]) -> dict | None:
 
 def failed_audit(row: dict) -> str | None:
     """What its audit found, None if nothing."""
-    return row["audit"] if row["audit_ok"] is False else None
+    return row["audit"].removeprefix(FAILED) if row["audit_ok"] is False else None
 
 
 # ---- Alone ---------------------------------------------------------------------------------------------------------
@@ -48,6 +53,7 @@ def columns_alone(answer: dict, workload: Workload) -> dict:
         row["achieved_tflops"] = flops / row["step_ms"] / 1e9
         row["share_of_measured_peak"] = peak and row["achieved_tflops"] / peak
     if workload.compiled:
+        row["num_steps"] = workload.training.num_steps
         row["compile_s"] = max(0.0, answer["first_step_ms"] - row["step_ms"]) / 1e3
     return row
 
@@ -78,7 +84,7 @@ def columns_beside(row: dict, group: list[dict], losses: dict[str, list[float]])
         columns.get("largest_loss_difference"),
         columns.get("loss_bound"),
     )
-    return columns | explain_nulls({"not_the_same": different}, "nothing says so")
+    return columns | {"not_the_same": different}
 
 
 def rung_below(row: dict, measured: list[dict]) -> dict | None:
@@ -89,15 +95,15 @@ def rung_below(row: dict, measured: list[dict]) -> dict | None:
 
 def ratio_to(other: dict | None, row: dict, name: str) -> dict:
     """The ratio of the medians and its 95% interval over rounds, in each of which both took a step."""
-    columns: dict[str, float | None] = dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    ends = (f"{name}_low", f"{name}_high")
     if other is None:
-        return explain_nulls(columns, "there is none that was measured in turn with this one")
-    columns[name] = row["step_ms"] / other["step_ms"]
+        return unknown(NOT_IN_TURN, name, *ends)
+    columns = {name: row["step_ms"] / other["step_ms"], **dict.fromkeys(ends)}
     times = row["step_times_ms"], other["step_times_ms"]
     if len(times[0]) >= LEAST_ROUNDS:
         rounds = ([[ms] for ms in series] for series in times)
-        columns[f"{name}_low"], columns[f"{name}_high"] = median_interval(np.divide, *rounds)
-    return explain_nulls(columns, f"an interval needs {LEAST_ROUNDS} rounds")
+        columns |= zip(ends, median_interval(np.divide, *rounds), strict=True)
+    return columns
 
 
 def loss_columns(row: dict, losses: list[float], expected: list[float]) -> dict:
@@ -114,7 +120,7 @@ def break_even_columns(row: dict, baseline: dict) -> dict:
     if row.get("compile_s") is None:
         return {}
     step = break_even_step(row["compile_s"], baseline["step_ms"] - row["step_ms"])
-    return explain_nulls({"break_even_step": step}, "it is not faster than the baseline")
+    return {"break_even_step": step} | because("it is not faster than the baseline", "break_even_step")
 
 
 # ---- Reporting -----------------------------------------------------------------------------------------------------
@@ -125,7 +131,7 @@ def label(row: dict) -> str:
 
 
 def result(row: dict) -> str:
-    ratio = "" if row["ratio"] is None else f", {row['ratio']:.3f} of the baseline's"
+    ratio = "" if row["ratio"] is None or not row["flags"] else f", {as_fast(row['ratio'])} as the baseline"
     return f"{row['flags'] or 'baseline'}: {row['step_ms']:,.2f} ms{ratio}"
 
 
@@ -134,10 +140,20 @@ def ladders(rows: list[dict]) -> dict[str, list[dict]]:
     return grouped(rows, label)
 
 
-def interval_text(row: dict, name: str = "ratio", form: str = ".2f") -> str:
-    """'0.85 (0.83 to 0.87)'; the ratio alone without an interval."""
+def interval_of(row: dict, name: str) -> tuple[float, float] | None:
     low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return f"{row[name]:{form}}" + (f" ({low:{form}} to {high:{form}})" if low is not None else "")
+    return None if low is None else (low, high)
+
+
+def difference(row: dict, name: str = "ratio") -> str:
+    """Of judged(); '' without a ratio.  The process of both was disturbed as the row says."""
+    known = row[name] is not None
+    return judged(row[name], interval_of(row, name), row, row, in_turn=True) if known else ""
+
+
+def in_time(row: dict) -> bool:
+    """Whether compiling, if it was compiled, has saved what it took before a run of the default length ends."""
+    return (row.get("break_even_step") or 0) <= (row.get("num_steps") or math.inf)
 
 
 def finding(rows: list[dict], device: str, available_bytes: int) -> list[str]:
@@ -149,15 +165,23 @@ def finding(rows: list[dict], device: str, available_bytes: int) -> list[str]:
         )
     by_label = ladders(measured)
     unknown = {name: why for name, ladder in by_label.items() if (why := undecided(ladder))}
-    best = {name: best_of(ladder) or baseline_of(ladder) for name, ladder in by_label.items() if name not in unknown}
+    decided = {name: ladder for name, ladder in by_label.items() if name not in unknown}
+    best = {name: best_of(filter(in_time, ladder)) or baseline_of(ladder) for name, ladder in decided.items()}
+    late = {name: row for name, ladder in decided.items() if (row := best_of(ladder)) and not in_time(row)}
 
     def where_known(key: str, text: Callable[[dict], str]) -> list[str]:
         return [f"{text(row)} at {name}" for name, row in best.items() if row.get(key) is not None]
 
-    against = where_known("ratio_to_reference", lambda row: interval_text(row, "ratio_to_reference"))
+    against = where_known("ratio_to_reference", lambda row: gain(row, "ratio_to_reference"))
     rates = where_known("share_of_measured_peak", lambda row: f"{row['share_of_measured_peak']:.0%}")
+    sure = {name: row for name, row in best.items() if not is_probable(row)}
+    probable = {name: row for name, row in best.items() if name not in sure}
+    late_at = "{flags}, {gain}, from step {break_even_step:,} on at {name}"
+    pays = [late_at.format(**row | {"gain": gain(row), "name": name}) for name, row in late.items()]
     return [
-        *sentence(f"Keep on {device}", to_keep(best), "; "),
+        *sentence(f"Keep on {device}", to_keep(sure, by_label), "; "),
+        *sentence(f"Probably keep on {device}; disturbed, {AGAIN}", to_keep(probable, by_label), "; "),
+        *sentence("Only in runs longer than the default, as compiling has to pay off first", pays, "; "),
         *(f"Not decided at {name}: {why}." for name, why in unknown.items()),
         *sentence("Leave out", to_leave_out(by_label), "; "),
         *sentence("Relative to transformers' LLaMA with its best settings", against),
@@ -170,13 +194,38 @@ def sentence(subject: str, parts: list[str], separator: str = ", ") -> list[str]
     return [f"{subject}: {separator.join(parts)}."] if parts else []
 
 
-def to_keep(best: dict[str, dict]) -> list[str]:
-    """The best sets of flags, each with where it is best, and the ratio there."""
+def is_probable(row: dict) -> bool:
+    """Whether what is best could be otherwise on a machine on which nothing else runs."""
+    return not is_decided(difference(row)) if row["flags"] else bool(row.get("disturbed"))
+
+
+def gain(row: dict, name: str = "ratio") -> str:
+    return as_fast(row[name], interval_of(row, name), difference(row, name).replace("probably faster", ""))
+
+
+def to_keep(best: dict[str, dict], by_label: dict[str, list[dict]]) -> list[str]:
+    """The best sets of flags, each with where it is best and its gain there; without the rungs of a ladder whose own
+    gain is not shown, which are named."""
     places: dict[str, list[str]] = {}
     for name, row in best.items():
-        what = f"{row['flags']}, ratio" if row["flags"] else "the baseline, which no set of flags beats"
-        places.setdefault(what, []).append(f"{interval_text(row)} at {name}" if row["flags"] else f"at {name}")
+        if not row["flags"]:
+            places.setdefault("the baseline, which no set of flags beats", []).append(f"at {name}")
+            continue
+        gains_nothing = [flag for flag in flags_of(row) if flag in not_shown(row, by_label[name])]
+        kept = [flag for flag in flags_of(row) if flag not in gains_nothing] or flags_of(row)
+        beside = f", measured with {' '.join(gains_nothing)}: no gain beyond noise" if kept != flags_of(row) else ""
+        places.setdefault(f"{' '.join(kept)},", []).append(f"{gain(row)} at {name}{beside}")
     return [f"{what} {', '.join(where)}" for what, where in places.items()]
+
+
+def flags_of(row: dict) -> list[str]:
+    return [f"--{flag.strip()}" for flag in row["flags"].split("--")[1:]]
+
+
+def not_shown(row: dict, ladder: list[dict]) -> set[str]:
+    """The flags of the rungs up to this one that are no faster than the rung below them, beyond noise."""
+    rungs = [other for other in ladder if other["ladder"] and other["ladder"] <= (row["ladder"] or 0)]
+    return {last_flag(rung["flags"]) for rung in rungs if "faster" not in difference(rung, "ratio_to_previous")}
 
 
 def undecided(rows: list[dict]) -> str | None:
@@ -212,40 +261,42 @@ def why_it_loses(row: dict, where: str) -> tuple[str, str] | None:
     """The reason and the row's text: it does not train the same, or is slower alone or on top of the rungs below."""
     if row["not_the_same"]:
         return "not the same training", f"{row['flags']}{where} ({row['not_the_same']})"
-    if row["ladder"] is None and row["ratio_low"] is not None and row["ratio_low"] > 1:
-        return "slower", f"{row['flags']} {row['ratio']:.2f}{where}"
-    if row["ratio_to_previous_low"] is not None and row["ratio_to_previous_low"] > 1:
-        text = f"{last_flag(row['flags'])} {row['ratio_to_previous']:.2f}{where}"
-        return "slower on top of the rungs below", text
+    alone, on_top = difference(row), difference(row, "ratio_to_previous")
+    if row["ladder"] is None and "slower" in alone:
+        return alone, f"{row['flags']} {as_fast(row['ratio'])}{where}"
+    if "slower" in on_top:
+        return (
+            f"{on_top} on top of the rungs below",
+            f"{last_flag(row['flags'])} {as_fast(row['ratio_to_previous'])}{where}",
+        )
     return None
 
 
-def ratio_column(title: str, name: str) -> Column:
-    """'0.850 (0.830 to 0.870)'"""
-    return Column(title, lambda row: None if row[name] is None else interval_text(row, name, ".3f"))
+def as_fast_column(title: str, name: str) -> Column:
+    """'1.18x (1.15 to 1.20)'; the factor alone without an interval."""
+
+    def text(row: dict) -> str | None:
+        interval = interval_of(row, name) if f"{name}_low" in row else None
+        return as_fast(row[name], interval, short=True) if row[name] and row["flags"] else None
+
+    return Column(title, text)
 
 
 def table(rows: list[dict]) -> Section:
-    size, precision = text_columns("size", "precision")
     columns = (
-        size,
-        *optional(column("batch", "batch_size", ","), column("sequence", "seq_len", ",")),
-        precision,
+        *text_columns("size", "precision"),
         Column("flags", lambda row: row["flags"] or "baseline", left=True),
         column("rung", "ladder"),
         column("step (ms)", "step_ms", ",.2f"),
-        ratio_column("ratio", "ratio"),
+        as_fast_column("as fast", "ratio"),
         *optional(
-            column("at least", "bound", ".3f"),
-            column("estimate", "estimate", ".3f"),
-            ratio_column("to rung below", "ratio_to_previous"),
-            ratio_column("to transformers", "ratio_to_reference"),
-            column("of matmul rate", "share_of_measured_peak", ".1%"),
-            column("TFLOP/s", "achieved_tflops", ".4f"),
+            as_fast_column("at most", "bound"),
+            as_fast_column("estimate", "estimate"),
+            as_fast_column("as the rung below", "ratio_to_previous"),
+            as_fast_column("as transformers", "ratio_to_reference"),
+            column("of matmul rate", "share_of_measured_peak", ".0%"),
             column("memory (MB)", "measured_memory_bytes", ",.1f", MB),
-            column("predicted (MB)", "predicted_memory_bytes", ",.1f", MB),
             column("loss difference", "largest_loss_difference", ".1e"),
-            column("by rounding", "loss_bound", ".1e"),
             column("audit", "audit", left=True),
             column("compile (s)", "compile_s", ".1f"),
             column("break-even step", "break_even_step", ","),
@@ -253,8 +304,8 @@ def table(rows: list[dict]) -> Section:
         status_column(),
     )
     text = [
-        "ratio: of the median step times, in brackets its 95% interval over the rounds; below 1 is faster",
-        "at least, estimate: what the baseline's trace allows and suggests, see the folders profile_*",
+        "as fast: as the baseline, by the median step, with the 95% interval over the rounds; above 1x is faster",
+        "at most, estimate: as fast as that by the baseline's trace, see the folders profile_*",
         "of matmul rate: FLOPs of the model by the median step, over that of matmuls measured in the same process",
     ]
-    return Section("Each alone, and one on top of another: step time relative to the baseline's", columns, rows, text)
+    return Section("Each alone, and one on top of another: how many times as fast", columns, rows, text)

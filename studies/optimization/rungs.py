@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.base.files import explain_nulls
+from harness.documents.schema import because, unknown
 from harness.model.optimizations import OPTIMIZATIONS, Optimization, answering, missing
 from harness.model.workload import Workload
 from studies.engine.device import DeviceProperties
@@ -67,11 +67,11 @@ def predicted_ratio(rungs: Sequence[Optimization], analysis: dict | None) -> dic
 
     analysis: operator_analysis.json of the baseline; None if there is none.
     """
-    unknown: dict[str, float | None] = {"bound": None, "estimate": None}
+    names = ("bound", "estimate")
     if not rungs:
-        return explain_nulls(unknown, "it has none of these flags")
+        return unknown("it has none of these flags", *names)
     if analysis is None or not analysis["opportunities"]:
-        return explain_nulls(unknown, (analysis or {}).get("opportunities_reason", "there is no trace"))
+        return unknown((analysis or {}).get("opportunities_reason", "there is no trace"), *names)
     rows = {row["name"]: row for row in analysis["opportunities"]}
     refused = {row["name"]: row["reason"] for row in analysis["not_here"]}
     known, reasons = [], []
@@ -82,7 +82,7 @@ def predicted_ratio(rungs: Sequence[Optimization], analysis: dict | None) -> dic
         else:  # on a CPU, for one, only a compiler fuses a norm
             reasons.append(f"{name}: {refused.get(name) or row.get('how', 'not in this trace')}")
     if not known:
-        return explain_nulls(unknown, "; ".join(reasons))
+        return unknown("; ".join(reasons), *names)
     faster = [row for row in known if "memory_bound_mb" not in row]  # the others save memory, and cost time
     costs = sum(1 / row["speedup_bound"] - 1 for row in known if row not in faster)
     least = 1 - sum(saving(row["speedup_bound"]) for row in faster)
@@ -92,13 +92,11 @@ def predicted_ratio(rungs: Sequence[Optimization], analysis: dict | None) -> dic
         "bound": least if faster and least > 0 else None,
         "estimate": likely if estimated and likely > 0 else None,
     }
+    unbounded = [row["speedup_bound_reason"] for row in faster if "speedup_bound_reason" in row]
     overlap = "what each saves adds up to the whole step, so they must save the same"
-    return explain_nulls(
-        ratios,
-        overlap,
-        bound=overlap if faster else "it saves memory, not time",
-        estimate=overlap if estimated else "the trace gives a bound alone",
-    )
+    no_bound = next(iter(unbounded), overlap) if faster else "it saves memory, not time"
+    no_estimate = overlap if estimated else "the trace gives a bound alone"
+    return ratios | because(no_bound, "bound") | because(no_estimate, "estimate")
 
 
 def saving(speedup: float | None) -> float:

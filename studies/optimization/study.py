@@ -15,6 +15,7 @@ from pathlib import Path
 from analysis.hardware import cache
 from harness.base.command_line import require
 from harness.base.documents import read_document
+from harness.base.text import slug
 from harness.documents.sweeps import OptimizationStudyRow
 from harness.instruments.schedule import ProfilerConfig
 from harness.model.workload import Workload
@@ -30,7 +31,6 @@ from studies.optimization.reference import MISSING, reference_of, reference_titl
 from studies.optimization.rungs import NAMES, flag_sets, names_for, not_here, predicted_ratio
 from studies.optimization.turns import take_turns
 
-FIGURES = {"step_ms": "step_std_ms", "ratio": None, "measured_memory_bytes": None, "compile_s": None}
 LISTS = {"rows": lambda row: not results.is_reference(row), "reference": results.is_reference}
 SHAPE = results.KEY[:-1]  # of a ladder
 PROFILED = ProfilerConfig(enable_pytorch_profiler=True, warmup_steps=1, profile_steps=2, profile_memory=True)
@@ -45,7 +45,7 @@ class Ladder(Cell):
 
 class OptimizationStudy(Study):
     name, row_type, key = "optimization_study", OptimizationStudyRow, results.KEY
-    figures, lists = FIGURES, LISTS
+    lists = LISTS
     not_with_workload = ("sizes", "seq_len", "batch_size")
     with_table = False
     label, result, table = staticmethod(results.label), staticmethod(results.result), staticmethod(results.table)
@@ -114,8 +114,7 @@ class OptimizationStudy(Study):
 
     def predict_rows(self, candidates: list[Candidate]) -> None:
         """Memory of each, and the ratio that the baseline's trace allows."""
-        workloads = [candidate.workload for candidate in candidates]
-        peaks = self.predict(predicted_peaks, workloads, self.predicts_gpu)
+        peaks = self.predict(predicted_peaks, [one.workload for one in candidates], self.predicts_gpu)
         for candidate, peak in zip(candidates, peaks, strict=True):
             candidate.row = candidate.row | peak
         analysis = None if self.args.dry_run else self.profile_of(candidates[0])
@@ -145,12 +144,13 @@ class OptimizationStudy(Study):
     def profile_of(self, baseline: Candidate) -> dict:
         """operator_analysis.json of the baseline, from a run of its own; without opportunities if there is none."""
         row, workload = baseline.row, baseline.workload
-        folder = self.sweep.folder / f"profile_{row['size']}_{row['precision']}"
+        folder = self.sweep.folder / slug("profile", row["size"], row["precision"])
         analysis = read_document(folder / "operator_analysis.json")
         if analysis is None:
             steps = PROFILED.warmup_steps + PROFILED.profile_steps + 1
             work = (run_script, workload.with_settings(num_steps=steps, force=self.args.force), PROFILED, folder)
             peak = row["predicted_memory_bytes"]
+            self.while_waiting(f"{row['size']} {row['precision']}: profiling the baseline")
             outcome, _ = self.measure_in_process(peak, *work, precision=workload.precision)
             analysis = read_document(folder / "operator_analysis.json")
         if analysis is None:
@@ -158,8 +158,9 @@ class OptimizationStudy(Study):
             return {"opportunities": [], "not_here": [], "opportunities_reason": why}
         return analysis
 
-    def measure_in_turn(self, workloads: list[Workload]) -> tuple[dict, list[dict] | None]:
-        work = (take_turns, workloads, self.args.repetitions, self.args.warmup_steps)
+    def measure_in_turn(self, group: list[Candidate]) -> tuple[dict, list[dict] | None]:
+        workloads, names = ([one.workload for one in group], [one.row["flags"] or "baseline" for one in group])
+        work = (take_turns, workloads, self.args.repetitions, self.args.warmup_steps, names)
         return self.measure_in_process(None, *work)
 
     # ---- Reporting -------------------------------------------------------------------------------------------------

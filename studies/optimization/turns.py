@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 from analysis.hardware import measuring
 from analysis.hardware.rate_limits import rate_limit
-from harness.base.files import explain_nulls
+from harness.base.text import time_left
+from harness.documents.schema import unknown
 from harness.instruments.audit import audit_document, audit_text
 from harness.instruments.compilation import compile_in_place
 from harness.instruments.first_step import FirstStepAudit
@@ -21,9 +23,12 @@ from harness.machine.devices import choose_device, set_arithmetic, set_numerics
 from harness.machine.environment import describe_environment
 from harness.model.cuda_graphs import GraphedModel
 from harness.model.workload import Workload
-from studies.engine.isolation import cold_compiler, status_of
+from studies.engine.isolation import cold_compiler, status_of, tell
 
 MATMUL_ROUNDS = 2  # of all shapes: seconds, where the peak that is kept for a machine takes four times as long
+
+
+TOLD_S = 15.0  # between two lines about the rounds
 
 
 class RandomNumbers:
@@ -82,7 +87,7 @@ class Variant:
         """`measured_memory_bytes`: live tensors at the peak of a step, without those of other variants."""
         if self.workload.compiled or self.workload.training.cuda_graphs:
             reason = "a compiled model or a CUDA graph runs no separate operators, whose tensors could be counted"
-            return explain_nulls({"measured_memory_bytes": None}, reason)
+            return unknown(reason, "measured_memory_bytes")
         tracker = MemoryTracker(self.state.model, self.state.optimizer)
         self.step(tracker)
         return {"measured_memory_bytes": int(tracker.timeline.live_bytes_at_allocations().max())}
@@ -96,9 +101,19 @@ class Turns:
         self.answers: list[dict] = [{"status": "ok", "reason": ""} for _ in workloads]
         self.variants: dict[int, Variant] = {}
 
-    def prepare(self, warmup_steps: int) -> None:
-        for i in range(len(self.workloads)):
+    def prepare(self, warmup_steps: int, rounds: int, names: Sequence[str]) -> None:
+        """And tell which one is at work, and how long all will take with these rounds; names: of the workloads."""
+        started, count = time.monotonic(), len(self.workloads)
+        for i in range(count):
+            if names:
+                each_s = (time.monotonic() - started) / max(1, i)
+                left = time_left(each_s * (count - i) + rounds * self._round_s() * count / max(1, i)) if i else ""
+                tell(f"{i + 1} of {count}: {names[i]}{left}")
             self._attempt(self._prepare, i, warmup_steps)
+
+    def _round_s(self) -> float:
+        """Seconds, by the last steps of those that are prepared."""
+        return sum(variant.meter.records[-1].total_ms for variant in self.variants.values()) / 1e3
 
     def _prepare(self, i: int, warmup_steps: int) -> None:
         self.variants[i] = Variant(self.workloads[i], self.device)
@@ -126,18 +141,26 @@ class Turns:
                 torch.cuda.empty_cache()
 
 
-def take_turns(workloads: Sequence[Workload], repetitions: int, warmup_steps: int) -> list[dict]:
+def take_turns(
+    workloads: Sequence[Workload], repetitions: int, warmup_steps: int, names: Sequence[str] = ()
+) -> list[dict]:
     """In a new process: for each workload its status and reason; if that is ok, the milliseconds of its steps, round by
-    round, its losses from the first step, its audit, memory, and the rate of matmuls measured here."""
+    round, its losses from the first step, its audit, memory, and the rate of matmuls measured here.  names: of the
+    workloads, to tell which one is at work; without them nothing is told."""
     if any(workload.compiled for workload in workloads):
         importlib.import_module("torch._inductor.compile_fx")  # takes seconds, and is no compile time
     device = choose_device(workloads[0].training.device)
     # Before anything else is in memory.
     rates = {precision: matmul_rate(device, precision) for precision in {w.precision for w in workloads}}
     turns = Turns(workloads, device)
-    turns.prepare(warmup_steps)
+    turns.prepare(warmup_steps, repetitions, names)
+    started, told = time.monotonic(), 0.0
     for n in range(repetitions):
         turns.round(backwards=n % 2 == 1)  # drift of the machine affects all alike
+        elapsed_s = time.monotonic() - started
+        if names and elapsed_s - told >= TOLD_S:
+            told = elapsed_s
+            tell(f"Round {n + 1} of {repetitions}, one step of each{time_left(told / (n + 1) * (repetitions - n - 1))}")
     about = describe_environment(device)["device"]
     for i, variant in turns.variants.items():
         rate = {"measured_peak_tflops": rates[variant.workload.precision]}

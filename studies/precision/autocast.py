@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.base.layer_names import starred
-from harness.base.tables import Section, column
+from harness.base.sections import Section
+from harness.base.tables import column
 from harness.instruments.memory_timeline import Allocation
 from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
@@ -149,7 +150,7 @@ def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.devi
             text = ["All data types of the tensors that a part creates: results, and casts of its inputs and weights."]
             sections.append(Section(f"Parts of the forward pass of {model}", columns, side_by_side(parts), text))
     sections = sections or [Section("Data types under autocast")]
-    sections[-1].text += [f"Not run under {name}: {reason}" for name, reason in lacking.items() if name in AUTOCAST]
+    sections[-1].note += [f"Not run under {name}: {reason}" for name, reason in lacking.items() if name in AUTOCAST]
     return sections
 
 

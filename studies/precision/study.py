@@ -11,16 +11,14 @@ from studies.engine.report import Report
 from studies.engine.study import Study
 from studies.precision import number_formats, results
 from studies.precision.autocast import AUTOCAST, data_types, dtype_sections
-from studies.training.results import TIMES, result
+from studies.training.results import result
 from studies.training.study import TrainingRun, measured_rows
 
 KEY = ("size", "seq_len", "batch_size", "precision")
-PREDICTED_OR_COMPUTED = ("peak_bytes", "predicted_peak_bytes", "first_loss", "final_loss")  # without a spread
 
 
 class PrecisionStudy(Study):
     name, row_type, key = "precision_study", PrecisionStudyRow, KEY
-    figures = {f"{name}_ms": f"{name}_std_ms" for name in TIMES} | dict.fromkeys(PREDICTED_OR_COMPUTED)
     label, result, table = staticmethod(results.label), staticmethod(result), staticmethod(results.table)
 
     @staticmethod

@@ -11,7 +11,7 @@ import numpy as np
 from analysis.prediction.memory import predicted_memory
 from analysis.prediction.network import Network
 from analysis.work.fake_step import FakeRunError
-from harness.base.files import explain_nulls
+from harness.documents.schema import because, unknown
 from harness.instruments.phases import median_interval
 from studies.scaling.faults import FAULTS
 from tiny_llama_v1 import TinyLlamaWorkload
@@ -32,13 +32,12 @@ NO_LOCAL_STEPS = "only ddp can compute steps without communication"
 
 def predicted_columns(workload: TinyLlamaWorkload, on_gpu: bool, fault: str | None) -> dict:
     """Memory and collectives of a step, by a fake-tensor run; a fault that is no setting cannot be predicted."""
-    unknown = dict.fromkeys(PREDICTED)
     if fault and not FAULTS[fault].settings:
-        return explain_nulls(unknown, "the prediction is of the step without the fault")
+        return unknown("the prediction is of the step without the fault", *PREDICTED)
     try:
         memory = predicted_memory(workload, on_gpu).document()
     except FakeRunError as error:
-        return explain_nulls(unknown, str(error))
+        return unknown(str(error), *PREDICTED)
     collectives = memory["collectives"]
     values = (memory["peak_bytes"], memory["peak"]["bytes_by_category"], total_bytes(collectives), collectives)
     return dict(zip(PREDICTED, values, strict=True))
@@ -46,12 +45,8 @@ def predicted_columns(workload: TinyLlamaWorkload, on_gpu: bool, fault: str | No
 
 def columns_before(key: dict, shape: dict) -> dict:
     """What is known of a row before it is measured."""
-    reasons = {
-        "parallel": "one rank",
-        "bucket_mb": "PyTorch's size" if key["parallel"] in WITH_BUCKETS else "there are no buckets",
-        "fault": "none was planted",
-    }
-    return explain_nulls(key, "", **reasons) | shape
+    no_buckets = {} if key["parallel"] in WITH_BUCKETS else because("there are no buckets", "bucket_mb")
+    return key | no_buckets | shape
 
 
 def disturbance_so_far(outcome: dict, earlier: dict | None) -> dict:
@@ -64,14 +59,10 @@ def total_bytes(collectives: list[dict]) -> int:
     return sum(row["bytes"] for row in collectives)
 
 
-def slowest_ms(ranks: list[dict]) -> list[float]:
-    """By step, the time of the slowest rank."""
-    return [max(times) for times in zip(*(rank["step_ms"] for rank in ranks), strict=True)]
-
-
 def measured_columns(ranks: list[dict], seq_len: int, earlier: dict | None) -> dict:
     """What was measured in this launch and the earlier ones of the row."""
-    times = [*(earlier["step_times_ms"] if earlier else []), slowest_ms(ranks)]  # [launches, steps]
+    slowest = [max(times) for times in zip(*(rank["step_ms"] for rank in ranks), strict=True)]  # rank, by step
+    times = [*(earlier["step_times_ms"] if earlier else []), slowest]  # [launches, steps]
     samples, step_ms = [rank["samples"] for rank in ranks], statistics.median(itertools.chain(*times))
     first, collectives = ranks[0], ranks[0]["collectives"]
     memory = {"measured_memory_bytes": first["peak_bytes"], "measured_memory_by_category": first["bytes_by_category"]}
@@ -96,7 +87,7 @@ def local_columns(ranks: list[dict], fastest_ms: float, earlier: dict | None) ->
     work on the machine, and ranks that wait for each other's, only add to a time."""
     names = ("local_step_ms", "exposed_ms", "waiting_ms", "communication_share")
     if ranks[0]["local_step_ms"] is None:
-        return explain_nulls(dict.fromkeys(names), "one rank" if len(ranks) == 1 else NO_LOCAL_STEPS)
+        return unknown("one rank" if len(ranks) == 1 else NO_LOCAL_STEPS, *names)
     local = [min(rank["local_step_ms"]) for rank in ranks]
     if earlier:
         local = [min(pair) for pair in zip(local, earlier["local_step_ms"], strict=True)]
@@ -111,7 +102,7 @@ def overlap_columns(rank: dict) -> dict:
     kinds = {row["kind"] for row in rank["collectives"]}
     if not reduced or "reduce_scatter" in kinds:
         why = "fsdp reduces shards" if kinds else "one rank"
-        return explain_nulls({"overlapped_share": None}, why)
+        return unknown(why, "overlapped_share")
     return {"overlapped_share": rank["overlapped_bytes"] / reduced}
 
 
@@ -135,13 +126,13 @@ def base_of(row: dict, rows: Sequence[dict]) -> dict | None:
 def efficiency(row: dict, base: dict | None) -> dict:
     """Tokens per second and rank, relative to the base, with the interval."""
     if base is None:
-        return explain_nulls({"efficiency": None, "efficiency_95": None}, "the base was not measured")
+        return unknown("the base was not measured", "efficiency", "efficiency_95")
     of_rank = row["tokens_per_sec"] / row["world_size"] / (base["tokens_per_sec"] / base["world_size"])
     if same(row, base, *KEY):
-        return explain_nulls({"efficiency": 1.0, "efficiency_95": None}, "it is the base")
+        return {"efficiency": 1.0} | unknown("it is the base", "efficiency_95")
     times = row["step_times_ms"], base["step_times_ms"]
     if min(map(len, times)) < 2:
-        return explain_nulls({"efficiency": of_rank, "efficiency_95": None}, "needs two launches")
+        return {"efficiency": of_rank, "efficiency_95": None}
     interval = median_interval(np.divide, *times)
     scale = of_rank * row["step_ms"] / base["step_ms"]  # samples per rank, relative to the base
     return {"efficiency": of_rank, "efficiency_95": [scale / high for high in reversed(interval)]}
@@ -157,7 +148,7 @@ def predicted_efficiency(row: dict, base: dict | None, network: Network | None) 
     elif network is None:
         why = "no network is known"
     if why:
-        return explain_nulls({"predicted_efficiency": None}, why)
+        return unknown(why, "predicted_efficiency")
     computing = base["step_ms"] * row["batch_size"] / base["batch_size"]
     sending = network.time_ms(collectives, row["world_size"])
     return {"predicted_efficiency": [computing / (computing + sending), computing / max(computing, sending)]}

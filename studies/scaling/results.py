@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Sequence
 
 from analysis.prediction.network import Network
-from harness.base.tables import Column, Section, column
+from harness.base.sections import Section
+from harness.base.tables import Column, column
 from harness.base.text import count_of
 from harness.base.units import MB
-from studies.engine.columns import interval_column, optional, status_column
+from studies.engine.columns import optional, status_column
 from studies.engine.report import predicted_finding
 from studies.scaling.columns import base_of, efficiency, predicted_efficiency, same
 from studies.scaling.faults import FAULTS
@@ -165,9 +166,11 @@ def table(rows: list[dict]) -> Section:
         column("bucket MB", "bucket_mb", "g"),
         column("fault", "fault", left=True),
         column("tokens/s", "tokens_per_sec", ",.0f"),
-        column("efficiency", "efficiency", ".3f"),
-        interval_column("95% interval", "efficiency_95"),
-        interval_column("predicted", "predicted_efficiency"),
+        Column("efficiency", lambda row: row["efficiency"] and efficiency_text(row)),
+        Column(
+            "predicted",
+            lambda row: row["predicted_efficiency"] and "{:.1%} to {:.1%}".format(*row["predicted_efficiency"]),
+        ),
         *optional(column("step ms", "step_ms", ",.1f")),
         measured_and_predicted("memory MB", "memory_bytes"),
         *optional(measured_and_predicted("collectives MB", "collective_bytes")),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from analysis.prediction.network import Network, measured_network, network_of, why_not_measured
 from harness.base.command_line import network_choice, number_of
 from harness.base.errors import UserError
-from harness.base.tables import Section
+from harness.base.sections import Section
 from harness.base.text import count_of
 from harness.documents.sweeps import ScalingStudyRow
 from harness.machine.host_limits import usable_cores
@@ -42,7 +42,6 @@ class ScalingLaunch(Cell):
 
 class ScalingStudy(Study):
     name, row_type, key = "scaling_study", ScalingStudyRow, columns.KEY
-    figures = dict.fromkeys(("step_ms", "tokens_per_sec", "efficiency", "measured_memory_bytes"))  # without a spread
     label, result = staticmethod(results.label), staticmethod(results.result)
 
     @staticmethod

@@ -6,9 +6,10 @@ import statistics
 
 import numpy as np
 
-from analysis.comparison.noise import NOISE, ratio_of_medians
-from harness.base.tables import Section, column
-from studies.engine.columns import factor_column, interval_column, optional, status_column
+from analysis.comparison.noise import as_fast, is_decided, judged, ratio_of_medians
+from harness.base.sections import Section
+from harness.base.tables import Column, column
+from studies.engine.columns import factor_column, optional, status_column
 from studies.timing.methods import MEANS, METHODS, RIGHT
 
 
@@ -34,10 +35,8 @@ def with_conclusions(rows: list[dict]) -> list[dict]:
 def with_conclusion(row: dict, right: dict) -> dict:
     row = {name: value for name, value in row.items() if name not in ("conclusion_reason", "baseline_factor_reason")}
     low, high = interval_of(right)
-    if row["method"] == RIGHT:
-        text = effect(row["ratio"]) + f", {NOISE}" * (low <= 1 <= high)
-    else:
-        text = conclusion(row["ratio"], right["ratio"], (low, high))
+    is_right = row["method"] == RIGHT
+    text = as_fast(row["ratio"]) + doubt(row) if is_right else conclusion(row["ratio"], right["ratio"], (low, high))
     return row | {"baseline_factor": row["baseline_ms"] / right["baseline_ms"], "conclusion": text}
 
 
@@ -47,10 +46,9 @@ def conclusion(claimed: float, right: float, interval: tuple[float, float]) -> s
     if low <= claimed <= high:
         return "the same"
     if low <= 1 <= high:
-        return f"{effect(claimed)}, where there is no significant difference"
-    if (claimed - 1) * (right - 1) < 0:
-        return f"the opposite: {effect(claimed)}, not {effect(right)}"
-    return f"{effect(claimed)}, not {effect(right)}"
+        return f"{as_fast(claimed)}, where there is no significant difference"
+    opposite = "the opposite: " if (claimed - 1) * (right - 1) < 0 else ""
+    return f"{opposite}{as_fast(claimed)}, not {1 / right:.2f}x"
 
 
 def interval_of(right: dict) -> tuple[float, float]:
@@ -59,9 +57,10 @@ def interval_of(right: dict) -> tuple[float, float]:
     return low, high
 
 
-def effect(claimed: float) -> str:
-    percent = 100 * (claimed - 1)
-    return f"{abs(percent):.1f}% {'slower' if percent > 0 else 'faster'}"
+def doubt(right: dict) -> str:
+    """What speaks against its ratio, which is of steps in turn; '' if nothing does."""
+    word = judged(right["ratio"], right["ratio_95"], right, right, in_turn=True)
+    return "" if is_decided(word) else f", {word}"
 
 
 # ---- Reporting -----------------------------------------------------------------------------------------------------
@@ -72,12 +71,10 @@ def finding(rows: list[dict], change: str) -> list[str]:
     right, *others = rows
     if right["status"] != "ok":
         return [f"The right method could not be used: {right['reason']}."]
-    low, high = interval_of(right)
-    noise = f", {NOISE}" if low <= 1 <= high else ""
     wrong = [row["method"] for row in others if row["status"] == "ok" and row["conclusion"] != "the same"]
     which = f": {', '.join(wrong)}" if wrong else ""
     return [
-        f"{change}: {effect(right['ratio'])}, ratio {right['ratio']:.3f} ({low:.3f} to {high:.3f}){noise}.",
+        f"{change}: {as_fast(right['ratio'], interval_of(right))}{doubt(right)}.",
         f"{len(wrong)} of {len(others)} wrong methods conclude something else{which}.",
     ]
 
@@ -85,11 +82,10 @@ def finding(rows: list[dict], change: str) -> list[str]:
 def table(rows: list[dict]) -> Section:
     columns = (
         column("method", "method", left=True),
-        column("baseline (ms)", "baseline_ms", ",.3f"),
-        column("changed (ms)", "changed_ms", ",.3f"),
+        column("baseline (ms)", "baseline_ms", ",.2f"),
+        column("changed (ms)", "changed_ms", ",.2f"),
         *optional(factor_column("baseline / right", "baseline_factor")),
-        column("ratio", "ratio", ".3f"),
-        interval_column("95% interval", "ratio_95"),
+        Column("as fast", lambda row: row["ratio"] and as_fast(row["ratio"], row["ratio_95"], short=True)),
         column("conclusion", "conclusion", left=True),
         status_column(),
     )
@@ -98,7 +94,7 @@ def table(rows: list[dict]) -> Section:
 
 def sections(rows: list[dict], change: str) -> list[Section]:
     first = table(rows)
-    first.text = [f"The change: {change}", *(f"{method}: {text}" for method, text in METHODS.items())]
+    first.note = [f"The change: {change}", *(f"{method}: {text}" for method, text in METHODS.items())]
     right = rows[0]
     if right["status"] != "ok":
         return [first]
@@ -106,11 +102,9 @@ def sections(rows: list[dict], change: str) -> list[Section]:
     pairs = right["ratios_of_pairs"]
     outside = sum(not low <= pair <= high for pair in pairs)
     opposite = sum((pair - 1) * (right["ratio"] - 1) < 0 for pair in pairs)
-    noise = f"; the interval includes 1: {NOISE}" if low <= 1 <= high else ""
     text = [
-        f"Right: {effect(right['ratio'])}, ratio {right['ratio']:.3f} ({low:.3f} to {high:.3f}), "
-        f"{len(pairs)} repetitions{noise}",
-        f"Ratios of single pairs of steps: {min(pairs):.3f} to {max(pairs):.3f}; {outside} of {len(pairs)} are outside "
-        f"the interval, {opposite} on the other side of 1",
+        f"Right: {as_fast(right['ratio'], (low, high))}, {len(pairs)} repetitions{doubt(right)}",
+        f"Single pairs of steps: {1 / max(pairs):.2f}x to {1 / min(pairs):.2f}x as fast; {outside} of {len(pairs)} are "
+        f"outside the interval, {opposite} on the other side of 1",
     ]
-    return [first, Section("How reliable is a single run?", text=text)]
+    return [first, Section("How reliable is a single run?", note=text)]

@@ -18,7 +18,6 @@ from tiny_llama_v1 import TinyLlamaWorkload
 
 class TimingStudy(Study):
     name, row_type, key = "timing_study", TimingStudyRow, ("method",)
-    figures = dict.fromkeys(("baseline_ms", "changed_ms", "ratio"))  # without a spread
     predicts = False
     table = staticmethod(results.table)
 

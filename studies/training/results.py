@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from harness.base.tables import Column, Section, column, text_columns
+from analysis.comparison.noise import as_fast, is_decided
+from harness.base.sections import Section
+from harness.base.tables import Column, column, text_columns
+from harness.base.text import count_of
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import break_even_step
-from studies.engine.columns import factor_column, mean_std_column, optional, status_column, yes_no_column
+from studies.engine.columns import compared, factor_column, mean_std_column, optional, status_column, yes_no_column
 from studies.engine.report import predicted_finding
 from studies.training.passes import PASSES
 
@@ -15,7 +18,7 @@ SIZE, MODE, PRECISION = text_columns("size", "mode", "precision")
 SHAPE = (SIZE, column("batch", "batch_size", ","), column("sequence", "seq_len", ","))
 COMPILED = yes_no_column("compiled", "compiled")
 TIME_COLUMNS = (*(mean_std_column(phase, phase) for phase in TIMES), column("median", "step_ms", ",.2f"))
-TFLOPS = column("TFLOP/s", "achieved_tflops", ".4f")
+TFLOPS = column("TFLOP/s", "achieved_tflops", ",.3g")
 PEAKS = (column("peak (MB)", "peak_bytes", ",.0f", MB), column("predicted (MB)", "predicted_peak_bytes", ",.0f", MB))
 
 
@@ -48,13 +51,16 @@ def finding(rows: list[dict], available_bytes: int) -> list[str]:
     if fastest is slowest:
         achieved = slowest["achieved_tflops"]
         return [first, f"It reaches {achieved:.4g} TFLOP/s." if achieved else "Its FLOPs are not known."]
-    if speedups := [line["speedup"] for line in compiled_rows(rows) if line["speedup"]]:
-        return [first, f"Compiled, a pass takes {1 / max(speedups):.2f} to {1 / min(speedups):.2f} of the time."]
-    ratio = f"{slowest['step_ms'] / fastest['step_ms']:,.3g} times as long as the fastest"
+    if compiled := [line for line in compiled_rows(rows) if line["speedup"]]:
+        speedups, words = [line["speedup"] for line in compiled], [line["difference"] for line in compiled]
+        doubts = [f"{words.count(word)} {word}" for word in dict.fromkeys(words) if not is_decided(word)]
+        told = f"; of {count_of(len(words), 'row')}: {', '.join(doubts)}" if doubts else ""
+        return [first, f"Compiled, a pass is {min(speedups):.2f}x to {max(speedups):.2f}x as fast{told}."]
     size = ""
     if slowest["size"] != fastest["size"]:
-        size = f" with {slowest['parameters'] / fastest['parameters']:.3g} times the parameters"
-    return [first, f"That is {ratio}, {label(fastest)}, {fastest['step_ms']:,.2f} ms{size}."]
+        size = f", with {fastest['parameters'] / slowest['parameters']:.2g} times the parameters"
+    ratio = as_fast(fastest["step_ms"] / slowest["step_ms"])
+    return [first, f"The fastest, {label(fastest)}, {fastest['step_ms']:,.2f} ms, is {ratio}{size}."]
 
 
 def step_ms(row: dict) -> float:
@@ -137,6 +143,7 @@ def speedup_section(rows: list[dict]) -> Section:
         column("not compiled (ms)", "baseline_ms", ",.2f"),
         column("compiled (ms)", "step_ms", ",.2f"),
         factor_column("speedup", "speedup"),
+        column("", "difference", left=True),
         column("compile (s)", "compile_s", ",.1f"),
         column("break-even step", "break_even_step"),
         status_column(),
@@ -146,9 +153,10 @@ def speedup_section(rows: list[dict]) -> Section:
 
 def speedup(row: dict, baseline: dict) -> dict:
     if not row["status"] == baseline["status"] == "ok":
-        return {"speedup": None, "break_even_step": None}
+        return {"speedup": None, "difference": "", "break_even_step": None}
     step = break_even_step(row["compile_s"], baseline["step_ms"] - row["step_ms"])
-    return {"speedup": baseline["step_ms"] / row["step_ms"], "break_even_step": f"{step:,}" if step else "never"}
+    ratio, word = compared(row, baseline, "step")
+    return {"speedup": 1 / ratio, "difference": word, "break_even_step": f"{step:,}" if step else "never"}
 
 
 def peak_section(rows: list[dict]) -> Section:

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.base.text import slug
 from harness.documents.sweeps import TrainingBenchmarkRow
 from studies.engine.command_line import ByDevice, Flags, workload_of
 from studies.engine.report import Report
@@ -28,7 +29,6 @@ class TrainingRun(Cell):
 
 class TrainingBenchmark(Study):
     name, row_type, key = "training_benchmark", TrainingBenchmarkRow, results.KEY
-    figures = {f"{name}_ms": f"{name}_std_ms" for name in results.TIMES} | {"compile_s": None, "peak_bytes": None}
     not_with_workload = ("sizes", "seq_lens", "batch_size", "attention", "memory_snapshot")
     label, result, table = staticmethod(results.label), staticmethod(results.result), staticmethod(results.table)
 
@@ -83,7 +83,7 @@ class TrainingBenchmark(Study):
     def measure(self, cell: TrainingRun) -> list[dict]:
         snapshots = None
         if self.args.memory_snapshot and self.device.on_gpu:
-            snapshots = self.sweep.folder / "snapshots" / "_".join(str(cell.rows[0][name]) for name in results.KEY[:-1])
+            snapshots = self.sweep.folder / "snapshots" / slug(*(cell.rows[0][name] for name in results.KEY[:-1]))
         return measured_rows(self, cell, self.args.repetitions, snapshots)
 
     def report(self) -> Report:

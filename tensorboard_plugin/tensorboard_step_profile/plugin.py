@@ -107,7 +107,8 @@ class StepProfile(base_plugin.TBPlugin):
         plotly = util.find_spec("plotly")  # not imported: that takes seconds
         files = {
             "/index.js": HERE / "index.js",
-            "/page.css": checkout() / "analysis" / "report" / "page.css",
+            "/timeline.js": HERE / "timeline.js",
+            **{f"/{name}": checkout() / "analysis" / "report" / name for name in ("page.js", "page.css")},
             "/plotly.min.js": Path(plotly.origin).parent / "package_data" / "plotly.min.js" if plotly else None,
         }
         apps = {route: self.file_app(path) for route, path in files.items() if path}

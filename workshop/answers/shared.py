@@ -69,7 +69,7 @@ def opportunities(trace: Source, key: str = "name") -> list[Answer]:
 
 def verdict(trace: Source) -> Answer:
     """What limits the step, as in the verdict line, or that the trace is not trustworthy."""
-    bound = trace["verdict.bound"].removesuffix("-bound") if trace["verdict.trustworthy"] else "untrustworthy"
+    bound = trace["verdict.bound"] if trace["verdict.trustworthy"] else "untrustworthy"
     return trace.computed(bound, trace["verdict.line"])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.base.errors import UserError
-from harness.base.paths import PROJECT
+from harness.base.files import PROJECT
 
 README = PROJECT / "README.md"
 GUIDE = PROJECT / "exercises" / "README.md"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -10,8 +9,8 @@ from pathlib import Path
 
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.paths import PROJECT
-from harness.base.text import count_of
+from harness.base.files import PROJECT
+from harness.base.text import count_of, significant
 from harness.base.units import MB
 from workshop.exercise.page import Exercise, exercises
 
@@ -45,14 +44,6 @@ class Answer:
         if isinstance(self.value, bool):
             return "x" if self.value else " "
         return significant(self.value) if isinstance(self.value, int | float) else self.value
-
-
-def significant(value: float, digits: int = 4) -> str:
-    """A number with thousands separators and four significant digits; integers in full."""
-    if isinstance(value, int) or value == 0:
-        return f"{value:,}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{decimals}f}" if decimals <= 8 and abs(value) < 1e9 else f"{value:.{digits - 1}e}"
 
 
 # ---- Answers from answers -----------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from harness.base.console import say
 from harness.base.errors import UserError
-from harness.base.files import FOLDERS, kind_of
-from harness.base.paths import PROJECT
+from harness.base.files import FOLDERS, PROJECT, kind_of
 from harness.base.tables import COLUMNS
 from workshop.exercise.page import Block
 

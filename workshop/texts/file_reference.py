@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-from collections.abc import Iterator
+from importlib import import_module
 
 from harness.base.files import FILES
-from harness.base.paths import PROJECT
 from harness.base.tables import Column, column, markdown_table, text_columns
+from harness.documents.schema import Document, fields_of, is_document
 from harness.instruments.schedule import ProfilerConfig
 from tiny_llama_v1 import TinyLlamaConfig, TrainingConfig
 
@@ -30,10 +29,16 @@ def files_table() -> str:
 def documents_reference() -> str:
     """A section for each type of harness/documents, in its order."""
     sections = []
-    for title, fields, base in document_types():
-        names = [f"`{kind.pattern}`" for kind in FILES if kind.document == title]
-        inherited = f"\nAlso the fields of {base}.\n" if base else ""
-        sections.append(_section(title, names, fields, inherited))
+    for kind in document_types():
+        names = [f"`{file.pattern}`" for file in FILES if file.document is kind]
+        base, fields = kind.__base__, fields_of(kind)
+        inherited = f"\nAlso the fields of {base.__name__}.\n" if base is not Document else ""
+        declared = {name.removesuffix("_"): text for name, text in kind.__annotations__.items()}
+        rows = [
+            {"name": name, "type": text, "meaning": fields[name].meaning, "null where": fields[name].null}
+            for name, text in declared.items()
+        ]
+        sections.append(_section(kind.__name__, names, rows, inherited))
     return "\n".join(sections)
 
 
@@ -54,25 +59,11 @@ def settings_reference() -> str:
     return "\n".join(sections)
 
 
-def document_types() -> list[tuple[str, list[dict], str | None]]:
-    """(name, rows of FIELD_COLUMNS, base type) of each type that harness/documents defines."""
-    return [one for name in DOCUMENTS for one in _types_in((PROJECT / f"harness/documents/{name}.py").read_text())]
-
-
-def _types_in(source: str) -> Iterator[tuple[str, list[dict], str | None]]:
-    lines = source.splitlines()
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef):
-            base = node.bases[0].id if node.bases[0].id != "TypedDict" else None
-            declared = (item for item in node.body if isinstance(item, ast.AnnAssign))
-            # The formatter may break a long field: its comment then follows the last of its lines.
-            yield node.name, [_field(item, lines[item.end_lineno - 1]) for item in declared], base
-
-
-def _field(node: ast.AnnAssign, line: str) -> dict:
-    meaning, _, null = line.partition("#")[2].strip().partition("null: ")
-    kind = ast.unparse(node.annotation).replace("dict[str, Any]", "object")
-    return {"name": node.target.id, "type": kind, "meaning": meaning.strip(" ;"), "null where": null}
+def document_types() -> list[type[Document]]:
+    """The types that harness/documents defines, in order."""
+    modules = [import_module(f"harness.documents.{name}") for name in DOCUMENTS]
+    found = [(module, kind) for module in modules for kind in vars(module).values() if is_document(kind)]
+    return [kind for module, kind in found if kind.__module__ == module.__name__]
 
 
 def _section(title: str, files: list[str], rows: list[dict], inherited: str = "") -> str:

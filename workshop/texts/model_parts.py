@@ -14,11 +14,10 @@ from analysis.hardware.datasheets import DATASHEETS, Datasheet
 from analysis.prediction.memory import PERSISTENT_BYTES_PER_PARAM, predicted_memory
 from analysis.work.bytes_moved import WorkCounter, step_work
 from analysis.work.fake_step import fake_forward, fake_step
-from harness.base.text import flag_of
+from harness.base.text import flag_of, significant
 from harness.base.units import MB
 from harness.instruments.memory_tracker import MemoryTracker
 from studies.engine.command_line import workload_of
-from workshop.exercise.results import significant
 from workshop.texts.numbers import DEFAULT, table
 
 SIZES = ("tiny", "small", "medium", "large", "very_large")

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 from analysis.prediction.memory import predicted_memory
 from analysis.trust.missing_from_trace import ALL
@@ -19,7 +18,7 @@ from analysis.work.bytes_moved import step_work
 from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_bytes
 from harness.base.documents import read_document
-from harness.base.paths import PROJECT
+from harness.base.files import PROJECT
 from harness.base.tables import Column, markdown_table
 from harness.base.units import MB
 from studies.engine.command_line import workload_of
@@ -283,106 +282,6 @@ def optimization_flags() -> str:
 
 
 # ---- Of the tools themselves -----------------------------------------------------------------------------------------
-
-
-def trace_reading() -> str:
-    """Time and memory of --analyze-existing beside orjson and HolisticTraceAnalysis, by size of the trace."""
-    document = read_document(RESULTS / "trace_analysis.json")
-    rows = []
-    for row in document["rows"]:
-        cells = [f"{row['megabytes']:,.0f}", f"{row['events']:,}"]
-        for tool in ("orjson", "ours", "hta"):
-            known = f"{tool}_s" in row
-            cells += [f"{row[f'{tool}_s']:,.2f}", f"{row[f'{tool}_mb']:,.0f}"] if known else ["-", "-"]
-        cells.append(f"{row['ours_bytes_per_byte']:.2f}")
-        cells += [f"{row[key]:.2f}" if key in row else "-" for key in ("ours_to_orjson", "ours_to_hta")]
-        rows.append(cells)
-    titles = ["MB of JSON", "events", "orjson, s", "MB", "ours, s", "MB", "HTA, s", "MB"]
-    titles += ["our bytes per byte", "ours / orjson", "ours / HTA"]
-    return f"{machine(document['environment'])}.\n\n{table(titles, rows, left=0)}"
-
-
-def trace_figures() -> str:
-    """What the analysis makes of traces of other programs, beside figures recomputed from their raw events."""
-    document = read_document(PROJECT / "benchmarks" / "results" / "trace_figures.json")
-    figures = {"gpu_events": ",", "busy_ms": ",.3f", "step_ms": ",.3f"}
-    rows = []
-    for row in document["rows"]:
-        cells = [f"`{row['trace']}`", row["verdict"], row["trust"]]
-        cells += [f"{row[key]:.1%}" for key in ("unexplained_share", "unclassified_share")]
-        for key, form in figures.items():
-            ours, other = (row[name] and format(row[name], form) for name in (key, f"{key}_recomputed"))
-            cells.append("-" if other is None else f"{ours} {'=' if ours == other else '!='} {other}")
-        rows.append(cells)
-    titles = ["trace", "verdict", "trust", "unexplained", "unclassified", "GPU events", "busy, ms", "step, ms"]
-    runs = "".join(f"\n\n`{name}`: {text}." for name, text in document["runs"].items())
-    return table(titles, rows, left=3) + runs
-
-
-def shares(low_high: Sequence[float]) -> str:
-    """'1.3% to 9.1%', '-' for none."""
-    return f"{min(low_high):.1%} to {max(low_high):.1%}" if low_high else "-"
-
-
-def waiting_policies() -> str:
-    """The default model's step by waiting policy of OpenMP, beside busy processes."""
-    document = read_document(RESULTS / "waiting_policies.json")
-    rows = []
-    for row in document["rows"]:
-        times = [f"{row[f'{name}_ms']:,.1f}" for name in ("median", "smallest", "largest")]
-        low, high = row["slower_95"]
-        slower = [f"{row['slower']:.2f}", f"{low:.2f} to {high:.2f}", f"{row['fair_share']:.2f}"]
-        cells = [f"`{row['setting']}`", str(row["busy_processes"]), *times, *slower]
-        rows.append([*cells, f"{row['slower'] / row['fair_share']:.2f}"])
-    titles = ["setting", "busy", "median, ms", "smallest, ms", "largest, ms", "slower", "95% interval", "fair share"]
-    return f"{machine(document['environment'])}.\n\n{table([*titles, 'slower / fair share'], rows)}"
-
-
-def disturbed_runs() -> str:
-    """What runs of the default model beside busy processes, or under a CPU quota, say of their disturbance."""
-    document = read_document(RESULTS / "disturbance.json")
-    runs: dict[tuple, list[dict]] = {}
-    for run in document["rows"]:
-        busy, quota = run["busy_processes"], run["quota_cores"]
-        runs.setdefault((quota is not None, busy, -(quota or 0)), []).append(run)
-    cores = document["environment"]["cpu"]["logical_cores"]
-    idle = [run for run in document["rows"] if not run["busy_processes"]]
-    quiet_ms = median(run["step_ms"] for run in idle if run["quota_cores"] is None or run["quota_cores"] > cores)
-    rows = []
-    for (has_quota, busy, quota), found in sorted(runs.items()):
-        step_ms = median(run["step_ms"] for run in found)
-        cells = [f"{busy:g}", f"{-quota:.3g}" if has_quota else "-", f"{step_ms:,.1f}", f"{step_ms / quiet_ms:.2f}"]
-        for name in ("waited", "longest_wait", "steps_disturbed", "throttled"):
-            cells.append(shares([run[f"{name}_share"] for run in found if run[f"{name}_share"] is not None]))
-        rows.append([*cells, f"{sum(run['disturbed'] for run in found)} of {len(found)}"])
-    titles = ["busy", "quota", "median, ms", "slower", "waited", "longest wait", "disturbed", "throttled", "named"]
-    return f"{machine(document['environment'])}.\n\n{table(titles, rows, left=0)}"
-
-
-def many_ranks() -> str:
-    """Memory, collectives and efficiency of ranks that do not exist, with what each dry run took; and how far bytes are
-    from those measured where ranks exist."""
-    path = RESULTS / "many_ranks.json"
-    document, rows, notes = read_document(path), [], []
-    if document is None:
-        return "Not recorded yet."
-    for row in document["rows"]:
-        if row["status"] != "ok":
-            notes.append(f"{row['world_size']:,} ranks are refused: {row['reason']}.")
-            continue
-        parts = row["memory_by_category_mb"]
-        cells = [row["parallel"], calls_text(row["collectives"]), f"{row['world_size']:,}"]
-        cells += [f"{mb:,.0f}" for mb in (parts["parameters"], parts["optimizer"], row["peak_memory_mb"])]
-        cells += ["yes" if row["fits"] else "no", f"{row['sent_bytes'] / MB:,.0f}"]
-        cells.append(f"{row['efficiency_not_overlapped']:.0%} to {row['efficiency_overlapped']:.0%}")
-        rows.append([*cells, f"{row['seconds']:.0f}", f"{row['process_mb']:,.0f}"])
-    titles = ["mode", "collectives of a step", "W", "parameters, MB", "optimizer, MB", "peak, MB", "fits", "sent, MB"]
-    predicted = table([*titles, "efficiency", "dry run, s", "its memory, MB"], rows, left=2)
-    names = ["measured_memory_bytes", "memory_difference_bytes", "collective_bytes", "collectives_difference_bytes"]
-    real = [[row["parallel"], *(f"{row[name]:,}" for name in ("world_size", *names))] for row in document["real"]]
-    titles = ["mode", "W", "peak, bytes", "measured - predicted", "collectives, bytes", "measured - predicted"]
-    about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/{path.name})."
-    return "\n\n".join([about, predicted, *notes, "On ranks that exist:", table(titles, real)])
 
 
 SHOWN_OF_STUDY = (

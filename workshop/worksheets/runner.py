@@ -7,25 +7,17 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from harness.base.console import say
+from harness.base.console import file_lines, say
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.files import explain_nulls, make_folder, unused_folder, write_bytes, write_json
+from harness.base.files import make_folder, unused_folder, write_bytes, write_json
 from harness.base.tables import COLUMNS, Column, column, narrow_table, text_columns, text_table, wrapped
 from harness.base.text import shortened
+from harness.documents.schema import because
 from harness.ranks.failures import explain_error
 from workshop.exercise.page import Exercise, exercises, shell_blocks
-from workshop.exercise.results import TOLERANCE, Answer, Results, machine, stored_commands
+from workshop.exercise.results import Answer, Results, machine, stored_commands
 from workshop.exercise.shell_blocks import run_blocks
-from workshop.worksheets.class_summary import (
-    as_markdown,
-    as_page,
-    chosen_exercise,
-    comparable,
-    field_rows,
-    find_sheets,
-    screen_columns,
-)
 from workshop.worksheets.worksheet import answers, blank, check, fields_of, filled, read_completed
 
 
@@ -88,7 +80,7 @@ def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = No
     ]
     write_bytes(folder / sheet_file(exercise), filled(exercise, found, about).encode())
     rows = {
-        name: explain_nulls({"value": answer.value}, answer.evidence) | {"evidence": answer.evidence}
+        name: {"value": answer.value, "evidence": answer.evidence} | because(answer.evidence, "value")
         for name, answer in found.items()
     }
     document = {"exercise": exercise.number, "text": exercise.name, "environment": environment, "answers": rows}
@@ -96,10 +88,9 @@ def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = No
         times = (read_document(folder / answers_file(exercise)) or {}).get("commands")
     else:
         times = [command_row(row) for row in commands]
-    document |= explain_nulls({"commands": times}, "the commands were run by hand")
-    write_json(folder / answers_file(exercise), document)
+    write_json(folder / answers_file(exercise), document | {"commands": times})
     known = sum(answer.value is not None for answer in found.values())
-    say("", "Files:", *(f"  {folder / name}" for name in (sheet_file(exercise), answers_file(exercise))))
+    say("", *file_lines([folder / name for name in (sheet_file(exercise), answers_file(exercise))], True))
     say("", f"Filled in: {known} of {len(found)} fields", *what_is_left(found, commands))
 
 
@@ -129,7 +120,7 @@ def what_is_left(found: dict[str, Answer], commands: list[dict] | None) -> list[
 
 def command_row(row: dict) -> dict:
     """An ExerciseCommand, of a row of run_blocks()."""
-    return {"command": row["command"]} | explain_nulls({"seconds": row["seconds"]}, row["skipped"])
+    return {"command": row["command"], "seconds": row["seconds"], "seconds_reason": row["skipped"]}
 
 
 def check_worksheet(path: Path, folder: Path | None) -> bool:
@@ -167,32 +158,7 @@ def write_blank(chosen: list[Exercise], folder: Path) -> None:
             raise UserError(f"--blank {folder}: {path} exists, and somebody may have filled it in; use another folder")
     for path, exercise in targets.items():
         write_bytes(path, blank(exercise).encode())
-    say("Files:", *(f"  {path}" for path in targets))
-
-
-def sum_up_class(places: list[Path], number: int | None, folder: Path | None) -> None:
-    """Print how the sheets in these folders differ, and write class_N.md and class_N.html."""
-    for place in places:
-        if not place.exists():
-            raise UserError(f"--class {place}: does not exist")
-    sheets, refused = find_sheets(places)
-    exercise = chosen_exercise(sheets, number)
-    sheets, lines = comparable(sheets, exercise)
-    lines = refused + lines
-    say(*wrapped(lines))
-    if not sheets:
-        raise UserError(f"--class: none of the sheets of exercise {exercise.number} can be summed up; see above")
-    rows = field_rows(sheets, exercise)
-    folder = new_folder(folder, f"class_{exercise.number}_results")
-    paths = [folder / f"class_{exercise.number}.{suffix}" for suffix in ("md", "html")]
-    for path, write in zip(paths, (as_markdown, as_page), strict=True):
-        write_bytes(path, write(exercise, sheets, rows, lines).encode())
-    say("", f"{exercise.title}: {len(sheets)} worksheets", *text_table(screen_columns(), rows))
-    furthest = sorted((row for row in rows if row["by"] > TOLERANCE), key=lambda row: -row["by"])[:3]
-    say(*(["", "Furthest apart:"] if furthest else []))
-    apart = (f"  {row['id']} {row['label']}: {row['lowest']}, {row['highest']} ({row['apart']})" for row in furthest)
-    say(*wrapped(apart))
-    say("", "Files:", *(f"  {path}" for path in paths))
+    say(*file_lines(targets, True))
 
 
 def short_column(title: str, key: str, width: int, left: bool = False) -> Column:

@@ -213,6 +213,8 @@ class ChromeTrace(Reader):
         for events, text in self.records():
             if wanted:
                 events = [event for event in events if event.name and wanted(event.name)]
+            times = floats_of([event for event in events if event.ph != "M"], "ts")
+            self.first_us = min(self.first_us, np.min(times, initial=np.inf, where=np.isfinite(times)))
             part = self.part(self.of_one_rank(events), len(text))
             del events
             yield part
@@ -247,6 +249,7 @@ class ChromeTrace(Reader):
                 if kind is None and category not in NO_WORK:
                     self.unread.update(category for one in of_kind if one.args and one.args.stream >= 0)
                 elif kind and of_kind:
+                    self.is_1_x |= category == OF_1_8[0]
                     out.events.append((kind, columns(kind, of_kind, category in OF_1_8)))
         numbers = ("ts", "args.bytes", "args.total", "args.device_type")
         out.memory = np.stack([floats_of(memory, name) for name in numbers], axis=1)

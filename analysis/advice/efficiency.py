@@ -1,0 +1,109 @@
+"""Which kernels are far from what the device can do, and what would they take at a realistic rate?"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from analysis.advice.evidence import Evidence, Found, Proposal, at_roof
+from analysis.attribution.operators import shapes_text
+from analysis.limits.shape_rates import Roofs
+from analysis.work.operator_costs import factor_type
+
+# Shares of the datasheet's peak that good kernels reach: large matmuls of libraries about 70%, attention 50 to 73%
+# (FlashAttention-2, arXiv 2307.08691, on an A100).
+REALISTIC = {"matmul": 0.7, "attention": 0.5}
+NAMES = {"matmul": "matmuls", "convolution": "convolutions", "attention": "attention"}
+FORECAST = 10.0  # times as fast: what should become faster by more has another reason than its kernel
+KERNEL_NAME = 60  # letters by which profilers find a kernel: mangled names have thousands
+SHORTEST_US = 5.0  # of a kernel that does something, with its first and last blocks
+MISALIGNED = r"_align[12](_|\b)"
+LAYOUT = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_|transpose_(NCHW|CNHW)2"
+
+
+def better_kernels(what: str, evidence: Evidence) -> Found:
+    """Matmuls, or attention, whose shapes say that they are far below the nearer of the two roofs."""
+    events, trace = evidence.events, evidence.links.trace
+    classes = ("attention",) if what == "attention" else ("matmul", "convolution")
+    known = events["class"].isin(classes).to_numpy() & (events["signature"] >= 0).to_numpy()
+    known &= ~evidence.kernels(LAYOUT) & ~evidence.kernels(MISALIGNED)
+    peaks, bandwidth = Roofs(evidence.links, evidence.summary), evidence.bandwidth_roofs
+    far = []  # us, at its roof, likely, at best, name and shapes, a row of the events, peak, class
+    for (code, signature, kind), rows in events[known].groupby(["code", "signature", "class"], observed=True):
+        shapes, types, _ = trace.signatures[signature]
+        peak = peaks.of(factor_type(shapes, types))[1]
+        us, flops, moved = (float(rows[one].sum()) for one in ("us", "flops", "bytes"))
+        if not (peak and flops and bandwidth):
+            continue
+        # What was measured is no limit, and Winograd's convolution multiplies less.
+        needed = 0.0 if peak.kind == "measured" or kind == "convolution" else 1.0
+        roof_us = 1e6 * max(flops / peak.rate, moved / bandwidth[0].rate)
+        likely = max(roof_us / REALISTIC[what], SHORTEST_US * rows["launches"].sum() * evidence.links.on_gpu)
+        if likely < us:
+            name = f"{trace.operators['name'].cat.categories[code]} {shapes_text(shapes)}"
+            best = min(likely, 1e6 * needed * flops / peak.rate)
+            far.append((us, roof_us, likely, best, name, rows["us"].idxmax(), peak.origin, kind))
+    if not far:
+        return None
+    us, roof_us, likely, best = (sum(one[i] for one in far) for i in range(4))
+    worst = max(far, key=lambda one: one[0] - one[2])
+    rate = f"{100 * roof_us / us:.2g}% of the nearer roof"
+    text = f"{evidence.share(us)} of the step at {rate}; most is lost in {worst[4]}"
+    basis = f"at most: the FLOPs that they need, at the peak {worst[6]}" if best else "at most: its time could vanish"
+    if us > FORECAST * likely:
+        likely = None
+        basis += "; no estimate: from so far below its roof a kernel that runs otherwise is no forecast"
+    else:
+        basis += f"; estimate: at {REALISTIC[what]:.0%} of the nearer roof, which good kernels reach"
+    how = "wider, padded dimensions, a larger batch, or kernels chosen by timing: torch.compile(mode='max-autotune')"
+    kinds = {one[-1] for one in far}
+    who = " and ".join(name for kind, name in NAMES.items() if kind in kinds).capitalize()
+    if what == "attention":
+        how = "another fused kernel of attention, longer sequences or more heads per call, a head width of 64 or 128"
+    finding = f"{who} run{'s' * (what == 'attention')} at {rate} for {evidence.share(us)} of the step"
+    code = counters(evidence, worst[5])
+    return Proposal(f"better {what} kernels", finding, how, us, basis, best, likely, code, text)
+
+
+def counters(evidence: Evidence, event: int) -> str:
+    """The command that reads the counters of a kernel, which tell why it is slow."""
+    if not evidence.links.on_gpu:
+        return "perf stat -e cycles,instructions,cache-misses on a run of this shape alone"
+    name = re.split(r"[<(]", evidence.links.gpu["name"].iloc[event].removeprefix("void "))[0][:KERNEL_NAME]
+    if any("hip" in one for one in evidence.links.calls["name"].cat.categories):
+        return f"rocprof-compute profile -k '{name}' -- python3 YOUR_SCRIPT"
+    return f"ncu --set full --kernel-name-base demangled --kernel-name regex:'{name}' python3 YOUR_SCRIPT"
+
+
+def aligned_matmuls(evidence: Evidence) -> Found:
+    """Kernels for matmuls with a dimension that is no multiple of 8, which load two or four bytes at a time."""
+    mask = evidence.kernels(MISALIGNED)
+    if not mask.any():
+        return None
+    rows, us = evidence.part(mask)
+    flops = rows["flops"].sum()
+    rate = evidence.best_flops_per_us
+    likely = min(us, flops / rate) if rate and flops else None
+    best, bound = at_roof(flops, evidence.compute_roofs, "GFLOP/s", likely or us)
+    basis = f"at most: {bound}" + ("; estimate: at the highest rate of any matmul in this trace" if likely else "")
+    finding = f"Matmuls of unaligned dimensions take {evidence.share(us)} of the step"
+    finding += f" at {flops / us / 1e6:,.0f} TFLOP/s" * bool(flops)
+    how = "pad the dimension that is no multiple of 8 to one: vocabulary, hidden width, classes"
+    code = "nn.Linear(width, 8 * math.ceil(classes / 8)), and the same for the other dimensions"
+    return Proposal("aligned matmuls", finding, how, us, basis, best, likely, code, evidence.described(rows))
+
+
+def one_layout(evidence: Evidence) -> Found:
+    """Kernels that change the layout of images before and after convolutions."""
+    mask = evidence.kernels(LAYOUT)
+    if not mask.any():
+        return None
+    us = evidence.part(mask)[1]
+    finding = f"Changing tensors between channels-first and channels-last takes {evidence.share(us)} of the step"
+    how = "model and inputs in channels-last, and no .contiguous() that changes them back"
+    code = "model.to(memory_format=torch.channels_last); x.to(memory_format=torch.channels_last)"
+    basis = "its time could vanish, and waits for launches with it; estimate: its own"
+    return evidence.proposal("channels-last layout", finding, how, mask, basis, likely_us=0.0, code=code)
+
+
+MAKERS = (partial(better_kernels, "matmul"), partial(better_kernels, "attention"), aligned_matmuls, one_layout)

@@ -1,0 +1,63 @@
+"""What to try, for a reader: a table with how it is done, and the first three in a line each."""
+
+from __future__ import annotations
+
+from harness.base.sections import Section
+from harness.base.tables import Column, column
+
+OPPORTUNITY_COLUMNS = [
+    column("try", "name", left=True),
+    column("saves ms per step", "saves_ms", ",.3f"),
+    Column("estimate", lambda row: row["speedup_estimate"] and f"{row['speedup_estimate']:.2f}x"),
+    Column("at most", lambda row: row["speedup_bound"] and f"{row['speedup_bound']:.2f}x"),
+    column("share", "share", ".1%"),
+    column("flag", "flag", left=True),
+]
+
+
+def gain_text(row: dict) -> str:
+    """'about 1.22x as fast, at most 1.31x'; the bound alone if that is all that is known."""
+    estimate, bound = (speedup and f"{speedup:.2f}x" for speedup in (row["speedup_estimate"], row["speedup_bound"]))
+    if not estimate:
+        return f"at most {bound} as fast" if bound else "gain not known"
+    return f"about {estimate} as fast" + f", at most {bound}" * (bound not in (None, estimate))
+
+
+def best_three(analysis: dict) -> list[str]:
+    """What to try first, with its gain and its flag, that of the headline before all; or why there is nothing."""
+    found, rows = (
+        analysis["headline"]["finding"],
+        [one for one in analysis["opportunities"] if "memory_bound_mb" not in one],
+    )
+    rows = sorted(rows, key=lambda row: not found.startswith(row["finding"]))[:3]
+    texts = [f"{row['name']}: {gain_text(row)}" + f" ({row['flag']})" * bool(row["flag"]) for row in rows]
+    return texts or [analysis.get("opportunities_reason", "nothing that this trace could support")]
+
+
+def opportunity_section(analysis: dict) -> Section:
+    """What to try, most saved first; how, with its evidence; and what cannot win here."""
+    rows = analysis["opportunities"]
+    note = [
+        "How many times as fast by Amdahl's law, each on its own: they do not add up",
+        "At most: the part runs at the device's peak, or vanishes; estimate: what the highest rate in this trace, or a "
+        "ratio of peaks, makes likely",
+    ]
+    why = [analysis.get("opportunities_reason", "Nothing that this trace could support")]
+    return Section(
+        "What to try",
+        OPPORTUNITY_COLUMNS,
+        rows,
+        note if rows else why,
+        warning=analysis["integrity"]["unreliable"].get("opportunities", ""),
+        parts=[
+            Section("How to do it", facts={row["name"]: how_text(row) for row in rows}),
+            Section("Not worthwhile here", facts={row["name"]: row["reason"] for row in analysis["not_here"]}),
+        ],
+    )
+
+
+def how_text(row: dict) -> str:
+    """What was found and what supports it, what to change, and the basis of bound and estimate."""
+    evidence = "" if row["evidence"].lower() == row["finding"].lower() else f" ({row['evidence']})"
+    code = "" if row["flag"] or row["next"] == row["how"] else f": {row['next']}"
+    return f"{row['finding']}{evidence}. How: {row['how']}{code}. Basis: {row['basis']}"

@@ -1,0 +1,184 @@
+"""Which waits could a change shorten: for launches, the host's own code, allocation, copies, data, other ranks?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pandas as pd
+
+from analysis.advice.evidence import Evidence, Found, NotApplicable, Proposal
+from analysis.attribution.components import IDLE
+from analysis.attribution.ledger import computes_on_host, exposed_communication, host_code, of_steps, us_by
+from analysis.trace.links import OPERATOR
+from analysis.trace.tables import has_role
+from analysis.vocabulary import roles
+
+WAITS_IN_CAPTURE = 0.2  # of as many launches: so many are within the step, not at its end, and prevent a capture
+
+
+def ahead(evidence: Evidence, idle_us: float, host_us: float) -> float:
+    """What a wait of the host costs at most: idle time of the GPU under it, and behind it, until launches are ahead
+    again; no more than the host waited."""
+    return max(idle_us, min(idle_us + evidence.launch_us, host_us)) if evidence.links.on_gpu else idle_us
+
+
+def length_of(table: pd.DataFrame, which: np.ndarray, evidence: Evidence) -> float:
+    """Time of these events within the steps, in us."""
+    first, last = evidence.links.steps["start"].min(), evidence.links.steps["end"].max()
+    found = table[which & (table["end"] > first).to_numpy() & (table["start"] < last).to_numpy()]
+    return float((found["end"] - found["start"]).sum())
+
+
+def calls_that_wait(evidence: Evidence) -> float:
+    """For the GPU, per step."""
+    calls = evidence.links.calls
+    return (calls["waits"] & (calls["step"] >= 0)).sum() / evidence.steps
+
+
+def cuda_graphs(evidence: Evidence) -> Found:
+    name, us = "CUDA graphs", evidence.launch_us
+    if not evidence.links.on_gpu:
+        return NotApplicable(name, "there is no GPU")
+    if evidence.links.gpu["of_graph"].any():
+        return NotApplicable(name, "already replayed")
+    n, waits = evidence.events["launches"].sum() / evidence.steps, calls_that_wait(evidence)
+    if waits > WAITS_IN_CAPTURE * n:
+        return NotApplicable(name, f"a capture allows no wait, and {waits:.0f} calls per step wait: these first")
+    what = "forward and backward pass" if evidence.trains else "the model"
+    how = f"one launch for {what}; compiled: torch.compile(model, mode='reduce-overhead')"
+    # A graph runs no Python either, and allocates nothing.
+    whole = us + evidence.idle["host_code"] + evidence.idle.get("allocation", 0.0)
+    basis = "the wait for launches, for Python and for allocations could vanish; estimate: that for launches"
+    finding = f"The GPU waits for launches for {evidence.share(us)} of the step"
+    code = "torch.cuda.CUDAGraph around the step"
+    return Proposal(name, finding, how, whole, basis, 0.0, whole - us, code, f"{finding}; {n:.0f} GPU events per step")
+
+
+def larger_batch(evidence: Evidence) -> Found:
+    """In training; a server has the requests that it has."""
+    if not evidence.trains:
+        return None
+    us, what = evidence.launch_us, "The GPU waits for launches for"
+    if not evidence.links.on_gpu:  # a larger batch would not make host code less
+        us, what = evidence.idle["launch"], "Overhead between operators and of Python takes"
+    finding, how = f"{what} {evidence.share(us)} of the step", "more work per launch at the same overhead"
+    batch = evidence.config.get("training", {}).get("batch_size")
+    basis = "no bound: it fills the device better too, which no trace tells; estimate: the overhead per sample vanishes"
+    flag = batch and f"--batch-size {2 * batch}"
+    return Proposal("larger batch", finding, how, us, basis, None, 0.0, other_flag=flag)
+
+
+def fewer_synchronizations(evidence: Evidence) -> Found:
+    name, links = "fewer synchronizations", evidence.links
+    if not links.on_gpu:
+        return NotApplicable(name, "there is no GPU to synchronize with")
+    idle, waits = evidence.idle["synchronization"], links.calls["waits"].to_numpy(bool)
+    us = ahead(evidence, idle, length_of(links.calls, waits, evidence))
+    # With the queue empty the GPU stays idle until the host has launched again: the whole gap is due to the wait.
+    gap = (evidence.slices["state"] != IDLE).cumsum().to_numpy()
+    drained = np.isin(gap, gap[(evidence.slices["cause"] == "synchronization").to_numpy()])
+    drained &= evidence.slices["cause"].isin(("synchronization", "launch", "latency")).to_numpy()
+    likely = min(us, float(evidence.slices["us"].to_numpy()[drained].sum()))
+    text = f"the GPU is idle for {evidence.share(idle)} of the step, "
+    text += f"behind {calls_that_wait(evidence):.1f} synchronizing calls per step"
+    finding = f"The GPU is idle for {evidence.share(likely)} of the step because the host waited for it"
+    how = "no .item(), .cpu() or synchronize() within a step"
+    basis = "this idle time and waits for launches behind it could vanish; estimate: until the GPU works again"
+    code = "loss.detach() kept on the device, read every 100 steps, in place of loss.item()"
+    return Proposal(name, finding, how, us, basis, 0.0, us - likely, code if evidence.trains else None, text)
+
+
+def faster_data(evidence: Evidence) -> Found:
+    idle, host = float(us_by(of_steps(evidence.links), "cause").get("data", 0.0)), evidence.links.host
+    outer = (host["phase"] == "data").to_numpy() & (host["parent"] < 0).to_numpy()
+    us = ahead(evidence, idle, length_of(host, outer, evidence))
+    finding = f"Fetching data takes {evidence.share(idle)} of the step"
+    if evidence.links.on_gpu:
+        finding = f"The GPU is idle for {evidence.share(idle)} of the step while the host fetches data"
+    how, basis = "workers and pinned memory in the DataLoader", "data could always be ready in time"
+    code = "DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True)"
+    return Proposal("prefetch data", finding, how, us, basis, 0.0, us - idle, code)
+
+
+def host_work(evidence: Evidence) -> Found:
+    """Code of the program that everything waits for, by the range around it or the operator after it."""
+    code, idle = host_code(evidence.links), evidence.idle["host_code"]
+    us = ahead(evidence, idle, float((code.end - code.start).sum()))
+    names: defaultdict[str, float] = defaultdict(float)
+    waits = evidence.slices[(evidence.slices["cause"] == "host_code").to_numpy()].nlargest(20, "us")
+    for begin, end in zip(waits["start"], waits["end"], strict=True):
+        names[name_of_code(evidence, begin, end)] += end - begin
+    name = max(names, key=names.get, default="")
+    finding = f"Code of the program takes {evidence.share(idle)} of the step, most of it {name}"
+    how = "less Python in the step, or prepared by another process while the step before runs"
+    code = f"what runs {name}; --profile-stacks, or with_stack=True, shows the lines"
+    return Proposal("less host code", finding, how, us, "this time could vanish", 0.0, us - idle, code)
+
+
+def name_of_code(evidence: Evidence, begin: float, end: float) -> str:
+    """'in preprocess', the innermost range or module or operator on the CPU at this time, or before the next one."""
+    host = evidence.links.host
+    other = (host["kind"] != OPERATOR).to_numpy() & ~has_role(host, roles.STEP, roles.PHASE)
+    start, until = host["start"].to_numpy(), host["until"].to_numpy()
+    small = until - start < evidence.total_us / evidence.steps / 2  # what is around half of a step tells nothing
+    within = np.minimum(until, end) - np.maximum(start, begin)
+    around = other & small & (within > 0.5 * (end - begin))
+    if len(around := np.flatnonzero(around if around.any() else computes_on_host(evidence.links) & (within > 0))):
+        return f"in {host['name'].iloc[around[np.argmin((until - start)[around])]]}"
+    after = np.flatnonzero((host["kind"] == OPERATOR).to_numpy() & (start >= end - 1))
+    return f"before {host['name'].iloc[after[np.argmin(start[after])]]}" if len(after) else "at the end of the steps"
+
+
+def allocation(evidence: Evidence) -> Found:
+    idle, calls = evidence.idle.get("allocation", 0.0), evidence.links.calls
+    us = ahead(evidence, idle, length_of(calls, has_role(calls, roles.ALLOCATION), evidence)) if idle else 0.0
+    finding = f"The GPU is idle for {evidence.share(idle)} of the step while the host allocates or frees its memory"
+    how = (
+        "memory kept from step to step: PYTORCH_ALLOC_CONF=expandable_segments:True, no empty_cache() in the step, "
+        "gradient_as_bucket_view=True for DDP; the first steps allocate what later ones reuse: record those"
+    )
+    code = "PYTORCH_ALLOC_CONF=expandable_segments:True; remove torch.cuda.empty_cache() from the step"
+    basis = "later steps could allocate nothing, and waits for launches behind it vanish; estimate: its own idle time"
+    return Proposal("keep memory", finding, how, us, basis, 0.0, us - idle, code)
+
+
+def later_steps(evidence: Evidence) -> Found:
+    us = evidence.idle.get("start_up", 0.0)
+    finding = f"Start-up takes {evidence.share(us)} of what was recorded: the first calls load libraries and kernels"
+    basis = "no bound: start-up is not part of a step that repeats, so nothing can be told of such a step"
+    code = "torch.profiler.schedule(wait=2, warmup=3, active=5)"
+    how = "record steps after warm-up: nothing else here is worth trying before"
+    return Proposal("record later steps", finding, how, us, basis, None, code=code)
+
+
+def transfers(evidence: Evidence) -> Found:
+    """Copies to and from the host while nothing computes."""
+    rows, us = evidence.part(evidence.of_copies(*roles.HOST_COPIES))
+    if rows.empty:
+        return None
+    copies, idle = evidence.links.gpu.iloc[rows.index], evidence.idle["copy"]
+    whole = us + ahead(evidence, idle, float((copies["end"] - copies["start"]).sum()))
+    text = f"{evidence.described(rows)}, most of them {copies['name'].value_counts().index[0]}"
+    how = "what is used on the device made and kept there; what has to cross copied ahead"
+    if evidence.of_copies(roles.HOST_COPY).any():
+        how += ": from pinned memory with non_blocking=True"
+    finding = f"Copies between host and GPU that nothing hides take {evidence.share(us)} of the step"
+    code = "DataLoader(..., pin_memory=True); x.to(device, non_blocking=True)"
+    basis = "they could be hidden, or not needed"
+    return Proposal("fewer transfers", finding, how, whole, basis, 0.0, whole - us - idle, code, text)
+
+
+def hidden_communication(evidence: Evidence) -> Found:
+    us = float(exposed_communication(evidence.links)["us"].sum()) + evidence.idle["communication"]
+    finding = f"Communication that nothing hides takes {evidence.share(us)} of the step"
+    what, flag = "what does not need them", None
+    if evidence.trains:
+        what, flag = "the backward pass", "--gradient-accumulation-steps 2"
+    how, basis = f"fewer, larger collectives, overlapped with {what}", "computation could overlap all of it"
+    return Proposal("reduce or overlap communication", finding, how, us, basis, other_flag=flag)
+
+
+# fmt: off
+MAKERS = (later_steps, cuda_graphs, larger_batch, fewer_synchronizations, faster_data, host_work, allocation, transfers,
+          hidden_communication)

@@ -1,0 +1,157 @@
+"""What pays most?  One finding of a trace in one sentence, what it costs a step, and what to do about it next.
+
+A finding that names its cause, such as a straggler or a synchronization, comes before a kind of change that often
+helps, such as fusion or compilation, unless that saves far more: it is nearer to the line that has to change.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from analysis.diagnosis.verdict import OF_GPU, RULES, late_host
+from analysis.trust.integrity import UNDISTURBED
+from harness.base.text import significant
+from harness.documents.schema import because
+
+# How the names of proposals begin that tell no cause.
+KINDS_OF_CHANGE = re.compile("fuse|compile|CUDA graphs|larger batch|mixed precision|reduce or overlap|activation")
+FAR_MORE = 2.0  # times what the best finding with a cause saves: by so much a kind of change comes before it
+OF_A_BOUND = 0.5  # what a bound counts beside a forecast, since nothing tells how much of it can be had
+WORTH_TELLING = 0.02  # of the step
+# What the verdict leaves of a finding: a late host gains nothing from faster kernels, and little is launches elsewhere.
+LATE_HOST = next(rule.name for rule in RULES if rule.ask is late_host)
+OF_KERNELS = re.compile("mixed precision|better|aligned|channels-last|fuse")
+OF_LAUNCHES = re.compile("CUDA graphs|larger batch")
+LARGE_PART = 0.10  # of the step
+LETTERS = 44  # of a kernel's name, by which a profiler finds it
+NEXT = {  # by the bound, of a GPU where nothing that was found pays
+    "launch": "capture a CUDA graph of the step, or take a larger batch: more work per launch",
+    "host_code": "profile with with_stack=True, which shows the lines that run between the operators",
+    "data": "DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True)",
+    "communication": "record traces of all ranks: they tell waiting for one another from transfer",
+}
+NOT_OF_A_STEP = {  # verdicts about the recording rather than the program, and how to record it instead
+    "capture": "record steps that replay the graph: schedule(wait=..., warmup=...) past its capture",
+    "start_up": "record later steps: torch.profiler.schedule(wait=2, warmup=3, active=5)",
+}
+DECIDING = ("steps", "shapes", "a warm-up step", "other ranks")  # parts of a recording that a verdict may lack
+
+
+class Finding(NamedTuple):
+    finding: str  # a sentence
+    saves_ms: float  # of a step
+    next: str
+    has_cause: bool = True
+    is_bound: bool = False  # no forecast, but at most
+    is_gain: bool = True  # else the whole step could vanish, which tells no gain
+
+    @property
+    def weight(self) -> float:
+        return self.saves_ms * (FAR_MORE if self.has_cause else 1.0) * (OF_A_BOUND if self.is_bound else 1.0)
+
+
+def headline(document: dict) -> dict:
+    """`headline` of operator_analysis.json, from its other parts, the comparison of ranks among them."""
+    trust, verdict, step = document["integrity"], document["verdict"], document["attribution"]["ms_per_step"]
+    verdict_text = verdict["because"][:1].upper() + verdict["because"][1:]
+    if not trust["trustworthy"]:
+        return of_verdict(verdict_text, "record it again: docs/reading_a_profile.md says what for", document)
+    if how := NOT_OF_A_STEP.get(verdict["bound"]):
+        return of_verdict(verdict_text, how, document)
+    found = [one for one in (*of_ranks(document), *proposals(document)) if one.saves_ms >= WORTH_TELLING * step]
+    if not found:
+        return of_verdict(verdict_text, next_without_finding(document), document)
+    best = max(found, key=lambda one: one.weight)
+    saves = best.saves_ms if best.is_gain else None
+    row = {"finding": best.finding, "saves_ms": saves, "at_most": best.is_bound and best.is_gain}
+    row["next"] = repeated(best.next, document)
+    return row | because("the whole step is affected, and nothing tells how much of it would remain", "saves_ms")
+
+
+def of_verdict(finding: str, what: str, document: dict) -> dict:
+    return {"finding": finding, "saves_ms": None, "at_most": False, "next": repeated(what, document)}
+
+
+def repeated(what: str, document: dict) -> str:
+    """What to do next: first of all to record again what was disturbed by the machine, or by the recording itself."""
+    trust = document["integrity"]
+    if trust["disturbance"]["text"] not in (None, UNDISTURBED):
+        return f"repeat on an idle machine, then {what}"
+    if trust["stacks_recorded"] and document["verdict"]["bound"] in ("launch", "host_code"):
+        return f"record without stacks, which lengthen the host's part, then {what}"
+    return what
+
+
+def of_ranks(document: dict) -> list[Finding]:
+    """The straggler; without one, waiting for other ranks."""
+    ranks, about, step = document.get("ranks"), document["communication"], document["attribution"]["ms_per_step"]
+    if ranks and ranks["straggler"] is not None:
+        saves = ranks["straggler_saves_ms"]
+        text = f"Rank {ranks['straggler']} holds up the others for {saves:.2f} ms of a step ({saves / step:.1%}): "
+        return [Finding(text + ranks["straggler_why"], saves, ranks["straggler_next"])]
+    if about and about["waiting_ms"]:
+        waits = about["waiting_ms"]
+        text = f"Ranks wait for one another for {waits:.2f} ms of a step ({waits / step:.1%})"
+        what = "make their work equal: batches of the same tokens, the same shapes and cores on each rank"
+        return [Finding(f"{text}, now for this, now for that one", waits, what)]
+    return []
+
+
+def proposals(document: dict) -> list[Finding]:
+    found, about = [], document["communication"]
+    for row in document["opportunities"]:
+        if row["saves_ms"] is not None and fits(row, document):
+            text = row["finding"]
+            if about and row["name"].startswith("reduce or overlap"):
+                text += f", {communication_cause(about, document['collectives'])}"
+            cause, estimate = not KINDS_OF_CHANGE.match(row["name"]), row["speedup_estimate"]
+            gain = bool(estimate or row["speedup_bound"])
+            found.append(Finding(text, row["saves_ms"], row["next"], cause, not estimate, gain))
+    return found
+
+
+def fits(row: dict, document: dict) -> bool:
+    """Whether the verdict allows that this pays most."""
+    verdict, step = document["verdict"], document["attribution"]["ms_per_step"]
+    if any(rule["decides"] and rule["rule"] == LATE_HOST for rule in verdict["rules"]):
+        return not OF_KERNELS.match(row["name"])
+    small = row["saves_ms"] < LARGE_PART * step and verdict["bound"] in ("gpu", *OF_GPU)
+    return not (small and OF_LAUNCHES.match(row["name"]))
+
+
+def communication_cause(about: dict, collectives: list[dict]) -> str:
+    """Does it wait, transfer, or lack computation to overlap with?"""
+    hidden = f"{about['hidden_ms'] / about['time_ms']:.0%} of all communication is hidden" if about["time_ms"] else ""
+    if about["waiting_ms"] is None:
+        return f"by waiting or by transfer, which only traces of all ranks tell; {hidden}"
+    if about["waiting_ms"] > about["exposed_ms"] / 2:
+        return f"most of it waiting for other ranks; {hidden}"
+    rate = collectives[0]["bus_bandwidth_gb_per_sec"]  # of those that take longest
+    return f"most of it transfer{f' at {rate:,.0f} GB/s of bus bandwidth' if rate else ''}; {hidden}"
+
+
+def next_without_finding(document: dict) -> str:
+    """What to record where that is what the verdict lacks; else where to look."""
+    missing = [row for row in document["integrity"]["not_recorded"] if row["part"] in DECIDING]
+    if missing and document["verdict"]["strength"] != "is":
+        return f"record {missing[0]['part']}: {missing[0]['how']}"
+    if kernels := document["kernels"]:
+        name = kernels[0]["name"]
+        name = name[:LETTERS] + "*" * (len(name) > LETTERS)
+        counters = f"read the counters of {name}, the longest kernel, with rocprof-compute or ncu"
+        return NEXT.get(document["verdict"]["bound"], counters)
+    return "--verbose, for the operators that take longest"
+
+
+def headline_lines(analysis: dict) -> list[str]:
+    """The finding word for word; what it costs, and what to do next."""
+    found, saves = analysis["headline"], saves_text(analysis)
+    return [found["finding"], f"{saves} Next: {found['next']}".lstrip()]
+
+
+def saves_text(analysis: dict) -> str:
+    """'Saves about 27.4 of 32.4 ms per step.'; empty where nothing is known to pay."""
+    found, step = analysis["headline"], significant(analysis["attribution"]["ms_per_step"], 3)
+    how = "at most" if found["at_most"] else "about"
+    return f"Saves {how} {significant(found['saves_ms'], 3)} of {step} ms per step." if found["saves_ms"] else ""

@@ -1,0 +1,121 @@
+"""All that a trace shows, as sections in the order in which a reader needs them; the same on a screen and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis.advice.text import opportunity_section
+from analysis.attribution.breakdown import breakdown_section
+from analysis.attribution.collectives import communication_section
+from analysis.attribution.critical_path import path_section
+from analysis.attribution.gpu_time import gpu_section
+from analysis.attribution.operators import kernel_section, operator_section
+from analysis.diagnosis.stragglers import rank_section
+from analysis.diagnosis.text import trust_text
+from analysis.diagnosis.verdict import rule_section
+from analysis.limits.shape_rates import duration_section, rate_section
+from analysis.trust.integrity import overhead_text, profile_disturbance_text
+from analysis.trust.missing_from_trace import recording_section
+from harness.base.sections import TOP, Section, as_text
+from harness.base.tables import Column, column
+
+
+def trace_sections(analysis: dict, others: Sequence[tuple[str, dict]] = (), sort: str | None = None) -> list[Section]:
+    """Of operator_analysis.json; those that have anything to show.
+
+    others: names and documents of the traces that were read with it.  sort: the column by which operators are sorted.
+    """
+    step, operators, kernels = breakdown_section(analysis), operator_section(analysis, sort), kernel_section(analysis)
+    step.parts.append(path_section(analysis))
+    operators.parts.append(rate_section(analysis))
+    kernels.parts.append(duration_section(analysis))
+    found = [
+        verdict_section(analysis),
+        step,
+        opportunity_section(analysis),
+        gpu_section(analysis),
+        operators,
+        kernels,
+        communication_section(analysis),
+        rank_section(analysis),
+        traces_section(analysis, others),
+        memory_section(analysis),
+        trust_section(analysis),
+    ]
+    return [one for one in found if one]
+
+
+def profile_lines(
+    analysis: dict, top: int = TOP, sort: str | None = None, others: Sequence[tuple[str, dict]] = ()
+) -> list[str]:
+    """The same for a terminal, `top` rows of each long table."""
+    return [line for section in trace_sections(analysis, others, sort) for line in as_text(section, top)][1:]
+
+
+def verdict_section(analysis: dict) -> Section:
+    trust, steps = analysis["integrity"], analysis["steps"]
+    facts = {
+        "Finding": analysis["headline"]["finding"],
+        "Next": analysis["headline"]["next"],
+        "Verdict": analysis["verdict"]["line"],
+        "Trust": trust_text(analysis),
+        "Disturbance": profile_disturbance_text(trust["disturbance"]),
+        "Profiler overhead": overhead_text(trust["profiler_overhead"]),
+        "Trace": f"{analysis['trace']}: {trust['events']:,} events",
+    }
+    if steps["count"]:
+        mean, median, least, most = (f"{steps[f'{name}_ms']:.3f}" for name in ("mean", "median", "min", "max"))
+        std = f", std {steps['std_ms']:.3f}" if steps["std_ms"] is not None else ""
+        facts["Steps on the host"] = f"{steps['count']}, mean {mean}, median {median}{std}, range {least} to {most} ms"
+    return Section("Verdict", facts=facts, parts=[rule_section(analysis)])
+
+
+def traces_section(analysis: dict, others: Sequence[tuple[str, dict]]) -> Section:
+    """Step, GPU and verdict of each trace, where there are several that are no ranks of one run."""
+    if not others or "ranks" in analysis:
+        return Section("Traces")
+    rows = [{"name": analysis["trace"]} | analysis, *({"name": name} | one for name, one in others)]
+    return Section("Traces", TRACE_COLUMNS, rows, ["Times are ms per step"])
+
+
+def busy_of_step(analysis: dict) -> float | None:
+    busy = analysis["gpu_timeline"]["of_steps"]["busy_ms"]
+    return busy and busy / analysis["attribution"]["steps"]
+
+
+TRACE_COLUMNS = [
+    column("trace", "name", left=True),
+    Column("rank", lambda row: row["integrity"]["rank"]),
+    Column("step ms", lambda row: row["steps"]["mean_ms"], ",.3f"),
+    Column("GPU busy ms", busy_of_step, ",.3f"),
+    Column("verdict", lambda row: row["verdict"]["line"], left=True),
+]
+
+
+def memory_section(analysis: dict) -> Section:
+    memory = analysis["memory"]
+    if memory["peak_mb"] is None:
+        return Section("Memory of the trace", facts={"Not recorded": memory["peak_mb_reason"]})
+    peak = f"{memory['peak_mb']:,.1f} MB: {memory['of']}"
+    return Section("Memory of the trace", facts={"Peak": peak}, figure="memory")
+
+
+def trust_section(analysis: dict) -> Section:
+    """What the trace contains and lacks."""
+    trust = analysis["integrity"]
+    linked, without = trust["kernels_linked_to_an_operator"], trust["steps_without_gpu_events"]
+    recorded = (f"{name}: {'yes' if trust[f'{name}_recorded'] else 'no'}" for name in ("shapes", "stacks", "modules"))
+    facts = {
+        "Events": f"{trust['events']:,}, of these {trust['operators']:,} operators and {trust['gpu_events']:,} on the "
+        f"GPU; {trust['malformed_events']:,} skipped",
+        "Steps": f"{trust['steps']} marked" + (f"; {without} without GPU events" if without is not None else ""),
+        "Kernel launches": f"{trust['kernel_launches']:,}; {trust['launches_without_kernel']:,} in the steps without "
+        "a kernel in the trace",
+        "GPU events linked": "no GPU events" if linked is None else f"{linked:.1%} of those launched in the trace",
+        "Graph launches": f"{trust['graph_launches']:,}; {trust['graph_events_attributed']:,} of their "
+        f"{trust['graph_events']:,} GPU events attributed to operators",
+        "Rank": "not in the trace" if trust["world_size"] is None else f"{trust['rank']} of {trust['world_size']}",
+        "Recorded": ", ".join(recorded),
+    }
+    facts |= {f"Note {number}": note for number, note in enumerate(trust["notes"], 1)}
+    return Section("Trust", facts=facts, warning="; ".join(trust["problems"]), parts=[recording_section(trust)])

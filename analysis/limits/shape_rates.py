@@ -1,0 +1,151 @@
+"""How near is each shape of matmul to the device's roofs, how short are kernels, and how far ahead runs the host?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text
+from analysis.hardware.ceilings import Ceiling, compute_ceilings
+from analysis.limits.peaks import COLUMNS, device_of, precision_of, roofs_of
+from analysis.trace.links import Links, median_step
+from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
+from analysis.work.operator_costs import factor_type
+from harness.base.sections import Section
+from harness.base.tables import Column, column, number
+from harness.base.text import significant
+
+DURATIONS_US = (2, 5, 10, 20, 50, 100, 1000, None)  # upper limits of the histogram of kernels
+POINTS = 200  # of the queue over a step
+
+
+def shape_rates(links: Links, summary: dict | None) -> list[dict]:
+    """Each matmul, convolution and attention with its inputs' shapes, most time first: rates in its own time on the
+    device, and the share of the nearer roof, which is the least time that the device's peaks allow over its time."""
+    trace, clock = links.trace, "self_device_us" if links.on_gpu else "self_cpu_us"
+    calls = operator_calls(links)
+    total = calls[clock].sum()
+    named = trace.operators["named_category"].isin(MATMUL_CLASSES).to_numpy()
+    rated = named & (calls["signature"] >= 0).to_numpy() & (calls[clock] > 0).to_numpy()
+    names, rows = trace.operators["name"].cat.categories, []
+    compute, bandwidth = Roofs(links, summary), roofs_of(links, summary)[1]
+    costs, which = costs_of_operators(links)
+    for (code, signature), same in calls[rated].groupby(["code", "signature"]):
+        name, (shapes, types, _) = names[code], trace.signatures[signature]
+        one, n, us = costs[which[same.index[0]]], same["call"].nunique(), float(same[clock].sum())
+        if not (flops := one.flops or one.most_flops):
+            continue
+        precision, peak = compute.of(factor_type(shapes, types))
+        # A kernel may skip what a causal mask hides, so the roof is above what it must do.
+        least = {"compute": n * one.least_flops / peak.rate} if peak and one.flops else {}
+        if bandwidth and one.bytes:
+            least["memory"] = n * one.bytes / bandwidth[0].rate
+        roof = max(least, key=least.get) if "compute" in least else None
+        rows.append(
+            {
+                "name": name,
+                "shapes": shapes_text(shapes) + (f", up to {one.keys:,} keys each" if one.keys else ""),
+                "precision": precision,
+                "calls": n,
+                "ms": us / 1e3,
+                "share": us / total,
+                "tflops": n * flops / us / 1e6,
+                "at_most": one.flops is None,
+                "unmasked_tflops": n * one.least_flops / us / 1e6 if one.least_flops else None,
+                "tb_per_sec": n * one.bytes / us / 1e6 if one.bytes else None,
+                "roof": roof,
+                "share_of_roof": 1e6 * least[roof] / us if roof else None,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+class Roofs:
+    """The peak of the device for matmuls, by the type of their factors."""
+
+    def __init__(self, links: Links, summary: dict | None):
+        self.device, self.usual = device_of(links, summary), precision_of(links, summary)
+        found = roofs_of(links, summary)[0]
+        self.peaks: dict[str, Ceiling | None] = {self.usual: found[0] if found else None}
+
+    def of(self, kind: str | None) -> tuple[str, Ceiling | None]:
+        """The precision, and its peak; of another type than the usual one by the datasheet."""
+        precision = PRECISION_OF.get(kind, str(kind))
+        # PyTorch 1.8 records no types, and none records whether float is tf32.
+        if kind is None or (precision, self.usual) == ("fp32", "tf32"):
+            precision = self.usual
+        if precision not in self.peaks:
+            found = compute_ceilings(self.device, precision, measure="never") if precision in COLUMNS else []
+            self.peaks[precision] = found[0] if found else None
+        return precision, self.peaks[precision]
+
+
+def kernel_durations(links: Links) -> list[dict]:
+    """How many of the steps' kernels are how short, and their share of the kernels' time."""
+    gpu = links.gpu[(links.gpu["kind"] == "kernel").to_numpy() & (links.gpu["step"] >= 0).to_numpy()]
+    us = (gpu["end"] - gpu["start"]).to_numpy()
+    limits = [limit for limit in DURATIONS_US if limit]
+    which = np.searchsorted(limits, us)
+    counts, sums = (np.bincount(which, weights=w, minlength=len(DURATIONS_US)) for w in (None, us))
+    return [
+        {
+            "up_to_us": limit,
+            "kernels_per_step": float(n / len(links.steps)),
+            "share_of_kernels": float(n / len(us)),
+            "share_of_time": float(time / us.sum()) if us.sum() else 0.0,
+        }
+        for limit, n, time in zip(DURATIONS_US, counts, sums, strict=True)
+        if n
+    ]
+
+
+def queue_over_step(links: Links) -> dict | None:
+    """Kernels, copies and memory sets launched but not started, and how long the latest one has to wait, over the step
+    of median duration."""
+    events = links.gpu[(links.gpu["call"] >= 0).to_numpy()].sort_values("launched")
+    if not (events["kind"] == "kernel").any():
+        return None
+    which = median_step(links)
+    number, first, last = (links.steps[name].iloc[which] for name in ("number", "start", "end"))
+    times = np.linspace(first, last, POINTS)
+    launched, began = events["launched"].to_numpy(), events["start"].to_numpy()
+    at = np.searchsorted(launched, times, side="right")
+    queued = np.maximum(0, at - np.searchsorted(np.sort(began), times, side="right"))
+    ahead = np.where(at > 0, np.maximum(0.0, began[at - 1] - times), 0.0)
+    return {
+        "step": int(number),
+        "time_ms": ((times - first) / 1e3).round(4).tolist(),
+        "queued": queued.tolist(),
+        "ahead_ms": (ahead / 1e3).round(4).tolist(),
+    }
+
+
+# ---- For a reader --------------------------------------------------------------------------------------------------
+
+RATE_COLUMNS = [
+    Column("matmul, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True),
+    column("precision", "precision", left=True),
+    column("calls", "calls", ","),
+    column("ms", "ms", ",.3f"),
+    column("share", "share", ".1%"),
+    Column("TFLOP/s", lambda row: f"{'<= ' * row['at_most']}{significant(row['tflops'])}" if "tflops" in row else None),
+    number("unmasked", "unmasked_tflops"),
+    column("GB/s", "tb_per_sec", ",.1f", 1e-3),
+    column("roof", "roof", left=True),
+    column("of its roof", "share_of_roof", ".1%"),
+]
+DURATION_COLUMNS = [
+    Column("kernels of", lambda row: f"up to {row['up_to_us']} us" if row["up_to_us"] else "more", left=True),
+    column("per step", "kernels_per_step", ",.1f"),
+    column("share of kernels", "share_of_kernels", ".1%"),
+    column("share of time", "share_of_time", ".1%"),
+]
+
+
+def rate_section(analysis: dict) -> Section:
+    note = "Matmuls, convolutions and attention by shape: rates in their own time, and the share of the nearer roof"
+    rows, sums = analysis["shape_rates"], ("calls", "ms", "share")
+    return Section("Rates by shape", RATE_COLUMNS, rows, [note] * bool(rows), label="name", sums=sums)
+
+
+def duration_section(analysis: dict) -> Section:
+    return Section("Durations of the steps' kernels", DURATION_COLUMNS, analysis["gpu_timeline"]["kernel_durations"])

@@ -1,0 +1,60 @@
+"""What limits each slice of the ledger: a column `bound` beside its other columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.attribution.ledger import us_by
+from analysis.limits.kernel_limits import BASES, UNKNOWN, by_shapes, kernel_bounds
+from analysis.trace.links import AttributedLinks
+from analysis.trace.tables import take_or
+from analysis.vocabulary.operators import MATMUL_CLASSES, VECTOR_CLASSES
+
+BOUNDS = {
+    "compute": "matmuls, attention and convolutions that arithmetic limits",
+    "memory": "other work on tensors",
+    "launch": "launches, synchronization and overhead on the host",
+    "host_code": "work of the program outside of operators or, beside a GPU, of operators on the CPU",
+    "data": "waiting for data",
+    "communication": "exposed communication, and idle time behind it",
+    "allocation": "idle time while memory of the device was allocated or freed",
+    "start_up": "idle time inside calls that happen once: loading code, starting the device",
+    "unexplained": "idle time without a recorded cause; matmuls, attention, convolutions that nothing classifies",
+}
+# What the ledger's causes of idle time are in the verdict: a late kernel and a synchronization are the host's.
+BOUND_OF_CAUSE = {name: name for name in ("launch", "host_code", "data", "communication", "allocation", "start_up")}
+BOUND_OF_CAUSE |= dict.fromkeys(("latency", "synchronization"), "launch") | dict.fromkeys(("copy", "replay"), "memory")
+BOUND_OF_CAUSE |= {"unknown": "unexplained"}
+
+
+def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridges) -> pd.DataFrame:
+    """Slices of the ledger with the columns `bound`, of BOUNDS: what limits each, and `basis`, of BASES: how that was
+    told of a matmul, attention or convolution."""
+    number = {name: i for i, name in enumerate(BOUNDS)}
+    operator, event = (slices[name].to_numpy() for name in ("operator", "event"))
+    multiplies, works = slices["category"].isin(MATMUL_CLASSES).to_numpy(), (slices["state"] == "working").to_numpy()
+    if links.on_gpu:
+        found, basis = (take_or(column, event, -1) for column in kernel_bounds(links, ridges))
+        named = take_or(links.gpu["named_category"].isin(MATMUL_CLASSES).to_numpy(), event, False)
+        told = slices["category"].isin(VECTOR_CLASSES).to_numpy()  # by the operator, which the kernel's name is not
+        multiplies = multiplies | (named & ~told)
+    else:
+        found = take_or(by_shapes(links, ridges), operator, UNKNOWN)
+        basis = np.where(found == UNKNOWN, -1, 0)
+    causes = [number.get(BOUND_OF_CAUSE.get(cause), -1) for cause in slices["cause"].cat.categories]
+    by_cause, kind = np.array(causes)[slices["cause"].cat.codes], slices["kind"]
+    rules = [kind == "communication", by_cause >= 0, kind == "copy", multiplies]
+    of_kernel = np.array([number[name] for name in ("unexplained", "memory", "compute")])[found]
+    then = [number["communication"], by_cause, number["memory"], of_kernel]
+    bound = np.select(rules, then, number["memory"])
+    basis = np.where(np.select(rules[:-1], [False] * 3, multiplies & works), basis, -1)
+    columns = {"bound": (bound, [*BOUNDS]), "basis": (basis, [*BASES])}
+    return slices.assign(**{name: pd.Categorical.from_codes(*of) for name, of in columns.items()})
+
+
+def basis_shares(slices: pd.DataFrame) -> dict[str, float]:
+    """Of the time of slices with bounds, the shares of the matmuls, attention and convolutions that each of BASES
+    classified."""
+    total = slices["us"].sum()
+    return {name: float(us / total) if total else 0.0 for name, us in us_by(slices, "basis").items()}

@@ -1,0 +1,300 @@
+"""All that a run says besides its trace: sections of FLOPs, utilization, the roofline, bytes moved, memory, the run.
+
+Made of the JSON documents alone: what counts and measures is in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from analysis.work.memory_tables import memory_section
+from harness.base.layer_names import starred
+from harness.base.sections import Section
+from harness.base.tables import Column, column, sum_row
+from harness.base.text import batch_text, count_of
+from harness.base.units import MB, megabytes
+from harness.run.run_text import run_section
+
+COUNTS = ("forward_flops", "backward_flops", "beyond_matmuls")
+RIDGE = "By this device's ridge point"
+TOO_LOW = "the steps were disturbed: rates, MFU and bandwidth are lower than on a quiet machine"
+
+
+def run_sections(documents: Mapping[str, dict | None]) -> list[Section]:
+    """The sections of a run, from those of its documents that it has."""
+    sections = [make(documents[name]) for name, make in MAKERS.items() if documents.get(name)]
+    summary = documents.get("summary")
+    if summary and documents.get("flops") and summary["disturbance"]["disturbed"]:
+        sections[0].warning = TOO_LOW
+    return sections
+
+
+# ---- flops_profile.json --------------------------------------------------------------------------------------------
+
+
+PEAK_COLUMNS = [
+    Column("peak of the device", lambda row: rate_text(row["rate"], "mfu_percent" in row), left=True),
+    column("MFU %", "mfu_percent", ".1f"),
+    Column("kind", lambda row: kind_text(row), left=True),
+    column("source", "source", left=True),
+]
+
+
+def flops_section(profile: dict) -> Section:
+    """All that is known of the FLOPs of a step."""
+    efficiency, counts = profile["efficiency_metrics"], profile["flops_analysis"]
+    return Section(
+        "FLOPs and utilization",
+        PEAK_COLUMNS,
+        [*efficiency["peaks"], *efficiency["bandwidth_peaks"]],
+        [f"FLOPs: {profile['convention']}."],
+        flops_facts(profile),
+        parts=[counters_section(counts["reconciliation"]), *detail_sections(counts)],
+    )
+
+
+def flops_facts(profile: dict) -> dict[str, object]:
+    counts, rates, efficiency = (
+        profile[key] for key in ("flops_analysis", "performance_metrics", "efficiency_metrics")
+    )
+    note, tokens = rates["steps_averaged_note"], counts["reconciliation"]["sequence_length"] > 1
+    how = "without instrumentation" if note.startswith("excluded") else f"({note})"
+    spread = f", std {rates['std_step_time_ms']:.2f} ms" if rates["std_step_time_ms"] is not None else ""
+    by_6n = f"{counts['flops_per_token'] / counts['flops_per_token_by_6n']:.2f} times the 6N estimate"
+    about = "(6 per parameter), which ignores attention scores and includes the embedding"
+    facts: dict[str, object] = {
+        "Total FLOPs per step": f"{counts['step_flops']:,} (forward and backward)",
+        f"FLOPs per {'token' if tokens else 'sample'}": f"{counts['flops_per_token']:,.0f}, {by_6n} {about}",
+        "Step time": f"{rates['avg_step_time_ms']:.2f} ms, mean of {count_of(rates['steps_averaged'], 'step')} "
+        f"{how}{spread}",
+        "Model FLOPS Utilization": mfu_text(profile),
+    }
+    if efficiency["mfu_percent"] is not None and counts["unmasked_step_flops"] != counts["step_flops"]:
+        facts["Without masked scores"] = (
+            f"{efficiency['unmasked_mfu_percent']:.1f}% (MFU of what attention must compute)"
+        )
+    if efficiency["hfu_percent"] is not None:
+        recomputed = f"with {counts['recomputed_flops']:,} recomputed FLOPs"
+        facts["Hardware utilization"] = f"{efficiency['hfu_percent']:.1f}% (HFU, {recomputed})"
+    kinds = {one["kind"] for one in efficiency["peaks"]}
+    if "measured" in kinds and "datasheet" not in kinds:
+        name = profile["environment"]["device"]["name"]
+        facts["Peak"] = f"no datasheet row for {name} in {efficiency['precision']}: measured instead"
+    return facts
+
+
+def rate_text(rate: float, of_arithmetic: bool) -> str:
+    """'0.3762 TFLOP/s' or '24.13 GB/s'"""
+    scale, unit = (1e12, "TFLOP/s") if of_arithmetic else (1e9, "GB/s")
+    return f"{rate / scale:,.4g} {unit}"
+
+
+def kind_text(peak: dict) -> str:
+    return peak["kind"] + ", DISTURBED" * peak.get("disturbed", False)
+
+
+def mfu_text(profile: dict) -> str:
+    """'11.4%: 0.04275 TFLOP/s of 0.3762 TFLOP/s, the fp32 peak (measured)'"""
+    efficiency, rates = profile["efficiency_metrics"], profile["performance_metrics"]
+    achieved = rate_text(rates["flops_per_sec"], True) + " per rank" * (rates["world_size"] > 1)
+    if efficiency["mfu_percent"] is None:
+        return f"unknown: {efficiency['mfu_percent_reason']}; {achieved} achieved"
+    peak = efficiency["peaks"][0]
+    about = f"{rate_text(peak['rate'], True)}, the {efficiency['precision']} peak ({kind_text(peak)})"
+    return f"{efficiency['mfu_percent']:.1f}%: {achieved} of {about}"
+
+
+def counters_section(document: dict) -> Section:
+    """The three counts of a micro-batch, and whether they agree."""
+    text = agreement_text(document, "the matmul counts")
+    note = [f"{text[0].upper()}{text[1:]}."]
+    if recomputed := document["recomputed_flops"]:
+        note.append(f"{recomputed:,} FLOPs of the backward pass recompute activations that were not kept.")
+    missing = [row for row in document["rows"] if row["forward_flops"] is None]
+    note += [f"No count by {row['counter']}: {row['forward_flops_reason']}" for row in missing]
+    columns = [column("counter", "counter", left=True)]
+    columns += [column(name.replace("_flops", "").replace("_", " "), name, ",") for name in COUNTS]
+    batch = batch_text(document["batch_size"], document["sequence_length"])
+    return Section(f"FLOPs of a micro-batch, {batch}, by counter", columns, document["rows"], note)
+
+
+def counters_in(rows: list[dict]) -> list[str]:
+    """Those that counted."""
+    return [row["counter"] for row in rows if row["forward_flops"] is not None]
+
+
+def agreement_text(document: dict, counts: str) -> str:
+    """'COUNTS agree'; a single count has none to agree with: 'counted by FlopCounterMode alone'."""
+    counters = counters_in(document["rows"])
+    if len(counters) == 1:
+        return f"counted by {counters[0]} alone"
+    return f"{counts} {'agree' if document['agree'] else 'DIFFER'}"
+
+
+def detail_sections(counts: dict) -> list[Section]:
+    """FLOPs by component if the workload has a formula, and forward FLOPs by module as PyTorch and DeepSpeed count."""
+    components = [
+        column("component", "component", left=True),
+        column("forward FLOPs", "forward_flops", ","),
+        column("backward FLOPs", "backward_flops", ","),
+        column("forward, per layer", "forward_flops_per_layer", ","),
+        column("share", "share", ".1%"),
+    ]
+    modules = [
+        column("module", "module", left=True),
+        column("FlopCounterMode", "flops", ","),
+        column("DeepSpeed", "deepspeed", ","),
+    ]
+    parts = counts["by_component"]
+    total = sum_row("component", "sum", parts, ("forward_flops", "backward_flops", "share"))
+    macs = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
+    by_deepspeed = {name: 2 * n for name, n in macs.items()}
+    flops = counts["reconciliation"]["forward_flops_by_module"]
+    rows = [{"module": name, "flops": n, "deepspeed": by_deepspeed.get(name)} for name, n in flops.items()]
+    return [
+        Section("FLOPs of a step by component", components, [*parts, total] if parts else []),
+        Section("Forward FLOPs by module, with those inside it", modules, folded_rows(rows)),
+    ]
+
+
+def folded_rows(rows: list[dict]) -> list[dict]:
+    """Rows of modules, with one row for layers that are alike: `layers.0` to `layers.3` as `4 x layers.*`."""
+    alike: dict[tuple, list[dict]] = {}
+    for row in rows:
+        name = starred(row["module"], whole_layers=True)
+        alike.setdefault((name, *(row[key] for key in row if key != "module")), []).append(row)
+    names = Counter(name for name, *_ in alike)  # layers that differ keep their names
+    return [
+        {**row, "module": f"{len(group)} x {name}" if len(group) > 1 and names[name] == 1 else row["module"]}
+        for (name, *_), group in alike.items()
+        for row in (group[:1] if len(group) > 1 and names[name] == 1 else group)
+    ]
+
+
+# ---- roofline_data.json --------------------------------------------------------------------------------------------
+
+POINT_COLUMNS = [
+    column("class of operators", "name", left=True),
+    column("ms", "time_ms", ",.2f"),
+    column("share", "share_of_time", ".1%"),
+    column("ops/byte", "operations_per_byte", ".2f"),
+    column("Gop/s", "operations_per_sec", ",.2f", 1e9),
+    column("GB/s", "bytes_per_sec", ",.2f", 1e9),
+    Column("share of roof", lambda row: row["share_of_roof"] if row["operations"] else None, ".1%"),
+]
+NO_RATE = {"operations": None, "operations_per_byte": None, "share_of_roof": None}
+
+
+def roofline_section(data: dict) -> Section:
+    """How fast each class of operators ran, and how close to its roof."""
+    times = data["time_source"]
+    note = [f"Time of the step: {times['step']}.", f"Times of classes: {times['classes']}."]
+    if any((row["share_of_roof"] or 0) > 1 for row in data["points"]):
+        note.append(
+            "More than 100% of a roof: caches served part of it, or tensors were updated in place, unlike in a copy."
+        )
+    return Section("Roofline", POINT_COLUMNS, roofline_rows(data), note, figure="roofline")
+
+
+def time_row(name: str, ms: float, total_ms: float) -> dict:
+    """A row of which only the time is known."""
+    return NO_RATE | {"name": name, "time_ms": ms, "share_of_time": ms / total_ms}
+
+
+def roofline_rows(data: dict) -> list[dict]:
+    """The classes, their sum, and how it differs from the step that rates and MFU refer to."""
+    step, total_ms = data["step"], data["profiled_step_ms"]
+    if total_ms is None:
+        return [*by_time(data["points"]), step | {"name": "step"}]
+    return [
+        *by_time(data["points"]),
+        *(time_row(row["class"], row["ms_per_step"], total_ms) for row in data["time_elsewhere"]),
+        time_row("sum, a profiled step", total_ms, total_ms),
+        time_row("less in unprofiled steps", step["time_ms"] - total_ms, total_ms),
+        step | {"name": "step without the profiler, matmuls", "share_of_time": step["time_ms"] / total_ms},
+    ]
+
+
+def by_time(points: list[dict]) -> list[dict]:
+    return sorted(points, key=lambda row: -(row["time_ms"] or 0))
+
+
+# ---- computational_intensity.json ----------------------------------------------------------------------------------
+
+PHASE_COLUMNS = [
+    column("phase", "phase", left=True),
+    column("MB moved", "bytes", ",.1f", MB),
+    column("minimum MB moved", "minimum_bytes", ",.1f", MB),
+    Column("FLOPs/byte", lambda row: row["bytes"] and row["flops"] / row["bytes"], ".2f"),
+]
+
+
+def intensity_section(document: dict) -> Section:
+    """Bytes and operations by class of operators and by phase; in each table, the last row is the sum of those above
+    it."""
+    classes, phases = document["classes"], document["phases"]
+    step = sum_row("class", "step", classes, ("calls", "flops", "element_operations", "bytes"))
+    step["operations_per_byte"] = (step["flops"] + step["element_operations"]) / step["bytes"]
+    step["side_of_ridge_point"] = document["side_of_ridge_point"]
+    least = document["minimum_step_bytes"]
+    # A phase also moves what it hands to the next one; within a step that can stay in on-chip memory.
+    handed = least - sum(row["minimum_bytes"] for row in phases)
+    by_phase = [
+        *phases,
+        {"phase": "less: from phase to phase", "flops": None, "bytes": None, "minimum_bytes": handed},
+        {"phase": "step", "flops": document["step_flops"], "bytes": document["step_bytes"], "minimum_bytes": least},
+    ]
+    names = {"Bytes": "bytes", "Minimum bytes": "minimum", "Other operations": "elements"}
+    note = [f"{name}: {document['convention'][key]}." for name, key in names.items()]
+    used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
+    if peak and used > peak:
+        note.insert(0, "More than the peak bandwidth: caches served part of the bytes counted.")
+    return Section(
+        "Bytes moved and arithmetic intensity",
+        class_columns(document["step_bytes"]),
+        [*classes, step],
+        note,
+        intensity_facts(document),
+        parts=[Section("Bytes moved by phase", PHASE_COLUMNS, by_phase)],
+    )
+
+
+def class_columns(step_bytes: int) -> list[Column]:
+    return [
+        column("class of operators", "class", left=True),
+        column("calls", "calls", ","),
+        column("MFLOP", "flops", ",.1f", 1e6),
+        column("million other operations", "element_operations", ",.1f", 1e6),
+        column("MB moved", "bytes", ",.1f", MB),
+        column("share", "bytes", ".1%", step_bytes),
+        column("operations/byte", "operations_per_byte", ".2f"),
+        Column("side of ridge point", lambda row: row["side_of_ridge_point"] or "unknown", left=True),
+    ]
+
+
+def intensity_facts(document: dict) -> dict[str, object]:
+    ridge = document["ridge_point_flops_per_byte"]
+    used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
+    sources = (document["peak_source"], document["memory_bandwidth_peak_source"])
+    kinds = " over ".join(dict.fromkeys(source.partition(":")[0] for source in sources)) if ridge else ""
+    return {
+        "Bytes moved by a step": f"{megabytes(document['step_bytes'])}; minimum "
+        f"{megabytes(document['minimum_step_bytes'])}",
+        "Arithmetic intensity": f"{document['arithmetic_intensity_flops_per_byte']:.2f} FLOPs/byte; "
+        f"{document['intensity_at_minimum_flops_per_byte']:.2f} with the minimum bytes",
+        "Bandwidth used": f"{used:,.2f} GB/s" + (f", {used / peak:.1%} of {peak:,.1f} GB/s" if peak else ""),
+        "By the 10/100 thresholds": document["memory_bound_vs_compute_bound"].replace("_", " "),
+        RIDGE: f"{document['side_of_ridge_point']} side of {ridge:.1f} FLOPs/byte ({kinds})"
+        if ridge
+        else document["ridge_point_flops_per_byte_reason"],
+    }
+
+
+MAKERS = {  # by the name of the document, in the order of the sections
+    "flops": flops_section,
+    "roofline": roofline_section,
+    "intensity": intensity_section,
+    "memory": memory_section,
+    "summary": run_section,
+}

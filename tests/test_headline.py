@@ -1,0 +1,180 @@
+"""The finding that pays most: a cause before a kind of change, and what the verdict says where nothing pays."""
+
+import pytest
+from traces import SMALL, event, on_gpu, step, write_trace
+
+from analysis.diagnosis.headline import LATE_HOST, headline, headline_lines
+from analysis.diagnosis.text import profile_answer
+from analysis.diagnosis.traces import analyze_all
+
+
+def document(*proposals, **others):
+    """A step of 10 ms.  proposals: (name, ms that it saves)."""
+    known = {"speedup_estimate": 1.1, "speedup_bound": None}
+    rows = [
+        {"name": name, "finding": f"{name}!", "saves_ms": ms, "next": f"do {name}"} | known for name, ms in proposals
+    ]
+    verdict = {
+        "bound": "memory",
+        "strength": "is",
+        "because": "half of it is memory",
+        "line": "memory-bound",
+        "rules": [],
+    }
+    trust = {"trustworthy": True, "problems": [], "not_recorded": [], "disturbance": {"text": None}}
+    trust["stacks_recorded"] = False
+    out = {"opportunities": rows, "verdict": verdict, "integrity": trust, "attribution": {"ms_per_step": 10.0}}
+    out |= {"communication": None, "kernels": [{"name": "gemm"}]}
+    for key, changed in others.items():
+        out[key] = out[key] | changed if isinstance(out.get(key), dict) else changed
+    return out
+
+
+@pytest.mark.parametrize(
+    ("proposals", "finding"),
+    [
+        ([("prefetch data", 1.0), ("keep memory", 2.0)], "keep memory!"),
+        ([("prefetch data", 2.0), ("compile", 3.9)], "prefetch data!"),  # a cause before a kind of change
+        ([("prefetch data", 2.0), ("fuse gate and up", 4.1)], "fuse gate and up!"),  # unless that saves far more
+        ([("prefetch data", None), ("compile", 0.3)], "compile!"),
+        ([("prefetch data", 0.1)], "Half of it is memory"),  # of 10 ms
+        ([], "Half of it is memory"),
+    ],
+)
+def test_what_saves_most_is_the_headline(proposals, finding):
+    found = headline(document(*proposals))
+    assert found["finding"] == finding
+    assert (found["saves_ms"] is None) == (finding == "Half of it is memory")
+    counters = "read the counters of gemm, the longest kernel, with rocprof-compute or ncu"
+    assert found["next"] == (counters if found["saves_ms"] is None else f"do {finding[:-1]}")
+
+
+@pytest.mark.parametrize("kernels", ["mixed precision", "better matmul kernels", "fused norm", "channels-last layout"])
+def test_a_late_host_gains_nothing_from_faster_kernels(kernels):
+    rows = [(kernels, 6.0), ("CUDA graphs", 2.0)]
+    late, early = ([{"rule": LATE_HOST, "decides": decides}] for decides in (True, False))
+    found = [headline(document(*rows, verdict={"bound": "launch", "rules": rules})) for rules in (late, early)]
+    assert [one["finding"] for one in found] == ["CUDA graphs!", f"{kernels}!"]
+
+
+@pytest.mark.parametrize(("bound", "small"), [("gpu", True), ("compute", True), ("memory", True), ("data", False)])
+def test_a_few_launches_are_no_headline_of_a_working_gpu(bound, small):
+    found = [headline(document(("CUDA graphs", ms), verdict={"bound": bound}))["finding"] for ms in (0.99, 1.01)]
+    assert found == ["Half of it is memory" if small else "CUDA graphs!", "CUDA graphs!"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [("launch", "CUDA graph"), ("host_code", "with_stack=True"), ("data", "num_workers"), ("gpu", "counters of gemm")]
+    + [("communication", "traces of all ranks")],
+)
+def test_where_nothing_pays_the_bound_says_what_is_next(bound, words):
+    assert words in headline(document(verdict={"bound": bound}))["next"]
+    assert headline(document(verdict={"bound": bound}, kernels=[]))["next"].startswith("--verbose")
+
+
+def test_a_whole_step_that_could_vanish_is_found_and_no_gain_is_forecast():
+    about = document(("better matmul kernels", 10.0))
+    about["opportunities"][0]["speedup_estimate"] = None
+    found = headline(about)
+    assert found["finding"] == "better matmul kernels!" and found["saves_ms"] is None and found["saves_ms_reason"]
+    assert not found["at_most"]
+
+
+def test_a_bound_is_no_forecast_and_comes_after_one_of_similar_size():
+    about = document(("prefetch data", 3.0), ("keep memory", 5.0))
+    about["opportunities"][1] |= {"speedup_estimate": None, "speedup_bound": 2.0}
+    found = headline(about)
+    assert found["finding"] == "prefetch data!" and not found["at_most"]
+    about["opportunities"][1]["saves_ms"] = 6450.0
+    about["attribution"]["ms_per_step"] = 13_332.5
+    about["headline"] = headline(about)
+    assert about["headline"]["at_most"]
+    assert headline_lines(about)[1].startswith("Saves at most 6,450 of 13,332 ms per step. Next: do keep memory")
+
+
+STRAGGLER = {
+    "straggler": 3,
+    "straggler_saves_ms": 2.0,
+    "straggler_why": "its host launches late",
+    "straggler_next": "x",
+}
+
+
+def test_a_straggler_is_a_finding_and_so_is_waiting_without_one():
+    found = headline(document(("CUDA graphs", 3.0), ranks=STRAGGLER))
+    assert found["finding"] == "Rank 3 holds up the others for 2.00 ms of a step (20.0%): its host launches late"
+    assert (found["saves_ms"], found["next"]) == (2.0, "x")
+    about = {"waiting_ms": 1.5}
+    found = headline(document(("CUDA graphs", 2.9), ranks={"straggler": None}, communication=about))
+    assert found["finding"].startswith("Ranks wait for one another for 1.50 ms of a step (15.0%)")
+
+
+def test_what_is_no_step_is_told_before_any_finding():
+    for bound, words in (("capture", "replay the graph"), ("start_up", "wait=2")):
+        found = headline(document(("keep memory", 9.0), verdict={"bound": bound}))
+        assert found["finding"] == "Half of it is memory" and words in found["next"]
+    found = headline(document(("keep memory", 9.0), integrity={"trustworthy": False}))
+    assert found["finding"] == "Half of it is memory" and found["next"].startswith("record it again")
+
+
+def test_a_disturbed_trace_is_repeated_first():
+    found = headline(document(("keep memory", 9.0), integrity={"disturbance": {"text": "8 threads on 2 cores"}}))
+    assert found["next"] == "repeat on an idle machine, then do keep memory"
+
+
+def test_stacks_are_left_out_before_a_cure_of_the_host():
+    found = headline(document(("CUDA graphs", 9.0), integrity={"stacks_recorded": True}, verdict={"bound": "launch"}))
+    assert found["next"].startswith("record without stacks, which") and found["next"].endswith("then do CUDA graphs")
+
+
+@pytest.mark.parametrize(
+    ("waiting", "rate", "cause"),
+    [
+        (None, 7.0, "by waiting or by transfer, which only traces of all ranks tell"),
+        (2.1, 7.0, "most of it waiting for other ranks"),
+        (1.9, 7.0, "most of it transfer at 7 GB/s of bus bandwidth"),
+        (0.0, None, "most of it transfer"),
+    ],
+)
+def test_communication_is_told_with_its_cause(waiting, rate, cause):
+    about = {"time_ms": 5.0, "exposed_ms": 4.0, "hidden_ms": 1.0, "waiting_ms": waiting}
+    rows = [{"bus_bandwidth_gb_per_sec": rate}]
+    found = headline(document(("reduce or overlap communication", 9.0), communication=about, collectives=rows))
+    assert found["finding"] == f"reduce or overlap communication!, {cause}; 20% of all communication is hidden"
+
+
+def test_what_the_verdict_lacks_is_recorded_first():
+    missing = [{"part": name, "how": f"{name}=True"} for name in ("memory", "shapes")]
+    undecided = document(verdict={"strength": "undecided"}, integrity={"not_recorded": missing})
+    assert headline(undecided)["next"] == "record shapes: shapes=True"
+
+
+def test_the_answer_begins_with_the_headline_word_for_word(tmp_path):
+    [(_, found)], _ = analyze_all([write_trace(tmp_path / "a_trace.json", *SMALL)])
+    lines = profile_answer(found, "a page")
+    assert lines[0].startswith("Headline: ") and headline_lines(found)[0].startswith(found["headline"]["finding"])
+    said = " ".join(" ".join(lines).split())
+    assert found["headline"]["finding"] in said and found["headline"]["next"] in said
+
+
+def test_all_ranks_have_the_verdict_of_the_one_that_waits_least(tmp_path):
+    """Rank 1 computes for longer, and the other waits for it: what limits rank 1 limits both."""
+    for rank, lasts in enumerate((100, 800)):
+        operator = event("aten::add", 3, 4)
+        events = [step(1, 0, 1000), *on_gpu("add_kernel", 4, 10, lasts, 1, operator=operator)]
+        events += on_gpu(
+            "ncclDevKernel_AllReduce", 8, 10 + lasts, 970 - lasts, 2, operator=event("c10d::allreduce_", 7, 4)
+        )
+        write_trace(tmp_path / f"t_rank{rank}.json", *events, distributedInfo={"rank": rank, "world_size": 2})
+    documents = [one for _, one in analyze_all(sorted(tmp_path.iterdir()))[0]]
+    assert [one["verdict"]["bound"] for one in documents] == ["memory", "memory"]
+    assert [one["verdict"]["rank_judged"] for one in documents] == [1, 1]
+    assert documents[0]["verdict"]["shares"]["communication"] > 0.8
+    assert [row["bound"] for row in documents[0]["ranks"]["rows"]] == ["communication", "memory"]
+    documents[1]["opportunities"][0]["name"] = "of rank 1"
+    told = " ".join(" ".join(profile_answer(documents[0], "a page", others=[("t_rank1", documents[1])])).split())
+    for words in ("Verdict: rank 1, which", "Largest parts: rank 1: ", "Try first: rank 1: of rank 1: "):
+        assert words in told
+    assert documents[1]["headline"]["finding"] in told
+    assert "Largest parts: rank 0: " in " ".join(" ".join(profile_answer(documents[0], "a page")).split())

@@ -1,0 +1,220 @@
+"""The page of a run, a trace or a comparison: its first screen and its sections, as text and in a browser."""
+
+import re
+import shutil
+
+import pytest
+from browser import CHROMIUM, Browser
+from helpers import PROJECT
+from traces import EIGHT_RANKS, H100, HOSTILE, MI300X, SMALL, analysis_of, real_path, trace_of, write_trace
+
+from analysis.commands.analyze_traces import analyze_existing
+from analysis.diagnosis.verdict import named
+from analysis.report.html import write_report
+from analysis.report.page import DOCUMENT_FILES, FirstScreen, anchor, documents_in, fill_template, first_screen, lead
+from harness.base.sections import Section
+from harness.base.tables import column
+
+NOTHING = dict.fromkeys(DOCUMENT_FILES)
+COLUMNS = [column("part", "component", left=True), column("ms", "ms", ".1f"), column("share", "share", ".0%")]
+ROWS = [{"component": "attention", "ms": 6.0, "share": 0.6}, {"component": "mlp", "ms": 3.0, "share": 0.3}]
+SUM = {"component": "sum", "ms": 9.0, "share": 1.0}
+
+
+def html_of(*sections, charts=()):
+    return fill_template("body.html", FirstScreen("A title", "A sentence."), sections, charts=charts)
+
+
+# ---- As text --------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_screen_of_a_trace(tmp_path):
+    analysis = analysis_of(trace_of(tmp_path, *SMALL))
+    first = first_screen(analysis, NOTHING)
+    assert (first.sentence, first.next) == (analysis["headline"]["finding"], analysis["headline"]["next"])
+    assert {name: share for name, share, _ in first.shares} == {
+        named(name): share for name, share in analysis["verdict"]["shares"].items()
+    }
+    assert first.numbers[0][1].startswith("a step")
+    assert len(first.numbers) == 3
+    assert first.trust in ("trusted", "disturbed", "incomplete", "NOT trustworthy")
+    text = fill_template("body.html", first, [], charts=[])
+    assert analysis["headline"]["finding"] in text and f">{first.trust}</a>" in text
+
+
+def test_the_first_screen_of_a_run(tmp_path):
+    [summary, *_] = PROJECT.glob("benchmarks/results/*/run_baseline.json")
+    shutil.copy(summary, tmp_path / "performance_summary.json")
+    first = first_screen(None, documents_in(tmp_path))
+    assert {name for name, _, _ in first.shares} == {"data", "forward", "backward", "optimizer"}
+    assert [figure.split()[-1] for figure, _ in first.numbers][:2] == ["ms", "tokens/s"]
+    assert "not profiled" in first.sentence and "run_pytorch_profiler.py" in first.next
+
+
+def test_what_a_folded_section_says():
+    assert lead(Section("Parts", COLUMNS, [*ROWS, SUM])) == "attention 60%, mlp 30%"
+    assert lead(Section("Parts", COLUMNS, ROWS, facts={"Peak": "9 MB"}, warning="clocks differ")).endswith(
+        "clocks differ"
+    )
+    assert lead(Section("Parts", note=["only this"])) == "only this"
+    assert lead(Section("Parts", parts=[Section("Empty"), Section("Inside", facts={"Peak": "9 MB"})])) == "9 MB"
+    assert len(lead(Section("Parts", COLUMNS, [{"component": "x" * 9000, "ms": 1.0, "share": 1.0}]))) < 200
+    assert anchor("GPU timeline, first to last") == "gpu-timeline-first-to-last"
+
+
+def test_bars_are_scaled_to_the_largest_part():
+    html = html_of(Section("Parts", COLUMNS, [*ROWS, SUM]))
+    assert re.findall(r"width: ([\d.]+)%", html) == ["100.0", "50.0", "0.0"]
+    assert html.count('<tr class="total">') == 1
+
+
+def test_long_tables_fold_and_notes_stand_once():
+    rows = [{"component": f"kernel {i}", "ms": 1.0, "share": 0.02} for i in range(40)]
+    note = "Times are means."
+    html = html_of(Section("One", COLUMNS, rows, [note]), Section("Two", COLUMNS, ROWS, [note, "Another."]))
+    assert 'class="scroll long"' in html and "30 more rows" in html
+    assert html.count(f">{note}</li>") == 1 and html.count('href="#note-1"') == 2
+    assert "<details open" not in html
+    assert not html_of(Section("Empty")).count("<details")
+
+
+def test_markup_and_very_long_names_are_text_everywhere():
+    bad, long = "<img src=x onerror=alert(1)>", "void gemm<" + "x" * 5000
+    rows = [{"component": name, "ms": 1.0, "share": 0.5} for name in (bad, long)]
+    columns = [*COLUMNS, column(bad, "component", left=True)]
+    section = Section(
+        bad, columns, rows, [bad], {bad: bad}, figure="a_chart", warning=bad, parts=[Section(bad, COLUMNS, rows)]
+    )
+    first = FirstScreen(bad, bad, [(bad, 0.9, "#ffffff")], [(bad, bad)], bad, bad, bad)
+    html = fill_template("body.html", first, [section], charts=["a_chart"])
+    assert "<img" not in html and "&lt;img" in html
+    assert max(map(len, re.findall(r"<div>(.*?)</div></td>", html))) < 200
+    assert '"' not in anchor(bad) and "<" not in anchor(bad)
+
+
+# ---- In a browser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with Browser(tmp_path_factory.mktemp("chromium")) as browser:
+        for domain in ("Network", "Runtime", "Log"):
+            browser.call(f"{domain}.enable")
+        yield browser
+
+
+def cpu_run(folder):
+    shutil.copy(PROJECT / "tests" / "golden" / "cpu.pt.trace.json.gz", folder)
+    analyze_existing(folder / "cpu.pt.trace.json.gz", folder, True, 5, None)
+
+
+def hostile(folder):
+    write_trace(folder / "trace<b>.json", *HOSTILE)
+    analyze_existing(folder / "trace<b>.json", folder, True, 5, None)
+
+
+def run_alone(folder):
+    [summary, *_] = PROJECT.glob("benchmarks/results/*/run_baseline.json")
+    shutil.copy(summary, folder / "performance_summary.json")
+    write_report(folder)
+
+
+REPORTS = {
+    "a CPU": cpu_run,
+    "markup": hostile,
+    "no trace": run_alone,
+    **{
+        name: lambda folder, name=name: analyze_existing(real_path(name), folder, True, 5, None)
+        for name in (H100, MI300X, EIGHT_RANKS)
+    },
+}
+BOTTOM = "document.querySelector('header').getBoundingClientRect().bottom"
+HEIGHT = "document.documentElement.scrollHeight"
+HIDDEN = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+UNDRAWN = "[...document.querySelectorAll('.chart')].filter(one => !one.querySelector('.main-svg')).length"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_in_a_browser(tmp_path, browser, name):
+    """The first screen within 1,000 px, all of it folded within 4,000, no scrolling aside; nothing is asked for."""
+    REPORTS[name](tmp_path)
+    browser.requests.clear()
+    browser.errors.clear()
+    browser.resize(1400)
+    page = (tmp_path / "report.html").as_uri()
+    browser.open(page)
+    browser.text_with("Trust")
+    assert 0 < browser.run(BOTTOM) <= 1000
+    assert browser.run(HEIGHT) <= 4000
+    assert browser.run("document.querySelectorAll('details[open]').length") == 0
+    for width in (600, 800):
+        browser.resize(width)
+        assert browser.run(HIDDEN) <= 0
+        assert browser.run(BOTTOM) <= 1000
+    browser.run("document.querySelectorAll('details').forEach(one => (one.open = true))")
+    browser.until(f"{UNDRAWN} === 0")
+    assert browser.run("document.querySelectorAll('.chart').length") >= (name != "markup")
+    for width in (600, 1400):
+        browser.resize(width)
+        assert browser.run(HIDDEN) <= 0
+    assert {url for url in browser.requests if not url.startswith("data:")} <= {page, "about:blank"}
+    assert browser.errors == []
+
+
+@pytest.mark.slow
+def test_tables_of_a_report_sort_and_unfold(tmp_path, browser):
+    cpu_run(tmp_path)
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.text_with("Operators")
+    browser.run("document.querySelectorAll('details').forEach(one => (one.open = true))")
+    table = "document.querySelector('#operators table')"
+    shown = f"[...{table}.tBodies[0].rows].filter(row => row.offsetHeight)"
+    assert browser.run(f"{shown}.length") <= 11
+    browser.run(f"{table}.rows[0].cells[1].click()")
+    values = browser.run(f"{shown}.filter(row => row.className !== 'total').map(row => row.cells[1].textContent)")
+    numbers = [float(value.replace(",", "")) for value in values]
+    assert numbers == sorted(numbers, reverse=True)
+    browser.run("document.querySelector('#operators .more').click()")
+    assert browser.run(f"{shown}.length") > 11
+    browser.run("document.querySelectorAll('details').forEach(one => (one.open = false))")
+    browser.run("document.querySelector('.trust').click()")
+    assert browser.run("document.querySelector('#trust').open")
+    browser.run("document.querySelector('.copy').click()")
+    assert browser.run("getSelection().toString()") == browser.run("document.querySelector('.next code').textContent")
+
+
+@pytest.mark.slow
+def test_an_old_browser_is_told_why_there_are_no_figures(tmp_path, browser):
+    cpu_run(tmp_path)
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.text_with("Operators")
+    browser.run(
+        "delete window.DecompressionStream; document.querySelectorAll('details').forEach(one => (one.open = true))"
+    )
+    browser.text_with("Figures need a browser of 2023 or later; the tables have the same numbers.")
+
+
+@pytest.mark.slow
+def test_a_name_in_a_table_is_found_in_the_timeline(tmp_path, browser):
+    """Which is drawn if it was not, and shows the longest event of that name."""
+    cpu_run(tmp_path)
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.text_with("Operators")
+    assert browser.run("document.querySelectorAll('.lanes').length") == 0
+    name = "attention.rope"
+    cells = "[...document.querySelectorAll('td.name')]"
+    browser.run(f"{cells}.find(one => one.textContent === '{name}').click()")
+    browser.until("document.querySelector('.about td') !== null")
+    about = dict(
+        browser.run(
+            "[...document.querySelectorAll('.about tr')].map(row => [...row.cells].map(one => one.textContent))"
+        )
+    )
+    assert about["Part and class"].startswith(name) and " ms on, in step " in about["Time"]
+    assert browser.run("document.querySelector('.search').value") == name
+    whole = browser.run("document.querySelector('.lanes')._fullLayout.xaxis.range")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="s", text="s")
+    browser.until(f"document.querySelector('.lanes')._fullLayout.xaxis.range[0] < {whole[0]}")
