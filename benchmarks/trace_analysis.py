@@ -32,10 +32,10 @@ if __name__ == "__main__":
     begin_command()  # before PyTorch is imported
 
 from benchmarks.common import benchmark_parser, environment_of, hta_versions, process_cost, report
+from harness import PROJECT
 from harness.base.command_line import version_of
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
-from harness.base.files import PROJECT
 from harness.base.tables import column
 from harness.base.units import MB
 from harness.machine.devices import choose_device

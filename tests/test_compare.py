@@ -81,9 +81,6 @@ def test_memory_is_compared_only_with_the_same_quantity(runs, tmp_path):
     assert comparison["runs"][1]["peak_ratio_reason"] == "another quantity than the baseline's"
     text = " ".join(" ".join(lines_of(comparison)).split())
     assert "Peak MB: a, c: resident set size; b: bytes of live tensors, not comparable" in text
-    axes = draw_comparison(comparison).axes[1]
-    assert [bar.get_width() for bar in axes.patches] == [600.0, 0.0, 900.0]
-    assert axes.get_xlabel() == "MB: resident set size"
 
 
 def test_real_runs(runs):

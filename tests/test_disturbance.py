@@ -463,7 +463,7 @@ def test_a_disturbed_run_says_so(tmp_path, one_core):
     found = summary["disturbance"]
     assert found["disturbed"]
     assert "2 threads on 1 core" in found["reasons"]
-    assert f"\nDisturbance: {disturbance_text(found)}\n" in out
+    assert f" Disturbance: {disturbance_text(found)} " in " ".join(out.split())  # lines are wrapped
     assert sum(summary["steps"]["disturbed"]) == found["steps_disturbed"] > 0
     assert all(0 <= share <= 1 for share in summary["steps"]["waited_share"])
 

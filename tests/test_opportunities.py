@@ -244,7 +244,7 @@ def test_on_a_cpu_a_timed_matmul_decides_on_mixed_precision(train, tmp_path, mon
         else:
             assert "mixed precision" not in proposed
             assert refused["mixed precision"].startswith("bf16 is 0.12 times as fast as fp32 on this CPU: timed; ")
-            assert "not worthwhile here" in out
+            assert "Not worthwhile here" in out
     names = [row["name"] for row in (*analysis["opportunities"], *analysis["not_here"])]
     assert len(names) == len(set(names)) >= 15
     assert all(row["reason"] for row in analysis["not_here"])

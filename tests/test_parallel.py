@@ -16,6 +16,8 @@ from analysis.prediction.network import Network
 from analysis.prediction.search import changes_that_fit, first_world_size, smallest_world_size, what_would_fit
 from analysis.prediction.text import how_to_fit
 from analysis.work.sent_bytes import sent_bytes
+from harness.documents.memory import Communication
+from harness.documents.schema import explained
 from harness.instruments.timing import NullMeter
 
 BATCH = 8  # of all ranks
@@ -214,6 +216,7 @@ def test_where_communication_bounds_the_step():
     assert (found["overlapped_ms"], found["not_overlapped_ms"]) == pytest.approx((30.0, 60.0))
     assert (found["efficiency_overlapped"], found["efficiency_not_overlapped"]) == pytest.approx((1.0, 0.5))
     fast = communication(rows, 4, bounds, Network(100.0, "--network"))
+    fast = explained(fast, Communication)
     assert fast["weak_scaling_bound_from"] is None and "any number of ranks" in fast["weak_scaling_bound_from_reason"]
     unknown = communication(rows, 4, bounds, None)
     assert unknown["network_ms"] is None and unknown["network_ms_reason"] == "no --network was given"

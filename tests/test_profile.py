@@ -140,7 +140,7 @@ def test_ten_thousand_kernels(tmp_path):
     assert len(analysis["kernels"]) == 10_000
     assert analysis["kernels"][0]["p95_us"] == 4
     assert analysis["integrity"]["trustworthy"]
-    assert len(profile_lines(analysis, top=5)) < 90  # not a row for each
+    assert len(profile_lines(analysis, top=5)) < 200  # not a row for each
 
 
 def test_the_printed_rows_add_up_to_the_step(train, tmp_path):

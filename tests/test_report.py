@@ -57,13 +57,13 @@ def test_reports_of_real_gpus(tmp_path, name, capsys):
     found = page(tmp_path)
     for words in (
         "Step time breakdown",
-        "Opportunities",
-        "GPU timeline",
+        "What to try",
+        "GPU idle time by cause",
         "GPU kernels",
-        "by class, as the names",
-        "Critical path of step",
+        "Classes of operators",
+        "critical path",
         "Durations of the steps",
-        "idle cause",
+        "Launch queue",
         "Trust",
     ):
         assert words in found.text, words

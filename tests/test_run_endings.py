@@ -50,7 +50,9 @@ def check_what_a_signal_leaves(code: int, out: str, folder, expected: int) -> No
 
 @pytest.mark.slow
 def test_a_signal_to_the_script_leaves_the_steps_done(tmp_path):
-    process = start(sys.executable, SCRIPT, *SMALL_MODEL, *WINDOW_OF_ALL, "--output-dir", "run", cwd=tmp_path)
+    process = start(
+        sys.executable, SCRIPT, *SMALL_MODEL, *WINDOW_OF_ALL, "--log-interval", "8", "--output-dir", "run", cwd=tmp_path
+    )
     read_until(process, "Step 8/")
     process.send_signal(signal.SIGTERM)
     check_what_a_signal_leaves(*finish(process), tmp_path / "run", expected=143)

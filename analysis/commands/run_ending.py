@@ -11,9 +11,9 @@ from pathlib import Path
 
 from analysis.hardware.mfu import known_peak, mfu_percent
 from analysis.hardware.rate_limits import rate_limit
+from harness import PROJECT
 from harness.base.console import is_first_rank, world_size_of_run
 from harness.base.documents import read_document
-from harness.base.files import PROJECT
 from harness.base.tables import ANSWER_LINES, COLUMNS
 from harness.base.text import flag_of, path_from_here, tensorboard_command
 from harness.run.run_report import Explanation, RunReport

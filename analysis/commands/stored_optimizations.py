@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import torch
 
+from harness import PROJECT
 from harness.base.command_line import OneLineParser
 from harness.base.console import say
 from harness.base.documents import read_document
-from harness.base.files import PROJECT
 from harness.machine.devices import choose_device
 from harness.machine.environment import describe_environment
 

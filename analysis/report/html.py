@@ -15,9 +15,10 @@ from analysis.report.charts import charts, step_of_document
 from analysis.report.page import documents_in, fill_template, first_screen, page_title
 from analysis.report.roofline_figure import draw_roofline
 from analysis.work.sections import run_sections
+from harness import PROJECT
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.files import PROJECT, write_bytes
+from harness.base.files import write_bytes
 from harness.base.sections import Section, as_markdown
 
 ROWS = 25  # of a table in TensorBoard

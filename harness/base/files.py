@@ -24,8 +24,6 @@ from harness.base.errors import UserError
 from harness.documents import exercises, flops, memory, run, sweeps, trace
 from harness.documents.schema import Document, explained
 
-PROJECT = Path(__file__).resolve().parents[2]  # the folder of this workshop
-
 
 @dataclass(frozen=True)
 class FileKind:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
+from harness import PROJECT
 from harness.base.command_line import version_of
 from harness.base.console import RULE, say
 from harness.base.errors import UserError
-from harness.base.files import PROJECT
 from harness.base.tables import Column, column, text_table
 from harness.base.text import count_of
 from harness.base.units import megabytes

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from harness.base.files import PROJECT
+from harness import PROJECT
 from harness.machine.devices import PRECISIONS, set_matmul_precision, synchronize
 
 SIZE = 256  # of the matrices: their workspace does not depend on it

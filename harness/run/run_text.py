@@ -89,8 +89,7 @@ def steps_section(summary: dict, *, detailed: bool = True) -> Section:
     facts = {
         "Averages over": f"{p['steps_averaged']} of {done} steps; {p['steps_averaged_note']}",
         "Step": f"median {p['median_step_time_ms']:.2f} ms"
-        + ("" if spread is None else f", standard deviation {spread:.2f} ms")
-        + "; training speed and throughput are one figure, of all ranks",
+        + ("" if spread is None else f", standard deviation {spread:.2f} ms"),
         "Memory figures": summary["memory"]["source"],
         **grad_norm_facts(summary["training"]),
         **compilation_facts(p.get("compilation")),

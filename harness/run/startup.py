@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from harness.base.files import PROJECT
+from harness import PROJECT
 from harness.base.slurm import slurm_ranks
 
 VENV = PROJECT / ".venv"  # made by the launchers

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import PROJECT
 from harness.base.errors import UserError
-from harness.base.files import PROJECT
 
 README = PROJECT / "README.md"
 GUIDE = PROJECT / "exercises" / "README.md"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness import PROJECT
 from harness.base.documents import read_document
 from harness.base.errors import UserError
-from harness.base.files import PROJECT
 from harness.base.text import count_of, significant
 from harness.base.units import MB
 from workshop.exercise.page import Exercise, exercises

@@ -16,9 +16,10 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from harness import PROJECT
 from harness.base.console import say
 from harness.base.errors import UserError
-from harness.base.files import FOLDERS, PROJECT, kind_of
+from harness.base.files import FOLDERS, kind_of
 from harness.base.tables import COLUMNS
 from workshop.exercise.page import Block
 

@@ -17,8 +17,8 @@ from analysis.trust.missing_from_trace import ALL
 from analysis.work.bytes_moved import step_work
 from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_bytes
+from harness import PROJECT
 from harness.base.documents import read_document
-from harness.base.files import PROJECT
 from harness.base.tables import Column, markdown_table
 from harness.base.units import MB
 from studies.engine.command_line import workload_of

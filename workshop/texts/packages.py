@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from harness.base.files import PROJECT
+from harness import PROJECT
 from harness.base.tables import column, markdown_table
 
 COLUMNS = [column("package", "package", left=True), column("question", "question", left=True), column("modules", "n")]

@@ -18,10 +18,10 @@ PICTURES = (
 
 
 def main() -> None:
+    from harness import PROJECT
     from harness.base.command_line import OneLineParser
     from harness.base.console import say
     from harness.base.errors import UserError
-    from harness.base.files import PROJECT
     from workshop.exercise.page import exercises
 
     parser = OneLineParser(prog="python3 -m workshop.texts.record", description=__doc__.splitlines()[0])
