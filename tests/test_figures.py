@@ -20,7 +20,6 @@ from harness.base.units import MB
 from studies.attention.figure import attention_figure
 from studies.memory.figure import memory_figure
 from studies.optimization.figure import optimization_figure
-from studies.precision.figure import precision_figure
 from studies.scaling.figure import scaling_figure
 from studies.timing.figure import timing_figure
 from studies.training.figure import training_figure
@@ -186,13 +185,6 @@ def phase_row(**more) -> dict:
     return {**times, "step_std_ms": 20.0, **more}
 
 
-def precision_rows(*, timed: bool, on_gpu: bool) -> list[dict]:
-    status, peak = "ok" if timed else "skipped", 120 * MB if on_gpu else None
-    names = ("fp32", "tf32", "bf16", "fp16")
-    row = phase_row(status=status, size="tiny", predicted_peak_bytes=110 * MB, peak_bytes=peak)
-    return [row | {"precision": name} for name in names]
-
-
 def memory_rows() -> list[dict]:
     sizes = [(batch_size, seq_len) for seq_len in (64, 128, 256) for batch_size in (2, 4, 8)]
     parts = {name: 3 * MB for name in MEMORY_COLORS}
@@ -236,10 +228,6 @@ def scaling_rows() -> list[dict]:
 RSS = "resident set size of the process, libraries included (--profile-memory counts only tensors)"
 LAUNCHED = ["performance_results_tiny_20261122_082620", "performance_results_small_20261122_082625"]
 METHODS = ("right", "no synchronization", "no warm-up", "profiler left on", "one run", "mean with an outlier")
-SUMS = {
-    name: [0.1 * n * (1 + n * e) for n in range(1, 1000)]
-    for name, e in (("fp32", 1e-9), ("bf16", 1e-5), ("fp16", 1e-6))
-}
 FIT = {"rows": 9, "constant_bytes": 33 * MB, "linear_bytes": MB / 8, "quadratic_bytes": 1.0}
 FIGURES = {
     "memory_timeline": lambda: draw_memory_timeline(memory_document(), ABOUT),
@@ -255,8 +243,6 @@ FIGURES = {
     "attention_long": lambda: attention_figure(attention_rows([2**k for k in range(7, 15)], measured=True), ABOUT),
     "attention_dry_run": lambda: attention_figure(attention_rows((8192, 16384), measured=False), ABOUT),
     "attention_of_one_length": lambda: attention_figure(attention_rows((1024,), measured=True), ABOUT),
-    "precision": lambda: precision_figure(precision_rows(timed=True, on_gpu=True), SUMS, 0.1, ABOUT),
-    "precision_dry_run": lambda: precision_figure(precision_rows(timed=False, on_gpu=False), SUMS, 0.1, ABOUT),
     "timing": lambda: timing_figure(
         [{"method": name, "ratio": 0.9 + 0.02 * k} for k, name in enumerate(METHODS)], (0.88, 0.93), "--compile", ABOUT
     ),

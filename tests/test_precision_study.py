@@ -18,7 +18,7 @@ from harness.model.workload import TrainingState
 from studies.engine import isolation
 from studies.engine.device import unsupported_precisions
 from studies.precision.autocast import ToyModel, data_types, dtype_sections, side_by_side, types_in_a_step
-from studies.precision.number_formats import accumulation, format_of, formats, squares
+from studies.precision.number_formats import accumulation, formats, squares
 
 CPU = torch.device("cpu")
 needs_fp16 = pytest.mark.skipif(not devices.cpu_trains_in_fp16(), reason="this CPU or build has no fp16 autocast")
@@ -113,9 +113,6 @@ def test_formats_are_those_of_the_bits():
     half = np.finfo(np.float16)
     assert rows["float16"]["largest"] == half.max == 65504
     assert rows["float16"]["smallest_subnormal"] == half.smallest_subnormal
-    for row in rows.values():
-        bits = row["exponent_bits"], row["mantissa_bits"]
-        assert format_of(*bits).items() <= row.items()
     assert [row["decimal_digits"] for row in rows.values()] == [np.finfo(np.float32).precision, 3, 2, half.precision]
 
 
@@ -150,7 +147,7 @@ ROUND = {"float32": lambda x: float(np.float32(x)), "float16": lambda x: float(n
 
 
 def test_sums_are_those_of_rounding_by_hand():
-    rows, series = accumulation(CPU)
+    rows = accumulation(CPU)
     for row in rows:
         to, addend = ROUND[row["accumulator"]], ROUND[row["addend"]](0.01)
         sums, total = [], 0.0
@@ -159,15 +156,9 @@ def test_sums_are_those_of_rounding_by_hand():
             sums.append(total)
         assert row["result"] == total
         assert row["relative_error"] == pytest.approx(total / 10 - 1, rel=1e-9)
-        if not row["converted_first"]:
-            assert series[f"{row['accumulator']} += {row['addend']}"] == sums
         stalled = next((n for n in range(1, 1000) if sums[n] == sums[n - 1]), None)
         assert row["first_lost_addition"] == (stalled and stalled + 1)
-        x = row["stalls_from"]
-        assert to(x + addend) == x and to(x / 2 + addend) > x / 2
     assert {row["accumulator"] for row in rows if row["first_lost_addition"]} == {"bfloat16"}
-    half = next(row for row in rows if row["accumulator"] == "float16")
-    assert half["unit_in_the_last_place"] == np.spacing(np.float16(half["result"]))
 
 
 # ---- The study --------------------------------------------------------------------------------------------------
@@ -202,7 +193,7 @@ def test_a_study_and_its_resumption(scratch, capfd):
     for row in document["rows"]:
         assert row["step_ms"] > row["forward_ms"] > 0 and row["predicted_peak_bytes"] > 4 * 4 * 2_800_000
         assert row["peak_bytes_reason"].startswith("only the allocator of a GPU")
-    assert len(document["accumulation"]) == 7 and len(document["formats"]) == 4
+    assert len(document["accumulation"]) == 5 and len(document["formats"]) == 4
     text = " ".join((scratch / "run" / "precision_study.md").read_text().split())
     assert "| tiny | 1 | 8 | bf16 |" in text and "## Data types of ToyModel under autocast, on cpu" in text
     assert (scratch / "run" / "precision_study.png").stat().st_size > 10_000

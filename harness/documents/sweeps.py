@@ -439,7 +439,6 @@ class NumberFormat(Document):
     smallest_subnormal: float = field("number")
     eps: float = field("from 1 to the next number")
     decimal_digits: int = field("that survive")
-    source: str = field("of these figures")
 
 
 class SquareLimits(Document):
@@ -457,12 +456,8 @@ class SquareLimits(Document):
 class AccumulationRow(Document):
     accumulator: str = field("type of the sum")
     addend: str = field("type of the terms")
-    converted_first: bool = field("the terms, to the type of the sum")
     result: float = field("the sum")
     relative_error: float = field("of the sum")
-    relative_error_of_addend: float = field("of a term")
-    unit_in_the_last_place: float = field("of the sum")
-    stalls_from: float = field("sum that adding a term no longer changes")
     first_lost_addition: int | None = field("its number", null="the sum grew with each addition")
 
 

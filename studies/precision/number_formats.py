@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import torch
 from torch.nn import functional as F
@@ -15,6 +14,7 @@ from studies.precision.autocast import short_name
 from tiny_llama_v1 import RMSNorm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BITS = {"float32": (8, 23), "tfloat32": (8, 10), "bfloat16": (8, 7), "float16": (5, 10)}  # exponent, mantissa
 ADDEND, ADDITIONS = 0.01, 1000
 
 # ---- Range and precision -------------------------------------------------------------------------------------------
@@ -35,39 +35,17 @@ def format_of(exponent_bits: int, mantissa_bits: int) -> dict:
 
 
 def formats() -> list[dict]:
-    """float32, bfloat16 and float16 by torch.finfo.  tfloat32 is not a data type of tensors: it is computed from the
-    exponent of float32 and the mantissa of float16."""
-    rows = {}
-    for dtype in DTYPES:
-        info = torch.finfo(dtype)
-        mantissa_bits = round(-math.log2(info.eps))
-        by_torch = {"largest": info.max, "smallest_normal": info.smallest_normal, "eps": info.eps}
-        by_torch |= {"smallest_subnormal": info.smallest_normal * info.eps, "source": "torch.finfo"}
-        layout = format_of(info.bits - 1 - mantissa_bits, mantissa_bits)
-        rows[dtype] = {"type": short_name(dtype)} | layout | by_torch
-    bits = rows[torch.float32]["exponent_bits"], rows[torch.float16]["mantissa_bits"]
-    tf32 = {"type": "tfloat32"} | format_of(*bits) | {"source": "arithmetic"}
-    return [rows[torch.float32], tf32, rows[torch.bfloat16], rows[torch.float16]]
+    return [{"type": name} | format_of(*bits) for name, bits in BITS.items()]
 
 
 def format_section() -> Section:
     rows = formats()
-    text = [
-        "Tensor Cores and Matrix Cores round the inputs of a matmul to tfloat32; the tensors stay float32. Its row is "
-        "computed from the exponent bits of float32 and the mantissa bits of float16."
-    ]
+    text = ["Tensor Cores and Matrix Cores round the inputs of a matmul to tfloat32; the tensors stay float32."]
     columns = plain_columns(rows, optional=("smallest_subnormal", "decimal_digits"))
     return Section("Range and precision", columns, rows, text)
 
 
 # ---- Sums of squares -----------------------------------------------------------------------------------------------
-
-
-def powers(dtype: torch.dtype) -> Iterator[float]:
-    """The powers of two that are normal numbers of the type, in ascending order."""
-    info = torch.finfo(dtype)
-    for exponent in range(round(math.log2(info.smallest_normal)), math.floor(math.log2(info.max)) + 1):
-        yield 2.0**exponent
 
 
 def squares(width: int, device: torch.device) -> list[dict]:
@@ -85,14 +63,17 @@ def squares(width: int, device: torch.device) -> list[dict]:
 
 
 def limits_of_squares(dtype: torch.dtype, width: int, device: torch.device) -> dict:
-    entries = {x: torch.full((width,), x, dtype=dtype, device=device).pow(2) for x in powers(dtype)}
-    sums = {x: row.sum() for x, row in entries.items()}
+    info = torch.finfo(dtype)
+    exponents = range(round(math.log2(info.smallest_normal)), math.floor(math.log2(info.max)) + 1)
+    powers = torch.tensor([2.0**n for n in exponents], dtype=dtype, device=device)
+    entries = powers[:, None].expand(-1, width).square()
+    sums, means = entries.sum(1), entries.mean(1)
     return {
         "type": short_name(dtype),
         "width": width,
-        "zero_up_to": max(x for x, total in sums.items() if total == 0),
-        "sum_infinite_from": next(x for x, total in sums.items() if total.isinf()),
-        "mean_infinite_from": next(x for x, row in entries.items() if row.mean().isinf()),
+        "zero_up_to": powers[sums == 0].max().item(),
+        "sum_infinite_from": powers[sums.isinf()].min().item(),
+        "mean_infinite_from": powers[means.isinf()].min().item(),
     }
 
 
@@ -126,70 +107,35 @@ def squares_section(rows: list[dict]) -> Section:
 # ---- Accumulation --------------------------------------------------------------------------------------------------
 
 
-def accumulated(accumulator: torch.dtype, addend: torch.dtype, converted: bool, device: torch.device) -> list[float]:
-    """The sum after each addition of ADDEND in its type; converted: to the type of the accumulator first."""
+def accumulation(device: torch.device) -> list[dict]:
+    """ADDEND summed ADDITIONS times in pairs of types."""
+    cases = [(torch.float32, torch.float32)]
+    for low in (torch.float16, torch.bfloat16):
+        cases += [(low, low), (torch.float32, low)]
+    rows = []
+    for accumulator, addend in cases:
+        sums = accumulated(accumulator, addend, device)
+        row = {"accumulator": short_name(accumulator), "addend": short_name(addend), "result": sums[-1]}
+        row["relative_error"] = sums[-1] / (ADDITIONS * ADDEND) - 1
+        row["first_lost_addition"] = next((n for n, (a, b) in enumerate(itertools.pairwise(sums), 2) if a == b), None)
+        rows.append(row)
+    return rows
+
+
+def accumulated(accumulator: torch.dtype, addend: torch.dtype, device: torch.device) -> list[float]:
+    """The sum after each addition of ADDEND in its type."""
     total = torch.zeros((), dtype=accumulator, device=device)
     increment = torch.tensor(ADDEND, dtype=addend, device=device)
-    sums = []
-    for _ in range(ADDITIONS):
-        total += increment.to(accumulator) if converted else increment
-        sums.append(total.clone())
+    sums = [(total := total + increment.to(accumulator)) for _ in range(ADDITIONS)]
     return torch.stack(sums).cpu().double().tolist()
 
 
-def stalls_from(dtype: torch.dtype, addend: torch.dtype, device: torch.device) -> float:
-    """The smallest power of two, at least 1, that adding ADDEND does not change."""
-    increment = torch.tensor(ADDEND, dtype=addend, device=device).to(dtype)
-    return next(x for x in powers(dtype) if x >= 1 and increment + x == x)
-
-
-def accumulation(device: torch.device) -> tuple[list[dict], dict[str, list[float]]]:
-    """ADDEND summed ADDITIONS times in each pair of types: the rows, and all intermediate sums by label."""
-    cases = [(torch.float32, torch.float32, False)]
-    for low in (torch.float16, torch.bfloat16):
-        cases += [(low, low, False), (torch.float32, low, False), (torch.float32, low, True)]
-    rows, series = [], {}
-    for accumulator, addend, converted in cases:
-        sums = accumulated(accumulator, addend, converted, device)
-        lost = next((n for n, (a, b) in enumerate(itertools.pairwise(sums), 2) if a == b), None)
-        rounded = torch.tensor(ADDEND, dtype=addend).item()
-        rows.append(
-            {
-                "accumulator": short_name(accumulator),
-                "addend": short_name(addend),
-                "converted_first": converted,
-                "result": sums[-1],
-                "relative_error": sums[-1] / (ADDITIONS * ADDEND) - 1,
-                "relative_error_of_addend": rounded / ADDEND - 1,
-                "unit_in_the_last_place": torch.finfo(accumulator).eps * 2.0 ** math.floor(math.log2(sums[-1])),
-                "stalls_from": stalls_from(accumulator, addend, device),
-                "first_lost_addition": lost,
-            }
-        )
-        if not converted:
-            series[f"{short_name(accumulator)} += {short_name(addend)}"] = sums
-    return rows, series
-
-
 def accumulation_section(rows: list[dict]) -> Section:
-    text = []
-    for row in rows:
-        if row["accumulator"] == row["addend"]:
-            unit, lost = row["unit_in_the_last_place"], row["first_lost_addition"]
-            reached = f"this sum reached it at addition {lost - 1}" if lost else "this sum stays below"
-            text.append(
-                f"{row['accumulator']}: at {row['result']:.7g} one unit in the last place is {unit:.3g}, "
-                f"{unit / ADDEND:.3g} addends. From {row['stalls_from']:,g} on, an addend is less than half a unit "
-                f"and is lost; {reached}."
-            )
-    for addend in dict.fromkeys(row["addend"] for row in rows):
-        pair = [row for row in rows if row["addend"] == addend and row["accumulator"] != addend]
-        if len({row["result"] for row in pair}) == 1:
-            share = pair[0]["relative_error_of_addend"] / pair[0]["relative_error"]
-            text.append(
-                f"float32 += {addend} is the same, converted first or not: {pair[0]['result']:.7g}; {share:.1%} of its "
-                "error is that of the addend."
-            )
+    text = [
+        f"{row['accumulator']} += {row['addend']}: at {row['result']:.7g} an addend is less than half the distance to "
+        f"the next number; addition {row['first_lost_addition']} is the first that is lost."
+        for row in rows
+        if row["first_lost_addition"]
+    ]
     title = f"{ADDEND} summed {ADDITIONS:,} times; {ADDITIONS * ADDEND:g} is exact"
-    columns = plain_columns(rows, optional=("relative_error_of_addend", "unit_in_the_last_place"))
-    return Section(title, columns, rows, text)
+    return Section(title, plain_columns(rows), rows, text)

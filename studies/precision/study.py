@@ -53,11 +53,11 @@ class PrecisionStudy(Study):
 
     def report(self) -> Report:
         """With the checks of data types and formats, which take seconds."""
-        from studies.precision.figure import precision_figure
+        from studies.training.figure import training_figure
 
         lacking, workload = self.device.unsupported, self.workloads[0]
         autocast = [name for name in AUTOCAST if name not in lacking]
-        checks, sums = self.predict(checks_of_formats, autocast, workload.config.hidden_dim, self.device.device)
+        checks = self.predict(checks_of_formats, autocast, workload.config.hidden_dim, self.device.device)
         sections = [
             results.table(self.rows),
             *dtype_sections(checks["dtypes"], lacking, self.device.device),
@@ -65,20 +65,18 @@ class PrecisionStudy(Study):
             number_formats.squares_section(checks["squares"]),
             number_formats.accumulation_section(checks["accumulation"]),
         ]
-        about = workload.title_on(self.device.name) + "; by precision"
-        figure = precision_figure(self.rows, sums, number_formats.ADDEND, about)
+        precisions, about = [row["precision"] for row in self.measured], workload.title_on(self.device.name)
+        figure = training_figure(self.measured, precisions, about) if precisions else None
         return Report(
             results.finding(self.rows, self.available_bytes), sections, figure, {"lacking": lacking, **checks}
         )
 
 
-def checks_of_formats(precisions: list[str], width: int, device: torch.device) -> tuple[dict, dict[str, list[float]]]:
-    """The lists `dtypes`, `formats`, `squares` and `accumulation` of the document, and the sums to plot."""
-    rows, sums = number_formats.accumulation(device)
-    checks = {
+def checks_of_formats(precisions: list[str], width: int, device: torch.device) -> dict[str, list[dict]]:
+    """The lists `dtypes`, `formats`, `squares` and `accumulation` of the document."""
+    return {
         "dtypes": [row for precision in precisions for row in data_types(precision, device)],
         "formats": number_formats.formats(),
         "squares": number_formats.squares(width, device),
-        "accumulation": rows,
+        "accumulation": number_formats.accumulation(device),
     }
-    return checks, sums
