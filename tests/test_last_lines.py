@@ -238,22 +238,22 @@ def test_the_training_benchmark_compares_steps_of_a_kind():
         training_row("tiny", "train", 4.0),
         training_row("gpt2xlxl", "train", 12.0),
     ]
-    first, second = training.finding(rows, 0)
+    first, second = training.finding(rows)
     assert (
         first == "The slowest is gpt2xlxl 1 x 8 train fp32, median 12.00 ms: forward 25%, backward 50%, optimizer 25%."
     )
     assert second.startswith("The fastest, tiny 1 x 8 train fp32, 4.00 ms, is 3.00x as fast, with 0.5 times")
     compiled = training_row("tiny", "train", 2.0, compiled=True, compile_s=3.0)
-    assert training.finding([rows[1], compiled], 0)[1] == (
+    assert training.finding([rows[1], compiled])[1] == (
         "Compiled, a pass is 2.00x to 2.00x as fast; of 1 row: 1 spread unknown."
     )
-    assert training.finding(rows[:1], 0)[1] == "It reaches 0.5 TFLOP/s."
+    assert training.finding(rows[:1])[1] == "It reaches 0.5 TFLOP/s."
 
 
 def test_the_precision_study_compares_with_fp32():
     row = {"status": "ok", "step_ms": 10.0, "predicted_peak_bytes": 100 * MB, "precision": "fp32"}
     row |= {"step_std_ms": 1.0, "repetitions": 4}
-    found = precision.finding([row, row | {"precision": "bf16", "step_ms": 5.0}], 0)
+    found = precision.finding([row, row | {"precision": "bf16", "step_ms": 5.0}])
     assert found == [
         "A step, relative to fp32 (10.00 ms): bf16 2.00x as fast.",
         "Predicted peak memory relative to fp32 (100.0 MB): bf16 1.00.",

@@ -265,7 +265,7 @@ def test_ratios_are_of_rounds_in_which_both_took_a_step():
     assert rows["--attention sdpa --fused-rope"]["ratio_to_previous"] == pytest.approx(1.1)
     assert rows["--fused-loss"]["ratio_to_previous"] is None
     assert best_of([*rows.values()])["flags"] == "--attention sdpa"  # bf16 is other arithmetic
-    assert finding([*rows.values()], "this CPU", 0) == [
+    assert finding([*rows.values()], "this CPU") == [
         "Keep on this CPU: --attention sdpa, 1.11x as fast (95%: 1.11 to 1.11) at tiny 1 x 16 fp32.",
         "Leave out: slower on top of the rungs below: --fused-rope 0.91x as fast; slower: --fused-loss 0.83x as fast.",
         "Relative to transformers' LLaMA with its best settings: 1.06x as fast (95%: 1.06 to 1.06) "
@@ -276,7 +276,7 @@ def test_ratios_are_of_rounds_in_which_both_took_a_step():
 
 def test_within_noise_the_baseline_is_kept():
     rows = together(row("", BASE, 0), row("--fused-rope", [*BASE[1:], BASE[0]], 1))
-    assert finding(rows, "this CPU", 0)[0] == (
+    assert finding(rows, "this CPU")[0] == (
         "Keep on this CPU: the baseline, which no set of flags beats at tiny 1 x 16 fp32."
     )
 
@@ -289,7 +289,7 @@ def test_a_rung_whose_interval_contains_one_is_not_kept():
     top = "--fused-loss --attention sdpa"
     rows = together(row("", BASE, 0), row("--fused-loss", WIDE, 1), row(top, [ms / 2 for ms in BASE], 2))
     assert rows[1]["ratio_low"] < 1 < rows[1]["ratio_high"]
-    assert finding(rows, "x", 0)[0] == (
+    assert finding(rows, "x")[0] == (
         "Keep on x: --attention sdpa, 2.00x as fast (95%: 2.00 to 2.00) at tiny 1 x 16 fp32, "
         "measured with --fused-loss: no gain beyond noise."
     )
@@ -299,14 +299,14 @@ def test_of_a_disturbed_process_nothing_is_sure_that_the_disturbance_could_expla
     waited = {"disturbed": True, "disturbance": "67% of thread time waited", "lost_share": 0.4}
     base, sdpa = row("", BASE, 0, **waited), row("--attention sdpa", [ms * 0.9 for ms in BASE], 1, **waited)
     slow = row("--fused-loss", [ms * 1.2 for ms in BASE], **waited)
-    assert finding(together(base, sdpa, slow), "x", 0)[:2] == [
+    assert finding(together(base, sdpa, slow), "x")[:2] == [
         "Probably keep on x; disturbed, repeat on an idle machine: --attention sdpa, "
         "1.11x as fast (95%: 1.11 to 1.11) at tiny 1 x 16 fp32.",
         "Leave out: probably slower: --fused-loss 0.83x as fast.",
     ]
     half = row("--attention sdpa", [ms * 0.5 for ms in BASE], 1, **waited)
-    assert finding(together(base, half), "x", 0)[0].startswith("Keep on x: --attention sdpa, 2.00x as fast")
-    assert finding(together(base, row("--fused-rope", WIDE, 1, **waited)), "x", 0)[0].startswith(
+    assert finding(together(base, half), "x")[0].startswith("Keep on x: --attention sdpa, 2.00x as fast")
+    assert finding(together(base, row("--fused-rope", WIDE, 1, **waited)), "x")[0].startswith(
         "Probably keep on x; disturbed, repeat on an idle machine: the baseline, which no set of flags beats"
     )
 
@@ -314,13 +314,13 @@ def test_of_a_disturbed_process_nothing_is_sure_that_the_disturbance_could_expla
 def test_compiling_that_pays_off_after_the_run_is_not_kept():
     sdpa = row("--attention sdpa", [ms * 0.9 for ms in BASE], 1)
     compiled = row("--attention sdpa --compile", [ms * 0.5 for ms in BASE], 2, compile_s=2.0, num_steps=50)
-    lines = finding(together(row("", BASE, 0), sdpa, compiled), "x", 0)
+    lines = finding(together(row("", BASE, 0), sdpa, compiled), "x")
     assert lines[:2] == [
         "Keep on x: --attention sdpa, 1.11x as fast (95%: 1.11 to 1.11) at tiny 1 x 16 fp32.",
         "Only in runs longer than the default, as compiling has to pay off first: --attention sdpa --compile, "
         "2.00x as fast (95%: 2.00 to 2.00), from step 400 on at tiny 1 x 16 fp32.",
     ]
-    lines = finding(together(row("", BASE, 0), sdpa | {"num_steps": None}, compiled | {"num_steps": 400}), "x", 0)
+    lines = finding(together(row("", BASE, 0), sdpa | {"num_steps": None}, compiled | {"num_steps": 400}), "x")
     assert lines[0].startswith("Keep on x: --attention sdpa --compile,")
 
 
@@ -335,16 +335,14 @@ def test_compiling_that_pays_off_after_the_run_is_not_kept():
 def test_without_an_interval_nothing_is_decided(rows, why):
     """Nor is the rate of whatever was measured that of what to keep."""
     rows = together(*(row(*one) for one in rows))
-    assert finding(rows, "this CPU", 0) == [f"Not decided at tiny 1 x 16 fp32: {why}."]
+    assert finding(rows, "this CPU") == [f"Not decided at tiny 1 x 16 fp32: {why}."]
 
 
 def test_beside_a_baseline_that_fails_its_audit_nothing_is_decided():
     base = row("", BASE, 0, audit_ok=False, audit="no gradient")
     rows = together(base, row("--fused-rope", [ms / 2 for ms in BASE], 1))
     assert [one["not_the_same"] for one in rows] == ["no gradient", "the baseline fails its audit: no gradient"]
-    assert finding(rows, "this CPU", 0) == [
-        "Not decided at tiny 1 x 16 fp32: the baseline fails its audit: no gradient."
-    ]
+    assert finding(rows, "this CPU") == ["Not decided at tiny 1 x 16 fp32: the baseline fails its audit: no gradient."]
 
 
 def test_what_does_not_train_the_same_is_not_kept():
@@ -354,7 +352,7 @@ def test_what_does_not_train_the_same_is_not_kept():
     assert rows[1]["not_the_same"] == fails
     assert rows[2]["not_the_same"].startswith("the losses differ by 9.0e-01, and rounding explains")
     assert best_of(rows) is None
-    assert f"not the same training: --attention sdpa ({fails}), --fused-rope (the losses" in finding(rows, "x", 0)[1]
+    assert f"not the same training: --attention sdpa ({fails}), --fused-rope (the losses" in finding(rows, "x")[1]
     bf16 = together(row("", BASE, 0), row("--precision bf16", BASE), losses={"--precision bf16": [4.0, 3.899]})[1]
     assert bf16["not_the_same"] is None and bf16["loss_bound"] > 0.002
 

@@ -192,31 +192,37 @@ class MemoryStudyRow(SweepRow):
     shares_of_fit: dict[str, float] | None = field("constant, linear, quadratic", null="there is no fit")
 
 
-class StepTimesRow(SweepRow):
-    size: str = field("as for --size; the file and function of --workload")
-    seq_len: int = field("tokens")
-    batch_size: int = field("samples")
-    precision: str = field("as for --precision")
-    parameters: NotRequired[int] = field("absent where the device lacks the precision")
-    warmup_steps: int = field("excluded before the repetitions")
-    repetitions: int | None = field("steps measured", null=UNTOLD)
-    step_ms: float | None = field("median", null=UNTOLD)
-    step_mean_ms: float | None = field("mean", null=UNTOLD)
-    step_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
+class PassTimesRow(SweepRow):
+    repetitions: int | None = field("steps or passes measured", null=UNTOLD)
     forward_ms: float | None = field("median", null=UNTOLD)
     forward_mean_ms: float | None = field("mean", null=UNTOLD)
     forward_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
     backward_ms: float | None = field("median", null=FORWARD_ALONE)
     backward_mean_ms: float | None = field("mean", null=FORWARD_ALONE)
     backward_std_ms: float | None = field("sample standard deviation", null=FORWARD_ALONE)
+    workspace_bytes: int | None = field("of the matmul libraries", null=UNTOLD)
+    compile_s: float | None = field("seconds, without a cache", null=NOT_COMPILED)
+
+
+class StepRow(SweepRow):
+    size: str = field("as for --size; the file and function of --workload")
+    seq_len: int = field("tokens")
+    batch_size: int = field("samples")
+    precision: str = field("as for --precision; of the baseline, where flags are compared with it")
+    step_ms: float | None = field("median", null=UNTOLD)
+    step_mean_ms: float | None = field("mean", null=UNTOLD)
+    step_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
+    achieved_tflops: float | None = field("10^12 FLOP/s, median", null="its FLOPs cannot be counted on fake tensors")
+
+
+class StepTimesRow(StepRow, PassTimesRow):
+    parameters: NotRequired[int] = field("absent where the device lacks the precision")
+    warmup_steps: int = field("excluded before the repetitions")
     optimizer_ms: float | None = field("median", null=FORWARD_ALONE)
     optimizer_mean_ms: float | None = field("mean", null=FORWARD_ALONE)
     optimizer_std_ms: float | None = field("sample standard deviation", null=FORWARD_ALONE)
-    achieved_tflops: float | None = field("10^12 FLOP/s, median", null="its FLOPs cannot be counted on fake tensors")
-    compile_s: float | None = field("seconds", null=NOT_COMPILED)
-    peak_bytes: int | None = field("of the allocator", null=NO_ALLOCATOR)
+    peak_bytes: int | None = field("of the allocator, with workspace_bytes", null=NO_ALLOCATOR)
     predicted_peak_bytes: int | None = field("with workspace_bytes where measured", null=NO_FAKE)
-    workspace_bytes: int | None = field("of the matmul libraries, part of both peaks", null=UNTOLD)
     first_loss: float | None = field("of the first step", null=UNTOLD)
     final_loss: float | None = field("of the last step", null=UNTOLD)
 
@@ -226,10 +232,6 @@ class TrainingBenchmarkRow(StepTimesRow):
     compiled: bool = field("whether by --compile")
 
 
-class PrecisionStudyRow(StepTimesRow):
-    pass
-
-
 class AttentionTensor(Document):
     name: str = field("of the tensor")
     shape: list[int] = field("of the tensor")
@@ -237,7 +239,7 @@ class AttentionTensor(Document):
     bytes: int = field("of it")
 
 
-class AttentionBenchmarkRow(SweepRow):
+class AttentionBenchmarkRow(PassTimesRow):
     implementation: str = field("manual, eager, compiled, sdpa-<backend>")
     dtype: str = field("data type")
     batch_size: int = field("samples")
@@ -245,21 +247,12 @@ class AttentionBenchmarkRow(SweepRow):
     d_head: int = field("width of a head")
     seq_len: int = field("tokens")
     causal: bool = field("whether with a causal mask")
-    repetitions: int | None = field("steps or passes measured", null=UNTOLD)
-    forward_ms: float | None = field("median", null=UNTOLD)
-    forward_mean_ms: float | None = field("mean", null=UNTOLD)
-    forward_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
-    backward_ms: float | None = field("median", null=UNTOLD)
-    backward_mean_ms: float | None = field("mean", null=UNTOLD)
-    backward_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
-    memory_bytes: int | None = field("in use before the backward pass", null=UNTOLD)
+    memory_bytes: int | None = field("in use before the backward pass, without workspace_bytes", null=UNTOLD)
     rounding_bytes: int | None = field("of it the allocator's rounding", null=UNTOLD)
-    workspace_bytes: int | None = field("of libraries, not part of memory_bytes", null=UNTOLD)
     predicted_memory_bytes: int | None = field("before the backward pass", null=NO_KERNEL)
     predicted_peak_bytes: int | None = field("of live tensors", null=NO_KERNEL)
     tensors: list[AttentionTensor] | None = field("before the backward pass", null=NO_KERNEL)
     kernel: str | None = field("operator that did the forward pass", null=UNTOLD)
-    compile_s: float | None = field("seconds", null=NOT_COMPILED)
 
 
 class CollectiveBenchmarkRow(SweepRow):
@@ -335,16 +328,9 @@ class TimingStudyRow(SweepRow):
     ratios_of_pairs: NotRequired[list[float]] = field("of the right method")
 
 
-class OptimizationStudyRow(SweepRow):
-    size: str = field("or the file of --workload")
-    seq_len: int = field("tokens")
-    batch_size: int = field("samples")
-    precision: str = field("of the baseline")
+class OptimizationStudyRow(StepRow):
     flags: str = field("in addition to the baseline's, which has none; of the reference: what it is")
     ladder: int | None = field("its rung, 0 the baseline", null=APART)
-    step_ms: float | None = field("median over the rounds", null=UNTOLD)
-    step_mean_ms: float | None = field("mean", null=UNTOLD)
-    step_std_ms: float | None = field("sample standard deviation", null=ONE_STEP)
     step_times_ms: list[float] | None = field("round by round", null=UNTOLD)
     ratio: float | None = field("step time / baseline's, medians", null=EITHER)
     ratio_low: float | None = field("95% interval over rounds", null=FEW_ROUNDS)
@@ -364,7 +350,6 @@ class OptimizationStudyRow(SweepRow):
     audit_ok: bool | None = field("whether its audit has no finding", null=UNTOLD)
     audit: str | None = field("ok, or the findings", null=UNTOLD)
     not_the_same: str | None = field("why it is another training than the baseline's", null="nothing says so")
-    achieved_tflops: float | None = field("10^12 FLOP/s of the model's matmuls, at the median", null=UNTOLD)
     measured_peak_tflops: float | None = field("of a matmul, measured in the same process", null=UNTOLD)
     share_of_measured_peak: float | None = field("achieved / measured peak", null=EITHER)
     compile_s: float | None = field("seconds, without a cache", null=NOT_COMPILED)
@@ -462,7 +447,7 @@ class AccumulationRow(Document):
 
 
 class PrecisionStudy(SweepDocument):
-    rows: list[PrecisionStudyRow] = field("by size and precision")
+    rows: list[StepTimesRow] = field("by size and precision")
     lacking: NotRequired[dict[str, str]] = field("precisions that the device does not have, and why")
     dtypes: NotRequired[list[TensorType]] = field("of every tensor under autocast")
     formats: NotRequired[list[NumberFormat]] = field("range and precision of each")

@@ -8,7 +8,6 @@ from harness.base.tables import Column, column, text_columns
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import power_law_exponent
 from studies.engine.columns import compared, grouped, optional, plain_columns, status_column
-from studies.engine.report import predicted_finding
 
 GROUP = ("implementation", "dtype", "d_head")  # rows that differ only in sequence length
 
@@ -40,11 +39,8 @@ def growth_rows(rows: list[dict]) -> list[dict]:
     return growth
 
 
-def finding(rows: list[dict], growth: list[dict], available_bytes: int) -> list[str]:
+def finding(measured: list[dict], growth: list[dict]) -> list[str]:
     """Fastest and slowest at the longest sequence that more than one has reached, their memory and its growth."""
-    measured = [row for row in rows if row["status"] == "ok"]
-    if not measured:
-        return predicted_finding(rows, "predicted_peak_bytes", label, available_bytes)
     rivals = grouped(measured, lambda row: (row["seq_len"], row["dtype"], row["d_head"]))
     longest = max(rivals, key=lambda key: (len(rivals[key]) > 1, key[0], len(rivals[key])))
     ranked = sorted(rivals[longest], key=time_of)

@@ -65,7 +65,7 @@ class AttentionBenchmark(Study):
     def report(self) -> Report:
         growth = results.growth_rows(self.rows)
         return Report(
-            results.finding(self.rows, growth, self.available_bytes),
+            self.finding(results.finding, growth),
             results.sections(self.rows, growth, self.available_bytes),
             self.figure(),
             {"growth": growth},

@@ -111,7 +111,7 @@ def parse_sweep(
         parser.error("--device-memory: requires --dry-run")
     if args.resume and args.output_dir:
         parser.error("--resume: the sweep stays in its folder; leave out --output-dir")
-    require("a sweep", ["matplotlib", "tensorboard"])
+    require("a sweep", ["matplotlib"])
     asked = args.device or "auto"
     device = run_in_subprocess_if_gpu(asked != "cpu" and torch.cuda.is_available(), properties_of, asked)
     smaller = []

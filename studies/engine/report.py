@@ -1,4 +1,4 @@
-"""What does a sweep end with?  Its finding and tables, on the screen, in markdown and in TensorBoard."""
+"""What does a sweep end with?  Its finding and tables, on the screen and in markdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from harness.base.console import say
-from harness.base.errors import UserError
 from harness.base.files import write_bytes, write_figure
 from harness.base.sections import Section, as_markdown, as_text
 from harness.base.tables import wrapped
@@ -29,13 +28,11 @@ class Report:
     document: dict = field(default_factory=dict)  # fields of <name>.json beside the rows
 
     def write(self, sweep: Sweep) -> None:
-        """<name>.md, <name>.png and TensorBoard events."""
-        text = self.markdown(sweep)
+        """<name>.md and <name>.png."""
         file = sweep.folder / sweep.kind.name
-        write_bytes(file.with_suffix(".md"), ("\n".join(text) + "\n").encode())
+        write_bytes(file.with_suffix(".md"), ("\n".join(self.markdown(sweep)) + "\n").encode())
         if self.figure is not None:
             write_figure(file.with_suffix(".png"), self.figure)
-        self._write_events(sweep, text)
 
     def markdown(self, sweep: Sweep) -> list[str]:
         about = {
@@ -48,18 +45,6 @@ class Report:
         title, figure = sweep.kind.name.replace("_", " ").capitalize(), sweep.kind.name * (self.figure is not None)
         note = [" ".join(self.finding), *sweep.notes]
         return as_markdown(Section(title, note=note, facts=about, figure=figure, parts=self.sections), level=1)[1:]
-
-    def _write_events(self, sweep: Sweep, text: list[str]) -> None:
-        """TensorBoard: the tables and the figure."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        try:
-            with SummaryWriter(str(sweep.folder)) as writer:
-                writer.add_text(sweep.kind.name, "\n".join(text))
-                if self.figure is not None:
-                    writer.add_figure(sweep.kind.name, self.figure)
-        except OSError as failure:
-            raise UserError(f"cannot write events in {sweep.folder}: {failure.strerror}") from failure
 
     def show(self, sweep: Sweep, verbose: bool, with_table: bool) -> None:
         """Print the finding and the first table; verbose: all tables; not with_table: no table otherwise."""

@@ -20,7 +20,7 @@ from studies.engine import isolation, ranks
 from studies.engine.columns import disturbance_columns, disturbance_of_ranks, first_reason
 from studies.engine.command_line import Flags, parse_sweep, sweep_parser
 from studies.engine.device import DeviceProperties
-from studies.engine.report import Report, on_screen
+from studies.engine.report import Report, on_screen, predicted_finding
 from studies.engine.sweep import Cell, Sweep, SweepKind
 
 NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags that change no row
@@ -30,6 +30,7 @@ class Study(SweepKind, ABC):
     """A sweep: a subclass says which flags and cells it has, how a cell is measured, and what the rows say."""
 
     predicts = True  # the memory of its rows, so that those that would not fit are skipped
+    predicted_column = "predicted_peak_bytes"
     not_with_workload: Sequence[str] = ()  # the flags that --workload takes the place of
     with_table = True  # printed after the finding, also without --verbose
 
@@ -119,6 +120,12 @@ class Study(SweepKind, ABC):
     @property
     def measured(self) -> list[dict]:
         return [row for row in self.rows if row["status"] == "ok"]
+
+    def finding(self, of_measured: Callable[..., list[str]], *more, label: Callable | None = None) -> list[str]:
+        """of_measured(rows, *more) of the rows that were measured; without any, which peaks are predicted to fit."""
+        if self.measured:
+            return of_measured(self.measured, *more)
+        return predicted_finding(self.rows, self.predicted_column, label or self.label, self.available_bytes)
 
     def _measure_all(self, todo: list[Cell]) -> None:
         started, measured = time.monotonic(), 0

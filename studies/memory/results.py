@@ -14,7 +14,6 @@ from harness.base.units import MB, megabytes
 from harness.documents.schema import unknown
 from harness.documents.sweeps import NO_FIT
 from studies.engine.columns import factor_column, optional, status_column
-from studies.engine.report import predicted_finding
 
 KEY = ("batch_size", "seq_len")
 TERMS = ("constant", "linear", "quadratic")
@@ -106,11 +105,8 @@ def table(rows: list[dict]) -> Section:
     return Section("Peak memory of a step (live tensors), with the share of each term of the fit", columns, rows)
 
 
-def finding(rows: list[dict], fitted: dict, available_bytes: int) -> list[str]:
+def finding(measured: list[dict], fitted: dict, available_bytes: int) -> list[str]:
     """The largest measured peak with what it is made of, and by the fit the batch that would fill the memory."""
-    measured = [row for row in rows if row["status"] == "ok"]
-    if not measured:
-        return predicted_finding(rows, "predicted_bytes", label, available_bytes)
     most, least = (pick(measured, key=lambda row: row["peak_bytes"]) for pick in (max, min))
     parts = parts_of_peak(most["bytes_by_category"])
     if len(measured) == 1:

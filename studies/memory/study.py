@@ -41,6 +41,7 @@ class Run(Cell):
 
 class MemoryStudy(Study):
     name, row_type, key = "memory_study", MemoryStudyRow, results.KEY
+    predicted_column = "predicted_bytes"
     not_with_workload = ("batch_sizes", "seq_lens")
     label, table = staticmethod(results.label), staticmethod(results.table)
 
@@ -104,7 +105,7 @@ class MemoryStudy(Study):
         workload = self.workload
         about = f"{workload.parameter_count():,} parameters, {workload.precision}, on {self.device.name}"
         return Report(
-            results.finding(self.rows, fitted, self.available_bytes),
+            self.finding(results.finding, fitted, self.available_bytes),
             [results.table(self.rows), results.fit_section(fitted, self.rows), results.factor_section(factors)],
             memory_figure(self.measured, fitted, about) if self.measured else None,
             {"fit": fitted, "factors": factors},

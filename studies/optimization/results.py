@@ -19,7 +19,6 @@ from harness.instruments.audit import FAILED
 from harness.instruments.phases import break_even_step, median_interval
 from harness.model.workload import Workload
 from studies.engine.columns import grouped, optional, status_column, time_statistics
-from studies.engine.report import predicted_finding
 from studies.optimization.rungs import last_flag
 
 KEY = ("size", "seq_len", "batch_size", "precision", "flags")
@@ -156,13 +155,8 @@ def in_time(row: dict) -> bool:
     return (row.get("break_even_step") or 0) <= (row.get("num_steps") or math.inf)
 
 
-def finding(rows: list[dict], device: str, available_bytes: int) -> list[str]:
+def finding(measured: list[dict], device: str) -> list[str]:
     """What to keep on this device, and what not; and how that compares with transformers' LLaMA."""
-    measured = [row for row in rows if row["status"] == "ok"]
-    if not measured:
-        return predicted_finding(
-            rows, "predicted_memory_bytes", lambda row: f"{label(row)} {row['flags']}", available_bytes
-        )
     by_label = ladders(measured)
     unknown = {name: why for name, ladder in by_label.items() if (why := undecided(ladder))}
     decided = {name: ladder for name, ladder in by_label.items() if name not in unknown}

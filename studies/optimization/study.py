@@ -47,6 +47,7 @@ class OptimizationStudy(Study):
     name, row_type, key = "optimization_study", OptimizationStudyRow, results.KEY
     lists = LISTS
     not_with_workload = ("sizes", "seq_len", "batch_size")
+    predicted_column = "predicted_memory_bytes"
     with_table = False
     label, result, table = staticmethod(results.label), staticmethod(results.result), staticmethod(results.table)
 
@@ -170,7 +171,8 @@ class OptimizationStudy(Study):
 
         name = self.device.name
         figure = optimization_figure(results.ladders(self.measured), name) if self.measured else None
-        return Report(results.finding(self.rows, name, self.available_bytes), [results.table(self.rows)], figure)
+        finding = self.finding(results.finding, name, label=lambda row: f"{results.label(row)} {row['flags']}")
+        return Report(finding, [results.table(self.rows)], figure)
 
 
 def is_finished(row: dict | None) -> bool:

@@ -7,7 +7,6 @@ from harness.base.sections import Section
 from harness.base.tables import Column, column
 from harness.base.units import megabytes
 from studies.engine.columns import compared, optional, status_column
-from studies.engine.report import predicted_finding
 from studies.training.results import PEAKS, PRECISION, SHAPE, TFLOPS, TIME_COLUMNS, title_of
 
 
@@ -15,17 +14,16 @@ def label(row: dict) -> str:
     return f"{row['size']} {row['precision']}"
 
 
-def finding(rows: list[dict], available_bytes: int) -> list[str]:
+def finding(rows: list[dict]) -> list[str]:
     """Step time and predicted memory of each precision, relative to fp32."""
-    measured = {row["precision"]: row for row in rows if row["status"] == "ok"}
-    fp32 = measured.get("fp32")
-    if fp32 is None or len(measured) < 2:
-        return predicted_finding(rows, "predicted_peak_bytes", label, available_bytes)
-    others = [row for row in measured.values() if row is not fp32]
+    fp32 = next((row for row in rows if row["precision"] == "fp32"), None)
+    others = [row for row in rows if row is not fp32]
+    if fp32 is None or not others:
+        return [f"Nothing to compare: {', '.join(map(label, rows))} alone."]
     judgements = {row["precision"]: compared(row, fp32, "step") for row in others}
     times = "; ".join(f"{name} {as_fast(ratio, word=word)}" for name, (ratio, word) in judgements.items())
     first = f"A step, relative to fp32 ({fp32['step_ms']:,.2f} ms): {times}."
-    if any(row["predicted_peak_bytes"] is None for row in measured.values()):
+    if any(row["predicted_peak_bytes"] is None for row in rows):
         return [first, f"Memory is not predicted: {fp32['predicted_peak_bytes_reason']}."]
     sizes = [f"{row['precision']} {row['predicted_peak_bytes'] / fp32['predicted_peak_bytes']:.2f}" for row in others]
     peak = megabytes(fp32["predicted_peak_bytes"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.documents.sweeps import PrecisionStudyRow
+from harness.documents.sweeps import StepTimesRow
 from harness.machine.devices import PRECISIONS
 from studies.engine.command_line import ByDevice, Flags, workload_of
 from studies.engine.report import Report
@@ -18,7 +18,7 @@ KEY = ("size", "seq_len", "batch_size", "precision")
 
 
 class PrecisionStudy(Study):
-    name, row_type, key = "precision_study", PrecisionStudyRow, KEY
+    name, row_type, key = "precision_study", StepTimesRow, KEY
     label, result, table = staticmethod(results.label), staticmethod(result), staticmethod(results.table)
 
     @staticmethod
@@ -67,9 +67,7 @@ class PrecisionStudy(Study):
         ]
         precisions, about = [row["precision"] for row in self.measured], workload.title_on(self.device.name)
         figure = training_figure(self.measured, precisions, about) if precisions else None
-        return Report(
-            results.finding(self.rows, self.available_bytes), sections, figure, {"lacking": lacking, **checks}
-        )
+        return Report(self.finding(results.finding), sections, figure, {"lacking": lacking, **checks})
 
 
 def checks_of_formats(precisions: list[str], width: int, device: torch.device) -> dict[str, list[dict]]:

@@ -11,7 +11,6 @@ from harness.base.tables import Column, column
 from harness.base.text import count_of
 from harness.base.units import MB
 from studies.engine.columns import optional, status_column
-from studies.engine.report import predicted_finding
 from studies.scaling.columns import base_of, efficiency, predicted_efficiency, same
 from studies.scaling.faults import FAULTS
 
@@ -125,11 +124,8 @@ def result(row: dict) -> str:
     return f"{row['step_ms']:,.1f} ms a step, {row['tokens_per_sec']:,.0f} tokens/s"
 
 
-def finding(rows: list[dict], verdicts: list[dict], available_bytes: int) -> list[str]:
+def finding(measured: list[dict], verdicts: list[dict]) -> list[str]:
     """The most and the least efficient row, how exact the prediction was, and which faults were named."""
-    measured = [row for row in rows if row["status"] == "ok"]
-    if not measured:
-        return predicted_finding(rows, "predicted_memory_bytes", label, available_bytes)
     scaled = [
         row
         for row in measured

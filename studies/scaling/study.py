@@ -42,6 +42,7 @@ class ScalingLaunch(Cell):
 
 class ScalingStudy(Study):
     name, row_type, key = "scaling_study", ScalingStudyRow, columns.KEY
+    predicted_column = "predicted_memory_bytes"
     label, result = staticmethod(results.label), staticmethod(results.result)
 
     @staticmethod
@@ -201,7 +202,7 @@ class ScalingStudy(Study):
             about = self.workload.title_on(self.device.name)
             figure = scaling_figure(plain, f"{about}; base: {self.base_text()}")
         return Report(
-            results.finding(self.rows, of_faults, self.available_bytes),
+            self.finding(results.finding, of_faults),
             [*results.fault_sections(of_faults), results.table(self.rows), results.communication_section(self.rows)],
             figure,
             {"verdicts": of_faults},

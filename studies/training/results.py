@@ -9,7 +9,6 @@ from harness.base.text import count_of
 from harness.base.units import MB, megabytes
 from harness.instruments.phases import break_even_step
 from studies.engine.columns import compared, factor_column, mean_std_column, optional, status_column, yes_no_column
-from studies.engine.report import predicted_finding
 from studies.training.passes import PASSES
 
 KEY = ("size", "seq_len", "batch_size", "mode", "precision", "compiled", "warmup_steps")
@@ -37,11 +36,9 @@ def title_of(subject: str, rows: list[dict]) -> str:
     return f"{subject}: times in ms, mean ± standard deviation, and the median of the step{counted}"
 
 
-def finding(rows: list[dict], available_bytes: int) -> list[str]:
+def finding(rows: list[dict]) -> list[str]:
     """The slowest step with its phases, and what compiling, warm-up or the size changed."""
-    measured = [row for row in most_warmed_up(rows) if row["status"] == "ok"]
-    if not measured:
-        return predicted_finding(rows, "predicted_peak_bytes", label, available_bytes)
+    measured = most_warmed_up(rows)
     slowest = max(measured, key=step_ms)
     alike = [row for row in measured if all(row[name] == slowest[name] for name in ("mode", "precision", "compiled"))]
     fastest = min(alike if len(alike) > 1 else measured, key=step_ms)

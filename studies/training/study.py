@@ -89,9 +89,9 @@ class TrainingBenchmark(Study):
     def report(self) -> Report:
         from studies.training.figure import training_figure
 
-        warm = [row for row in results.most_warmed_up(self.rows) if row["status"] == "ok"]
+        warm = results.most_warmed_up(self.measured)
         return Report(
-            results.finding(self.rows, self.available_bytes),
+            self.finding(results.finding),
             results.sections(self.rows, self.args.memory_snapshot),
             training_figure(warm, [results.label(row) for row in warm], self.device.name) if warm else None,
         )

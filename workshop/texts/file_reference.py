@@ -31,8 +31,8 @@ def documents_reference() -> str:
     sections = []
     for kind in document_types():
         names = [f"`{file.pattern}`" for file in FILES if file.document is kind]
-        base, fields = kind.__base__, fields_of(kind)
-        inherited = f"\nAlso the fields of {base.__name__}.\n" if base is not Document else ""
+        bases, fields = " and ".join(base.__name__ for base in kind.__bases__), fields_of(kind)
+        inherited = f"\nAlso the fields of {bases}.\n" if bases != Document.__name__ else ""
         declared = {name.removesuffix("_"): text for name, text in kind.__annotations__.items()}
         rows = [
             {"name": name, "type": text, "meaning": fields[name].meaning, "null where": fields[name].null}
