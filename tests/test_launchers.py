@@ -17,6 +17,7 @@ import launch_performance_study
 from harness.base.tables import ANSWER_LINES
 
 TRIVIAL = [*SMALL_MODEL, "--num-steps", "3"]
+EVERY_STEP = ["--num-steps", "20000", "--log-interval", "1"]  # is printed, of a run that lasts
 
 # Stands in for every command: tells what it was given, and ends as it is told.
 STAND_IN = """
@@ -401,7 +402,7 @@ def test_the_end_of_a_jobs_time_leaves_the_summaries_of_all_ranks(tmp_path):
     shared = {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "127.0.0.1,other"}
     shared |= {"MASTER_PORT": str(free_port()), "SLURM_LOCALID": "0"}
     environments = [step(rank) | shared | {"SLURM_NODEID": str(rank)} for rank in range(2)]
-    nodes = start_nodes(tmp_path, "train", "--num-steps", "20000", environments=environments)
+    nodes = start_nodes(tmp_path, "train", *EVERY_STEP, environments=environments)
     read_until(nodes[0], "Step 3/")  # the other rank, too, has taken part in step 3, and so completed two
     for node in nodes:
         node.send_signal(signal.SIGTERM)
@@ -444,7 +445,7 @@ def test_chosen_folder_is_used_twice(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_whose_launcher_alone_receives_a_signal(tmp_path):
-    process = start(str(PROJECT / "run_baseline.sh"), *SMALL_MODEL, "--num-steps", "20000", cwd=tmp_path)
+    process = start(str(PROJECT / "run_baseline.sh"), *SMALL_MODEL, *EVERY_STEP, cwd=tmp_path)
     read_until(process, "Step 5/")
     process.send_signal(signal.SIGTERM)
     code, out = finish(process)

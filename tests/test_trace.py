@@ -549,7 +549,7 @@ def test_a_step_is_attributed_whole(train, tmp_path):
         assert phases[component] == {"forward", "backward"}, component
     assert phases["optimizer"] == {"optimizer"}
     assert phases["data"] == {"data"}
-    assert "Step time breakdown: host time by named ranges, mean of 5 steps" in out
+    assert "Step time breakdown" in out and "of host time, mean of 5 steps" in " ".join(out.split())
 
 
 def test_backward_work_goes_to_the_range_that_caused_it(tmp_path):

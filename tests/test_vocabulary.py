@@ -240,6 +240,9 @@ FOREIGN = re.compile(
     r"|cpu_op|user_annotation|python_function|_foreach_|_fused_|cijk|mtia"
 )
 ALLOWED = {
+    "analysis/attribution/collectives.py": {"Bus bandwidth as nccl-tests define it"},  # a source
+    "analysis/commands/reading_flags.py": {"steps begin with the events of this name, not ProfilerStep"},  # for --help
+    "analysis/trace/redact.py": {"nccl_version"},  # an entry of a file's metadata
     "analysis/prediction/network.py": {"gloo", "nccl"},  # backends, as torch.distributed takes them
     "analysis/prediction/text.py": {"cuda_graphs"},  # a setting of the script
 }
