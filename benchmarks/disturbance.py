@@ -18,9 +18,6 @@ The second one compares each threshold with what quiet runs show and with what r
 that were slower by X.  A threshold separates them if it is above all of the first and at or below all of the second.
 What no run here showed is null.  With GOMP_SPINCOUNT=N before the command, the runs have that waiting policy.  The file
 is written after each run: an interruption loses only the one that has begun.
-
-Page faults are slow where a host has taken back memory that this machine did not use, which nothing here can cause.  So
-a line tells what a fault takes in memory freed just before, and at most in half of all free memory, or 16 GB of it.
 """
 
 import contextlib
@@ -44,19 +41,17 @@ from benchmarks.common import benchmark_parser, environment_of, report, save, st
 from harness.base.console import progress_bar, say
 from harness.base.tables import Column, column, text_columns, text_table
 from harness.documents.run import UNREPORTED, Disturbance
-from harness.documents.schema import Document, explained, field
-from harness.machine import disturbance, page_faults
+from harness.documents.schema import explained, field
+from harness.machine import disturbance
 from harness.machine.host_limits import cgroup_folders, usable_cores
-from harness.machine.page_faults import PROBED_BYTES, empty_tensor, fault_s, filling_fault_s
 
 STEPS_OF_A_RUN = ("--num-steps", "12")
-# Threshold, the figure of a run that it limits, what slowed the runs to compare with; None: nothing here can.
+# Threshold, the figure of a run that it limits, what slowed the runs to compare with.  No other threshold can be tried
+# without another machine: nothing here takes time or memory from a virtual machine.
 THRESHOLDS = (
     ("LONGEST_WAIT", "longest_wait_share", "busy_processes"),
     ("STEPS", "steps_disturbed_share", "busy_processes"),
     ("THROTTLED", "throttled_share", "quota_cores"),
-    ("STEAL", "steal_share", None),
-    ("SLOW_FAULTS", "fault_slowdown", None),
 )
 FROM_RUN = (
     "waited_share longest_wait_share pressure_share steal_share throttled_share switches_per_sec system_share "
@@ -67,12 +62,6 @@ FROM_RUN = (
 class DisturbedRun(Disturbance):
     quota_cores: float | None = field("that was set", null="none was set")
     steps_disturbed_share: float | None = field("of the averaged steps", null=UNREPORTED)
-
-
-class Threshold(Document):
-    quiet_largest: float | None = field("in a run without other processes", null="no quiet run showed it")
-    slowed_smallest: float | None = field("in a run that was slowed down", null="nothing here can cause it")
-    separates: bool | None = field("the two", null="quiet and slowed runs must both show it")
 
 
 @contextlib.contextmanager
@@ -106,17 +95,6 @@ def why_no_quota(groups: list[Path]) -> str | None:
             return None
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-
-
-def page_fault_times() -> dict[str, float]:
-    """Microseconds of CPU time that a page fault takes in memory freed just before, and at most in free memory."""
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    held, slowest_s = [], 0.0
-    for _ in range(min(free_bytes // 2, 2**34) // PROBED_BYTES):
-        held.append(empty_tensor())
-        slowest_s = max(slowest_s, filling_fault_s(held[-1]) or 0.0)
-    held.clear()
-    return {"freed_us": 1e6 * (fault_s() or 0.0), "slowest_us": 1e6 * slowest_s}
 
 
 def measured_run(busy: float, quota: float | None, flags: list[str], groups: list[Path]) -> dict:
@@ -189,21 +167,18 @@ def threshold_rows(runs: list[dict], slow_down: float) -> list[dict]:
     """Each threshold beside what quiet runs and slowed runs show.  What no run showed is null, with the reason."""
     quiet, rows = quiet_ms(runs), []
     for name, figure, cause in THRESHOLDS:
-        threshold = getattr(page_faults if name == "SLOW_FAULTS" else disturbance, name)
-        slowed = [run for run in runs if cause and run[cause] and quiet and run["step_ms"] >= (1 + slow_down) * quiet]
+        slowed = [run for run in runs if run[cause] and quiet and run["step_ms"] >= (1 + slow_down) * quiet]
         still, slow = extent([run for run in runs if is_quiet(run)], figure), extent(slowed, figure)
-        values = {
-            "threshold": name,
-            "value": threshold,
-            "figure": figure,
-            "quiet_largest": still and still[1],
-            "slowed_runs": len(slowed),
-            "slowed_smallest": slow and slow[0],
-            "separates": still[1] < threshold <= slow[0] if still and slow else None,
+        threshold = getattr(disturbance, name)
+        row = {"threshold": name, "value": threshold, "figure": figure, "slowed_runs": len(slowed)}
+        row["separates"] = still[1] < threshold <= slow[0] if still and slow else None
+        row |= {"quiet_largest": still and still[1], "slowed_smallest": slow and slow[0]}
+        reasons = {
+            "separates": "quiet and slowed runs must both show it",
+            "quiet_largest": "no quiet run showed it",
+            "slowed_smallest": f"no run was slower by {slow_down:.0%} that showed it",
         }
-        if cause:
-            values["slowed_smallest_reason"] = f"no run was slower by {slow_down:.0%} that showed it"
-        rows.append(explained(values, Threshold))
+        rows.append(row | {f"{name}_reason": why for name, why in reasons.items() if row[name] is None})
     return rows
 
 
@@ -235,9 +210,6 @@ def main() -> None:
         save(args.output, **about, rows=runs)
     say(*text_table(COLUMNS, combinations(runs)), "")
     report(THRESHOLD_COLUMNS, about["thresholds"], None)
-    about["page_faults"] = us = page_fault_times()
-    say(f"A page fault takes {us['freed_us']:.2f} us in memory freed just before, at most {us['slowest_us']:.2f} us")
-    save(args.output, **about, rows=runs)
 
 
 COLUMNS = (

@@ -9,7 +9,7 @@ from helpers import PROJECT, finish, start
 from test_disturbance import needs_linux
 
 from benchmarks import disturbance as benchmark
-from harness.machine import disturbance, page_faults
+from harness.machine import disturbance
 from harness.machine.host_limits import cgroup_folders
 from harness.run.startup import WAITING_POLICIES, default_variables
 
@@ -57,7 +57,6 @@ def made_up_runs(monkeypatch):
 
     monkeypatch.setattr(benchmark, "training_run", run)
     monkeypatch.setattr(benchmark, "why_no_quota", lambda groups: "not permitted")
-    monkeypatch.setattr(benchmark, "page_fault_times", lambda: {"freed_us": 1.5, "slowest_us": 9.0})
     return limits
 
 
@@ -70,7 +69,7 @@ def test_the_benchmark_of_thresholds(command, made_up_runs, tmp_path):
     assert found["quotas_reason"] == "not permitted"
     assert found["flags"][-2:] == ["--num-steps", "2"]
     assert {"command_line", "timestamp", "device"} <= found["environment"].keys()
-    longest, disturbed_steps, throttled, stolen, slow_faults = found["thresholds"]
+    longest, disturbed_steps, throttled = found["thresholds"]
     assert (longest["quiet_largest"], longest["separates"]) == (0.02, True)
     assert longest["slowed_smallest"] == pytest.approx(0.42)
     assert longest["value"] == disturbance.LONGEST_WAIT
@@ -78,9 +77,6 @@ def test_the_benchmark_of_thresholds(command, made_up_runs, tmp_path):
     assert (disturbed_steps["quiet_largest"], disturbed_steps["slowed_smallest"]) == (0.0, 0.5)
     assert throttled["separates"] is None
     assert "no run was slower" in throttled["slowed_smallest_reason"]
-    assert stolen["slowed_smallest_reason"] == slow_faults["slowed_smallest_reason"] == "nothing here can cause it"
-    assert (slow_faults["value"], slow_faults["quiet_largest"]) == (page_faults.SLOW_FAULTS, 1.1)
-    assert "A page fault takes 1.50 us in memory freed just before, at most 9.00 us" in out
     assert found["rows"][0]["pressure_share_reason"] == "no pressure"
     assert found["rows"][0]["steps_ms"] == [100.0, 110.0]
     assert "not permitted" in out

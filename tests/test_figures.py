@@ -221,8 +221,7 @@ def scaling_rows() -> list[dict]:
         for k, (mode, bucket_mb) in enumerate(modes)
         for world_size in (2, 4)
     ]  # fmt: skip
-    memory = {"measured_memory_bytes": 120 * MB, "predicted_memory_bytes": 120 * MB}
-    return [row | memory | {"scaling": scaling} for scaling in ("weak", "strong") for row in rows]
+    return [row | {"scaling": scaling} for scaling in ("weak", "strong") for row in rows]
 
 
 RSS = "resident set size of the process, libraries included (--profile-memory counts only tensors)"

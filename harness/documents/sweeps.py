@@ -189,7 +189,6 @@ class MemoryStudyRow(SweepRow):
     samples_per_sec: float | None = field("at the mean", null=UNTOLD)
     tokens_per_sec: float | None = field("at the mean", null=UNTOLD)
     folder: str | None = field("of the run, in the folder of the sweep", null=UNTOLD)
-    shares_of_fit: dict[str, float] | None = field("constant, linear, quadratic", null="there is no fit")
 
 
 class PassTimesRow(SweepRow):

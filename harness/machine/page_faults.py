@@ -22,9 +22,9 @@ from harness.documents.schema import because, unknown
 from harness.machine.cpu_counters import Interval
 
 SETTLED = 2  # steps after which memory is no longer touched for the first time: step 1 makes the optimizer's state
-# The kernel's time, over that which its page faults need.  benchmarks/disturbance.py shows both sides: on a virtual
-# machine, a fault took 4 to 7 times as long in memory that the host had taken back as in memory freed just before; runs
-# of all sizes, with few faults and with many, were at 0.7 to 1.3.
+# The kernel's time, over that which its page faults need.  On a virtual machine, a fault took 4 to 7 times as long in
+# memory that the host had taken back as in memory freed just before; runs of all sizes, with few faults and with many,
+# were at 0.7 to 1.3.
 SLOW_FAULTS = 2.0
 FAULT_SHARE = 0.05  # of CPU time, that page faults need at least: other work of the kernel is not taken for slow faults
 # A second, in the median step.  Each waits for a disk, for up to 10 ms: 5% of the step, as with LONGEST_WAIT.  The

@@ -58,18 +58,13 @@ def grouped(rows: Iterable[dict], key: Callable[[dict], object]) -> dict:
     return groups
 
 
-def noise_of(rows: Sequence[dict], *spreads: str) -> float | None:
-    """The smallest difference of two means that their standard deviations can resolve; None if one is unknown."""
-    if any(row.get(spread) is None for row in rows for spread in spreads):
-        return None
-    return noise_of_means(*(row[spread] / math.sqrt(row.get("repetitions") or 1) for row in rows for spread in spreads))
-
-
 def compared(row: dict, baseline: dict, *names: str) -> tuple[float, str]:
     """The ratio of times that add up, such as forward and backward, of two rows, and the word of judged()."""
     ms, base_ms = (sum(one[f"{name}_ms"] for name in names) for one in (row, baseline))
-    noise = noise_of((row, baseline), *(f"{name}_std_ms" for name in names))
-    interval = None if noise is None else ((ms - noise) / base_ms, (ms + noise) / base_ms)
+    spreads, interval = [(one, one.get(f"{name}_std_ms")) for one in (row, baseline) for name in names], None
+    if all(std is not None for _, std in spreads):
+        noise = noise_of_means(*(std / math.sqrt(one.get("repetitions") or 1) for one, std in spreads))
+        interval = ((ms - noise) / base_ms, (ms + noise) / base_ms)
     return ms / base_ms, judged(ms / base_ms, interval, row, baseline)
 
 

@@ -41,17 +41,12 @@ def peaks_in_optimizer(row: dict) -> bool:
 
 
 def shares(fitted: dict, batch_size: int, seq_len: int) -> dict[str, float]:
-    """Share of each term in the fitted peak."""
+    """Share of each term in the fitted peak; {} without a fit."""
+    if fitted["rows"] is None:
+        return {}
     sizes = (1, batch_size * seq_len, batch_size * seq_len**2)
     parts = [fitted[f"{term}_bytes"] * size for term, size in zip(TERMS, sizes, strict=True)]
     return {term: part / sum(parts) for term, part in zip(TERMS, parts, strict=True)}
-
-
-def with_shares(rows: list[dict], fitted: dict) -> list[dict]:
-    rows = [{name: value for name, value in row.items() if name != "shares_of_fit_reason"} for row in rows]
-    if fitted["rows"] is None:
-        return [row | unknown("there is no fit", "shares_of_fit") for row in rows]
-    return [row | {"shares_of_fit": shares(fitted, row["batch_size"], row["seq_len"])} for row in rows]
 
 
 def growth_factors(rows: list[dict]) -> list[dict]:
@@ -88,8 +83,9 @@ def table(rows: list[dict]) -> Section:
         return row["predicted_bytes"] / row["peak_bytes"] - 1 if known else None
 
     def share(term: str) -> Column:
-        return Column(term, lambda row: (row.get("shares_of_fit") or {}).get(term), ".1%")
+        return Column(term, lambda row: shares(fitted, row["batch_size"], row["seq_len"]).get(term), ".1%")
 
+    fitted = fit(rows)
     unit = "token" if any(row["seq_len"] > 1 for row in rows) else "sample"
     columns = (
         column("batch", "batch_size"),
@@ -99,7 +95,7 @@ def table(rows: list[dict]) -> Section:
         Column("error", error, "+.2%"),
         column(f"KB/{unit}", "bytes_per_token", ",.1f", 1024),
         column(f"{unit}s/s", "tokens_per_sec", ",.0f"),
-        *optional(*(share(term) for term in TERMS)),
+        *optional(*map(share, TERMS)),
         status_column(),
     )
     return Section("Peak memory of a step (live tensors), with the share of each term of the fit", columns, rows)

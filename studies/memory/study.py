@@ -101,7 +101,6 @@ class MemoryStudy(Study):
         from studies.memory.figure import memory_figure
 
         fitted, factors = results.fit(self.rows), results.growth_factors(self.rows)
-        self.sweep.rows = results.with_shares(self.rows, fitted)
         workload = self.workload
         about = f"{workload.parameter_count():,} parameters, {workload.precision}, on {self.device.name}"
         return Report(

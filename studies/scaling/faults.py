@@ -23,29 +23,23 @@ class Fault:
     parallel: str  # the mode that it is planted in
     text: str
     settings: tuple[tuple[str, object], ...] = ()  # of ParallelConfig, as flags would set them
-    named_by: tuple[str, ...] = ()  # all findings that name it
+    named_by: tuple[str, ...] = ()  # all findings that name it; (): the one of its own name
 
     def planted(self, workload: Workload) -> Workload:
         return workload.with_settings(**dict(self.settings))
 
 
 FAULTS = {
-    "slow-rank": Fault(
-        "ddp", f"the last rank computes each forward pass {1 + EXTRA_PASSES} times", named_by=("slow-rank",)
-    ),
-    "more-data": Fault(
-        "ddp", f"the last rank has {MORE_DATA} times the samples of the others", named_by=("more-data",)
-    ),
-    "small-buckets": Fault("ddp", "--bucket-mb 0.05", (("bucket_mb", 0.05),), ("small-buckets",)),
-    "no-overlap": Fault(
-        "ddp", "gradients are reduced after the backward pass, all in one all-reduce", named_by=("no-overlap",)
-    ),
+    "slow-rank": Fault("ddp", f"the last rank computes each forward pass {1 + EXTRA_PASSES} times"),
+    "more-data": Fault("ddp", f"the last rank has {MORE_DATA} times the samples of the others"),
+    "small-buckets": Fault("ddp", "--bucket-mb 0.05", (("bucket_mb", 0.05),)),
+    "no-overlap": Fault("ddp", "gradients are reduced after the backward pass, all in one all-reduce"),
     "naive": Fault(
         "ddp",
         "gradients are reduced after the backward pass, an all-reduce for each parameter",
         named_by=("no-overlap", "small-buckets"),
     ),
-    "fine-wrapping": Fault("fsdp", "--fsdp-wrap sublayer", (("fsdp_wrap", "sublayer"),), ("fine-wrapping",)),
+    "fine-wrapping": Fault("fsdp", "--fsdp-wrap sublayer", (("fsdp_wrap", "sublayer"),)),
 }
 
 

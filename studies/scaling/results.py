@@ -99,7 +99,7 @@ def verdicts(rows: list[dict]) -> list[dict]:
 
 
 def verdict_on_fault(row: dict, reference: dict | None) -> dict:
-    wanted, now = {*FAULTS[row["fault"]].named_by}, findings(row, reference)
+    wanted, now = {*(FAULTS[row["fault"]].named_by or (row["fault"],))}, findings(row, reference)
     before = findings(reference, None) if reference else {}
     named = wanted <= now.keys() and not wanted & before.keys()
     texts = [now[name] for name in sorted(now, key=lambda name: name not in wanted)] or ["nothing was found"]
