@@ -29,7 +29,7 @@ def attention_figure(rows: list[dict], about: str) -> Figure:
             lines_over_sequence(axes, some, measured, n, scale, predicted=False)
             if predicted:
                 lines_over_sequence(axes, some, predicted, n, scale, predicted=True)
-        log_axis(axes.xaxis, ticks_among(sorted({row["seq_len"] for row in rows})))
+        log_axis(axes.xaxis)
         log_axis(axes.yaxis)
         axes.margins(0.1, tight=False)
         axes.set_xlabel("sequence length (tokens)")
@@ -54,12 +54,3 @@ def lines_over_sequence(axes, rows: list[dict], key: str, n: int, scale: float, 
         axes.plot(
             *zip(*points, strict=True), marker=marker, linestyle=dashes, color=color, **{"linewidth": 1.4, **style}
         )
-
-
-def ticks_among(lengths: list[int]) -> list[int]:
-    """Those lengths whose labels have room on a logarithmic axis: the longest, the shortest, and between them."""
-    kept = lengths[-1:]
-    for length in reversed(lengths):
-        if kept[0] / length >= max(1.3, (lengths[-1] / lengths[0]) ** 0.29):
-            kept.insert(0, length)
-    return kept if len(kept) < 2 else [lengths[0], *kept[1:]]

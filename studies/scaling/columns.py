@@ -132,7 +132,7 @@ def efficiency(row: dict, base: dict | None) -> dict:
         return {"efficiency": 1.0} | unknown("it is the base", "efficiency_95")
     times = row["step_times_ms"], base["step_times_ms"]
     if min(map(len, times)) < 2:
-        return {"efficiency": of_rank, "efficiency_95": None}
+        return {"efficiency": of_rank} | unknown("needs two launches", "efficiency_95")
     interval = median_interval(np.divide, *times)
     scale = of_rank * row["step_ms"] / base["step_ms"]  # samples per rank, relative to the base
     return {"efficiency": of_rank, "efficiency_95": [scale / high for high in reversed(interval)]}

@@ -24,16 +24,17 @@ def measure_steps(rank: RankContext, workload: Workload, steps: int, warmup: int
     if fault == "more-data" and is_last(rank):
         workload = workload.with_settings(batch_size=MORE_DATA * workload.batch_size)
     state, model = state_with_fault(workload, rank, fault)
-    stream = CountedBatches(workload.batches(rank.device, rank.rank))
+    samples: list[int] = []
+    stream = counted(workload.batches(rank.device, rank.rank), samples)
     meter = StepMeter(rank.device, rank.world_size, lambda step: False, lambda record: None)
     workload.train(state, stream, warmup + steps, meter, NullMeter())
     meter.read_finished(wait=True)
-    samples = stream.samples // (warmup + steps)
+    samples_of_step = sum(samples) // (warmup + steps)
     memory = tracked(workload, state, model, stream, rank)
     return {
         "step_ms": [record.total_ms for record in meter.records[warmup:]],
         "local_step_ms": local_steps(workload, state, stream, steps, rank),
-        "samples": samples,
+        "samples": samples_of_step,
         "peak_bytes": memory["peak_bytes"],
         "bytes_by_category": memory["peak"]["bytes_by_category"],
         "collectives": memory["collectives"],
@@ -57,19 +58,11 @@ def state_with_fault(workload: Workload, rank: RankContext, fault: str | None) -
     return state._replace(model=replicated(model, parallel, rank.device)), model
 
 
-class CountedBatches:
-    """The batches of a rank; counts their samples."""
-
-    def __init__(self, stream: Iterator):
-        self.stream, self.samples = stream, 0
-
-    def __iter__(self) -> CountedBatches:
-        return self
-
-    def __next__(self):
-        batch = next(self.stream)  # (input_ids, labels), [B, S] each
-        self.samples += len(batch[0])
-        return batch
+def counted(stream: Iterator, samples: list[int]) -> Iterator:
+    """The batches of a rank, whose numbers of samples are noted."""
+    for batch in stream:  # (input_ids, labels), [B, S] each
+        samples.append(len(batch[0]))
+        yield batch
 
 
 class OverlapTracker(MemoryTracker):

@@ -14,18 +14,16 @@ from studies.engine.columns import optional, status_column
 from studies.scaling.columns import base_of, efficiency, predicted_efficiency, same
 from studies.scaling.faults import FAULTS
 
-CONCLUDED = ("efficiency", "efficiency_95", "predicted_efficiency", "findings")  # of several rows together
 SLOW = 1.2  # times as long as the other ranks' local steps, and the rank is named
 MANY = 2.0  # times the calls for the same bytes, and they are too small
 
 
 def with_conclusions(rows: list[dict], network: Network | None) -> list[dict]:
-    """The rows with efficiency, measured and predicted, and findings, in the order of their columns."""
+    """The rows with efficiency, measured and predicted, and findings."""
     out = []
     for row in rows:
-        row = {name: value for name, value in row.items() if name.removesuffix("_reason") not in CONCLUDED}
         if row["status"] == "ok":
-            row |= efficiency(row, base_of(row, rows)) | predicted_efficiency(row, base_of(row, rows), network)
+            row = row | efficiency(row, base_of(row, rows)) | predicted_efficiency(row, base_of(row, rows), network)
             row["findings"] = [*findings(row, row_without_fault(row, rows)).values()]
         out.append(row)
     return out

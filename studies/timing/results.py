@@ -33,7 +33,6 @@ def with_conclusions(rows: list[dict]) -> list[dict]:
 
 
 def with_conclusion(row: dict, right: dict) -> dict:
-    row = {name: value for name, value in row.items() if name not in ("conclusion_reason", "baseline_factor_reason")}
     low, high = interval_of(right)
     is_right = row["method"] == RIGHT
     text = as_fast(row["ratio"]) + doubt(row) if is_right else conclusion(row["ratio"], right["ratio"], (low, high))
