@@ -16,6 +16,10 @@ def label(row: dict) -> str:
     return f"{row['implementation']} {row['dtype']} d{row['d_head']} S {row['seq_len']}"
 
 
+def result(row: dict) -> str:
+    return f"{row['forward_ms']:.2f} + {row['backward_ms']:.2f} ms, {megabytes(row['memory_bytes'])}"
+
+
 def group_of(row: dict) -> tuple:
     return tuple(row[name] for name in GROUP)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-from harness.base.units import megabytes
 from harness.documents.sweeps import AttentionBenchmarkRow
 from studies.attention import results
 from studies.attention.cost import measure_attention, predicted_or_refused
@@ -16,8 +15,7 @@ from studies.engine.sweep import Cell
 
 
 class AttentionBenchmark(Study):
-    name, row_type, key = "attention_benchmark", AttentionBenchmarkRow, KEY
-    label, table = staticmethod(results.label), staticmethod(results.table)
+    name, row_type, key, results = "attention_benchmark", AttentionBenchmarkRow, KEY, results
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
@@ -58,9 +56,6 @@ class AttentionBenchmark(Study):
         peak = prediction["predicted_peak_bytes"]
         outcome, columns = self.measure_in_process(peak, *work, precision=spec["dtype"])
         return [spec | prediction | (columns or {}) | outcome]
-
-    def result(self, row: dict) -> str:
-        return f"{row['forward_ms']:.2f} + {row['backward_ms']:.2f} ms, {megabytes(row['memory_bytes'])}"
 
     def report(self) -> Report:
         growth = results.growth_rows(self.rows)

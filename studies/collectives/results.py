@@ -51,6 +51,14 @@ def common_fit(measured: list[dict]) -> dict | None:
 # ---- Reporting -----------------------------------------------------------------------------------------------------
 
 
+def label(row: dict) -> str:
+    return f"{row['world_size']} ranks"
+
+
+def result(row: dict) -> str:
+    return f"{row['kind']} of {row['bytes']:,} bytes in {row['time_us']:,.1f} us"
+
+
 def finding(fit: dict | None, backend: str) -> list[str]:
     if fit is None:
         return ["No fit: it needs two sizes that were measured."]

@@ -29,8 +29,7 @@ class CollectiveLaunch(Cell):
 
 class CollectiveBenchmark(Study):
     name, row_type, key = "collective_benchmark", CollectiveBenchmarkRow, ("kind", "world_size", "bytes")
-    predicts = False
-    table = staticmethod(results.table)
+    results, predicts = results, False
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
@@ -76,12 +75,6 @@ class CollectiveBenchmark(Study):
             return [row | outcome for row in cell.rows]
         times = [answer["times_us"] for answer in answers]
         return [row | outcome | results.measured_columns(row, times) for row in cell.rows]
-
-    def label(self, row: dict) -> str:
-        return f"{row['world_size']} ranks"
-
-    def result(self, row: dict) -> str:
-        return f"{row['kind']} of {row['bytes']:,} bytes in {row['time_us']:,.1f} us"
 
     def report(self) -> Report:
         """And keep the fit for predictions."""

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from analysis.prediction.capacity import capacity_elsewhere
 from harness.base.command_line import OneLineParser
@@ -29,6 +30,8 @@ NOT_SETTINGS = ("device", "output_dir", "resume", "notes", "verbose")  # flags t
 class Study(SweepKind, ABC):
     """A sweep: a subclass says which flags and cells it has, how a cell is measured, and what the rows say."""
 
+    # label(row): what a row is, and result(row): what was measured, for its line of output; table(rows)
+    results: ModuleType
     predicts = True  # the memory of its rows, so that those that would not fit are skipped
     predicted_column = "predicted_peak_bytes"
     not_with_workload: Sequence[str] = ()  # the flags that --workload takes the place of
@@ -71,17 +74,9 @@ class Study(SweepKind, ABC):
     def measure(self, cell: Cell) -> list[dict]:
         """The rows of a cell."""
 
-    @abstractmethod
-    def label(self, row: dict) -> str:
-        """What a row is, for its line of output."""
-
-    @abstractmethod
-    def result(self, row: dict) -> str:
-        """What was measured, for the same line."""
-
-    @abstractmethod
     def table(self, rows: list[dict]) -> Section:
         """The rows; also of an interrupted sweep."""
+        return self.results.table(rows)
 
     @abstractmethod
     def report(self) -> Report:
@@ -125,7 +120,7 @@ class Study(SweepKind, ABC):
         """of_measured(rows, *more) of the rows that were measured; without any, which peaks are predicted to fit."""
         if self.measured:
             return of_measured(self.measured, *more)
-        return predicted_finding(self.rows, self.predicted_column, label or self.label, self.available_bytes)
+        return predicted_finding(self.rows, self.predicted_column, label or self.results.label, self.available_bytes)
 
     def _measure_all(self, todo: list[Cell]) -> None:
         started, measured = time.monotonic(), 0
@@ -133,7 +128,7 @@ class Study(SweepKind, ABC):
             for i, cell in enumerate(todo, 1):
                 if not self.sweep.is_open(cell):  # an earlier round of it failed
                     continue
-                self.bar.set_postfix_str(self.label(cell.rows[0]))
+                self.bar.set_postfix_str(self.results.label(cell.rows[0]))
                 rows = self.measure(cell)
                 measured += any(row["status"] != "skipped" for row in rows)
                 self.sweep.keep(rows)
@@ -143,9 +138,9 @@ class Study(SweepKind, ABC):
                 self.while_waiting(f"{i} of {len(todo)}: {self._progress(rows[-1], left)}")
 
     def _progress(self, row: dict, left: str) -> str:
-        outcome = self.result(row) if row["status"] == "ok" else f"{row['status']}, {row['reason']}"
+        outcome = self.results.result(row) if row["status"] == "ok" else f"{row['status']}, {row['reason']}"
         why = f"; disturbed: {first_reason(row)}" if row.get("disturbed") else ""
-        return f"{self.label(row)}: {outcome}{left}{why}"
+        return f"{self.results.label(row)}: {outcome}{left}{why}"
 
     def while_waiting(self, told: str = "") -> None:
         """Keep the progress bar alive, above which is printed what is told."""

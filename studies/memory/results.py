@@ -77,6 +77,10 @@ def label(row: dict) -> str:
     return batch_text(row["batch_size"], row["seq_len"])
 
 
+def result(row: dict) -> str:
+    return megabytes(row["peak_bytes"])
+
+
 def table(rows: list[dict]) -> Section:
     def error(row: dict) -> float | None:
         known = row["peak_bytes"] and row["predicted_bytes"]

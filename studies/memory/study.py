@@ -11,7 +11,6 @@ from harness.base.command_line import OneLineParser
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.text import flag_of
-from harness.base.units import megabytes
 from harness.documents.sweeps import MemoryStudyRow
 from harness.instruments.schedule import ProfilerConfig
 from studies.engine.columns import predicted_peak
@@ -40,10 +39,9 @@ class Run(Cell):
 
 
 class MemoryStudy(Study):
-    name, row_type, key = "memory_study", MemoryStudyRow, results.KEY
+    name, row_type, key, results = "memory_study", MemoryStudyRow, results.KEY, results
     predicted_column = "predicted_bytes"
     not_with_workload = ("batch_sizes", "seq_lens")
-    label, table = staticmethod(results.label), staticmethod(results.table)
 
     @classmethod
     def parser(cls, documentation: str) -> OneLineParser:
@@ -93,9 +91,6 @@ class MemoryStudy(Study):
         work = (tracked_run, cell.workload, profiling, self.sweep.folder)
         outcome, columns = self.measure_in_process(row["predicted_bytes"], *work, precision=cell.workload.precision)
         return [row | (columns or {}) | outcome]
-
-    def result(self, row: dict) -> str:
-        return megabytes(row["peak_bytes"])
 
     def report(self) -> Report:
         from studies.memory.figure import memory_figure

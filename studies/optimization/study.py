@@ -44,12 +44,11 @@ class Ladder(Cell):
 
 
 class OptimizationStudy(Study):
-    name, row_type, key = "optimization_study", OptimizationStudyRow, results.KEY
+    name, row_type, key, results = "optimization_study", OptimizationStudyRow, results.KEY, results
     lists = LISTS
     not_with_workload = ("sizes", "seq_len", "batch_size")
     predicted_column = "predicted_memory_bytes"
     with_table = False
-    label, result, table = staticmethod(results.label), staticmethod(results.result), staticmethod(results.table)
 
     @staticmethod
     def add_flags(flags: Flags) -> None:

@@ -130,7 +130,7 @@ def side_by_side(rows: list[dict]) -> list[dict]:
 
 
 def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.device) -> list[Section]:
-    """A table for each model with its conclusions, and one for its parts."""
+    """A table for each model, and one for its parts."""
     ran = [name for name in AUTOCAST if name not in lacking]
     columns = (
         column("tensor", "what", left=True),
@@ -145,25 +145,10 @@ def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.devi
             for is_part in (False, True)
         )
         title = f"Data types of {model} under autocast, on {device.type}"
-        sections.append(Section(title, columns, side_by_side(hooked), [conclusions(hooked, name) for name in ran]))
+        sections.append(Section(title, columns, side_by_side(hooked)))
         if parts:
             text = ["All data types of the tensors that a part creates: results, and casts of its inputs and weights."]
             sections.append(Section(f"Parts of the forward pass of {model}", columns, side_by_side(parts), text))
     sections = sections or [Section("Data types under autocast")]
     sections[-1].note += [f"Not run under {name}: {reason}" for name, reason in lacking.items() if name in AUTOCAST]
     return sections
-
-
-def conclusions(rows: list[dict], autocast: str) -> str:
-    """Which outputs are float32, and the types of parameters, gradients and optimizer state."""
-    rows = [row for row in rows if row["autocast"] == autocast]
-    outputs: dict[str, set[str]] = {}
-    for row in rows:
-        if row["what"] not in KEPT:
-            outputs.setdefault(row["name"] if row["what"] == "output" else row["what"], set()).add(row["dtype"])
-    wide = [name for name, dtypes in outputs.items() if dtypes == {"float32"}]
-    kept = sorted({row["dtype"] for row in rows if row["what"] in KEPT})
-    return (
-        f"Under {autocast}, of {len(outputs)} kinds of output these are float32: {', '.join(wide) or 'none'}. "
-        f"Parameters, gradients and optimizer state are {', '.join(kept)}."
-    )

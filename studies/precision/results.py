@@ -14,6 +14,10 @@ def label(row: dict) -> str:
     return f"{row['size']} {row['precision']}"
 
 
+def result(row: dict) -> str:
+    return f"{row['step_ms']:.2f} ms"
+
+
 def finding(rows: list[dict]) -> list[str]:
     """Step time and predicted memory of each precision, relative to fp32."""
     fp32 = next((row for row in rows if row["precision"] == "fp32"), None)

@@ -11,15 +11,13 @@ from studies.engine.report import Report
 from studies.engine.study import Study
 from studies.precision import number_formats, results
 from studies.precision.autocast import AUTOCAST, data_types, dtype_sections
-from studies.training.results import result
 from studies.training.study import TrainingRun, measured_rows
 
 KEY = ("size", "seq_len", "batch_size", "precision")
 
 
 class PrecisionStudy(Study):
-    name, row_type, key = "precision_study", StepTimesRow, KEY
-    label, result, table = staticmethod(results.label), staticmethod(result), staticmethod(results.table)
+    name, row_type, key, results = "precision_study", StepTimesRow, KEY, results
 
     @staticmethod
     def add_flags(flags: Flags) -> None:

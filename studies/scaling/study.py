@@ -41,9 +41,8 @@ class ScalingLaunch(Cell):
 
 
 class ScalingStudy(Study):
-    name, row_type, key = "scaling_study", ScalingStudyRow, columns.KEY
+    name, row_type, key, results = "scaling_study", ScalingStudyRow, columns.KEY, results
     predicted_column = "predicted_memory_bytes"
-    label, result = staticmethod(results.label), staticmethod(results.result)
 
     @staticmethod
     def add_flags(flags: Flags) -> None:

@@ -65,6 +65,14 @@ def doubt(right: dict) -> str:
 # ---- Reporting -----------------------------------------------------------------------------------------------------
 
 
+def label(row: dict) -> str:
+    return row["method"]
+
+
+def result(row: dict) -> str:
+    return f"{row['baseline_ms']:.2f} and {row['changed_ms']:.2f} ms"
+
+
 def finding(rows: list[dict], change: str) -> list[str]:
     """The effect by the right method, and which wrong ones conclude something else."""
     right, *others = rows

@@ -18,8 +18,7 @@ from tiny_llama_v1 import TinyLlamaWorkload
 
 class TimingStudy(Study):
     name, row_type, key = "timing_study", TimingStudyRow, ("method",)
-    predicts = False
-    table = staticmethod(results.table)
+    results, predicts = results, False
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
@@ -75,12 +74,6 @@ class TimingStudy(Study):
                 return outcome, None
             both.append(times_ms)
         return outcome, {NO_WARM_UP: both}
-
-    def label(self, row: dict) -> str:
-        return row["method"]
-
-    def result(self, row: dict) -> str:
-        return f"{row['baseline_ms']:.2f} and {row['changed_ms']:.2f} ms"
 
     def report(self) -> Report:
         from studies.timing.figure import timing_figure

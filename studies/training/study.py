@@ -28,9 +28,8 @@ class TrainingRun(Cell):
 
 
 class TrainingBenchmark(Study):
-    name, row_type, key = "training_benchmark", TrainingBenchmarkRow, results.KEY
-    not_with_workload = ("sizes", "seq_lens", "batch_size", "attention", "memory_snapshot")
-    label, result, table = staticmethod(results.label), staticmethod(results.result), staticmethod(results.table)
+    name, row_type, key, results = "training_benchmark", TrainingBenchmarkRow, results.KEY, results
+    not_with_workload = ("sizes", "seq_lens", "batch_size", "memory_snapshot")
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
@@ -46,10 +45,8 @@ class TrainingBenchmark(Study):
         text = "warm-up steps before the repetitions, a row for each number (%(default)s)"
         flags.count("--warmups", text, minimum=0, nargs="+", default=ByDevice([5], [1]))
         flags.count("--repetitions", "steps measured (%(default)s)", default=ByDevice(10, 5))
-        flags.add("--attention", choices=["eager", "sdpa"], default="eager", help="as in tiny_llama_v1.py (eager)")
         text = "as in tiny_llama_v1.py (PyTorch's choice)"
         flags.add("--optimizer-impl", choices=["foreach", "fused"], help=text)
-        flags.add("--activation-checkpointing", action="store_true", help="as in tiny_llama_v1.py")
         text = "peak memory by sequence length (128 256 512): from a GPU's allocator, with its history, else predicted"
         flags.add("--memory-snapshot", action="store_true", help=text)
         flags.workload()
@@ -64,11 +61,11 @@ class TrainingBenchmark(Study):
 
     def cells(self) -> list[TrainingRun]:
         args = self.args
-        names = ("batch_size", "device", "attention", "optimizer_impl", "activation_checkpointing")
+        names = ("batch_size", "device", "optimizer_impl")
         common, sizes = {name: getattr(args, name) for name in names}, args.sizes
         if args.workload:
             sizes = [None]
-            common |= {"workload": args.workload, "attention": None}
+            common["workload"] = args.workload
         cells = []
         for size, seq_len, mode, precision, compiled in itertools.product(
             sizes, args.seq_lens, args.modes, args.precisions, [False, True] if args.compile else [False]
