@@ -309,7 +309,7 @@ def test_progress_of_a_sweep_fits_the_screen(monkeypatch, capsys):
     rows = []
     sweep = SimpleNamespace(keep=rows.extend, write=lambda: None, is_open=bool)
     study = SimpleNamespace(name="a_study", sweep=sweep, measure=lambda cell: cell.rows)
-    study.label, study.result = (lambda one: "a row"), (lambda one: "1.00 ms")
+    study.results = SimpleNamespace(label=lambda one: "a row", result=lambda one: "1.00 ms")
     study._progress = functools.partial(Study._progress, study)
     study.while_waiting = functools.partial(Study.while_waiting, study)
     Study._measure_all(study, [SimpleNamespace(rows=[one]) for one in (row, failed)])
