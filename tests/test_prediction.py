@@ -18,7 +18,7 @@ from analysis.hardware import measuring
 from analysis.hardware.datasheets import DATASHEETS
 from analysis.prediction.document import memory_prediction, time_bounds
 from analysis.prediction.memory import peak_bytes, predicted_memory
-from analysis.prediction.search import MOST_TOKENS, first_where, largest_batch, largest_that_fits, longest_sequence
+from analysis.prediction.search import MOST_TOKENS, first_where, largest_size, largest_that_fits
 from analysis.prediction.text import next_step, what_fits
 from analysis.trace.tables import read_trace
 from harness.base.ranges import trace_range
@@ -103,7 +103,7 @@ def test_what_fits_is_the_largest_that_does(flags, precision, shape):
     more, capacity = flags.get("gradient_accumulation_steps", 1), 3_300_000
     settings = {"batch_size": shape[0] * more, "seq_len": shape[1], "precision": precision} | flags
     workload = workload_of(replace(SMALL, n_layers=1), **settings)
-    batch, seq = largest_batch(workload, False, capacity), longest_sequence(workload, False, capacity)
+    batch, seq = (largest_size(workload, False, capacity, name) for name in ("batch_size", "seq_len"))
     assert batch % more == 0
 
     def peak(**changes) -> int:
@@ -115,7 +115,7 @@ def test_what_fits_is_the_largest_that_does(flags, precision, shape):
 
 def test_nothing_fits_where_weights_alone_do_not():
     workload = workload_of(SMALL)
-    assert largest_batch(workload, False, 10_000) == longest_sequence(workload, False, 10_000) == 0
+    assert [largest_size(workload, False, 10_000, name) for name in ("batch_size", "seq_len")] == [0, 0]
 
 
 # --- dry runs ---

@@ -7,11 +7,7 @@ import math
 from analysis.attribution.components import OPERATOR_KINDS
 from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, noise_of_means
 
-PART_KINDS = {
-    "components": "component",
-    "classes": "class",
-    "operators": "operator",
-}  # tables, with what their rows are
+PART_KINDS = {"components": "component", "classes": "class", "operators": "operator"}  # tables: what their rows are
 COMMON = 0.5  # of the step of each run, in parts that both have: below it, components are not compared
 Time = tuple[float, float | None]  # ms per profiled step and its standard error, None if unknown
 Times = dict[str, Time]  # by name
@@ -23,13 +19,11 @@ def compare_profiles(run: str, before: dict, after: dict, spread: float) -> dict
 
     spread is the relative difference between runs with the same settings.
     """
-    out: dict = {"components": []}
-    if reason := why_by_class(before, after):
-        out["components_reason"] = f"{run}: {reason}"
-    else:
-        out["components"] = changes(run, "component", *same_parts(*map(times_of_components, (before, after))), spread)
-    out["classes"] = changes(run, "class", times_of_classes(before), times_of_classes(after), spread)
-    return out | {"operators": changes(run, "operator", times_of_operators(before), times_of_operators(after), spread)}
+    first, second = times_of(before), times_of(after)
+    times, reason = {table: (first[table], second[table]) for table in PART_KINDS}, why_by_class(before, after)
+    times["components"] = ({}, {}) if reason else same_parts(*times["components"])
+    found = {table: changes(run, kind, *times[table], spread) for table, kind in PART_KINDS.items()}
+    return found | ({"components_reason": f"{run}: {reason}"} if reason else {})
 
 
 def why_by_class(before: dict, after: dict) -> str | None:
@@ -47,32 +41,25 @@ def why_by_class(before: dict, after: dict) -> str | None:
     return f"the parts that both runs have take only {min(shares):.0%} of a step" if min(shares) < COMMON else None
 
 
-def times_of_components(analysis: dict) -> Times:
-    """The standard error is that of the spread over steps."""
-    n = analysis["attribution"]["steps"]
-    return {
-        row["component"]: (row["ms_per_step"], None if row.get("std_ms") is None else row["std_ms"] / math.sqrt(n))
-        for row in analysis["components"]
-    }
-
-
-def times_of_classes(analysis: dict) -> Times:
-    """The standard error is that of the step times."""
-    return with_error_of_steps({row["class"]: row["ms_per_step"] for row in analysis["classes"]}, analysis)
-
-
-def times_of_operators(analysis: dict) -> Times:
-    """Self time; the standard error is that of the step times."""
-    about = analysis["attribution"]
-    key = "self_device_us" if about["clock"] == "GPU" else "self_cpu_us"
-    each = {row["name"]: row[key] / 1e3 / about["steps"] for row in analysis["operators"]}
-    return with_error_of_steps(each, analysis)
-
-
-def with_error_of_steps(each: dict[str, float], analysis: dict) -> Times:
-    steps = analysis["steps"]
+def times_of(analysis: dict) -> dict[str, Times]:
+    """By table.  The standard error of a component is that of its spread over steps; of a class, and of the self time
+    of an operator, that of the step times."""
+    about, steps = analysis["attribution"], analysis["steps"]
+    self_us = "self_device_us" if about["clock"] == "GPU" else "self_cpu_us"
     relative = None if steps["std_ms"] is None else steps["std_ms"] / steps["mean_ms"] / math.sqrt(steps["count"])
-    return {name: (ms, None if relative is None else ms * relative) for name, ms in each.items()}
+
+    def of_steps(name: str, ms: float) -> tuple[str, Time]:
+        return name, (ms, None if relative is None else ms * relative)
+
+    def of_itself(row: dict) -> tuple[str, Time]:
+        std_ms = row.get("std_ms")
+        return row["component"], (row["ms_per_step"], None if std_ms is None else std_ms / math.sqrt(about["steps"]))
+
+    return {
+        "components": dict(map(of_itself, analysis["components"])),
+        "classes": dict(of_steps(row["class"], row["ms_per_step"]) for row in analysis["classes"]),
+        "operators": dict(of_steps(row["name"], row[self_us] / 1e3 / about["steps"]) for row in analysis["operators"]),
+    }
 
 
 def same_parts(before: Times, after: Times) -> tuple[Times, Times]:

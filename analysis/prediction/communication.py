@@ -6,7 +6,8 @@ from __future__ import annotations
 from analysis.prediction.network import Network
 from analysis.prediction.search import first_world_size
 from analysis.work.sent_bytes import sent_bytes
-from harness.base.tables import column, text_of
+from harness.base.sections import Section
+from harness.base.tables import Column, column
 from harness.base.units import MB, memory_text
 from harness.documents.memory import NO_NETWORK
 from harness.documents.schema import because, unknown
@@ -53,28 +54,29 @@ def communication(collectives: list[dict], world_size: int, bounds: dict, networ
 
 
 COLLECTIVE_COLUMNS = [
-    column("collectives of a step and rank", "kind", left=True),
+    column("collective", "kind", left=True),
     column("ranks", "group_size", ","),
     column("calls", "calls", ","),
     column("MB", "bytes", ",.2f", MB),
     column("MB sent", "sent_bytes", ",.2f", MB),
 ]
 FIT_COLUMNS = [
-    column("would it fit with", "flags", left=True),
+    column("flags", "flags", left=True),
     column("peak, MB", "peak_memory_mb", ",.0f"),
-    column("fits", "fits", left=True),
+    Column("fits", lambda row: "yes" if row["fits"] else "no", left=True),
 ]
 
 
-def communication_lines(document: dict) -> list[str]:
-    """The tables of collectives and of what would fit, and the least time of a step with communication."""
-    found, times = document["communication"] or {}, []
+def communication_sections(document: dict) -> list[Section]:
+    """The collectives with the least time of a step that has them, and what would fit."""
+    found, note = document["communication"] or {}, []
     if hidden := found.get("overlapped_ms"):
         apart = found["not_overlapped_ms"]
-        times = ["", f"A step takes at least {hidden:,.2f} ms if communication is hidden, {apart:,.2f} ms if not"]
-    would_fit = [row | {"fits": "yes" if row["fits"] else "no"} for row in document["would_fit"] or []]
-    tables = ((COLLECTIVE_COLUMNS, document["collectives"]), (FIT_COLUMNS, would_fit))
-    return text_of([(columns, rows) for columns, rows in tables if rows]) + times
+        note = [f"A step takes at least {hidden:,.2f} ms if communication is hidden, {apart:,.2f} ms if not"]
+    return [
+        Section("Collectives of a step and rank", COLLECTIVE_COLUMNS, document["collectives"], note),
+        Section("Would it fit?", FIT_COLUMNS, document["would_fit"] or []),
+    ]
 
 
 def communication_facts(document: dict) -> dict[str, str]:

@@ -48,33 +48,22 @@ class OtherStepError(Exception):
 def largest_sizes(workload: Workload, on_gpu: bool, capacity: int) -> dict:
     """`max_batch_size` and `max_seq_len` of prediction.json, each null if that cannot be predicted."""
     not_compiled = workload.with_settings(compile=False)  # compiling for each size of a search would take minutes
-    searches = {"batch_size": largest_batch, "seq_len": longest_sequence}
     sizes = {}
-    for name, search in progress_bar("Searching for what fits", searches.items()):
+    for name in progress_bar("Searching for what fits", ("batch_size", "seq_len")):
         if name not in workload.scales:
             sizes[f"max_{name}"] = None
             continue
         try:
-            sizes[f"max_{name}"] = search(not_compiled, on_gpu, capacity)
+            sizes[f"max_{name}"] = largest_size(not_compiled, on_gpu, capacity, name)
         except OtherStepError as error:
             sizes |= unknown(str(error), f"max_{name}")
     return sizes
 
 
-def largest_batch(workload: Workload, on_gpu: bool, capacity: int) -> int:
-    """Samples per step, a multiple of the micro-batches; 0 if not even one each fits."""
-    micro_steps = workload.micro_steps
-    start = workload.batch_size // micro_steps
-    return micro_steps * _largest(workload, on_gpu, capacity, "batch_size", start, micro_steps, degree=1)
-
-
-def longest_sequence(workload: Workload, on_gpu: bool, capacity: int) -> int:
-    """Tokens per sample; 0 if not even one fits."""
-    return _largest(workload, on_gpu, capacity, "seq_len", workload.seq_len, 1, degree=2)
-
-
-def _largest(workload: Workload, on_gpu: bool, capacity: int, setting: str, start: int, unit: int, degree: int) -> int:
-    """The largest setting, in units, that fits."""
+def largest_size(workload: Workload, on_gpu: bool, capacity: int, setting: str) -> int:
+    """The largest `batch_size`, in samples per step and a multiple of the micro-batches, or `seq_len`, in tokens per
+    sample, that fits; 0 if not even one does."""
+    unit, degree = (workload.micro_steps, 1) if setting == "batch_size" else (1, 2)
     if PERSISTENT_BYTES_PER_PARAM * workload.parameter_count() - bytes_on_other_ranks(workload) > capacity:
         return 0
 
@@ -92,7 +81,7 @@ def _largest(workload: Workload, on_gpu: bool, capacity: int, setting: str, star
             raise OtherStepError(f"with another {setting.replace('_', ' ')} it is another step, with other tensors")
         return found
 
-    return largest_that_fits(live, start, degree, capacity)
+    return unit * largest_that_fits(live, getattr(workload, setting) // unit, degree, capacity)
 
 
 def largest_that_fits(live: Callable[[int], np.ndarray], at: int, degree: int, capacity: int) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from analysis.prediction.communication import communication_facts, communication_lines
+from analysis.prediction.communication import communication_facts, communication_sections
 from analysis.prediction.network import RANKS_OF_NODE
 from analysis.prediction.search import MOST_TOKENS
 from analysis.work.memory_tables import TENSOR_COLUMNS, folded_layers, parts_of_peak
-from harness.base.tables import ANSWER_LINES, answer, column, labeled, text_of, wrapped
+from harness.base.sections import Section, as_text
+from harness.base.tables import ANSWER_LINES, answer, column, wrapped
 from harness.base.text import batch_text, flag_of
 from harness.base.units import memory_text, rounded
 from harness.machine.devices import missing_arithmetic
@@ -17,7 +18,7 @@ from harness.model.optimizations import flags_in_use
 from harness.run.flag_combinations import ONLY_PREDICTED
 
 KEPT_COLUMNS = [
-    column("kept for the backward pass, all layers", "component", left=True),
+    column("component, all layers", "component", left=True),
     column("MB", "mb", ",.1f"),
     column("quadratic in sequence length, MB", "quadratic_mb", ",.1f"),
 ]
@@ -39,10 +40,10 @@ def prediction_lines(document: dict, verbose: bool = False, typed: Sequence[str]
     left = ANSWER_LINES - len(head)
     # The lines about communication, and those that need two, leave no room for these.
     apart = document["world_size"] > 1 or len(facts) + len(more) + 1 > left
-    lines = [*prediction_tables(document, more if apart else {}), ""] if verbose else []
+    lines = [*as_text(prediction_section(document, more if apart else {}))[1:], ""] if verbose else []
     facts |= {} if apart else more
     facts["Next"] = next_step(document, typed)
-    return [*wrapped(lines), *head, *answer(facts, left, whole=["Step time", "Next"], optional=["Work"])]
+    return [*lines, *head, *answer(facts, left, whole=["Step time", "Next"], optional=["Work"])]
 
 
 def shape_text(document: dict) -> str:
@@ -121,28 +122,25 @@ def that_train(typed: Sequence[str], *but: str) -> list[str]:
     return kept
 
 
-def prediction_tables(document: dict, facts: dict[str, str]) -> list[str]:
+def prediction_section(document: dict, facts: dict[str, str]) -> Section:
     """These facts and the sources of the figures, then the tables of the peak, of its largest tensors, and of what is
-    kept."""
-    bounds, share = document["step_time_bounds"], document["peak_memory_mb"]
-    rows = [{"name": name, "mb": mb} for name, mb in (document["memory_by_category_mb"] | {"sum": share}).items()]
-    categories = [
-        column("at the peak", "name", left=True),
-        column("MB", "mb", ",.1f"),
-        column("share", "mb", ".1%", share),
-    ]
+    kept and sent."""
+    bounds, peak = document["step_time_bounds"], document["peak_memory_mb"]
+    rows = [{"name": name, "mb": mb} for name, mb in (document["memory_by_category_mb"] | {"sum": peak}).items()]
+    at_peak = [column("category", "name", left=True), column("MB", "mb", ",.1f"), column("share", "mb", ".1%", peak)]
     sources = {
         "Device memory": f"{memory_text(document['device_memory_mb'], 0)}: {document['device_memory_source']}",
         "Reserve": f"{memory_text(document['reserve_mb'], 0)}: {document['reserve_source']}",
         "Peak FLOP/s": bounds["compute_peak"] or bounds["compute_peak_reason"],
         "Bandwidth": bounds["bandwidth_peak"] or bounds["bandwidth_peak_reason"],
     }
-    tables = (
-        (categories, rows),
-        (TENSOR_COLUMNS, folded_layers(document["largest_tensors"])),
-        (KEPT_COLUMNS, document["kept_for_backward"]),
-    )
-    return [*labeled(facts | sources), *text_of(tables), *communication_lines(document)]
+    parts = [
+        Section("At the peak", at_peak, rows),
+        Section("Tensors", TENSOR_COLUMNS, folded_layers(document["largest_tensors"])),
+        Section("Kept for the backward pass", KEPT_COLUMNS, document["kept_for_backward"]),
+        *communication_sections(document),
+    ]
+    return Section("What the prediction rests on", facts=facts | sources, parts=parts)
 
 
 def fit_facts(document: dict) -> dict[str, str]:

@@ -29,9 +29,6 @@ class Column:
         return "-" if value is None else format(value, self.form)
 
 
-Table = tuple[Sequence[Column], list[dict]]  # columns and rows
-
-
 def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool = False) -> Column:
     """A column of row[key], a number divided by the scale if there is one."""
     if scale == 1.0:
@@ -112,11 +109,6 @@ def clipped(columns: Sequence[Column], rows: Sequence[dict], length: int) -> lis
         return replace(one, title=next(titles), value=lambda row: short[one.text(row)], form="")
 
     return [clip(one) if one.left else one for one in columns]
-
-
-def text_of(tables: Iterable[Table]) -> list[str]:
-    """The tables that have rows, a blank line before each."""
-    return [line for columns, rows in tables if rows for line in ("", *narrow_table(columns, rows))]
 
 
 def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]:
