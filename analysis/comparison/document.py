@@ -76,10 +76,8 @@ def run_row(run: ComparedRun, baseline: ComparedRun, repeats: dict | None) -> di
     """A row of `runs`.  repeats: of repeated()."""
     summary, stats = run.summary, summary_stats(run.step_ms.tolist())
     losses_differ = loss_difference(run, baseline)
-    training, times = (
-        training_check(summary, baseline.summary, losses_differ),
-        ratio_of_medians(run.step_ms, baseline.step_ms),
-    )
+    training = training_check(summary, baseline.summary, losses_differ)
+    times = ratio_of_medians(run.step_ms, baseline.step_ms)
     performance, model = summary["performance"], summary["config"]["model"]
     row = {
         "name": run.name,

@@ -39,6 +39,10 @@ def bars(name: str, color: str | list[str], labels: list, values: list, hover: s
     return {"type": "bar", "orientation": "h", "name": safe(name), "y": labels, "x": values, **look}
 
 
+def scatter(name: str, x: Sequence[float], y: Sequence[float], **style) -> dict:
+    return {"type": "scatter", "name": safe(name), "x": x, "y": y, **style}
+
+
 def bar_chart(data: list[dict], rows: int, x: str, **layout) -> Chart:
     """Bars below one another, the first row at the top."""
     found = chart(data, 150 + 22 * rows, x, **layout)
@@ -63,18 +67,11 @@ def queue_chart(analysis: dict, documents: dict) -> Chart | None:
     queue = analysis["gpu_timeline"]["queue_over_step"]
     if queue is None:
         return None
-    lines = [("events in the queue", "queued", "forward", "y"), ("launch ahead", "ahead_ms", "optimizer", "y2")]
+    look, colors = {"shape": "hv", "width": 1.5}, (PHASE_COLORS["forward"], PHASE_COLORS["optimizer"])
+    lines = [("events in the queue", "queued", colors[0], "y"), ("launch ahead", "ahead_ms", colors[1], "y2")]
     data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": name,
-            "x": queue["time_ms"],
-            "y": queue[field],
-            "yaxis": axis,
-            "line": {"shape": "hv", "width": 1.5, "color": PHASE_COLORS[phase]},
-        }
-        for name, field, phase, axis in lines
+        scatter(name, queue["time_ms"], queue[field], mode="lines", yaxis=axis, line={"color": color, **look})
+        for name, field, color, axis in lines
     ]
     right = {"title": {"text": "launch ahead (ms)"}, "overlaying": "y", "side": "right", "rangemode": "tozero"}
     right |= {"showgrid": False, "tickmode": "auto"}
@@ -108,16 +105,9 @@ def ranks_chart(analysis: dict, documents: dict) -> Chart | None:
 
 
 def area(name: str, color: str, times: list[float], sizes: list[float], **style) -> dict:
-    look = {"line": {"shape": "hv", "width": 0.5, "color": color}, "fillcolor": color, **style}
     hover = f"{safe(name)}: %{{y:,.2f}} MB<extra></extra>"
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": safe(name),
-        "x": times,
-        "y": sizes,
-        "hovertemplate": hover,
-    } | look
+    line = {"shape": "hv", "width": 0.5, "color": color}
+    return scatter(name, times, sizes, hovertemplate=hover, mode="lines", line=line, fillcolor=color, **style)
 
 
 def memory_timeline_chart(analysis: dict | None, documents: dict) -> Chart | None:
@@ -179,7 +169,7 @@ def roofline_chart(analysis: dict | None, documents: dict) -> Chart | None:
 
 def points(name: str, x: Sequence[float], y: Sequence[float], **style) -> dict:
     hover = f"{safe(name)}: %{{y:.4s}} per second at %{{x:.3g}} per byte<extra></extra>"
-    return {"type": "scatter", "name": safe(shortened(name)), "hovertemplate": hover, "x": x, "y": y} | style
+    return scatter(shortened(name), x, y, hovertemplate=hover, **style)
 
 
 def step_of_document(timeline: dict) -> dict:

@@ -30,15 +30,6 @@ def draw_comparison(comparison: dict) -> Figure:
     return figure
 
 
-def name_runs(axes, rows: list[dict]) -> None:
-    axes.set_yticks(range(len(rows)), run_labels(rows), fontsize=8.5)
-    axes.invert_yaxis()
-
-
-def run_labels(rows: list[dict]) -> list[str]:
-    return told_apart([row["name"] for row in rows], 48)
-
-
 def draw_step_times(axes, comparison: dict) -> None:
     rows = comparison["runs"]
     at, left = np.arange(len(rows)), np.zeros(len(rows))
@@ -54,15 +45,12 @@ def draw_step_times(axes, comparison: dict) -> None:
         left += widths
     spread = np.array([row["std_ms"] or 0.0 for row in rows])
     axes.errorbar(left, at, xerr=spread, fmt="none", ecolor="black", capsize=3)
-    name_runs(axes, rows)
-    found = [row["difference"] for row in rows]
+    axes.set_yticks(range(len(rows)), told_apart([row["name"] for row in rows], 48), fontsize=8.5)
+    axes.invert_yaxis()
     # Why it is not the same is in the tables: here the reason would leave no room for the bars.
-    found = [NOT_THE_SAME if text.startswith(NOT_THE_SAME) else text for text in found]
-    texts = [
-        f"ratio {row['ratio']:.2f}, {text}" if row["ratio"] else "no steps"
-        for row, text in zip(rows, found, strict=True)
-    ]
-    beside(axes, texts)
+    found = [NOT_THE_SAME if row["difference"].startswith(NOT_THE_SAME) else row["difference"] for row in rows]
+    ratios = [row["ratio"] and f"ratio {row['ratio']:.2f}" for row in rows]
+    beside(axes, [f"{ratio}, {text}" if ratio else "no steps" for ratio, text in zip(ratios, found, strict=True)])
     axes.set(xlabel="time per step, mean (ms); error bars: standard deviation")
     axes.set_xlim(0, 1.02 * max((left + spread).max(), 1e-9))
     legend(axes, "Step time by phase")

@@ -101,18 +101,15 @@ def first_screen(analysis: dict | None, documents: Documents) -> FirstScreen:
     title, numbers, summary = page_title(analysis, documents), numbers_of(analysis, documents), documents["summary"]
     trust = trust_word(analysis, summary)
     if analysis:
-        shares = [(named(name), share, BOUND_COLORS[name]) for name, share in analysis["verdict"]["shares"].items()]
+        shares = sorted(analysis["verdict"]["shares"].items(), key=lambda one: -one[1])
+        shares = [(named(name), share, BOUND_COLORS[name]) for name, share in shares]
         found, saves = analysis["headline"], saves_text(analysis)
-        return FirstScreen(title, found["finding"], by_size(shares), numbers, saves, found["next"], trust)
+        return FirstScreen(title, found["finding"], shares, numbers, saves, found["next"], trust)
     times = {phase: summary["performance"][f"avg_{phase}_time_ms"] or 0.0 for phase in PHASES}
     shares = [(phase, ms / max(sum(times.values()), 1e-9), PHASE_COLORS[phase]) for phase, ms in times.items()]
     sentence = "This run was not profiled: its phases are known, what limits them is not."
     what = "run_pytorch_profiler.py with the flags of this run"
     return FirstScreen(title, sentence, shares, numbers, next=what, trust=trust)
-
-
-def by_size(shares: list[tuple[str, float, str]]) -> list[tuple[str, float, str]]:
-    return sorted(shares, key=lambda one: -one[1])
 
 
 def numbers_of(analysis: dict | None, documents: Documents) -> list[tuple[str, str]]:
@@ -160,11 +157,8 @@ def trace_numbers(analysis: dict) -> list[tuple[str, str, str]]:
 def first_of_comparison(comparison: dict) -> FirstScreen:
     """Of two runs: the second against the first."""
     before, after = comparison["runs"]
-    numbers = [
-        (f"{significant(row['median_ms'])} ms", f"a step of {row['name']}")
-        for row in (before, after)
-        if row["median_ms"]
-    ]
+    times = [(row["median_ms"], row["name"]) for row in (before, after) if row["median_ms"]]
+    numbers = [(f"{significant(ms)} ms", f"a step of {name}") for ms, name in times]
     if after["ratio"]:
         numbers.append((as_fast(after["ratio"]), after["difference"]))
     return FirstScreen(f"{after['name']} against {before['name']}", comparison_headline(comparison), numbers=numbers)

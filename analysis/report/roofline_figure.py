@@ -8,30 +8,20 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.hardware.ceilings import NO_PEAK
-from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, log_axis
-from analysis.report.palette import color_of, hatches_of, series
+from analysis.report.axes import log_axis, new_axes
+from analysis.report.palette import color_of, series
 from analysis.work.sections import by_time
-from harness.base.units import MB
 
 STYLES = {"datasheet": "-", "given": "-.", "measured": "--"}  # of roofs, by kind
 
 
 def draw_roofline(data: dict, about: str = "") -> Figure:
-    """Above, the points under the roofs, with areas by time; below, how close each class comes to the bandwidth."""
-    points = by_time(data["points"])
-    rated, moving = ([row for row in points if row[key]] for key in ("operations_per_sec", "bytes_per_sec"))
-    figure = Figure(figsize=(WIDTH, 7.6 if moving else 5.6), layout="constrained")
-    above, *below = figure.subplots(2 if moving else 1, 1, squeeze=False, height_ratios=(3, 1.3)[: 1 + bool(moving)])[
-        :, 0
-    ]
-    draw_points(above, data, rated)
-    for axes in below:
-        draw_bandwidth(axes, data, moving)
-    entitle(figure, "Roofline of a training step", about or f"{data['precision']}, {data['device']}")
-    return figure
-
-
-def draw_points(axes, data: dict, points: list[dict]) -> None:
+    """The points under the roofs, with areas by time."""
+    points = [row for row in by_time(data["points"]) if row["operations_per_sec"]]
+    about = about or f"{data['precision']}, {data['device']}"
+    figure, axes = new_axes("Roofline of a training step", 5.6, about)
+    axes.spines["left"].set_visible(True)
+    axes.tick_params(axis="y", length=3.5)
     step, compute, bandwidth = data["step"], data["roofs"]["compute"], data["roofs"]["bandwidth"]
     shown = [*points, *([step] if step["operations_per_sec"] else [])]
     rates = [row["operations_per_sec"] for row in shown] + [one["rate"] for one in compute]
@@ -62,11 +52,11 @@ def draw_points(axes, data: dict, points: list[dict]) -> None:
     if not compute or not bandwidth:
         axes.annotate(NO_PEAK, (0.5, 0.95), xycoords="axes fraction", ha="center")
     axes.set(xlabel="operations per byte moved", ylabel=f"rate ({unit})")
-    axes.spines[["top", "right"]].set_visible(False)
     legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize=8, frameon=False)
     for handle in legend.legend_handles:
         if hasattr(handle, "set_sizes"):
             handle.set_sizes([60])
+    return figure
 
 
 def draw_roofs(axes, compute: list[dict], bandwidth: list[dict], unit: str, scale: float) -> None:
@@ -82,19 +72,3 @@ def draw_roofs(axes, compute: list[dict], bandwidth: list[dict], unit: str, scal
         xs, y = [max(start, low), high], roof["rate"] / scale
         label = f"{y:,.4g} {unit}, {roof['kind']}"
         axes.plot(xs, [y, y], color="#aa3377", linestyle=STYLES[roof["kind"]], linewidth=1.3, zorder=1, label=label)
-
-
-def draw_bandwidth(axes, data: dict, rows: list[dict]) -> None:
-    used, parts = [row["bytes_per_sec"] / 1e9 for row in rows], [row["name"] for row in rows]
-    peaks = [(one["rate"] / 1e9, STYLES[one["kind"]]) for one in data["roofs"]["bandwidth"]]
-    colors, hatched = [color_of(part) for part in parts], hatches_of(parts)
-    style = {"color": colors, "hatch": [hatched[part] for part in parts], "edgecolor": SEAM, "linewidth": 0}
-    axes.barh(parts, used, height=0.7, **style)
-    for rate, style in peaks:
-        axes.axvline(rate, color="#444444", linestyle=style, linewidth=1.2, zorder=0)
-    limit = max([1e-9, *used, *(rate for rate, _ in peaks)])
-    axes.set(xlim=(0, 1.02 * limit), xlabel="bytes counted / time of the class (GB/s)")
-    axes.invert_yaxis()
-    bare(axes)
-    beside(axes, [f"{rate:,.1f} GB/s, {row['bytes'] / MB:,.1f} MB" for rate, row in zip(used, rows, strict=True)])
-    axes.set_title("Bandwidth of each class (bars) and of the device (lines)", loc="left", fontsize=10)

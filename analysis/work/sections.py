@@ -197,21 +197,16 @@ def roofline_section(data: dict) -> Section:
     return Section("Roofline", POINT_COLUMNS, roofline_rows(data), note, figure="roofline")
 
 
-def time_row(name: str, ms: float, total_ms: float) -> dict:
-    """A row of which only the time is known."""
-    return NO_RATE | {"name": name, "time_ms": ms, "share_of_time": ms / total_ms}
-
-
 def roofline_rows(data: dict) -> list[dict]:
     """The classes, their sum, and how it differs from the step that rates and MFU refer to."""
     step, total_ms = data["step"], data["profiled_step_ms"]
     if total_ms is None:
         return [*by_time(data["points"]), step | {"name": "step"}]
+    times = [(row["class"], row["ms_per_step"]) for row in data["time_elsewhere"]]
+    times += [("sum, a profiled step", total_ms), ("less in unprofiled steps", step["time_ms"] - total_ms)]
     return [
         *by_time(data["points"]),
-        *(time_row(row["class"], row["ms_per_step"], total_ms) for row in data["time_elsewhere"]),
-        time_row("sum, a profiled step", total_ms, total_ms),
-        time_row("less in unprofiled steps", step["time_ms"] - total_ms, total_ms),
+        *(NO_RATE | {"name": name, "time_ms": ms, "share_of_time": ms / total_ms} for name, ms in times),
         step | {"name": "step without the profiler, matmuls", "share_of_time": step["time_ms"] / total_ms},
     ]
 
