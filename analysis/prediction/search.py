@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
@@ -23,19 +24,12 @@ MOST_RANKS = 2**20
 
 
 def first_where(holds: Callable[[int], bool], above: int, most: int) -> int | None:
-    """The smallest n > above for which holds(n), by doubling and bisection; None if there is none up to `most`.
+    """The smallest n > above for which holds(n), by bisection; None if there is none up to `most`.
 
     Where it holds, it must hold for every larger n.
     """
-    low, high = above, 2 * above
-    while not holds(high):
-        low, high = high, 2 * high
-        if high > most:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    found = bisect_left(range(most + 1), True, lo=above + 1, key=holds)
+    return found if found <= most else None
 
 
 # ---- Samples and tokens --------------------------------------------------------------------------------------------
