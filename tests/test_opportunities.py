@@ -40,13 +40,14 @@ def opportunities(train, tmp_path, *flags):
 @pytest.mark.slow
 def test_opportunities_of_the_default_model(train, tmp_path):
     found, analysis = opportunities(train, tmp_path, "--profile-memory")
-    assert {"fuse q, k and v", "fuse gate and up", "fused attention", "mixed precision", "compile"} <= set(found)
+    assert {"fuse q, k and v", "fuse gate and up", "fused attention", "compile"} <= set(found)
     known = {*found, *(row["name"] for row in analysis["not_here"])}
     assert {name for one in OPTIMIZATIONS for name in one.answers} <= known
     shares = {row["component"]: row["share"] for row in analysis["components"]}
     qkv = sum(shares[f"attention.{part}_proj"] for part in "qkv")
     assert qkv <= found["fuse q, k and v"]["share"] * (1 + 1e-6) <= 1.2 * qkv  # with the overhead beside them
-    assert found["mixed precision"]["flag"] == "--precision bf16"
+    if "mixed precision" in found:  # not on a processor that multiplies bf16 more slowly, which was timed
+        assert found["mixed precision"]["flag"] == "--precision bf16"
     assert found["larger batch"]["flag"] == "--batch-size 16" if "larger batch" in found else True
     gains, slowed = [], max(1.0, analysis["integrity"]["profiler_overhead"]["ratio"] or 0.0)
     for row in found.values():

@@ -92,7 +92,10 @@ def answered(number: int, command) -> dict:
 def test_recorded_results_give_the_recorded_answers(number, command):
     known, _ = recorded(number)
     found = answered(number, command)
-    assert {name: answer["value"] for name, answer in found.items()} == known
+    assert found.keys() == known.keys()
+    for name, answer in found.items():  # sums of floats differ in the last digit between processors
+        is_number = isinstance(known[name], float)
+        assert answer["value"] == (pytest.approx(known[name], rel=1e-12) if is_number else known[name]), name
     assert all(answer["evidence"] for answer in found.values())
     assert found.keys() >= set(known_ids(number))
     code, out, err = command(run_exercise, "--check", f"answers_{number}.md")
@@ -540,7 +543,7 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
         (made / f"exercise_{number}" / f"answers_{number}.json").write_text(str(number))
     project = scratch / "project"
     (project / "exercises" / "pictures").mkdir(parents=True)
-    monkeypatch.setattr("harness.base.files.PROJECT", project)
+    monkeypatch.setattr("harness.PROJECT", project)
     assert run_command(record, str(made), "laptop") == 1
     assert not (project / "benchmarks").exists()
     for name in (
