@@ -106,9 +106,9 @@ class Evidence:
         chooses = name == "precision" and training.get("own_step")
         return self.of_script or (self.of_workload_file and name in ANY_MODEL and name in training and not chooses)
 
-    def best_rate(self, work: str) -> float | None:
+    def best_rate(self, work: str, among: np.ndarray | slice = slice(None)) -> float | None:
         """The highest rate that an operator with 1% of the step or more reached, per us, over all its calls."""
-        sums = self.events.groupby(["code", "signature"])[["us", work]].sum()
+        sums = self.events[among].groupby(["code", "signature"])[["us", work]].sum()
         sums = sums[(sums["us"] >= 0.01 * self.total_us) & (sums[work] > 0)]
         return float((sums[work] / sums["us"]).max()) if len(sums) else None
 

@@ -40,6 +40,9 @@ def cuda_graphs(evidence: Evidence) -> Found:
     name, us = "CUDA graphs", evidence.launch_us
     if not evidence.links.on_gpu:
         return NotApplicable(name, "there is no GPU")
+    calls = evidence.links.calls["name"].cat.categories
+    if evidence.links.trace.file.is_1_x or not calls.str.match("(?:cu|hip)[A-Zd]").any():
+        return NotApplicable(name, "it needs PyTorch 1.10 and a GPU of AMD or NVIDIA")
     if evidence.links.gpu["of_graph"].any():
         return NotApplicable(name, "already replayed")
     n, waits = evidence.events["launches"].sum() / evidence.steps, calls_that_wait(evidence)
@@ -62,7 +65,7 @@ def larger_batch(evidence: Evidence) -> Found:
     us, what = evidence.launch_us, "The GPU waits for launches for"
     if not evidence.links.on_gpu:  # a larger batch would not make host code less
         us, what = evidence.idle["launch"], "Overhead between operators and of Python takes"
-    finding, how = f"{what} {evidence.share(us)} of the step", "more work per launch at the same overhead"
+    finding, how = f"{what} {evidence.share(us)} of the step", "twice the batch: more work at the same overhead"
     batch = evidence.config.get("training", {}).get("batch_size")
     basis = "no bound: it fills the device better too, which no trace tells; estimate: the overhead per sample vanishes"
     flag = batch and f"--batch-size {2 * batch}"
@@ -113,6 +116,8 @@ def host_work(evidence: Evidence) -> Found:
     finding = f"Code of the program takes {evidence.share(idle)} of the step, most of it {name}"
     how = "less Python in the step, or prepared by another process while the step before runs"
     code = f"what runs {name}; --profile-stacks, or with_stack=True, shows the lines"
+    if evidence.links.trace.file.n_frames:
+        code = f"the Python frames {name}, which the trace has: zoom in on them in Perfetto"
     return Proposal("less host code", finding, how, us, "this time could vanish", 0.0, us - idle, code)
 
 
@@ -121,7 +126,8 @@ def name_of_code(evidence: Evidence, begin: float, end: float) -> str:
     host = evidence.links.host
     other = (host["kind"] != OPERATOR).to_numpy() & ~has_role(host, roles.STEP, roles.PHASE)
     start, until = host["start"].to_numpy(), host["until"].to_numpy()
-    small = until - start < evidence.total_us / evidence.steps / 2  # what is around half of a step tells nothing
+    # What is around half of a step tells nothing, unless this is most of it.
+    small = until - start < max(evidence.total_us / evidence.steps / 2, 1.5 * (end - begin))
     within = np.minimum(until, end) - np.maximum(start, begin)
     around = other & small & (within > 0.5 * (end - begin))
     if len(around := np.flatnonzero(around if around.any() else computes_on_host(evidence.links) & (within > 0))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analysis.advice.efficiency import counters
 from analysis.advice.opportunities import opportunities
 from analysis.attribution.breakdown import class_times, step_breakdown
 from analysis.attribution.collectives import collective_rows, collectives_of, communication_of_steps, predicted_beside
@@ -47,6 +48,7 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
         "communication": communication_beside(communication, summary),
         **operator_tables(links),
         "kernels": kernel_table(links),
+        "counters": counters(links),
         "shape_rates": rates,
         **path,
         **(because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}),

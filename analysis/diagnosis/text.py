@@ -34,7 +34,7 @@ def profile_answer(
     mean = f"mean of {about['steps']} steps" if about["steps"] > 1 else "one step"
     step = f"of {significant(about['ms_per_step'], 3)} ms ({about['clock']} time, {mean})"
     first, *then = best_three(shown)
-    rows = {"Headline": headline_lines(shown), "Verdict": analysis["verdict"]["line"]}
+    rows = {"Headline": headline_lines(analysis), "Verdict": analysis["verdict"]["line"]}
     if "not_compared" in trust:
         bounds = (f"{name}: {one['verdict']['line'].partition(':')[0]}" for name, one in others)
         rows["Ranks"] = "; ".join([f"not compared: {trust['not_compared']}", *bounds])

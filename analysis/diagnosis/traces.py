@@ -114,11 +114,16 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
     verdicts = [document["verdict"] for document in documents]
     known = [i for i, row in enumerate(comparison.document["rows"]) if row["waiting_ms"] is not None]
     for document in documents:
-        if len(known) == len(documents):  # the others wait for the one that waits least
-            least = min(known, key=lambda i: comparison.document["rows"][i]["waiting_ms"])
-            document["verdict"] = judged_as(document["verdict"], verdicts[least], facts[least].rank)
         document["ranks"] = explained(comparison.document, Ranks)
-        document["headline"] = headline(document)
+    if len(known) == len(documents):  # the others wait for the one that waits least
+        least = min(known, key=lambda i: comparison.document["rows"][i]["waiting_ms"])
+        told = headline(documents[least])
+        for document in documents:
+            document["verdict"] = judged_as(document["verdict"], verdicts[least], facts[least].rank)
+            document["headline"] = told
+    else:
+        for document in documents:
+            document["headline"] = headline(document)
 
 
 def rank_row(document: dict, peak_mb: float | None) -> dict:

@@ -194,8 +194,9 @@ def gpu_works(facts: Facts) -> Asked:
     if facts.gpu < MOST or facts.gpu - others < LEAD:
         return figures, None
     first, second = sorted(OF_GPU, key=lambda name: -facts[name])
-    if facts[facts.ranked[0]] >= LARGE and facts.ranked[0] in OTHERS:
-        return figures, facts.between(facts.ranked[0], first)
+    other = max(OTHERS, key=facts.__getitem__)
+    if facts[other] >= LARGE and facts[other] > max(facts[second], facts[first] - LEAD):
+        return figures, facts.between(other, first)
     if facts[first] - facts.at_most(second) >= LEAD:
         return figures, facts.decided(first, "probably", f"{facts.takes(first)}, the larger part of the GPU's work")
     if facts[second] >= LARGE and facts.unclassified < LEAD:
@@ -279,7 +280,7 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
         doubt=trust["unreliable"].get("verdict"),
         lost=trust["disturbance"]["lost_share"] or 0.0,
         on_gpu=links.on_gpu,
-        missing=what_to_record(trust, None if ridges.of(None) else ridges.source, unrecorded),
+        missing=what_to_record(trust, None if ridges.of(None) else ridges.source, unrecorded, bool(launches.any())),
     )
     asked = [(rule, *rule.ask(facts)) for rule in RULES]
     founds = [one for _, _, one in asked if one]
@@ -309,9 +310,11 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
     }
 
 
-def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float) -> str:
+def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_launches: bool) -> str:
     """What would decide, of a trace that decides nothing."""
-    if no_ridge:
+    if unrecorded >= LEAD and not has_launches:
+        return "record the host too: activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    if no_ridge and unrecorded < LEAD:
         return no_ridge.removeprefix("unknown: ")
     if not trust["shapes_recorded"]:
         return "record with profile(record_shapes=True)"

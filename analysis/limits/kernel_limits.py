@@ -7,6 +7,8 @@ points that the device can have are asked for the type that is multiplied.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 
@@ -15,7 +17,7 @@ from analysis.hardware.datasheets import DATASHEETS
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import by_name, different_pairs, take_or
 from analysis.vocabulary import kernels
-from analysis.vocabulary.operators import BYTES_OF, VECTOR_CLASSES
+from analysis.vocabulary.operators import BYTES_OF, MATMUL_CLASSES, VECTOR_CLASSES
 from analysis.work.operator_costs import factor_type
 
 UNKNOWN, MEMORY, COMPUTE = range(3)  # what limits a kernel
@@ -78,11 +80,12 @@ def kernel_bounds(links: AttributedLinks, ridges) -> tuple[np.ndarray, np.ndarra
     (near, one), attention = by_neighbors(links, us), (gpu["named_category"] == "attention").to_numpy()
     near = np.where((near == UNKNOWN) & ~attention, same_kernel(gpu, us, near), near)
     long = np.isnan(one) & (us >= LONG_US) & by_name(gpu["name"], may_be_large, bool)
+    decoding = few_rows(gpu, us, named) & (one < SHORT_US) & (gpu["named_category"] == "matmul").to_numpy()
     told = [
         shaped,
         same_kernel(gpu, us, shaped),
         np.where(helps, MEMORY, named),
-        near,
+        np.where((near == UNKNOWN) & decoding, MEMORY, near),
         np.where(long, COMPUTE, UNKNOWN),
     ]
     rules = [rule != UNKNOWN for rule in told]
@@ -104,12 +107,19 @@ def named_bound(name: str, ridges) -> int:
     use, kind, tile = kernels.use(name), kernels.multiplied_type(name), kernels.tile(name)
     if use in (kernels.HELPER, kernels.SKINNY, kernels.SHORT_QUERIES):
         return MEMORY
-    if not tile:
+    if not tile or re.search(kernels.MISALIGNED, name):
         return UNKNOWN
     high, size = ridge_range(ridges, kind)[1], {"fp4": 0.5, "tf32": 4}.get(kind) or BYTES_OF.get(kind, 2)
     if min(tile) < SKINNY_TILE and kernels.multiplies(name) and 2 * min(tile) / size < high:
         return MEMORY
     return COMPUTE if 2 * tile[0] * tile[1] / sum(tile) / size >= high else UNKNOWN
+
+
+def few_rows(gpu: pd.DataFrame, us: np.ndarray, named: np.ndarray) -> bool:
+    """Whether the names of most kernels that multiply, by time, tell of few rows of activations, as a server decodes:
+    then the others read a weight for a few rows too, if the passes around them are short."""
+    told = us * (gpu["named_category"].isin(MATMUL_CLASSES).to_numpy() & (named != UNKNOWN))
+    return bool(told[named == MEMORY].sum() > 0.5 * told.sum() > 0)
 
 
 def may_be_large(name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from analysis.commands.stored_optimizations import best_of
+from analysis.commands.stored_optimizations import best_of, may_win
 from analysis.comparison.noise import AGAIN, as_fast, is_decided, judged
 from analysis.trust.same_training import explained_by_rounding, why_not_the_same
 from harness.base.sections import Section
@@ -161,7 +161,8 @@ def finding(measured: list[dict], device: str) -> list[str]:
     unknown = {name: why for name, ladder in by_label.items() if (why := undecided(ladder))}
     decided = {name: ladder for name, ladder in by_label.items() if name not in unknown}
     best = {name: best_of(filter(in_time, ladder)) or baseline_of(ladder) for name, ladder in decided.items()}
-    late = {name: row for name, ladder in decided.items() if (row := best_of(ladder)) and not in_time(row)}
+    fastest = {name: min(filter(may_win, ladder), key=lambda row: row["ratio"]) for name, ladder in decided.items()}
+    late = {name: row for name, row in fastest.items() if not in_time(row) and row["ratio_high"] < 1}
 
     def where_known(key: str, text: Callable[[dict], str]) -> list[str]:
         return [f"{text(row)} at {name}" for name, row in best.items() if row.get(key) is not None]

@@ -30,6 +30,7 @@ from workshop.exercise.page import exercises, fields, shell_blocks, worksheet
 from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
 from workshop.exercise.shell_blocks import duration
 
+PROFILED = RESULTS.parent / "cpu-amd-epyc-2-threads"  # where the profile of README was recorded
 DEFAULT = TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig())
 MULTI_HEAD = replace(DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads))  # not grouped-query
 BOTH = (DEFAULT, MULTI_HEAD)
@@ -347,11 +348,30 @@ def run_provenance() -> str:
     return f"{machine(read_document(RESULTS / 'run_baseline.json')['environment'])}, `./run_baseline.sh`."
 
 
-def run_output(beginning: str | None = None, lines: int | None = None) -> str:
-    """What run_baseline.sh printed, without most steps: `lines` lines (None: all) after the line `beginning`."""
+def run_output() -> str:
+    """What run_baseline.sh printed, without most steps."""
     printed = (RESULTS / "run_baseline.log").read_text().splitlines()
     steps = [i for i, line in enumerate(printed) if line.startswith("Step ")]
     end = printed.index("Files:") if "Files:" in printed else len(printed)  # a list of files, of --verbose
-    shown = [*printed[: steps[3]], "...", *printed[steps[-1] : end]]
-    start = shown.index(beginning) + 1 if beginning else 0
-    return text_block("\n".join(shown[start:][:lines]).strip().splitlines())
+    return text_block("\n".join([*printed[: steps[3]], "...", *printed[steps[-1] : end]]).strip().splitlines())
+
+
+def profile_answer() -> str:
+    """The answer with which run_pytorch_profiler.sh ended, and where that was."""
+    environment = read_document(PROFILED / "run_pytorch_profiler.json")["environment"]
+    printed = (PROFILED / "run_pytorch_profiler.log").read_text().splitlines()
+    begin = next(i for i, line in enumerate(printed) if line.startswith("Headline:"))
+    answer = [line for line in printed[begin:] if line]
+    return f"{text_block(answer)}\n*{machine(environment)}, `./run_pytorch_profiler.sh`.*"
+
+
+def dropout_found() -> str:
+    """What dropout costs PyTorch's own encoder layer: told by its profile, and measured."""
+    document = read_document(PROFILED / "planted_remedies.json")
+    [row] = [one for one in document["rows"] if one["remedy"] == "without dropout"]
+    low, high = row["speedup_95"]
+    return (
+        "`nn.TransformerEncoderLayer` calls fused attention, and does not get it on a CPU while dropout is on. The "
+        f"profile says so, and what it costs: without dropout a step should be about {row['estimate']:.2f}x as fast, "
+        f"at most {row['bound']:.2f}x. Measured: {row['speedup']:.2f}x (95%: {low:.2f}x to {high:.2f}x)."
+    )
