@@ -282,7 +282,6 @@ KINDS: dict[str, tuple[Callable[[str, Path], dict], dict[str, str]]] = {
         training_benchmark,
         {
             "fp32": "--sizes tiny small gpt2-small",
-            "sdpa checkpointing": "--sizes tiny --attention sdpa --activation-checkpointing",
         },
     ),
     "memory_study": (memory_study, {"small model": f"{SMALL_MODEL} --batch-sizes 4 --seq-lens 8 16 24"}),

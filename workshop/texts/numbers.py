@@ -286,7 +286,7 @@ def optimization_flags() -> str:
 
 
 SHOWN_OF_STUDY = (
-    "size,flags,step (ms),ratio,at least,to transformers,of matmul rate,memory (MB),predicted (MB),audit,compile (s)"
+    "size,flags,step (ms),as fast,at most,as transformers,of matmul rate,memory (MB),audit,compile (s)"
 )
 
 
