@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.prediction.memory import predicted_memory
-from analysis.trust.missing_from_trace import ALL
 from analysis.work.bytes_moved import step_work
 from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_bytes
@@ -22,10 +21,9 @@ from harness.base.documents import read_document
 from harness.base.tables import Column, markdown_table
 from harness.base.units import MB
 from studies.engine.command_line import workload_of
-from studies.optimization.results import table as optimization_table
 from studies.optimization.rungs import RUNGS
 from studies.scaling.results import calls_text
-from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
+from tiny_llama_v1 import SHAPE, SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
 from workshop.exercise.page import exercises, fields, shell_blocks, worksheet
 from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
 from workshop.exercise.shell_blocks import duration
@@ -48,8 +46,6 @@ def text_block(lines: Sequence[str]) -> str:
 
 # ---- Derived from the configuration ---------------------------------------------------------------------------------
 
-SHAPE = "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps".split()
-
 
 def sizes(*names: str) -> str:
     """The named problem sizes, or all, with their parameters and FLOPs."""
@@ -57,7 +53,7 @@ def sizes(*names: str) -> str:
     rows = []
     for name in names or SIZES:
         workload = workload_of(size=name)
-        values = [SIZES[name][key] for key in SHAPE] + [workload.parameter_count(), workload.forward_flops()]
+        values = [SIZES[name][key] for key in SHAPE[:-1]] + [workload.parameter_count(), workload.forward_flops()]
         rows.append([name, *(f"{value:,}" for value in values)])
     return table(titles.split(","), rows)
 
@@ -111,11 +107,6 @@ def shapes() -> str:
         symbolic, numeric = (f"[{', '.join(one)}]" if one else "" for one in (axes, [values[x] for x in axes]))
         text.append(f"{name:<22}{symbolic:<14}{numeric:<20}{note}".rstrip())
     return text_block(text)
-
-
-def recording_parts() -> str:
-    """What a trace should contain, what its analysis lacks otherwise, and how to record it."""
-    return table(["in the trace", "without it", "recorded by"], ALL, 3)
 
 
 def layer_parameters(config: TinyLlamaConfig) -> int:
@@ -279,27 +270,6 @@ def optimization_flags() -> str:
         cells = [one.effect or helps[one.setting], needs, ", ".join(f"`{flag}`" for flag in one.excludes), ladder]
         rows.append([f"`{one.flag}`", f"`{one.name}`", *cells, "yes" if one.any_model else ""])
     return table(["flag", "rung", "effect", "needs", "not with", "on the ladder", "with `--workload`"], rows, left=7)
-
-
-# ---- Of the tools themselves -----------------------------------------------------------------------------------------
-
-
-SHOWN_OF_STUDY = (
-    "size,flags,step (ms),ratio,at least,to transformers,of matmul rate,memory (MB),predicted (MB),audit,compile (s)"
-)
-
-
-def optimizations() -> str:
-    """The ladder of optimizations, each alone and one on top of another, beside transformers' LLaMA."""
-    path = RESULTS / "optimization_study.json"
-    document = read_document(path)
-    rows = [row for row in document["rows"] + document["reference"] if row["status"] == "ok"]
-    rows = [row | {"flags": f"`{row['flags']}`" if row["flags"].startswith("-") else row["flags"]} for row in rows]
-    measured = optimization_table(rows)
-    about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/{path.name})."
-    columns = [column for column in measured.columns if column.title in SHOWN_OF_STUDY.split(",")]
-    assert ",".join(column.title for column in columns) == SHOWN_OF_STUDY  # a renamed one would vanish
-    return "\n".join([about, "", *markdown_table(columns, measured.rows)])
 
 
 # ---- Measured on a named machine -------------------------------------------------------------------------------------
