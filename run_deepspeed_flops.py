@@ -70,9 +70,8 @@ def train_and_explain(args: argparse.Namespace) -> None:
         profile = flops_profile(workload, read_document(folder / "performance_summary.json"), uncounted)
         write_json(folder / "flops_profile.json", profile)
     profile = read_flops_profile(folder / "flops_profile.json")
-    explain_limits(
-        workload, profile, folder, folder, lambda: write_report(folder), told=uncounted is None, **asked_for(args)
-    )
+    asked = asked_for(args) | {"told": uncounted is None}
+    explain_limits(workload, profile, folder, folder, lambda: write_report(folder), **asked)
 
 
 def explain_file(args: argparse.Namespace) -> None:

@@ -211,6 +211,8 @@ class Audit(Document):
 
 
 class PerformanceSummary(Document):
+    """times with their spread, throughput, memory, losses, every step"""
+
     status: str = field("completed, interrupted, failed")
     error: str | None = field("one line", null="nothing ended it early")
     config: Settings = field("as in config.json")
