@@ -123,10 +123,8 @@ def left_out(links: AttributedLinks) -> pd.DataFrame:
 def capture_share(links: AttributedLinks) -> float:
     """The share of the span of the steps in which a graph was being captured."""
     (first, last), calls = links.window, links.calls
-    begin, end = (
-        np.sort(calls[has_role(calls, edge)][key])
-        for key, edge in (("start", roles.CAPTURE_BEGIN), ("end", roles.CAPTURE_END))
-    )
+    begin = np.sort(calls["start"][has_role(calls, roles.CAPTURE_BEGIN)])
+    end = np.sort(calls["end"][has_role(calls, roles.CAPTURE_END)])
     until = take_or(end, np.searchsorted(end, begin), last)
     begin, until = np.clip([begin, until], first, last)
     captures = Slices(begin, until)
@@ -149,8 +147,7 @@ def events_of_steps(links: AttributedLinks) -> pd.DataFrame:
     """A row for each event that owns time of the steps, by its row: component, phase, category, class, operator, step
     (those of its first slice), us.  Row -1: collectives of the host that a GPU waits for."""
     slices = of_steps(links)
-    owned = (slices["state"] != IDLE) | ((slices["event"] >= 0) & (not links.on_gpu))
-    slices = slices[owned.to_numpy()]
+    slices = slices[((slices["state"] != IDLE) | ((slices["event"] >= 0) & (not links.on_gpu))).to_numpy()]
     first = slices.drop_duplicates("event").set_index("event").sort_index()
     columns = ["component", "phase", "category", "class", "operator", "step"]
     return first[columns].assign(us=slices.groupby("event")["us"].sum())

@@ -17,13 +17,13 @@ from analysis.comparison.runs import (
     IGNORED,
     NOT_IN_TRACE,
     ComparedRun,
-    check_distinct,
     different_settings,
     read_run,
     settings_of_run,
     unique_names,
 )
 from analysis.trust.same_training import NOT_THE_SAME, training_check
+from harness.base.errors import UserError
 from harness.documents.schema import because, explained, unknown
 from harness.documents.sweeps import Comparison
 from harness.instruments.phases import PHASES, power_law_exponent, summary_stats
@@ -33,7 +33,8 @@ SCALES = 1.1  # times the FLOPs: from here on runs are of different sizes; kerne
 
 def compare(folders: list[Path]) -> dict:
     """comparison.json.  Raises UserError."""
-    check_distinct(folders)
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UserError("a folder is named twice; give each once", exit_code=2)
     return compare_read([read_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)])
 
 

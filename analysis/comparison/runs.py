@@ -172,11 +172,6 @@ def settings_text(different: list[dict]) -> str:
 # ---- Names and settings ----
 
 
-def check_distinct(folders: list[Path]) -> None:
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise UserError("a folder is named twice; give each once", exit_code=2)
-
-
 def unique_names(folders: list[Path]) -> list[str]:
     """Folder names; the path where two folders have the same name."""
     names = [folder.resolve().name for folder in folders]

@@ -32,9 +32,7 @@ OTHER_COLUMNS = [
     number("TFLOP/s", "achieved_tflops"),
     column("MFU %", "mfu_percent", ".1f"),
     number("peak MB", "peak_mb"),
-    Column(
-        "peak ratio", lambda row: row["peak_ratio_reason"] if row["peak_ratio"] is None else f"{row['peak_ratio']:.3f}"
-    ),
+    Column("peak ratio", lambda row: f"{row['peak_ratio']:.3f}" if row["peak_ratio"] else row["peak_ratio_reason"]),
     column("final loss", "final_loss", ".4f"),
     Column("largest loss difference", lambda row: difference_of_losses(row["largest_loss_difference"])),
     column("by rounding", "loss_bound", ".1e"),
@@ -268,8 +266,7 @@ def largest_reason(comparison: dict, row: dict) -> str:
 
 
 def memory_text(rows: list[dict]) -> str:
-    peaks = [
-        f"{row['peak_mb']:,.0f} MB {row['name']}" if row["peak_mb"] else f"not known of {row['name']}" for row in rows
-    ]
+    found = (f"{row['peak_mb']:,.0f} MB" if row["peak_mb"] else "not known of" for row in rows)
+    peaks = [f"{peak} {row['name']}" for peak, row in zip(found, rows, strict=True)]
     alike = len({row["memory_source"] for row in rows}) == 1
     return ", ".join(peaks) + "; not comparable, of several sources" * (not alike)

@@ -20,7 +20,7 @@ FAR_MORE = 2.0  # times what the best finding with a cause saves: by so much a k
 OF_A_BOUND = 0.5  # what a bound counts beside a forecast, since nothing tells how much of it can be had
 WORTH_TELLING = 0.02  # of the step
 # What the verdict leaves of a finding: a late host gains nothing from faster kernels, a busy GPU little from the host.
-LATE_HOST = next(rule.name for rule in RULES if rule.ask is late_host)
+LATE_HOST = next(rule for rule, ask in RULES.items() if ask is late_host)
 OF_KERNELS = re.compile("mixed precision|better|aligned|channels-last|fuse")
 OF_HOST_ALONE = re.compile("CUDA graphs|larger batch|less host code")
 LARGE_PART = 0.10  # of the step

@@ -52,10 +52,8 @@ def profile_answer(
         rows |= {"Ranks": late} if late != shown["headline"]["finding"] else {}
     if trust["not_recorded"]:
         rows["Not recorded"] = missing_text(trust["not_recorded"])
-    told, optional = (
-        ("Headline", "Try first", "Read on", "Verdict"),
-        ("Not recorded", "Profiler overhead", "Communication", "Ranks"),
-    )
+    told = ("Headline", "Try first", "Read on", "Verdict")
+    optional = ("Not recorded", "Profiler overhead", "Communication", "Ranks")
     return [printable(line) for line in answer(rows | {"Read on": read_on}, limit, told, optional)]
 
 

@@ -74,9 +74,8 @@ def draw_changes(axes, comparison: dict) -> None:
     axes.set_yticks(range(len(rows)), told_apart(parts, 48), fontsize=8.5)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.invert_yaxis()
-    beside(
-        axes, [f"{row['change_ms']:+,.2f} ms{', within noise' * still}" for row, still in zip(rows, noise, strict=True)]
-    )
+    texts = (f"{row['change_ms']:+,.2f} ms" + ", within noise" * (row["difference"] == NOISE) for row in rows)
+    beside(axes, [*texts])
     axes.set_xlabel("change of time per profiled step (ms); gray: within noise")
     what = "Components" if kind == "component" else "Classes of operators"
     title = f"{what}: {shortened(rows[0]['run'], 60)} against {shortened(comparison['baseline'], 60)}"

@@ -39,16 +39,13 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
         raise UserError(f"{folder}: nothing to report: it has neither an operator_analysis.json nor a run")
     analysis = analyses[0][1] if analyses else None
     sections = [*(trace_sections(analysis, analyses[1:]) if analysis else []), *run_sections(documents)]
-    data = {
-        "charts": charts(analysis, documents),
-        "step": step_of_document(analysis["step_timeline"]) if analysis else None,
-    }
+    drawn, step = charts(analysis, documents), step_of_document(analysis["step_timeline"]) if analysis else None
     text = fill_template(
         "page.html",
         first_screen(analysis, documents),
         sections,
-        charts=[*data["charts"], *(["step_timeline"] if analysis else [])],
-        data=data,
+        charts=[*drawn, *(["step_timeline"] if analysis else [])],
+        data={"charts": drawn, "step": step},
         script=script(),
         plotly=b64encode(gzip.compress(plotly().read_bytes(), mtime=0)).decode(),
     )

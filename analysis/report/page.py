@@ -65,8 +65,7 @@ def trace_title(analysis: dict) -> str:
     """What a trace shows, where no document says what was run."""
     about, device = analysis["attribution"], "a GPU" if analysis["kernels"] else "a CPU"
     steps = f"{count_of(about['steps'], 'step')} of {about['ms_per_step']:.2f} ms"
-    times = steps if analysis["steps"]["count"] else "A program"
-    return f"{times} on {device}, from {analysis['trace']}"
+    return f"{steps if analysis['steps']['count'] else 'A program'} on {device}, from {analysis['trace']}"
 
 
 def fill_template(template: str, first: FirstScreen, sections: Sequence[Section], **context: object) -> str:

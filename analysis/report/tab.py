@@ -139,9 +139,8 @@ class Tab:
 
     def runs(self) -> dict:
         """Those with a trace first, of them the newest; the log directory itself by its name."""
-        found = sorted(
-            ((*of_run, name, logdir) for name, logdir in self.logdirs for of_run in runs_in(logdir)), reverse=True
-        )
+        found = [(*of_run, name, logdir) for name, logdir in self.logdirs for of_run in runs_in(logdir)]
+        found.sort(reverse=True)
         names = [os.path.normpath(os.path.join(name, run)) for _, _, run, name, _ in found]
         shown = (logdir.resolve().name if run == "." else run for run, (*_, logdir) in zip(names, found, strict=True))
         runs = [{"run": run, "name": name} for run, name in zip(names, shown, strict=True)]
@@ -227,10 +226,8 @@ class Tab:
             kind = PART_KINDS["components" if comparison["components"] else "classes"]
             drawn["comparison"] = comparison_chart(rows, kind, (run, other))
             sections.insert(0, Section("What the parts of both take", note=["ms"], figure="comparison"))
-        return {
-            "html": fill_template("body.html", first_of_comparison(comparison), sections, charts=[*drawn]),
-            "charts": drawn,
-        }
+        html = fill_template("body.html", first_of_comparison(comparison), sections, charts=[*drawn])
+        return {"html": html, "charts": drawn}
 
 
 def ranks_to_read(files: list[Path], analysis: dict | None) -> int:

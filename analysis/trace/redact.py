@@ -123,5 +123,4 @@ class Redaction:
     def told(self) -> list[str]:
         """What was done, in sentences."""
         counts = ", ".join(count_of(len(found), kind) for kind, found in self.replaced.items())
-        left_out = ", ".join(sorted(self.left_out))
-        return [f"Replaced: {counts or 'nothing'}; left out: {left_out or 'nothing'}", STAYS]
+        return [f"Replaced: {counts or 'nothing'}; left out: {', '.join(sorted(self.left_out)) or 'nothing'}", STAYS]

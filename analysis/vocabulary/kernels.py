@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from analysis.vocabulary.operators import category
-
 # The first pattern that is found tells what is multiplied, as operator_costs.factor_type names it, or tf32.  Sums and
 # outputs are often named too: what is narrower comes first.
 _TYPES = {
@@ -49,9 +47,3 @@ def tile(name: str) -> tuple[int, int] | None:
 def use(name: str) -> str | None:
     """HELPER, SKINNY, SHORT_QUERIES or GROUPED, if the name tells one."""
     return next((one for one, pattern in _USES.items() if re.search(pattern, name, re.IGNORECASE)), None)
-
-
-@cache
-def multiplies(name: str) -> bool:
-    """Whether it is no attention and no convolution: the tiles of these are not those of a matmul."""
-    return category(name) == "matmul"

@@ -135,8 +135,8 @@ def convolution_cost(inputs: Inputs) -> Cost:
         for length, kernel, jump, pad, step in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
     ]
     out = x[0] * weight[0] * math.prod(spatial)
-    elements = math.prod(x) + math.prod(weight) + out
-    return Cost(2 * out * math.prod(weight[1:]), elements * size if size else None)
+    moved = (math.prod(x) + math.prod(weight) + out) * size if size else None
+    return Cost(2 * out * math.prod(weight[1:]), moved)
 
 
 def convolution_backward_cost(inputs: Inputs) -> Cost:
@@ -147,8 +147,7 @@ def convolution_backward_cost(inputs: Inputs) -> Cost:
     wanted = (of_x == "True") + (of_weight == "True")
     written = math.prod(x) * (of_x == "True") + math.prod(weight) * (of_weight == "True")
     elements = sum(map(math.prod, (gradient, x, weight))) + written
-    flops = wanted * 2 * math.prod(gradient) * math.prod(weight[1:])
-    return Cost(flops, elements * size if size else None)
+    return Cost(wanted * 2 * math.prod(gradient) * math.prod(weight[1:]), elements * size if size else None)
 
 
 def gradient_of_input_cost(inputs: Inputs) -> Cost:
