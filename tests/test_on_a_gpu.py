@@ -4,6 +4,7 @@ import configparser
 import json
 import os
 import re
+import signal
 import sys
 import tarfile
 import time
@@ -17,6 +18,7 @@ from helpers import PROJECT, finish, start, write_part
 
 from benchmarks import on_a_gpu
 from benchmarks.on_a_gpu import PIECE_S, PIECES, PLAN, TOTAL_S, Pieces, contradictions, rows_in
+from harness.base.errors import Interrupted
 from harness.machine.environment import describe_environment
 from harness.run import startup
 
@@ -149,6 +151,20 @@ def test_time_is_kept_for_later_pieces_and_what_is_left_may_be_used(pieces, monk
     assert [name for _, name, _ in limits] == ["1"]
 
 
+def test_an_interruption_keeps_what_is_done(pieces, tmp_path):
+    one, run_one = pieces(), pieces().run_one
+
+    def interrupted(piece, which, limit):
+        if piece == "second":
+            raise Interrupted(signal.SIGINT)
+        return run_one(piece, which, limit)
+
+    one.run_one = interrupted
+    with pytest.raises(Interrupted):
+        one.run(None, 25)
+    assert statuses(pieces()) == {"all": "ok"} and (tmp_path / "results" / "1.json").exists()
+
+
 def test_a_size_that_does_not_fit_is_no_failure(pieces):
     refusal = "out of memory: needs 171 GB; --force trains anyway"
     one = pieces({"first": MADE_UP["first"] | {"command": f"-c 'import sys; sys.exit(\"{refusal}\")'"}})
@@ -261,25 +277,27 @@ def test_a_rehearsal_needs_a_pretended_card(tmp_path):
 
 @pytest.mark.slow
 def test_a_rehearsal_on_a_pretended_card(tmp_path):
-    """Two of its pieces: what they measure is beside what they predict."""
-    pretended = PROJECT / "tests" / "pretend_gpu"
-    environment = {"PRETEND_GPU": "mi300x", "PYTHONPATH": str(pretended), "OMP_NUM_THREADS": "1"}
-    for piece in ("sizes", "bounds"):
-        command = (sys.executable, str(SCRIPT), "--rehearse", "--piece", piece)
-        code, out = finish(start(*command, cwd=tmp_path, env=environment))
-        assert code == 0, out
+    """One of its pieces, beside what another has predicted before: in summary.md they are in one row."""
     results = tmp_path / "on_a_gpu_results_amd-instinct-mi300x" / "results"
-    assert {path.name for path in results.iterdir()} == {
-        "on_a_gpu.json",
-        "summary.md",
-        "training_benchmark.json",
-        "prediction_tiny.json",
+    results.mkdir(parents=True)
+    write_part(results / "prediction_tiny.json", {"step_time_lower_bound_ms": 123456.5})
+    environment = {
+        "PRETEND_GPU": "mi300x",
+        "PYTHONPATH": str(PROJECT / "tests" / "pretend_gpu"),
+        "OMP_NUM_THREADS": "1",
     }
-    [first, second] = json.loads((results / "on_a_gpu.json").read_text())["commands"]
-    assert (first["piece"], first["status"], second["piece"], second["status"]) == ("sizes", "ok", "bounds", "ok")
-    [row] = [line for line in (results / "summary.md").read_text().splitlines() if line.startswith("| tiny |")]
-    least, measured = (
-        json.loads((results / name).read_text()) for name in ("prediction_tiny.json", "training_benchmark.json")
+    code, out = finish(
+        start(sys.executable, str(SCRIPT), "--rehearse", "--piece", "sizes", cwd=tmp_path, env=environment)
     )
-    assert f"{measured['rows'][0]['predicted_peak_bytes']:,}" in row
-    assert least["step_time_lower_bound_ms"] > 0
+    assert code == 0, out
+    names = {"on_a_gpu.json", "summary.md", "training_benchmark.json", "prediction_tiny.json"}
+    assert {path.name for path in results.iterdir()} == names
+    document = json.loads((results / "on_a_gpu.json").read_text())
+    assert document["environment"]["device"]["name"] == "AMD Instinct MI300X"
+    [record] = document["commands"]
+    assert record["status"] == "ok" and record["command"].startswith("run_training_benchmark.py --sizes tiny")
+    [measured] = json.loads((results / "training_benchmark.json").read_text())["rows"]
+    lines = (results / "summary.md").read_text().splitlines()
+    [row] = [line for line in lines if line.startswith("| tiny | bf16 | ok |")]
+    assert f"| {measured['predicted_peak_bytes']:,} | {measured['peak_bytes']:,} |" in row and "| 123,456 |" in row
+    assert any(line.startswith("- tiny 8 bf16: time / at least is 0.0") for line in lines)
