@@ -56,7 +56,7 @@ WHEELHOUSE, SITE = Path(__file__).resolve().parent / "wheelhouse", Path("on_a_gp
 PLAN = configparser.ConfigParser(interpolation=None)
 PLAN.read(Path(__file__).with_suffix(".ini"))
 PIECES = {name: PLAN.getint(name, "seconds") for name in PLAN.sections() if "seconds" in PLAN[name]}
-OF_A_ROW = "size implementation seq_len precision dtype flags".split()
+OF_A_ROW = "size implementation seq_len precision dtype flags test".split()
 OF_SIZES = "step_ms least_ms achieved_tflops mfu_percent predicted_peak_bytes peak_bytes reserved_bytes".split()
 
 
@@ -171,7 +171,7 @@ class Pieces:
 def rows_in(path: Path, about: dict) -> list[dict]:
     """Of a document that a command has left: its rows, or what of it is compared."""
     if path.suffix == ".log":
-        return [{"not_the_same": line} for line in path.read_text().splitlines() if line.startswith("FAILED")]
+        return [{"test": "failed", "not_the_same": one} for one in re.findall("^FAILED (.+)", path.read_text(), re.M)]
     document = read_document(path)
     if known := document.get("efficiency_metrics"):
         row = {f"{kind}_{one['kind']}": one["rate"] for kind in ("peaks", "bandwidth_peaks") for one in known[kind]}

@@ -207,8 +207,10 @@ def test_what_contradicts_a_prediction_is_named():
 
 
 def test_documents_without_rows_are_read(tmp_path):
-    (tmp_path / "a.log").write_text("..F\nFAILED tests/test_x.py::test_y - assert 1\n1 failed\n")
-    assert rows_in(tmp_path / "a.log", {}) == [{"not_the_same": "FAILED tests/test_x.py::test_y - assert 1"}]
+    (tmp_path / "a.log").write_text("..F\nFAILED ../tests/test_x.py::test_y - assert 1\n1 failed\n")
+    assert rows_in(tmp_path / "a.log", {}) == [
+        {"test": "failed", "not_the_same": "../tests/test_x.py::test_y - assert 1"}
+    ]
     steps = [{"what": str(n), "bytes": n} for n in (100, 20, 3, 400)]
     write_part(tmp_path / "memory.json", {"allocator": steps, "predicted": {"peak_bytes": 99}})
     live = {"live_bytes": 100, "allocated_bytes": 120, "reserved_bytes": 123, "predicted_bytes": 99}
