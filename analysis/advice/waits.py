@@ -13,7 +13,9 @@ from analysis.attribution.ledger import computes_on_host, exposed_communication,
 from analysis.trace.links import OPERATOR
 from analysis.trace.tables import has_role
 from analysis.vocabulary import roles
+from harness.base.text import shortened
 
+NAME = 60  # letters of a name in a sentence
 WAITS_IN_CAPTURE = 0.2  # of as many launches: so many are within the step, not at its end, and prevent a capture
 
 
@@ -115,9 +117,9 @@ def host_work(evidence: Evidence) -> Found:
     name = max(names, key=names.get, default="")
     finding = f"Code of the program takes {evidence.share(idle)} of the step, most of it {name}"
     how = "less Python in the step, or prepared by another process while the step before runs"
-    code = f"what runs {name}; --profile-stacks, or with_stack=True, shows the lines"
+    code = f"look at what runs {name}: --profile-stacks, or with_stack=True, shows the lines"
     if evidence.links.trace.file.n_frames:
-        code = f"the Python frames {name}, which the trace has: zoom in on them in Perfetto"
+        code = f"look at the Python frames {name}, which the trace has: zoom in on them in Perfetto"
     return Proposal("less host code", finding, how, us, "this time could vanish", 0.0, us - idle, code)
 
 
@@ -131,9 +133,10 @@ def name_of_code(evidence: Evidence, begin: float, end: float) -> str:
     within = np.minimum(until, end) - np.maximum(start, begin)
     around = other & small & (within > 0.5 * (end - begin))
     if len(around := np.flatnonzero(around if around.any() else computes_on_host(evidence.links) & (within > 0))):
-        return f"in {host['name'].iloc[around[np.argmin((until - start)[around])]]}"
+        return f"in {shortened(host['name'].iloc[around[np.argmin((until - start)[around])]], NAME)}"
     after = np.flatnonzero((host["kind"] == OPERATOR).to_numpy() & (start >= end - 1))
-    return f"before {host['name'].iloc[after[np.argmin(start[after])]]}" if len(after) else "at the end of the steps"
+    name = shortened(host["name"].iloc[after[np.argmin(start[after])]], NAME) if len(after) else ""
+    return f"before {name}" if name else "at the end of the steps"
 
 
 def allocation(evidence: Evidence) -> Found:
@@ -165,7 +168,7 @@ def transfers(evidence: Evidence) -> Found:
         return None
     copies, idle = evidence.links.gpu.iloc[rows.index], evidence.idle["copy"]
     whole = us + ahead(evidence, idle, float((copies["end"] - copies["start"]).sum()))
-    text = f"{evidence.described(rows)}, most of them {copies['name'].value_counts().index[0]}"
+    text = f"{evidence.described(rows)}, most of them {shortened(copies['name'].value_counts().index[0], NAME)}"
     how = "what is used on the device made and kept there; what has to cross copied ahead"
     if evidence.of_copies(roles.HOST_COPY).any():
         how += ": from pinned memory with non_blocking=True"

@@ -224,7 +224,7 @@ def operator_section(analysis: dict, sort: str | None = None) -> Section:
 
     found = table("Operators", analysis["operators"])
     found.facts, found.note = {"Shares": shares}, ["Times are sums over the trace", work]
-    found.figure, found.warning = "operators", analysis["integrity"]["unreliable"].get("operators", "")
+    found.warning = analysis["integrity"]["unreliable"].get("operators", "")
     found.parts = [table("Operators by shape", analysis["operators_by_shape"], by_shape=True)]
     return found
 
@@ -234,4 +234,4 @@ def kernel_section(analysis: dict) -> Section:
     per_step = sum(row["count_per_step"] for row in kernels)
     facts = {"Kernels": f"{len(kernels)}, {per_step:,.1f} launches per step"} if kernels else {}
     note = ["Calls and ms are sums over the trace"] * bool(kernels)
-    return Section("GPU kernels", KERNEL_COLUMNS, kernels, note, facts, "kernels", label="name", sums=SUMMED)
+    return Section("GPU kernels", KERNEL_COLUMNS, kernels, note, facts, label="name", sums=SUMMED)

@@ -152,9 +152,10 @@ def repeated(runs: list[ComparedRun]) -> dict | None:
     for run in runs:
         config, environment = run.summary["config"], run.summary["environment"]
         settings = {name: value for name, value in config["training"].items() if name not in IGNORED}
-        about = ("device", "packages", "host", "commit", "uncommitted_changes")
+        about = ("device", "packages", "host", "commit")
         key = (settings, config["model"], *(environment[name] for name in about))
-        if len(run.step_ms) and not run.of_trace:  # whose settings are not known
+        # The settings of a trace are not known, and uncommitted changes may be others in each run.
+        if len(run.step_ms) and not run.of_trace and not environment["uncommitted_changes"]:
             same.setdefault(repr(key), []).append(run)
     groups = [group for group in same.values() if len(group) > 1]
     if not groups:

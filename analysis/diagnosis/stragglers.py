@@ -403,4 +403,4 @@ def rank_section(analysis: dict) -> Section:
     if of := compared_text(comparison):
         note[0] += f"; last to arrive: times, late: mean, of {of}, on {clocks}"
     columns, rows = rank_columns(comparison), comparison["rows"]
-    return Section("Ranks", columns, rows, note, {"Straggler": straggler_text(comparison)}, "ranks")
+    return Section("Ranks", columns, rows, note, {"Straggler": straggler_text(comparison)}, figure="ranks")

@@ -52,7 +52,7 @@ def bar_chart(data: list[dict], rows: int, x: str, **layout) -> Chart:
 def breakdown_chart(analysis: dict, documents: dict) -> Chart | None:
     """Components of the step, most time first: forward, backward and the other phases end to end."""
     rows = [row for row in analysis["components"] if row["ms_per_step"] > 0][:BARS]
-    names = [safe(row["component"]) for row in rows]
+    names = [safe(shortened(row["component"])) for row in rows]
     data = [
         bars(phase, COLORS.get(phase, GRAY), names, [row["phases_ms"].get(phase, 0.0) for row in rows], hover)
         for phase in (one["phase"] for one in analysis["phases"] if one["ms_per_step"] > 0)
@@ -219,7 +219,7 @@ def charts(analysis: dict | None, documents: dict) -> dict[str, Chart]:
 def comparison_chart(rows: list[dict], kind: str, names: tuple[str, str]) -> Chart:
     """The same parts of two runs beside each other, the largest first."""
     rows = sorted(rows, key=lambda row: -max(row["baseline_ms"], row["ms"]))[:BARS]
-    parts = [safe(row[kind]) for row in rows]
+    parts = [safe(shortened(row[kind])) for row in rows]
     data = [
         bars(name, color, parts, [row[key] for row in rows], "%{y}: %{x:.3f} ms per step")
         for name, color, key in zip(names, (PHASE_COLORS["forward"], CONTRAST), ("baseline_ms", "ms"), strict=True)

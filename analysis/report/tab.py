@@ -28,7 +28,7 @@ from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.traces import analyze_all, note_missing_ranks
 from analysis.report.charts import charts, comparison_chart, step_of_document
-from analysis.report.page import documents_in, fill_template, first_of_comparison, first_screen
+from analysis.report.page import FINDABLE, documents_in, fill_template, first_of_comparison, first_screen
 from analysis.report.step_zoom import zoomed_step
 from analysis.trace.links import AttributedLinks, link
 from analysis.trace.readers.formats import begins_as_trace, in_order_of_ranks, may_be_trace
@@ -187,7 +187,9 @@ class Tab:
         sections = trace_sections(analysis, analyses[1:]) if analysis else []
         first, shown = first_screen(analysis, documents), [*drawn, *(["step_timeline"] if analysis else [])]
         return {
-            "html": fill_template("body.html", first, [*sections, *run_sections(documents)], charts=shown),
+            "html": fill_template(
+                "body.html", first, [*sections, *run_sections(documents)], charts=shown, findable=FINDABLE
+            ),
             "charts": drawn,
             "step": step_of_document(analysis["step_timeline"]) if analysis and name not in names else None,
             "trace": name,
@@ -226,7 +228,7 @@ class Tab:
             kind = PART_KINDS["components" if comparison["components"] else "classes"]
             drawn["comparison"] = comparison_chart(rows, kind, (run, other))
             sections.insert(0, Section("What the parts of both take", note=["ms"], figure="comparison"))
-        html = fill_template("body.html", first_of_comparison(comparison), sections, charts=[*drawn])
+        html = fill_template("body.html", first_of_comparison(comparison), sections, charts=[*drawn], findable=())
         return {"html": html, "charts": drawn}
 
 

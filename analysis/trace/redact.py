@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from analysis.trace.readers.chrome import Arguments, ChromeTrace
-from harness.base.text import count_of
 
 _PART = r"[^\s/\\\"',;:()<>|]+"  # of a path
 _HEX = "[0-9A-Fa-f]"
@@ -91,6 +90,8 @@ class Redaction:
         """What the file tells beside its events."""
         kept = {key: one for key, one in found.items() if key in METADATA or isinstance(one, int | float)}
         self.left_out |= found.keys() - kept.keys()
+        if name := (kept.get("hostInfo") or {}).get("name"):  # of any form
+            kept["hostInfo"] = kept["hostInfo"] | {"name": self.stand_in("host", str(name))}
         return self.value("", kept, TEXTS_OF_METADATA)
 
     def value(self, name: str, found: object, texts: Collection[str]) -> object:
@@ -122,5 +123,5 @@ class Redaction:
 
     def told(self) -> list[str]:
         """What was done, in sentences."""
-        counts = ", ".join(count_of(len(found), kind) for kind, found in self.replaced.items())
+        counts = ", ".join(f"{kind} {len(found):,}" for kind, found in self.replaced.items())
         return [f"Replaced: {counts or 'nothing'}; left out: {', '.join(sorted(self.left_out)) or 'nothing'}", STAYS]
