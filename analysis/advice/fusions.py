@@ -15,6 +15,7 @@ from analysis.attribution.components import forward_of_nodes
 from analysis.trace.links import nearest_marked_ancestor, step_around, step_at
 from analysis.trace.tables import by_name, take_or
 from analysis.vocabulary.letters import LETTERS, letter_of
+from analysis.vocabulary.operators import COMPILED
 from harness.model.optimizations import answering, flags_in_use
 
 
@@ -81,7 +82,7 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
         fused = in_use or (evidence.events["region"] == regions.FUSED[of.kind]).any()
         return NotApplicable(of.name, "already fused") if fused else None
     (rows, us), how, flag = evidence.part(mask), of.how, None
-    written_out = evidence.part(mask & ~evidence.kernels("^triton_"))[1] > us / 2
+    written_out = evidence.part(mask & ~evidence.kernels(COMPILED))[1] > us / 2
     if not written_out and of.kind != regions.LOSS:
         return NotApplicable(of.name, "already fused by the compiler")
     if of.how_compiled and not evidence.links.on_gpu:

@@ -42,9 +42,8 @@ def cuda_graphs(evidence: Evidence) -> Found:
     name, us = "CUDA graphs", evidence.launch_us
     if not evidence.links.on_gpu:
         return NotApplicable(name, "there is no GPU")
-    calls = evidence.links.calls["name"].cat.categories
-    if evidence.links.trace.file.is_1_x or not calls.str.match("(?:cu|hip)[A-Zd]").any():
-        return NotApplicable(name, "it needs PyTorch 1.10 and a GPU of AMD or NVIDIA")
+    if evidence.links.trace.file.is_1_x or not evidence.links.calls["starts_kernel"].any():
+        return NotApplicable(name, "it needs PyTorch 1.10, and kernels that the host launches")
     if evidence.links.gpu["of_graph"].any():
         return NotApplicable(name, "already replayed")
     n, waits = evidence.events["launches"].sum() / evidence.steps, calls_that_wait(evidence)

@@ -153,9 +153,8 @@ def repeated(runs: list[ComparedRun]) -> dict | None:
         config, environment = run.summary["config"], run.summary["environment"]
         settings = {name: value for name, value in config["training"].items() if name not in IGNORED}
         about = ("device", "packages", "host", "commit")
-        key = (settings, config["model"], *(environment[name] for name in about))
-        # The settings of a trace are not known, and uncommitted changes may be others in each run.
-        if len(run.step_ms) and not run.of_trace and not environment["uncommitted_changes"]:
+        key = (settings, config["model"], *(environment[name] for name in about), environment.get("changes_sha256"))
+        if len(run.step_ms) and not run.of_trace:  # whose settings are not known
             same.setdefault(repr(key), []).append(run)
     groups = [group for group in same.values() if len(group) > 1]
     if not groups:

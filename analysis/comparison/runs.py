@@ -135,11 +135,8 @@ def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
             continue
         try:
             summary = read_document(place / SUMMARY)
-            if (
-                summary
-                and "exclusion_reason" in summary.get("steps", {})
-                and "timestamp" in summary.get("environment", {})
-            ):
+            parts = {**summary.get("steps", {}), **summary.get("environment", {})} if summary else {}
+            if {"exclusion_reason", "timestamp"} <= parts.keys():
                 flops, name = read_document(place / "flops_profile.json"), os.path.relpath(place, folder)
                 name = folder.resolve().name if place == folder else name
                 found.append(ComparedRun(place, name, summary, None, flops))

@@ -121,7 +121,7 @@ def change_sections(comparison: dict, kind: str) -> list[Section]:
         number("before", "baseline_ms"),
         number("after", "ms"),
         Column("change", lambda row: "+" * (row["change_ms"] > 0) + significant(row["change_ms"])),
-        Column("as fast", lambda row: row["ratio"] and as_fast(row["ratio"], short=True)),
+        Column("as fast", lambda row: row.get("ratio") and as_fast(row["ratio"], short=True)),
         number("noise", "noise_ms"),
         Column("", lambda row: row.get("difference", ""), left=True),
     ]

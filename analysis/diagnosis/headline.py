@@ -18,7 +18,7 @@ from harness.documents.schema import because
 KINDS_OF_CHANGE = re.compile("fuse|compile|CUDA graphs|larger batch|mixed precision|reduce or overlap|activation")
 FAR_MORE = 2.0  # times what the best finding with a cause saves: by so much a kind of change comes before it
 OF_A_BOUND = 0.5  # what a bound counts beside a forecast, since nothing tells how much of it can be had
-WORTH_TELLING = 0.02  # of the step
+WORTH_TELLING = 0.03  # of the step
 # What the verdict leaves of a finding: a late host gains nothing from faster kernels, a busy GPU little from the host.
 LATE_HOST = next(rule for rule, ask in RULES.items() if ask is late_host)
 OF_KERNELS = re.compile("mixed precision|better|aligned|channels-last|fuse")

@@ -91,6 +91,7 @@ def fill_template(template: str, first: FirstScreen, sections: Sequence[Section]
     environment.globals |= {one.__name__: one for one in helpers} | {"top": TOP}
     shown = [one for one in sections if one]
     why = [anchor(one.title) for one in shown if one.title == "Trust"] or [anchor(one.title) for one in shown[-1:]]
+    context = {"findable": ()} | context
     return environment.get_template(template).render(first=first, sections=shown, why=why, notes=notes, **context)
 
 

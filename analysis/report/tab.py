@@ -184,12 +184,10 @@ class Tab:
             analyses = [found] if found else []
         name, analysis = analyses[0] if analyses else (None, None)
         drawn, names = charts(analysis, documents), [file.name for file in files]
-        sections = trace_sections(analysis, analyses[1:]) if analysis else []
+        sections = [*(trace_sections(analysis, analyses[1:]) if analysis else []), *run_sections(documents)]
         first, shown = first_screen(analysis, documents), [*drawn, *(["step_timeline"] if analysis else [])]
         return {
-            "html": fill_template(
-                "body.html", first, [*sections, *run_sections(documents)], charts=shown, findable=FINDABLE
-            ),
+            "html": fill_template("body.html", first, sections, charts=shown, findable=FINDABLE),
             "charts": drawn,
             "step": step_of_document(analysis["step_timeline"]) if analysis and name not in names else None,
             "trace": name,

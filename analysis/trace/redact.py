@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from analysis.trace.readers.chrome import Arguments, ChromeTrace
+from harness.base.text import count_of
 
 _PART = r"[^\s/\\\"',;:()<>|]+"  # of a path
 _HEX = "[0-9A-Fa-f]"
@@ -123,5 +124,5 @@ class Redaction:
 
     def told(self) -> list[str]:
         """What was done, in sentences."""
-        counts = ", ".join(f"{kind} {len(found):,}" for kind, found in self.replaced.items())
+        counts = ", ".join(count_of(len(found), kind) for kind, found in self.replaced.items())
         return [f"Replaced: {counts or 'nothing'}; left out: {', '.join(sorted(self.left_out)) or 'nothing'}", STAYS]

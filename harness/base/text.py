@@ -15,7 +15,7 @@ from pathlib import Path
 
 def count_of(n: int, noun: str) -> str:
     """'1 step', '3 steps'"""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    return f"{n:,} {noun}{'' if n == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def significant(value: float, digits: int = 4) -> str:

@@ -17,7 +17,7 @@ class ProfilerConfig:
         None,
         "of traces; of the run too, without --output-dir",
         metavar="DIR",
-        shown="--output-dir or ./pytorch_profiles",
+        shown="--output-dir, else ./pytorch_profiles",
     )
     profile_steps: int = flag(5, "steps in the trace")
     warmup_steps: int = flag(5, "steps before the profiling window", minimum=0)

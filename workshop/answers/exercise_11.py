@@ -29,7 +29,7 @@ def answers(results: Results) -> dict[str, Answer]:
 
 def everywhere(figure: str, study: Source, kept: Source) -> Answer:
     """Whether measurement and prediction are equal in every row."""
-    rows = study["rows"] + kept["rows"]
+    rows = [*study["rows"], *kept["rows"]]
     equal = all(row[f"measured_{figure}"] == row[f"predicted_{figure}"] for row in rows)
     return study.computed(equal, f"measured_{figure}, predicted_{figure} of {len(rows)} rows, {kept.name} too")
 
@@ -75,8 +75,10 @@ def resharding(study: Source, kept: Source) -> dict[str, Answer]:
     memory = [one.answer("measured_memory_bytes", MB) for one in (resharded, row)]
     sent = [one.answer("measured_collective_bytes", MB) for one in (resharded, row)]
     gathers = [calls(one, "all_gather") for one in (resharded, fine)]
-    by_kind = [{found["kind"]: found["bytes"] for found in one["measured_collectives"]} for one in (resharded, fine)]
-    gathered = [sizes["all_gather"] for sizes in by_kind]
+    gathered = [
+        next(found["bytes"] for found in one["measured_collectives"] if found["kind"] == "all_gather")
+        for one in (resharded, fine)
+    ]
     return {
         "11.19": memory[1],
         "11.20": sent[1],

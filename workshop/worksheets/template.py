@@ -5,7 +5,7 @@ from __future__ import annotations
 from workshop.answers.shared import ANALYSIS, components, opportunities
 from workshop.exercise.results import Answer, Results, numbered
 
-OF_SUMMARY = (  # R.1 to R.12
+OF_SUMMARY = (
     "environment.device.name environment.packages.torch config.model.parameters training.batch_size "
     "training.sequence_length config.training.precision performance.samples_per_sec performance.tokens_per_sec "
     "performance.median_step_time_ms performance.std_step_time_ms memory.peak_mb performance.achieved_tflops"
@@ -19,7 +19,13 @@ def template_answers(results: Results, run: str, trace: str, flops: str | None =
     if flops:
         mfu = results.read(flops, "flops_profile.json").answer("efficiency_metrics.mfu_percent")
     return {
-        **{f"R.{n}": summary.answer(path) for n, path in enumerate(OF_SUMMARY, 1)},
+        **dict(
+            zip(
+                "R.1 R.2 R.3 R.4 R.5 R.6 R.7 R.8 R.9 R.10 R.11 R.12".split(),
+                map(summary.answer, OF_SUMMARY),
+                strict=True,
+            )
+        ),
         "R.13": mfu,
         **numbered("R.14 R.15 R.16", components(analysis)),
         **numbered("R.17 R.18 R.19", opportunities(analysis)),
