@@ -512,7 +512,7 @@ SOURCES = {
     "def train():\n    pass\n": (1, "it has train: use --workload", ""),
     "def main():\n    loss.backward()\nif __name__ == '__main__':\n    main()\n": (3, "its loop is", "def workload"),
     "for x in data:\n    f(x).backward()\n": (2, "it has a training loop", "def workload"),
-    "import transformers\nt = transformers.Trainer(m)\nt.train()\n": (2, "Trainer has its own loop", "create_optimizer"),
+    "import transformers\nt = transformers.Trainer(m)\nt.train()\n": (2, "has its own loop", "create_optimizer"),
 }  # fmt: skip
 
 
