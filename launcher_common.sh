@@ -122,7 +122,8 @@ complain() { # an error, or a warning with --device cpu
     echo "warning: $*" >&2
 }
 
-HAS_WHEELS="does WHEELHOUSE have wheels for this Python and these versions? make_wheelhouse.sh makes it"
+ASK="is there a network?" # when an installation failed
+[ -z "${WHEELHOUSE:-}" ] || ASK="does WHEELHOUSE have wheels for this Python and these versions? make_wheelhouse.sh makes it"
 
 pip_install() { # PYTHON ARGUMENT...: from the network, or from the wheels in WHEELHOUSE alone
     local from=()
@@ -184,7 +185,7 @@ install_torch() { # PYTHON: the build of torch for this machine
     read -r device gpu <<<"$(accelerator)"
     if [ -n "${WHEELHOUSE:-}" ]; then
         echo "Setup: torch from $WHEELHOUSE"
-        pip_install "$python" 'torch>=2.6' || die "could not install torch; $HAS_WHEELS"
+        pip_install "$python" 'torch>=2.6' || die "could not install torch; $ASK"
     elif [ -n "${TORCH_INDEX_URL:-}" ]; then
         echo "Setup: torch from $TORCH_INDEX_URL"
         pip_install "$python" --index-url "$TORCH_INDEX_URL" 'torch>=2.6' ||
@@ -241,7 +242,7 @@ fill_venv() { # VENV FILE...: install what is missing
         echo "Setup: installing" $names
         # shellcheck disable=SC2086
         pip_install "$python" -c "$venv/constraints.txt" $names ||
-            die "could not install the packages above; ${WHEELHOUSE:+$HAS_WHEELS; }is there a network?"
+            die "could not install the packages above; $ASK"
     fi
     if missing "$python" "$@" | grep -q '^deepspeed'; then
         echo "Setup: installing deepspeed"

@@ -182,7 +182,8 @@ class TrainingConfig(OptimizationConfig, ParallelConfig):
 # Other flags override a row of --size.  The feed-forward widths are chosen to match the parameter counts in README.md.
 SHAPE = "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps vocab_size".split()
 # fmt: off
-ROWS = {  # in the order of SHAPE
+ROWS = {
+    # name       hidden layers heads kv  ff     seq  batch steps vocab: in the order of SHAPE
     "tiny":        (256,   4,  8,  4,   512,  128,  8,  50,  1000),
     "small":       (512,   8,  8,  4,  1104,  256,  8,  50,  1000),
     "medium":      (1024, 12, 16,  8,  3456,  512, 16, 100,  1000),

@@ -195,7 +195,7 @@ def test_the_next_step_is_a_command_where_the_run_is_ours(tmp_path):
 
 
 def test_a_run_of_torchrun_is_repeated_under_torchrun(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/somewhere/python3")
+    monkeypatch.setattr(sys, "executable", "/somewhere/.venv/bin/python")
     assert launcher() == ["python3"]
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)

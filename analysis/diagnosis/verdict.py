@@ -233,21 +233,22 @@ RULES = {
     "the trace is not trustworthy: undecided": untrustworthy,
     f"a graph was recorded in {LARGE:.0%} of the trace or more: capture": capture,
     f"the GPU's work is the largest part, but {ON_HOST:.0%} of the critical path is on the host, and launch, host "
-         f"code, data and allocation have {LARGE:.0%} together: the largest but that work, or between two; with "
-         f"{ALL_HOST:.0%} and {LARGE:.0%} of unrecorded idle time: between the host and the GPU": late_host,
+    f"code, data and allocation have {LARGE:.0%} together: the largest but that work, or between two; with "
+    f"{ALL_HOST:.0%} and {LARGE:.0%} of unrecorded idle time: between the host and the GPU": late_host,
     f"matmuls, convolutions and attention below {SLOW_BELOW:.0%} of their roof take {MOST:.0%} of the step: "
-         "GPU-bound": slow_kernels,
+    "GPU-bound": slow_kernels,
     f"the largest share has {BOUND_FROM:.0%}, and {100 * LEAD:.0f} points more than any other, even if all "
-         "unclassified work and unrecorded idle time belong to that other; probably, if that rests on how long kernels"
-         " are": largest,
-    f"the largest share has {BOUND_FROM:.0%} with what is unclassified or unrecorded, is {100 * LEAD:.0f} points "
-         "ahead without, and at worst no other is larger: probably": largest_at_worst,
-    f"the GPU works for {MOST:.0%}, and {100 * LEAD:.0f} points more than any other share: memory, compute or "
-         "between them, if enough of the work is classified; else GPU-bound": gpu_works,
-    f"launch, host code, data and allocation have {MOST:.0%} together, and {100 * LEAD:.0f} points more than work "
-         "of the GPU or any other share: the largest of these, or between two": host_works,
-    f"two shares of at least {LARGE:.0%} have {MOST:.0%} together, and at worst no third is larger: between them":
-        two_large,
+    "unclassified work and unrecorded idle time belong to that other; probably, if that rests on how long kernels "
+    "are": largest,
+    f"the largest share has {BOUND_FROM:.0%} with what is unclassified or unrecorded, is {100 * LEAD:.0f} points ahead "
+    "without, and at worst no other is larger: probably": largest_at_worst,
+    f"the GPU works for {MOST:.0%}, and {100 * LEAD:.0f} points more than any other share: memory, compute or between "
+    f"them, if enough of the work is classified, or between one and another share of {LARGE:.0%} that is less than "
+    f"{100 * LEAD:.0f} points behind; else GPU-bound": gpu_works,
+    f"launch, host code, data and allocation have {MOST:.0%} together, and {100 * LEAD:.0f} points more than work of "
+    "the GPU or any other share: the largest of these, or between two": host_works,
+    f"two shares of at least {LARGE:.0%} have {MOST:.0%} together, and at worst no third is larger: between "
+    "them": two_large,
     "none of these: undecided": undecided,
 }
 # fmt: on
@@ -299,9 +300,7 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
         "rules": [
             {"rule": rule, "figures": figures, "holds": holds, "decides": one is found}
             for rule, figures, one in asked
-            for holds in [
-                one is found or (one is not None and RULES[rule] is not undecided)
-            ]  # the last: none before it
+            for holds in [one is found or (one is not None and RULES[rule] is not undecided)]  # that: none before it
         ],
     }
 

@@ -92,4 +92,4 @@ def launcher() -> list[str]:
     """What has to stand before the script and its flags to run it again."""
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         return ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"]]
-    return [Path(sys.executable).name]
+    return ["python3"]  # with which our scripts find their environment

@@ -34,7 +34,7 @@ class PredictionConfig:
     """What a dry run predicts for, beside --world-size: no training takes these flags."""
 
     device_memory: int | None = flag(
-        None, "with --dry-run: memory of the GPU, in GB", shown="this device", type=memory_size, metavar="GB"
+        None, "with --dry-run: GPU memory in GB of 2^30 bytes", shown="this device", type=memory_size, metavar="GB"
     )
     target_device: str | None = flag(
         None, "with --dry-run: a device by its datasheet, as MI300X; --device-memory overrides it", metavar="NAME"
