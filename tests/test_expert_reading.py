@@ -13,6 +13,7 @@ from analysis.comparison.runs import read_run, runs_below
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.text import judged_first
 from analysis.diagnosis.traces import analyze_all
+from analysis.report.charts import breakdown_chart
 from analysis.report.page import first_screen, trust_word
 from analysis.trace.redact import Redaction
 from analysis.work.operator_costs import cost
@@ -183,6 +184,14 @@ def test_ranks_have_their_figure_and_no_stray_word(tmp_path):
     assert "ranks" not in [line.strip() for line in as_text(sections["Ranks"])]
     on_cpu = analysis_of(trace_of(tmp_path, step(1, 0, 100), event("aten::mm", 5, 50)))
     assert "GPU kernels" not in [one.title for one in trace_sections(on_cpu)]
+
+
+def test_long_names_of_parts_have_a_bar_each(tmp_path):
+    parts = [event(f"{'layer' * 20}.{end}", 5 + 450 * i, 440, kind="user_annotation") for i, end in enumerate("ab")]
+    work = [event("aten::mm", 10 + 450 * i, 430) for i in range(2)]
+    figure = breakdown_chart(analysis_of(trace_of(tmp_path, step(1, 0, 1000), *parts, *work)), NONE)
+    names = [name for name in figure["data"][0]["y"] if name.startswith("layer")]
+    assert len(names) == len({*names}) == 2 and max(map(len, names)) <= 44
 
 
 # ---- Trust ---------------------------------------------------------------------------------------------------------

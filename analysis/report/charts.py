@@ -13,9 +13,10 @@ from analysis.report.palette import GRAY, MEMORY_COLORS, PHASE_COLORS, color_of
 from analysis.report.step_zoom import GPU, look_of
 from analysis.work.memory_tables import stack_of_memory
 from analysis.work.sections import by_time
-from harness.base.text import shortened
+from harness.base.text import shortened, told_apart
 
 Chart = dict  # data and layout of plotly.newPlot
+NAME = 44  # letters of a part beside its bar
 BARS = 20  # of a chart at most, as many as can be told apart
 COLORS = PHASE_COLORS | {IDLE: color_of(IDLE)}
 CONTRAST = "#d55e00"  # steps that averages leave out; waiting; the second of two runs
@@ -49,10 +50,15 @@ def bar_chart(data: list[dict], rows: int, x: str, **layout) -> Chart:
     return found
 
 
+def names_in_chart(names: list[str]) -> list[str]:
+    """Short, and different where the names are: rows of one name would be one bar."""
+    return [*map(safe, told_apart(names, NAME))]
+
+
 def breakdown_chart(analysis: dict, documents: dict) -> Chart | None:
     """Components of the step, most time first: forward, backward and the other phases end to end."""
     rows = [row for row in analysis["components"] if row["ms_per_step"] > 0][:BARS]
-    names = [safe(shortened(row["component"])) for row in rows]
+    names = names_in_chart([row["component"] for row in rows])
     data = [
         bars(phase, COLORS.get(phase, GRAY), names, [row["phases_ms"].get(phase, 0.0) for row in rows], hover)
         for phase in (one["phase"] for one in analysis["phases"] if one["ms_per_step"] > 0)
@@ -219,7 +225,7 @@ def charts(analysis: dict | None, documents: dict) -> dict[str, Chart]:
 def comparison_chart(rows: list[dict], kind: str, names: tuple[str, str]) -> Chart:
     """The same parts of two runs beside each other, the largest first."""
     rows = sorted(rows, key=lambda row: -max(row["baseline_ms"], row["ms"]))[:BARS]
-    parts = [safe(shortened(row[kind])) for row in rows]
+    parts = names_in_chart([row[kind] for row in rows])
     data = [
         bars(name, color, parts, [row[key] for row in rows], "%{y}: %{x:.3f} ms per step")
         for name, color, key in zip(names, (PHASE_COLORS["forward"], CONTRAST), ("baseline_ms", "ms"), strict=True)

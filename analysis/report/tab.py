@@ -226,7 +226,7 @@ class Tab:
             kind = PART_KINDS["components" if comparison["components"] else "classes"]
             drawn["comparison"] = comparison_chart(rows, kind, (run, other))
             sections.insert(0, Section("What the parts of both take", note=["ms"], figure="comparison"))
-        html = fill_template("body.html", first_of_comparison(comparison), sections, charts=[*drawn], findable=())
+        html = fill_template("body.html", first_of_comparison(comparison), sections, charts=[*drawn])
         return {"html": html, "charts": drawn}
 
 
