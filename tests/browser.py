@@ -101,6 +101,7 @@ class Browser:
     def open(self, url):
         self.call("Page.navigate", url="about:blank")  # a change of the part after # alone would load nothing
         self.call("Page.navigate", url=url)
+        self.until("document.readyState === 'complete'")  # scripts that wait for the whole page have run
 
     def run(self, script):
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)

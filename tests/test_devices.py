@@ -407,7 +407,7 @@ def test_two_processes_with_slurm_variables_train_together(tmp_path):
     out = results[0][1]
     assert "Ranks: 2, each with 4 samples" in out
     assert "rank 1" in out and "gloo, TCP" in out
-    assert "Not in p after 0 s: the trace of rank 1; do all nodes share this folder?" in out
+    assert "Not in p after 0 s: the trace of rank 1; do all nodes share it?" in out
     assert results[1][1] == ""  # no FutureWarning either
     of_rank_1 = sorted(file.name for file in (tmp_path / "1" / "p").iterdir())
     assert of_rank_1 == ["performance_summary_rank1.json", "trace_step_0_3_rank1.pt.trace.json"]

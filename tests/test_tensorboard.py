@@ -290,7 +290,7 @@ def test_the_tab_shows_our_run(tab, tensorboard):
     assert texts(tab, ".tip")[0].startswith("ProfilerStep#")
     assert click_at(tab, 0)["Time"][-9:] in ("in step 6", "in step 7")  # as the run prints them
     tab.in_tab("Object.assign(document.querySelector('.search'), {value: 'attention'}).oninput()")
-    tab.text_with("found; Enter shows the next")
+    tab.text_with("found in this step; Enter shows the next")
     assert width_hidden(tab) <= 0
     for width in (800, 600):
         tab.resize(width)

@@ -22,6 +22,7 @@ export function bringToLife(root, charts, ask, loadPlotly) {
     for (const plot of section.querySelectorAll(".js-plotly-plot")) Plotly.Plots.resize(plot); // the window may be another
   };
   root.addEventListener("toggle", opened, true);
+  root.querySelectorAll("details[open]").forEach((target) => opened({ target })); // before this script ran
   root.addEventListener("click", (event) => {
     const { target } = event, name = target.closest("td.find"), timeline = root.querySelector('[data-chart="step_timeline"]');
     if (target.tagName === "TH") sort(target);
