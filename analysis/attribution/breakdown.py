@@ -31,14 +31,9 @@ def step_breakdown(links: AttributedLinks) -> dict:
     def share(ms: float) -> float:
         return float(ms / step_ms) if step_ms else 0.0
 
+    about = {"clock": "GPU" if links.on_gpu else "host", "source": links.source, "steps": n, "ms_per_step": step_ms}
     return {
-        "attribution": {
-            "clock": "GPU" if links.on_gpu else "host",
-            "source": links.source,
-            "steps": n,
-            "ms_per_step": step_ms,
-            "unattributed_share": share(sums.loc[UNATTRIBUTED].sum()),
-        },
+        "attribution": about | {"unattributed_share": share(sums.loc[UNATTRIBUTED].sum())},
         "phases": [{"phase": phase, "ms_per_step": float(ms), "share": share(ms)} for phase, ms in sums.sum().items()],
         "components": [
             {

@@ -38,7 +38,9 @@ def attribute(links: Links) -> AttributedLinks:
     host, replayed = links.host, links.trace.replayed
     parent, kind = host["parent"].to_numpy(), host["kind"].to_numpy()
     is_range = (kind == ANNOTATION) & host["role"].isna().to_numpy()  # of the program
-    is_node = backward_nodes(host)
+    is_node = has_role(host, *roles.NODES)
+    if not is_node.any():  # PyTorch 1.8 records nodes of the backward pass without the engine's call around
+        is_node = has_role(host, roles.NODE_FUNCTION)
     node = nearest_marked_ancestor(parent, is_node)
     phase = phases_of(host, node)
     if replayed:
@@ -96,12 +98,6 @@ def labeled_events(host: pd.DataFrame, source: str, is_range: np.ndarray) -> tup
         defines = (host["kind"] == MODULE).to_numpy()
         labels[defines] = module_labels(host, defines)
     return defines, labels
-
-
-def backward_nodes(host: pd.DataFrame) -> np.ndarray:
-    """Which host events are nodes of the backward pass; PyTorch 1.8 records them without the engine's call around."""
-    nodes = has_role(host, *roles.NODES)
-    return nodes if nodes.any() else has_role(host, roles.NODE_FUNCTION)
 
 
 def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray) -> str:

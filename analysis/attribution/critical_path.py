@@ -36,16 +36,14 @@ def critical_path(links: AttributedLinks) -> dict | None:
         rows[place] += us
     total = rows.total()
     on_path = cut_to(of_steps(links), spans[-1][2], spans[0][3])
-    return {
-        "step": int(links.steps["number"].iloc[which]),
-        "length_ms": float(total / 1e3),
-        "gpu_idle_ms": float(us_by(on_path, "state").get(IDLE, 0.0) / 1e3),
-        "rows": [
-            {"where": where, "component": component, "ms": float(us / 1e3), "share": float(us / total)}
-            for (where, component), us in rows.most_common()
-            if us > 0
-        ],
-    }
+    idle_ms = float(us_by(on_path, "state").get(IDLE, 0.0) / 1e3)
+    found = [
+        {"where": where, "component": component, "ms": float(us / 1e3), "share": float(us / total)}
+        for (where, component), us in rows.most_common()
+        if us > 0
+    ]
+    step = int(links.steps["number"].iloc[which])
+    return {"step": step, "length_ms": float(total / 1e3), "gpu_idle_ms": idle_ms, "rows": found}
 
 
 def walk(links: AttributedLinks, which: int) -> list[Span]:

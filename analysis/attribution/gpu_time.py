@@ -48,29 +48,19 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
     gpu = links.gpu
     between = cut_to(ledger(links), gpu["start"].min(), gpu["end"].max())  # from its first event to the last
     few = gpu[["device", "stream", "start", "end", "kind", "category"]]
-    devices = [
-        {
-            "device": int(device),
-            **gpu_timeline(rows),
-            "streams": [
-                {"stream": int(stream), "events": len(events), **gpu_timeline(events)}
-                for stream, events in rows.groupby("stream")
-            ],
-        }
-        for device, rows in few.groupby("device")
-    ]
+    devices = []
+    for device, rows in few.groupby("device"):
+        by_stream = rows.groupby("stream")
+        streams = [{"stream": int(name), "events": len(one), **gpu_timeline(one)} for name, one in by_stream]
+        devices.append({"device": int(device), **gpu_timeline(rows), "streams": streams})
     whole, in_steps = (timeline_of_slices(links, slices) for slices in (between, of_steps(links)))
     out = whole | {"of_steps": in_steps, "devices": devices}
     compared = ("idle_by_cause", "idle_of_step_ms", "launch_delay_us", "queue_depth")
     if gpu.empty or two_clocks:
         return out | dict.fromkeys(compared) | (because(two_clocks, *compared) if two_clocks else {})
+    total_us = 1e3 * out["total_ms"] or 1.0
     causes = [
-        {
-            "cause": cause,
-            "ms": us / 1e3,
-            "share_of_total": us / 1e3 / out["total_ms"] if out["total_ms"] else 0.0,
-            "meaning": IDLE_CAUSES[cause],
-        }
+        {"cause": cause, "ms": us / 1e3, "share_of_total": us / total_us, "meaning": IDLE_CAUSES[cause]}
         for cause, us in sorted(idle_by_cause(between).items(), key=lambda item: -item[1])
     ]
     of_step = {cause: us / 1e3 / len(links.steps) for cause, us in idle_by_cause(of_steps(links)).items()}
@@ -130,11 +120,6 @@ def gpu_section(analysis: dict) -> Section:
         times = f"median {delay['p50']:.1f} us, p95 {delay['p95']:.1f} us, from the call to the kernel's start"
         depth = f"mean {timeline['queue_depth']['mean']:.1f} events launched but not started"
         queue.facts = {"Launch delay": times, "Queue depth": depth}
-    return Section(
-        "GPU",
-        STREAM_COLUMNS,
-        stream_rows(timeline),
-        ["Times are ms of the trace, from its first GPU event to the last"],
-        {"GPU": f"{timeline['total_ms']:.3f} ms from first to last event: {split}"},
-        parts=[idle, queue],
-    )
+    note = ["Times are ms of the trace, from its first GPU event to the last"]
+    facts = {"GPU": f"{timeline['total_ms']:.3f} ms from first to last event: {split}"}
+    return Section("GPU", STREAM_COLUMNS, stream_rows(timeline), note, facts, parts=[idle, queue])

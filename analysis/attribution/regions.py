@@ -76,61 +76,36 @@ class Pattern(NamedTuple):
 
 
 BESIDE = "copy mul norm rotary"  # what may happen to queries and keys before they meet
+# fmt: off
 PATTERNS = (
     Pattern(FUSED[NORM], "norm"),
     # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
-    Pattern(
-        NORM,
-        "(?<! copy) copy* mean [sub copy]* ([pow mul] copy* mean | var) copy* sub? add? copy* [rsqrt sqrt]? copy* sub? "
-        "[mul div] copy* (mul copy*)? add?",
-        "norm",
-    ),
+    Pattern(NORM, "(?<! copy) copy* mean [sub copy]* ([pow mul] copy* mean | var) copy* sub? add? copy* [rsqrt sqrt]? "
+            "copy* sub? [mul div] copy* (mul copy*)? add?", "norm"),
     # x * rsqrt(mean(x^2) + eps) * weight
-    Pattern(
-        NORM,
-        "(?<! copy) copy* [pow mul] copy* mean add? copy* (rsqrt | sqrt div?) copy* mul copy* (mul copy*)?",
-        "norm",
-    ),
+    Pattern(NORM, "(?<! copy) copy* [pow mul] copy* mean add? copy* (rsqrt | sqrt div?) copy* mul copy* (mul copy*)?",
+            "norm"),
     # x * cos + cat(-x2, x1) * sin; in two halves; by complex numbers
-    Pattern(
-        ROPE,
-        "(mul copy* neg copy* cat copy* mul | neg copy* cat copy* mul copy* mul) copy* add"
-        " | mul mul sub mul mul add cat | complex [complex mul copy]* complex",
-        "rotary",
-    ),
+    Pattern(ROPE, "(mul copy* neg copy* cat copy* mul | neg copy* cat copy* mul copy* mul) copy* add"
+            " | mul mul sub mul mul add cat | complex [complex mul copy]* complex", "rotary"),
     Pattern(FUSED[ROPE], "roll copy* mul copy* addcmul", "rotary"),
     Pattern(FUSED[ATTENTION], "attention"),
-    Pattern(
-        ATTENTION,
-        "(?<! [copy mul div]) [copy mul div]* (bmm [^ bmm matmul softmax attention math_attention boundary]*){1,3}"
-        " softmax [^ bmm matmul attention math_attention boundary]* bmm",
-        "attention",
-        belong=weigh_their_scores,
-    ),
+    Pattern(ATTENTION, "(?<! [copy mul div]) [copy mul div]* (bmm [^ bmm matmul softmax attention math_attention "
+            "boundary]*){1,3} softmax [^ bmm matmul attention math_attention boundary]* bmm", "attention",
+            belong=weigh_their_scores),
     Pattern(ATTENTION, "math_attention", "attention"),
-    Pattern(
-        QKV,
-        f"matmul [{BESIDE}]* matmul [{BESIDE}]* (matmul [{BESIDE}]*)? (?= [^ matmul boundary]* attention)",
-        of_matmuls=True,
-        belong=read_the_same,
-    ),
+    Pattern(QKV, f"matmul [{BESIDE}]* matmul [{BESIDE}]* (matmul [{BESIDE}]*)? (?= [^ matmul boundary]* attention)",
+            of_matmuls=True, belong=read_the_same),
     Pattern(FUSED[QKV], f"[^ matmul {BESIDE}] [{BESIDE}]* matmul (?= [^ matmul boundary]* attention)", of_matmuls=True),
-    Pattern(
-        GATE_UP,
-        "matmul copy* matmul (?= copy* silu) | matmul copy* silu copy* matmul copy* mul",
-        of_matmuls=True,
-        belong=read_the_same,
-    ),
+    Pattern(GATE_UP, "matmul copy* matmul (?= copy* silu) | matmul copy* silu copy* matmul copy* mul",
+            of_matmuls=True, belong=read_the_same),
     Pattern(FUSED[GATE_UP], "[^ matmul copy] copy* matmul (?= copy* silu copy* mul)", of_matmuls=True),
     Pattern(SWIGLU, "silu copy* (matmul copy*)? mul"),
     Pattern(FUSED[SWIGLU], "swiglu"),
-    Pattern(
-        LOSS,
-        "(?<= [matmul attention norm rotary boundary]) [^ matmul attention norm rotary loss boundary]* loss"
-        " [^ matmul attention norm rotary boundary]*",
-        belong=pass_over_tokens,
-    ),
+    Pattern(LOSS, "(?<= [matmul attention norm rotary boundary]) [^ matmul attention norm rotary loss boundary]* loss"
+            " [^ matmul attention norm rotary boundary]*", belong=pass_over_tokens),
 )
+# fmt: on
 
 
 @cached_on_links

@@ -37,17 +37,6 @@ def limits(workload: Workload, profile: dict, source: Path, asked: dict[str, boo
     return {"intensity": moved} | ({"roofline": roofline(profile, moved, trace)} if asked["roof"] else {})
 
 
-def write_limits(documents: dict[str, dict], target: Path, about: str) -> list[Path]:
-    """The documents and the figure of the roofline; the files written."""
-    files = [target / LIMITS[name] for name in documents]
-    for file, document in zip(files, documents.values(), strict=True):
-        write_json(file, document)
-    if data := documents.get("roofline"):
-        files.append(target / "roofline.png")
-        write_figure(files[-1], draw_roofline(data, about))
-    return files
-
-
 def explain_limits(
     workload: Workload, profile: dict, source: Path, target: Path, asked: dict[str, bool], report: Callable = list
 ) -> None:
@@ -66,7 +55,14 @@ def explain_limits(
         if documents:
             if target.resolve() != source.resolve():
                 prepare_folder(target)
-            files += write_limits(documents, target, workload.title_on(profile["environment"]["device"]["name"]))
+            for name, document in documents.items():
+                files.append(target / LIMITS[name])
+                write_json(files[-1], document)
+            if data := documents.get("roofline"):
+                files.append(target / "roofline.png")
+                write_figure(
+                    files[-1], draw_roofline(data, workload.title_on(profile["environment"]["device"]["name"]))
+                )
         files += report()
         if files and (verbose or target.resolve() != source.resolve()):  # else a run has told its folder
             say("", *file_lines(files, verbose))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from analysis.prediction.capacity import capacity_of
 from analysis.prediction.document import memory_prediction
 from analysis.prediction.memory import beside_measured, predicted_memory
 from analysis.prediction.text import what_fits
@@ -111,6 +112,7 @@ def with_prediction(error: BaseException, workload: Workload, device: torch.devi
     if not out_of_memory(error):
         return error
     with contextlib.suppress(FakeRunError, RuntimeError, MemoryError):  # the original error takes precedence
-        predicted = what_fits(memory_prediction(workload, device, after_failure=True))
+        capacity = capacity_of(device, [workload.precision], after_failure=True)
+        predicted = what_fits(memory_prediction(workload, device, capacity))
         return UserError(f"{explain_error(error)[0]}; predicted: {predicted}")
     return error

@@ -169,8 +169,5 @@ def scaling(rows: list[dict]) -> dict | None:
     points = sorted((row["step_flops"], row["median_ms"]) for row in rows if row["median_ms"] and row["step_flops"])
     if not points or max(points)[0] < SCALES * min(points)[0]:
         return None
-    return {
-        "exponent": power_law_exponent(points),
-        "points": len(points),
-        "meaning": "step time grows as FLOPs to this power; below 1, larger steps use the device better",
-    }
+    meaning = "step time grows as FLOPs to this power; below 1, larger steps use the device better"
+    return {"exponent": power_law_exponent(points), "points": len(points), "meaning": meaning}

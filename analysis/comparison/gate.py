@@ -53,10 +53,7 @@ def judge_slowdown(base: list[ComparedRun], new: list[ComparedRun], allowed_perc
     # Repeats show what a disturbance does, unless it came with the new runs.
     left = 1.0 if repeated and not max(kept[1]) < min(kept[0]) == 1 else float(np.median(kept[1]))
     difference = judged(ratio, around(ratio, noise), {"disturbed": left < 1, "lost_share": 1 - left})
-    return {
-        "allowed_percent": allowed_percent,
-        "slower_percent": 100 * (ratio - 1),
-        "smallest_percent": 100 * max(noise, 1 / left - 1) if left else None,
-        "difference": difference,
-        "failed": difference == "slower" and ratio > 1 + allowed_percent / 100,
-    }
+    smallest = 100 * max(noise, 1 / left - 1) if left else None
+    failed = difference == "slower" and ratio > 1 + allowed_percent / 100
+    found = {"allowed_percent": allowed_percent, "slower_percent": 100 * (ratio - 1), "smallest_percent": smallest}
+    return found | {"difference": difference, "failed": failed}

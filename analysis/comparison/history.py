@@ -72,13 +72,9 @@ def row_of(run: ComparedRun, earlier: list[ComparedRun]) -> dict:
         peaks = [significant(one.summary["memory"]["peak_mb"] or 0) for one in (before, run)]
         changed += [f"peak {' to '.join(peaks)} MB"] if abs((row["peak_ratio"] or 1) - 1) > PEAK_CHANGE else []
         changed += [row["not_the_same"]] if row["not_the_same"] else []
-    return row | {
-        "started": environment["timestamp"],
-        "commit": environment["commit"] and environment["commit"][:7] + "*" * bool(environment["uncommitted_changes"]),
-        "against": None if before is run else before.name,
-        "noise": noise,
-        "changed": changed,
-    }
+    commit = environment["commit"] and environment["commit"][:7] + "*" * bool(environment["uncommitted_changes"])
+    row |= {"started": environment["timestamp"], "commit": commit}
+    return row | {"against": None if before is run else before.name, "noise": noise, "changed": changed}
 
 
 def spread_of(runs: list[ComparedRun]) -> tuple[float, int]:

@@ -115,11 +115,6 @@ def change_of_part(before: Time | None, after: Time | None, spread: float) -> di
         difference = NOISE
     else:
         difference = "more" if change_ms > 0 else "less"
-    return {
-        "baseline_ms": before_ms,
-        "ms": after_ms,
-        "change_ms": change_ms,
-        "ratio": after_ms / before_ms if before_ms else None,
-        "noise_ms": noise,
-        "difference": difference,
-    }
+    times = {"baseline_ms": before_ms, "ms": after_ms, "change_ms": change_ms}
+    times |= {"ratio": after_ms / before_ms if before_ms else None}
+    return times | {"noise_ms": noise, "difference": difference}

@@ -191,13 +191,9 @@ def different_settings(tables: Sequence[dict]) -> list[dict]:
 def settings_of_run(run: ComparedRun) -> dict:
     """Settings and environment of a run, by name."""
     config, environment = run.summary["config"], run.summary["environment"]
-    return (
-        config["training"]
-        | config["profiling"]
-        | config["model"]
-        | {f"{package} version": version for package, version in environment["packages"].items()}
-        | {"device": environment["device"]["name"]}
-        | {name: environment[name] for name in ("host", "python", "commit", "uncommitted_changes")}
-        | {f"${name}": value for name, value in environment["variables"].items()}
-        | {"world_size": run.summary["training"]["world_size"]}
-    )
+    found = config["training"] | config["profiling"] | config["model"]
+    found |= {f"{package} version": version for package, version in environment["packages"].items()}
+    found |= {"device": environment["device"]["name"]}
+    found |= {name: environment[name] for name in ("host", "python", "commit", "uncommitted_changes")}
+    found |= {f"${name}": value for name, value in environment["variables"].items()}
+    return found | {"world_size": run.summary["training"]["world_size"]}

@@ -29,19 +29,9 @@ def trace_sections(analysis: dict, others: Sequence[tuple[str, dict]] = (), sort
     step.parts.append(path_section(analysis))
     operators.parts.append(rate_section(analysis))
     kernels.parts.append(duration_section(analysis))
-    found = [
-        verdict_section(analysis),
-        step,
-        opportunity_section(analysis),
-        gpu_section(analysis),
-        operators,
-        kernels,
-        communication_section(analysis),
-        rank_section(analysis),
-        traces_section(analysis, others),
-        memory_section(analysis),
-        trust_section(analysis),
-    ]
+    found = [verdict_section(analysis), step, opportunity_section(analysis), gpu_section(analysis), operators, kernels]
+    found += [communication_section(analysis), rank_section(analysis), traces_section(analysis, others)]
+    found += [memory_section(analysis), trust_section(analysis)]
     return [one for one in found if one]
 
 

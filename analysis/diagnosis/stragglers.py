@@ -232,22 +232,12 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
     spread = late.max(axis=0) > (ONE_CLOCK_US if arrivals.one_clock else arrivals.ends_differ.max())
     times_last = np.bincount(last[spread], minlength=len(ranks))
     for i, row in enumerate(rows):
-        row |= {
-            "clock_offset_us": float(arrivals.clock_offsets[i]),
-            "mean_lateness_us": float(late[i].mean()),
-            "median_lateness_us": float(np.median(late[i])),
-            "caused_waiting_ms": float(caused_ms[i]),
-            "last_to_arrive": int(times_last[i]),
-        }
-    out = {
-        "rows": rows,
-        "collectives_compared": late.shape[1],
-        "steps_compared": n,
-        **({"caution": caution} if caution else {}),
-        "one_clock": arrivals.one_clock,
-        "collectives_with_spread": int(spread.sum()),
-        "excess_waiting_ms": float(caused_ms.sum()),
-    }
+        row |= {"clock_offset_us": float(arrivals.clock_offsets[i])}
+        row |= {"mean_lateness_us": float(late[i].mean()), "median_lateness_us": float(np.median(late[i]))}
+        row |= {"caused_waiting_ms": float(caused_ms[i]), "last_to_arrive": int(times_last[i])}
+    out = {"rows": rows, "collectives_compared": late.shape[1], "steps_compared": n, "one_clock": arrivals.one_clock}
+    out |= {"collectives_with_spread": int(spread.sum()), "excess_waiting_ms": float(caused_ms.sum())}
+    out |= {"caution": caution} if caution else {}
     within = (one[:, arrivals.in_steps] for one in (arrivals.left, arrivals.reached))
     compared_ms = float(next(within).max() - next(within).min()) / 1e3 / n
     out |= straggler(ranks, caused_ms, times_last, compared_ms)
@@ -256,14 +246,9 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
 
 def facts_row(one: RankTrace) -> dict:
     in_steps = (one.found.events["step"] >= 0).to_numpy()
-    return {
-        "rank": one.rank,
-        "file": one.file,
-        "mean_step_ms": one.mean_step_ms,
-        "gpu_busy_ms": one.busy_ms,
-        "in_collectives_ms": float(one.durations()[in_steps].sum() / 1e3 / one.n_steps),
-        "collectives": int(in_steps.sum()),
-    }
+    in_collectives_ms = float(one.durations()[in_steps].sum() / 1e3 / one.n_steps)
+    row = {"rank": one.rank, "file": one.file, "mean_step_ms": one.mean_step_ms, "gpu_busy_ms": one.busy_ms}
+    return row | {"in_collectives_ms": in_collectives_ms, "collectives": int(in_steps.sum())}
 
 
 def waiting_caused(late: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:

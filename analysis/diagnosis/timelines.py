@@ -42,13 +42,9 @@ def step_timeline(links: AttributedLinks) -> dict:
     shown = [name for name, pieces in lanes.items() if pieces]
     shown = sorted(shown, key=lambda name: (name != "host", name.startswith("GPU"), name))[:LANES]
     used = {key: i for i, key in enumerate(dict.fromkeys(piece[2] for name in shown for piece in lanes[name]))}
-    return {
-        "step": int(steps["number"].iloc[which]),
-        "length_ms": (last - first) / 1e3,
-        "lanes": [{"name": name, "pieces": [[*edges, used[key]] for *edges, key in lanes[name]]} for name in shown],
-        "lanes_left_out": sum(map(bool, lanes.values())) - len(shown),
-        "components": [*used],
-    }
+    drawn = [{"name": name, "pieces": [[*edges, used[key]] for *edges, key in lanes[name]]} for name in shown]
+    found = {"step": int(steps["number"].iloc[which]), "length_ms": (last - first) / 1e3, "lanes": drawn}
+    return found | {"lanes_left_out": sum(map(bool, lanes.values())) - len(shown), "components": [*used]}
 
 
 def lane(slices: Slices, component: np.ndarray, first: float, last: float) -> list[list]:
@@ -80,10 +76,6 @@ def memory_series(links: Links) -> dict:
     total, start = memory["total"].to_numpy() / MB, memory["start"].to_numpy() / 1e3
     picked = np.linspace(0, len(total) - 1, min(len(total), PIECES)).astype(int)
     highest = np.maximum.reduceat(total, picked)  # of each interval, so that thinning loses no peak
-    return {
-        "peak_mb": float(total.max()),
-        "of": "GPU memory allocated" if on_gpu else "Host memory allocated since recording began",
-        "allocations": int((memory["bytes"] > 0).sum()),
-        "time_ms": start[picked].round(4).tolist(),
-        "allocated_mb": highest.round(4).tolist(),
-    }
+    of = "GPU memory allocated" if on_gpu else "Host memory allocated since recording began"
+    found = {"peak_mb": float(total.max()), "of": of, "allocations": int((memory["bytes"] > 0).sum())}
+    return found | {"time_ms": start[picked].round(4).tolist(), "allocated_mb": highest.round(4).tolist()}

@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
-
 from analysis.attribution.collectives import collective_rows, communication_of_steps
 from analysis.attribution.components import attribute
 from analysis.attribution.graph_replays import with_replayed_operators
@@ -33,11 +31,7 @@ MISSING_RANKS_NAMED = 1000  # at most
 
 
 def analyze_all(
-    paths: list[Path],
-    summary: dict | None = None,
-    reading: dict | None = None,
-    slices: list[pd.DataFrame] | None = None,
-    **device,
+    paths: list[Path], summary: dict | None = None, reading: dict | None = None, slices: list | None = None, **device
 ) -> tuple[list[tuple[Path, dict]], list[UserError]]:
     """Each readable trace with its operator_analysis.json, and the errors of the others.
 

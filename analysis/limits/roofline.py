@@ -20,13 +20,9 @@ def roofline(profile: dict, intensity: dict, trace: dict | None) -> dict:
     source = f"mean of the profiled steps, {profiled_ms:.2f} ms each" if times else NO_TRACE
     if trace and not trace["integrity"]["trustworthy"]:
         source += f"; NOT TRUSTWORTHY: {'; '.join(trace['integrity']['problems'])}"
-    step = {
-        "class": "step",
-        "flops": intensity["step_flops"],
-        "masked_flops": sum(row["masked_flops"] for row in intensity["classes"]),
-        "element_operations": 0,
-        "bytes": intensity["step_bytes"],
-    }
+    masked = sum(row["masked_flops"] for row in intensity["classes"])
+    step = {"class": "step", "flops": intensity["step_flops"], "masked_flops": masked, "element_operations": 0}
+    step["bytes"] = intensity["step_bytes"]
     unrated = "it has no time in the trace" if times else NO_TRACE
     counted = {row["class"] for row in intensity["classes"]}
     document = {

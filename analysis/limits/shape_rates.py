@@ -111,12 +111,8 @@ def queue_over_step(links: Links) -> dict | None:
     at = np.searchsorted(launched, times, side="right")
     queued = np.maximum(0, at - np.searchsorted(np.sort(began), times, side="right"))
     ahead = np.where(at > 0, np.maximum(0.0, began[at - 1] - times), 0.0)
-    return {
-        "step": int(number),
-        "time_ms": ((times - first) / 1e3).round(4).tolist(),
-        "queued": queued.tolist(),
-        "ahead_ms": (ahead / 1e3).round(4).tolist(),
-    }
+    time_ms, ahead_ms = ((us / 1e3).round(4).tolist() for us in (times - first, ahead))
+    return {"step": int(number), "time_ms": time_ms, "queued": queued.tolist(), "ahead_ms": ahead_ms}
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------

@@ -42,7 +42,8 @@ def predict(
         environment, ranks = describe_environment(device), workload.parallel.world_size
         name = target.name if target else "" if elsewhere else environment["device"]["name"]
         link = network_of(network, environment, elsewhere) or links_inside_node(name, ranks)
-    document = memory_prediction(workload, device, device_memory, target=target, measure=False)
+    capacity = capacity_elsewhere(device_memory, target) if elsewhere else capacity_of(device, [workload.precision])
+    document = memory_prediction(workload, device, capacity, target)
     if target:
         document["target_device"] |= {"source": target.source, "other_rows": [row.name for row in targets[1:]]}
     if elsewhere:
@@ -71,22 +72,10 @@ def predict(
 
 
 def memory_prediction(
-    workload: Workload,
-    device: torch.device,
-    device_memory: int | None = None,
-    after_failure: bool = False,
-    target: Datasheet | None = None,
-    measure: bool = True,
+    workload: Workload, device: torch.device, capacity: Capacity | None = None, target: Datasheet | None = None
 ) -> dict:
-    """What fills the memory of a step, and what would fit.
-
-    device_memory, in bytes, and target are of another device, a GPU.  after_failure: memory is full now.  measure:
-    whether to measure what the libraries of this GPU allocate for themselves, if that is not known yet.
-    """
-    if device_memory or target:
-        capacity = capacity_elsewhere(device_memory, target)
-    else:
-        capacity = capacity_of(device, [workload.precision], measure and not after_failure, after_failure)
+    """What fills the memory of a step, and what would fit into this capacity, by default of the device."""
+    capacity = capacity or capacity_of(device, [workload.precision], measure=True)
     on_gpu, available = capacity.kind == "cuda", capacity.for_tensors(workload.precision)
     tensors = predicted_memory(workload, on_gpu).document()
     prediction = {
@@ -106,14 +95,11 @@ def memory_prediction(
 def fields_of_ranks(workload: Workload, tensors: dict) -> dict:
     """The ranks, and what one of them sends in a step.  tensors: the document of predicted_memory()."""
     ranks = workload.parallel.world_size
-    return {
-        "world_size": ranks,
-        "parallel": workload.parallel.parallel,
-        "collectives": [
-            row | {"group_size": ranks, "sent_bytes": round(row["bytes"] * sent_share(row["kind"], ranks))}
-            for row in tensors["collectives"]
-        ],
-    }
+    collectives = [
+        row | {"group_size": ranks, "sent_bytes": round(row["bytes"] * sent_share(row["kind"], ranks))}
+        for row in tensors["collectives"]
+    ]
+    return {"world_size": ranks, "parallel": workload.parallel.parallel, "collectives": collectives}
 
 
 def fields_of_peak(workload: Workload, tensors: dict, capacity: Capacity) -> dict:

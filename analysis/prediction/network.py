@@ -56,12 +56,9 @@ def fitted(rows: list[dict]) -> dict:
     elif per_byte <= 0:  # nothing but latency: at least the rate of the longest call
         per_byte = float(times.max() / sent[times.argmax()])
     errors = terms @ np.array([alpha, per_byte]) - 1
-    return {
-        "alpha_us": float(alpha),
-        "beta_gb_per_sec": 1 / per_byte / 1e3,
-        "residual": float(np.sqrt((errors**2).mean())),
-        "half_bytes": float(alpha / per_byte),
-    }
+    residual, half = float(np.sqrt((errors**2).mean())), float(alpha / per_byte)
+    line = {"alpha_us": float(alpha), "beta_gb_per_sec": 1 / per_byte / 1e3}
+    return line | {"residual": residual, "half_bytes": half}
 
 
 # ---- --network -----------------------------------------------------------------------------------------------------

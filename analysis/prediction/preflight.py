@@ -28,8 +28,8 @@ def check_fits_in_memory(workload: Workload, device: torch.device, force: bool) 
 
 def why_it_cannot_fit(workload: Workload, device: torch.device) -> str | None:
     """None if a run can fit, or if that cannot be predicted; what would fit is searched for only where it does not."""
-    available = capacity_of(device, [workload.precision], measure=True).for_tensors(workload.precision)
-    on_gpu = device.type == "cuda"
+    capacity, on_gpu = capacity_of(device, [workload.precision], measure=True), device.type == "cuda"
+    available = capacity.for_tensors(workload.precision)
     try:
         peak = peak_bytes(workload.with_settings(compile=False), on_gpu)  # which is predicted sooner
     except FakeRunError:
@@ -41,4 +41,4 @@ def why_it_cannot_fit(workload: Workload, device: torch.device) -> str | None:
     from analysis.prediction.document import memory_prediction  # these import pandas
     from analysis.prediction.text import what_fits
 
-    return what_fits(memory_prediction(workload, device))
+    return what_fits(memory_prediction(workload, device, capacity))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -153,11 +153,8 @@ def roofline_chart(analysis: dict | None, documents: dict) -> Chart | None:
     shown = [row for row in (*by_time(data["points"]), data["step"]) if row["operations_per_sec"] and row["operations"]]
     each = [row["operations_per_byte"] for row in (*shown, *data["ridges"])] or [1.0]
     low, high = min(each) / 4, 4 * max(each)
-    compute, bandwidth = data["roofs"]["compute"], data["roofs"]["bandwidth"]
-    top = max((one["rate"] for one in compute), default=math.inf)
-    lines = [(one, x, [x * one["rate"] for x in x]) for one in bandwidth for x in [(low, min(top / one["rate"], high))]]
-    lines += [(one, (low, high), [one["rate"]] * 2) for one in compute]
-    found = [points(f"{one['rate'] / 1e9:,.4g} G/s, {one['kind']}", x, y, mode="lines") for one, x, y in lines]
+    lines = roof_lines(data["roofs"], low, high)
+    found = [points(f"{one['rate'] / 1e9:,.4g} G/s, {one['kind']}", x, y, mode="lines") for one, x, y, _ in lines]
     for row in shown:
         marker = {"size": 10 + 30 * (row["share_of_time"] or 0), "color": color_of(row["name"])}
         place = [row["operations_per_byte"]], [row["operations_per_sec"]]
@@ -166,6 +163,17 @@ def roofline_chart(analysis: dict | None, documents: dict) -> Chart | None:
     for axis in ("xaxis", "yaxis"):
         out["layout"][axis]["type"] = "log"
     return out
+
+
+def roof_lines(roofs: dict[str, list[dict]], low: float, high: float) -> list[tuple[dict, list, list, bool]]:
+    """Each roof with the ends of its line, operations per byte and rates, and whether it is of arithmetic.  Slanted:
+    bandwidth, up to the highest of arithmetic; level: arithmetic, from the highest bandwidth on."""
+    compute, bandwidth = roofs["compute"], roofs["bandwidth"]
+    top = max((one["rate"] for one in compute), default=math.inf)
+    ends = [(one, [low, max(low, min(top / one["rate"], high))], False) for one in bandwidth]
+    first = {one["rate"]: min((one["rate"] / other["rate"] for other in bandwidth), default=low) for one in compute}
+    ends += [(one, [max(first[one["rate"]], low), high], True) for one in compute]
+    return [(one, x, [one["rate"] * (1 if level else at) for at in x], level) for one, x, level in ends]
 
 
 def points(name: str, x: Sequence[float], y: Sequence[float], **style) -> dict:
@@ -207,12 +215,7 @@ def step_of_document(timeline: dict) -> dict:
     }
 
 
-CHARTS: dict[str, Callable[[dict, dict], Chart | None]] = {
-    "step_breakdown": breakdown_chart,
-    "queue": queue_chart,
-    "ranks": ranks_chart,
-    "memory": memory_chart,
-}
+CHARTS = {"step_breakdown": breakdown_chart, "queue": queue_chart, "ranks": ranks_chart, "memory": memory_chart}
 CHARTS_OF_RUN = {"memory_timeline": memory_timeline_chart, "steps": steps_chart, "roofline": roofline_chart}
 
 

@@ -42,16 +42,11 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
     analysis = analyses[0][1] if analyses else None
     sections = [*(trace_sections(analysis, analyses[1:]) if analysis else []), *run_sections(documents)]
     drawn, step = charts(analysis, documents), step_of_document(analysis["step_timeline"]) if analysis else None
-    text = fill_template(
-        "page.html",
-        first_screen(analysis, documents),
-        sections,
-        charts=[*drawn, *(["step_timeline"] if analysis else [])],
-        findable=FINDABLE[:1],  # the timeline of a document has parts alone
-        data={"charts": drawn, "step": step},
-        script=script(),
-        plotly=b64encode(gzip.compress(plotly().read_bytes(), mtime=0)).decode(),
-    )
+    page = {"charts": [*drawn, *(["step_timeline"] if analysis else [])], "data": {"charts": drawn, "step": step}}
+    # The timeline of a document has parts alone.
+    page |= {"findable": FINDABLE[:1], "script": script()}
+    page["plotly"] = b64encode(gzip.compress(plotly().read_bytes(), mtime=0)).decode()
+    text = fill_template("page.html", first_screen(analysis, documents), sections, **page)
     target = folder / "report.html"
     write_bytes(target, text.encode(errors="backslashreplace"))
     return [target, *to_tensorboard(folder, page_title(analysis, documents), documents, sections)]

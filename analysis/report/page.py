@@ -30,13 +30,9 @@ from harness.instruments.phases import PHASES
 TOP = 200  # rows of a long table
 NAME = 100  # letters of a name in a table, which breaks it once
 LEAD = 160  # letters of what stands beside the title of a section that is folded
-DOCUMENT_FILES = {
-    "summary": "performance_summary.json",
-    "memory": "memory_timeline.json",
-    "flops": "flops_profile.json",
-    "intensity": "computational_intensity.json",
-    "roofline": "roofline_data.json",
-}
+DOCUMENT_FILES = {"summary": "performance_summary.json", "memory": "memory_timeline.json"}
+DOCUMENT_FILES |= {"flops": "flops_profile.json", "intensity": "computational_intensity.json"}
+DOCUMENT_FILES |= {"roofline": "roofline_data.json"}
 Documents = dict[str, dict | None]
 FINDABLE = ("Step time breakdown", "Operators", "Operators by shape", "GPU kernels")  # names that a timeline may have
 
@@ -80,13 +76,9 @@ def fill_template(template: str, first: FirstScreen, sections: Sequence[Section]
             notes.append(note)
         return 1 + notes.index(note)
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # names come from traces of any program
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    options |= {"autoescape": True}  # names come from traces of any program
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), **options)
     helpers = (anchor, bar, bar_widths, is_sum, lead, names_of, number_of, swatch, text_color)
     environment.globals |= {one.__name__: one for one in helpers} | {"top": TOP}
     shown = [one for one in sections if one]

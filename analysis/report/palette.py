@@ -54,37 +54,18 @@ MARKS = "-|/\\.ox+*"  # sparser than the hatching of a family, which is doubled
 GRAY = "#c8c8c8"
 # Phases and categories of memory; those that are a part of the model as well have its color.
 PHASE_COLORS = {"data": "#f2c200", "forward": "#546e7a", "backward": "#a3b4bd", "optimizer": "#b3261e"}
-MEMORY_COLORS = {
-    "parameters": "#34495e",
-    "gathered parameters": "#7f93a8",
-    "optimizer": "#b3261e",
-    "buffers": "#bab0ac",
-    "gradients": "#e57368",
-    "buckets": "#f2c200",
-    "activations": "#00796b",
-    "temporaries": "#80cbc4",
-}
-BOUND_COLORS = {  # shares of a verdict
-    "compute": "#00796b",
-    "memory": "#8d6e63",
-    "launch": "#e88a35",
-    "host_code": "#6a3d9a",
-    "data": "#f2c200",
-    "communication": "#d81b7f",
-    "allocation": "#b3261e",
-    "start_up": "#4fb3bf",
-    "unexplained": "#c8c8c8",
-}
+MEMORY_COLORS = {"parameters": "#34495e", "gathered parameters": "#7f93a8", "optimizer": "#b3261e"}
+MEMORY_COLORS |= {"buffers": "#bab0ac", "gradients": "#e57368", "buckets": "#f2c200"}
+MEMORY_COLORS |= {"activations": "#00796b", "temporaries": "#80cbc4"}
+# Shares of a verdict.
+BOUND_COLORS = {"compute": "#00796b", "memory": "#8d6e63", "launch": "#e88a35", "host_code": "#6a3d9a"}
+BOUND_COLORS |= {"data": "#f2c200", "communication": "#d81b7f", "allocation": "#b3261e"}
+BOUND_COLORS |= {"start_up": "#4fb3bf", "unexplained": "#c8c8c8"}
 HATCHES = {"backward": "//", "optimizer": "xx", "data": "--", "gradients": "..", "temporaries": "//", "buffers": "\\\\"}
 # What is compared and is no part of a model, such as batch sizes: color, marker and dashes.
-SERIES = tuple(
-    zip(
-        ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#222222", "#8c6d31"),
-        "os^DvPX<",
-        ("-", (0, (5, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (8, 3)), (0, (3, 1, 1, 1, 1, 1)), "-.", "--"),
-        strict=True,
-    )
-)
+_COLORS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #222222 #8c6d31".split()
+_DASHES = ("-", (0, (5, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (8, 3)), (0, (3, 1, 1, 1, 1, 1)), "-.", "--")
+SERIES = tuple(zip(_COLORS, "os^DvPX<", _DASHES, strict=True))
 
 
 @cache

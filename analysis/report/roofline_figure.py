@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.hardware.ceilings import NO_PEAK
 from analysis.report.axes import log_axis, new_axes
+from analysis.report.charts import roof_lines
 from analysis.report.palette import color_of, series
 from analysis.work.sections import by_time
 
@@ -41,7 +40,10 @@ def draw_roofline(data: dict, about: str = "") -> Figure:
         if not is_step:
             look = {"s": 60 + 1200 * row["share_of_time"], "color": color_of(row["name"]), "marker": series(n)[1]}
         axes.scatter([row["operations_per_byte"]], [y], alpha=0.8, edgecolor="white", label=label, zorder=3, **look)
-    draw_roofs(axes, compute, bandwidth, unit, scale)
+    for roof, xs, ys, level in roof_lines(data["roofs"], *axes.get_xlim()):
+        text = f"{roof['rate'] / scale:,.4g} {unit}" if level else f"{roof['rate'] / 1e9:,.4g} GB/s"
+        look = {"color": "#aa3377" if level else "#444444", "linestyle": STYLES[roof["kind"]], "linewidth": 1.3}
+        axes.plot(xs, np.divide(ys, scale), zorder=1, label=f"{text}, {roof['kind']}", **look)
     if not compute or not bandwidth:
         axes.annotate(NO_PEAK, (0.5, 0.95), xycoords="axes fraction", ha="center")
     axes.set(xlabel="operations per byte moved", ylabel=f"rate ({unit})")
@@ -50,18 +52,3 @@ def draw_roofline(data: dict, about: str = "") -> Figure:
         if hasattr(handle, "set_sizes"):
             handle.set_sizes([60])
     return figure
-
-
-def draw_roofs(axes, compute: list[dict], bandwidth: list[dict], unit: str, scale: float) -> None:
-    """Slanted: bandwidth; level: arithmetic; all that are known of each, named in the legend."""
-    low, high = axes.get_xlim()
-    top = max((one["rate"] for one in compute), default=math.inf)
-    for roof in bandwidth:
-        xs = np.array([low, max(low, min(top / roof["rate"], high))])
-        ys, label = xs * roof["rate"] / scale, f"{roof['rate'] / 1e9:,.4g} GB/s, {roof['kind']}"
-        axes.plot(xs, ys, color="#444444", linestyle=STYLES[roof["kind"]], linewidth=1.3, zorder=1, label=label)
-    for roof in compute:
-        start = min((roof["rate"] / one["rate"] for one in bandwidth), default=low)
-        xs, y = [max(start, low), high], roof["rate"] / scale
-        label = f"{y:,.4g} {unit}, {roof['kind']}"
-        axes.plot(xs, [y, y], color="#aa3377", linestyle=STYLES[roof["kind"]], linewidth=1.3, zorder=1, label=label)

@@ -262,11 +262,8 @@ def work_in_order(trace: Trace, host: pd.DataFrame) -> tuple[np.ndarray, np.ndar
         work = host.assign(began=host["start"])[(outer & (host["kind"] == OPERATOR)).to_numpy()]
     work = work.sort_values(["began", "start"], kind="stable")
     tables = (calls, host, work.assign(start=work["began"]))
-    between = [
-        table["start"].to_numpy()[table[column].isin(told).to_numpy()]
-        for table in tables
-        for column, told in BETWEEN_STEPS.items()
-    ]
+    found = ((table, table[column].isin(told)) for table in tables for column, told in BETWEEN_STEPS.items())
+    between = [table["start"].to_numpy()[which.to_numpy()] for table, which in found]
     return work["name"].cat.codes.to_numpy().astype(np.int64), work["began"].to_numpy(), np.concatenate(between)
 
 

@@ -257,17 +257,8 @@ def trace_of(path: Path, file: Reader, columns: Columns, steps_from: str | None,
     if not np.isfinite(first):
         raise UserError(f"{path}: none of its {columns.n_malformed} events has a name, a time and a duration")
     tables = columns.tables(first)
-    return Trace(
-        path,
-        file,
-        **tables,
-        memory=columns.memory_table(first),
-        comms=columns.comms_table(),
-        threads=columns.threads,
-        signatures=columns.signatures,
-        n_events=sum(map(len, tables.values())) + columns.n_malformed,
-        n_malformed=columns.n_malformed,
-        first_us=first,
-        steps_in_file=n_steps,
-        steps_from=steps_from,
-    )
+    n_events = sum(map(len, tables.values())) + columns.n_malformed
+    tables |= {"memory": columns.memory_table(first), "comms": columns.comms_table()}
+    known = {"threads": columns.threads, "signatures": columns.signatures, "n_malformed": columns.n_malformed}
+    known |= {"n_events": n_events, "first_us": first, "steps_in_file": n_steps, "steps_from": steps_from}
+    return Trace(path, file, **tables, **known)

@@ -395,14 +395,10 @@ def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
     profiled, free = table[in_trace]["time_ms"], table[table["exclusion_reason"].isna()]["time_ms"]
     if profiled.empty or free.empty:
         return unknown("every step of the run except the first had an instrument", "ratio")
-    return {
-        "ratio": float(profiled.median() / free.median()),
-        "profiled_median_ms": float(profiled.median()),
-        "profiled_steps": len(profiled),
-        "unprofiled_median_ms": float(free.median()),
-        "unprofiled_std_ms": float(free.std()) if len(free) > 1 else None,
-        "unprofiled_steps": len(free),
-    }
+    found = {"ratio": float(profiled.median() / free.median())}
+    found |= {"profiled_median_ms": float(profiled.median()), "profiled_steps": len(profiled)}
+    found |= {"unprofiled_median_ms": float(free.median()), "unprofiled_steps": len(free)}
+    return found | {"unprofiled_std_ms": float(free.std()) if len(free) > 1 else None}
 
 
 def summary_beside(path: Path) -> dict | None:

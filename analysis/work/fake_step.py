@@ -40,23 +40,6 @@ class FakeRunError(UserError):
     """The model does something that fake tensors do not support, such as branching on a value."""
 
 
-@contextlib.contextmanager
-def explained_fake_run(what: str) -> Iterator[None]:
-    """Turn whatever a model raises on fake tensors into a FakeRunError."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would tell the error too, with a traceback
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    except Exception as error:  # any code of the model may raise here
-        if isinstance(error, UserError) and error.__cause__ is None:
-            raise  # a check of this project's: it is as wrong without fake tensors
-        shown = getattr(error, "shown", "")
-        raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}", shown=shown) from error
-    finally:
-        log.setLevel(level)
-
-
 def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], ranks: bool = False) -> Watcher:
     """Run one step on fake tensors inside the context manager watch(model, optimizer), and return that.
 
@@ -76,12 +59,22 @@ def fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], r
 
 @contextlib.contextmanager
 def fake_tensors(what: str, workload: Workload) -> Iterator[None]:
-    """FakeTensorMode as a workload needs it.  Raises FakeRunError, which says that this cannot run."""
+    """FakeTensorMode as a workload needs it.  Whatever a model raises is a FakeRunError: this cannot run."""
     # Compiled, a library cannot look into masks of a real step either.
     looks_at_masks = not (workload.compiled or workload.hides_tokens)
-    with FakeTensorMode(), explained_fake_run(what):
-        with attention_without_masks() if looks_at_masks else contextlib.nullcontext():
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would tell the error too, with a traceback
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with FakeTensorMode(), attention_without_masks() if looks_at_masks else contextlib.nullcontext():
             yield
+    except Exception as error:  # any code of the model may raise here
+        if isinstance(error, UserError) and error.__cause__ is None:
+            raise  # a check of this project's: it is as wrong without fake tensors
+        shown = getattr(error, "shown", "")
+        raise FakeRunError(f"{what} cannot run on fake tensors: {first_line(error)}", shown=shown) from error
+    finally:
+        log.setLevel(level)
 
 
 class GpuNorm(torch.autograd.Function):

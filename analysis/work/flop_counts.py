@@ -44,11 +44,9 @@ def counted_by_torch(workload: Workload) -> dict:
             loss.backward()
     counts, root = forward.get_flop_counts(), type(model).__name__
     modules = {name: counts.get(f"{root}.{name}") for name, _ in model.named_modules()}
-    return {
-        "forward_flops": int(forward.get_total_flops()),
-        "backward_flops": int(backward.get_total_flops()),
-        "forward_flops_by_module": {name: int(sum(c.values())) for name, c in modules.items() if c},
-    }
+    by_module = {name: int(sum(c.values())) for name, c in modules.items() if c}
+    totals = {"forward_flops": int(forward.get_total_flops()), "backward_flops": int(backward.get_total_flops())}
+    return totals | {"forward_flops_by_module": by_module}
 
 
 def flops_of_step(workload: Workload) -> tuple[int, int]:
@@ -86,14 +84,8 @@ def reconciliation(workload: Workload, deepspeed: dict | str) -> dict:
     ]
     several = len(counters_in(rows)) > 1
     agree = all(len({row[name] for row in rows} - {None}) == 1 for name in COUNTS[:2]) if several else None
-    return {
-        "batch_size": workload.batch_size,
-        "sequence_length": workload.seq_len,
-        "recomputed_flops": recomputed,
-        "rows": rows,
-        "agree": agree,
-        "forward_flops_by_module": by_torch["forward_flops_by_module"],
-    }
+    about = {"batch_size": workload.batch_size, "sequence_length": workload.seq_len, "recomputed_flops": recomputed}
+    return about | {"rows": rows, "agree": agree, "forward_flops_by_module": by_torch["forward_flops_by_module"]}
 
 
 def by_component(workload: Workload) -> list[dict]:

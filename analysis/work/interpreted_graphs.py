@@ -29,12 +29,8 @@ class InterpretedGraphs:
         from torch._dynamo.backends.common import aot_autograd
         from torch._inductor.decomposition import select_decomp_table
 
-        return aot_autograd(
-            fw_compiler=self._runner,
-            bw_compiler=self._runner,
-            partition_fn=min_cut_rematerialization_partition,
-            decompositions=select_decomp_table(),
-        )
+        options = {"partition_fn": min_cut_rematerialization_partition, "decompositions": select_decomp_table()}
+        return aot_autograd(fw_compiler=self._runner, bw_compiler=self._runner, **options)
 
     def _runner(self, graph: torch.fx.GraphModule, inputs: list) -> Callable:
         def run(arguments: list):

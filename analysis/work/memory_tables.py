@@ -21,11 +21,8 @@ KEPT_SIZES = ("bytes", "formula_bytes", "quadratic_bytes")  # of what the forwar
 
 def memory_section(memory: dict) -> Section:
     """Where the step needs most, what was predicted, and what fills the memory; without rows what is not known."""
-    categories = [
-        column("category", "name", left=True),
-        column("measured MB", "measured", ",.1f", MB),
-        column("predicted MB", "predicted", ",.1f", MB),
-    ]
+    mb = [column(f"{name} MB", name, ",.1f", MB) for name in ("measured", "predicted")]
+    categories = [column("category", "name", left=True), *mb]
     kept = [
         column("component, all layers", "component", left=True),
         column("measured MB", "bytes", ",.2f", MB),
@@ -123,8 +120,5 @@ def tensor_name(row: dict) -> str:
 
 def stack_of_memory(timeline: dict, categories: Sequence[str]) -> dict[str, list[float]]:
     """Live MB by category after each event of memory_timeline.json, of those categories that it has."""
-    return {
-        category: [size / MB for size in timeline[f"{category}_bytes"]]
-        for category in categories
-        if f"{category}_bytes" in timeline
-    }
+    found = {name: timeline.get(f"{name}_bytes") for name in categories}
+    return {name: [size / MB for size in sizes] for name, sizes in found.items() if sizes is not None}

@@ -44,14 +44,9 @@ PEAK_COLUMNS = [
 def flops_section(profile: dict) -> Section:
     """All that is known of the FLOPs of a step."""
     efficiency, counts = profile["efficiency_metrics"], profile["flops_analysis"]
-    return Section(
-        "FLOPs and utilization",
-        PEAK_COLUMNS,
-        [*efficiency["peaks"], *efficiency["bandwidth_peaks"]],
-        [f"FLOPs: {profile['convention']}."],
-        flops_facts(profile),
-        parts=[counters_section(counts["reconciliation"]), *detail_sections(counts)],
-    )
+    rows, note = [*efficiency["peaks"], *efficiency["bandwidth_peaks"]], [f"FLOPs: {profile['convention']}."]
+    parts = [counters_section(counts["reconciliation"]), *detail_sections(counts)]
+    return Section("FLOPs and utilization", PEAK_COLUMNS, rows, note, flops_facts(profile), parts=parts)
 
 
 def flops_facts(profile: dict) -> dict[str, object]:
@@ -235,14 +230,9 @@ def intensity_section(document: dict) -> Section:
     used, peak = document["memory_bandwidth_used_gb_per_sec"], document["memory_bandwidth_peak_gb_per_sec"]
     if peak and used > peak:
         note.insert(0, "More than the peak bandwidth: caches served part of the bytes counted.")
-    return Section(
-        "Bytes moved and arithmetic intensity",
-        class_columns(document["step_bytes"]),
-        [*classes, step],
-        note,
-        intensity_facts(document),
-        parts=[Section("Bytes moved by phase", PHASE_COLUMNS, by_phase)],
-    )
+    columns, parts = class_columns(document["step_bytes"]), [Section("Bytes moved by phase", PHASE_COLUMNS, by_phase)]
+    title, facts = "Bytes moved and arithmetic intensity", intensity_facts(document)
+    return Section(title, columns, [*classes, step], note, facts, parts=parts)
 
 
 def class_columns(step_bytes: int) -> list[Column]:
