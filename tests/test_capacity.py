@@ -95,7 +95,7 @@ def test_without_proc_only_this_process_is_counted(tmp_path, monkeypatch):
 
 def test_a_fit_that_may_be_spoiled_is_told():
     memory = CONTEXT.least + RESERVES["cuda"].least + 140 * 2**20
-    document = memory_prediction(workload_of(TINY), torch.device("cpu"), memory)
+    document = memory_prediction(workload_of(TINY), torch.device("cpu"), capacity_elsewhere(memory))
     assert document["fits"]
     assert document["fragmentation_share"] == list(FRAGMENTATION)
     document |= {
@@ -139,7 +139,7 @@ def test_out_of_memory_names_the_memory_of_the_device_that_ran_out(monkeypatch, 
 
 def test_what_fits_by_prediction_is_not_told_to_be_too_large():
     """'a step needs 56,445 MB, cuda has 65,536 MB; lower --size' helps nobody."""
-    document = memory_prediction(workload_of(TINY), torch.device("cpu"), 64 * 2**30)
+    document = memory_prediction(workload_of(TINY), torch.device("cpu"), capacity_elsewhere(64 * 2**30))
     assert "fragmentation or other processes took the rest" in what_fits(document)
     assert "--size" not in what_fits(document)
 

@@ -10,6 +10,7 @@ from test_user_workload import CPU, second_step, workload_of
 from torch import nn
 from torch._dynamo.utils import counters
 
+from analysis.prediction.capacity import capacity_elsewhere
 from analysis.prediction.document import memory_prediction, predict, time_bounds
 from analysis.prediction.memory import peak_bytes
 from analysis.prediction.text import prediction_lines
@@ -303,7 +304,7 @@ def test_a_step_that_takes_no_other_batch_has_no_largest_one(file):
     assert document["max_batch_size"] is None and "takes no other batch size" in document["max_batch_size_reason"]
     text = "\n".join(prediction_lines(document))
     assert "Largest batch:   not known: it takes no other batch size" in text and "batch of 6 in fp32" in text
-    short = memory_prediction(workload_of(file, "length_first"), CPU, device_memory=2**10)
+    short = memory_prediction(workload_of(file, "length_first"), CPU, capacity_elsewhere(2**10))
     assert not short["fits"]
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysis.prediction.capacity import CONTEXT, RESERVES
+from analysis.prediction.capacity import CONTEXT, RESERVES, capacity_elsewhere
 from analysis.prediction.document import memory_prediction, predict
 from analysis.prediction.memory import peak_bytes
 from analysis.prediction.text import prediction_lines
@@ -194,7 +194,9 @@ def test_prediction(workload):
 
 def test_the_largest_batch_is_the_largest_that_fits():
     capacity = 4 * 2**20
-    document = memory_prediction(ConvolutionNet(), CPU, device_memory=capacity + CONTEXT.least + RESERVES["cuda"].least)
+    document = memory_prediction(
+        ConvolutionNet(), CPU, capacity_elsewhere(capacity + CONTEXT.least + RESERVES["cuda"].least)
+    )
     largest = document["max_batch_size"]
     peaks = [peak_bytes(ConvolutionNet(batch_size=n), True) for n in (largest, largest + 1)]
     assert peaks[0] <= capacity < peaks[1]

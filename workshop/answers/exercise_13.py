@@ -18,19 +18,18 @@ def answers(results: Results) -> dict[str, Answer]:
     memories = [results.read(folder, "memory_timeline.json") for folder in FOLDERS]
     comparison = results.read("exercise13_comparison", "comparison.json")
     shares = [planted.row("components", component=part).answer("share", PERCENT) for part in PARTS]
-    changes = [comparison.row("components", component=part).answer("change_ms") for part in PARTS]
+    changes = comparison.told("13.17 13.18 13.19")
     return {
-        "13.1": before.answer("config.model.parameters"),
-        "13.2": before.answer("performance.median_step_time_ms"),
+        **before.told("13.1 13.2"),
         "13.3": shared.verdict(planted),
         **numbered("13.4 13.6 13.7", shares),
         **peaks(*memories),
-        "13.11": after.answer("performance.median_step_time_ms"),
+        **after.told("13.11"),
         "13.12": shared.verdict(mended),
         **proof(comparison.row("runs", name="exercise13_after")),
-        **numbered("13.17 13.18 13.19", changes),
-        "13.23": derived(lambda attention, *others: attention < min(others), *changes),
-        **estimate(planted, changes[0]),
+        **changes,
+        "13.23": derived(lambda attention, *others: attention < min(others), *changes.values()),
+        **estimate(planted, changes["13.17"]),
     }
 
 

@@ -12,10 +12,8 @@ def answers(results: Results) -> dict[str, Answer]:
     predicted = results.read("exercise2_prediction", "prediction.json", **SHAPE)
     results.run("memory_hotspots", **SHAPE, profile_memory=True)
     return {
-        "2.1": predicted.answer("peak_memory_mb"),
-        "2.12": predicted.answer("max_batch_size"),
-        "2.42": predicted.answer("max_seq_len"),
-        "2.47": results.read("exercise2_one_run", "memory_timeline.json").answer("average_bytes", MB),
+        **predicted.told("2.1 2.12 2.42"),
+        **results.read("exercise2_one_run", "memory_timeline.json").told("2.47"),
         **measured(results.read("memory_hotspots", "memory_timeline.json")),
         **growth(results.read("exercise2_study", "memory_study.json")),
         **savings(results),
@@ -24,7 +22,7 @@ def answers(results: Results) -> dict[str, Answer]:
 
 
 def measured(memory: Source) -> dict[str, Answer]:
-    peak, phase = memory.answer("peak_bytes", MB), memory.answer("peak.phase")
+    told = memory.told("2.2 2.4 2.5 2.6 2.7 2.8 2.9")
     activations, parameters, optimizer = (
         memory.answer(f"peak.bytes_by_category.{name}", MB) for name in ("activations", "parameters", "optimizer")
     )
@@ -32,20 +30,14 @@ def measured(memory: Source) -> dict[str, Answer]:
     quadratic = sum(row["quadratic_bytes"] for row in memory["predicted.kept_for_backward"])
     before, *_, after = memory["timeline.total_bytes"]
     return {
-        "2.2": peak,
-        "2.3": percent(activations, peak),
-        "2.4": memory.answer("average_bytes", MB),
-        "2.43": ratio(peak, memory.answer("average_bytes", MB)),
+        **told,
+        "2.3": percent(activations, told["2.2"]),
+        "2.43": ratio(told["2.2"], told["2.4"]),
         **numbered("2.44 2.45 2.46", largest_tensors(memory)),
-        "2.5": phase,
-        "2.6": memory.row("phases", name="forward").answer("peak_bytes", MB),
-        "2.7": memory.row("phases", name="optimizer").answer("peak_bytes", MB),
-        "2.8": memory.answer("allocations"),
-        "2.9": memory.answer("largest_tensor.bytes", MB),
         "2.10": memory.computed(kept / MB, "kept_for_backward, sum"),
         "2.11": memory.computed(quadratic / MB, "predicted.kept_for_backward, quadratic"),
         "2.36": derived(lambda error: abs(error) <= 1, memory.answer("predicted.error_percent")),
-        "2.37": derived(lambda phase: phase == "backward", phase),
+        "2.37": derived(lambda phase: phase == "backward", told["2.5"]),
         "2.40": memory.computed(
             abs(after / before - 1) < 1e-3, f"timeline.total_bytes: {before:,} before, {after:,} after"
         ),
@@ -60,9 +52,6 @@ def largest_tensors(memory: Source) -> list[Answer]:
 
 
 def growth(study: Source) -> dict[str, Answer]:
-    def peak(batch_size: int, seq_len: int) -> Answer:
-        return study.row(batch_size=batch_size, seq_len=seq_len).answer("peak_bytes", MB)
-
     def factor(name: str, small: tuple[int, int], large: tuple[int, int]) -> Answer:
         start, end = ({"batch_size": shape[0], "seq_len": shape[1]} for shape in (small, large))
         row = study.row("factors", **{"from": start, "to": end})
@@ -72,13 +61,10 @@ def growth(study: Source) -> dict[str, Answer]:
     by_batch, by_sequence = ({k[1:]: v for k, v in found.items() if k[0] == way} for way in ("batch", "sequence"))
     both = [(by_sequence[shape], by_batch[shape]) for shape in sorted(by_batch.keys() & by_sequence.keys())]
     return {
-        **numbered("2.13 2.14 2.15 2.16", map(peak, (2, 4, 8, 8), (128, 128, 64, 256))),
+        **study.told("2.13 2.14 2.15 2.16 2.20 2.21 2.22"),
         "2.17": factor("memory_factor", (4, 128), (8, 128)),
         "2.18": factor("memory_factor", (8, 128), (8, 256)),
         "2.19": factor("throughput_factor", (4, 128), (8, 128)),
-        "2.20": study.answer("fit.constant_bytes", MB),
-        "2.21": study.answer("fit.linear_bytes", 1024),
-        "2.22": study.answer("fit.largest_error_percent"),
         "2.38": study.computed(max(by_batch.values()) < 2, f"factors: at most {max(by_batch.values()):.2f}x"),
         "2.39": study.computed(
             all(sequence >= batch for sequence, batch in both),
@@ -108,13 +94,5 @@ def savings(results: Results) -> dict[str, Answer]:
 
 def moved(intensity: Source) -> dict[str, Answer]:
     bound = intensity["memory_bound_vs_compute_bound"]
-    return {
-        "2.28": intensity.answer("step_bytes", MB),
-        "2.29": intensity.answer("memory_bandwidth_used_gb_per_sec"),
-        "2.30": intensity.answer("memory_bandwidth_peak_gb_per_sec"),
-        "2.31": intensity.answer("memory_bandwidth_utilization_percent"),
-        "2.32": intensity.answer("arithmetic_intensity_flops_per_byte"),
-        "2.33": intensity.answer("ridge_point_flops_per_byte"),
-        "2.34": intensity.computed(bound.replace("_", " "), "memory_bound_vs_compute_bound"),
-        "2.35": intensity.answer("side_of_ridge_point"),
-    }
+    as_written = intensity.computed(bound.replace("_", " "), "memory_bound_vs_compute_bound")
+    return intensity.told("2.28 2.29 2.30 2.31 2.32 2.33 2.35") | {"2.34": as_written}

@@ -1,7 +1,7 @@
 """Bottlenecks: two sizes measured, two predicted, one size in depth; the plan."""
 
 from workshop.answers import shared
-from workshop.exercise.results import PERCENT, Answer, Results, Source, derived, numbered, percent, ratio
+from workshop.exercise.results import Answer, Results, Source, derived, numbered, percent, ratio
 
 TEMPLATE = {"run": "exercise3_flops", "trace": "exercise3_flops", "flops": "exercise3_flops"}
 
@@ -13,20 +13,14 @@ def answers(results: Results) -> dict[str, Answer]:
 
 def sizes(results: Results) -> dict[str, Answer]:
     tiny, small = (results.run(f"performance_results_{size}_*", size=size) for size in ("tiny", "small"))
-    tiny_step, small_step = (run.answer("performance.median_step_time_ms") for run in (tiny, small))
-    tiny_rate, small_rate = (run.answer("performance.achieved_tflops") for run in (tiny, small))
+    told = tiny.told("3.1 3.3 3.5") | small.told("3.2 3.4 3.6")
     parameters, flops = "config.model.parameters", "performance.model_flops_per_step"
     return {
-        "3.1": tiny.answer("performance.samples_per_sec"),
-        "3.2": small.answer("performance.samples_per_sec"),
-        "3.3": tiny_step,
-        "3.4": small_step,
-        "3.5": tiny_rate,
-        "3.6": small_rate,
+        **told,
         "3.7": ratio(small.answer(parameters), tiny.answer(parameters)),
         "3.8": ratio(small.answer(flops), tiny.answer(flops)),
-        "3.9": ratio(small_step, tiny_step),
-        "3.36": derived(lambda small, tiny: small > tiny, small_rate, tiny_rate),
+        "3.9": ratio(told["3.4"], told["3.3"]),
+        "3.36": derived(lambda small, tiny: small > tiny, told["3.6"], told["3.5"]),
     }
 
 
@@ -37,11 +31,10 @@ def predicted(results: Results) -> dict[str, Answer]:
     )
     activations = "memory_by_category_mb.activations"
     return {
-        "3.10": medium.answer("peak_memory_mb"),
+        **medium.told("3.10"),
         "3.11": percent(medium.answer(activations), medium.answer("peak_memory_mb")),
-        "3.12": large.answer("peak_memory_mb"),
+        **large.told("3.12 3.14"),
         "3.13": percent(large.answer(activations), large.answer("peak_memory_mb")),
-        "3.14": large.answer("max_batch_size"),
         "3.40": fits(medium),
         "3.41": fits(large),
     }
@@ -56,22 +49,15 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
     flops = results.read("exercise3_flops", "flops_profile.json", batch_size=8, seq_len=128)
     intensity = results.read("exercise3_flops", "computational_intensity.json")
     roofline = results.read("exercise3_flops", "roofline_data.json")
-    matmuls, elementwise = (roofline.row("points", name=name) for name in (shared.MATMUL, "element-wise"))
     attention_time, mlp_time = (shared.component_share(trace, part) for part in ("attention.", "mlp."))
     by_flops = "flops_analysis.by_component"
     attention_flops, mlp_flops = (shared.component_share(flops, part, by_flops) for part in ("attention", "mlp"))
     counters = flops["flops_analysis.reconciliation.rows"]
     counts = ", ".join(f"{row['counter']} {row['forward_flops']:,}" for row in counters)
     return {
-        "3.15": flops.answer("flops_analysis.step_flops"),
-        "3.16": flops.answer("performance_metrics.flops_per_sec", 1e12),
-        "3.17": flops.answer("efficiency_metrics.device_peak_flops", 1e12),
-        "3.18": flops.answer("efficiency_metrics.mfu_percent"),
-        "3.19": intensity.answer("arithmetic_intensity_flops_per_byte"),
-        "3.20": matmuls.answer("share_of_time", PERCENT),
-        "3.21": matmuls.answer("share_of_roof", PERCENT),
-        "3.22": elementwise.answer("share_of_time", PERCENT),
-        "3.23": elementwise.answer("share_of_roof", PERCENT),
+        **flops.told("3.15 3.16 3.17 3.18"),
+        **intensity.told("3.19"),
+        **roofline.told("3.20 3.21 3.22 3.23"),
         "3.24": attention_time,
         "3.25": mlp_time,
         "3.26": attention_flops,

@@ -2,7 +2,7 @@
 
 from harness.base.units import MB
 from tiny_llama_v1 import SIZES
-from workshop.exercise.results import Answer, Results, Source, derived, numbered, ratio
+from workshop.exercise.results import Answer, Results, Source, derived, ratio
 
 FILE = "training_benchmark.json"
 WARMUPS = [0, 1, 2, 5]
@@ -30,11 +30,7 @@ def phases(training: Source) -> dict[str, Answer]:
     parameters = ratio(small.answer("parameters"), tiny.answer("parameters"))
     step_growth = ratio(step, tiny.answer("step_ms"))
     return {
-        "5.1": alone,
-        "5.2": forward,
-        "5.3": backward,
-        "5.4": small.answer("optimizer_ms"),
-        "5.5": step,
+        **training.told("5.1 5.2 5.3 5.4 5.5"),
         "5.6": backward_ratio,
         "5.7": parameters,
         "5.8": step_growth,
@@ -45,16 +41,16 @@ def phases(training: Source) -> dict[str, Answer]:
 
 
 def warm_up(training: Source) -> dict[str, Answer]:
-    rows = {steps: training.row(size="small", mode="train", warmup_steps=steps) for steps in WARMUPS}
-    spreads = [rows[steps].answer("step_std_ms") for steps in WARMUPS]
+    rows = {steps: training.row(size="small", mode="train", warmup_steps=steps) for steps in (0, 5)}
+    spreads = training.told("5.10 5.11 5.12 5.13")
     means = ratio(rows[0].answer("step_mean_ms"), rows[5].answer("step_mean_ms"))
     medians = ratio(rows[0].answer("step_ms"), rows[5].answer("step_ms"))
     return {
-        "5.9": rows[0].answer("step_mean_ms"),
-        **numbered("5.10 5.11 5.12 5.13", spreads),
+        **training.told("5.9"),
+        **spreads,
         "5.14": means,
         "5.15": medians,
-        "5.28": derived(lambda cold, *warm: cold >= max(warm), *spreads),
+        "5.28": derived(lambda cold, *warm: cold >= max(warm), *spreads.values()),
         "5.29": derived(lambda median, mean: abs(median - 1) < abs(mean - 1), medians, means),
     }
 
@@ -66,13 +62,8 @@ def peaks(lengths: Source) -> dict[str, Answer]:
         return lengths.row(mode=mode, seq_len=seq_len).answer("predicted_peak_bytes", MB)
 
     steps = [peak("train", seq_len) for seq_len in (128, 256, 512)]
-    return {
-        "5.16": peak("forward", 128),
-        "5.17": peak("forward", 512),
-        "5.18": steps[0],
-        "5.19": steps[2],
-        "5.30": derived(lambda short, middle, long: long - middle > 2 * (middle - short), *steps),
-    }
+    more = derived(lambda short, middle, long: long - middle > 2 * (middle - short), *steps)
+    return lengths.told("5.16 5.17 5.18 5.19") | {"5.30": more}
 
 
 def fitting(large: Source, fused: Source) -> dict[str, Answer]:

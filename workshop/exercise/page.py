@@ -85,7 +85,9 @@ def exercises() -> dict[int, Exercise]:
 
 # ---- Worksheets ----------------------------------------------------------------------------------------------------
 
-ROW = re.compile(r"^\|\s*(?P<id>(?:\d+|R)\.\d+)\s*\|(?P<label>[^|]*)\|(?P<unit>[^|]*)\|(?P<value>[^|]*)\|")
+ROW = re.compile(
+    r"^\|\s*(?P<id>(?:\d+|R)\.\d+)\s*\|(?P<label>[^|]*)\|(?P<unit>[^|]*)\|(?P<value>[^|]*)\|(?:(?P<where>[^|]*)\|)?"
+)
 CHECKBOX = re.compile(r"^\s*- \[(?P<value>[ xX])\] \*\*(?P<id>(?:\d+|R)\.\d+)\*\* (?P<label>.*)$")
 YES_NO = "checkbox"  # the unit of a field that is one
 
@@ -99,6 +101,7 @@ class Field:
     unit: str  # of a number; `name`; `one of: a, b`; or YES_NO
     value: str  # what is filled in
     line: int
+    where: str = ""  # what says where to look
 
     @property
     def choices(self) -> list[str] | None:
@@ -139,7 +142,9 @@ def fields(text: str) -> list[Field]:
         fenced ^= line.lstrip().startswith("```")
         match = None if fenced else ROW.match(line) or CHECKBOX.match(line)
         if match:
-            field = Field(**{"unit": YES_NO} | {k: v.strip() for k, v in match.groupdict().items()}, line=number)
+            field = Field(
+                **{"unit": YES_NO} | {k: (v or "").strip() for k, v in match.groupdict().items()}, line=number
+            )
             if field.id in found:
                 raise UserError(f"line {number}: {field.id} is already on line {found[field.id].line}")
             found[field.id] = field

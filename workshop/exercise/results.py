@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from harness import PROJECT
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.text import count_of, significant
 from harness.base.units import MB
-from workshop.exercise.page import Exercise, exercises
+from workshop.exercise.page import Exercise, exercises, fields, worksheet
 
 MACHINE = "cpu-intel-xeon-2-threads"  # the one that the documentation quotes
 RESULTS = PROJECT / "benchmarks" / "results" / MACHINE
 TOLERANCE = 0.02  # relative, of a number that was read from a screen
 PERCENT = 0.01  # the scale of a share
 UNITS = {MB: " in MB", 2**10: " in KB"}  # by scale
+WHERE = re.compile(r"`(?:([^`:]+): )?([\w.]+)`( / 2\^20| / 2\^10| / 10\^12| x 100)?$")  # place, path, scale
+SCALES = {"": 1.0, " / 2^20": MB, " / 2^10": 2**10, " / 10^12": 1e12, " x 100": PERCENT}
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,9 @@ def stored_commands(number: int) -> list[dict]:
 class Source:
     """A JSON document of a results folder, or a row of it."""
 
-    def __init__(self, name: str, document: dict, place: str = ""):
-        self.name, self.document, self.place = name, document, place
+    def __init__(self, name: str, document: dict, place: str = "", where: Mapping[str, str] = MappingProxyType({})):
+        """where: what the page says of each field, by id."""
+        self.name, self.document, self.place, self.where = name, document, place, where
 
     def __getitem__(self, path: str):
         """The value at a dotted path.  Raises UserError, naming file and path, if there is none."""
@@ -133,8 +138,26 @@ class Source:
         words = [value if isinstance(value, str) else f"{name} {value}" for name, value in key.items()]
         for row in self[where]:
             if all(row.get(name) == value for name, value in key.items()):
-                return Source(self.name, row, ", ".join([where, *words]))
+                return Source(self.name, row, ", ".join([where, *words]), self.where)
         raise UserError(f"{self.name}: {where} has no {', '.join(words)}; was it written by another version?")
+
+    def row_at(self, place: str) -> Source:
+        """The same for 'rows, small, seq_len 128': values of text alone, others with their names."""
+        where, *words = place.split(", ")
+        for row in self[where]:
+            if {*words} <= {value for value in row.values() if isinstance(value, str)} | {
+                f"{k} {v}" for k, v in row.items()
+            }:
+                return Source(self.name, row, place, self.where)
+        raise UserError(f"{self.name}: {where} has no {', '.join(words)}; was it written by another version?")
+
+    def told(self, ids: str) -> dict[str, Answer]:
+        """The answers to fields of which the page tells where in this document they are."""
+        return {name: self.read_at(self.where[name].partition(" in `")[0]) for name in ids.split()}
+
+    def read_at(self, where: str) -> Answer:
+        place, path, scale = WHERE.search(where).groups("")
+        return (self.row_at(place) if place else self).answer(path, SCALES[scale])
 
 
 class Results:
@@ -142,6 +165,7 @@ class Results:
 
     def __init__(self, folder: Path, exercise: Exercise):
         self.folder, self.exercise = folder, exercise
+        self.where = {field.id: field.where for field in fields(worksheet(exercise.text))}
         self.environment: dict | None = None  # of the first document that has one
 
     def read(self, pattern: str, file: str, **expected) -> Source:
@@ -162,7 +186,7 @@ class Results:
             if settings.get(name) != value:
                 line = f"{path}: has {name} {settings.get(name)}, and exercise {self.exercise.number} needs {value}"
                 raise UserError(f"{line}; {self.writer_of(pattern)}")
-        return Source(str(path.relative_to(self.folder)), document)
+        return Source(str(path.relative_to(self.folder)), document, where=self.where)
 
     def run(self, pattern: str, **expected) -> Source:
         """The summary of a run, which must have been completed."""
