@@ -401,6 +401,7 @@ def test_a_set_of_csv_is_named_by_any_of_it(tmp_path):
 
 
 def test_a_folder_is_read_in_order_of_ranks_each_recording_once(tmp_path, profiler):
+    written(tmp_path / "system_profile.sqlite", nsys)  # as run_system_profiler.sh names it
     for rank in (10, 2):
         written(tmp_path / f"rank{rank}.sqlite", nsys)
         (tmp_path / f"rank{rank}.nsys-rep").write_bytes(b"report")
@@ -408,7 +409,7 @@ def test_a_folder_is_read_in_order_of_ranks_each_recording_once(tmp_path, profil
     (tmp_path / "90_results.json").write_bytes(json_of(process_of_rocprofv3()))
     write_csv(tmp_path)
     found = [file.name for file in find_traces(tmp_path)]
-    assert found == ["90_results.db", "rank2.sqlite", "rank10.sqlite"]
+    assert found == ["90_results.db", "rank2.sqlite", "rank10.sqlite", "system_profile.sqlite"]
     code, out = profiler("--analyze-existing", str(tmp_path))
     assert code == 0 and "Not read" not in out
 

@@ -21,7 +21,6 @@ from traces import (
     event,
     on_gpu,
     real,
-    real_path,
     rows_of,
     step,
     trace_of,
@@ -33,7 +32,6 @@ from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.operators import kernel_section
 from analysis.trace.columns import Part, Reader
 from analysis.trace.links import link, parents
-from analysis.trace.readers.chrome import ChromeTrace
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import write_slim
 from analysis.trace.tables import read_trace

@@ -20,6 +20,7 @@ ENDINGS = (".json", ".json.gz")  # of the names of Chrome traces
 # Those of system profilers.  Of one recording in several of these forms, the first is read.
 FORMS = (*".sqlite .nsys-rep _results.db .db .rpd _results.json _results.json.gz _kernel_trace.csv".split(),)
 FORM = re.compile(rf"({'|'.join(map(re.escape, FORMS))})$")
+SYSTEM = "system_profile"  # so begin the names of what run_system_profiler.sh leaves
 PROFILES = "pytorch_profiles"  # the folder of traces in that of a run of ours
 OF_ROCPROFV3 = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"')
 # Something of this is among the first BEGIN bytes of a trace
@@ -107,7 +108,7 @@ def in_order_of_ranks(files: list[Path]) -> list[Path]:
 
 def may_be_trace(name: str) -> bool:
     """Whether a file of this name may be a trace."""
-    return name.endswith(ENDINGS + FORMS) and not is_of_ours_but_no_trace(name)
+    return name.endswith(ENDINGS + FORMS) and (name.startswith(SYSTEM) or not is_of_ours_but_no_trace(name))
 
 
 def begins_as_trace(path: Path) -> bool:
