@@ -361,19 +361,22 @@ def test_compiling_and_counting_tensors_cannot_be_combined(train, tmp_path):
 
 
 def test_the_window_is_opened_to_the_system_profiler(monkeypatch):
-    """Once, around its steps alone, when the device has finished what came before."""
+    """Once, around its steps alone, each of them marked, when the device has finished what came before."""
     calls = []
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
     profiling = ProfilerConfig(system_profiler=True, warmup_steps=2, profile_steps=2)
     schedule = InstrumentSchedule(6, profiling)
     window = SystemProfilerWindow(schedule.window, torch.device("cuda"))
     for step in range(1, 7):
         with window.step(step):
             calls.append(step)
-    assert calls == [1, 2, "wait", "start", 3, 4, "wait", "stop", 5, 6]
+    marked = ["ProfilerStep#3", 3, "pop", "ProfilerStep#4", 4, "pop"]
+    assert calls == [1, 2, "wait", "start", *marked, "wait", "stop", 5, 6]
     assert [schedule.exclusion_reason(step) for step in (3, 4)] == ["profiled", "profiled"]
 
 

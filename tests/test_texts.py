@@ -211,6 +211,7 @@ OTHERS |= set("--job-name --nodes --ntasks --ntasks-per-node --gpus-per-node --c
 OTHERS |= set("--gpus-per-task --gpu-bind --cpu-bind --signal".split())
 OTHERS |= set("--nnodes --node-rank --master-addr --master-port --rdzv-id --rdzv-backend --rdzv-endpoint".split())
 OTHERS |= {"--numa-binding"}
+OTHERS |= {"--trace", "--cuda-graph-trace", "--hip-runtime-trace"}  # of nsys and rocprofv3
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)

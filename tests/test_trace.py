@@ -21,7 +21,6 @@ from traces import (
     event,
     on_gpu,
     real,
-    real_path,
     rows_of,
     step,
     trace_of,
@@ -33,7 +32,6 @@ from analysis.attribution.gpu_time import gpu_timeline
 from analysis.attribution.operators import kernel_section
 from analysis.trace.columns import Part, Reader
 from analysis.trace.links import link, parents
-from analysis.trace.readers.chrome import ChromeTrace
 from analysis.trace.readers.formats import find_traces, left_out
 from analysis.trace.shrink import write_slim
 from analysis.trace.tables import read_trace
@@ -426,7 +424,7 @@ DAMAGED = {
     "cut JSON": (b'{"traceEvents": [{"ph": "X"', "truncated"),
     "cut gzip": (gzip.compress(b'{"traceEvents": []}' * 99)[:-20], "truncated"),
     "damaged gzip": (b"\x1f\x8bnonsense and more of it", "gzip"),
-    "a database": (b"SQLite format 3\0 and pages", "an SQLite database, which is not read"),
+    "a database": (b"SQLite format 3\0 and pages", "not a database; damaged"),
     "another document": (b'{"a": 1}', "not a trace"),
     "a number": (b"5", "not a trace"),
     "no events": (b'{"traceEvents": []}', "neither operators"),
@@ -436,15 +434,11 @@ DAMAGED = {
 
 
 OTHERS = {  # the name and the beginning of a file, and what is said of it
-    "x.sqlite": (b"SQLite format 3\0", "an SQLite database as nsys exports it"),
-    "x.rpd": (b"SQLite format 3\0", "rocmProfileData"),
-    "x.db": (b"SQLite format 3\0", "rocprofv3"),
+    "x.rpd.gz": (gzip.compress(b"SQLite format 3\0"), "an SQLite database, compressed"),
     "x.nsys-rep": (b"anything", "Nsight Systems"),
     "host.xplane.pb": (b"\n\xff", "XLA"),
     "x.pickle": (b"\x80\x04\x95", "a pickle"),
-    "x_results.json": (b'{"rocprofiler-sdk-tool": [{"metadata": {', "JSON of rocprofv3"),
-    "x_results.json.gz": (gzip.compress(b'{"rocprofiler-sdk-tool": [{"metadata": {'), "JSON of rocprofv3"),
-    "x_kernel_trace.csv": (b'"Kind","Agent_Id"\n', "rocprof"),
+    "results.csv": (b'"Index","KernelName"\n', "rocprof"),
     "x.json.zst": (b"\x28\xb5\x2f\xfd...", "unpack it"),
 }
 
@@ -463,26 +457,19 @@ def test_a_folder_says_what_it_left_out(tmp_path, profiler):
     (folder / "inner").mkdir(parents=True)
     for name in ("profile_a.json", "profile_b.json", "inner/c.json"):
         (folder / name).write_text(json.dumps({"traceEvents": SMALL}))
-    (folder / "x.sqlite").write_bytes(b"SQLite format 3\0")
+    (folder / "x.ncu-rep").write_bytes(b"NVR")
     (folder / "config.json").write_text("{}")  # one of ours
     (folder / "notes.csv").write_text("a,b\n")
     assert [file.name for file in find_traces(folder)] == ["profile_a.json", "profile_b.json"]
     code, out = profiler("--analyze-existing", "traces")
     assert code == 0, out
     told = out[out.index("Not read:") :].splitlines()[1:3]
-    assert [line.split(":")[0].strip() for line in told] == ["traces/inner", "traces/x.sqlite"]
+    assert [line.split(":")[0].strip() for line in told] == ["traces/inner", "traces/x.ncu-rep"]
     assert not left_out(folder / "inner")
     for name in ("profile_a.json", "profile_b.json"):
         (folder / name).unlink()
-    with pytest.raises(UserError, match=r"has no trace .*; .*inner.*; .*nsys"):
+    with pytest.raises(UserError, match=r"has no trace .*; .*inner.*; .*Nsight"):
         find_traces(folder)
-
-
-@pytest.mark.parametrize("name", ["nsys_mock.sqlite", "matmul_result.rpd", "rocprofv3_908_results.json.gz"])
-def test_real_files_of_system_profilers_are_refused_early(name, monkeypatch):
-    monkeypatch.setattr(ChromeTrace, "content", None)  # which would read all of it
-    with pytest.raises(UserError, match="which is not read"):
-        read_trace(real_path(f"system/{name}"))
 
 
 @pytest.mark.parametrize("kind", DAMAGED)

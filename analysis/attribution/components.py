@@ -20,6 +20,7 @@ from analysis.trace.links import (
     Links,
     nearest_marked_ancestor,
     nearest_marked_caller,
+    operators_around,
 )
 from analysis.trace.tables import by_name, has_role, most_frequent, take_or, take_or_none
 from analysis.vocabulary import roles
@@ -102,8 +103,10 @@ def labeled_events(host: pd.DataFrame, source: str, is_range: np.ndarray) -> tup
 
 def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray) -> str:
     """Ranges where they contain most of the forward operators, unless nearly all are in one that has modules in it;
-    else modules where there are any, else kinds."""
+    else modules where there are any, else kinds.  Without operators, ranges."""
     kind, own = host["kind"].to_numpy(), host["own_us"].to_numpy()
+    if is_range.any() and not (kind != ANNOTATION).any():
+        return NAMED_RANGES
     forward = (kind == OPERATOR) & (phase == "forward")
     nearest = nearest_marked_ancestor(host["parent"].to_numpy(), is_range)
     inside = forward & (nearest >= 0)
@@ -172,9 +175,16 @@ def phases_of(host: pd.DataFrame, node: np.ndarray) -> np.ndarray:
 
 
 def attributed_gpu(links: Links, host: pd.DataFrame, source: str) -> pd.DataFrame:
-    """The GPU events with the component, phase and category of the operator that launched each."""
+    """The GPU events with the component, phase and category of the operator that launched each, or of the range."""
     gpu, operator = links.gpu, links.gpu["operator"].to_numpy()
-    linked = {name: take_or_none(host[name], operator) for name in ("component", "phase", "category")}
+    around = operator
+    if links.trace.operators.empty:  # ranges tell; where the thread of the call has none, that of the steps
+        threads = (links.calls, links.calls.assign(thread=links.thread))
+        own, steps = (take_or(operators_around(calls, host), gpu["call"].to_numpy(), -1) for calls in threads)
+        around = np.where(own >= 0, own, steps)
+    linked = {name: take_or_none(host[name], around) for name in ("component", "phase")}
+    linked["component"][(linked["component"] == OVERHEAD) & (operator < 0)] = None
+    linked["category"] = take_or_none(host["category"], operator)
     codes = gpu["name"].cat.codes.to_numpy()
     # A kernel without an operator takes the usual category of its name: MIOpen's transposes belong to convolutions.
     # But an optimizer's additions are not the only ones, and an operator of no known kind tells nothing.

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from analysis.trace.readers.chrome import ChromeTrace, Event
-from analysis.trace.readers.formats import ENDINGS
+from analysis.trace.readers.formats import ENDINGS, reader_of
 from analysis.trace.redact import Redaction, names_of
 from analysis.trace.tables import read_trace
 from analysis.vocabulary.annotations import MODULE_PREFIX, is_step_mark
@@ -33,6 +33,8 @@ def check_slim(source: Path, target: Path | None, shortest: float | None, redact
         raise UserError(f"--slim {target}: viewers open files named *.json or *.json.gz", 2)
     if source.is_dir():
         raise UserError(f"--slim: {source} is a folder; name one of its traces", 2)
+    if not isinstance(reader_of(source), ChromeTrace):
+        raise UserError(f"--slim: {source} is of a system profiler, and viewers open JSON of torch.profiler", 2)
     check_target("--slim", source, target)
 
 

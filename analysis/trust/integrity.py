@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis.attribution.components import NAMED_RANGES
 from analysis.attribution.intervals import slices_of
 from analysis.attribution.ledger import idle_by_cause, left_out, of_steps
 from analysis.trace.links import (
@@ -140,7 +141,8 @@ def check_file(found: Findings, trace: Trace) -> None:
         found.note("the file contains NaN or Infinity, which is no JSON and viewers may refuse: they count as unknown")
     if trace.ranks_in_file:
         ranks = ", ".join(map(str, trace.ranks_in_file))
-        found.note(f"the file was merged from the traces of ranks {ranks}; this is rank {trace.rank}")
+        what = "has several processes, taken for" if trace.file.command else "was merged from the traces of"
+        found.note(f"the file {what} ranks {ranks}; this is rank {trace.rank}")
     if trace.steps_in_file is not None and trace.steps_in_file > len(trace.steps):
         found.note(f"only the last {len(trace.steps)} of {trace.steps_in_file} marked steps were read")
 
@@ -244,8 +246,10 @@ def check_operators(found: Findings, links: Links, linked: float | None, early: 
         if graphs == 0:
             found.problem(why)
     if links.on_gpu and not n_operators:
-        found.note("only GPU events, no operators: what launched the kernels, and why the GPU was idle, is unknown")
-        found.unreliable["components"] = "no operators in the trace: components are kinds of kernels"
+        what = "only GPU events, no operators: what launched the kernels, and why the GPU was idle, is unknown"
+        found.note(what if links.calls.empty else "no operators: kernels belong to the program's ranges around calls")
+        if links.source != NAMED_RANGES:
+            found.unreliable["components"] = "no operators in the trace: components are kinds of kernels"
     if early:
         what = f"{early} of {len(gpu)} GPU events were launched before the trace began"
         found.note(f"{what}, as the GPU runs behind the host: they count in gpu_timeline, but not in the steps")
@@ -290,7 +294,7 @@ def check_gpu(found: Findings, links: Links, summary: dict | None) -> None:
     """No GPU events although the run used a GPU or, without its summary, although the trace names one."""
     for kind, n in links.trace.file.unread.items():
         what = f"{n} events of an accelerator are in a category that is not known here, {kind}, and are missing below"
-        (found.notes if links.on_gpu else found.problems).append(what)
+        (found.notes if n <= UNLINKED_KERNELS * len(links.gpu) else found.problems).append(what)
     if links.on_gpu:
         return
     name = links.trace.device["name"]  # also in the trace of a CPU run on a machine with a GPU

@@ -8,6 +8,7 @@ import numpy as np
 
 from analysis.attribution.components import OPERATOR_KINDS
 from analysis.trace.links import AttributedLinks
+from analysis.vocabulary.annotations import STEP_MARK
 from harness.base.sections import Section
 
 # What is mailed to whoever records the next trace.  Without `activities`, a GPU of any maker is recorded where there is
@@ -42,6 +43,15 @@ PARTS = Part(
 DATA = Part("waiting for data", "it counts as host code", 'a DataLoader, or record_function("data") around next()')
 MEMORY = Part("memory", "no peak, nothing on activation checkpointing", "profile(profile_memory=True)")
 RANKS = Part("other ranks", "stragglers and waiting are unknown", "a trace of each rank, all in one folder")
+CALLS = Part("calls", "when the host launched kernels, and why the GPU was idle, is unknown", "")
+# How a system profiler records them: names of its ranges, which are NVTX or ROCTX.
+IN_RANGES = {
+    STEPS: f'torch.cuda.nvtx.range(f"{STEP_MARK}#{{n}}") around each step',
+    SHAPES: "torch.autograd.profiler.emit_nvtx(record_shapes=True) around the steps",
+    PARTS: "torch.cuda.nvtx.range(NAME) around them, and emit_nvtx(), which tells those of the backward pass",
+    DATA: 'torch.cuda.nvtx.range("data") around next()',
+    MEMORY: "torch.profiler instead, with profile_memory=True",
+}
 ALL = (STEPS, SEVERAL, WARM_UP, SHAPES, PARTS, DATA, MEMORY, RANKS)
 
 
@@ -54,8 +64,10 @@ def not_recorded(links: AttributedLinks, summary: dict | None) -> list[dict[str,
     marked, n = links.steps_are_marked and links.steps_found is None, len(links.steps)
     times = (links.steps["end"] - links.steps["start"]).to_numpy()
     of_ours = summary is not None
-    has_operators = len(links.trace.operators) > 0  # else it is of a GPU alone, which has none of these
+    command = links.trace.file.command  # of a system profiler
+    has_operators = command or len(links.trace.operators) > 0  # else it is of a GPU alone, which has none of these
     missing = {
+        CALLS._replace(how=command): command and links.on_gpu and links.calls.empty,
         STEPS: not marked,
         SEVERAL: marked and n == 1,
         WARM_UP: not of_ours and marked and n > 2 and times[0] > START_UP * np.median(times[1:]),
@@ -64,7 +76,8 @@ def not_recorded(links: AttributedLinks, summary: dict | None) -> list[dict[str,
         DATA: has_operators and not (links.host["phase"] == "data").any(),
         MEMORY: not of_ours and links.trace.memory.empty,
     }
-    return [part._asdict() for part, is_missing in missing.items() if is_missing]
+    parts = [part for part, is_missing in missing.items() if is_missing]
+    return [part._replace(how=(command and IN_RANGES.get(part)) or part.how)._asdict() for part in parts]
 
 
 def missing_lines(rows: list[dict[str, str]]) -> list[str]:

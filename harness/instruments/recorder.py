@@ -118,11 +118,14 @@ class SystemProfilerWindow:
 
     @contextlib.contextmanager
     def step(self, step: int):
-        """Synchronizes at both ends of the window, so that exactly the work of its steps is captured."""
+        """Synchronizes at both ends of the window, so that exactly the work of its steps is captured.  A range marks
+        each step of it as torch.profiler does."""
         if step == self.first + 1:
             synchronize(self.device)
             self.open()
-        yield
+        inside = self.first < step <= self.last
+        with torch.cuda.nvtx.range(f"ProfilerStep#{step}") if inside else contextlib.nullcontext():
+            yield
         if step == self.last:
             synchronize(self.device)
             self.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,47 +16,64 @@ from harness.base.files import is_of_ours_but_no_trace, named_errors
 if TYPE_CHECKING:
     from analysis.trace.columns import OnProgress, Reader
 
-ENDINGS = (".json", ".json.gz")  # of the names of traces
+ENDINGS = (".json", ".json.gz")  # of the names of Chrome traces
+# Those of system profilers.  Of one recording in several of these forms, the first is read.
+FORMS = (*".sqlite .nsys-rep _results.db .db .rpd _results.json _results.json.gz _kernel_trace.csv".split(),)
+FORM = re.compile(rf"({'|'.join(map(re.escape, FORMS))})$")
+SYSTEM = "system_profile"  # so begin the names of what run_system_profiler.sh leaves
 PROFILES = "pytorch_profiles"  # the folder of traces in that of a run of ours
-SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"ph"')  # one of these is among the first BEGIN bytes of a Chrome trace
+OF_ROCPROFV3 = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"')
+# Something of this is among the first BEGIN bytes of a trace
+SIGN = re.compile(rb'"(traceEvents|schemaVersion|ph|rocprofiler-sdk-tool)"|^SQLite format 3|Start_Timestamp')
 BEGIN = 1 << 16
 GZIP = b"\x1f\x8b"
-SQLITE = rb"SQLite format 3\0"  # how such a file begins
-AS_JSON = "a trace is JSON, as torch.profiler exports it"
+SQLITE = b"SQLite format 3\0"  # how such a file begins
+INSTEAD = "traces are those of torch.profiler, nsys (.sqlite), rocprofv3 (.db, JSON, CSV) and rocmProfileData (.rpd)"
 # Files of other profilers: patterns of the name's end and of the content's beginning, what it is, what is read instead.
 NOT_READ = (
-    (r"\.rpd", SQLITE, "a database of rocmProfileData", AS_JSON),
-    (r"\.db", SQLITE, "a database as rocprofv3 writes it (rocpd)", AS_JSON),
-    (r"\.sqlite", SQLITE, "an SQLite database as nsys exports it", AS_JSON),
-    (r"", SQLITE, "an SQLite database", AS_JSON),
-    (r"\.(nsys-rep|qdrep)", b"", "a report of Nsight Systems", AS_JSON),
-    (r"\.ncu-rep", b"", "a report of Nsight Compute, with counters of single kernels", AS_JSON),
-    (r"\.xplane\.pb", b"", "a profile of XLA (JAX, TensorFlow)", AS_JSON),
-    (r"\.(pftrace|perfetto-trace)", b"", "a binary trace of Perfetto", AS_JSON),
-    (r"", rb'\s*\{\s*"rocprofiler-sdk-tool"', "JSON of rocprofv3 and no trace", AS_JSON),
-    (r"\.csv", rb'"?(Kind|Domain|Index|Name)"?,', "a table as rocprof writes it", AS_JSON),
+    (r"", SQLITE, "an SQLite database, compressed or of an unusual name", "name it, unpacked"),
+    (r"\.(nsys-rep|qdrep)", b"", "a report of Nsight Systems, without nsys on PATH", "nsys export makes a database"),
+    (r"\.ncu-rep", b"", "a report of Nsight Compute, with counters of single kernels", INSTEAD),
+    (r"\.xplane\.pb", b"", "a profile of XLA (JAX, TensorFlow)", INSTEAD),
+    (r"\.(pftrace|perfetto-trace)", b"", "a binary trace of Perfetto", INSTEAD),
+    (r"(?<!_trace)(?<!_agent_info)\.csv", rb'"?(Kind|Domain|Index|Name)"?,', "a table as rocprof writes it", INSTEAD),
     (r"", rb"\x80[\x02-\x05]", "a pickle, such as a memory snapshot", "pytorch.org/memory_viz shows snapshots"),
     (r"", rb"PK\x03\x04|\x28\xb5\x2f\xfd|BZh\d1AY|\xfd7zXZ", "compressed in another way than gzip", "unpack it"),
 )
 
 
 def reader_of(path: Path, watch: OnProgress | None = None, rank: int | None = None) -> Reader:
-    """What reads the file.  Raises UserError, naming it, for one of a format that is not read."""
-    from analysis.trace.readers.chrome import ChromeTrace  # names of files are asked for without what reads them
+    """What reads the file, by its content.  Raises UserError, naming it, for one of a format that is not read."""
+    from analysis.trace.readers import chrome, databases, rocprofv3  # names of files are asked for without these
 
-    if why := why_not_read(path):
+    begin = beginning(path, BEGIN)
+    if begin.startswith(SQLITE):
+        kind = databases.kind_of(path)
+    elif rocprofv3.OF_SET.search(path.name):
+        kind = rocprofv3.Rocprofv3Csv
+    elif OF_ROCPROFV3.match(unpacked(path, begin)):
+        kind = rocprofv3.Rocprofv3Json
+    elif path.suffix == ".nsys-rep" and shutil.which("nsys"):
+        kind = databases.NsysReport
+    elif why := why_not_read(path):
         raise UserError(why)
-    return ChromeTrace(path, watch, rank)
+    else:
+        kind = chrome.ChromeTrace
+    return kind(path, watch, rank)
 
 
 def why_not_read(path: Path) -> str | None:
     """What the file is and what is read instead, where another profiler wrote it; None where it may be a trace."""
-    begin = beginning(path, BEGIN)
-    if begin.startswith(GZIP):
-        with contextlib.suppress(UserError):  # damaged: reading it says so
-            begin = beginning(path, BEGIN, gzip.open)
+    begin = unpacked(path, beginning(path, BEGIN))
     rows = ((re.search(rf"({end})$", path.name) and re.match(start, begin), *told) for end, start, *told in NOT_READ)
     return next((f"{path}: {what}, which is not read; {instead}" for found, what, instead in rows if found), None)
+
+
+def unpacked(path: Path, begin: bytes) -> bytes:
+    """The beginning of what is in the file."""
+    with contextlib.suppress(UserError):  # damaged: reading it says so
+        return beginning(path, BEGIN, gzip.open) if begin.startswith(GZIP) else begin
+    return begin
 
 
 def left_out(folder: Path) -> list[UserError]:
@@ -65,7 +83,7 @@ def left_out(folder: Path) -> list[UserError]:
         if one.is_file() and not (may_be_trace(one.name) or is_of_ours_but_no_trace(one.name)):
             with contextlib.suppress(UserError):  # not readable, and asked for by nobody
                 why.append(why_not_read(one))
-        elif one.name != PROFILES and any(may_be_trace(file.name) for file in one.glob("*.json*")):
+        elif one.is_dir() and one.name != PROFILES and any(may_be_trace(file.name) for file in one.iterdir()):
             why.append(f"{one}: a folder with files that may be traces; name it to read them")
     return [UserError(one) for one in why if one]
 
@@ -74,8 +92,10 @@ def find_traces(folder: Path) -> list[Path]:
     """Files in a folder that may be traces, in the order of ranks; in its pytorch_profiles/ if it has none itself."""
     for place in (folder, folder / PROFILES):
         if found := [file for file in place.iterdir() if may_be_trace(file.name)] if place.is_dir() else []:
-            return in_order_of_ranks(found)
-    endings = " or ".join(f"*{ending}" for ending in ENDINGS)
+            forms = sorted(found, key=lambda file: FORMS.index(form[0]) if (form := FORM.search(file.name)) else -1)
+            recordings = {FORM.sub("", file.name): file for file in reversed(forms)}
+            return in_order_of_ranks([*recordings.values()])
+    endings = " or ".join(f"*{ending}" for ending in ENDINGS + FORMS)
     others = "".join(f"; {why}" for why in left_out(folder))
     raise UserError(f"{folder}: the folder has no trace (no {endings} file that may be one){others}")
 
@@ -88,7 +108,7 @@ def in_order_of_ranks(files: list[Path]) -> list[Path]:
 
 def may_be_trace(name: str) -> bool:
     """Whether a file of this name may be a trace."""
-    return name.endswith(ENDINGS) and not is_of_ours_but_no_trace(name)
+    return name.endswith(ENDINGS + FORMS) and (name.startswith(SYSTEM) or not is_of_ours_but_no_trace(name))
 
 
 def begins_as_trace(path: Path) -> bool:
@@ -97,7 +117,7 @@ def begins_as_trace(path: Path) -> bool:
         begin = beginning(path, BEGIN, gzip.open if path.suffix == ".gz" else open)
     except UserError:
         return True
-    return any(sign in begin for sign in SIGNS)
+    return path.suffix == ".nsys-rep" or SIGN.search(begin) is not None
 
 
 def beginning(path: Path, n: int, opened: Callable = open) -> bytes:
