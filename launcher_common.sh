@@ -132,7 +132,7 @@ no_source() { # what to ask when an installation failed
     if [ -n "${WHEELHOUSE:-}" ]; then
         echo "does WHEELHOUSE have wheels for this Python and these versions? make_wheelhouse.sh makes it"
     else
-        echo "is there a network?"
+        echo "is there a network, and space in ${TMPDIR:-/tmp} (TMPDIR) and $VENV (VENV)?"
     fi
 }
 
@@ -172,7 +172,7 @@ install_gpu_torch() { # PYTHON PINNED cuda DRIVER | rocm ARCHITECTURE
     if build=$(uv_choice "$python" "$pinned"); then
         echo "Setup: $build, chosen by uv for $gpu"
         pip_install "$python" --index-url "$WHEELS/${build#*+}" "$build" && return
-        die "could not install $build from $WHEELS/${build#*+}; is there a network?"
+        die "could not install $build from $WHEELS/${build#*+}; $(no_source)"
     fi
     if [ "$device" = rocm ]; then gpu="ROCm ${version:-of an unknown version}"; fi
     index=$WHEELS/$(nearest_index "$prefix" "$version") ||
@@ -205,7 +205,7 @@ install_torch() { # PYTHON: the build of torch for this machine
             pip_install "$python" --retries 1 --index-url "$WHEELS/cpu" "$pinned" 2>/dev/null && return
             echo "Setup: no CPU build of torch can be reached, installing the default build (gigabytes)"
         fi
-        pip_install "$python" "$pinned" || die "could not install $pinned; is there a network?"
+        pip_install "$python" "$pinned" || die "could not install $pinned; $(no_source)"
     fi
 }
 

@@ -118,7 +118,11 @@ FILES = (
     FileKind("history.json", "compare_runs.py --history", "all runs below a folder by date", sweeps.RunHistory),
     FileKind("history.md", "compare_runs.py --history", "the tables of history.json"),
     FileKind("history.png", "compare_runs.py --history", "plot of history.json"),
-    FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded, for nsys-ui or Perfetto"),
+    FileKind(
+        "system_profile*",
+        "run_system_profiler.sh",
+        "what nsys or rocprofv3 recorded; .sqlite: of nsys, as read by the analysis",
+    ),
     *_sweep("memory_study", sweeps.MemoryStudy),
     *_sweep("training_benchmark", sweeps.TrainingBenchmark),
     *_sweep("attention_benchmark", sweeps.AttentionBenchmark),
