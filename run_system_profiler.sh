@@ -133,6 +133,7 @@ under_rocprofv3() { # COMMAND...
     done
     "$TOOL" "${options[@]}" --output-directory "$folder" --output-file system_profile -- "$@"
     code=$?
+    [ "$code" != 2 ] || return # wrong flags; the tool writes a profile of that, too
     for ending in kernel_trace.csv results.json results.db; do
         if written "$folder/system_profile_$ending"; then profile=$folder/system_profile_$ending; fi
     done

@@ -211,7 +211,14 @@ NSYS_TOLD = ["cudaProfilerStart", *MARKED, "cudaProfilerStop"]
 @pytest.mark.parametrize(
     ("card", "tool", "version", "told", "profile", "captured"),
     [
-        ("mi250x", "rocprofv3", {"PRETEND_ROCM": "6.4.4"}, "at the start", "json", [PAUSE, RESUME, *MARKED, PAUSE]),
+        (
+            "mi250x",
+            "rocprofv3",
+            {"PRETEND_ROCM": "6.4.4"},
+            "begins with the program",
+            "json",
+            [PAUSE, RESUME, *MARKED, PAUSE],
+        ),
         ("mi250x", "rocprofv3", {"PRETEND_ROCM": "6.4.4", "PRETEND_FAULT": "no_roctx"}, "whole run", "json", MARKED),
         ("mi300x", "rocprofv3", {"PRETEND_ROCM": "7.0.2"}, "alone", "db", [RESUME, *MARKED, PAUSE]),
         ("mi300x", "rocprofv3", {"PRETEND_ROCM": "7.1.1"}, "alone", "db", [RESUME, *MARKED, PAUSE]),

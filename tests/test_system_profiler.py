@@ -536,7 +536,7 @@ def roctx_of(calls, monkeypatch, paused=0, resumed=0):
 
 @pytest.mark.parametrize(
     ("selected", "first", "how"),
-    [("1", [], "alone"), (None, ["roctxProfilerPause"], "in a profile that begins at the start, paused from here")],
+    [("1", [], "alone"), (None, ["roctxProfilerPause"], "in a profile that begins with the program, paused from here")],
 )
 def test_rocprofv3_is_paused_where_it_does_not_begin_so(monkeypatch, under_a_tool, capsys, selected, first, how):
     calls, steps = under_a_tool

@@ -135,7 +135,7 @@ class SystemProfilerWindow:
                 self.open = self.close = lambda: 0
                 how = "in a profile of the whole run, as this rocprofv3 cannot be paused"
             elif not begins_paused:
-                how = "in a profile that begins at the start, paused from here until then"
+                how = "in a profile that begins with the program, paused from here until then"
         say(
             f"System profiler: captures steps {self.first + 1} to {self.last} {how}; there each operator is a range, "
             "which makes the host's times longer"
