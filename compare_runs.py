@@ -8,8 +8,8 @@ python3 compare_runs.py BASE NEW --fail-if-slower PERCENT        a gate: exit co
 python3 compare_runs.py --history FOLDER                         all runs below it by date, and what changed
 """
 
-import argparse
 import sys
+from argparse import RawDescriptionHelpFormatter
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,7 @@ ROWS_OF_FILE = 50  # of each long table in the .md file
 def main() -> None:
     from harness.base.command_line import OneLineParser, number_of, require, verbose_flag
 
-    parser = OneLineParser(
-        prog="compare_runs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneLineParser(prog="compare_runs.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("folders", metavar="FOLDER", type=Path, nargs="*", help="two or more; the first is the baseline")
     add("--history", metavar="FOLDER", type=Path, help="the runs below this folder by date, instead of a comparison")

@@ -122,18 +122,13 @@ complain() { # an error, or a warning with --device cpu
     echo "warning: $*" >&2
 }
 
+HAS_WHEELS="does WHEELHOUSE have wheels for this Python and these versions? make_wheelhouse.sh makes it"
+NO_SOURCE="is there a network, and space in ${TMPDIR:-/tmp} (TMPDIR) and $VENV (VENV)?"
+
 pip_install() { # PYTHON ARGUMENT...: from the network, or from the wheels in WHEELHOUSE alone
     local from=()
     [ -z "${WHEELHOUSE:-}" ] || from=(--no-index --find-links "$WHEELHOUSE")
     "$1" -m pip install --quiet --quiet --disable-pip-version-check ${from[@]+"${from[@]}"} "${@:2}"
-}
-
-no_source() { # what to ask when an installation failed
-    if [ -n "${WHEELHOUSE:-}" ]; then
-        echo "does WHEELHOUSE have wheels for this Python and these versions? make_wheelhouse.sh makes it"
-    else
-        echo "is there a network, and space in ${TMPDIR:-/tmp} (TMPDIR) and $VENV (VENV)?"
-    fi
 }
 
 uv_choice() { # PYTHON PINNED: the build that uv takes for the driver or the GPU; the pinned version if there is one
@@ -172,7 +167,7 @@ install_gpu_torch() { # PYTHON PINNED cuda DRIVER | rocm ARCHITECTURE
     if build=$(uv_choice "$python" "$pinned"); then
         echo "Setup: $build, chosen by uv for $gpu"
         pip_install "$python" --index-url "$WHEELS/${build#*+}" "$build" && return
-        die "could not install $build from $WHEELS/${build#*+}; $(no_source)"
+        die "could not install $build from $WHEELS/${build#*+}; $NO_SOURCE"
     fi
     if [ "$device" = rocm ]; then gpu="ROCm ${version:-of an unknown version}"; fi
     index=$WHEELS/$(nearest_index "$prefix" "$version") ||
@@ -190,7 +185,7 @@ install_torch() { # PYTHON: the build of torch for this machine
     read -r device gpu <<<"$(accelerator)"
     if [ -n "${WHEELHOUSE:-}" ]; then
         echo "Setup: torch from $WHEELHOUSE"
-        pip_install "$python" 'torch>=2.6' || die "could not install torch; $(no_source)"
+        pip_install "$python" 'torch>=2.6' || die "could not install torch; $HAS_WHEELS"
     elif [ -n "${TORCH_INDEX_URL:-}" ]; then
         echo "Setup: torch from $TORCH_INDEX_URL"
         pip_install "$python" --index-url "$TORCH_INDEX_URL" 'torch>=2.6' ||
@@ -205,7 +200,7 @@ install_torch() { # PYTHON: the build of torch for this machine
             pip_install "$python" --retries 1 --index-url "$WHEELS/cpu" "$pinned" 2>/dev/null && return
             echo "Setup: no CPU build of torch can be reached, installing the default build (gigabytes)"
         fi
-        pip_install "$python" "$pinned" || die "could not install $pinned; $(no_source)"
+        pip_install "$python" "$pinned" || die "could not install $pinned; $NO_SOURCE"
     fi
 }
 
@@ -247,7 +242,7 @@ fill_venv() { # VENV FILE...: install what is missing
         echo "Setup: installing" $names
         # shellcheck disable=SC2086
         pip_install "$python" -c "$venv/constraints.txt" $names ||
-            die "could not install the packages above; $(no_source)"
+            die "could not install the packages above; ${WHEELHOUSE:+$HAS_WHEELS; }$NO_SOURCE"
     fi
     if missing "$python" "$@" | grep -q '^deepspeed'; then
         echo "Setup: installing deepspeed"
@@ -390,11 +385,7 @@ value_of() { # FLAG DEFAULT ARGUMENT...: the last value that the arguments give 
 }
 
 wants_help() { # ARGUMENT...
-    local argument
-    for argument in "$@"; do
-        case $argument in -h | --help) return 0 ;; esac
-    done
-    return 1
+    case " $* " in *" -h "* | *" --help "*) ;; *) return 1 ;; esac
 }
 
 # --- a command, its signals, its log and its exit code ----------------------------------------------

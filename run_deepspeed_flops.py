@@ -34,8 +34,8 @@ def main() -> None:
         train_and_explain(args)
 
 
-def asked_for(args: argparse.Namespace) -> dict[str, bool]:
-    wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline}
+def asked_for(args: argparse.Namespace, told: bool = False) -> dict[str, bool]:
+    wanted = {"intensity": args.computational_intensity, "roof": args.generate_roofline, "told": told}
     return wanted | {"detailed": args.detailed_analysis, "verbose": args.verbose}
 
 
@@ -70,9 +70,8 @@ def train_and_explain(args: argparse.Namespace) -> None:
         profile = flops_profile(workload, read_document(folder / "performance_summary.json"), uncounted)
         write_json(folder / "flops_profile.json", profile)
     profile = read_flops_profile(folder / "flops_profile.json")
-    explain_limits(
-        workload, profile, folder, folder, lambda: write_report(folder), told=uncounted is None, **asked_for(args)
-    )
+    asked = asked_for(args, told=uncounted is None)
+    explain_limits(workload, profile, folder, folder, asked, lambda: write_report(folder))
 
 
 def explain_file(args: argparse.Namespace) -> None:
@@ -93,7 +92,7 @@ def explain_file(args: argparse.Namespace) -> None:
             workload = UserWorkload.from_settings(profile["config"], TrainingConfig)
         else:
             workload = TinyLlamaWorkload.from_settings(profile["config"])
-        explain_limits(workload, profile, folder, target, **asked_for(args))
+        explain_limits(workload, profile, folder, target, asked_for(args))
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         text = f"{type(error).__name__}: {error}"
         raise UserError(f"{file}: not a flops_profile.json of this workshop, or damaged ({text})") from error

@@ -7,8 +7,8 @@ python3 run_exercise.py --check FILE [--results FOLDER]      compare a worksheet
 python3 run_exercise.py N|all --blank DIR                    write the worksheet to be filled in, worksheet_N.md
 """
 
-import argparse
 import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from harness.run.startup import run_command
@@ -17,9 +17,7 @@ from harness.run.startup import run_command
 def main() -> None:
     from harness.base.command_line import OneLineParser, require, require_one_process
 
-    parser = OneLineParser(
-        prog="run_exercise.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = OneLineParser(prog="run_exercise.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("exercise", nargs="?", metavar="N", help="a number, or all")
     add("--check", metavar="FILE", type=Path, help="a worksheet that you filled in, or the exercise's text itself")
@@ -51,7 +49,7 @@ def main() -> None:
         runner.run_one(chosen[0], args.output_dir, args.long)
 
 
-def check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def check_flags(parser: ArgumentParser, args: Namespace) -> None:
     """Refuse flags that do not go together."""
     values, goes_with = vars(args), {"check": "results", "long": "output_dir"}
     given = [name for name in ("check", "blank", "results", "long", "output_dir") if values[name]]

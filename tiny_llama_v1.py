@@ -42,7 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.base.command_line import OneLineParser, flag, number_of, verbose_flag
+from harness.base.command_line import OneLineParser, flag, verbose_flag
 from harness.base.console import say
 from harness.base.errors import UserError, ending_despite_signals
 from harness.base.ranges import trace_range
@@ -140,9 +140,7 @@ class TinyLlamaConfig:
 class OptimizationConfig:
     """How the same step is computed: none of these changes the result beyond rounding.  docs/optimizations.md"""
 
-    attention: str = flag(
-        "eager", "eager writes the scores to memory; sdpa is PyTorch's fused attention", choices=["eager", "sdpa"]
-    )
+    attention: str = flag("eager", "eager writes the scores to memory; sdpa is fused", choices=["eager", "sdpa"])
     fused_projections: bool = flag(False, "one matmul for q, k and v, and one for gate and up: reads their input once")
     fused_norm: bool = flag(False, "PyTorch's RMSNorm: one kernel on a GPU, the same operators on a CPU")
     fused_rope: bool = flag(False, "rotary embedding in three kernels instead of five: 7 tensors moved, not 9")
@@ -170,16 +168,9 @@ class TrainingConfig(OptimizationConfig, ParallelConfig):
     num_steps: int = flag(50, "optimizer steps")
     learning_rate: float = flag(1e-4, "AdamW learning rate")
     gradient_accumulation_steps: int = flag(1, "micro-batches that the samples of a step are split into")
-    grad_clip: float | None = flag(
-        None,
-        "clip gradients: scale them down where the norm of all together is larger",
-        type=number_of(float, 0),
-        metavar="NORM",
-    )
+    grad_clip: float | None = flag(None, "scale gradients down where the norm of them all is larger", metavar="NORM")
     precision: str = flag("fp32", "precision of the arithmetic; bf16 and fp16 use autocast", choices=list(PRECISIONS))
-    device: str = flag(
-        "auto", "auto uses a GPU if available; cuda also selects ROCm GPUs", choices=["auto", "cuda", "cpu"]
-    )
+    device: str = flag("auto", "auto: a GPU if available; cuda also selects ROCm GPUs", choices=["auto", "cuda", "cpu"])
     data: str = flag("synthetic", "text file to train on (byte-level tokens)", metavar="FILE")
     seed: int = flag(42, "random seed of weights and data", minimum=0)
     deterministic: bool = flag(False, "deterministic algorithms: two runs give the same losses to the last digit")
@@ -189,31 +180,23 @@ class TrainingConfig(OptimizationConfig, ParallelConfig):
 
 
 # Other flags override a row of --size.  The feed-forward widths are chosen to match the parameter counts in README.md.
+SHAPE = "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps vocab_size".split()
 # fmt: off
-SIZES: dict[str, dict[str, int]] = {
-    "tiny": dict(hidden_dim=256, n_layers=4, n_heads=8, n_kv_heads=4, intermediate_dim=512,
-                 vocab_size=1000, seq_len=128, batch_size=8, num_steps=50),
-    "small": dict(hidden_dim=512, n_layers=8, n_heads=8, n_kv_heads=4, intermediate_dim=1104,
-                  vocab_size=1000, seq_len=256, batch_size=8, num_steps=50),
-    "medium": dict(hidden_dim=1024, n_layers=12, n_heads=16, n_kv_heads=8, intermediate_dim=3456,
-                   vocab_size=1000, seq_len=512, batch_size=16, num_steps=100),
-    "large": dict(hidden_dim=2048, n_layers=16, n_heads=16, n_kv_heads=8, intermediate_dim=11136,
-                  vocab_size=1000, seq_len=1024, batch_size=8, num_steps=100),
-    "very_large": dict(hidden_dim=4096, n_layers=24, n_heads=32, n_kv_heads=16, intermediate_dim=32128,
-                       vocab_size=1000, seq_len=2048, batch_size=4, num_steps=100),
+ROWS = {  # in the order of SHAPE
+    "tiny":        (256,   4,  8,  4,   512,  128,  8,  50,  1000),
+    "small":       (512,   8,  8,  4,  1104,  256,  8,  50,  1000),
+    "medium":      (1024, 12, 16,  8,  3456,  512, 16, 100,  1000),
+    "large":       (2048, 16, 16,  8, 11136, 1024,  8, 100,  1000),
+    "very_large":  (4096, 24, 32, 16, 32128, 2048,  4, 100,  1000),
     # Hidden dimensions and depths of the GPT family, no grouped-query attention, for the training benchmark.
-    "gpt2-small": dict(hidden_dim=768, n_layers=12, n_heads=12, n_kv_heads=12, intermediate_dim=3072,
-                       vocab_size=10000, seq_len=128, batch_size=4, num_steps=50),
-    "gpt2-medium": dict(hidden_dim=1024, n_layers=24, n_heads=16, n_kv_heads=16, intermediate_dim=4096,
-                        vocab_size=10000, seq_len=128, batch_size=4, num_steps=50),
-    "gpt2-large": dict(hidden_dim=1280, n_layers=36, n_heads=20, n_kv_heads=20, intermediate_dim=5120,
-                       vocab_size=10000, seq_len=128, batch_size=4, num_steps=50),
-    "gpt2-xl": dict(hidden_dim=1600, n_layers=48, n_heads=25, n_kv_heads=25, intermediate_dim=6400,
-                    vocab_size=10000, seq_len=128, batch_size=4, num_steps=50),
-    "gpt3-2.7b": dict(hidden_dim=2560, n_layers=32, n_heads=32, n_kv_heads=32, intermediate_dim=10240,
-                      vocab_size=10000, seq_len=128, batch_size=4, num_steps=50),
+    "gpt2-small":  (768,  12, 12, 12,  3072,  128,  4,  50, 10000),
+    "gpt2-medium": (1024, 24, 16, 16,  4096,  128,  4,  50, 10000),
+    "gpt2-large":  (1280, 36, 20, 20,  5120,  128,  4,  50, 10000),
+    "gpt2-xl":     (1600, 48, 25, 25,  6400,  128,  4,  50, 10000),
+    "gpt3-2.7b":   (2560, 32, 32, 32, 10240,  128,  4,  50, 10000),
 }
 # fmt: on
+SIZES: dict[str, dict[str, int]] = {name: dict(zip(SHAPE, row, strict=True)) for name, row in ROWS.items()}
 SIZE_ALIASES = {"med": "medium", "xl": "very_large", "verylarge": "very_large"}
 
 
@@ -653,16 +636,8 @@ def run(
     with process_group(device, workload.settings() | {"profiling": asdict(profiling)}) as (rank, world_size):
         if examine:
             examine(device, rank, world_size)
-        report = RunReport(
-            workload,
-            profiling,
-            schedule,
-            device,
-            (rank, world_size),
-            log_interval=training.log_interval,
-            output_dir=training.output_dir,
-            verbose=verbose,
-        )
+        shown = {"log_interval": training.log_interval, "output_dir": training.output_dir, "verbose": verbose}
+        report = RunReport(workload, profiling, schedule, device, (rank, world_size), **shown)
         report.open()
         try:
             report.announce()
@@ -680,9 +655,7 @@ def run(
         return close_report(report, None)
 
 
-def train_and_measure(
-    workload: TinyLlamaWorkload, profiling, schedule, device: torch.device, report: RunReport
-) -> None:
+def train_and_measure(workload: TinyLlamaWorkload, profiling, schedule, device, report: RunReport) -> None:
     """Build, compile if requested, and train with the instruments; what they measure is stored in the report."""
     rank, training, measurements = report.rank, workload.training, report.measurements
     state, stream = sharded_state(workload, device), workload.batches(device, rank)
@@ -695,15 +668,10 @@ def train_and_measure(
     if training.cuda_graphs:
         say("Capturing CUDA graphs...")
         state = state._replace(model=GraphedModel(workload, state, workload.batches(device, rank)))
-    instruments = measurements.instruments = Instruments(
-        schedule,
-        profiling,
-        state,
-        device,
-        folder=report.folder.path if rank == 0 else None,
-        trace_folder=report.folder.traces,
-        rank_suffix=suffix_of_rank(rank, report.world_size),
-    )
+    folders = report.folder.path if rank == 0 else None, report.folder.traces
+    suffix = suffix_of_rank(rank, report.world_size)
+    instruments = Instruments(schedule, profiling, state, device, *folders, suffix)
+    measurements.instruments = instruments
     # Wrapped after compiling, so that the backward pass stays a single graph.
     state = state._replace(model=replicated(state.model, training, device))
     with measurements.sampler, instruments.run():
@@ -735,9 +703,8 @@ def build_parser(prog: str = "tiny_llama_v1.py", description: str | None = None)
         epilog="Defaults in parentheses. README.md lists the problem sizes, docs/files.md the files of a run.",
     )
     group = parser.add_argument_group("presets and modes")
-    group.add_argument(
-        "--size", metavar="NAME", choices=[*SIZES, *SIZE_ALIASES], help=f"{', '.join(SIZES)}; other flags override it"
-    )
+    text = f"{', '.join(SIZES)}; other flags override it"
+    group.add_argument("--size", metavar="NAME", choices=[*SIZES, *SIZE_ALIASES], help=text)
     text = "all: the flags that were fastest on this device in stored measurements, which are printed"
     group.add_argument("--optimize", choices=["all", "none"], help=text)
     text = "a training step of your own, from a function in a file; docs/your_own_model.md"

@@ -119,11 +119,10 @@ def rms_norm_backward(
 def swiglu(gate: Tensor, up: Tensor, out: Tensor) -> None:
     """Writes out [..., D_ff]."""
     gate, up = as_rows(gate), as_rows(up)
-    grid = len(gate), triton.cdiv(gate.shape[1], SWIGLU_BLOCK)
+    rows, width = gate.shape
+    grid, strides = (rows, triton.cdiv(width, SWIGLU_BLOCK)), (gate.stride(0), up.stride(0))
     with explained_launch("SwiGLU"):
-        swiglu_kernel[grid](
-            gate, up, out, gate.stride(0), up.stride(0), gate.shape[1], WIDE=wide(gate), BLOCK=SWIGLU_BLOCK
-        )
+        swiglu_kernel[grid](gate, up, out, *strides, width, WIDE=wide(gate), BLOCK=SWIGLU_BLOCK)
 
 
 def swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor, gate_gradient: Tensor, up_gradient: Tensor) -> None:

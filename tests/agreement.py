@@ -232,8 +232,9 @@ def opportunities(document: dict) -> Iterator[Claim]:
 
 def headline(document: dict) -> Iterator[Claim]:
     """What the headline saves is what the part of the document says that it comes from."""
-    if (saves := document["headline"]["saves_ms"]) is None:
-        return
+    judged = document["verdict"].get("rank_judged", document["integrity"]["rank"])
+    if (saves := document["headline"]["saves_ms"]) is None or judged != document["integrity"]["rank"]:
+        return  # it is that of another rank
     about, ranks, step = (
         document["communication"] or {},
         document.get("ranks", {}),

@@ -276,7 +276,7 @@ def test_communication_by_difference_is_the_median_of_pairs():
     ("parallel", "words"),
     [
         (ParallelConfig(), "this run has one rank, which reduces nothing"),
-        (ParallelConfig("fsdp", world_size=2), "every pass gathers parameters, so no step is without"),
+        (ParallelConfig("fsdp", world_size=2), "every pass gathers parameters: no step does without"),
     ],
 )
 def test_steps_without_reduction_are_refused_where_they_compare_nothing(parallel, words):

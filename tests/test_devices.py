@@ -447,7 +447,7 @@ def test_every_rank_makes_its_folder(tmp_path):
     assert (tmp_path / "a" / "b").is_dir()
 
 
-@pytest.mark.parametrize(("wrote", "says"), [(None, "wrote no file; is the folder still"), ("[1,", "the disk full?")])
+@pytest.mark.parametrize(("wrote", "says"), [(None, "wrote no file; is the folder there"), ("[1,", "the disk full?")])
 def test_a_missing_folder_is_no_full_disk(tmp_path, wrote, says):
     profile = types.SimpleNamespace(export_chrome_trace=lambda name: wrote and write(tmp_path / name, wrote))
     with pytest.raises(UserError, match=says):

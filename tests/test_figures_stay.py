@@ -278,13 +278,7 @@ KINDS: dict[str, tuple[Callable[[str, Path], dict], dict[str, str]]] = {
         attention_benchmark,
         {"fp32": "--dtypes fp32", "bf16 causal": "--dtypes bf16 --causal --implementations eager sdpa"},
     ),
-    "training_benchmark": (
-        training_benchmark,
-        {
-            "fp32": "--sizes tiny small gpt2-small",
-            "sdpa checkpointing": "--sizes tiny --attention sdpa --activation-checkpointing",
-        },
-    ),
+    "training_benchmark": (training_benchmark, {"fp32": "--sizes tiny small gpt2-small"}),
     "memory_study": (memory_study, {"small model": f"{SMALL_MODEL} --batch-sizes 4 --seq-lens 8 16 24"}),
     "traces": (trace, {"CPU": "cpu.pt.trace.json.gz", "GPU": "gpu.pt.trace.json.gz"}),
 }

@@ -197,7 +197,7 @@ def phases_of(workload: UserWorkload, compiled: bool = False) -> list[str]:
     """Those of a step."""
     state, stream, phases = workload.build(CPU), workload.batches(CPU), Phases()
     if compiled:
-        Compilation(workload, state, next(stream), CPU)
+        Compilation(workload, state, next(stream), CPU, "default", False)
     range_observers.append(phases)
     try:
         workload.train(state, stream, 1, NullMeter(), NullMeter())

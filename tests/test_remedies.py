@@ -46,7 +46,7 @@ def test_convolutions_are_told_as_such(tmp_path):
     pairs = ["[1, 1]"] * 3  # padding, stride, dilation
     call = shaped("aten::cudnn_convolution", 0, 4, [[8, 64, 56, 56], [64, 64, 3, 3], [], [], []], HALF + [""] * 3)
     call["args"]["Concrete Inputs"] = ["", "", *pairs]
-    found = proposals(tmp_path, *gpu_step((call, 5, 49_994), length=50_000))["better matmul kernels"]
+    found = proposals(tmp_path, *gpu_step((call, 5, 49_994), length=50_000))["better convolution kernels"]
     assert found["finding"].startswith("Convolutions run at 0.0") and "no estimate" in found["basis"]
     both = proposals(tmp_path, *gpu_step((call, 5, 2994), (matmul(1024), 3005, 900), length=5000))
     assert both["better matmul kernels"]["finding"].startswith("Matmuls and convolutions run at 0.")
@@ -157,7 +157,7 @@ def test_two_ways_to_save_the_same_time_are_one_proposal(tmp_path):
     training, inference = (proposals(tmp_path, *launch_bound(*more)) for more in ([backward()], []))
     for found in (training, inference):
         assert "larger batch" not in found and found["CUDA graphs"]["speedup_bound"] > 4
-    assert "or larger batch: more work per launch" in training["CUDA graphs"]["how"]
+    assert "or larger batch: twice the batch" in training["CUDA graphs"]["how"]
     assert "larger batch" not in inference["CUDA graphs"]["how"]
 
 

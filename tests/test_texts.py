@@ -79,7 +79,7 @@ def test_blocks_of_the_other_texts_run(tmp_path):
     for path in (README, GUIDE, *DOCS):
         blocks = [block for block in shell_blocks(path.read_text()) if block.commands not in seen]
         seen |= {block.commands for block in blocks}
-        run_blocks(blocks, path.name, tmp_path, tmp_path / "commands.log")
+        run_blocks(blocks, path.name, tmp_path, tmp_path / "commands.log", False, {})
     (baseline,), (profiled,) = (tmp_path.glob(f"{name}_results_*") for name in ("baseline", "profiler"))
     names = {file.name.split(".")[0] for file in profiled.iterdir()}
     assert {"report", "operator_analysis", "training_output", "trace_step_5_10"} <= names

@@ -19,6 +19,7 @@ from harness.instruments.recorder import Instruments
 from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.instruments.timing import StepMeter, StepRecord
 from harness.machine.devices import cpu_trains_in_fp16
+from harness.machine.workspaces import library_workspaces
 from harness.model.corpus import synthetic_corpus
 from harness.model.grad_clip import clip_gradients
 from harness.run.measurements import Measurements
@@ -513,7 +514,10 @@ def test_gpu_times_and_memory(train, tmp_path):
     assert code == 0
     assert "GPU: " in out
     summary = read(tmp_path / "run" / "performance_summary.json")
-    assert summary["memory"]["peak_mb"] == pytest.approx(136, rel=0.25)
+    workspaces = (
+        library_workspaces(torch.device("cuda", torch.cuda.current_device()), "fp32") / 2**20
+    )  # 32 MB on an H100, 76 on an MI300X
+    assert summary["memory"]["peak_mb"] == pytest.approx(136 + workspaces, rel=0.1)
     assert summary["training"]["completed_steps"] == 20
     phases = sum(summary["performance"][f"avg_{phase}_time_ms"] for phase in PHASES)
     assert phases == pytest.approx(summary["performance"]["avg_step_time_ms"])

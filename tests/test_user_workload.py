@@ -424,7 +424,7 @@ def test_compiling_changes_no_average_of_a_norm(file, monkeypatch):
     workload = workload_of(file)
     state = workload.build(CPU)
     before = [buffer.clone() for buffer in state.model.buffers()]
-    Compilation(workload, state, next(workload.batches(CPU)), CPU)
+    Compilation(workload, state, next(workload.batches(CPU)), CPU, "default", False)
     torch.testing.assert_close([*state.model.buffers()], before, rtol=0, atol=0)
     assert before
 
@@ -512,7 +512,7 @@ SOURCES = {
     "def train():\n    pass\n": (1, "it has train: use --workload", ""),
     "def main():\n    loss.backward()\nif __name__ == '__main__':\n    main()\n": (3, "its loop is", "def workload"),
     "for x in data:\n    f(x).backward()\n": (2, "it has a training loop", "def workload"),
-    "import transformers\nt = transformers.Trainer(m)\nt.train()\n": (2, "Trainer has a loop", "create_optimizer"),
+    "import transformers\nt = transformers.Trainer(m)\nt.train()\n": (2, "has its own loop", "create_optimizer"),
 }  # fmt: skip
 
 

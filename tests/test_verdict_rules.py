@@ -33,7 +33,7 @@ def decided(unclassified=0.0, unrecorded=0.0, facts=QUIET, **shares):
     assert sum(shares.values()) + unclassified + unrecorded == pytest.approx(100)
     known = {name: share / 100 for name, share in shares.items()}
     facts = replace(facts, shares=known, unclassified=unclassified / 100, unrecorded=unrecorded / 100)
-    found = [(rule.ask(facts)[1], number) for number, rule in enumerate(RULES, 1)]
+    found = [(ask(facts)[1], number) for number, ask in enumerate(RULES.values(), 1)]
     decision, number = next(one for one in found if one[0])
     assert decision.because and decision.because[-1] not in ".;, "
     return decision.bound, decision.strength, decision.runner_up, number
@@ -82,7 +82,9 @@ CASES = (
     (dict(launch=60, compute=40, facts=DISTURBED), ("launch", "probably", None, 8)),
     (dict(launch=75, compute=25, facts=DISTURBED), ("launch", "probably", None, 5)),
     (dict(compute=30, memory=25, launch=25, data=20), ("memory", "between", "compute", 7)),
-    (dict(compute=30, memory=24, launch=26, data=20), ("gpu", "is", None, 7)),
+    (dict(compute=30, memory=24, launch=26, data=20), ("launch", "between", "compute", 7)),
+    (dict(compute=50, data=41, memory=9), ("data", "between", "compute", 7)),
+    (dict(compute=51, data=40, memory=9), ("compute", "is", None, 5)),
     (dict(compute=30, memory=25, launch=25, data=20, facts=replace(QUIET, on_gpu=False)),
      ("memory", "between", "compute", 7)),
     (dict(memory=20, launch=10, unclassified=70), ("gpu", "is", None, 7)),
@@ -113,7 +115,7 @@ def test_the_rules_of_a_made_up_step_are_told_in_order(tmp_path, capsys, monkeyp
     verdict = analysis_of(trace_of(tmp_path, *gpu_step((LARGE, 20, 480), (ADD, 500, 480)), **H100_PROPERTIES))[
         "verdict"
     ]
-    assert [row["rule"] for row in verdict["rules"]] == [rule.name for rule in RULES]
+    assert [row["rule"] for row in verdict["rules"]] == [*RULES]
     first = next(row for row in verdict["rules"] if row["holds"])
     assert [row for row in verdict["rules"] if row["decides"]] == [first]
     assert "memory 48%, compute 48%" in first["figures"]

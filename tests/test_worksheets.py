@@ -360,7 +360,7 @@ def test_a_command_that_fails_is_named_with_its_line(tmp_path, monkeypatch):
 
     blocks = shell_blocks("a\n```bash\necho fine\n```\n\n```bash\necho broken >&2; exit 3\n```\n")
     with pytest.raises(UserError, match=r"text\.md:7: exit code 3: broken"):
-        run_blocks(blocks, "text.md", tmp_path, tmp_path / "log")
+        run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", False, {})
     assert "fine" in (tmp_path / "log").read_text()
 
 
@@ -373,7 +373,7 @@ def test_progress_says_what_is_left_and_how_long(tmp_path, monkeypatch, capsys):
     blocks = shell_blocks("```bash\necho one; sleep 2\n```\n```bash\n# needs a GPU\nx\n```\n```bash\necho two\n```\n")
     monkeypatch.setattr(commands, "gpu_kind", lambda: None)
     known = {"echo one; sleep 2": 40.0, "echo two": 160.0}
-    rows = commands.run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", known=known)
+    rows = commands.run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", False, known)
     said = capsys.readouterr().out
     assert said.startswith("[1/3] echo one; sleep 2 (about 3 min 20 s left)\n      0 s: ")
     assert re.search(r"^      \d+ s: one$", said, re.M)
@@ -392,7 +392,7 @@ def test_a_long_command_keeps_its_time_on_the_line(tmp_path, monkeypatch, capsys
 
     monkeypatch.setattr(commands, "gpu_kind", lambda: None)
     blocks = shell_blocks(f"```bash\necho{' word' * 40}\n```\n```bash\n# needs a GPU\nx{' y' * 90}\n```\n")
-    commands.run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", known={blocks[0].title: 75.0})
+    commands.run_blocks(blocks, "text.md", tmp_path, tmp_path / "log", False, {blocks[0].title: 75.0})
     first, _, second = capsys.readouterr().out.splitlines()
     assert first.startswith("[1/2] echo word") and first.endswith("word ... (about 1 min 15 s left)")
     assert second.startswith("[2/2] x y") and second.endswith("y ...: skipped, needs a GPU")

@@ -140,6 +140,7 @@ def compilation(evidence: Evidence) -> Found:
     beside = "wait for launches" if evidence.links.on_gpu else "overhead between operators"
     text = f"{evidence.described(rows)}, none of them a matmul, and {evidence.share(overhead)} {beside}"
     finding = f"Operators between matmuls take {evidence.share(us)} of the step, each a kernel of its own"
+    finding += f", and {evidence.share(overhead)} {beside}" * (overhead > us)
     how = "torch.compile(model): chains of element-wise operators become one kernel each"
     basis = (
         "all work between matmuls could be fused into them, and all overhead vanish; estimate: each chain takes as "

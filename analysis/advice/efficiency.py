@@ -7,7 +7,10 @@ from functools import partial
 
 from analysis.advice.evidence import Evidence, Found, Proposal, at_roof
 from analysis.attribution.operators import shapes_text
+from analysis.limits.peaks import device_of
 from analysis.limits.shape_rates import Roofs
+from analysis.trace.links import AttributedLinks
+from analysis.vocabulary.kernels import MISALIGNED
 from analysis.work.operator_costs import factor_type
 
 # Shares of the datasheet's peak that good kernels reach: large matmuls of libraries about 70%, attention 50 to 73%
@@ -17,7 +20,6 @@ NAMES = {"matmul": "matmuls", "convolution": "convolutions", "attention": "atten
 FORECAST = 10.0  # times as fast: what should become faster by more has another reason than its kernel
 KERNEL_NAME = 60  # letters by which profilers find a kernel: mangled names have thousands
 SHORTEST_US = 5.0  # of a kernel that does something, with its first and last blocks
-MISALIGNED = r"_align[12](_|\b)"
 LAYOUT = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_|transpose_(NCHW|CNHW)2"
 
 
@@ -61,16 +63,21 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     if what == "attention":
         how = "another fused kernel of attention, longer sequences or more heads per call, a head width of 64 or 128"
     finding = f"{who} run{'s' * (what == 'attention')} at {rate} for {evidence.share(us)} of the step"
-    code = counters(evidence, worst[5])
+    code = counters(evidence.links, worst[5]) or "perf stat -e cycles,instructions,cache-misses on this shape alone"
+    what = "convolution" if kinds == {"convolution"} else what
     return Proposal(f"better {what} kernels", finding, how, us, basis, best, likely, code, text)
 
 
-def counters(evidence: Evidence, event: int) -> str:
-    """The command that reads the counters of a kernel, which tell why it is slow."""
-    if not evidence.links.on_gpu:
-        return "perf stat -e cycles,instructions,cache-misses on a run of this shape alone"
-    name = re.split(r"[<(]", evidence.links.gpu["name"].iloc[event].removeprefix("void "))[0][:KERNEL_NAME]
-    if any("hip" in one for one in evidence.links.calls["name"].cat.categories):
+def counters(links: AttributedLinks, event: int | None = None) -> str | None:
+    """The command that reads the counters of a kernel, which tell why it is slow.
+
+    event: of the GPU, by default one of those that take longest together; None without a GPU."""
+    if not links.on_gpu:
+        return None
+    if event is None:
+        event = (links.gpu["end"] - links.gpu["start"]).groupby(links.gpu["name"].cat.codes).transform("sum").idxmax()
+    name = re.split(r"[<(]", links.gpu["name"].iloc[event].removeprefix("void "))[0][:KERNEL_NAME]
+    if device_of(links, None)["arch"].startswith("gfx"):
         return f"rocprof-compute profile -k '{name}' -- python3 YOUR_SCRIPT"
     return f"ncu --set full --kernel-name-base demangled --kernel-name regex:'{name}' python3 YOUR_SCRIPT"
 
@@ -81,11 +88,12 @@ def aligned_matmuls(evidence: Evidence) -> Found:
     if not mask.any():
         return None
     rows, us = evidence.part(mask)
-    flops = rows["flops"].sum()
-    rate = evidence.best_flops_per_us
+    flops, roofs = rows["flops"].sum(), evidence.compute_roofs
+    rate = evidence.best_rate("flops", ~mask) or (roofs[0].rate / 1e6 * REALISTIC["matmul"] if roofs else None)
     likely = min(us, flops / rate) if rate and flops else None
-    best, bound = at_roof(flops, evidence.compute_roofs, "GFLOP/s", likely or us)
-    basis = f"at most: {bound}" + ("; estimate: at the highest rate of any matmul in this trace" if likely else "")
+    best, bound = at_roof(flops, roofs, "GFLOP/s", likely or us)
+    basis = f"at most: {bound}"
+    basis += f"; estimate: at {rate / 1e6:,.0f} TFLOP/s, which aligned matmuls reach" * bool(likely)
     finding = f"Matmuls of unaligned dimensions take {evidence.share(us)} of the step"
     finding += f" at {flops / us / 1e6:,.0f} TFLOP/s" * bool(flops)
     how = "pad the dimension that is no multiple of 8 to one: vocabulary, hidden width, classes"

@@ -20,6 +20,7 @@ from analysis.trace.tables import by_name, has_role, take_or, take_or_none
 from analysis.trust.integrity import profiler_overhead
 from harness.base.text import count_of
 from harness.base.units import MB
+from harness.documents.schema import because
 from harness.model.optimizations import ANY_MODEL, answering
 
 WHOLE = 0.999  # of the step: a change to all of it has no bound
@@ -106,9 +107,9 @@ class Evidence:
         chooses = name == "precision" and training.get("own_step")
         return self.of_script or (self.of_workload_file and name in ANY_MODEL and name in training and not chooses)
 
-    def best_rate(self, work: str) -> float | None:
+    def best_rate(self, work: str, among: np.ndarray | slice = slice(None)) -> float | None:
         """The highest rate that an operator with 1% of the step or more reached, per us, over all its calls."""
-        sums = self.events.groupby(["code", "signature"])[["us", work]].sum()
+        sums = self.events[among].groupby(["code", "signature"])[["us", work]].sum()
         sums = sums[(sums["us"] >= 0.01 * self.total_us) & (sums[work] > 0)]
         return float((sums[work] / sums["us"]).max()) if len(sums) else None
 
@@ -197,9 +198,7 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
     saved = None if proposal.best_us is None else (proposal.us - proposal.best_us) / whole
     likely = None if proposal.likely_us is None else (proposal.us - proposal.likely_us) / evidence.total_us
     saves = saved if likely is None else likely
-    reasons = {} if saved is not None else {"speedup_bound_reason": proposal.basis}
-    if saves is None:
-        reasons["saves_ms_reason"] = proposal.basis
+    reasons = because(proposal.basis, "speedup_bound", "saves_ms") if saved is None else {}
     if why := proposal.basis.partition("no estimate: ")[2].partition(";")[0]:
         reasons["speedup_estimate_reason"] = why
     if flag and not evidence.has_flag(flag):

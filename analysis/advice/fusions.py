@@ -15,6 +15,7 @@ from analysis.attribution.components import forward_of_nodes
 from analysis.trace.links import nearest_marked_ancestor, step_around, step_at
 from analysis.trace.tables import by_name, take_or
 from analysis.vocabulary.letters import LETTERS, letter_of
+from analysis.vocabulary.operators import COMPILED
 from harness.model.optimizations import answering, flags_in_use
 
 
@@ -63,6 +64,7 @@ FUSIONS = (
            "operator, forward and backward"),
 )
 # fmt: on
+PLURAL = (regions.NORM, regions.QKV, regions.GATE_UP)
 # Why the attention of PyTorch takes its math kernels: (what tells it, what to change)
 WHY_MATH = (
     ("dropout", "a CPU has no fused kernel with dropout: dropout_p=0.0, which changes the training"),
@@ -80,10 +82,14 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
         fused = in_use or (evidence.events["region"] == regions.FUSED[of.kind]).any()
         return NotApplicable(of.name, "already fused") if fused else None
     (rows, us), how, flag = evidence.part(mask), of.how, None
+    written_out = evidence.part(mask & ~evidence.kernels(COMPILED))[1] > us / 2
+    if not written_out and of.kind != regions.LOSS:
+        return NotApplicable(of.name, "already fused by the compiler")
     if of.how_compiled and not evidence.links.on_gpu:
         how, flag = of.how_compiled, answering("compile")[0]
-    what = "Norms take" if of.kind == regions.NORM else f"{of.kind[0].upper()}{of.kind[1:]} takes"
-    finding = f"{what} {evidence.share(us)} of the step as operators of their own"
+    what, verb = {regions.NORM: "norms"}.get(of.kind, of.kind), "take" if of.kind in PLURAL else "takes"
+    finding = f"{what[0].upper()}{what[1:]} {verb} {evidence.share(us)} of the step"
+    finding += " as operators of their own" if written_out else ", with logits that are in memory whole"
     if of.kind == regions.ATTENTION and (why := math_kernels(evidence)):
         how = "F.scaled_dot_product_attention runs its math kernels"
         finding, how = f"{finding}: {how}{why[0] and f', because of {why[0]}'}", f"{how}: {why[1]}"

@@ -25,10 +25,8 @@ def gain_text(row: dict) -> str:
 
 def best_three(analysis: dict) -> list[str]:
     """What to try first, with its gain and its flag, that of the headline before all; or why there is nothing."""
-    found, rows = (
-        analysis["headline"]["finding"],
-        [one for one in analysis["opportunities"] if "memory_bound_mb" not in one],
-    )
+    found, rows = analysis["headline"]["finding"], analysis["opportunities"]
+    rows = [one for one in rows if "memory_bound_mb" not in one]
     rows = sorted(rows, key=lambda row: not found.startswith(row["finding"]))[:3]
     texts = [f"{row['name']}: {gain_text(row)}" + f" ({row['flag']})" * bool(row["flag"]) for row in rows]
     return texts or [analysis.get("opportunities_reason", "nothing that this trace could support")]

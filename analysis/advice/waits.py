@@ -13,7 +13,9 @@ from analysis.attribution.ledger import computes_on_host, exposed_communication,
 from analysis.trace.links import OPERATOR
 from analysis.trace.tables import has_role
 from analysis.vocabulary import roles
+from harness.base.text import shortened
 
+NAME = 60  # letters of a name in a sentence
 WAITS_IN_CAPTURE = 0.2  # of as many launches: so many are within the step, not at its end, and prevent a capture
 
 
@@ -40,6 +42,8 @@ def cuda_graphs(evidence: Evidence) -> Found:
     name, us = "CUDA graphs", evidence.launch_us
     if not evidence.links.on_gpu:
         return NotApplicable(name, "there is no GPU")
+    if evidence.links.trace.file.is_1_x or not evidence.links.calls["starts_kernel"].any():
+        return NotApplicable(name, "it needs PyTorch 1.10, and kernels that the host launches")
     if evidence.links.gpu["of_graph"].any():
         return NotApplicable(name, "already replayed")
     n, waits = evidence.events["launches"].sum() / evidence.steps, calls_that_wait(evidence)
@@ -62,7 +66,7 @@ def larger_batch(evidence: Evidence) -> Found:
     us, what = evidence.launch_us, "The GPU waits for launches for"
     if not evidence.links.on_gpu:  # a larger batch would not make host code less
         us, what = evidence.idle["launch"], "Overhead between operators and of Python takes"
-    finding, how = f"{what} {evidence.share(us)} of the step", "more work per launch at the same overhead"
+    finding, how = f"{what} {evidence.share(us)} of the step", "twice the batch: more work at the same overhead"
     batch = evidence.config.get("training", {}).get("batch_size")
     basis = "no bound: it fills the device better too, which no trace tells; estimate: the overhead per sample vanishes"
     flag = batch and f"--batch-size {2 * batch}"
@@ -112,7 +116,9 @@ def host_work(evidence: Evidence) -> Found:
     name = max(names, key=names.get, default="")
     finding = f"Code of the program takes {evidence.share(idle)} of the step, most of it {name}"
     how = "less Python in the step, or prepared by another process while the step before runs"
-    code = f"what runs {name}; --profile-stacks, or with_stack=True, shows the lines"
+    code = f"look at what runs {name}: --profile-stacks, or with_stack=True, shows the lines"
+    if evidence.links.trace.file.n_frames:
+        code = f"look at the Python frames {name}, which the trace has: zoom in on them in Perfetto"
     return Proposal("less host code", finding, how, us, "this time could vanish", 0.0, us - idle, code)
 
 
@@ -121,13 +127,15 @@ def name_of_code(evidence: Evidence, begin: float, end: float) -> str:
     host = evidence.links.host
     other = (host["kind"] != OPERATOR).to_numpy() & ~has_role(host, roles.STEP, roles.PHASE)
     start, until = host["start"].to_numpy(), host["until"].to_numpy()
-    small = until - start < evidence.total_us / evidence.steps / 2  # what is around half of a step tells nothing
+    # What is around half of a step tells nothing, unless this is most of it.
+    small = until - start < max(evidence.total_us / evidence.steps / 2, 1.5 * (end - begin))
     within = np.minimum(until, end) - np.maximum(start, begin)
     around = other & small & (within > 0.5 * (end - begin))
     if len(around := np.flatnonzero(around if around.any() else computes_on_host(evidence.links) & (within > 0))):
-        return f"in {host['name'].iloc[around[np.argmin((until - start)[around])]]}"
+        return f"in {shortened(host['name'].iloc[around[np.argmin((until - start)[around])]], NAME)}"
     after = np.flatnonzero((host["kind"] == OPERATOR).to_numpy() & (start >= end - 1))
-    return f"before {host['name'].iloc[after[np.argmin(start[after])]]}" if len(after) else "at the end of the steps"
+    name = shortened(host["name"].iloc[after[np.argmin(start[after])]], NAME) if len(after) else ""
+    return f"before {name}" if name else "at the end of the steps"
 
 
 def allocation(evidence: Evidence) -> Found:
@@ -159,7 +167,7 @@ def transfers(evidence: Evidence) -> Found:
         return None
     copies, idle = evidence.links.gpu.iloc[rows.index], evidence.idle["copy"]
     whole = us + ahead(evidence, idle, float((copies["end"] - copies["start"]).sum()))
-    text = f"{evidence.described(rows)}, most of them {copies['name'].value_counts().index[0]}"
+    text = f"{evidence.described(rows)}, most of them {shortened(copies['name'].value_counts().index[0], NAME)}"
     how = "what is used on the device made and kept there; what has to cross copied ahead"
     if evidence.of_copies(roles.HOST_COPY).any():
         how += ": from pinned memory with non_blocking=True"

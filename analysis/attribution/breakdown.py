@@ -8,7 +8,7 @@ from analysis.attribution.components import BETWEEN, IDLE, NAMED_RANGES, NEARLY_
 from analysis.attribution.ledger import of_steps, us_by
 from analysis.trace.links import AttributedLinks
 from harness.base.sections import Section
-from harness.base.tables import Column, column, sum_row
+from harness.base.tables import Column, column, sum_row, text_columns
 from harness.base.text import count_of
 from harness.instruments.phases import PHASES
 
@@ -98,11 +98,7 @@ def component_sum(name: str, rows: list[dict]) -> dict:
     return sum_row("component", name, rows, ("ms_per_step", "share")) | {"phases_ms": dict(phases)}
 
 
-CLASS_COLUMNS = [
-    column("class", "class", left=True),
-    column("ms", "ms_per_step", ",.3f"),
-    column("share", "share", ".1%"),
-]
+CLASS_COLUMNS = [*text_columns("class"), column("ms", "ms_per_step", ",.3f"), column("share", "share", ".1%")]
 
 
 def largest_parts(analysis: dict) -> tuple[list[dict], str]:

@@ -193,8 +193,7 @@ def components_of_calls(host: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 def on_gpu(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray, communicates: np.ndarray) -> pd.DataFrame:
     """Communication kernels, each with its call; one whose call is not in the trace is a call of its own."""
     gpu = links.gpu[communicates]
-    operator = gpu["operator"].to_numpy()
-    call = take_or(call_of, operator, -1)
+    call = take_or(call_of, gpu["operator"].to_numpy(), -1)
     alone = np.flatnonzero((call < 0) & (gpu["call"] >= 0).to_numpy())
     call[alone] = take_or(call_of, ranges_around(links, gpu["call"].to_numpy()[alone]), -1)
     row = calls.index.get_indexer(call)
@@ -220,8 +219,7 @@ def on_host(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray) ->
     """The ranges of the backend."""
     host = links.host
     is_range = has_role(host, roles.COLLECTIVE_RANGE)  # others end once the kernel is queued
-    parent = host["parent"].to_numpy()
-    rows = np.flatnonzero(is_range & (nearest_marked_caller(parent, is_range) < 0))
+    rows = np.flatnonzero(is_range & (nearest_marked_caller(host["parent"].to_numpy(), is_range) < 0))
     events = calls.loc[call_of[rows]].reset_index(drop=True)
     start, end = (host[name].to_numpy()[rows] for name in ("start", "end"))  # not until: it may outlive its caller
     events = events.assign(start=start, end=end, step=step_at(start, links.steps), row=rows)
@@ -335,17 +333,18 @@ def predicted_beside(predicted: list[dict], rows: list[dict], steps: int) -> lis
         same = [row for row in rows if (row["kind"], row["group_size"]) == (one["kind"], one["group_size"])]
         sizes, rates = ([row[name] for row in same] for name in ("bytes", "bus_bandwidth_gb_per_sec"))
         times = [n / rate for n, rate in zip(sizes, rates, strict=True) if rate]
-        row = {
-            "kind": one["kind"],
-            "group_size": one["group_size"],
-            "predicted_calls": one["calls"],
-            "calls": sum(row["calls"] for row in same) / steps,
-            "predicted_bytes": one["bytes"],
-            "bytes": None if None in sizes else sum(sizes) / steps,
-            "time_ms": sum(row["time_ms"] for row in same) / steps,
-            "bus_bandwidth_gb_per_sec": sum(sizes) / sum(times) if times and None not in rates else None,
-        }
-        out.append(row)
+        out.append(
+            {
+                "kind": one["kind"],
+                "group_size": one["group_size"],
+                "predicted_calls": one["calls"],
+                "calls": sum(row["calls"] for row in same) / steps,
+                "predicted_bytes": one["bytes"],
+                "bytes": None if None in sizes else sum(sizes) / steps,
+                "time_ms": sum(row["time_ms"] for row in same) / steps,
+                "bus_bandwidth_gb_per_sec": sum(sizes) / sum(times) if times and None not in rates else None,
+            }
+        )
     return out
 
 

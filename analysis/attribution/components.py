@@ -144,8 +144,7 @@ def forward_of_nodes(host: pd.DataFrame, candidates: np.ndarray, is_node: np.nda
     forward = host.loc[(sequence >= 0) & ~of_node & candidates, ["thread", "sequence", "start"]]
     # The last operator with a number created the node: earlier ones only recorded what the next number would be.
     forward = forward.sort_values("start").drop_duplicates(["thread", "sequence"], keep="last")
-    nodes = host.loc[is_node, ["sequence", "forward_thread"]]
-    for _, group in nodes.groupby("forward_thread"):
+    for _, group in host.loc[is_node, ["sequence", "forward_thread"]].groupby("forward_thread"):
         found = [
             group["sequence"].map(pd.Series(rows.index, index=rows["sequence"].to_numpy())).fillna(-1)
             for _, rows in forward.groupby("thread")

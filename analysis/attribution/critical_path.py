@@ -18,7 +18,7 @@ from analysis.attribution.intervals import Slices, innermost
 from analysis.attribution.ledger import cut_to, left_out, of_steps, us_by
 from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
 from harness.base.sections import Section
-from harness.base.tables import column
+from harness.base.tables import column, text_columns
 
 BESIDE = 0.1  # of the path: from here on it is told that the GPU works while the path is on the host
 GPU, HOST, START = "GPU", "host", "kernel start"
@@ -119,12 +119,7 @@ def time_by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[t
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
 
-PATH_COLUMNS = [
-    column("where", "where", left=True),
-    column("component", "component", left=True),
-    column("ms", "ms", ",.3f"),
-    column("share", "share", ".1%"),
-]
+PATH_COLUMNS = [*text_columns("where", "component"), column("ms", "ms", ",.3f"), column("share", "share", ".1%")]
 
 
 def path_title(path: dict) -> str:

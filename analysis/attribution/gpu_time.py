@@ -63,8 +63,7 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
     out = whole | {"of_steps": in_steps, "devices": devices}
     compared = ("idle_by_cause", "idle_of_step_ms", "launch_delay_us", "queue_depth")
     if gpu.empty or two_clocks:
-        reasons = because(two_clocks, *compared) if two_clocks else {}
-        return out | dict.fromkeys(compared) | reasons
+        return out | dict.fromkeys(compared) | (because(two_clocks, *compared) if two_clocks else {})
     causes = [
         {
             "cause": cause,

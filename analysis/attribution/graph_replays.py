@@ -275,9 +275,6 @@ def agreed(launchers: tuple[Launcher | None, ...]) -> Launcher | None:
     first = launchers[0]
     if first is None or any(one is None or one.name != first.name for one in launchers):
         return None
-    differing = (
-        field
-        for field in ("inputs", "component", "phase")
-        if any(getattr(one, field) != getattr(first, field) for one in launchers)
-    )
+    fields = ("inputs", "component", "phase")
+    differing = (name for name in fields if any(getattr(one, name) != getattr(first, name) for one in launchers))
     return first._replace(**dict.fromkeys(differing))

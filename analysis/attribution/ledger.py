@@ -47,11 +47,13 @@ HOST_CODE_US = 1e3
 # Calls that do not wait take microseconds, and tens of them where they load a kernel (332 ms and 19.6 s were seen) or
 # where the queue is full, while the GPU works.
 START_UP_US, LOADING_US = 5e3, 1e3  # of any call, and of one that is the first to launch a kernel of this name
+SET_UP_US = 1e6  # of code of the program before the first event of the GPU: models are built, and files read
 IDLE_CAUSES = {
     "data": "the host was fetching data",
     "allocation": "the host was allocating or freeing memory of the GPU",
     "synchronization": "the host was waiting for the GPU or for a copy, and had nothing queued",
-    "start_up": "a call that waits for nothing took over 5 ms, or the first of a kernel over 1 ms: set-up, or loading",
+    "start_up": "a call that waits for nothing took over 5 ms, or the first of a kernel over 1 ms: set-up, or loading; "
+    "or code of the program for over 1 s before anything runs",
     "launch": "the host was preparing the next launch",
     "host_code": "the host was running code of the program, or an operator on the CPU, for more than 1 ms",
     "communication": "the next event was queued behind communication, or was communication",
@@ -121,10 +123,8 @@ def left_out(links: AttributedLinks) -> pd.DataFrame:
 def capture_share(links: AttributedLinks) -> float:
     """The share of the span of the steps in which a graph was being captured."""
     (first, last), calls = links.window, links.calls
-    begin, end = (
-        np.sort(calls[has_role(calls, edge)][key])
-        for key, edge in (("start", roles.CAPTURE_BEGIN), ("end", roles.CAPTURE_END))
-    )
+    begin = np.sort(calls["start"][has_role(calls, roles.CAPTURE_BEGIN)])
+    end = np.sort(calls["end"][has_role(calls, roles.CAPTURE_END)])
     until = take_or(end, np.searchsorted(end, begin), last)
     begin, until = np.clip([begin, until], first, last)
     captures = Slices(begin, until)
@@ -147,8 +147,7 @@ def events_of_steps(links: AttributedLinks) -> pd.DataFrame:
     """A row for each event that owns time of the steps, by its row: component, phase, category, class, operator, step
     (those of its first slice), us.  Row -1: collectives of the host that a GPU waits for."""
     slices = of_steps(links)
-    owned = (slices["state"] != IDLE) | ((slices["event"] >= 0) & (not links.on_gpu))
-    slices = slices[owned.to_numpy()]
+    slices = slices[((slices["state"] != IDLE) | ((slices["event"] >= 0) & (not links.on_gpu))).to_numpy()]
     first = slices.drop_duplicates("event").set_index("event").sort_index()
     columns = ["component", "phase", "category", "class", "operator", "step"]
     return first[columns].assign(us=slices.groupby("event")["us"].sum())
@@ -341,6 +340,8 @@ def idle_slices(
     times = edges[:-1]
     i, did = gap.at(times), {cause: one.at(times) >= 0 for cause, one in of_host.items()}
     by_host = np.select([*did.values()], [NUMBER[cause] for cause in did], NUMBER["launch"])
+    sets_up = (by_host == NUMBER["host_code"]) & ((last < 0) & (end - start > SET_UP_US))[i]
+    by_host[sets_up] = NUMBER["start_up"]
     soon = times < late[i]
     behind = did["communication"] | (soon & queued[0][i])
     rules = [times < host_until[i], behind, soon & queued[1][i], replay[i], soon & known[i]]
@@ -365,14 +366,18 @@ def launching(links: AttributedLinks) -> np.ndarray:
 
 @cached_on_links
 def computes_on_host(links: AttributedLinks) -> np.ndarray:
-    """Which host events are operators that work for long on the CPU, beside a GPU: each calls no other operator, and
-    neither launches anything nor is in progress when any call begins."""
-    host, begun = links.host, np.sort(links.calls["start"].to_numpy())
+    """Which host events are operators that work for long on the CPU, beside a GPU, one or several between two calls:
+    each works on tensors, calls no other operator, and neither launches anything nor is in progress when a call begins.
+    """
+    host, begun, rows = links.host, np.sort(links.calls["start"].to_numpy()), np.arange(len(links.host))
     start, until = host["start"].to_numpy(), host["until"].to_numpy()
-    found = launching(links) & (host["kind"] == OPERATOR).to_numpy() & (until - start > HOST_CODE_US) & links.on_gpu
+    found = launching(links) & (host["kind"] == OPERATOR).to_numpy() & links.on_gpu
     found &= ((host["phase"] != "data") & (host["category"] != COMMUNICATION)).to_numpy()
-    found &= np.searchsorted(begun, start) == np.searchsorted(begun, until)
-    return found & ~np.isin(np.arange(len(host)), np.append(host["operator_parent"], links.gpu["operator"]))
+    found &= ~np.isin(rows, np.append(host["operator_parent"], links.gpu["operator"]))
+    found &= (after := np.searchsorted(begun, start)) == np.searchsorted(begun, until)
+    found[found] &= ~views_and_metadata(links, rows[found])
+    us = pd.Series(np.where(found, until - start, 0.0)).groupby([after, host["thread"].to_numpy()]).transform("sum")
+    return found & (us.to_numpy() > HOST_CODE_US)
 
 
 @cached_on_links

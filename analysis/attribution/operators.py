@@ -121,9 +121,8 @@ def operator_tables(links: Links) -> dict:
 
 def products(each: list[int | None], calls: pd.Series) -> pd.Series:
     """What all calls do, where each does so much; None: unknown, but no calls do nothing."""
-    totals = [
-        n * calls if n is not None else None if calls else 0 for n, calls in zip(each, calls.tolist(), strict=True)
-    ]
+    pairs = zip(each, calls.tolist(), strict=True)
+    totals = [n * times if n is not None else None if times else 0 for n, times in pairs]
     return pd.Series(totals, dtype=object, index=calls.index)
 
 
@@ -177,30 +176,18 @@ def kernel_table(links: AttributedLinks) -> list[dict]:
     return table.sort_values("total_us", ascending=False, kind="stable").to_dict("records")
 
 
-def sorted_by(rows: list[dict], key: str | None) -> list[dict]:
-    """Rows in the order given, or by a column, largest first; unknown values last."""
-    return rows if key is None else sorted(rows, key=lambda row: -(row[COLUMN_OF[key]] or -1))
-
-
 # ---- For a reader --------------------------------------------------------------------------------------------------
 
 
-def operator_columns(on_gpu: bool, by_shape: bool = False) -> list[Column]:
-    if by_shape:
-        name = Column("operator, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True)
-    else:
-        name = column("operator", "name", left=True)
-    columns = [
-        name,
+def operator_columns(on_gpu: bool, by_shape: bool) -> list[Column]:
+    shaped = Column("operator, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True)
+    of_gpu = [column("self GPU ms", "self_device_us", ",.3f", 1e3), column("GPU ms", "device_us", ",.3f", 1e3)]
+    return [
+        shaped if by_shape else column("operator", "name", left=True),
         column("calls", "calls", ","),
         column("self CPU ms", "self_cpu_us", ",.3f", 1e3),
         column("CPU ms", "cpu_us", ",.3f", 1e3),
-    ]
-    if on_gpu:
-        columns.append(column("self GPU ms", "self_device_us", ",.3f", 1e3))
-        columns.append(column("GPU ms", "device_us", ",.3f", 1e3))
-    return [
-        *columns,
+        *(of_gpu if on_gpu else []),
         column("share", "share", ".1%"),
         column("GFLOP", "flops", ",.2f", 1e9),
         column("MB", "bytes", ",.1f", MB),
@@ -232,12 +219,12 @@ def operator_section(analysis: dict, sort: str | None = None) -> Section:
     work = "FLOPs (two per multiply-add) and bytes (inputs and outputs once): where the shapes of inputs determine them"
 
     def table(title: str, rows: list[dict], by_shape: bool = False) -> Section:
-        columns = operator_columns(on_gpu, by_shape)
-        return Section(title, columns, sorted_by(rows, sort), label="name", sums=SUMMED)
+        rows = sorted(rows, key=lambda row: -(row[COLUMN_OF[sort]] or -1)) if sort else rows  # unknown values last
+        return Section(title, operator_columns(on_gpu, by_shape), rows, label="name", sums=SUMMED)
 
     found = table("Operators", analysis["operators"])
     found.facts, found.note = {"Shares": shares}, ["Times are sums over the trace", work]
-    found.figure, found.warning = "operators", analysis["integrity"]["unreliable"].get("operators", "")
+    found.warning = analysis["integrity"]["unreliable"].get("operators", "")
     found.parts = [table("Operators by shape", analysis["operators_by_shape"], by_shape=True)]
     return found
 
@@ -247,4 +234,4 @@ def kernel_section(analysis: dict) -> Section:
     per_step = sum(row["count_per_step"] for row in kernels)
     facts = {"Kernels": f"{len(kernels)}, {per_step:,.1f} launches per step"} if kernels else {}
     note = ["Calls and ms are sums over the trace"] * bool(kernels)
-    return Section("GPU kernels", KERNEL_COLUMNS, kernels, note, facts, "kernels", label="name", sums=SUMMED)
+    return Section("GPU kernels", KERNEL_COLUMNS, kernels, note, facts, label="name", sums=SUMMED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,7 @@ from analysis.diagnosis.traces import analyze_all
 from analysis.diagnosis.verdict import rule_section
 from analysis.hardware.matching import described, rows_named
 from analysis.trace.readers.formats import find_traces, left_out
-from analysis.trace.shrink import check_slim, write_slim
+from analysis.trace.shrink import check_slim, check_target, write_slim
 from analysis.trust.missing_from_trace import missing_lines
 from harness.base.console import file_lines, say
 from harness.base.documents import read_document
@@ -101,18 +100,11 @@ def analyze_existing(
 
 def check_slices(source: Path, target: Path) -> None:
     """Raise UserError if this cannot be written."""
-    if target.resolve() == source.resolve():
-        raise UserError(f"--slices {target}: is the trace itself; name another file", 2)
+    check_target("--slices", source, target)
     if not target.name.endswith(SLICES):
         raise UserError(f"--slices {target}: a table is named *{', *'.join(SLICES)}", 2)
     if target.suffix == ".parquet" and not any(map(find_spec, ("pyarrow", "fastparquet"))):
         raise UserError(f"--slices {target}: parquet needs the package pyarrow or fastparquet; *.csv needs neither", 2)
-    if not target.parent.is_dir():
-        raise UserError(f"--slices {target}: there is no folder {target.parent}")
-    if target.is_dir():
-        raise UserError(f"--slices {target}: is a folder", 2)
-    if not os.access(target.parent, os.W_OK):
-        raise UserError(f"--slices {target}: {target.parent} cannot be written")
 
 
 def write_slices(target: Path, tables: list[pd.DataFrame]) -> int:

@@ -25,16 +25,16 @@ from harness.model.workload import Workload
 LIMITS = {"intensity": "computational_intensity.json", "roofline": "roofline_data.json"}
 
 
-def limits(workload: Workload, profile: dict, source: Path, *, intensity: bool, roof: bool) -> dict[str, dict]:
+def limits(workload: Workload, profile: dict, source: Path, asked: dict[str, bool]) -> dict[str, dict]:
     """The documents of the intensity and the roofline, by the names of run_sections(), as far as they were asked for.
 
     Operators' times are those of the trace that was analyzed in the source folder, if there is one.
     """
-    if not (intensity or roof):
+    if not (asked["intensity"] or asked["roof"]):
         return {}
     moved = computational_intensity(profile, workload)
-    trace = read_document(source / "operator_analysis.json") if roof else None
-    return {"intensity": moved} | ({"roofline": roofline(profile, moved, trace)} if roof else {})
+    trace = read_document(source / "operator_analysis.json") if asked["roof"] else None
+    return {"intensity": moved} | ({"roofline": roofline(profile, moved, trace)} if asked["roof"] else {})
 
 
 def write_limits(documents: dict[str, dict], target: Path, about: str) -> list[Path]:
@@ -49,33 +49,24 @@ def write_limits(documents: dict[str, dict], target: Path, about: str) -> list[P
 
 
 def explain_limits(
-    workload: Workload,
-    profile: dict,
-    source: Path,
-    target: Path,
-    report: Callable[[], list[Path]] = list,
-    *,
-    intensity: bool,
-    roof: bool,
-    detailed: bool,
-    verbose: bool,
-    told: bool = False,
+    workload: Workload, profile: dict, source: Path, target: Path, asked: dict[str, bool], report: Callable = list
 ) -> None:
     """Print the tables if asked for, write what was asked for to the target, and print the answer.
 
-    told: whether a run has already printed those of the profile.
+    asked: intensity, roof, detailed, verbose; told: whether a run has already printed the tables of the profile.
+    report: writes one, and returns its files.
     """
-    documents = limits(workload, profile, source, intensity=intensity, roof=roof)
+    documents, verbose = limits(workload, profile, source, asked), asked["verbose"]
     flops, *others = run_sections({"flops": profile} | documents)
-    shown = [*([] if told else [flops]), *others] if verbose else flops.parts[1:] if detailed else []
+    shown = flops.parts[1:] if asked["detailed"] else []
+    shown = [*([] if asked["told"] else [flops]), *others] if verbose else shown
     say(*(line for section in shown if section for line in as_text(section)))
     files = []
     try:
         if documents:
             if target.resolve() != source.resolve():
                 prepare_folder(target)
-            title = workload.title_on(profile["environment"]["device"]["name"])
-            files += write_limits(documents, target, title)
+            files += write_limits(documents, target, workload.title_on(profile["environment"]["device"]["name"]))
         files += report()
         if files and (verbose or target.resolve() != source.resolve()):  # else a run has told its folder
             say("", *file_lines(files, verbose))
@@ -100,9 +91,8 @@ def flops_answer(profile: dict, documents: dict[str, dict], source: Path, report
         rows["Intensity"] = "; ".join(facts[name] for name in ("Arithmetic intensity", RIDGE, "Bandwidth used"))
     counts = profile["flops_analysis"]["reconciliation"]
     rows["Trust"] = agreement_text(counts, ", ".join(counters_in(counts["rows"])))
-    rows["Trust"] += (
-        f"; step {rates['avg_step_time_ms']:.2f} ms, mean of {count_of(rates['steps_averaged'], 'step')}{spread}"
-    )
+    steps = f"mean of {count_of(rates['steps_averaged'], 'step')}"
+    rows["Trust"] += f"; step {rates['avg_step_time_ms']:.2f} ms, {steps}{spread}"
     if summary and summary["disturbance"]["disturbed"]:
         rows["Trust"] = f"times NOT trustworthy: the steps were disturbed; {rows['Trust']}"
     rows["Disturbance"] = disturbance_text(summary["disturbance"]) if summary else "not measured"

@@ -83,8 +83,7 @@ def ending(analysis: dict | None, to_open: str, command: str) -> list[str]:
 
 
 def records_trace(args: argparse.Namespace) -> bool:
-    flags = (args.enable_pytorch_profiler, args.profile_stacks, args.profile_operators, args.enable_all_profiling)
-    return any(flags)
+    return any((args.enable_pytorch_profiler, args.profile_stacks, args.profile_operators, args.enable_all_profiling))
 
 
 def next_command(args: argparse.Namespace) -> str:

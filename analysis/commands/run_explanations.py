@@ -87,9 +87,7 @@ def explain_trace(report: RunReport, summary: dict) -> Explanation:
     lines = [f"Not read: {error}" for error in refused]
     if missing:
         ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        lines.append(
-            f"Not in {path.parent} after {wait_s:.0f} s: the trace of {ranks}; do all nodes share this folder?"
-        )
+        lines.append(f"Not in {path.parent} after {wait_s:.0f} s: the trace of {ranks}; do all nodes share it?")
     return Explanation(name, document, lines, before)
 
 

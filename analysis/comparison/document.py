@@ -17,13 +17,13 @@ from analysis.comparison.runs import (
     IGNORED,
     NOT_IN_TRACE,
     ComparedRun,
-    check_distinct,
     different_settings,
     read_run,
     settings_of_run,
     unique_names,
 )
 from analysis.trust.same_training import NOT_THE_SAME, training_check
+from harness.base.errors import UserError
 from harness.documents.schema import because, explained, unknown
 from harness.documents.sweeps import Comparison
 from harness.instruments.phases import PHASES, power_law_exponent, summary_stats
@@ -33,7 +33,8 @@ SCALES = 1.1  # times the FLOPs: from here on runs are of different sizes; kerne
 
 def compare(folders: list[Path]) -> dict:
     """comparison.json.  Raises UserError."""
-    check_distinct(folders)
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UserError("a folder is named twice; give each once", exit_code=2)
     return compare_read([read_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)])
 
 
@@ -151,8 +152,8 @@ def repeated(runs: list[ComparedRun]) -> dict | None:
     for run in runs:
         config, environment = run.summary["config"], run.summary["environment"]
         settings = {name: value for name, value in config["training"].items() if name not in IGNORED}
-        about = ("device", "packages", "host", "commit", "uncommitted_changes")
-        key = (settings, config["model"], *(environment[name] for name in about))
+        about = ("device", "packages", "host", "commit")
+        key = (settings, config["model"], *(environment[name] for name in about), environment.get("changes_sha256"))
         if len(run.step_ms) and not run.of_trace:  # whose settings are not known
             same.setdefault(repr(key), []).append(run)
     groups = [group for group in same.values() if len(group) > 1]

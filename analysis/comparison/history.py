@@ -40,8 +40,7 @@ def history(folder: Path) -> dict:
     differing = different_settings([settings_of(run) for run, *_ in groups.values()])
     texts = [[(row["name"], row["values"][i]) for row in differing] for i in range(len(groups))]
     settings = [", ".join(f"{name} {value}" for name, value in one if value is not None) for one in texts]
-    document = {"folder": str(folder), "settings": settings, "runs": rows, "others": others}
-    return explained(document, RunHistory)
+    return explained({"folder": str(folder), "settings": settings, "runs": rows, "others": others}, RunHistory)
 
 
 def environment_of(run: ComparedRun) -> list[str]:

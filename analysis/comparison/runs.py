@@ -135,7 +135,8 @@ def runs_below(folder: Path) -> tuple[list[ComparedRun], list[str]]:
             continue
         try:
             summary = read_document(place / SUMMARY)
-            if summary and "exclusion_reason" in summary.get("steps", {}):
+            parts = {**summary.get("steps", {}), **summary.get("environment", {})} if summary else {}
+            if {"exclusion_reason", "timestamp"} <= parts.keys():
                 flops, name = read_document(place / "flops_profile.json"), os.path.relpath(place, folder)
                 name = folder.resolve().name if place == folder else name
                 found.append(ComparedRun(place, name, summary, None, flops))
@@ -170,11 +171,6 @@ def settings_text(different: list[dict]) -> str:
 
 
 # ---- Names and settings ----
-
-
-def check_distinct(folders: list[Path]) -> None:
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise UserError("a folder is named twice; give each once", exit_code=2)
 
 
 def unique_names(folders: list[Path]) -> list[str]:

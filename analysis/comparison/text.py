@@ -20,8 +20,7 @@ TIME_COLUMNS = [
     number("median ms", "median_ms"),
     number("std", "std_ms"),
     number("p95", "p95_ms"),
-    column("ratio", "ratio", ".3f"),
-    Column("95% interval", lambda row: row["ratio_95"] and "{:.3f} to {:.3f}".format(*row["ratio_95"])),
+    Column("as fast (95%)", lambda row: row["ratio"] and as_fast(row["ratio"], row["ratio_95"], short=True)),
     Column("against the baseline", lambda row: NOT_THE_SAME if row["not_the_same"] else row["difference"], left=True),
     column("bound", "verdict", left=True),
     column("waited", "waited_share", ".0%"),
@@ -33,7 +32,7 @@ OTHER_COLUMNS = [
     column("MFU %", "mfu_percent", ".1f"),
     number("peak MB", "peak_mb"),
     Column(
-        "peak ratio", lambda row: row["peak_ratio_reason"] if row["peak_ratio"] is None else f"{row['peak_ratio']:.3f}"
+        "of the baseline's", lambda row: f"{row['peak_ratio']:.1%}" if row["peak_ratio"] else row["peak_ratio_reason"]
     ),
     column("final loss", "final_loss", ".4f"),
     Column("largest loss difference", lambda row: difference_of_losses(row["largest_loss_difference"])),
@@ -45,8 +44,8 @@ def comparison_section(comparison: dict) -> Section:
     """All tables: runs, results, settings that differ, and for profiled runs what changed."""
     rows, repeats = comparison["runs"], comparison["repeats"]
     notes = [
-        "Only the steps that averages include; ratio of medians, with its 95% interval over these steps; below 1 is "
-        "faster",
+        "Only the steps that averages include; as fast as the baseline by their medians, with the 95% interval over "
+        "them: above 1x is faster",
         "Waited: share of thread time spent waiting for a core",
         *(f"Disturbance of {row['name']}: {row['disturbance']}" for row in rows if row["disturbed"]),
         *(f"{NOT_THE_SAME.capitalize()}: {row['name']}: {row['not_the_same']}" for row in rows if row["not_the_same"]),
@@ -122,7 +121,7 @@ def change_sections(comparison: dict, kind: str) -> list[Section]:
         number("before", "baseline_ms"),
         number("after", "ms"),
         Column("change", lambda row: "+" * (row["change_ms"] > 0) + significant(row["change_ms"])),
-        column("ratio", "ratio", ".2f"),
+        Column("as fast", lambda row: row.get("ratio") and as_fast(row["ratio"], short=True)),
         number("noise", "noise_ms"),
         Column("", lambda row: row.get("difference", ""), left=True),
     ]
@@ -196,6 +195,7 @@ def gate_texts(gate: dict) -> list[str]:
         UNDECIDED: f"which the disturbance may explain; {AGAIN}",
     }.get(gate["difference"], gate["difference"])
     could = "not known" if smallest is None else f"{smallest:.1f}%"
+    could = f"none below 100%: {AGAIN}" if smallest is not None and smallest > 100 else could
     more = "; how far runs lie apart is assumed: five of each show less" if min(sides) < REPEATED else ""
     return [
         f"{'FAILED' if gate['failed'] else 'passed'}: {abs(slower):.1f}% {'slower' if slower > 0 else 'faster'}, {why}",
@@ -268,8 +268,7 @@ def largest_reason(comparison: dict, row: dict) -> str:
 
 
 def memory_text(rows: list[dict]) -> str:
-    peaks = [
-        f"{row['peak_mb']:,.0f} MB {row['name']}" if row["peak_mb"] else f"not known of {row['name']}" for row in rows
-    ]
+    found = (f"{row['peak_mb']:,.0f} MB" if row["peak_mb"] else "not known of" for row in rows)
+    peaks = [f"{peak} {row['name']}" for peak, row in zip(found, rows, strict=True)]
     alike = len({row["memory_source"] for row in rows}) == 1
     return ", ".join(peaks) + "; not comparable, of several sources" * (not alike)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analysis.advice.efficiency import counters
 from analysis.advice.opportunities import opportunities
 from analysis.attribution.breakdown import class_times, step_breakdown
 from analysis.attribution.collectives import collective_rows, collectives_of, communication_of_steps, predicted_beside
@@ -30,6 +31,7 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
     n = len(links.steps)
     times = (float(us / 1e3 / n) for us in (exposed["us"].sum(), hidden_communication_us(links)))
     communication = communication_of_steps(rows, n, *times)
+    beside = {"by_difference": (summary or {}).get("no_sync"), "predicted": None}  # the caller may predict
     gpu_timeline = gpu_timelines(links, unreliable.get("idle_by_cause"))
     gpu_timeline |= {"kernel_durations": kernel_durations(links), "queue_over_step": queue_over_step(links)}
     path = {"critical_path": None if "step_timeline" in unreliable else critical_path(links)}
@@ -44,9 +46,10 @@ def operator_analysis(links: Links, summary: dict | None) -> dict:
         **(opportunities(links, summary) if trust["trustworthy"] else {"opportunities": [], "not_here": []}),
         "gpu_timeline": gpu_timeline,
         "collectives": rows,
-        "communication": communication_beside(communication, summary),
+        "communication": communication and communication | beside,
         **operator_tables(links),
         "kernels": kernel_table(links),
+        "counters": counters(links),
         "shape_rates": rates,
         **path,
         **(because(unreliable["step_timeline"], *path) if "step_timeline" in unreliable else {}),
@@ -69,9 +72,8 @@ def note_unclassified(document: dict) -> None:
     trust["unclassified_share"] = sum(row["share"] for row in unknown)
     if unknown:
         names = ", ".join(shortened(row["name"]) for row in unknown[:3]) + ", …" * (len(unknown) > 3)
-        trust["notes"].append(
-            f"unclassified kernels: {len(unknown)}, {trust['unclassified_share']:.1%} of the GPU events' time: {names}"
-        )
+        share = f"{trust['unclassified_share']:.1%} of the GPU events' time"
+        trust["notes"].append(f"unclassified kernels: {len(unknown)}, {share}: {names}")
 
 
 def steps_document(links: Links) -> dict:
@@ -81,13 +83,6 @@ def steps_document(links: Links) -> dict:
     spread = {f"{name}_ms" if name != "count" else name: value for name, value in summary_stats(durations).items()}
     edges = {"min_ms": min(durations, default=None), "max_ms": max(durations, default=None)}
     return spread | edges | {"overlap_ms": overlap_us(links.steps) / 1e3, "rows": rows}
-
-
-def communication_beside(communication: dict | None, summary: dict | None) -> dict | None:
-    """With what else the run tells of it: communication by difference, and the prediction, which the caller may add."""
-    if communication is None:
-        return None
-    return communication | {"by_difference": (summary or {}).get("no_sync"), "predicted": None}
 
 
 def add_prediction(document: dict, predicted: list[dict]) -> None:

@@ -18,13 +18,12 @@ from harness.documents.schema import because
 KINDS_OF_CHANGE = re.compile("fuse|compile|CUDA graphs|larger batch|mixed precision|reduce or overlap|activation")
 FAR_MORE = 2.0  # times what the best finding with a cause saves: by so much a kind of change comes before it
 OF_A_BOUND = 0.5  # what a bound counts beside a forecast, since nothing tells how much of it can be had
-WORTH_TELLING = 0.02  # of the step
-# What the verdict leaves of a finding: a late host gains nothing from faster kernels, and little is launches elsewhere.
-LATE_HOST = next(rule.name for rule in RULES if rule.ask is late_host)
+WORTH_TELLING = 0.03  # of the step
+# What the verdict leaves of a finding: a late host gains nothing from faster kernels, a busy GPU little from the host.
+LATE_HOST = next(rule for rule, ask in RULES.items() if ask is late_host)
 OF_KERNELS = re.compile("mixed precision|better|aligned|channels-last|fuse")
-OF_LAUNCHES = re.compile("CUDA graphs|larger batch")
+OF_HOST_ALONE = re.compile("CUDA graphs|larger batch|less host code")
 LARGE_PART = 0.10  # of the step
-LETTERS = 44  # of a kernel's name, by which a profiler finds it
 NEXT = {  # by the bound, of a GPU where nothing that was found pays
     "launch": "capture a CUDA graph of the step, or take a larger batch: more work per launch",
     "host_code": "profile with with_stack=True, which shows the lines that run between the operators",
@@ -42,13 +41,13 @@ class Finding(NamedTuple):
     finding: str  # a sentence
     saves_ms: float  # of a step
     next: str
-    has_cause: bool = True
+    nearness: int = 1  # to the line that has to change: 0 a kind of change, 1 a cause, 2 the rank with the cause
     is_bound: bool = False  # no forecast, but at most
     is_gain: bool = True  # else the whole step could vanish, which tells no gain
 
     @property
     def weight(self) -> float:
-        return self.saves_ms * (FAR_MORE if self.has_cause else 1.0) * (OF_A_BOUND if self.is_bound else 1.0)
+        return self.saves_ms * FAR_MORE**self.nearness * (OF_A_BOUND if self.is_bound else 1.0)
 
 
 def headline(document: dict) -> dict:
@@ -78,7 +77,7 @@ def repeated(what: str, document: dict) -> str:
     trust = document["integrity"]
     if trust["disturbance"]["text"] not in (None, UNDISTURBED):
         return f"repeat on an idle machine, then {what}"
-    if trust["stacks_recorded"] and document["verdict"]["bound"] in ("launch", "host_code"):
+    if trust["stacks_recorded"] and document["verdict"]["bound"] == "launch":
         return f"record without stacks, which lengthen the host's part, then {what}"
     return what
 
@@ -89,7 +88,7 @@ def of_ranks(document: dict) -> list[Finding]:
     if ranks and ranks["straggler"] is not None:
         saves = ranks["straggler_saves_ms"]
         text = f"Rank {ranks['straggler']} holds up the others for {saves:.2f} ms of a step ({saves / step:.1%}): "
-        return [Finding(text + ranks["straggler_why"], saves, ranks["straggler_next"])]
+        return [Finding(text + ranks["straggler_why"], saves, ranks["straggler_next"], nearness=2)]
     if about and about["waiting_ms"]:
         waits = about["waiting_ms"]
         text = f"Ranks wait for one another for {waits:.2f} ms of a step ({waits / step:.1%})"
@@ -102,12 +101,13 @@ def proposals(document: dict) -> list[Finding]:
     found, about = [], document["communication"]
     for row in document["opportunities"]:
         if row["saves_ms"] is not None and fits(row, document):
-            text = row["finding"]
+            text, what = row["finding"], row["next"]
             if about and row["name"].startswith("reduce or overlap"):
                 text += f", {communication_cause(about, document['collectives'])}"
+                what = what if about["waiting_ms"] is not None else NEXT["communication"]
             cause, estimate = not KINDS_OF_CHANGE.match(row["name"]), row["speedup_estimate"]
             gain = bool(estimate or row["speedup_bound"])
-            found.append(Finding(text, row["saves_ms"], row["next"], cause, not estimate, gain))
+            found.append(Finding(text, row["saves_ms"], what, int(cause), not estimate, gain))
     return found
 
 
@@ -117,18 +117,19 @@ def fits(row: dict, document: dict) -> bool:
     if any(rule["decides"] and rule["rule"] == LATE_HOST for rule in verdict["rules"]):
         return not OF_KERNELS.match(row["name"])
     small = row["saves_ms"] < LARGE_PART * step and verdict["bound"] in ("gpu", *OF_GPU)
-    return not (small and OF_LAUNCHES.match(row["name"]))
+    return not (small and OF_HOST_ALONE.match(row["name"]))
 
 
 def communication_cause(about: dict, collectives: list[dict]) -> str:
     """Does it wait, transfer, or lack computation to overlap with?"""
     hidden = f"{about['hidden_ms'] / about['time_ms']:.0%} of all communication is hidden" if about["time_ms"] else ""
+    rate = collectives[0]["bus_bandwidth_gb_per_sec"]  # of those that take longest
+    at = f" at {significant(rate, 2)} GB/s of bus bandwidth" if rate else ""
     if about["waiting_ms"] is None:
-        return f"by waiting or by transfer, which only traces of all ranks tell; {hidden}"
+        return f"waiting for other ranks or transfer{at}, which only traces of all ranks tell apart; {hidden}"
     if about["waiting_ms"] > about["exposed_ms"] / 2:
         return f"most of it waiting for other ranks; {hidden}"
-    rate = collectives[0]["bus_bandwidth_gb_per_sec"]  # of those that take longest
-    return f"most of it transfer{f' at {rate:,.0f} GB/s of bus bandwidth' if rate else ''}; {hidden}"
+    return f"most of it transfer{at}; {hidden}"
 
 
 def next_without_finding(document: dict) -> str:
@@ -136,11 +137,8 @@ def next_without_finding(document: dict) -> str:
     missing = [row for row in document["integrity"]["not_recorded"] if row["part"] in DECIDING]
     if missing and document["verdict"]["strength"] != "is":
         return f"record {missing[0]['part']}: {missing[0]['how']}"
-    if kernels := document["kernels"]:
-        name = kernels[0]["name"]
-        name = name[:LETTERS] + "*" * (len(name) > LETTERS)
-        counters = f"read the counters of {name}, the longest kernel, with rocprof-compute or ncu"
-        return NEXT.get(document["verdict"]["bound"], counters)
+    if document["counters"]:
+        return NEXT.get(document["verdict"]["bound"], document["counters"])
     return "--verbose, for the operators that take longest"
 
 

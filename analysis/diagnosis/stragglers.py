@@ -56,10 +56,6 @@ class RankTrace:
     def durations(self) -> np.ndarray:
         return (self.found.events["end"] - self.found.events["start"]).to_numpy()
 
-    def is_of(self, steps: set[int]) -> np.ndarray:
-        """Which collectives are those of these steps."""
-        return np.isin(take_or(self.steps, self.found.events["step"].to_numpy(), -1), [*steps])
-
 
 @dataclass
 class CommonCollectives:
@@ -147,7 +143,8 @@ def common_collectives(ranks: list[RankTrace], steps: set[int] | None) -> list[C
     rows_of: dict[tuple, dict[int, np.ndarray]] = {}
     for i, one in enumerate(ranks):
         for key, rows in one.found.events.groupby(["group", "ranks", "group_size"], dropna=False).indices.items():
-            if len(rows := rows if steps is None else rows[one.is_of(steps)[rows]]):
+            step = take_or(one.steps, one.found.events["step"].to_numpy()[rows], -1)
+            if len(rows := rows if steps is None else rows[np.isin(step, [*steps])]):
                 rows_of.setdefault(tuple(map(str, key)), {})[i] = rows
     out = []
     for (*_, size), of_ranks in rows_of.items():
@@ -181,11 +178,6 @@ class Arrivals:
     def late(self) -> np.ndarray:
         """How long after the first one each rank arrived, [ranks, collectives of the steps]."""
         return (self.reached - self.reached.min(axis=0))[:, self.in_steps]
-
-    @property
-    def uncertainty_us(self) -> float:
-        """By which times of two ranks may be off."""
-        return ONE_CLOCK_US if self.one_clock else self.ends_differ.max()
 
 
 def align_clocks(ranks: list[RankTrace], groups: list[CommonCollectives]) -> tuple[Arrivals, str | None]:
@@ -237,7 +229,7 @@ def compare_ranks(ranks: list[RankTrace]) -> RankComparison:
         caution = f"{caution}; {only}" if caution else only
     late, n = arrivals.late, len(steps) if steps else ranks[0].n_steps
     last, caused_ms = waiting_caused(late, n)
-    spread = late.max(axis=0) > arrivals.uncertainty_us
+    spread = late.max(axis=0) > (ONE_CLOCK_US if arrivals.one_clock else arrivals.ends_differ.max())
     times_last = np.bincount(last[spread], minlength=len(ranks))
     for i, row in enumerate(rows):
         row |= {
@@ -315,10 +307,7 @@ OWN_CORES = "look for what shares its cores, and bind each rank to its own (numa
 WHY = {  # what a part of the step says of a rank that has more of it than the others, and what to do
     "work": ("its {events} take longer", OWN_CLOCK),
     "launch": ("its host launches late", OWN_CORES),
-    "host_code": (
-        "its Python code takes longer",
-        "look for what only this rank does: logging, evaluation, checkpoints",
-    ),
+    "host_code": ("its Python code takes longer", "look for what it alone does: logging, evaluation, checkpoints"),
     "data": ("its data comes late", "give this rank as many workers, and files as near and as long, as the others"),
     "allocation": ("it allocates memory", "look for sizes that only this rank has: torch.cuda.memory_stats()"),
     "start_up": ("it is still starting up", "profile later steps: schedule(wait=..., warmup=...)"),
@@ -334,10 +323,8 @@ def parts_of_rank(document: dict) -> dict:
     work = verdict["shares"]["compute"] + verdict["shares"]["memory"] + verdict["unclassified_share"]
     parts = {"work": work, **shares, "idle": verdict["unrecorded_idle_share"]}
     events = [row["count_per_step"] for row in document["kernels"] if row["category"] != COMMUNICATION]
-    return {
-        "parts_ms": {name: share * step for name, share in parts.items()},
-        "kernels_per_step": sum(events) if events else None,
-    }
+    parts_ms = {name: share * step for name, share in parts.items()}
+    return {"parts_ms": parts_ms, "kernels_per_step": sum(events) if events else None}
 
 
 def why_late(comparison: dict) -> dict:
@@ -416,4 +403,4 @@ def rank_section(analysis: dict) -> Section:
     if of := compared_text(comparison):
         note[0] += f"; last to arrive: times, late: mean, of {of}, on {clocks}"
     columns, rows = rank_columns(comparison), comparison["rows"]
-    return Section("Ranks", columns, rows, note, {"Straggler": straggler_text(comparison)}, "ranks")
+    return Section("Ranks", columns, rows, note, {"Straggler": straggler_text(comparison)}, figure="ranks")

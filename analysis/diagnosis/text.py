@@ -28,13 +28,13 @@ def profile_answer(
     trust = analysis["integrity"]
     overhead = trust["profiler_overhead"]
     # Verdict, parts, communication and what to try are of one rank: that which was judged.
-    judged = analysis["verdict"].get("rank_judged", -1)
-    shown = next((one for _, one in others if one["integrity"]["rank"] == judged), analysis)
-    rank, about = f"rank {shown['integrity']['rank']}: " * (judged >= 0), shown["attribution"]
+    _, shown = judged_first([("", analysis), *others])[0]
+    rank = f"rank {shown['integrity']['rank']}: " * ("rank_judged" in analysis["verdict"])
+    about = shown["attribution"]
     mean = f"mean of {about['steps']} steps" if about["steps"] > 1 else "one step"
     step = f"of {significant(about['ms_per_step'], 3)} ms ({about['clock']} time, {mean})"
     first, *then = best_three(shown)
-    rows = {"Headline": headline_lines(shown), "Verdict": analysis["verdict"]["line"]}
+    rows = {"Headline": headline_lines(analysis), "Verdict": analysis["verdict"]["line"]}
     if "not_compared" in trust:
         bounds = (f"{name}: {one['verdict']['line'].partition(':')[0]}" for name, one in others)
         rows["Ranks"] = "; ".join([f"not compared: {trust['not_compared']}", *bounds])
@@ -52,11 +52,15 @@ def profile_answer(
         rows |= {"Ranks": late} if late != shown["headline"]["finding"] else {}
     if trust["not_recorded"]:
         rows["Not recorded"] = missing_text(trust["not_recorded"])
-    told, optional = (
-        ("Headline", "Try first", "Read on", "Verdict"),
-        ("Not recorded", "Profiler overhead", "Communication", "Ranks"),
-    )
+    told = ("Headline", "Try first", "Read on", "Verdict")
+    optional = ("Not recorded", "Profiler overhead", "Communication", "Ranks")
     return [printable(line) for line in answer(rows | {"Read on": read_on}, limit, told, optional)]
+
+
+def judged_first(analyses: Sequence[tuple[str, dict]]) -> list[tuple[str, dict]]:
+    """Names and documents of traces with that of the rank first by which all of them are judged."""
+    wanted = analyses[0][1]["verdict"].get("rank_judged", -1)
+    return sorted(analyses, key=lambda one: one[1]["integrity"]["rank"] != wanted)
 
 
 def trust_text(analysis: dict) -> str:

@@ -26,7 +26,7 @@ from analysis.trust.integrity import summary_beside
 from analysis.trust.missing_from_trace import RANKS
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
-from harness.documents.schema import explained
+from harness.documents.schema import because, explained
 from harness.documents.trace import Ranks, StepCommunication
 
 MISSING_RANKS_NAMED = 1000  # at most
@@ -105,20 +105,24 @@ def add_comparison(documents: list[dict], facts: list[RankTrace], run: dict | No
             times = (about[name] for name in ("steps", "exposed_ms", "hidden_ms"))
             beside = ("by_difference", "predicted")
             kept = {name: about[name] for name in about if name.removesuffix("_reason") in beside}
-            document["communication"] = explained(
-                communication_of_steps(document["collectives"], *times) | kept, StepCommunication
-            )
+            found = communication_of_steps(document["collectives"], *times) | kept
+            document["communication"] = explained(found, StepCommunication)
             document["verdict"] = told_why(document["verdict"], document["communication"])
         row |= rank_row(document, peaks.get(one.rank)) | parts_of_rank(document)
     comparison.document |= why_late(comparison.document)
     verdicts = [document["verdict"] for document in documents]
     known = [i for i, row in enumerate(comparison.document["rows"]) if row["waiting_ms"] is not None]
     for document in documents:
-        if len(known) == len(documents):  # the others wait for the one that waits least
-            least = min(known, key=lambda i: comparison.document["rows"][i]["waiting_ms"])
-            document["verdict"] = judged_as(document["verdict"], verdicts[least], facts[least].rank)
         document["ranks"] = explained(comparison.document, Ranks)
-        document["headline"] = headline(document)
+    if len(known) == len(documents):  # the others wait for the one that waits least
+        least = min(known, key=lambda i: comparison.document["rows"][i]["waiting_ms"])
+        told = headline(documents[least])
+        for document in documents:
+            document["verdict"] = judged_as(document["verdict"], verdicts[least], facts[least].rank)
+            document["headline"] = told
+    else:
+        for document in documents:
+            document["headline"] = headline(document)
 
 
 def rank_row(document: dict, peak_mb: float | None) -> dict:
@@ -127,8 +131,7 @@ def rank_row(document: dict, peak_mb: float | None) -> dict:
     out = {"bound": document["verdict"]["bound"], "ms_per_step": document["attribution"]["ms_per_step"]}
     out["peak_memory_mb"] = memory["peak_mb"] if peak_mb is None else peak_mb
     out |= {"exposed_comm_ms": about and about["exposed_ms"], "waiting_ms": about and about["waiting_ms"]}
-    known = {"waiting_ms_reason": about["waiting_ms_reason"]} if about and about["waiting_ms"] is None else {}
-    return out | known
+    return out | (because(about["waiting_ms_reason"], "waiting_ms") if about and about["waiting_ms"] is None else {})
 
 
 def note_missing_ranks(trust: dict, present: Collection[int]) -> None:

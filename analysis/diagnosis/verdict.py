@@ -10,7 +10,7 @@ off the raw events of real traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -126,10 +126,9 @@ Asked = tuple[str, Decision | None]  # the figures that a rule looked at, and wh
 
 
 def untrustworthy(facts: Facts) -> Asked:
-    because = f"the trace is not trustworthy: {'; '.join(facts.problems)}"
-    return "; ".join(facts.problems) or "no problem found", Decision(
-        "undecided", "undecided", because
-    ) if facts.problems else None
+    problems = "; ".join(facts.problems)
+    found = Decision("undecided", "undecided", f"the trace is not trustworthy: {problems}") if problems else None
+    return problems or "no problem found", found
 
 
 def capture(facts: Facts) -> Asked:
@@ -194,8 +193,9 @@ def gpu_works(facts: Facts) -> Asked:
     if facts.gpu < MOST or facts.gpu - others < LEAD:
         return figures, None
     first, second = sorted(OF_GPU, key=lambda name: -facts[name])
-    if facts[facts.ranked[0]] >= LARGE and facts.ranked[0] in OTHERS:
-        return figures, facts.between(facts.ranked[0], first)
+    other = max(OTHERS, key=facts.__getitem__)
+    if facts[other] >= LARGE and facts[other] > max(facts[second], facts[first] - LEAD):
+        return figures, facts.between(other, first)
     if facts[first] - facts.at_most(second) >= LEAD:
         return figures, facts.decided(first, "probably", f"{facts.takes(first)}, the larger part of the GPU's work")
     if facts[second] >= LARGE and facts.unclassified < LEAD:
@@ -228,33 +228,28 @@ def undecided(facts: Facts) -> Asked:
     return facts.text(*facts.ranked[:3]), Decision("undecided", "undecided", f"{because}; {facts.missing}")
 
 
-class Rule(NamedTuple):
-    name: str
-    ask: Callable[[Facts], Asked]
-
-
 # fmt: off
-RULES = (
-    Rule("the trace is not trustworthy: undecided", untrustworthy),
-    Rule(f"a graph was recorded in {LARGE:.0%} of the trace or more: capture", capture),
-    Rule(f"the GPU's work is the largest part, but {ON_HOST:.0%} of the critical path is on the host, and launch, host "
+RULES = {
+    "the trace is not trustworthy: undecided": untrustworthy,
+    f"a graph was recorded in {LARGE:.0%} of the trace or more: capture": capture,
+    f"the GPU's work is the largest part, but {ON_HOST:.0%} of the critical path is on the host, and launch, host "
          f"code, data and allocation have {LARGE:.0%} together: the largest but that work, or between two; with "
-         f"{ALL_HOST:.0%} and {LARGE:.0%} of unrecorded idle time: between the host and the GPU", late_host),
-    Rule(f"matmuls, convolutions and attention below {SLOW_BELOW:.0%} of their roof take {MOST:.0%} of the step: "
-         "GPU-bound", slow_kernels),
-    Rule(f"the largest share has {BOUND_FROM:.0%}, and {100 * LEAD:.0f} points more than any other, even if all "
+         f"{ALL_HOST:.0%} and {LARGE:.0%} of unrecorded idle time: between the host and the GPU": late_host,
+    f"matmuls, convolutions and attention below {SLOW_BELOW:.0%} of their roof take {MOST:.0%} of the step: "
+         "GPU-bound": slow_kernels,
+    f"the largest share has {BOUND_FROM:.0%}, and {100 * LEAD:.0f} points more than any other, even if all "
          "unclassified work and unrecorded idle time belong to that other; probably, if that rests on how long kernels"
-         " are", largest),
-    Rule(f"the largest share has {BOUND_FROM:.0%} with what is unclassified or unrecorded, is {100 * LEAD:.0f} points "
-         "ahead without, and at worst no other is larger: probably", largest_at_worst),
-    Rule(f"the GPU works for {MOST:.0%}, and {100 * LEAD:.0f} points more than any other share: memory, compute or "
-         "between them, if enough of the work is classified; else GPU-bound", gpu_works),
-    Rule(f"launch, host code, data and allocation have {MOST:.0%} together, and {100 * LEAD:.0f} points more than work "
-         "of the GPU or any other share: the largest of these, or between two", host_works),
-    Rule(f"two shares of at least {LARGE:.0%} have {MOST:.0%} together, and at worst no third is larger: between them",
-         two_large),
-    Rule("none of these: undecided", undecided),
-)
+         " are": largest,
+    f"the largest share has {BOUND_FROM:.0%} with what is unclassified or unrecorded, is {100 * LEAD:.0f} points "
+         "ahead without, and at worst no other is larger: probably": largest_at_worst,
+    f"the GPU works for {MOST:.0%}, and {100 * LEAD:.0f} points more than any other share: memory, compute or "
+         "between them, if enough of the work is classified; else GPU-bound": gpu_works,
+    f"launch, host code, data and allocation have {MOST:.0%} together, and {100 * LEAD:.0f} points more than work "
+         "of the GPU or any other share: the largest of these, or between two": host_works,
+    f"two shares of at least {LARGE:.0%} have {MOST:.0%} together, and at worst no third is larger: between them":
+        two_large,
+    "none of these: undecided": undecided,
+}
 # fmt: on
 
 
@@ -279,9 +274,9 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
         doubt=trust["unreliable"].get("verdict"),
         lost=trust["disturbance"]["lost_share"] or 0.0,
         on_gpu=links.on_gpu,
-        missing=what_to_record(trust, None if ridges.of(None) else ridges.source, unrecorded),
+        missing=what_to_record(trust, None if ridges.of(None) else ridges.source, unrecorded, bool(launches.any())),
     )
-    asked = [(rule, *rule.ask(facts)) for rule in RULES]
+    asked = [(rule, *ask(facts)) for rule, ask in RULES.items()]
     founds = [one for _, _, one in asked if one]
     found, present = founds[0], founds[bool(facts.problems)]  # of an untrustworthy trace, from the events present
     notes = notes_on(found, facts, trust)
@@ -302,16 +297,20 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
             "ridge_source": ridges.source,
         },
         "rules": [
-            {"rule": rule.name, "figures": figures, "holds": holds, "decides": one is found}
+            {"rule": rule, "figures": figures, "holds": holds, "decides": one is found}
             for rule, figures, one in asked
-            for holds in [one is found or (one is not None and rule is not RULES[-1])]  # the last: none before it
+            for holds in [
+                one is found or (one is not None and RULES[rule] is not undecided)
+            ]  # the last: none before it
         ],
     }
 
 
-def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float) -> str:
+def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_launches: bool) -> str:
     """What would decide, of a trace that decides nothing."""
-    if no_ridge:
+    if unrecorded >= LEAD and not has_launches:
+        return "record the host too: activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    if no_ridge and unrecorded < LEAD:
         return no_ridge.removeprefix("unknown: ")
     if not trust["shapes_recorded"]:
         return "record with profile(record_shapes=True)"
@@ -388,9 +387,7 @@ def rule_section(document: dict) -> Section:
     told = [f"{basis} {share:.1%}" for basis, share in found["basis_shares"].items() if share]
     if unknown := found["unclassified_share"]:
         told.append(f"nothing {unknown:.1%}")
-    note = (
-        [f"Matmuls, attention and convolutions, by what classified them: {', '.join(told)} of the step"] if told else []
-    )
+    note = [f"Matmuls, attention and convolutions, by what classified them: {', '.join(told)} of the step"] * bool(told)
     meanings = "; ".join(f"{named(bound)}: {meaning}" for bound, meaning in found["meaning"].items())
     note += [meanings, f"Ridge point: {found['thresholds']['ridge_source']}"]
     return Section(f"Why {bound_text(found)}", note=note, facts=facts)

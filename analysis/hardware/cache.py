@@ -23,16 +23,11 @@ from harness.base.files import write_json
 
 RATES = ("flops", "bandwidth")  # of repeated measurements the best is kept; of others the latest
 FAR = 1.5  # factor between two measurements from which on the user is told
-MEASURES = {
-    "flops": lambda device, precision: measuring.measured_flops(device, precision),
-    "bandwidth": lambda device, precision: measuring.measured_bandwidth(device),
-    "workspaces": lambda device, precision: measuring.measured_workspaces(device, precision),
-    "gain": lambda device, precision: measuring.measured_gain(device, precision),
-}
 
 
 def measured(device: dict, precision: str, what: str, reached: float = 0.0, measure: bool = True) -> Measurement | None:
-    """One of MEASURES on this machine; None where memory does not suffice, or if it is unknown and not to be measured.
+    """What measuring.measured_<what>() tells of this machine: flops, bandwidth, workspaces or gain; None where memory
+    does not suffice, or if it is unknown and not to be measured.
 
     Figures are kept by device, versions, threads and precision; removing the file, which the source names, measures
     again.  reached is the rate of a model here: a figure below it was disturbed, and is measured again.
@@ -46,11 +41,12 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
     if entry is None or (measure and (entry["rate"] < reached or entry["disturbed"])):
         # A gain is timed on one thread, alternating: other processes do not change its best times.
         watched = measuring.watched if what in RATES else lambda device_type, work: work()
-        found = watched(device["type"], lambda: MEASURES[what](device["type"], precision)) if measure else None
+        found_by = getattr(measuring, f"measured_{what}")
+        found = watched(device["type"], lambda: found_by(device["type"], precision)) if measure else None
         if found is None:
             return None
         now = {"when": datetime.now().strftime("%Y-%m-%d %H:%M"), "threads": threads, **found._asdict()}
-        entry = now if what not in RATES else better(entry, now, f"{what} in {precision}")
+        entry = now if entry is None or what not in RATES else better(entry, now, f"{what} in {precision}")
         keep_documents(file, kept | {key: entry})
     if entry["rate"] < reached:  # what a model surpasses is no ceiling
         return None
@@ -60,10 +56,8 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
     return Measurement(entry["rate"], source, entry["disturbed"], entry["disturbance"])
 
 
-def better(before: dict | None, now: dict, what: str) -> dict:
+def better(before: dict, now: dict, what: str) -> dict:
     """The entry to keep: the higher rate, because disturbance only lowers it."""
-    if before is None:
-        return now
     factor = max(now["rate"], before["rate"]) / min(now["rate"], before["rate"])
     if factor >= FAR:
         change = f"a factor of {factor:.1f} {'above' if now['rate'] > before['rate'] else 'below'}"

@@ -54,8 +54,7 @@ def ridge_point(compute: list[Ceiling], bandwidth: list[Ceiling]) -> tuple[float
     """The ridge point in FLOPs/byte, from the first ceiling of each, and its source."""
     if not compute or not bandwidth:
         return None
-    labels = (compute[0].label, bandwidth[0].label)
-    return compute[0].rate / bandwidth[0].rate, " over ".join(dict.fromkeys(labels))
+    return compute[0].rate / bandwidth[0].rate, " over ".join(dict.fromkeys((compute[0].label, bandwidth[0].label)))
 
 
 def _known(device: dict, precision: str, what: str, choice: str | float, measure: str, reached: float) -> list[Ceiling]:

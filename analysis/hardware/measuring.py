@@ -98,7 +98,7 @@ def measured_flops(device_type: str, precision: str, rounds: int = ROUNDS) -> Me
     return Measurement(2 * n**3 / min(times[layout, n]), how)
 
 
-def measured_bandwidth(device_type: str) -> Measurement | None:
+def measured_bandwidth(device_type: str, precision: str = "") -> Measurement | None:
     """The best of many copies much larger than a cache, each byte read once and written once; None where memory does
     not suffice."""
     with skip_if_out_of_memory():

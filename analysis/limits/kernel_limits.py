@@ -7,6 +7,8 @@ points that the device can have are asked for the type that is multiplied.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 
@@ -15,7 +17,7 @@ from analysis.hardware.datasheets import DATASHEETS
 from analysis.trace.links import AttributedLinks
 from analysis.trace.tables import by_name, different_pairs, take_or
 from analysis.vocabulary import kernels
-from analysis.vocabulary.operators import BYTES_OF, VECTOR_CLASSES
+from analysis.vocabulary.operators import BYTES_OF, MATMUL_CLASSES, VECTOR_CLASSES, category
 from analysis.work.operator_costs import factor_type
 
 UNKNOWN, MEMORY, COMPUTE = range(3)  # what limits a kernel
@@ -78,13 +80,9 @@ def kernel_bounds(links: AttributedLinks, ridges) -> tuple[np.ndarray, np.ndarra
     (near, one), attention = by_neighbors(links, us), (gpu["named_category"] == "attention").to_numpy()
     near = np.where((near == UNKNOWN) & ~attention, same_kernel(gpu, us, near), near)
     long = np.isnan(one) & (us >= LONG_US) & by_name(gpu["name"], may_be_large, bool)
-    told = [
-        shaped,
-        same_kernel(gpu, us, shaped),
-        np.where(helps, MEMORY, named),
-        near,
-        np.where(long, COMPUTE, UNKNOWN),
-    ]
+    decoding = few_rows(gpu, us, named) & (one < SHORT_US) & (gpu["named_category"] == "matmul").to_numpy()
+    near = np.where((near == UNKNOWN) & decoding, MEMORY, near)
+    told = [shaped, same_kernel(gpu, us, shaped), np.where(helps, MEMORY, named), near, COMPUTE * long]
     rules = [rule != UNKNOWN for rule in told]
     return np.select(rules, told, UNKNOWN), np.select(rules, [*range(len(BASES))], -1)
 
@@ -104,12 +102,20 @@ def named_bound(name: str, ridges) -> int:
     use, kind, tile = kernels.use(name), kernels.multiplied_type(name), kernels.tile(name)
     if use in (kernels.HELPER, kernels.SKINNY, kernels.SHORT_QUERIES):
         return MEMORY
-    if not tile:
+    if not tile or re.search(kernels.MISALIGNED, name):
         return UNKNOWN
     high, size = ridge_range(ridges, kind)[1], {"fp4": 0.5, "tf32": 4}.get(kind) or BYTES_OF.get(kind, 2)
-    if min(tile) < SKINNY_TILE and kernels.multiplies(name) and 2 * min(tile) / size < high:
+    # Tiles of attention and convolutions are not those of a matmul.
+    if min(tile) < SKINNY_TILE and category(name) == "matmul" and 2 * min(tile) / size < high:
         return MEMORY
     return COMPUTE if 2 * tile[0] * tile[1] / sum(tile) / size >= high else UNKNOWN
+
+
+def few_rows(gpu: pd.DataFrame, us: np.ndarray, named: np.ndarray) -> bool:
+    """Whether the names of most kernels that multiply, by time, tell of few rows of activations, as a server decodes:
+    then the others read a weight for a few rows too, if the passes around them are short."""
+    told = us * (gpu["named_category"].isin(MATMUL_CLASSES).to_numpy() & (named != UNKNOWN))
+    return bool(told[named == MEMORY].sum() > 0.5 * told.sum() > 0)
 
 
 def may_be_large(name: str) -> bool:
@@ -127,8 +133,7 @@ def by_neighbors(links: AttributedLinks, us: np.ndarray) -> tuple[np.ndarray, np
     passes = pd.Series(us, gpu.index)[order][streams[order]]
     passes = passes.rolling(NEAR, center=True, min_periods=3).quantile(0.75)
     one = passes.reindex(order).ffill().bfill().reindex(gpu.index).to_numpy()
-    uses = by_name(gpu["name"], kernels.use)
-    long = one >= np.where(uses == kernels.GROUPED, GROUPED_US, SHORT_US)
+    long = one >= np.where(by_name(gpu["name"], kernels.use) == kernels.GROUPED, GROUPED_US, SHORT_US)
     large = by_name(gpu["name"], lambda name: min(kernels.tile(name) or (0,)) >= LARGE_TILE, bool)
     kinds = gpu["named_category"]
     times = kinds.map(PASSES).to_numpy(float) * (1 + ((kinds == "attention") & (gpu["phase"] == "backward")).to_numpy())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import socket
 
@@ -17,18 +16,11 @@ from analysis.trace.tables import by_name, take_or
 from analysis.vocabulary.kernels import multiplied_type
 from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
 from analysis.work.operator_costs import factor_type
-from harness.base.documents import read_document
-from harness.base.errors import UserError
+from harness.base.documents import documents_beside
 
 DEFAULT_RIDGE = 10.0  # FLOPs/byte, on a CPU of which no peak is known
 # The columns of a datasheet for what is multiplied: without a path of its own, a type is multiplied as a wider one.
-COLUMNS = {
-    "fp32": ["fp32"],
-    "tf32": ["tf32", "fp32"],
-    "bf16": ["bf16", "fp32"],
-    "fp16": ["fp16"],
-    "fp8": ["fp8", "fp16"],
-}
+PATHS = {"fp32": ["fp32"], "tf32": ["tf32", "fp32"], "bf16": ["bf16", "fp32"], "fp16": ["fp16"], "fp8": ["fp8", "fp16"]}
 FEW = 4  # datasheets that a text names
 
 
@@ -61,7 +53,7 @@ def traced_precision(links: Links) -> str:
         kinds = np.where(pd.isna(recorded) | (told == "tf32"), told, recorded)
         counts = gpu["named_category"].isin(MATMUL_CLASSES).to_numpy() | ~pd.isna(recorded)
         us = counts * (gpu["end"] - gpu["start"]).to_numpy()
-    times = {precision: us[kinds == precision].sum() for precision in COLUMNS}  # fp32 first: where nothing is known
+    times = {precision: us[kinds == precision].sum() for precision in PATHS}  # fp32 first: where nothing is known
     return max(times, key=times.get)
 
 
@@ -78,8 +70,7 @@ def ran_here(summary: dict | None) -> bool:
     import torch  # takes seconds, and only a run of ours needs it
 
     run = summary["environment"]
-    now = (torch.__version__, torch.get_num_threads())
-    return now == (run["packages"]["torch"], run["cpu"]["torch_threads"])
+    return (torch.__version__, torch.get_num_threads()) == (run["packages"]["torch"], run["cpu"]["torch_threads"])
 
 
 def roofs_of(links: Links, summary: dict | None) -> tuple[list[Ceiling], list[Ceiling]]:
@@ -102,12 +93,8 @@ def roofs_of(links: Links, summary: dict | None) -> tuple[list[Ceiling], list[Ce
 
 def flops_profile_beside(links: Links, summary: dict) -> dict | None:
     """flops_profile.json of the same run: in the folder of the trace, or in the one above."""
-    for folder in (links.trace.path.parent, links.trace.path.parent.parent):
-        with contextlib.suppress(UserError):  # damaged or of another version: the trace is read all the same
-            document = read_document(folder / "flops_profile.json")
-            if document and document.get("environment") == summary["environment"]:
-                return document
-    return None
+    found = documents_beside(links.trace.path, "flops_profile.json")
+    return next((one for one in found if one.get("environment") == summary["environment"]), None)
 
 
 class Ridges:
@@ -127,7 +114,7 @@ class Ridges:
         """The smallest and the largest that it can be for factors of this type or precision, None for the usual one:
         they differ where several datasheets fit the device.  None where not even its maker is known."""
         precision = PRECISION_OF.get(kind, kind)
-        if precision not in COLUMNS or (precision, self.usual) == ("fp32", "tf32") or not self.on_gpu:
+        if precision not in PATHS or (precision, self.usual) == ("fp32", "tf32") or not self.on_gpu:
             precision = self.usual
         if precision not in self.known:
             points = [ridge for _, ridge in self._possible(precision)] if self.on_gpu else [DEFAULT_RIDGE]
@@ -144,7 +131,7 @@ class Ridges:
         """The datasheets that have a figure, of the rows that the device can be, else of all of its maker."""
         of_maker = [row for row in DATASHEETS if self.rows and row.arch[:3] == self.rows[0].arch[:3]]
         for rows in (self.rows, of_maker):
-            peaks = ((row, next(filter(None, (getattr(row, name) for name in COLUMNS[precision])), 0)) for row in rows)
+            peaks = ((row, next(filter(None, (getattr(row, name) for name in PATHS[precision])), 0)) for row in rows)
             if found := [(row, 1e3 * peak / row.bandwidth) for row, peak in peaks if peak]:
                 return found
         return []
@@ -159,6 +146,5 @@ class Ridges:
             return f"unknown: {why}; --device-name tells the device, --target-device one to compare with"
         rows = [row.name for row, _ in self._possible(self.usual)]
         among = " or ".join(rows) if len(rows) <= FEW else f"any of {len(rows)} datasheets of its maker"
-        return (
-            f"{' to '.join(f'{one:.0f}' for one in dict.fromkeys(found))} FLOPs/byte in {self.usual} by {among}: {why}"
-        )
+        points = " to ".join(f"{one:.0f}" for one in dict.fromkeys(found))
+        return f"{points} FLOPs/byte in {self.usual} by {among}: {why}"

@@ -6,7 +6,7 @@ import numpy as np
 
 from analysis.attribution.operators import costs_of_operators, operator_calls, shapes_text
 from analysis.hardware.ceilings import Ceiling, compute_ceilings
-from analysis.limits.peaks import COLUMNS, device_of, precision_of, roofs_of
+from analysis.limits.peaks import PATHS, device_of, precision_of, roofs_of
 from analysis.trace.links import Links, median_step
 from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
 from analysis.work.operator_costs import factor_type
@@ -74,7 +74,7 @@ class Roofs:
         if kind is None or (precision, self.usual) == ("fp32", "tf32"):
             precision = self.usual
         if precision not in self.peaks:
-            found = compute_ceilings(self.device, precision, measure="never") if precision in COLUMNS else []
+            found = compute_ceilings(self.device, precision, measure="never") if precision in PATHS else []
             self.peaks[precision] = found[0] if found else None
         return precision, self.peaks[precision]
 

@@ -46,8 +46,7 @@ def with_bounds(slices: pd.DataFrame, links: AttributedLinks, ridges) -> pd.Data
     by_cause, kind = np.array(causes)[slices["cause"].cat.codes], slices["kind"]
     rules = [kind == "communication", by_cause >= 0, kind == "copy", multiplies]
     of_kernel = np.array([number[name] for name in ("unexplained", "memory", "compute")])[found]
-    then = [number["communication"], by_cause, number["memory"], of_kernel]
-    bound = np.select(rules, then, number["memory"])
+    bound = np.select(rules, [number["communication"], by_cause, number["memory"], of_kernel], number["memory"])
     basis = np.where(np.select(rules[:-1], [False] * 3, multiplies & works), basis, -1)
     columns = {"bound": (bound, [*BOUNDS]), "basis": (basis, [*BASES])}
     return slices.assign(**{name: pd.Categorical.from_codes(*of) for name, of in columns.items()})

@@ -50,8 +50,7 @@ class Capacity:
 
     def for_tensors(self, precision: str | None = None) -> int:
         """What a step can use at most, in a dry run, a run and the row of a sweep alike.  None: any precision."""
-        taken = self.in_use + self.reserve(precision) + self.workspaces.get(precision, 0)
-        return max(0, self.total - taken)
+        return max(0, self.total - self.in_use - self.reserve(precision) - self.workspaces.get(precision, 0))
 
     def on_top(self, precision: str, peak: int) -> tuple[int, str]:
         """What may come on top of a peak, in bytes, and why."""

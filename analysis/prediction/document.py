@@ -44,8 +44,7 @@ def predict(
         link = network_of(network, environment, elsewhere) or links_inside_node(name, ranks)
     document = memory_prediction(workload, device, device_memory, target=target, measure=False)
     if target:
-        others = [row.name for row in targets[1:]]
-        document["target_device"] |= {"source": target.source, "other_rows": others}
+        document["target_device"] |= {"source": target.source, "other_rows": [row.name for row in targets[1:]]}
     if elsewhere:
         bounds = time_bounds(workload, described(target) if target else {"name": ""}, peak, "never")
     else:

@@ -42,11 +42,10 @@ def kept_for_backward(workload: Workload, memory: dict, on_gpu: bool) -> list[di
         kept = {"compiled model": sum(kept.values())}
     if formula:
         kept = {name: linear + quadratic for name, (linear, quadratic) in formula.items()}
-    rows = []
-    for name, size in sorted(kept.items(), key=lambda item: -item[1]):
-        quadratic_mb = formula[name][1] / MB if formula else None
-        rows.append({"component": name, "mb": size / MB, "quadratic_mb": quadratic_mb})
-    return rows
+    return [
+        {"component": name, "mb": size / MB, "quadratic_mb": formula[name][1] / MB if formula else None}
+        for name, size in sorted(kept.items(), key=lambda item: -item[1])
+    ]
 
 
 def beside_measured(memory: dict, workload: Workload, device: torch.device) -> dict:

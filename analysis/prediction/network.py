@@ -81,8 +81,7 @@ def keep_network(device: dict, measured: dict) -> None:
 def kept_networks(device: dict) -> dict[str, dict]:
     """What run_collective_benchmark.py measured last on this kind of device, by host: hosts that share a home folder
     share the cache."""
-    wanted = {"fit", "fits", "world_size", "host", "when", "disturbed"}
-    kept = cached_documents(cache_file(CACHE), wanted)
+    kept = cached_documents(cache_file(CACHE), {"fit", "fits", "world_size", "host", "when", "disturbed"})
     return {entry["host"]: entry for key, entry in kept.items() if key.startswith(key_of(device))}
 
 

@@ -107,8 +107,7 @@ def started(command: Sequence[str], ranks: int) -> str:
     if ranks > RANKS_OF_NODE:
         what = "profile" if script == "run_pytorch_profiler.py" else "train"
         return f"srun --ntasks {ranks} ./launch_multi_node.sh {shlex.join([what, *flags])}"
-    start = f"torchrun --nproc-per-node {ranks}" if ranks > 1 else "python3"
-    return f"{start} {shlex.join(command)}"
+    return (f"torchrun --nproc-per-node {ranks} " if ranks > 1 else "python3 ") + shlex.join(command)
 
 
 def that_train(typed: Sequence[str], *but: str) -> list[str]:
@@ -164,9 +163,8 @@ def time_facts(document: dict) -> dict[str, str]:
     if document["step_time_lower_bound_ms"] is None:
         return {"Step time": f"no lower bound: {document['step_time_lower_bound_ms_reason']}"}
     bounds = document["step_time_bounds"]
-    limits = {"matmuls": "compute", "memory": "bandwidth"} | (
-        {"network": "network"} if document["communication"] else {}
-    )
+    limits = {"matmuls": "compute", "memory": "bandwidth"}
+    limits |= {"network": "network"} if document["communication"] else {}
     parts = [
         f"{what} {bounds[f'{name}_ms']:,.2f}"
         if bounds[f"{name}_ms"] is not None

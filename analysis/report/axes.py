@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from decimal import Decimal
 
 import matplotlib
@@ -123,8 +123,6 @@ def legend(axes, title: str = "", **options) -> None:
     axes.legend(title=title, title_fontsize=10, alignment="left", frameon=False, fontsize=8, **options)
 
 
-@contextmanager
-def plain_text() -> Iterator[None]:
+def plain_text() -> AbstractContextManager:
     """Draws without matplotlib's formulas: a kernel's name may contain dollar signs."""
-    with matplotlib.rc_context({"text.parse_math": False, "hatch.linewidth": 0.7}):
-        yield
+    return matplotlib.rc_context({"text.parse_math": False, "hatch.linewidth": 0.7})

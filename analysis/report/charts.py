@@ -34,8 +34,7 @@ def chart(data: list[dict], height: int, x: str, y: str = "", **layout) -> Chart
 
 def bars(name: str, color: str | list[str], labels: list, values: list, hover: str, **style) -> dict:
     """Horizontal bars of one color, or of one each; hover: what the pointer shows, with %{y} and %{x}."""
-    marker = {"color": color, "line": {"width": 0}}
-    look = {"marker": marker, "hovertemplate": f"{hover}<extra></extra>", **style}
+    look = {"marker": {"color": color, "line": {"width": 0}}, "hovertemplate": f"{hover}<extra></extra>", **style}
     return {"type": "bar", "orientation": "h", "name": safe(name), "y": labels, "x": values, **look}
 
 
@@ -53,7 +52,7 @@ def bar_chart(data: list[dict], rows: int, x: str, **layout) -> Chart:
 def breakdown_chart(analysis: dict, documents: dict) -> Chart | None:
     """Components of the step, most time first: forward, backward and the other phases end to end."""
     rows = [row for row in analysis["components"] if row["ms_per_step"] > 0][:BARS]
-    names = [safe(row["component"]) for row in rows]
+    names = [safe(shortened(row["component"])) for row in rows]
     data = [
         bars(phase, COLORS.get(phase, GRAY), names, [row["phases_ms"].get(phase, 0.0) for row in rows], hover)
         for phase in (one["phase"] for one in analysis["phases"] if one["ms_per_step"] > 0)
@@ -89,13 +88,11 @@ def ranks_chart(analysis: dict, documents: dict) -> Chart | None:
         return None
     names, keys = [f"rank {row['rank']}" for row in rows], ("ms_per_step", "exposed_comm_ms", "waiting_ms")
     step, exposed, waiting = (np.array([row[key] or 0.0 for row in rows]) for key in keys)
-    parts = {
-        "no exposed communication": step - exposed,
-        "transfer": exposed - waiting,
-        "waiting for other ranks": waiting,
-    }
+    parts = {"no exposed communication": step - exposed}
     if any(row["waiting_ms"] is None for row in rows):
-        parts = {"no exposed communication": step - exposed, "exposed communication": exposed}
+        parts |= {"exposed communication": exposed}
+    else:
+        parts |= {"transfer": exposed - waiting, "waiting for other ranks": waiting}
     colors = (color_of("matmul"), color_of("communication"), CONTRAST)
     data = [
         bars(name, color, names, ms.tolist(), f"%{{y}}, {name}: %{{x:.3f}} ms per step")
@@ -117,9 +114,7 @@ def memory_timeline_chart(analysis: dict | None, documents: dict) -> Chart | Non
     timeline = memory["timeline"]
     events = [*range(len(timeline["time_us"]))]
     stack = stack_of_memory(timeline, [*MEMORY_COLORS])
-    data = [
-        area(category, MEMORY_COLORS[category], events, sizes, stackgroup="all") for category, sizes in stack.items()
-    ]
+    data = [area(name, MEMORY_COLORS[name], events, sizes, stackgroup="all") for name, sizes in stack.items()]
     title = f"allocations and frees of step {memory['step']}, in order"
     return chart(data, 420, title, "live tensors (MB)", hovermode="x unified")
 
@@ -176,8 +171,7 @@ def step_of_document(timeline: dict) -> dict:
     """`step_timeline` as step_zoom.zoomed_step() tells a step: its components alone, for a page without the trace."""
     lanes = sorted(timeline["lanes"], key=lambda lane: not lane["name"].startswith(GPU))
     pieces = sorted((*piece, at) for at, lane in enumerate(lanes) for piece in lane["pieces"])
-    columns = [[*values] for values in zip(*pieces, strict=True)] or [[]] * 4
-    start, end, part, lane_of = columns
+    start, end, part, lane_of = [[*values] for values in zip(*pieces, strict=True)] or [[]] * 4
     nothing, parts = [-1] * len(pieces), timeline["components"]
     return {
         "steps": [timeline["step"]],
@@ -218,15 +212,14 @@ CHARTS_OF_RUN = {"memory_timeline": memory_timeline_chart, "steps": steps_chart,
 
 def charts(analysis: dict | None, documents: dict) -> dict[str, Chart]:
     """The charts for which there is data, by the names that the sections of a page have for them."""
-    makers = (CHARTS if analysis else {}) | CHARTS_OF_RUN
-    found = {name: make(analysis, documents) for name, make in makers.items()}
+    found = {name: make(analysis, documents) for name, make in ((CHARTS if analysis else {}) | CHARTS_OF_RUN).items()}
     return {name: one for name, one in found.items() if one}
 
 
 def comparison_chart(rows: list[dict], kind: str, names: tuple[str, str]) -> Chart:
     """The same parts of two runs beside each other, the largest first."""
     rows = sorted(rows, key=lambda row: -max(row["baseline_ms"], row["ms"]))[:BARS]
-    parts = [safe(row[kind]) for row in rows]
+    parts = [safe(shortened(row[kind])) for row in rows]
     data = [
         bars(name, color, parts, [row[key] for row in rows], "%{y}: %{x:.3f} ms per step")
         for name, color, key in zip(names, (PHASE_COLORS["forward"], CONTRAST), ("baseline_ms", "ms"), strict=True)

@@ -7,7 +7,7 @@ import textwrap
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.comparison.noise import NOISE, around, is_decided
+from analysis.comparison.noise import NOISE, around, as_fast, is_decided
 from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, legend
 from analysis.report.palette import GRAY, HATCHES, PHASE_COLORS, color_of, hatches_of, series
 from analysis.trust.same_training import NOT_THE_SAME
@@ -49,7 +49,7 @@ def draw_step_times(axes, comparison: dict) -> None:
     axes.invert_yaxis()
     # Why it is not the same is in the tables: here the reason would leave no room for the bars.
     found = [NOT_THE_SAME if row["difference"].startswith(NOT_THE_SAME) else row["difference"] for row in rows]
-    ratios = [row["ratio"] and f"ratio {row['ratio']:.2f}" for row in rows]
+    ratios = [row["ratio"] and as_fast(row["ratio"]) for row in rows]
     beside(axes, [f"{ratio}, {text}" if ratio else "no steps" for ratio, text in zip(ratios, found, strict=True)])
     axes.set(xlabel="time per step, mean (ms); error bars: standard deviation")
     axes.set_xlim(0, 1.02 * max((left + spread).max(), 1e-9))
@@ -74,9 +74,8 @@ def draw_changes(axes, comparison: dict) -> None:
     axes.set_yticks(range(len(rows)), told_apart(parts, 48), fontsize=8.5)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.invert_yaxis()
-    beside(
-        axes, [f"{row['change_ms']:+,.2f} ms{', within noise' * still}" for row, still in zip(rows, noise, strict=True)]
-    )
+    texts = (f"{row['change_ms']:+,.2f} ms" + ", within noise" * (row["difference"] == NOISE) for row in rows)
+    beside(axes, [*texts])
     axes.set_xlabel("change of time per profiled step (ms); gray: within noise")
     what = "Components" if kind == "component" else "Classes of operators"
     title = f"{what}: {shortened(rows[0]['run'], 60)} against {shortened(comparison['baseline'], 60)}"

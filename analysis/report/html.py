@@ -10,9 +10,10 @@ from importlib import util
 from pathlib import Path
 
 from analysis.diagnosis.sections import trace_sections
+from analysis.diagnosis.text import judged_first
 from analysis.report.axes import plain_text
 from analysis.report.charts import charts, step_of_document
-from analysis.report.page import documents_in, fill_template, first_screen, page_title
+from analysis.report.page import FINDABLE, documents_in, fill_template, first_screen, page_title
 from analysis.report.roofline_figure import draw_roofline
 from analysis.work.sections import run_sections
 from harness import PROJECT
@@ -37,18 +38,17 @@ def write_report(folder: Path, analyses: list[tuple[str, dict]] | None = None, r
         analyses = [(own["trace"], own)] if own else []
     if not analyses and not documents["summary"]:
         raise UserError(f"{folder}: nothing to report: it has neither an operator_analysis.json nor a run")
+    analyses = judged_first(analyses) if analyses else []
     analysis = analyses[0][1] if analyses else None
     sections = [*(trace_sections(analysis, analyses[1:]) if analysis else []), *run_sections(documents)]
-    data = {
-        "charts": charts(analysis, documents),
-        "step": step_of_document(analysis["step_timeline"]) if analysis else None,
-    }
+    drawn, step = charts(analysis, documents), step_of_document(analysis["step_timeline"]) if analysis else None
     text = fill_template(
         "page.html",
         first_screen(analysis, documents),
         sections,
-        charts=[*data["charts"], *(["step_timeline"] if analysis else [])],
-        data=data,
+        charts=[*drawn, *(["step_timeline"] if analysis else [])],
+        findable=FINDABLE[:1],  # the timeline of a document has parts alone
+        data={"charts": drawn, "step": step},
         script=script(),
         plotly=b64encode(gzip.compress(plotly().read_bytes(), mtime=0)).decode(),
     )
@@ -92,6 +92,7 @@ def escaped(section: Section) -> Section:
         note=[*map(safe, section.note)],
         facts={label: safe(str(value)) for label, value in section.facts.items()},
         warning=safe(section.warning),
+        figure="",  # TensorBoard has no files beside its text
         parts=[*map(escaped, section.parts)],
     )
 

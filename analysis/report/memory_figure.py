@@ -19,12 +19,7 @@ def draw_memory_timeline(memory: dict, about: str) -> Figure:
     axes.spines["left"].set_visible(True)
     events = range(len(timeline["time_us"]))  # tracking distorts time, so the axis counts allocations and frees
     stack = stack_of_memory(timeline, [*MEMORY_COLORS])
-    style = {
-        "edgecolor": SEAM,
-        "linewidth": 0,
-        "step": "post",
-        "colors": [MEMORY_COLORS[category] for category in stack],
-    }
+    style = {"edgecolor": SEAM, "linewidth": 0, "step": "post", "colors": [MEMORY_COLORS[name] for name in stack]}
     areas = axes.stackplot(events, [*stack.values()], labels=stack, **style)
     for area, category in zip(areas, stack, strict=True):
         area.set_hatch(HATCHES.get(category))

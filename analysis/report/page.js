@@ -23,7 +23,7 @@ export function bringToLife(root, charts, ask, loadPlotly) {
   };
   root.addEventListener("toggle", opened, true);
   root.addEventListener("click", (event) => {
-    const { target } = event, name = target.closest("td.name"), timeline = root.querySelector('[data-chart="step_timeline"]');
+    const { target } = event, name = target.closest("td.find"), timeline = root.querySelector('[data-chart="step_timeline"]');
     if (target.tagName === "TH") sort(target);
     else if (target.className === "more") unfold(target);
     else if (target.className === "copy") copy(target.previousElementSibling);

@@ -14,11 +14,12 @@ import jinja2
 
 from analysis.comparison.noise import as_fast
 from analysis.comparison.text import comparison_headline
-from analysis.diagnosis.headline import saves_text
+from analysis.diagnosis.headline import DECIDING, LARGE_PART, saves_text
 from analysis.diagnosis.verdict import named
 from analysis.hardware.mfu import mfu_percent
 from analysis.report.palette import BOUND_COLORS, PHASE_COLORS, color_of, text_color
 from analysis.trust.integrity import UNDISTURBED, UNEXPLAINED
+from analysis.vocabulary.operators import MATMUL_CLASSES
 from harness.base.documents import read_document
 from harness.base.sections import Section
 from harness.base.tables import Column
@@ -37,6 +38,7 @@ DOCUMENT_FILES = {
     "roofline": "roofline_data.json",
 }
 Documents = dict[str, dict | None]
+FINDABLE = ("Step time breakdown", "Operators", "Operators by shape", "GPU kernels")  # names that a timeline may have
 
 
 @dataclass
@@ -65,8 +67,7 @@ def trace_title(analysis: dict) -> str:
     """What a trace shows, where no document says what was run."""
     about, device = analysis["attribution"], "a GPU" if analysis["kernels"] else "a CPU"
     steps = f"{count_of(about['steps'], 'step')} of {about['ms_per_step']:.2f} ms"
-    times = steps if analysis["steps"]["count"] else "A program"
-    return f"{times} on {device}, from {analysis['trace']}"
+    return f"{steps if analysis['steps']['count'] else 'A program'} on {device}, from {analysis['trace']}"
 
 
 def fill_template(template: str, first: FirstScreen, sections: Sequence[Section], **context: object) -> str:
@@ -90,6 +91,7 @@ def fill_template(template: str, first: FirstScreen, sections: Sequence[Section]
     environment.globals |= {one.__name__: one for one in helpers} | {"top": TOP}
     shown = [one for one in sections if one]
     why = [anchor(one.title) for one in shown if one.title == "Trust"] or [anchor(one.title) for one in shown[-1:]]
+    context = {"findable": ()} | context
     return environment.get_template(template).render(first=first, sections=shown, why=why, notes=notes, **context)
 
 
@@ -144,9 +146,11 @@ def trace_numbers(analysis: dict) -> list[tuple[str, str, str]]:
     found = [("step", f"{significant(about['ms_per_step'])} ms", f"{mean}, {about['clock']} time")]
     if busy := timeline["busy_ms"]:
         found.append(("throughput", f"{busy / max(timeline['total_ms'], 1e-9):.0%}", "of it the GPU is busy"))
-    rated = [(row["ms"], row["share_of_roof"]) for row in analysis["shape_rates"] if row["share_of_roof"]]
-    if ms := sum(one for one, _ in rated):
-        share = sum(one * roof for one, roof in rated) / ms
+    rated = [row for row in analysis["shape_rates"] if row["share_of_roof"]]
+    multiplies = sum(row["share"] for row in analysis["classes"] if row["class"] in MATMUL_CLASSES)
+    covered = sum(row["share"] for row in rated)
+    if covered > multiplies / 2 > LARGE_PART / 2:  # of a few of them, or of little time, it tells nothing
+        share = sum(row["share"] * row["share_of_roof"] for row in rated) / covered
         found.append(("utilization", f"{share:.0%}", "of their roof: matmuls, convolutions and attention"))
     if analysis["memory"]["peak_mb"]:
         found.append(("memory", megabytes(analysis["memory"]["peak_mb"] * 2**20), "peak of allocated memory"))
@@ -173,9 +177,11 @@ def trust_word(analysis: dict | None, summary: dict | None) -> str:
     of_trace = trust["disturbance"]["text"] if analysis else None
     if of_trace not in (None, UNDISTURBED) or (not analysis and disturbance.get("disturbed")):
         return "disturbed"
-    unknown = analysis and analysis["verdict"]["shares"]["unexplained"] >= UNEXPLAINED
-    if unknown or trust.get("malformed_events") or trust.get("ranks_missing") or trust.get("not_recorded"):
-        return "incomplete"
+    if analysis:
+        verdict, missing = analysis["verdict"], (row["part"] for row in trust["not_recorded"])
+        lacks = verdict["strength"] != "is" and not {*DECIDING}.isdisjoint(missing)
+        if lacks or verdict["shares"]["unexplained"] >= UNEXPLAINED or trust["malformed_events"]:
+            return "incomplete"
     return "trusted" if not summary or summary["status"] == "completed" else "incomplete"
 
 

@@ -37,17 +37,10 @@ def draw_roofline(data: dict, about: str = "") -> Figure:
         label += f": {row['time_ms']:.2f} ms ({row['share_of_time']:.1%}), {y:,.3g} {unit}"
         if row["share_of_roof"] is not None:
             label += f", {row['share_of_roof']:.0%} of its roof"
-        axes.scatter(
-            [row["operations_per_byte"]],
-            [y],
-            s=200 if is_step else 60 + 1200 * row["share_of_time"],
-            color="black" if is_step else color_of(row["name"]),
-            marker="*" if is_step else series(n)[1],
-            alpha=0.8,
-            edgecolor="white",
-            label=label,
-            zorder=3,
-        )
+        look = {"s": 200, "color": "black", "marker": "*"}
+        if not is_step:
+            look = {"s": 60 + 1200 * row["share_of_time"], "color": color_of(row["name"]), "marker": series(n)[1]}
+        axes.scatter([row["operations_per_byte"]], [y], alpha=0.8, edgecolor="white", label=label, zorder=3, **look)
     draw_roofs(axes, compute, bandwidth, unit, scale)
     if not compute or not bandwidth:
         axes.annotate(NO_PEAK, (0.5, 0.95), xycoords="axes fraction", ha="center")

@@ -28,7 +28,7 @@ from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.sections import trace_sections
 from analysis.diagnosis.traces import analyze_all, note_missing_ranks
 from analysis.report.charts import charts, comparison_chart, step_of_document
-from analysis.report.page import documents_in, fill_template, first_of_comparison, first_screen
+from analysis.report.page import FINDABLE, documents_in, fill_template, first_of_comparison, first_screen
 from analysis.report.step_zoom import zoomed_step
 from analysis.trace.links import AttributedLinks, link
 from analysis.trace.readers.formats import begins_as_trace, in_order_of_ranks, may_be_trace
@@ -139,9 +139,8 @@ class Tab:
 
     def runs(self) -> dict:
         """Those with a trace first, of them the newest; the log directory itself by its name."""
-        found = sorted(
-            ((*of_run, name, logdir) for name, logdir in self.logdirs for of_run in runs_in(logdir)), reverse=True
-        )
+        found = [(*of_run, name, logdir) for name, logdir in self.logdirs for of_run in runs_in(logdir)]
+        found.sort(reverse=True)
         names = [os.path.normpath(os.path.join(name, run)) for _, _, run, name, _ in found]
         shown = (logdir.resolve().name if run == "." else run for run, (*_, logdir) in zip(names, found, strict=True))
         runs = [{"run": run, "name": name} for run, name in zip(names, shown, strict=True)]
@@ -185,10 +184,10 @@ class Tab:
             analyses = [found] if found else []
         name, analysis = analyses[0] if analyses else (None, None)
         drawn, names = charts(analysis, documents), [file.name for file in files]
-        sections = trace_sections(analysis, analyses[1:]) if analysis else []
+        sections = [*(trace_sections(analysis, analyses[1:]) if analysis else []), *run_sections(documents)]
         first, shown = first_screen(analysis, documents), [*drawn, *(["step_timeline"] if analysis else [])]
         return {
-            "html": fill_template("body.html", first, [*sections, *run_sections(documents)], charts=shown),
+            "html": fill_template("body.html", first, sections, charts=shown, findable=FINDABLE),
             "charts": drawn,
             "step": step_of_document(analysis["step_timeline"]) if analysis and name not in names else None,
             "trace": name,
@@ -227,10 +226,8 @@ class Tab:
             kind = PART_KINDS["components" if comparison["components"] else "classes"]
             drawn["comparison"] = comparison_chart(rows, kind, (run, other))
             sections.insert(0, Section("What the parts of both take", note=["ms"], figure="comparison"))
-        return {
-            "html": fill_template("body.html", first_of_comparison(comparison), sections, charts=[*drawn]),
-            "charts": drawn,
-        }
+        html = fill_template("body.html", first_of_comparison(comparison), sections, charts=[*drawn], findable=())
+        return {"html": html, "charts": drawn}
 
 
 def ranks_to_read(files: list[Path], analysis: dict | None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
@@ -72,7 +72,11 @@ class Part:
 
 @dataclass
 class Reader:
-    """A trace file.  What is known of all of it is complete after the last part.  Each format has a subclass."""
+    """A trace file.  What is known of all of it is complete after the last part.  Each format has a subclass, with
+
+    parts(wanted): its events, some at a time, as Part; only those whose name is wanted, if that is given.  Raises
+    UserError, naming the file, if there is no trace in it; of one that is cut off, yields what is whole.
+    contains(text): whether the text is anywhere in it.  Raises UserError if it cannot be read."""
 
     path: Path
     watch: OnProgress | None = None
@@ -85,16 +89,6 @@ class Reader:
     first_us: float = np.inf  # its first event of any kind, on its own clock: where Perfetto begins to count
     is_1_x: bool = False  # its categories are those of a PyTorch before 2.0
     unread: Counter[str] = field(default_factory=Counter)  # events of devices in categories that are not known here
-
-    def parts(self, wanted: Callable[[str], bool] | None = None) -> Iterator[Part]:
-        """Its events, some at a time; only those whose name is wanted.
-
-        Raises UserError, naming the file, if there is no trace in it; of one that is cut off, yields what is whole."""
-        raise NotImplementedError
-
-    def contains(self, text: str) -> bool:
-        """Whether the text is anywhere in it.  Raises UserError if it cannot be read."""
-        raise NotImplementedError
 
 
 class Columns:
@@ -148,11 +142,8 @@ class Columns:
             tables[table] = {name: np.concatenate([none[name], *(part[name] for part in parts)]) for name in names}
         if self.within:
             keep_what_ran(tables, self.within)
-        order, keys = (
-            renumber([one for one in tables.values() if "thread" in one], "thread"),
-            [*self.interned["thread"]],
-        )
-        self.threads = [keys[i + 1] for i in order]
+        order = renumber([one for one in tables.values() if "thread" in one], "thread")
+        self.threads = [*map([*self.interned["thread"]][1:].__getitem__, order)]
         order, keys = renumber([*tables.values()], "name"), list(self.interned["name"])[1:]
         told = {"name": [keys[i] for i in order], "kind": ON_GPU, "kernel": list(self.interned["kernel"])[1:]}
         dtypes = {name: pd.CategoricalDtype(pd.Index(values, dtype=object)) for name, values in told.items()}
@@ -221,10 +212,8 @@ def with_meanings(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
         places[table] = place + len(meanings)
         meanings += map(TABLES[table].meaning_of, frame["name"].cat.categories[used])
     told = pd.DataFrame(meanings, columns=Meaning._fields, dtype=object).astype("category")
-    return {
-        table: frame.assign(**{field: told[field].array[places[table]] for field in told})
-        for table, frame in tables.items()
-    }
+    added = {table: {field: told[field].array[at] for field in told} for table, at in places.items()}
+    return {table: frame.assign(**added[table]) for table, frame in tables.items()}
 
 
 def floats_of(records: list, field: str) -> np.ndarray:

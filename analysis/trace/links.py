@@ -60,7 +60,7 @@ class Links:
     @property
     def first_replayed(self) -> int:
         """The first row of the operators of replayed graphs that another trace, or another part of this one, tells."""
-        return len(self.trace.operators) - len(self.trace.replayed or ())
+        return len(self.trace.operators) - len(self.trace.replayed.component if self.trace.replayed else ())
 
     @property
     def replayed_rows(self) -> slice:

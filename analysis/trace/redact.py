@@ -91,6 +91,8 @@ class Redaction:
         """What the file tells beside its events."""
         kept = {key: one for key, one in found.items() if key in METADATA or isinstance(one, int | float)}
         self.left_out |= found.keys() - kept.keys()
+        if name := (kept.get("hostInfo") or {}).get("name"):  # of any form
+            kept["hostInfo"] = kept["hostInfo"] | {"name": self.stand_in("host", str(name))}
         return self.value("", kept, TEXTS_OF_METADATA)
 
     def value(self, name: str, found: object, texts: Collection[str]) -> object:
@@ -123,5 +125,4 @@ class Redaction:
     def told(self) -> list[str]:
         """What was done, in sentences."""
         counts = ", ".join(count_of(len(found), kind) for kind, found in self.replaced.items())
-        left_out = ", ".join(sorted(self.left_out))
-        return [f"Replaced: {counts or 'nothing'}; left out: {left_out or 'nothing'}", STAYS]
+        return [f"Replaced: {counts or 'nothing'}; left out: {', '.join(sorted(self.left_out)) or 'nothing'}", STAYS]

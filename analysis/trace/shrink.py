@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -32,10 +33,19 @@ def check_slim(source: Path, target: Path | None, shortest: float | None, redact
         raise UserError(f"--slim {target}: viewers open files named *.json or *.json.gz", 2)
     if source.is_dir():
         raise UserError(f"--slim: {source} is a folder; name one of its traces", 2)
-    if not target.parent.is_dir():
-        raise UserError(f"--slim {target}: there is no folder {target.parent}")
+    check_target("--slim", source, target)
+
+
+def check_target(flag: str, source: Path, target: Path) -> None:
+    """Raise UserError if no file of this name can be written, or if it is the trace itself."""
     if target.resolve() == source.resolve():
-        raise UserError(f"--slim {target}: is the trace itself; name another file", 2)
+        raise UserError(f"{flag} {target}: is the trace itself; name another file", 2)
+    if not target.parent.is_dir():
+        raise UserError(f"{flag} {target}: there is no folder {target.parent}")
+    if target.is_dir():
+        raise UserError(f"{flag} {target}: is a folder", 2)
+    if not os.access(target.parent, os.W_OK):
+        raise UserError(f"{flag} {target}: {target.parent} cannot be written")
 
 
 def write_slim(source: Path, target: Path, shortest: float | None, reading: dict, redact: bool = False) -> list[str]:

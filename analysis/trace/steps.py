@@ -25,8 +25,7 @@ def whole_steps(trace: Trace) -> pd.DataFrame:
     launches = trace.launches[has_role(trace.launches, *roles.STARTS_WORK)]
     work = trace.operators if launches.empty else launches
     empty = len(work) and not ((work["start"] < end) & (work["end"] > start)).any()
-    durations = steps["end"] - steps["start"]
-    cut = empty and end - start < CUT_SHORT * durations.iloc[:-1].median()
+    cut = empty and end - start < CUT_SHORT * (steps["end"] - steps["start"]).iloc[:-1].median()
     return steps.iloc[:-1] if cut else steps
 
 

@@ -38,9 +38,6 @@ class Replayed:
     where: list[str]  # they were found
     files: set[Path]
 
-    def __len__(self) -> int:
-        return len(self.component)
-
 
 @dataclass
 class Trace:
@@ -189,10 +186,8 @@ def read_trace(
             columns.add(part)
             size += part.size
             if available and size * MEMORY_PER_BYTE > available:
-                raise UserError(
-                    f"{path}: needs more memory than the {available / MB:,.0f} MB that are available, after "
-                    f"{size / MB:,.0f} MB of JSON; --window N reads only its last N steps"
-                )
+                has = f"the {available / MB:,.0f} MB that are available, after {size / MB:,.0f} MB of JSON"
+                raise UserError(f"{path}: needs more memory than {has}; --window N reads only its last N steps")
         trace = trace_of(path, file, columns, steps_from, n_steps)
         if steps_from and trace.steps.empty:
             raise UserError(f"{path}: --steps-from {steps_from}: no event has this name")

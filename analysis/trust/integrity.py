@@ -25,8 +25,7 @@ from analysis.trace.tables import Trace, has_role, take_or
 from analysis.trust.missing_from_trace import STEPS, missing_lines, not_recorded
 from analysis.vocabulary import roles
 from analysis.vocabulary.annotations import NO_MARKS
-from harness.base.documents import read_document
-from harness.base.errors import UserError
+from harness.base.documents import documents_beside
 from harness.base.text import count_of
 from harness.documents.schema import unknown
 from harness.documents.trace import NO_SUMMARY
@@ -272,8 +271,8 @@ def check_graphs(found: Findings, links: Links, launches: int) -> None:
 
 def early_kernels(links: Links) -> np.ndarray:
     """Which of the kernels whose launch call is in the trace begin before it."""
-    delays = (links.gpu["start"] - links.gpu["launched"])[links.gpu["call"] >= 0]
-    return (delays < -CLOCK_ERROR_US).to_numpy()
+    early = links.gpu["start"] - links.gpu["launched"] < -CLOCK_ERROR_US
+    return early[links.gpu["call"] >= 0].to_numpy()
 
 
 def check_clocks(found: Findings, links: Links) -> None:
@@ -322,9 +321,8 @@ def step_rows(links: Links) -> list[dict]:
     during = np.searchsorted(began, steps["end"]) - np.searchsorted(ended, steps["start"], side="right")
     during = np.maximum(during, 0)  # a step and a kernel without length could make it negative
     # A GPU that runs behind the host still runs kernels of earlier steps.
-    stood = [
-        one_clock and ran == 0 and queued(*at) for ran, *at in zip(during, steps["start"], steps["end"], strict=True)
-    ]
+    times = zip(during, steps["start"], steps["end"], strict=True)
+    stood = [one_clock and ran == 0 and queued(*at) for ran, *at in times]
     idle = (kernels.any() and n > 1) & ((of_kernels == 0) | np.array(stood, bool))
     rows = {
         "number": steps["number"].astype(int),
@@ -412,14 +410,8 @@ def profiler_overhead(trace: Trace, summary: dict | None) -> dict:
 
 def summary_beside(path: Path) -> dict | None:
     """performance_summary.json of the run that wrote a trace: in its folder, or in the one above."""
-    for folder in (path.parent, path.parent.parent):
-        try:
-            document = read_document(folder / "performance_summary.json")
-        except UserError:  # damaged or of another version: the trace is read all the same
-            continue
-        if document and "exclusion_reason" in document.get("steps", {}):
-            return document
-    return None
+    found = documents_beside(path, "performance_summary.json")
+    return next((one for one in found if "exclusion_reason" in one.get("steps", {})), None)
 
 
 def overhead_text(overhead: dict) -> str:

@@ -22,7 +22,7 @@ NAMED_DATA = 'with torch.profiler.record_function("data"): batch = next(batches)
 START_UP = 2.0  # times the median of the other steps: a first step this long contains the profiler's own start-up
 
 
-class RecordedPart(NamedTuple):
+class Part(NamedTuple):
     """Something that a recording should contain."""
 
     part: str
@@ -30,26 +30,18 @@ class RecordedPart(NamedTuple):
     how: str  # to get it, in the program that is recorded
 
 
-STEPS = RecordedPart(
-    "steps", "where they begin is guessed; incomplete ones go unnoticed", "profiler.step() after each step"
-)
-SEVERAL = RecordedPart("more than one step", "no spread: a change cannot be told from noise", "schedule(active=5)")
-WARM_UP = RecordedPart(
-    "a warm-up step", "the first step, the longest by far, is in every mean", "schedule(warmup=1) or more"
-)
-SHAPES = RecordedPart(
-    "shapes", "no FLOPs, no bytes, only kernels tell what limits a matmul", "profile(record_shapes=True)"
-)
-PARTS = RecordedPart(
+STEPS = Part("steps", "where they begin is guessed; incomplete ones go unnoticed", "profiler.step() after each step")
+SEVERAL = Part("more than one step", "no spread: a change cannot be told from noise", "schedule(active=5)")
+WARM_UP = Part("a warm-up step", "the first step, the longest by far, is in every mean", "schedule(warmup=1) or more")
+SHAPES = Part("shapes", "no FLOPs, no bytes, only kernels tell what limits a matmul", "profile(record_shapes=True)")
+PARTS = Part(
     "parts of the model",
     "components are only kinds of operators",
     "record_function(NAME) around them, or profile(with_stack=True, with_modules=True)",
 )
-DATA = RecordedPart(
-    "waiting for data", "it counts as host code", 'a DataLoader, or record_function("data") around next()'
-)
-MEMORY = RecordedPart("memory", "no peak, nothing on activation checkpointing", "profile(profile_memory=True)")
-RANKS = RecordedPart("other ranks", "stragglers and waiting are unknown", "a trace of each rank, all in one folder")
+DATA = Part("waiting for data", "it counts as host code", 'a DataLoader, or record_function("data") around next()')
+MEMORY = Part("memory", "no peak, nothing on activation checkpointing", "profile(profile_memory=True)")
+RANKS = Part("other ranks", "stragglers and waiting are unknown", "a trace of each rank, all in one folder")
 ALL = (STEPS, SEVERAL, WARM_UP, SHAPES, PARTS, DATA, MEMORY, RANKS)
 
 

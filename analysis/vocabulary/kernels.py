@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from analysis.vocabulary.operators import category
-
 # The first pattern that is found tells what is multiplied, as operator_costs.factor_type names it, or tf32.  Sums and
 # outputs are often named too: what is narrower comes first.
 _TYPES = {
@@ -19,13 +17,15 @@ _TYPES = {
 }
 # A tile of the output, M and N; in names of CUTLASS the shape of the instruction comes before it.
 _TILE = re.compile(r"(?:_t?|_MT|_bt|tilesize|tile)(\d+)x(\d+)(?!\d*gemm)", re.IGNORECASE)
+MISALIGNED = r"_align[12](_|\b)"  # loads two or four bytes at a time, as the dimensions allow no more
 # Of the kernels that an operator launches beside the one that multiplies: they move elements, or add parts up.
 HELPER, SKINNY, SHORT_QUERIES, GROUPED = "helper", "skinny", "short queries", "grouped"
 _USES = {
     HELPER: r"splitk_?reduce|reduce_?kernel|(pre|post)process|convert_?dq|combine|transpose|im2col|col2im|routing"
     r"|finalize|permute|align_block|dot_do_o|quant_kernel",
-    SKINNY: r"gemv|wvsplitk|skinny|llmm1|dot_kernel|reduce_1block|depthwise|dwconv",
-    SHORT_QUERIES: r"paged_?attention|decode|splitkv|single_query|ll4mi|mmha|masked_multihead|flash_?mla",
+    SKINNY: r"gemv|wvsplitk|skinny|llmm1|dot_kernel|reduce_1block|depthwise|dwconv|mul_mat_vec|causal_conv1d",
+    SHORT_QUERIES: r"paged_?attention|decode|splitkv|single_query|ll4mi|mmha|masked_multihead|flash_?mla|flash_fwd_mla"
+    r"|_kernel_stage[12]|unified_attention_3d|ForGen|qseqlen1\b",
     GROUPED: r"moe|grouped|matmul_ogs|group_gemm",
 }
 
@@ -47,9 +47,3 @@ def tile(name: str) -> tuple[int, int] | None:
 def use(name: str) -> str | None:
     """HELPER, SKINNY, SHORT_QUERIES or GROUPED, if the name tells one."""
     return next((one for one, pattern in _USES.items() if re.search(pattern, name, re.IGNORECASE)), None)
-
-
-@cache
-def multiplies(name: str) -> bool:
-    """Whether it is no attention and no convolution: the tiles of these are not those of a matmul."""
-    return category(name) == "matmul"

@@ -111,8 +111,7 @@ class WorkCounter(TorchDispatchMode):
     def weight(self, segment: int) -> int:
         """How often this segment counts."""
         name = self.segments[segment]
-        again = name in ("forward", "backward") and name in self.segments[:segment]
-        return self.repeats if again else 1
+        return self.repeats if name in ("forward", "backward") and name in self.segments[:segment] else 1
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

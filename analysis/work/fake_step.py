@@ -158,8 +158,7 @@ def _fake_step(workload: Workload, on_gpu: bool, watch: Callable[..., Watcher], 
         called = FakeDataParallel(called, model, parallel)
     # An enabled gradient scaler would read values.
     state = state._replace(model=called, scaler=torch.amp.GradScaler("cpu", enabled=False))
-    meter = NullMeter(world_size=parallel.world_size if several else 1)
-    workload.train(state, stream, 1, meter, NullMeter(watcher))
+    workload.train(state, stream, 1, NullMeter(world_size=parallel.world_size if several else 1), NullMeter(watcher))
     return watcher
 
 

@@ -76,14 +76,14 @@ def attention_without_masks() -> Iterator[None]:
     """
     masking = sys.modules.get("transformers.masking_utils")  # None: nothing of the model's is transformers'
 
-    def told_of_no_padding(needs_no_mask: Callable[..., bool]) -> Callable[..., bool]:
-        def answer(padding: Tensor | None, *rest, **options) -> bool:
-            return needs_no_mask(None if isinstance(padding, FakeTensor) else padding, *rest, **options)
+    def real(tensor: Tensor | None) -> Tensor | None:
+        return None if isinstance(tensor, FakeTensor) else tensor
 
-        return answer
+    def told_of_no_padding(needs_no_mask: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda padding, *rest, **options: needs_no_mask(real(padding), *rest, **options)
 
     def told_of_no_packing(sequences_of: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
-        return lambda positions: None if isinstance(positions, FakeTensor) else sequences_of(positions)
+        return lambda positions: None if real(positions) is None else sequences_of(positions)
 
     answers = {
         "_ignore_causal_mask_sdpa": told_of_no_padding,

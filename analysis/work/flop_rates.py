@@ -17,6 +17,8 @@ from harness.documents.schema import because, explained
 from harness.machine.environment import describe_environment
 from harness.model.workload import Workload
 
+STEP_TIMES = ("avg_step_time_ms", "std_step_time_ms", "steps_averaged", "steps_averaged_note")
+
 
 def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> dict:
     """flops_profile.json from a performance summary and DeepSpeed's counts of one forward pass, or why there are none.
@@ -33,10 +35,7 @@ def flops_profile(workload: Workload, summary: dict, deepspeed: dict | str) -> d
         "environment": summary["environment"],
         "flops_analysis": counts,
         "performance_metrics": {
-            "avg_step_time_ms": performance["avg_step_time_ms"],
-            "std_step_time_ms": performance["std_step_time_ms"],
-            "steps_averaged": performance["steps_averaged"],
-            "steps_averaged_note": performance["steps_averaged_note"],
+            **{name: performance[name] for name in STEP_TIMES},
             "flops_per_sec": flops_per_sec,
             "throughput_samples_per_sec": performance["samples_per_sec"],
             "world_size": summary["training"]["world_size"],

@@ -33,6 +33,7 @@ def memory_section(memory: dict) -> Section:
         column("quadratic in sequence length, MB", "quadratic_bytes", ",.2f", MB),
     ]
     rows = memory["predicted"]["kept_for_backward"] if memory["predicted"] else []
+    rows = [*rows, sum_row("component", "sum", rows, KEPT_SIZES)] if rows else []
     allocator = [column("what", "what", left=True), column("MB", "bytes", ",.1f", MB)]
     peak = f"{megabytes(memory['peak_bytes'])} in {place_of_peak(memory)}: {memory['source']}"
     return Section(
@@ -46,11 +47,7 @@ def memory_section(memory: dict) -> Section:
         parts=[
             Section("At the peak", categories, category_rows(memory)),
             Section("Tensors", TENSOR_COLUMNS, folded_layers(memory["peak"]["largest_tensors"])),
-            Section(
-                "Kept for the backward pass",
-                kept,
-                [*rows, sum_row("component", "sum", rows, KEPT_SIZES)] if rows else [],
-            ),
+            Section("Kept for the backward pass", kept, rows),
             Section("GPU memory in use", allocator, memory["allocator"] or []),
         ],
     )

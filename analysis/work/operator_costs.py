@@ -135,8 +135,8 @@ def convolution_cost(inputs: Inputs) -> Cost:
         for length, kernel, jump, pad, step in zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
     ]
     out = x[0] * weight[0] * math.prod(spatial)
-    elements = math.prod(x) + math.prod(weight) + out
-    return Cost(2 * out * math.prod(weight[1:]), elements * size if size else None)
+    moved = (math.prod(x) + math.prod(weight) + out) * size if size else None
+    return Cost(2 * out * math.prod(weight[1:]), moved)
 
 
 def convolution_backward_cost(inputs: Inputs) -> Cost:
@@ -147,8 +147,7 @@ def convolution_backward_cost(inputs: Inputs) -> Cost:
     wanted = (of_x == "True") + (of_weight == "True")
     written = math.prod(x) * (of_x == "True") + math.prod(weight) * (of_weight == "True")
     elements = sum(map(math.prod, (gradient, x, weight))) + written
-    flops = wanted * 2 * math.prod(gradient) * math.prod(weight[1:])
-    return Cost(flops, elements * size if size else None)
+    return Cost(wanted * 2 * math.prod(gradient) * math.prod(weight[1:]), elements * size if size else None)
 
 
 def gradient_of_input_cost(inputs: Inputs) -> Cost:
@@ -284,10 +283,10 @@ _DEFAULT_SIZES = (1, 8, 4, 8)  # bytes of an element, of each kind
 
 
 def streaming_cost(base: str, shapes: list, types: list) -> Cost:
-    """Inputs read once, each output, of the shape of the largest input, written once.
+    """Inputs read once, each output written once.
 
-    The output of an element-wise operator has the type to which PyTorch promotes the inputs, all others that of the
-    largest.  The first input of a copy is its target: it is written, not read.
+    The output of an element-wise operator has the shape to which the inputs are broadcast and the type to which PyTorch
+    promotes them, all others those of the largest.  The first input of a copy is its target: it is written, not read.
     """
     # A number among the inputs has the shape [] and is no tensor, or one of type double.
     tensors = [(shape, kind) for shape, kind in zip(shapes, types, strict=False) if kind in BYTES_OF]
@@ -297,6 +296,7 @@ def streaming_cost(base: str, shapes: list, types: list) -> Cost:
     read = 0 if base in ("fill", "zero") else sum(moved[base == "copy" :])
     largest = max((one for one, _ in tensors), key=math.prod)
     if category(f"aten::{base}") == "element-wise":
+        largest = np.broadcast_shapes(*(one for one, _ in tensors))
         width = 1 if _OF_ONE_BYTE.match(base) else promoted_size(tensors)
     else:
         width = next(BYTES_OF[kind] for one, kind in tensors if one == largest or base == "copy")

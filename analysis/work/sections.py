@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from analysis.work.memory_tables import memory_section
 from harness.base.layer_names import starred
 from harness.base.sections import Section
-from harness.base.tables import Column, column, sum_row
+from harness.base.tables import Column, column, sum_row, text_columns
 from harness.base.text import batch_text, count_of
 from harness.base.units import MB, megabytes
 from harness.run.run_text import run_section
@@ -55,9 +55,7 @@ def flops_section(profile: dict) -> Section:
 
 
 def flops_facts(profile: dict) -> dict[str, object]:
-    counts, rates, efficiency = (
-        profile[key] for key in ("flops_analysis", "performance_metrics", "efficiency_metrics")
-    )
+    counts, rates, efficiency = map(profile.get, ("flops_analysis", "performance_metrics", "efficiency_metrics"))
     note, tokens = rates["steps_averaged_note"], counts["reconciliation"]["sequence_length"] > 1
     how = "without instrumentation" if note.startswith("excluded") else f"({note})"
     spread = f", std {rates['std_step_time_ms']:.2f} ms" if rates["std_step_time_ms"] is not None else ""
@@ -71,9 +69,7 @@ def flops_facts(profile: dict) -> dict[str, object]:
         "Model FLOPS Utilization": mfu_text(profile),
     }
     if efficiency["mfu_percent"] is not None and counts["unmasked_step_flops"] != counts["step_flops"]:
-        facts["Without masked scores"] = (
-            f"{efficiency['unmasked_mfu_percent']:.1f}% (MFU of what attention must compute)"
-        )
+        facts["Without masked scores"] = f"{efficiency['unmasked_mfu_percent']:.1f}% (MFU of what attention must do)"
     if efficiency["hfu_percent"] is not None:
         recomputed = f"with {counts['recomputed_flops']:,} recomputed FLOPs"
         facts["Hardware utilization"] = f"{efficiency['hfu_percent']:.1f}% (HFU, {recomputed})"
@@ -141,11 +137,7 @@ def detail_sections(counts: dict) -> list[Section]:
         column("forward, per layer", "forward_flops_per_layer", ","),
         column("share", "share", ".1%"),
     ]
-    modules = [
-        column("module", "module", left=True),
-        column("FlopCounterMode", "flops", ","),
-        column("DeepSpeed", "deepspeed", ","),
-    ]
+    modules = [*text_columns("module"), column("FlopCounterMode", "flops", ","), column("DeepSpeed", "deepspeed", ",")]
     parts = counts["by_component"]
     total = sum_row("component", "sum", parts, ("forward_flops", "backward_flops", "share"))
     macs = counts["deepspeed"]["macs_by_module"] if counts["deepspeed"] else {}
@@ -191,9 +183,7 @@ def roofline_section(data: dict) -> Section:
     times = data["time_source"]
     note = [f"Time of the step: {times['step']}.", f"Times of classes: {times['classes']}."]
     if any((row["share_of_roof"] or 0) > 1 for row in data["points"]):
-        note.append(
-            "More than 100% of a roof: caches served part of it, or tensors were updated in place, unlike in a copy."
-        )
+        note.append("More than 100% of a roof: caches served part of it, or tensors were updated in place.")
     return Section("Roofline", POINT_COLUMNS, roofline_rows(data), note, figure="roofline")
 
 
@@ -286,10 +276,6 @@ def intensity_facts(document: dict) -> dict[str, object]:
     }
 
 
-MAKERS = {  # by the name of the document, in the order of the sections
-    "flops": flops_section,
-    "roofline": roofline_section,
-    "intensity": intensity_section,
-    "memory": memory_section,
-    "summary": run_section,
-}
+# By the name of the document, in the order of the sections.
+MAKERS = {"flops": flops_section, "roofline": roofline_section, "intensity": intensity_section}
+MAKERS |= {"memory": memory_section, "summary": run_section}

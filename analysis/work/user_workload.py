@@ -214,9 +214,7 @@ def lacks(made: Made) -> dict[str, str]:
         found["precision"] = "it has a step of its own, which chooses its precision"
         found["grad_clip"] = "it has a step of its own, which clips gradients if they are to be"
     if not repeated_blocks(made.model):
-        found["activation_checkpointing"] = (
-            "its model has no repeated blocks, members of an nn.ModuleList that are alike"
-        )
+        found["activation_checkpointing"] = "its model has no repeated blocks, alike members of an nn.ModuleList"
     if not {"foreach", "fused"} <= made.optimizer.defaults.keys():
         found["optimizer_impl"] = f"{type(made.optimizer).__name__} is implemented in one way only"
     return found
@@ -257,12 +255,10 @@ def with_implementation(optimizer: torch.optim.Optimizer, implementation: str) -
 
 def first_batch(file: UserFile) -> tuple[Made, Any]:
     """What the file makes, and the first batch: with a fake model, else for real, as data in tensors may need."""
-    try:
+    with contextlib.suppress(Exception):  # whatever code of the user's raises here, it may not raise for real
         with FakeTensorMode(), on_fake_tensors():
             made = file.make()
         return made, next(endless(file, made))
-    except Exception:  # noqa: BLE001 - whatever code of the user's raises here, it may not raise for real
-        pass
     made = file.make()
     return made, next(endless(file, made))
 
@@ -295,15 +291,13 @@ class UserWorkload(Workload):
     parallel = property(lambda self: self.training)
     own_step = property(lambda self: examined(self.file).own_step)
     hides_tokens = property(lambda self: examined(self.file).hides_tokens)
+    lacks = property(lambda self: examined(self.file).lacks)
+    title = property(lambda self: f"{examined(self.file).model} of {self.file.path.name}")
     micro_steps = 1
     scales = ("batch_size",)  # many models take no longer sequences than those they were made for
 
     def __getstate__(self) -> dict:
         return vars(self) | {"latest": {}}  # models stay in their process
-
-    @property
-    def title(self) -> str:
-        return f"{examined(self.file).model} of {self.file.path.name}"
 
     @property
     def precision(self) -> str:
@@ -444,10 +438,6 @@ class UserWorkload(Workload):
     def unpredicted_memory(self, on_gpu: bool) -> str | None:
         hidden = examined(self.file).recurrent and not on_gpu  # oneDNN's workspace
         return "and what recurrent layers keep on a CPU, which is not predicted" if hidden else None
-
-    @property
-    def lacks(self) -> dict[str, str]:
-        return examined(self.file).lacks
 
     def settings(self) -> dict[str, dict]:
         found, every = examined(self.file), asdict(self.training)

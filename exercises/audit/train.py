@@ -60,10 +60,8 @@ def main() -> None:
         say("", f"{name}:")
         args = tiny_llama_v1.build_parser().parse_args([*flags, "--output-dir", f"exercise12_{name}"])
         # The header is that of the first run.
-        header = (
-            mock.patch.object(RunReport, "announce", lambda run: None) if name != names[0] else contextlib.nullcontext()
-        )
-        with replaced(name), header:
+        silent = mock.patch.object(RunReport, "announce", lambda run: None)
+        with replaced(name), silent if name != names[0] else contextlib.nullcontext():
             tiny_llama_v1.run_from_arguments(args)
     others = " ".join(f"exercise12_{name}" for name in names)
     say("", f"Read on: python3 compare_runs.py {others} --verbose")

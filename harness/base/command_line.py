@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import field, fields
 from pathlib import Path
+from typing import Any
 
 from harness.base.errors import UserError
 from harness.base.text import flag_of
@@ -27,55 +28,48 @@ def flag(default, text: str, **options):
     return field(default=default, metadata={"help": text, **options})
 
 
-def number_of(kind: type, minimum: int) -> Callable[[str], int | float]:
-    """argparse type: a whole number of at least `minimum`, or a positive real one."""
+def checked(convert: Callable[[str], Any], holds: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
+    """argparse type: what convert() makes of a text, if it holds; wanted: what else would be right."""
 
     def parse(text: str):
-        with contextlib.suppress(ValueError):
-            if kind(text) >= minimum and (int(text) < 2**63 if kind is int else 0 < float(text) < math.inf):
-                return kind(text)
-        wanted = f"a whole number of at least {minimum}" if kind is int else "a positive, finite number"
+        with contextlib.suppress(ValueError, OverflowError):
+            if holds(value := convert(text)):
+                return value
         raise argparse.ArgumentTypeError(f"{text or 'nothing'} is not {wanted}")
 
     return parse
 
 
+def number_of(kind: type, minimum: int) -> Callable[[str], int | float]:
+    """argparse type: a whole number of at least `minimum`, or a positive real one."""
+    if kind is int:
+        return checked(int, lambda n: minimum <= n < 2**63, f"a whole number of at least {minimum}")
+    return checked(float, lambda x: 0 < x < math.inf, "a positive, finite number")
+
+
 def word_or_number(words: tuple[str, ...], below: float, wanted: str) -> Callable[[str], str | float]:
     """argparse type: one of these words, or a positive number below a limit."""
-
-    def parse(text: str) -> str | float:
-        if text in words:
-            return text
-        with contextlib.suppress(ValueError):
-            if 0 < float(text) < below:
-                return float(text)
-        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
-
-    return parse
+    return checked(lambda text: text if text in words else float(text), lambda x: x in words or 0 < x < below, wanted)
 
 
 # Of --peak and --network.
-peak_choice = word_or_number(
-    ("auto", "measured"), 1e6, "a peak; use auto, measured, or a number in TFLOP/s, e.g. 989.4"
-)
+peak_choice = word_or_number(("auto", "measured"), 1e6, "a peak; use auto, measured, or a number in TFLOP/s, e.g. 989")
 network_choice = word_or_number(("measured",), math.inf, "a network; use measured, or a positive number in GB/s")
 
 
-def byte_count(text: str) -> int:
-    """argparse type: bytes, with K, M or G of 2^10."""
+def bytes_of(text: str) -> int:
+    """Of a number with K, M or G of 2^10."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in "KMG" else (text, "")
-    with contextlib.suppress(ValueError):
-        if int(number) > 0 and (size := int(number) * 2 ** (10 * " KMG".index(unit or " "))) < 2**40:
-            return size
-    raise argparse.ArgumentTypeError(f"{text} is not a number of bytes; use e.g. 1024, 1K, 16M or 1G")
+    return int(number) * 2 ** (10 * " KMG".index(unit or " "))
+
+
+byte_count = checked(bytes_of, lambda size: 0 < size < 2**40, "a number of bytes; use e.g. 1024, 1K, 16M or 1G")
+gigabytes = checked(float, lambda size: 0.001 <= size <= 1e6, "a memory size; use GB, e.g. 80")
 
 
 def memory_size(text: str) -> int:
     """argparse type: GB to bytes."""
-    with contextlib.suppress(ValueError):
-        if 0.001 <= float(text) <= 1e6:
-            return round(float(text) * 2**30)
-    raise argparse.ArgumentTypeError(f"{text} is not a memory size; use GB, e.g. 80")
+    return round(gigabytes(text) * 2**30)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -105,17 +99,15 @@ class OneLineParser(argparse.ArgumentParser):
         user did not pass it."""
         group, kinds = self.add_argument_group(title), typing.get_type_hints(config)
         for one in (one for one in fields(config) if one.metadata and one.name in config.__annotations__):
-            options, kind = dict(one.metadata), kinds[one.name]
+            options, kind = dict(one.metadata), (*typing.get_args(kinds[one.name]), kinds[one.name])[0]
             shown, text, minimum = options.pop("shown", one.default), options.pop("help"), options.pop("minimum", 1)
-            names = [flag_of(one.name)]
-            if "alias" in options:
-                names.append(options.pop("alias"))
+            names = [flag_of(one.name), *([options.pop("alias")] if "alias" in options else [])]
             if kind is bool:
                 options["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
             elif kind is int:
-                options |= {"type": number_of(int, minimum), "metavar": "N"}
+                options = {"type": number_of(int, minimum), "metavar": "N"} | options
             elif kind is float:
-                options |= {"type": number_of(float, 0), "metavar": "X"}
+                options = {"type": number_of(float, 0), "metavar": "X"} | options
             if shown is not None and not isinstance(shown, bool):
                 text += f" ({shown})"
             group.add_argument(*names, default=None, help=text, **options)

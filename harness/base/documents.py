@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.base.errors import UserError
@@ -29,3 +31,12 @@ def read_document(path: Path) -> dict | None:
         known = " and ".join(map(str, READABLE_VERSIONS))
         raise UserError(f"{path}: has schema version {version}, but this workshop reads versions {known}")
     return document
+
+
+def documents_beside(path: Path, name: str) -> Iterator[dict]:
+    """The documents of this name in the folder of a trace and in the one above; a damaged one, or one of another
+    version, is left out: the trace is read all the same."""
+    for folder in (path.parent, path.parent.parent):
+        with contextlib.suppress(UserError):
+            if document := read_document(folder / name):
+                yield document

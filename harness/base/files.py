@@ -36,93 +36,54 @@ class FileKind:
     is_folder: bool = False
 
 
-def _sweep(name: str, document: type[Document]) -> tuple[FileKind, ...]:
-    writer = f"run_{name}.py"
+TRACE = "trace_step_*.pt.trace.json*"
+
+
+def _document(pattern: str, writer: str, document: type[Document]) -> FileKind:
+    """One that its type tells the contents of."""
+    return FileKind(pattern, writer, " ".join(document.__doc__.split()), document)
+
+
+def _tables(name: str, writer: str, contents: str, document: type[Document]) -> tuple[FileKind, ...]:
+    """A document, its tables and its plot."""
     return (
-        FileKind(f"{name}.json", writer, "one entry per row, rewritten after each row", document),
-        FileKind(f"{name}.md", writer, f"the tables of {name}.json in markdown"),
+        FileKind(f"{name}.json", writer, contents, document),
+        FileKind(f"{name}.md", writer, f"the tables of {name}.json"),
         FileKind(f"{name}.png", writer, f"plot of {name}.json"),
     )
+
+
+def _sweep(name: str, document: type[Document]) -> tuple[FileKind, ...]:
+    return _tables(name, f"run_{name}.py", "one entry per row, rewritten after each row", document)
 
 
 FILES = (
     FileKind("config.json", "every run, before step 1", "model, training, profiling, environment", run.RunConfig),
     FileKind("config.json", "every sweep", "settings, environment", sweeps.SweepConfig),
-    FileKind(
-        "performance_summary.json",
-        "every run, also one that failed or was interrupted",
-        "times with their spread, throughput, memory, losses, every step",
-        run.PerformanceSummary,
-    ),
-    FileKind(
-        "performance_summary_rank*.json",
-        "every rank but 0 of a run of several",
-        "the same, as this rank measured it",
-        run.PerformanceSummary,
-    ),
+    _document("performance_summary.json", "every run, also one that failed or was interrupted", run.PerformanceSummary),
+    _document("performance_summary_rank*.json", "every rank but 0 of a run of several", run.PerformanceSummary),
     FileKind("events.out.tfevents.*", "every run", "TensorBoard: scalars per step, figures, text, hyperparameters"),
     FileKind("training_output.log", "the shell launchers", "everything that was printed"),
     FileKind("training_output_rank*.log", "the shell launchers", "the same of another rank than 0"),
     FileKind("training_output.*.log", "the shell launchers", "log of the previous run in this folder"),
     FileKind(
-        "trace_step_*.pt.trace.json*",
-        "--enable-pytorch-profiler",
-        "timeline of the profiled steps; 5_10 in the name means steps 6 to 10",
+        TRACE, "--enable-pytorch-profiler", "timeline of the profiled steps; 5_10 in the name means steps 6 to 10"
     ),
-    FileKind(
-        "operator_analysis.json",
-        "every run with a trace",
-        "how far to trust the trace, verdict, components, opportunities, operators, kernels, collectives, all ranks",
-        trace.OperatorAnalysis,
-    ),
-    FileKind(
-        "operator_analysis_*.json",
-        "run_pytorch_profiler.py --analyze-existing",
-        "the same for the second and later traces",
-        trace.OperatorAnalysis,
-    ),
-    FileKind(
-        "memory_timeline.json",
-        "--profile-memory",
-        "live bytes through one step by category, the largest tensors at the peak, the prediction",
-        memory.MemoryTimeline,
-    ),
+    _document("operator_analysis.json", "every run with a trace", trace.OperatorAnalysis),
+    _document("operator_analysis_*.json", "--analyze-existing, for further traces", trace.OperatorAnalysis),
+    _document("memory_timeline.json", "--profile-memory", memory.MemoryTimeline),
     FileKind("memory_timeline.png", "--profile-memory", "plot of memory_timeline.json"),
-    FileKind(
-        "memory_snapshot_*.pickle", "--memory-snapshot on a GPU", "the allocator's history, for pytorch.org/memory_viz"
-    ),
-    FileKind(
-        "prediction.json", "--dry-run", "memory by category, what fits, a lower bound on step time", memory.Prediction
-    ),
-    FileKind(
-        "flops_profile.json", "--enable-deepspeed-flops", "FLOPs counted three ways, rate, MFU", flops.FlopsProfile
-    ),
+    FileKind("memory_snapshot_*.pickle", "--memory-snapshot", "a GPU allocator's history, for pytorch.org/memory_viz"),
+    _document("prediction.json", "--dry-run", memory.Prediction),
+    _document("flops_profile.json", "--enable-deepspeed-flops", flops.FlopsProfile),
     FileKind("flops_profile.txt", "--enable-deepspeed-flops", "DeepSpeed's own report"),
-    FileKind(
-        "computational_intensity.json",
-        "run_deepspeed_flops.py --computational-intensity",
-        "bytes moved by class of operators and phase, FLOPs per byte, bandwidth used",
-        flops.ComputationalIntensity,
-    ),
-    FileKind(
-        "roofline_data.json",
-        "run_deepspeed_flops.py --generate-roofline",
-        "the limits of the device, rate and time of each class of operators",
-        flops.RooflineData,
-    ),
-    FileKind("roofline.png", "run_deepspeed_flops.py --generate-roofline", "plot of roofline_data.json"),
+    _document("computational_intensity.json", "--computational-intensity", flops.ComputationalIntensity),
+    _document("roofline_data.json", "--generate-roofline", flops.RooflineData),
+    FileKind("roofline.png", "--generate-roofline", "plot of roofline_data.json"),
     FileKind("report.html", "the run scripts", "self-contained HTML report"),
-    FileKind("comparison.json", "compare_runs.py", "what differs between runs", sweeps.Comparison),
-    FileKind("comparison.md", "compare_runs.py", "the tables of comparison.json"),
-    FileKind("comparison.png", "compare_runs.py", "plot of comparison.json"),
-    FileKind("history.json", "compare_runs.py --history", "all runs below a folder by date", sweeps.RunHistory),
-    FileKind("history.md", "compare_runs.py --history", "the tables of history.json"),
-    FileKind("history.png", "compare_runs.py --history", "plot of history.json"),
-    FileKind(
-        "system_profile*",
-        "run_system_profiler.sh",
-        "what nsys or rocprofv3 recorded; .sqlite: of nsys, as read by the analysis",
-    ),
+    *_tables("comparison", "compare_runs.py", "what differs between runs", sweeps.Comparison),
+    *_tables("history", "compare_runs.py --history", "all runs below a folder by date", sweeps.RunHistory),
+    FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded"),
     *_sweep("memory_study", sweeps.MemoryStudy),
     *_sweep("training_benchmark", sweeps.TrainingBenchmark),
     *_sweep("attention_benchmark", sweeps.AttentionBenchmark),
@@ -132,7 +93,7 @@ FILES = (
     *_sweep("scaling_study", sweeps.ScalingStudy),
     *_sweep("collective_benchmark", sweeps.CollectiveBenchmark),
     FileKind(
-        "profile_*", "run_optimization_study.py", "the profiled baseline, one per size and precision", is_folder=True
+        "profile_*", "run_optimization_study.py", "the baseline of a size and precision, profiled", is_folder=True
     ),
     FileKind("bs*_seq*", "run_memory_study.py", "the folder of a run, one per row", is_folder=True),
     FileKind("snapshots", "run_training_benchmark.py", "allocator histories, one folder per row", is_folder=True),
@@ -149,8 +110,6 @@ FOLDERS = (  # created by the launchers and the documented commands; for .gitign
     "exercise[0-9]*_*/ comparison_*/ runs/"
 ).split()
 
-_TRACE_PATTERN = "trace_step_*.pt.trace.json*"
-
 
 def kind_of(name: str) -> FileKind | None:
     """The registered kind of a file of this name, or None."""
@@ -160,7 +119,7 @@ def kind_of(name: str) -> FileKind | None:
 def is_of_ours_but_no_trace(name: str) -> bool:
     """Whether a file of this name is one that we write, and no trace."""
     kind = kind_of(name)
-    return kind is not None and not kind.is_folder and kind.pattern != _TRACE_PATTERN
+    return kind is not None and not kind.is_folder and kind.pattern != TRACE
 
 
 def files_of_run(*folders: Path) -> list[Path]:
@@ -268,7 +227,7 @@ def _earlier_run(folder: Path) -> list[Path]:
         log = Path(os.environ["TINY_LLAMA_LOG"]).absolute()
         written = {log, *(log.with_name(f"{log.stem}_rank{rank}.log") for rank in range(1, world_size_of_run()))}
     # Without a config.json, only names that no other program would use are assumed to be ours.
-    patterns = [k.pattern for k in FILES if not k.is_folder] if config.exists() else [_TRACE_PATTERN, "prediction.json"]
+    patterns = [k.pattern for k in FILES if not k.is_folder] if config.exists() else [TRACE, "prediction.json"]
     found = {f for pattern in patterns for f in folder.glob(pattern) if f.is_file() and f.absolute() not in written}
     folders = [f for kind in FILES if kind.is_folder for f in sorted(folder.glob(kind.pattern)) if f.is_dir()]
     return sorted(found) + (folders if found else [])

@@ -7,7 +7,7 @@ plain text; analysis/report has that of a page.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from harness.base.tables import Column, first_rows, labeled, markdown_table, narrow_table, with_room, wrapped
 from harness.base.text import printable
@@ -24,6 +24,7 @@ class Section:
     rows: list[dict] = field(default_factory=list)
     note: list[str] = field(default_factory=list)  # what the figures mean and where they come from, a sentence each
     facts: dict[str, object] = field(default_factory=dict)  # by label
+    _: KW_ONLY
     code: str = ""  # lines to be copied, which are shown as they are
     figure: str = ""  # the name of the figure that a page draws of it
     warning: str = ""  # why it should not be relied on

@@ -118,22 +118,17 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[dict]) -> list[str]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def labeled(rows: dict[str, object], indent: str = "") -> list[str]:
+def labeled(rows: dict[str, object]) -> list[str]:
     """One line 'label: value' per entry, the values aligned."""
     width = max(map(len, rows), default=0) + 2
-    return [f"{indent}{label + ':':<{width}}{value}" for label, value in rows.items()]
+    return [f"{label + ':':<{width}}{value}" for label, value in rows.items()]
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
     """The lines, broken at spaces where they are wider than COLUMNS."""
-    whole_words = {"break_on_hyphens": False, "break_long_words": False}
-    return [
-        part
-        for line in lines
-        for part in (
-            textwrap.wrap(line, COLUMNS, subsequent_indent="    ", **whole_words) if len(line) > COLUMNS else [line]
-        )
-    ]
+    whole_words = {"break_on_hyphens": False, "break_long_words": False, "subsequent_indent": "    "}
+    wrap = partial(textwrap.wrap, width=COLUMNS, **whole_words)
+    return [part for line in lines for part in (wrap(line) if len(line) > COLUMNS else [line])]
 
 
 def answer(
@@ -147,10 +142,8 @@ def answer(
     """
     width, before = max(map(len, rows)) + 2, [*dict.fromkeys((*whole, [*rows][-1]))]
     wrap = partial(textwrap.wrap, width=COLUMNS - width, break_on_hyphens=False)
-    lines_of = {
-        label: [wrap(one) or [""] for one in ([texts] if isinstance(texts, str) else texts)]
-        for label, texts in rows.items()
-    }
+    listed = {label: [texts] if isinstance(texts, str) else texts for label, texts in rows.items()}
+    lines_of = {label: [wrap(one) or [""] for one in texts] for label, texts in listed.items()}
     for label in optional:
         if sum(len(one) if row in before else 1 for row, texts in lines_of.items() for one in texts) > limit:
             lines_of.pop(label, None)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 def count_of(n: int, noun: str) -> str:
     """'1 step', '3 steps'"""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    return f"{n:,} {noun}{'' if n == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def significant(value: float, digits: int = 4) -> str:
@@ -115,12 +115,6 @@ def title_of_run(parameters: int, batch_size: int, seq_len: int, precision: str,
 
 def run_title(summary: dict) -> str:
     """The same from a performance_summary.json."""
-    training, config = summary["training"], summary["config"]
-    return title_of_run(
-        config["model"]["parameters"],
-        training["batch_size"],
-        training["sequence_length"],
-        config["training"]["precision"],
-        summary["environment"]["device"]["name"],
-        training["world_size"],
-    )
+    training, config, device = summary["training"], summary["config"], summary["environment"]["device"]["name"]
+    step = training["batch_size"], training["sequence_length"], config["training"]["precision"]
+    return title_of_run(config["model"]["parameters"], *step, device, training["world_size"])

@@ -43,6 +43,7 @@ class Environment(Document):
     command_line: str = field("that repeats the run")
     commit: str | None = field("of the project", null=NO_CHECKOUT)
     uncommitted_changes: bool | None = field("whether files of the project differ from that commit", null=NO_CHECKOUT)
+    changes_sha256: str | None = field("of these changes, as git diff shows them", null="there are none")
     host: str = field("name of the machine")
     platform: str = field("operating system and kernel")
     python: str = field("version")
@@ -211,6 +212,8 @@ class Audit(Document):
 
 
 class PerformanceSummary(Document):
+    """times with their spread, throughput, memory, losses, every step"""
+
     status: str = field("completed, interrupted, failed")
     error: str | None = field("one line", null="nothing ended it early")
     config: Settings = field("as in config.json")

@@ -387,6 +387,8 @@ class MemorySeries(Document):
 
 
 class OperatorAnalysis(Document):
+    """how far to trust the trace, verdict, components, opportunities, operators, kernels, collectives, all ranks"""
+
     trace: str = field("file name")
     integrity: Integrity = field("how far to trust the trace")
     headline: Headline = field("what pays most")
@@ -406,6 +408,7 @@ class OperatorAnalysis(Document):
     operators: list[OperatorRow] = field("by name, most time first")
     operators_by_shape: list[OperatorRow] = field("by name and shapes of the inputs")
     kernels: list[KernelRow] = field("GPU events by name, most time first")
+    counters: str | None = field("the command that reads the counters of the longest kernel", null=NO_GPU)
     shape_rates: list[ShapeRate] = field("rates of matmuls, convolutions and attention")
     critical_path: CriticalPath | None = field("of the step of median duration", null="the step has no GPU events")
     step_timeline: StepTimeline = field("one step, for the figure")

@@ -62,7 +62,10 @@ def audit_document(
     if first is None:
         return explained({"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}}, Audit)
     not_checked: list[dict] = []
-    findings = parameter_findings(with_frozen(first, workload), workload)
+    if first.frozen and first.trained_elements != workload.parameter_count():
+        # The closed form counts them as trainable; a file of the user's own may freeze some on purpose.
+        first = replace(first, missing=first.missing + first.frozen)
+    findings = parameter_findings(first, workload)
     if first.skipped:
         reason = "the gradient scaler of fp16 skipped the first update, as it does until its scale fits"
         not_checked += [{"check": check, "reason": reason} for check in ("non_finite_gradient", "unmoved_parameter")]
@@ -76,20 +79,8 @@ def audit_document(
         not_checked += [{"check": check, "reason": reason} for check in ("backward_time", "rate")]
     else:
         findings += time_findings(averaged, workload, limit)
-    return {
-        "ok": not findings,
-        "findings": findings,
-        "not_checked": not_checked,
-        "gradient_norms": norms_by_part(first.norms),
-    }
-
-
-def with_frozen(first: FirstStep, workload: Workload) -> FirstStep:
-    """Frozen parameters among the missing ones, if the workload's closed form counts them as trainable; a file of the
-    user's own may freeze some on purpose."""
-    if not first.frozen or first.trained_elements == workload.parameter_count():
-        return first
-    return replace(first, missing=first.missing + first.frozen)
+    found = {"ok": not findings, "findings": findings, "not_checked": not_checked}
+    return found | {"gradient_norms": norms_by_part(first.norms)}
 
 
 def parameter_findings(first: FirstStep, workload: Workload) -> list[dict]:
@@ -100,12 +91,9 @@ def parameter_findings(first: FirstStep, workload: Workload) -> list[dict]:
         "zero_gradient": (first.zero if workload.seq_len > 1 else [], "a gradient of zeros alone"),
         "unmoved_parameter": (first.unmoved, "a gradient, but the optimizer did not move them"),
     }
+    n = first.parameters
     return [
-        {
-            "check": check,
-            "detail": f"{len(names)} of {first.parameters} parameters have {what}",
-            "parameters": names[:NAMES_SHOWN],
-        }
+        {"check": check, "detail": f"{len(names)} of {n} parameters have {what}", "parameters": names[:NAMES_SHOWN]}
         for check, (names, what) in kinds.items()
         if names
     ]
@@ -118,10 +106,8 @@ def time_findings(averaged: list[StepRecord], workload: Workload, limit: RateLim
     backward = statistics.median(record.phase_ms.get("backward", math.nan) for record in averaged)
     forward = min(record.phase_ms.get("forward", math.nan) for record in averaged)
     if backward < LEAST_RATIO * forward:
-        detail = (
-            f"the backward pass takes {backward:.2f} ms, the forward pass {forward:.2f} ms, for half of its matmuls"
-        )
-        findings.append({"check": "backward_time", "detail": detail})
+        times = f"the backward pass takes {backward:.2f} ms, the forward pass {forward:.2f} ms"
+        findings.append({"check": "backward_time", "detail": f"{times}, for half of its matmuls"})
     flops = workload.formulas.least_forward_flops()
     if flops is None:
         return findings

@@ -33,15 +33,7 @@ class Compilation:
 
     PASSES = 3  # timed passes before and after compiling, each time after an untimed one
 
-    def __init__(
-        self,
-        workload: Workload,
-        state: TrainingState,
-        batch,
-        device: torch.device,
-        mode: str = "default",
-        traced: bool = False,
-    ):
+    def __init__(self, workload: Workload, state: TrainingState, batch, device: torch.device, mode: str, traced: bool):
         self.workload, self.state, self.device = workload, state, device
         buffers = [buffer.clone() for buffer in state.model.buffers()]  # a forward pass updates BatchNorm's averages
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

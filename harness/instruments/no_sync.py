@@ -22,18 +22,13 @@ from harness.ranks.parallel import ParallelConfig
 
 def check_no_sync(parallel: ParallelConfig, pairs: int) -> None:
     """Raise UserError, exit code 2, where --no-sync-steps would compare nothing."""
-    if pairs and parallel.world_size == 1:
-        raise UserError(
-            f"--no-sync-steps {pairs}: this run has one rank, which reduces nothing; start several with torchrun "
-            "--nproc-per-node N",
-            2,
-        )
-    if pairs and parallel.parallel == "fsdp":
-        raise UserError(
-            f"--no-sync-steps {pairs}: with --parallel fsdp every pass gathers parameters, so no step is without "
-            "communication; use ddp or zero1",
-            2,
-        )
+    why = None
+    if parallel.world_size == 1:
+        why = "this run has one rank, which reduces nothing; start several with torchrun --nproc-per-node N"
+    elif parallel.parallel == "fsdp":
+        why = "with --parallel fsdp every pass gathers parameters: no step does without communication; use ddp or zero1"
+    if pairs and why:
+        raise UserError(f"--no-sync-steps {pairs}: {why}", 2)
 
 
 def no_sync_steps(

@@ -69,9 +69,7 @@ class TraceRecorder:
         partial = path.with_name(f".{path.name.removesuffix('.gz')}.partial")
         profile.export_chrome_trace(str(partial))  # does not report a file that it could not open, or a full disk
         if not partial.exists():
-            raise UserError(
-                f"cannot write {path}: torch.profiler wrote no file; is the folder still there and writable?"
-            )
+            raise UserError(f"cannot write {path}: torch.profiler wrote no file; is the folder there and writable?")
         with partial.open("rb") as file:
             file.seek(max(0, partial.stat().st_size - 64))
             tail = file.read().rstrip()

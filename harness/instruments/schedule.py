@@ -15,7 +15,7 @@ class ProfilerConfig:
     enable_pytorch_profiler: bool = flag(False, "record a trace with torch.profiler")
     profile_dir: str | None = flag(
         None,
-        "folder for traces; also for the run, without --output-dir",
+        "of traces; of the run too, without --output-dir",
         metavar="DIR",
         shown="--output-dir, else ./pytorch_profiles",
     )
@@ -33,10 +33,7 @@ class ProfilerConfig:
     enable_deepspeed_flops: bool = flag(False, "count FLOPs with DeepSpeed's profiler in one step")
     flops_profile_step: int = flag(10, "step in which DeepSpeed counts FLOPs")
     peak: str | float = flag(
-        "auto",
-        "peak rate for MFU: auto (from the datasheet, else measured), measured, or a number in TFLOP/s",
-        metavar="PEAK",
-        type=peak_choice,
+        "auto", "for MFU: auto (by datasheet, else measured), measured, or TFLOP/s", metavar="PEAK", type=peak_choice
     )
 
     # --enable-all-profiling

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from harness.machine.host_limits import cgroup_folders, quota_cores, unknown_quota
 
+RUSAGE = ("nivcsw", "utime", "stime", "minflt", "majflt")  # of getrusage, as the last fields of Interval
+
 
 @dataclass
 class Interval:
@@ -68,19 +70,10 @@ class Sample:
             ran_before, waited_before = self.threads.get(thread, (0, 0))
             run_ns += ran - ran_before
             waits_ns.append(waited - waited_before)
-        return Interval(
-            later.at_s - self.at_s,
-            run_ns / 1e9,
-            sum(waits_ns) / 1e9,
-            max(waits_ns) / 1e9,
-            later.throttled - self.throttled,
-            later.periods - self.periods,
-            later.usage.ru_nivcsw - self.usage.ru_nivcsw,
-            later.usage.ru_utime - self.usage.ru_utime,
-            later.usage.ru_stime - self.usage.ru_stime,
-            later.usage.ru_minflt - self.usage.ru_minflt,
-            later.usage.ru_majflt - self.usage.ru_majflt,
-        )
+        threads_s = (ns / 1e9 for ns in (run_ns, sum(waits_ns), max(waits_ns)))
+        quota = later.throttled - self.throttled, later.periods - self.periods
+        usage = (getattr(later.usage, f"ru_{name}") - getattr(self.usage, f"ru_{name}") for name in RUSAGE)
+        return Interval(later.at_s - self.at_s, *threads_s, *quota, *usage)
 
 
 class Counters:

@@ -158,11 +158,9 @@ class DeviceSampler(threading.Thread):
         self.device, self.on_gpu = device, device.type == "cuda"
         self.memory_bytes: list[int] = []
         self.peak_bytes: int | None = None
-        self.memory_source = (
-            "bytes allocated to tensors by PyTorch's caching allocator"
-            if self.on_gpu
-            else "resident set size of the process, libraries included (--profile-memory counts only tensors)"
-        )
+        allocated = "bytes allocated to tensors by PyTorch's caching allocator"
+        resident = "resident set size of the process, libraries included (--profile-memory counts only tensors)"
+        self.memory_source = allocated if self.on_gpu else resident
         self.utilization_percent: list[int] = []
         self.utilization_reason = None if self.on_gpu else "no GPU in use"
         self._read_utilization: Callable[[], int] | None = None

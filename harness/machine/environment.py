@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import shlex
@@ -47,12 +48,14 @@ def describe_environment(device: torch.device) -> dict:
         gpu = torch.cuda.get_device_properties(device)
         about |= {"name": gpu.name, "arch": architecture(gpu), "compute_units": gpu.multi_processor_count}
         about["memory_bytes"] = gpu.total_memory
+    changes = git("diff", "HEAD") if commit else None
     unseen = unseen_hardware() if device.type == "cpu" else None
     document = {
         "timestamp": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command_line": shlex.join([*launcher(), *sys.argv]),
         "commit": commit,
-        "uncommitted_changes": bool(git("status", "--porcelain", "--untracked-files=no")) if commit else None,
+        "uncommitted_changes": bool(changes) if commit else None,
+        "changes_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None,
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),

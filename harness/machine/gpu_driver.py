@@ -19,6 +19,7 @@ import ctypes
 import os
 import re
 import struct
+from ctypes import c_uint, c_ulonglong
 from pathlib import Path
 
 import torch
@@ -37,10 +38,9 @@ class Slowdowns(dict):
         changes = {cause: (n - before.get(cause, 0)) % COUNTERS for cause, n in self.items()}
         return {cause: min(1.0, n / readings) for cause, n in changes.items() if n}
 
-    def plus(self, causes: dict[int, str], bits: int) -> Slowdowns:
+    def plus(self, causes: dict[str, int], bits: int) -> Slowdowns:
         """With one more reading, in which these bits were set."""
-        now = {words for bit, words in causes.items() if bits & bit}
-        total = Slowdowns({words: self.get(words, 0) + (words in now) for words in causes.values()})
+        total = Slowdowns({words: self.get(words, 0) + bool(bits & mask) for words, mask in causes.items()})
         total.readings = self.readings + 1
         return total
 
@@ -54,7 +54,7 @@ def gpu_driver(device: torch.device, sysfs: Path = Path("/sys")) -> AmdDriver | 
 
 
 # nvmlClocksEventReasons, without those that the user chooses and those that are normal under full load.
-NVIDIA_CAUSES = {0x08: "hardware slowdown", 0x20: "heat (driver)", 0x40: "heat (hardware)", 0x80: "power supply"}
+NVIDIA_CAUSES = {"hardware slowdown": 0x08, "heat (driver)": 0x20, "heat (hardware)": 0x40, "power supply": 0x80}
 
 
 class _Utilization(ctypes.Structure):  # nvmlUtilization_t, percent
@@ -62,12 +62,7 @@ class _Utilization(ctypes.Structure):  # nvmlUtilization_t, percent
 
 
 class _Process(ctypes.Structure):  # nvmlProcessInfo_v2_t
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("bytes", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    )
+    _fields_ = (("pid", c_uint), ("bytes", c_ulonglong), ("gpu_instance", c_uint), ("compute_instance", c_uint))
 
 
 class NvidiaDriver:
@@ -141,13 +136,13 @@ class NvidiaDriver:
 
 
 # Bits of indep_throttle_status in revision 1.3 of gpu_metrics, without power and current limits.
-AMD_CAUSES = {
-    **dict.fromkeys((1 << bit for bit in (32, 35, 36, 37)), "heat (GPU)"),
-    **dict.fromkeys((1 << bit for bit in (38, 39, 40, 41, 44, 45)), "heat (voltage regulator)"),
-    1 << 34: "heat (memory)",
-    1 << 46: "heat (processor hot)",
-    1 << 47: "heat (processor hot)",
+AMD_BITS = {
+    "heat (GPU)": (32, 35, 36, 37),
+    "heat (voltage regulator)": (38, 39, 40, 41, 44, 45),
+    "heat (memory)": (34,),
+    "heat (processor hot)": (46, 47),
 }
+AMD_CAUSES = {words: sum(1 << bit for bit in bits) for words, bits in AMD_BITS.items()}
 INDEP_THROTTLE_STATUS = 112  # bytes before it
 # Where 1.6 to 1.8 have the number of readings and, behind it, how often each of these limited the clocks.
 ACCUMULATION_COUNTER = {6: 32, 7: 40, 8: 40}

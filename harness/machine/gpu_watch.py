@@ -110,9 +110,8 @@ class GpuWatch:
 
 def may_be_shared(gpu: dict) -> bool:
     """Whether other processes use the GPU, or nothing tells why more of its memory is in use than this one needs."""
-    return bool(gpu["other_processes"]) or (
-        gpu["other_processes"] is None and gpu["memory_in_use_mb"] * MB > MEMORY_OF_OTHERS
-    )
+    others = gpu["other_processes"]
+    return bool(others) or (others is None and gpu["memory_in_use_mb"] * MB > MEMORY_OF_OTHERS)
 
 
 def gpu_reasons(gpu: dict) -> list[str]:

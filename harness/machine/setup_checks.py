@@ -108,9 +108,7 @@ def build_check(unseen: str | None, asked_device: str) -> Check:
     build = f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "CPU only"
     if unseen is None:
         return Check("PyTorch build", build)
-    return Check(
-        "PyTorch build", f"{build}; {unseen}", "fix this, or train with --device cpu", fatal=asked_device != "cpu"
-    )
+    return Check("PyTorch build", f"{build}; {unseen}", "fix it, or train with --device cpu", asked_device != "cpu")
 
 
 def gpu_checks(device: torch.device) -> list[Check]:
@@ -192,11 +190,8 @@ class RankPlacement:
     @classmethod
     def here(cls, device: torch.device, rank: int, sysfs: Path = Path("/sys")) -> RankPlacement:
         cores, gpu, gpu_numa_node = usable_cores(), None, None
-        numa_nodes = {
-            int(file.parent.name[4:])
-            for file in sysfs.glob("devices/system/node/node*/cpulist")
-            if cores & cores_of(file.read_text())
-        }
+        lists = sysfs.glob("devices/system/node/node*/cpulist")
+        numa_nodes = {int(file.parent.name[4:]) for file in lists if cores & cores_of(file.read_text())}
         if device.type == "cuda":
             gpu = f"{device} {torch.cuda.get_device_properties(device).name}"
             with contextlib.suppress(OSError):
@@ -302,12 +297,8 @@ def transport_check(device: str, nodes: int, network: NetworkHardware, environ: 
 def cache_folders(environ: Mapping[str, str], home: Path) -> dict[str, Path]:
     """Where PyTorch and its libraries keep what they compile and tune, by the variable that moves it."""
     cache = Path(environ.get("XDG_CACHE_HOME", home / ".cache"))
-    defaults = {
-        "XDG_CACHE_HOME": cache,
-        "TMPDIR": Path("/tmp"),
-        "TORCHINDUCTOR_CACHE_DIR": Path(environ.get("TMPDIR", "/tmp")),
-        "TRITON_CACHE_DIR": home / ".triton",
-    }
+    defaults = {"XDG_CACHE_HOME": cache, "TMPDIR": Path("/tmp"), "TRITON_CACHE_DIR": home / ".triton"}
+    defaults["TORCHINDUCTOR_CACHE_DIR"] = Path(environ.get("TMPDIR", "/tmp"))
     if torch.version.hip:
         defaults |= {"MIOPEN_USER_DB_PATH": home / ".config/miopen", "MIOPEN_CUSTOM_CACHE_DIR": cache / "miopen"}
     return {name: Path(environ.get(name, default)) for name, default in defaults.items()}

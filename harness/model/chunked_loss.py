@@ -34,10 +34,8 @@ def chunked_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     size = chunk_size(*weight.shape)
     with trace_range("lm_head"):
         parts = weight.split(size)  # views [C, D]
-    chunks = [
-        checkpoint(loss_of_chunk, x, part, labels, i * size, use_reentrant=False, preserve_rng_state=False)
-        for i, part in enumerate(parts)
-    ]
+    again = {"use_reentrant": False, "preserve_rng_state": False}
+    chunks = [checkpoint(loss_of_chunk, x, part, labels, i * size, **again) for i, part in enumerate(parts)]
     sums, at_labels = zip(*chunks, strict=True)
     with trace_range("loss"):
         return (torch.stack(sums).logsumexp(0) - torch.stack(at_labels).sum(0)).mean()  # of [chunks, B, S]

@@ -39,18 +39,13 @@ def text_corpus(path: str, vocab_size: int, seq_len: int) -> np.ndarray:
     try:
         size = os.path.getsize(path)
         if size < seq_len + 1:
-            raise UserError(
-                f"--data {path}: {size} bytes, but one sample of --seq-len {seq_len} needs {seq_len + 1}; "
-                f"use a longer file or a shorter --seq-len",
-                exit_code=2,
-            )
+            has = f"{size} bytes, but one sample of --seq-len {seq_len} needs {seq_len + 1}"
+            raise UserError(f"--data {path}: {has}; use a longer file or a shorter --seq-len", 2)
         tokens = np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
         raise UserError(f"--data {path}: {error.strerror}; use a text file", exit_code=2) from error
     if not tokens[: 1 << 16].all():
         raise UserError(f"--data {path}: contains NUL bytes, so it is not text; use a text file", exit_code=2)
     if vocab_size < 256 and (largest := int(tokens.max())) >= vocab_size:
-        raise UserError(
-            f"--vocab-size {vocab_size}: {path} contains the byte {largest}; use 256 or more with --data", exit_code=2
-        )
+        raise UserError(f"--vocab-size {vocab_size}: {path} has the byte {largest}; use 256 or more with --data", 2)
     return tokens

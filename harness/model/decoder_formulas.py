@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.machine.devices import PRECISIONS
-from harness.model.decoder_memory import KeptBytes, kept_by_formula
+from harness.model.decoder_memory import KeptBytes, KeptTensors
 from harness.model.workload import StepFormulas
 
 
@@ -51,7 +51,7 @@ class DecoderFormulas(StepFormulas):
         return uniform + s**2 / 2, 0.02 * uniform + 4 * s / min(10, tokens) ** 0.5
 
     def kept_for_backward(self, on_gpu: bool = False) -> dict[str, KeptBytes]:
-        return kept_by_formula(self.config, self.training, on_gpu)
+        return KeptTensors(self.config, self.training, on_gpu).by_component()
 
     def least_memory_bytes(self) -> int:
         """Weight, gradient and two Adam moments of four bytes each, the mask, and the attention weights that are saved

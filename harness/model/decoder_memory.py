@@ -161,14 +161,10 @@ class KeptTensors:
         }
 
     def by_component(self) -> dict[str, KeptBytes]:
+        """Over all layers."""
         n_layers = self.config.n_layers
         layer = {} if self.training.activation_checkpointing else self.layer()  # then a block keeps its output alone
         kept = {name: KeptBytes(n_layers * one.linear, n_layers * one.quadratic) for name, one in layer.items()}
         kept["mlp_residual"] = KeptBytes(n_layers * self.float32_hidden)
         kept["embedding"] = KeptBytes(self.float32_hidden)
         return {name: one for name, one in (kept | self.head()).items() if any(one)}
-
-
-def kept_by_formula(config: Any, training: Any, on_gpu: bool = False) -> dict[str, KeptBytes]:
-    """Bytes that the forward pass of a micro-batch keeps for the backward one, by component over all layers."""
-    return KeptTensors(config, training, on_gpu).by_component()

@@ -99,12 +99,8 @@ def answering(opportunity: str) -> list[str]:
 
 def conflict(training: Any, profiling: Any) -> str | None:
     """The line that refuses two flags together, None if none exclude each other.  Both are dataclasses of flags."""
-    changed = [
-        flag_of(field.name, value)
-        for config in (training, profiling)
-        for field in fields(config)
-        if (value := getattr(config, field.name)) != field.default
-    ]
+    both = [(field, getattr(config, field.name)) for config in (training, profiling) for field in fields(config)]
+    changed = [flag_of(field.name, value) for field, value in both if value != field.default]
     refused = (
         f"{one.flag} and {flag} exclude each other, omit one: {why}"
         for one, flag in itertools.product(in_use(vars(training)), changed)

@@ -107,9 +107,7 @@ class UserFile:
         if found is None:
             check_source(self)
         if not callable(found):
-            raise UserError(
-                f"{self.at(1)}: {self.name} is not a function; {EXPECTED} from a function without arguments"
-            )
+            raise UserError(f"{self.at(1)}: {self.name} is not a function; {EXPECTED} from one without arguments")
         return found
 
     def make(self) -> Made:
@@ -147,8 +145,8 @@ class UserFile:
         number = 2 if needed <= 2 <= len(places) or (several and needed <= 2) else needed
         if number not in (2, 3):
             takes = f"takes {count_of(len(places), 'argument')}"
-            raise UserError(f"{self.where(loss)}: the loss {takes}; expected loss(model, batch) or a step of its own, "
-                            "step(model, optimizer, batch)")  # fmt: skip
+            expected = "loss(model, batch) or a step of its own, step(model, optimizer, batch)"
+            raise UserError(f"{self.where(loss)}: the loss {takes}; expected {expected}")
         return number
 
     # ---- What its parts do -------------------------------------------------------------------------------------------
@@ -262,12 +260,8 @@ def check_source(file: UserFile) -> None:
     nodes = [] if "workload" in names else [*ast.walk(tree)]  # else only the name is another
     trainer = next((node.lineno for node in nodes if calls(node, "Trainer")), None)
     if trainer:
-        raise UserError(
-            f"{file.at(trainer)}: transformers' Trainer has a loop of its own, and {problem}", shown=TRAINER
-        )
-    guard = next(
-        (one.lineno for one in tree.body if isinstance(one, ast.If) and "__name__" in ast.dump(one.test)), None
-    )
+        raise UserError(f"{file.at(trainer)}: transformers' Trainer has its own loop, and {problem}", shown=TRAINER)
+    guard = next((x.lineno for x in tree.body if isinstance(x, ast.If) and "__name__" in ast.dump(x.test)), None)
     loop = next((node.lineno for node in nodes if calls(node, "backward")), None)
     if nodes and (guard or loop):
         has = "its loop is under `if __name__`" if guard else "it has a training loop"

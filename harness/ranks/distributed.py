@@ -38,13 +38,9 @@ def process_group(device: torch.device, settings: dict[str, dict]) -> Iterator[t
     store = torch.distributed.PrefixStore("workshop", meeting.store)
     try:
         # Without its device, a group on an MI300A may hang in the first collective.
-        torch.distributed.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            device_id=device if on_gpu else None,
-        )
+        backend, bound_to = ("nccl", device) if on_gpu else ("gloo", None)
+        group = {"store": store, "rank": rank, "world_size": world_size, "device_id": bound_to}
+        torch.distributed.init_process_group(backend, **group)
         yield rank, world_size
         # DDP's reducer holds the group too.  Were it freed after the group, it would join gloo's threads with the GIL
         # held, while one of them may need the GIL to free what it sent: both would wait for ever.

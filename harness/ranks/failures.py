@@ -8,16 +8,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from harness.base.errors import (
-    Interrupted,
-    UserError,
-    first_line,
-    imported_torch,
-    out_of_memory,
-    print_error,
-    raise_if_signaled,
-    signals_as_errors,
-)
+from harness.base import errors
+from harness.base.errors import Interrupted, UserError, first_line, out_of_memory
 from harness.base.units import MB
 from harness.machine.host_limits import host_memory_bytes
 from harness.ranks.failure_watch import Failure
@@ -35,7 +27,7 @@ class RankFailure(UserError):
 def raise_if_interrupted() -> None:
     """Raise Interrupted for a signal whose exception was swallowed, or RankFailure if another rank has failed.  Called
     once a step."""
-    raise_if_signaled()
+    errors.raise_if_signaled()
     if failure := failure_elsewhere():
         raise RankFailure(failure)
 
@@ -69,7 +61,7 @@ def memory_at_hand(error: BaseException) -> str:
     text = str(error)
     if "GPU" in text:
         return ""
-    torch = imported_torch()
+    torch = errors.imported_torch()
     if isinstance(error, MemoryError) or "can't allocate memory" in text or not (torch and torch.cuda.is_available()):
         return f"; the machine has {host_memory_bytes() / MB:,.0f} MB"
     free, total = torch.cuda.mem_get_info()
@@ -81,7 +73,7 @@ def exit_code_of(work: Callable[[], object]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # folder names may not be encodable
     failure, shown = None, ""
-    with signals_as_errors():
+    with errors.signals_as_errors():
         try:
             work()
         except (Exception, Interrupted) as error:  # noqa: BLE001
@@ -93,5 +85,5 @@ def exit_code_of(work: Callable[[], object]) -> int:
     if line is not None:
         if shown:
             print(shown, file=sys.stderr)
-        print_error(line)
+        errors.print_error(line)
     return exit_code

@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
-from harness.base.command_line import flag, number_of
+from harness.base.command_line import flag
 from harness.base.console import world_size_of_run
 from harness.base.errors import UserError
 from harness.base.text import flag_of
@@ -34,11 +34,7 @@ class ParallelConfig:
         shown="ddp under torchrun or srun",
     )
     bucket_mb: float | None = flag(
-        None,
-        "gradients that ddp and zero1 reduce in one all-reduce, in MB",
-        type=number_of(float, 0),
-        metavar="MB",
-        shown="25; the first bucket 1",
+        None, "MB of gradients in one all-reduce of ddp and zero1", metavar="MB", shown="25; the first bucket 1"
     )
     fsdp_reshard: bool = flag(True, "free gathered parameters after the forward pass, and gather them again")
     fsdp_wrap: str = flag(
@@ -58,11 +54,8 @@ def parallel_settings(given: dict) -> dict:
     if world_size == 1:
         only_for_several = ("parallel", "bucket_mb", "fsdp_reshard", "fsdp_wrap", "reduce_precision")
         if unused := next((name for name in only_for_several if name in given), None):
-            raise UserError(
-                f"{flag_of(unused, given[unused])}: this run has one rank; start several with "
-                "torchrun --nproc-per-node N, or predict them with --dry-run --world-size N",
-                2,
-            )
+            several = "start several with torchrun --nproc-per-node N, or predict them with --dry-run --world-size N"
+            raise UserError(f"{flag_of(unused, given[unused])}: this run has one rank; {several}", 2)
         return {"world_size": 1}
     mode = mode or "ddp"
     for name in ("bucket_mb",) if mode == "fsdp" else ("fsdp_reshard", "fsdp_wrap"):

@@ -187,9 +187,8 @@ def shared_gpu(facts: Mapping[int, dict]) -> Failure | None:
         if gpu := one.get("gpu"):
             first = users.setdefault((one["host"], *gpu), rank)
             if first != rank:
-                return Failure(
-                    f"ranks {first} and {rank} would share a GPU, {gpu[0]} of {one['host']}; start one process per GPU"
-                )
+                what = f"ranks {first} and {rank} would share a GPU, {gpu[0]} of {one['host']}"
+                return Failure(f"{what}; start one process per GPU")
     return None
 
 

@@ -23,11 +23,8 @@ def check_model(config) -> None:
     if hidden % heads != 0:
         raise UserError(f"--hidden-dim {hidden}: not divisible by --n-heads {heads}; use a multiple of it", 2)
     if config.head_dim % 2 == 1:
-        raise UserError(
-            f"--hidden-dim {hidden}: the head dimension is {config.head_dim}, and rotary embedding needs an even one; "
-            f"use a multiple of {2 * heads}",
-            2,
-        )
+        odd = f"the head dimension is {config.head_dim}, and rotary embedding needs an even one"
+        raise UserError(f"--hidden-dim {hidden}: {odd}; use a multiple of {2 * heads}", 2)
     if heads % kv_heads != 0:
         raise UserError(f"--n-kv-heads {kv_heads}: does not divide --n-heads {heads}; use a divisor of it", 2)
 
@@ -37,17 +34,10 @@ class PredictionConfig:
     """What a dry run predicts for, beside --world-size: no training takes these flags."""
 
     device_memory: int | None = flag(
-        None,
-        "with --dry-run: memory of the GPU to predict for, in GB of 2^30 bytes",
-        shown="this device",
-        type=memory_size,
-        metavar="GB",
+        None, "with --dry-run: memory of the GPU, in GB", shown="this device", type=memory_size, metavar="GB"
     )
     target_device: str | None = flag(
-        None,
-        "with --dry-run: a device to predict for by its datasheet, such as MI300X; "
-        "--device-memory overrides its memory",
-        metavar="NAME",
+        None, "with --dry-run: a device by its datasheet, as MI300X; --device-memory overrides it", metavar="NAME"
     )
     network: float | str | None = flag(
         None,

@@ -11,10 +11,7 @@ from harness.instruments.no_sync import no_sync_text
 from harness.instruments.phases import PHASES
 from harness.machine.disturbance import disturbance_text
 
-PHASE_COLUMNS = [
-    column("ms", "phase", left=True),
-    *(column(name, name, ".2f") for name in ("mean", "median", "std", "p95")),
-]
+PHASE_COLUMNS = [column("ms", "phase", left=True), *(column(n, n, ".2f") for n in ("mean", "median", "std", "p95"))]
 
 
 def summary_lines(summary: dict) -> list[str]:
@@ -127,9 +124,8 @@ def grad_norm_facts(training: dict) -> dict[str, str]:
     found = training.get("grad_norm")  # a run of an earlier version has none
     if found is None:
         return {}
-    first, last, largest = (
-        "not finite" if found[name] is None else f"{found[name]:.4g}" for name in ("first", "last", "max")
-    )
+    norms = (found[name] for name in ("first", "last", "max"))
+    first, last, largest = ("not finite" if norm is None else f"{norm:.4g}" for norm in norms)
     clipped = f"clipped in {found['clipped_steps']} of {training['completed_steps']} steps"
     return {"Gradient norm": f"{first} at the first step, {last} at the last, at most {largest}; {clipped}"}
 
@@ -157,10 +153,8 @@ def rank_facts(summary: dict) -> dict[str, str]:
         # Of a process, libraries included: more than the tensors that --profile-memory counts.
         memory = "memory" if summary["environment"]["device"]["type"] == "cuda" else "resident memory"
         slowest, largest = steps.index(max(steps)), peaks.index(max(peaks))
-        facts["Ranks"] = (
-            f"step {min(steps):.2f} to {max(steps):.2f} ms (rank {slowest}), peak {memory} {min(peaks):,.0f} to "
-            f"{max(peaks):,.0f} MB (rank {largest})"
-        )
+        step = f"step {min(steps):.2f} to {max(steps):.2f} ms (rank {slowest})"
+        facts["Ranks"] = f"{step}, peak {memory} {min(peaks):,.0f} to {max(peaks):,.0f} MB (rank {largest})"
     if summary.get("no_sync"):
         facts["Communication by difference"] = no_sync_text(summary["no_sync"])
     return facts

@@ -18,23 +18,13 @@ from harness.instruments.memory_tracker import MemoryTracker
 from harness.machine.clock import elapsed_ms, mark, time_synced
 from harness.machine.devices import choose_device, set_matmul_precision, synchronize
 from harness.machine.workspaces import workspace_bytes
-from studies.attention.implementations import (
-    ON_CPU,
-    AttentionInputs,
-    backend_of,
-    forward_and_backward,
-    function_of,
-    selected_kernel,
-)
+from studies.attention.implementations import ON_CPU, AttentionInputs, backend_of, function_of, selected_kernel
 from studies.engine.columns import time_statistics
 from studies.engine.isolation import cold_compiler
 from tiny_llama_v1 import eager_attention
 
-NOT_USED = {  # how PyTorch's warning about each kernel begins
-    "flash": "Flash attention kernel not used",
-    "efficient": "Memory efficient kernel not used",
-    "cudnn": "CuDNN attention kernel not used",
-}
+# As PyTorch's warnings begin.
+KERNELS = {"flash": "Flash attention", "efficient": "Memory efficient", "cudnn": "CuDNN attention"}
 PREDICTED_COLUMNS = ("predicted_memory_bytes", "predicted_peak_bytes", "tensors")
 
 
@@ -98,12 +88,18 @@ def compiled_call(inputs: AttentionInputs, tracker: MemoryTracker) -> Callable:
     return graphs.watched(compiled)
 
 
+def forward_and_backward(function: Callable, inputs: AttentionInputs) -> None:
+    output = inputs.attend(function)
+    output.backward(torch.ones_like(output))
+    synchronize(output.device)
+
+
 def reason_in(messages: list[str], backend: str) -> str:
     """Those of PyTorch's warnings that are about one backend: for each backend a headline, then the reasons."""
     reasons, ours = [], False
     for message in (text.split(" (Triggered")[0] for text in messages):
         if "kernel not used because" in message:
-            ours = message.startswith(NOT_USED.get(backend, "no backend"))
+            ours = message.startswith(f"{KERNELS.get(backend)} kernel not used")
         elif ours:
             reasons.append(message)
     return "; ".join(dict.fromkeys(reasons))

@@ -33,12 +33,9 @@ def attention_figure(rows: list[dict], about: str) -> Figure:
         log_axis(axes.yaxis)
         axes.margins(0.1, tight=False)
         axes.set_xlabel("sequence length (tokens)")
-    handles = {
-        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(), handles, loc="outside right center", fontsize=8, frameon=False, handlelength=4, labelspacing=1
-    )
+    lines = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    style = {"fontsize": 8, "frameon": False, "handlelength": 4, "labelspacing": 1}
+    figure.legend(lines.values(), lines, loc="outside right center", **style)
     return figure
 
 
@@ -46,11 +43,9 @@ def lines_over_sequence(axes, rows: list[dict], key: str, n: int, scale: float, 
     """The n-th implementation.  Its predictions are rings, the larger the earlier, so that equal ones all show."""
     color, marker, dashes = series(n)
     points = [(row["seq_len"], row[key] / scale) for row in rows if row[key]]
-    style = {"markersize": 5, "label": rows[0]["implementation"]}
+    style = {"markersize": 5, "label": rows[0]["implementation"], "linewidth": 1.4}
     if predicted:
         style = {"markersize": 16 - 2.5 * min(n, 4), "markerfacecolor": "none", "linewidth": 0.6}
         style["label"] = f"{rows[0]['implementation']}, predicted"
     if points:
-        axes.plot(
-            *zip(*points, strict=True), marker=marker, linestyle=dashes, color=color, **{"linewidth": 1.4, **style}
-        )
+        axes.plot(*zip(*points, strict=True), marker=marker, linestyle=dashes, color=color, **style)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.base.ranges import trace_range
-from harness.machine.devices import PRECISIONS, synchronize
+from harness.machine.devices import PRECISIONS
 from tiny_llama_v1 import eager_attention, fused_attention, repeat_kv
 
 IMPLEMENTATIONS = ("manual", "eager", "compiled", "sdpa")
@@ -88,9 +88,3 @@ class AttentionInputs(nn.Module):
 
     def attend(self, function: Callable) -> Tensor:
         return function(self.query, self.key, self.value, self.mask)
-
-
-def forward_and_backward(function: Callable, inputs: AttentionInputs) -> None:
-    output = inputs.attend(function)
-    output.backward(torch.ones_like(output))
-    synchronize(output.device)

@@ -115,9 +115,7 @@ def breakdown(rows: list[dict], available_bytes: int) -> list[Section]:
         column("MB", "bytes", ",.1f", MB),
     )
     before, peak = row["predicted_memory_bytes"], row["predicted_peak_bytes"]
-    text = [
-        f"Total: {before:,} bytes, {megabytes(before)}. The peak of forward and backward pass together is "
-        f"{megabytes(peak)}; {megabytes(available_bytes)} are available."
-    ]
+    total = f"Total: {before:,} bytes, {megabytes(before)}. The peak of forward and backward pass together is"
+    text = f"{total} {megabytes(peak)}; {megabytes(available_bytes)} are available."
     title = f"The smallest row that does not fit: {label(row)}, batch {row['batch_size']}"
-    return [Section(title, columns, row["tensors"], text)]
+    return [Section(title, columns, row["tensors"], [text])]

@@ -41,10 +41,7 @@ class AttentionBenchmark(Study):
     def cells(self) -> list[Cell]:
         args = self.args
         combinations = itertools.product(args.dtypes, args.implementations, args.d_heads, args.seq_lens)
-        keys = [
-            (name, dtype, args.batch_size, 1, d_head, seq_len, args.causal)
-            for dtype, name, d_head, seq_len in combinations
-        ]
+        keys = ((name, dtype, args.batch_size, 1, *shape, args.causal) for dtype, name, *shape in combinations)
         return [Cell(rows=[dict(zip(KEY, key, strict=True))]) for key in keys]
 
     def measure(self, cell: Cell) -> list[dict]:
@@ -59,12 +56,8 @@ class AttentionBenchmark(Study):
 
     def report(self) -> Report:
         growth = results.growth_rows(self.rows)
-        return Report(
-            self.finding(results.finding, growth),
-            results.sections(self.rows, growth, self.available_bytes),
-            self.figure(),
-            {"growth": growth},
-        )
+        sections = results.sections(self.rows, growth, self.available_bytes)
+        return Report(self.finding(results.finding, growth), sections, self.figure(), {"growth": growth})
 
     def figure(self):
         """For the first head dimension and data type with a prediction."""

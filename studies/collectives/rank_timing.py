@@ -48,9 +48,7 @@ def time_us(call: Callable[[], object], rank: RankContext) -> float:
     return 1e3 * time_synced(calls, rank.device) / CALLS
 
 
-def time_collectives(
-    rank: RankContext, kinds: list[str], sizes: list[int], repetitions: int, warmup_steps: int
-) -> dict:
+def time_collectives(rank: RankContext, kinds: list[str], sizes: list[int], repetitions: int, warmup: int) -> dict:
     """Microseconds of each repetition by kind and bytes on this rank, and how far it was disturbed."""
     meter, times = DisturbanceMeter(rank.device), {}
     with meter.long_interval():
@@ -59,7 +57,7 @@ def time_collectives(
                 tell(f"{n} of {len(kinds)}: {kind}")
             for size in sizes:
                 call = collective(kind, size, rank)
-                for _ in range(warmup_steps):
+                for _ in range(warmup):
                     call()
                 times[kind, size] = [time_us(call, rank) for _ in range(repetitions)]
     return {"times_us": times, "disturbance": meter.document()}

@@ -31,11 +31,8 @@ def measured_columns(row: dict, ranks: list[dict]) -> dict:
 def fit_rows(measured: list[dict]) -> list[dict]:
     """alpha and beta of each kind and number of ranks that was measured at two sizes or more."""
     groups = grouped(measured, lambda row: (row["kind"], row["world_size"]))
-    return [
-        {"kind": kind, "world_size": world_size} | fitted(rows)
-        for (kind, world_size), rows in groups.items()
-        if len(rows) > 1
-    ]
+    several = {key: rows for key, rows in groups.items() if len(rows) > 1}
+    return [{"kind": kind, "world_size": ranks} | fitted(rows) for (kind, ranks), rows in several.items()]
 
 
 def common_fit(measured: list[dict]) -> dict | None:

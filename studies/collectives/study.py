@@ -39,9 +39,7 @@ class CollectiveBenchmark(Study):
         text = "of the larger of input and output; each size is four times the one before (%(default)s)"
         flags.add("--min-bytes", type=byte_count, metavar="N", default="1K", help=text)
         default = ByDevice("1G", "16M")
-        flags.add(
-            "--max-bytes", type=byte_count, metavar="N", default=default, help="with K, M or G of 2^10 (%(default)s)"
-        )
+        flags.add("--max-bytes", type=byte_count, metavar="N", default=default, help="K, M or G: 2^10 (%(default)s)")
         flags.count("--repetitions", "each of five calls (%(default)s)", default=ByDevice(20, 10))
         flags.count("--warmup-steps", "calls before them (%(default)s)", default=3)
 
@@ -86,9 +84,8 @@ class CollectiveBenchmark(Study):
         if fit:
             keep_network(self.device.environment["device"], self.kept(fits, fit))
         sections = [results.fit_section(fits), results.table(self.rows)] if fits else [results.table(self.rows)]
-        return Report(
-            results.finding(fit, self.backend), sections, figure, {"fits": fits} | ({"fit": fit} if fit else {})
-        )
+        document = {"fits": fits} | ({"fit": fit} if fit else {})
+        return Report(results.finding(fit, self.backend), sections, figure, document)
 
     def kept(self, fits: list[dict], fit: dict) -> dict:
         """What --network measured uses: the fits of the most ranks, and where they come from."""

@@ -97,9 +97,7 @@ class Flags:
 # ---- Reading them --------------------------------------------------------------------------------------------------
 
 
-def parse_sweep(
-    parser: OneLineParser, not_with_workload: Sequence[str] = ()
-) -> tuple[argparse.Namespace, DeviceProperties]:
+def parse_sweep(parser: OneLineParser, not_with_workload: Sequence[str]) -> tuple[argparse.Namespace, DeviceProperties]:
     """The checked command line, with defaults for the device, and the properties of the device.
 
     not_with_workload: the flags that --workload takes the place of."""

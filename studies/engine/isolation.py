@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from unittest import mock
 
 import torch
 
@@ -73,11 +74,7 @@ class Child:
 
 
 def in_fresh_process(
-    work: Callable,
-    *arguments,
-    while_waiting: Callable[[str], object] = str,
-    device: torch.device | None = None,
-    disturbance: dict | None = None,
+    work: Callable, *arguments, while_waiting: Callable[[str], object] = str, device=None, disturbance=None
 ) -> tuple[str, object]:
     """Call work(*arguments) in a new process.  Returns ("ok", result), or ("oom" or "failed", reason).
 
@@ -181,15 +178,11 @@ def cold_compiler() -> Iterator[None]:
             probe()
         except RuntimeError as error:  # no compiler, or none that works
             raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.pop(name, None)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ[name] = folder
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": folder}),
+    ):
         try:
             yield
         except torch._dynamo.exc.TorchDynamoException as error:
             raise UserError(f"cannot be compiled here: {innermost_cause(error)}") from error
-        finally:
-            del os.environ[name]
-            if before is not None:
-                os.environ[name] = before

@@ -144,10 +144,6 @@ def factor_section(factors: list[dict]) -> Section:
     def shape(end: str) -> Column:
         return Column(end, lambda row: f"{row[end]['batch_size']} x {row[end]['seq_len']}", left=True)
 
-    columns = (
-        shape("from"),
-        shape("to"),
-        factor_column("memory", "memory_factor"),
-        factor_column("throughput", "throughput_factor"),
-    )
+    ratios = [factor_column(name, f"{name}_factor") for name in ("memory", "throughput")]
+    columns = (shape("from"), shape("to"), *ratios)
     return Section("Growth from one batch size or sequence length to the next", columns, factors)

@@ -68,9 +68,7 @@ class MemoryStudy(Study):
         if self.args.workload:  # its file decides the batches
             workload = self.workload
             return [Run(rows=[{"batch_size": workload.batch_size, "seq_len": workload.seq_len}], workload=workload)]
-        return [
-            self.run_of(batch_size, seq_len) for seq_len in self.args.seq_lens for batch_size in self.args.batch_sizes
-        ]
+        return [self.run_of(size, length) for length in self.args.seq_lens for size in self.args.batch_sizes]
 
     def run_of(self, batch_size: int, seq_len: int) -> Run:
         """One pair.  Raises UserError if the script cannot train it."""

@@ -33,21 +33,12 @@ def reference_model(config: TinyLlamaConfig, model: TinyLlamaModel, attention: s
     """LlamaForCausalLM of the same shape, with the same weights.  attention: eager or sdpa."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    reference = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_dim,
-            intermediate_size=config.intermediate_dim,
-            num_hidden_layers=config.n_layers,
-            num_attention_heads=config.n_heads,
-            num_key_value_heads=config.n_kv_heads,
-            max_position_embeddings=config.max_seq_len,
-            rms_norm_eps=config.norm_eps,
-            tie_word_embeddings=False,
-            use_cache=False,
-            attn_implementation=attention,
-        )
-    )
+    widths = {"hidden_size": config.hidden_dim, "intermediate_size": config.intermediate_dim}
+    heads = {"num_attention_heads": config.n_heads, "num_key_value_heads": config.n_kv_heads}
+    sizes = {"vocab_size": config.vocab_size, "num_hidden_layers": config.n_layers}
+    others = {"max_position_embeddings": config.max_seq_len, "rms_norm_eps": config.norm_eps, "use_cache": False}
+    others |= {"tie_word_embeddings": False, "attn_implementation": attention}
+    reference = LlamaForCausalLM(LlamaConfig(**widths, **heads, **sizes, **others))
     ours = model.state_dict()
     reference.load_state_dict({theirs: ours[our_name(theirs)] for theirs in reference.state_dict()})
     return reference

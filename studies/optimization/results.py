@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from analysis.commands.stored_optimizations import best_of
+from analysis.commands.stored_optimizations import best_of, may_win
 from analysis.comparison.noise import AGAIN, as_fast, is_decided, judged
 from analysis.trust.same_training import explained_by_rounding, why_not_the_same
 from harness.base.sections import Section
@@ -77,12 +77,8 @@ def columns_beside(row: dict, group: list[dict], losses: dict[str, list[float]])
     if baseline:
         columns |= loss_columns(row, losses[row["flags"]], losses[baseline["flags"]])
         columns |= break_even_columns(row, baseline)
-    different = why_not_the_same(
-        failed_audit(row),
-        baseline and failed_audit(baseline),
-        columns.get("largest_loss_difference"),
-        columns.get("loss_bound"),
-    )
+    losses_differ = (columns.get(name) for name in ("largest_loss_difference", "loss_bound"))
+    different = why_not_the_same(failed_audit(row), baseline and failed_audit(baseline), *losses_differ)
     return columns | {"not_the_same": different}
 
 
@@ -109,10 +105,8 @@ def loss_columns(row: dict, losses: list[float], expected: list[float]) -> dict:
     """How far its losses are from the baseline's, and how far rounding explains."""
     pairs = list(zip(losses, expected, strict=False))  # a compiled one has no step for its memory
     precisions = (row["precision"], *(["bf16"] if "--precision bf16" in row["flags"] else []))
-    return {
-        "largest_loss_difference": max(abs(a - b) for a, b in pairs),
-        "loss_bound": explained_by_rounding(expected[0], len(pairs), *precisions),
-    }
+    bound = explained_by_rounding(expected[0], len(pairs), *precisions)
+    return {"largest_loss_difference": max(abs(a - b) for a, b in pairs), "loss_bound": bound}
 
 
 def break_even_columns(row: dict, baseline: dict) -> dict:
@@ -161,7 +155,11 @@ def finding(measured: list[dict], device: str) -> list[str]:
     unknown = {name: why for name, ladder in by_label.items() if (why := undecided(ladder))}
     decided = {name: ladder for name, ladder in by_label.items() if name not in unknown}
     best = {name: best_of(filter(in_time, ladder)) or baseline_of(ladder) for name, ladder in decided.items()}
-    late = {name: row for name, ladder in decided.items() if (row := best_of(ladder)) and not in_time(row)}
+    gains = {
+        name: [one for one in ladder if may_win(one) and one["ratio_high"] < 1] for name, ladder in decided.items()
+    }
+    fastest = {name: min(rows, key=lambda row: row["ratio"]) for name, rows in gains.items() if rows}
+    late = {name: row for name, row in fastest.items() if not in_time(row)}
 
     def where_known(key: str, text: Callable[[dict], str]) -> list[str]:
         return [f"{text(row)} at {name}" for name, row in best.items() if row.get(key) is not None]
@@ -259,10 +257,8 @@ def why_it_loses(row: dict, where: str) -> tuple[str, str] | None:
     if row["ladder"] is None and "slower" in alone:
         return alone, f"{row['flags']} {as_fast(row['ratio'])}{where}"
     if "slower" in on_top:
-        return (
-            f"{on_top} on top of the rungs below",
-            f"{last_flag(row['flags'])} {as_fast(row['ratio_to_previous'])}{where}",
-        )
+        factor = as_fast(row["ratio_to_previous"])
+        return f"{on_top} on top of the rungs below", f"{last_flag(row['flags'])} {factor}{where}"
     return None
 
 

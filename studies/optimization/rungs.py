@@ -88,10 +88,8 @@ def predicted_ratio(rungs: Sequence[Optimization], analysis: dict | None) -> dic
     least = 1 - sum(saving(row["speedup_bound"]) for row in faster)
     likely = 1 + costs - sum(saving(row["speedup_estimate"] or row["speedup_bound"]) for row in faster)
     estimated = costs or any(row["speedup_estimate"] for row in faster)
-    ratios = {
-        "bound": least if faster and least > 0 else None,
-        "estimate": likely if estimated and likely > 0 else None,
-    }
+    ratios = dict(zip(names, (least if faster else None, likely if estimated else None), strict=True))
+    ratios = {name: ratio if ratio and ratio > 0 else None for name, ratio in ratios.items()}
     unbounded = [row["speedup_bound_reason"] for row in faster if "speedup_bound_reason" in row]
     overlap = "what each saves adds up to the whole step, so they must save the same"
     no_bound = next(iter(unbounded), overlap) if faster else "it saves memory, not time"

@@ -141,9 +141,7 @@ class Turns:
                 torch.cuda.empty_cache()
 
 
-def take_turns(
-    workloads: Sequence[Workload], repetitions: int, warmup_steps: int, names: Sequence[str] = ()
-) -> list[dict]:
+def take_turns(workloads: list[Workload], repetitions: int, warmup_steps: int, names: Sequence[str] = ()) -> list[dict]:
     """In a new process: for each workload its status and reason; if that is ok, the milliseconds of its steps, round by
     round, its losses from the first step, its audit, memory, and the rate of matmuls measured here.  names: of the
     workloads, to tell which one is at work; without them nothing is told."""

@@ -16,6 +16,7 @@ from harness.instruments.memory_tracker import MemoryTracker
 from harness.instruments.timing import NullMeter
 from harness.machine.devices import set_numerics
 from harness.model.workload import TrainingState
+from studies.engine.columns import grouped
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, train
 
 AUTOCAST = ("fp16", "bf16")
@@ -72,10 +73,8 @@ class DtypeRecorder:
                 self.add("part", allocation.where, allocation)
 
     def rows(self) -> list[dict]:
-        return [
-            {"what": kind, "name": name, "dtype": dtype, "count": len(owners)}
-            for (kind, name, dtype), owners in self.names.items()
-        ]
+        names = ("what", "name", "dtype", "count")
+        return [dict(zip(names, (*key, len(owners)), strict=True)) for key, owners in self.names.items()]
 
 
 def data_types(precision: str, device: torch.device) -> list[dict]:
@@ -91,11 +90,8 @@ def data_types(precision: str, device: torch.device) -> list[dict]:
     toy_batch = torch.randn(8, 20, device=device), torch.randint(5, (8,), device=device)
     toy_state = state._replace(model=toy, optimizer=torch.optim.AdamW(toy.parameters()))
     cases = ((toy_state, itertools.repeat(toy_batch)), (state, workload.batches(device)))
-    return [
-        {"model": type(trained.model).__name__, "autocast": precision} | row
-        for trained, stream in cases
-        for row in types_in_a_step(trained, stream)
-    ]
+    found = [(type(trained.model).__name__, types_in_a_step(trained, stream)) for trained, stream in cases]
+    return [{"model": model, "autocast": precision} | row for model, rows in found for row in rows]
 
 
 def types_in_a_step(state: TrainingState, stream) -> list[dict]:
@@ -140,10 +136,8 @@ def dtype_sections(rows: list[dict], lacking: dict[str, str], device: torch.devi
     )
     sections = []
     for model in dict.fromkeys(row["model"] for row in rows):
-        hooked, parts = (
-            [row for row in rows if row["model"] == model and (row["what"] == "part") == is_part]
-            for is_part in (False, True)
-        )
+        of_model = grouped((row for row in rows if row["model"] == model), lambda row: row["what"] == "part")
+        hooked, parts = of_model[False], of_model.get(True, [])
         title = f"Data types of {model} under autocast, on {device.type}"
         sections.append(Section(title, columns, side_by_side(hooked)))
         if parts:

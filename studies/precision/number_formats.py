@@ -56,10 +56,7 @@ def squares(width: int, device: torch.device) -> list[dict]:
     """
     rows = [limits_of_squares(dtype, width, device) for dtype in DTYPES]
     entry = rows[DTYPES.index(torch.float16)]["mean_infinite_from"]
-    return [
-        row | {"entry": entry} | normalized(entry, dtype, width, device)
-        for dtype, row in zip(DTYPES, rows, strict=True)
-    ]
+    return [row | normalized(entry, dtype, width, device) for dtype, row in zip(DTYPES, rows, strict=True)]
 
 
 def limits_of_squares(dtype: torch.dtype, width: int, device: torch.device) -> dict:
@@ -88,7 +85,7 @@ def normalized(entry: float, dtype: torch.dtype, width: int, device: torch.devic
             "rms_norm": norm(row),
             "layer_norm": F.layer_norm(row, (width,)),
         }
-    return {name: y.abs().max().item() for name, y in results.items()}
+    return {"entry": entry} | {name: y.abs().max().item() for name, y in results.items()}
 
 
 def squares_section(rows: list[dict]) -> Section:

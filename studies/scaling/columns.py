@@ -17,12 +17,7 @@ from studies.scaling.faults import FAULTS
 from tiny_llama_v1 import TinyLlamaWorkload
 
 KEY = ("scaling", "parallel", "world_size", "bucket_mb", "fault")
-PREDICTED = (
-    "predicted_memory_bytes",
-    "predicted_memory_by_category",
-    "predicted_collective_bytes",
-    "predicted_collectives",
-)
+PREDICTED = [f"predicted_{name}" for name in ("memory_bytes", "memory_by_category", "collective_bytes", "collectives")]
 WITH_BUCKETS = ("ddp", "zero1")
 NO_LOCAL_STEPS = "only ddp can compute steps without communication"
 

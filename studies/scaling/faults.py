@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from torch import nn
@@ -65,13 +65,8 @@ class ReducedAfterBackward:
             for gradient, mean in zip(gradients, _unflatten_dense_tensors(sent[0], gradients), strict=True):
                 gradient.copy_(mean)
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        before, self.syncs = self.syncs, False
-        try:
-            yield
-        finally:
-            self.syncs = before
+    def no_sync(self) -> contextlib.AbstractContextManager:
+        return mock.patch.object(self, "syncs", False)
 
 
 def compute_again(model: nn.Module, arguments: tuple) -> None:

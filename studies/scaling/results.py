@@ -124,11 +124,8 @@ def result(row: dict) -> str:
 
 def finding(measured: list[dict], verdicts: list[dict]) -> list[str]:
     """The most and the least efficient row, how exact the prediction was, and which faults were named."""
-    scaled = [
-        row
-        for row in measured
-        if row["fault"] is None and row["efficiency"] and row["world_size"] > row["base_world_size"]
-    ]
+    plain = [row for row in measured if row["fault"] is None and row["efficiency"]]
+    scaled = [row for row in plain if row["world_size"] > row["base_world_size"]]
     lines = []
     if scaled:
         scaled.sort(key=lambda row: row["efficiency"])
@@ -161,10 +158,7 @@ def table(rows: list[dict]) -> Section:
         column("fault", "fault", left=True),
         column("tokens/s", "tokens_per_sec", ",.0f"),
         Column("efficiency", lambda row: row["efficiency"] and efficiency_text(row)),
-        Column(
-            "predicted",
-            lambda row: row["predicted_efficiency"] and "{:.1%} to {:.1%}".format(*row["predicted_efficiency"]),
-        ),
+        Column("predicted", lambda row: (ends := row["predicted_efficiency"]) and f"{ends[0]:.1%} to {ends[1]:.1%}"),
         *optional(column("step ms", "step_ms", ",.1f")),
         measured_and_predicted("memory MB", "memory_bytes"),
         *optional(measured_and_predicted("collectives MB", "collective_bytes")),
@@ -216,10 +210,7 @@ def calls_text(collectives: list[dict]) -> str:
 def fault_sections(verdicts: list[dict]) -> list[Section]:
     if not verdicts:
         return []
-    columns = (
-        column("planted fault", "fault", left=True),
-        Column("named", lambda row: "yes" if row["named"] else "NO", left=True),
-        column("what the measurements say", "text", left=True),
-    )
+    fault, said = column("planted fault", "fault", left=True), column("what the measurements say", "text", left=True)
+    columns = (fault, Column("named", lambda row: "yes" if row["named"] else "NO", left=True), said)
     text = [f"{row['fault']}: {FAULTS[row['fault']].text}." for row in verdicts]
     return [Section("Planted faults: what the study finds with them, and not without", columns, verdicts, text)]

@@ -107,10 +107,8 @@ class ScalingStudy(Study):
         self.workload = launches[0].workload  # for titles
         if not self.device.on_gpu and not self.args.dry_run:
             cores = count_of(len(usable_cores()), "core")
-            self.args.notes.append(
-                f"gloo ranks with one thread each on {cores} of one machine: they share its memory and caches and "
-                "cross no network, so their efficiency is not that of nodes"
-            )
+            alone = "they share its memory and caches and cross no network, so their efficiency is not that of nodes"
+            self.args.notes.append(f"gloo ranks with one thread each on {cores} of one machine: {alone}")
         self.args.notes.append(f"Base of efficiency: {self.base_text()}")
         rounds = 1 if self.args.dry_run else self.args.repetitions
         return [replace(launch, round=n) for n in range(rounds) for launch in launches]
@@ -174,9 +172,8 @@ class ScalingStudy(Study):
             row = columns.columns_before(key, cell.shape) | prediction | outcome
             if ranks is not None:
                 earlier = self.sweep.known(key)  # the row of the launches before, which were measured
-                row |= columns.disturbance_so_far(outcome, earlier) | columns.measured_columns(
-                    ranks, workload.seq_len, earlier
-                )
+                row |= columns.disturbance_so_far(outcome, earlier)
+                row |= columns.measured_columns(ranks, workload.seq_len, earlier)
             rows.append(row)
         return rows
 
@@ -208,7 +205,5 @@ class ScalingStudy(Study):
         )
 
 
-def key_of_row(
-    scaling: str, mode: str | None, world_size: int, bucket_mb: float | None, fault: str | None = None
-) -> dict:
-    return dict(zip(columns.KEY, (scaling, mode, world_size, bucket_mb, fault), strict=True))
+def key_of_row(scaling: str, mode: str | None, ranks: int, bucket_mb: float | None, fault: str | None = None) -> dict:
+    return dict(zip(columns.KEY, (scaling, mode, ranks, bucket_mb, fault), strict=True))

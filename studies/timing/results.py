@@ -80,10 +80,8 @@ def finding(rows: list[dict], change: str) -> list[str]:
         return [f"The right method could not be used: {right['reason']}."]
     wrong = [row["method"] for row in others if row["status"] == "ok" and row["conclusion"] != "the same"]
     which = f": {', '.join(wrong)}" if wrong else ""
-    return [
-        f"{change}: {as_fast(right['ratio'], interval_of(right))}{doubt(right)}.",
-        f"{len(wrong)} of {len(others)} wrong methods conclude something else{which}.",
-    ]
+    first = f"{change}: {as_fast(right['ratio'], interval_of(right))}{doubt(right)}."
+    return [first, f"{len(wrong)} of {len(others)} wrong methods conclude something else{which}."]
 
 
 def table(rows: list[dict]) -> Section:

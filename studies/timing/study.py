@@ -84,12 +84,8 @@ class TimingStudy(Study):
         if right["status"] == "ok":
             about = self.baseline.title_on(self.device.name)
             figure = timing_figure(self.measured, results.interval_of(right), self.change, about)
-        return Report(
-            results.finding(self.rows, self.change),
-            results.sections(self.rows, self.change),
-            figure,
-            {"methods": METHODS},
-        )
+        finding, sections = results.finding(self.rows, self.change), results.sections(self.rows, self.change)
+        return Report(finding, sections, figure, {"methods": METHODS})
 
 
 def step_of(workload: TinyLlamaWorkload) -> TinyLlamaWorkload:

@@ -99,11 +99,8 @@ def most_warmed_up(rows: list[dict]) -> list[dict]:
 def warmup_section(rows: list[dict]) -> Section:
     """Mean and spread with less warm-up, relative to the row with the most."""
     warm = {label(row): row for row in most_warmed_up(rows)}
-    lines = [
-        row | {f"{name}_ratio": row[name] / warm[label(row)][name] for name in ("step_mean_ms", "step_ms")}
-        for row in rows
-        if row["status"] == "ok"
-    ]
+    times, measured = ("step_mean_ms", "step_ms"), [row for row in rows if row["status"] == "ok"]
+    lines = [row | {f"{name}_ratio": row[name] / warm[label(row)][name] for name in times} for row in measured]
     columns = (
         Column("row", label, left=True),
         column("warm-up steps", "warmup_steps"),
@@ -163,14 +160,8 @@ def peak_section(rows: list[dict]) -> Section:
     for row in rows:
         line = lines.setdefault(tuple(row[name] for name in names), {name: row[name] for name in names})
         line.setdefault(row["mode"], peak_text(row))
-    columns = (
-        SIZE,
-        PRECISION,
-        COMPILED,
-        column("sequence length", "seq_len", ","),
-        column("forward only", "forward"),
-        column("full step", "train"),
-    )
+    peaks = column("forward only", "forward"), column("full step", "train")
+    columns = (SIZE, PRECISION, COMPILED, column("sequence length", "seq_len", ","), *peaks)
     text = ["Forward only: nothing is saved for a backward pass, and there is no optimizer."]
     return Section("Peak memory by sequence length", columns, list(lines.values()), text)
 

@@ -27,13 +27,11 @@ def answers(results: Results) -> dict[str, Answer]:
     }
 
 
-def everywhere(figure: str, *studies: Source) -> Answer:
+def everywhere(figure: str, study: Source, kept: Source) -> Answer:
     """Whether measurement and prediction are equal in every row."""
-    rows = [row for study in studies for row in study["rows"]]
+    rows = [*study["rows"], *kept["rows"]]
     equal = all(row[f"measured_{figure}"] == row[f"predicted_{figure}"] for row in rows)
-    return studies[0].computed(
-        equal, f"measured_{figure}, predicted_{figure} of {len(rows)} rows, {studies[1].name} too"
-    )
+    return study.computed(equal, f"measured_{figure}, predicted_{figure} of {len(rows)} rows, {kept.name} too")
 
 
 def calls(row: Source, kind: str) -> Answer:
@@ -74,10 +72,8 @@ def by_phase(ddp: Source, zero1: Source) -> dict[str, Answer]:
 def resharding(study: Source, kept: Source) -> dict[str, Answer]:
     resharded = study.row(parallel="fsdp", world_size=2, fault=None)
     row, fine = kept.row(parallel="fsdp"), study.row(fault="fine-wrapping")
-    memory, sent = (
-        [one.answer(name, MB) for one in (resharded, row)]
-        for name in ("measured_memory_bytes", "measured_collective_bytes")
-    )
+    memory = [one.answer("measured_memory_bytes", MB) for one in (resharded, row)]
+    sent = [one.answer("measured_collective_bytes", MB) for one in (resharded, row)]
     gathers = [calls(one, "all_gather") for one in (resharded, fine)]
     gathered = [
         next(found["bytes"] for found in one["measured_collectives"] if found["kind"] == "all_gather")

@@ -47,9 +47,8 @@ def backward_share(row: Source) -> Answer:
 
 def without_gradient(run: Source) -> Answer:
     found = [one for one in run["audit.findings"] if one["check"] == "missing_gradient"]
-    return run.computed(
-        sum(len(one["parameters"]) for one in found), f"audit.findings: {found[0]['detail'] if found else 'none'}"
-    )
+    detail = found[0]["detail"] if found else "none"
+    return run.computed(sum(len(one["parameters"]) for one in found), f"audit.findings: {detail}")
 
 
 def loss_falls(run: Source) -> Answer:

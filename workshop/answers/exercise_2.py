@@ -68,10 +68,8 @@ def growth(study: Source) -> dict[str, Answer]:
         row = study.row("factors", **{"from": start, "to": end})
         return study.computed(row[name], f"factors, {small[0]} x {small[1]} to {large[0]} x {large[1]} tokens: {name}")
 
-    by_batch, by_sequence = (
-        {tuple(row["from"].values()): row["memory_factor"] for row in study["factors"] if row["grows"] == grows}
-        for grows in ("batch", "sequence")
-    )
+    found = {(row["grows"], *row["from"].values()): row["memory_factor"] for row in study["factors"]}
+    by_batch, by_sequence = ({k[1:]: v for k, v in found.items() if k[0] == way} for way in ("batch", "sequence"))
     both = [(by_sequence[shape], by_batch[shape]) for shape in sorted(by_batch.keys() & by_sequence.keys())]
     return {
         **numbered("2.13 2.14 2.15 2.16", map(peak, (2, 4, 8, 8), (128, 128, 64, 256))),

@@ -58,9 +58,8 @@ def in_depth(results: Results, trace: Source) -> dict[str, Answer]:
     roofline = results.read("exercise3_flops", "roofline_data.json")
     matmuls, elementwise = (roofline.row("points", name=name) for name in (shared.MATMUL, "element-wise"))
     attention_time, mlp_time = (shared.component_share(trace, part) for part in ("attention.", "mlp."))
-    attention_flops, mlp_flops = (
-        shared.component_share(flops, part, "flops_analysis.by_component") for part in ("attention", "mlp")
-    )
+    by_flops = "flops_analysis.by_component"
+    attention_flops, mlp_flops = (shared.component_share(flops, part, by_flops) for part in ("attention", "mlp"))
     counters = flops["flops_analysis.reconciliation.rows"]
     counts = ", ".join(f"{row['counter']} {row['forward_flops']:,}" for row in counters)
     return {

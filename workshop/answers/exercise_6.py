@@ -74,10 +74,8 @@ def as_predicted(attention: Source) -> Answer:
     rows = [row for row in attention["rows"] if row["status"] == "ok"]
     if not rows:
         return attention.computed(None, "rows: none was measured")
-    difference = max(abs(row["memory_bytes"] - row["rounding_bytes"] - row["predicted_memory_bytes"]) for row in rows)
-    return attention.computed(
-        difference == 0, f"rows, {len(rows)} measured: at most {difference:,} bytes of difference"
-    )
+    most = max(abs(row["memory_bytes"] - row["rounding_bytes"] - row["predicted_memory_bytes"]) for row in rows)
+    return attention.computed(most == 0, f"rows, {len(rows)} measured: at most {most:,} bytes of difference")
 
 
 def growth(attention: Source, implementation: str, name: str) -> Answer:

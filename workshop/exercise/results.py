@@ -160,10 +160,8 @@ class Results:
         settings = settings_of(document)
         for name, value in expected.items():
             if settings.get(name) != value:
-                raise UserError(
-                    f"{path}: has {name} {settings.get(name)}, and exercise {self.exercise.number} needs {value}; "
-                    f"{self.writer_of(pattern)}"
-                )
+                line = f"{path}: has {name} {settings.get(name)}, and exercise {self.exercise.number} needs {value}"
+                raise UserError(f"{line}; {self.writer_of(pattern)}")
         return Source(str(path.relative_to(self.folder)), document)
 
     def run(self, pattern: str, **expected) -> Source:
@@ -191,14 +189,9 @@ class Results:
 
 def machine(environment: dict) -> str:
     """The device, the versions and the date of a measurement."""
-    parts = [
-        environment["device"]["name"],
-        count_of(environment["cpu"]["torch_threads"], "thread"),
-        f"torch {environment['packages']['torch']}",
-        f"Python {environment['python']}",
-        environment["timestamp"][:10],
-    ]
-    return ", ".join(parts)
+    threads = count_of(environment["cpu"]["torch_threads"], "thread")
+    versions = f"torch {environment['packages']['torch']}, Python {environment['python']}"
+    return f"{environment['device']['name']}, {threads}, {versions}, {environment['timestamp'][:10]}"
 
 
 def settings_of(document: dict) -> dict:

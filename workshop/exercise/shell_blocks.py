@@ -74,12 +74,7 @@ def gpu_kind() -> str | None:
 
 
 def run_blocks(
-    blocks: list[Block],
-    name: str,
-    folder: Path,
-    log: Path,
-    long: bool = False,
-    known: Mapping[str, float] | None = None,
+    blocks: list[Block], name: str, folder: Path, log: Path, long: bool, known: Mapping[str, float]
 ) -> list[dict]:
     """Run each block that can be run here, its output into the log.
 
@@ -93,7 +88,7 @@ def run_blocks(
     with log.open("a", errors="replace") as output, linked_project(folder):
         for i, (block, reason) in enumerate(zip(blocks, reasons, strict=True)):
             ahead = [one.title for one, skipped in zip(blocks[i:], reasons[i:], strict=True) if not skipped]
-            note = f": skipped, {reason}" if reason else time_left(rows, ahead, known or {})
+            note = f": skipped, {reason}" if reason else time_left(rows, ahead, known)
             start = f"[{i + 1}/{len(blocks)}] "
             say(start + textwrap.shorten(block.title, COLUMNS - len(start + note), placeholder=" ...") + note)
             rows.append({"line": block.line, "command": block.title, "seconds": None, "skipped": reason})

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 
 from workshop.exercise.results import TOLERANCE
 
+
+def scaled(unit: str, base: int = 1000) -> dict[str, int]:
+    """The unit and its multiples: KB, MB, ..., in units."""
+    return {f"{prefix}{unit}": base**power for power, prefix in enumerate(("", *"KMGTP"))}
+
+
 UNITS = {  # quantity: its units, each in the smallest of them
     "a time": {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "sec": 1e9, "seconds": 1e9, "min": 60e9},
-    "an amount of memory": {
-        unit: 1024**power
-        for power, units in enumerate(("B bytes", "KB KiB", "MB MiB", "GB GiB", "TB TiB"))
-        for unit in units.split()
-    },
-    "bytes per second": {f"{prefix}B/s": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))},
-    "a rate of computation": {
-        f"{prefix}{unit}": 1000**power
-        for power, prefix in enumerate(("", "K", "M", "G", "T", "P"))
-        for unit in ("FLOP/s", "FLOPS")
-    },
-    "a number of operations": {f"{prefix}FLOPs": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))},
+    "an amount of memory": scaled("B", 1024) | {"bytes": 1} | scaled("iB", 1024),
+    "bytes per second": scaled("B/s"),
+    "a rate of computation": scaled("FLOP/s") | scaled("FLOPS"),
+    "a number of operations": scaled("FLOPs"),
     "samples per second": {"samples/s": 1, "samples/sec": 1},
     "tokens per second": {"tokens/s": 1, "tokens/sec": 1},
     "a percentage": {"%": 1, "percent": 1},

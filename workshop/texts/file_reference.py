@@ -33,11 +33,9 @@ def documents_reference() -> str:
         names = [f"`{file.pattern}`" for file in FILES if file.document is kind]
         bases, fields = " and ".join(base.__name__ for base in kind.__bases__), fields_of(kind)
         inherited = f"\nAlso the fields of {bases}.\n" if bases != Document.__name__ else ""
-        declared = {name.removesuffix("_"): text for name, text in kind.__annotations__.items()}
-        rows = [
-            {"name": name, "type": text, "meaning": fields[name].meaning, "null where": fields[name].null}
-            for name, text in declared.items()
-        ]
+        declared = [(text, name.removesuffix("_")) for name, text in kind.__annotations__.items()]
+        told = [(text, name, *fields[name][:2]) for text, name in declared]
+        rows = [dict(zip(("type", "name", "meaning", "null where"), one, strict=True)) for one in told]
         sections.append(_section(kind.__name__, names, rows, inherited))
     return "\n".join(sections)
 

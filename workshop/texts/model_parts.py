@@ -116,10 +116,8 @@ def training_and_inference() -> str:
     """What a training step and a forward pass on its own compute and store: the default model."""
     weights = 4 * DEFAULT.parameter_count() / MB
     kept = sum(map(sum, DEFAULT.formulas.kept_for_backward().values())) / MB
-    peaks = [
-        timeline.document()["peak_bytes"] / MB
-        for timeline in (predicted_memory(DEFAULT, on_gpu=False), fake_forward(DEFAULT, MemoryTracker).timeline)
-    ]
+    timelines = predicted_memory(DEFAULT, on_gpu=False), fake_forward(DEFAULT, MemoryTracker).timeline
+    peaks = [timeline.document()["peak_bytes"] / MB for timeline in timelines]
     rows = [
         ["matmul FLOPs", f"{DEFAULT.step_flops():,}", f"{DEFAULT.forward_flops():,}"],
         ["weights", f"{weights:.1f} MB", f"{weights:.1f} MB"],
@@ -135,9 +133,7 @@ def memory_grid(shapes: Sequence[tuple[int, int]]) -> str:
     """Predicted peaks of the default model at (batch size, tokens)."""
     rows = []
     for batch_size, seq_len in shapes:
-        memory = predicted_memory(
-            DEFAULT.with_settings(batch_size=batch_size, seq_len=seq_len), on_gpu=False
-        ).document()
+        memory = predicted_memory(DEFAULT.with_settings(batch_size=batch_size, seq_len=seq_len), False).document()
         peak, parts = memory["peak_bytes"], memory["peak"]["bytes_by_category"]
         per_token = peak / batch_size / seq_len / 1024
         shares = [f"{parts[name] / peak:.0%}" for name in ("activations", "temporaries")]

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.prediction.memory import predicted_memory
-from analysis.trust.missing_from_trace import ALL
 from analysis.work.bytes_moved import step_work
 from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_bytes
@@ -25,11 +24,12 @@ from studies.engine.command_line import workload_of
 from studies.optimization.results import table as optimization_table
 from studies.optimization.rungs import RUNGS
 from studies.scaling.results import calls_text
-from tiny_llama_v1 import SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
+from tiny_llama_v1 import SHAPE, SIZES, TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig, build_parser
 from workshop.exercise.page import exercises, fields, shell_blocks, worksheet
 from workshop.exercise.results import RESULTS, Answer, machine, stored_answers, stored_commands, stored_path
 from workshop.exercise.shell_blocks import duration
 
+PROFILED = RESULTS.parent / "cpu-amd-epyc-2-threads"  # where the profile of README was recorded
 DEFAULT = TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig())
 MULTI_HEAD = replace(DEFAULT, config=replace(DEFAULT.config, n_kv_heads=DEFAULT.config.n_heads))  # not grouped-query
 BOTH = (DEFAULT, MULTI_HEAD)
@@ -48,8 +48,6 @@ def text_block(lines: Sequence[str]) -> str:
 
 # ---- Derived from the configuration ---------------------------------------------------------------------------------
 
-SHAPE = "hidden_dim n_layers n_heads n_kv_heads intermediate_dim seq_len batch_size num_steps".split()
-
 
 def sizes(*names: str) -> str:
     """The named problem sizes, or all, with their parameters and FLOPs."""
@@ -57,7 +55,7 @@ def sizes(*names: str) -> str:
     rows = []
     for name in names or SIZES:
         workload = workload_of(size=name)
-        values = [SIZES[name][key] for key in SHAPE] + [workload.parameter_count(), workload.forward_flops()]
+        values = [SIZES[name][key] for key in SHAPE[:-1]] + [workload.parameter_count(), workload.forward_flops()]
         rows.append([name, *(f"{value:,}" for value in values)])
     return table(titles.split(","), rows)
 
@@ -111,11 +109,6 @@ def shapes() -> str:
         symbolic, numeric = (f"[{', '.join(one)}]" if one else "" for one in (axes, [values[x] for x in axes]))
         text.append(f"{name:<22}{symbolic:<14}{numeric:<20}{note}".rstrip())
     return text_block(text)
-
-
-def recording_parts() -> str:
-    """What a trace should contain, what its analysis lacks otherwise, and how to record it."""
-    return table(["in the trace", "without it", "recorded by"], ALL, 3)
 
 
 def layer_parameters(config: TinyLlamaConfig) -> int:
@@ -283,22 +276,16 @@ def optimization_flags() -> str:
 
 # ---- Of the tools themselves -----------------------------------------------------------------------------------------
 
-
-SHOWN_OF_STUDY = (
-    "size,flags,step (ms),ratio,at least,to transformers,of matmul rate,memory (MB),predicted (MB),audit,compile (s)"
-)
+SHOWN_OF_STUDY = "size,flags,step (ms),as fast,at most,as transformers,of matmul rate,memory (MB),audit,compile (s)"
 
 
 def optimizations() -> str:
     """The ladder of optimizations, each alone and one on top of another, beside transformers' LLaMA."""
-    path = RESULTS / "optimization_study.json"
-    document = read_document(path)
+    document = read_document(RESULTS / "optimization_study.json")
     rows = [row for row in document["rows"] + document["reference"] if row["status"] == "ok"]
-    rows = [row | {"flags": f"`{row['flags']}`" if row["flags"].startswith("-") else row["flags"]} for row in rows]
-    measured = optimization_table(rows)
-    about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/{path.name})."
+    measured = optimization_table([row | {"flags": re.sub("^(--.*)", r"`\1`", row["flags"])} for row in rows])
     columns = [column for column in measured.columns if column.title in SHOWN_OF_STUDY.split(",")]
-    assert ",".join(column.title for column in columns) == SHOWN_OF_STUDY  # a renamed one would vanish
+    about = f"{machine(document['environment'])}. [All values](results/{RESULTS.name}/optimization_study.json)."
     return "\n".join([about, "", *markdown_table(columns, measured.rows)])
 
 
@@ -347,11 +334,30 @@ def run_provenance() -> str:
     return f"{machine(read_document(RESULTS / 'run_baseline.json')['environment'])}, `./run_baseline.sh`."
 
 
-def run_output(beginning: str | None = None, lines: int | None = None) -> str:
-    """What run_baseline.sh printed, without most steps: `lines` lines (None: all) after the line `beginning`."""
+def run_output() -> str:
+    """What run_baseline.sh printed, without most steps."""
     printed = (RESULTS / "run_baseline.log").read_text().splitlines()
     steps = [i for i, line in enumerate(printed) if line.startswith("Step ")]
     end = printed.index("Files:") if "Files:" in printed else len(printed)  # a list of files, of --verbose
-    shown = [*printed[: steps[3]], "...", *printed[steps[-1] : end]]
-    start = shown.index(beginning) + 1 if beginning else 0
-    return text_block("\n".join(shown[start:][:lines]).strip().splitlines())
+    return text_block("\n".join([*printed[: steps[3]], "...", *printed[steps[-1] : end]]).strip().splitlines())
+
+
+def profile_answer() -> str:
+    """The answer with which run_pytorch_profiler.sh ended, and where that was."""
+    environment = read_document(PROFILED / "run_pytorch_profiler.json")["environment"]
+    printed = (PROFILED / "run_pytorch_profiler.log").read_text().splitlines()
+    begin = next(i for i, line in enumerate(printed) if line.startswith("Headline:"))
+    answer = [line for line in printed[begin:] if line]
+    return f"{text_block(answer)}\n*{machine(environment)}, `./run_pytorch_profiler.sh`.*"
+
+
+def dropout_found() -> str:
+    """What dropout costs PyTorch's own encoder layer: told by its profile, and measured."""
+    document = read_document(PROFILED / "planted_remedies.json")
+    [row] = [one for one in document["rows"] if one["remedy"] == "without dropout"]
+    low, high = row["speedup_95"]
+    return (
+        "`nn.TransformerEncoderLayer` calls fused attention, and does not get it on a CPU while dropout is on. The "
+        f"profile says so, and what it costs: without dropout a step should be about {row['estimate']:.2f}x as fast, "
+        f"at most {row['bound']:.2f}x. Measured: {row['speedup']:.2f}x (95%: {low:.2f}x to {high:.2f}x)."
+    )

@@ -74,15 +74,12 @@ def fill_from(exercise: Exercise, folder: Path, commands: list[dict] | None = No
     skipped = f" Skipped: {', '.join(left_out)}." if left_out else ""
     # The command line is that of only one of the commands.
     environment = {name: value for name, value in results.environment.items() if name != "command_line"}
-    about = [
-        f"Measured on: {machine(environment)}.  ",
-        f"Commands: the shell blocks of {exercise.name}, in order.{skipped} The column `source` gives file and field.",
-    ]
+    source = "The column `source` gives file and field."
+    told = f"Commands: the shell blocks of {exercise.name}, in order.{skipped} {source}"
+    about = [f"Measured on: {machine(environment)}.  ", told]
     write_bytes(folder / sheet_file(exercise), filled(exercise, found, about).encode())
-    rows = {
-        name: {"value": answer.value, "evidence": answer.evidence} | because(answer.evidence, "value")
-        for name, answer in found.items()
-    }
+    reasons = {name: because(answer.evidence, "value") for name, answer in found.items()}
+    rows = {name: {"value": one.value, "evidence": one.evidence} | reasons[name] for name, one in found.items()}
     document = {"exercise": exercise.number, "text": exercise.name, "environment": environment, "answers": rows}
     if commands is None:  # those of run_exercise.py, if it has run them here
         times = (read_document(folder / answers_file(exercise)) or {}).get("commands")

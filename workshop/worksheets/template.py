@@ -5,6 +5,12 @@ from __future__ import annotations
 from workshop.answers.shared import ANALYSIS, components, opportunities
 from workshop.exercise.results import Answer, Results, numbered
 
+OF_SUMMARY = (
+    "environment.device.name environment.packages.torch config.model.parameters training.batch_size "
+    "training.sequence_length config.training.precision performance.samples_per_sec performance.tokens_per_sec "
+    "performance.median_step_time_ms performance.std_step_time_ms memory.peak_mb performance.achieved_tflops"
+).split()
+
 
 def template_answers(results: Results, run: str, trace: str, flops: str | None = None) -> dict[str, Answer]:
     """R.1 to R.19.  run, trace, flops: the exercise's folders with the run, the analysis of its trace, its FLOPs."""
@@ -13,18 +19,13 @@ def template_answers(results: Results, run: str, trace: str, flops: str | None =
     if flops:
         mfu = results.read(flops, "flops_profile.json").answer("efficiency_metrics.mfu_percent")
     return {
-        "R.1": summary.answer("environment.device.name"),
-        "R.2": summary.answer("environment.packages.torch"),
-        "R.3": summary.answer("config.model.parameters"),
-        "R.4": summary.answer("training.batch_size"),
-        "R.5": summary.answer("training.sequence_length"),
-        "R.6": summary.answer("config.training.precision"),
-        "R.7": summary.answer("performance.samples_per_sec"),
-        "R.8": summary.answer("performance.tokens_per_sec"),
-        "R.9": summary.answer("performance.median_step_time_ms"),
-        "R.10": summary.answer("performance.std_step_time_ms"),
-        "R.11": summary.answer("memory.peak_mb"),
-        "R.12": summary.answer("performance.achieved_tflops"),
+        **dict(
+            zip(
+                "R.1 R.2 R.3 R.4 R.5 R.6 R.7 R.8 R.9 R.10 R.11 R.12".split(),
+                map(summary.answer, OF_SUMMARY),
+                strict=True,
+            )
+        ),
         "R.13": mfu,
         **numbered("R.14 R.15 R.16", components(analysis)),
         **numbered("R.17 R.18 R.19", opportunities(analysis)),

@@ -32,11 +32,8 @@ def fields_of(exercise: Exercise) -> dict[str, Field]:
 def blank(exercise: Exercise) -> str:
     """worksheet_N.md, a handout: the results template if the exercise fills it in, the worksheet, the questions."""
     lines = [f"# {exercise.title}: worksheet", "", f"Name: {BLANK}", "", f"Machine: {BLANK}", ""]
-    lines += [
-        "`python3 run_exercise.py --check FILE --results FOLDER` checks this file, FILE, against the results of the",
-        "commands, in FOLDER.",
-        "",
-    ]
+    check = "`python3 run_exercise.py --check FILE --results FOLDER` checks this file, FILE, against the results of the"
+    lines += [check, "commands, in FOLDER.", ""]
     template = worksheet(GUIDE.read_text(), TEMPLATE_HEADING)
     if hasattr(importlib.import_module(f"workshop.answers.exercise_{exercise.number}"), "TEMPLATE"):
         lines += ["## Results", "", template]
