@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
@@ -18,7 +19,7 @@ from analysis.work.memory_tables import place_of_peak
 from analysis.work.sent_bytes import sent_bytes
 from harness import PROJECT
 from harness.base.documents import read_document
-from harness.base.tables import Column, markdown_table
+from harness.base.tables import COLUMNS, Column, markdown_table
 from harness.base.units import MB
 from studies.engine.command_line import workload_of
 from studies.optimization.results import table as optimization_table
@@ -356,8 +357,9 @@ def dropout_found() -> str:
     document = read_document(PROFILED / "planted_remedies.json")
     [row] = [one for one in document["rows"] if one["remedy"] == "without dropout"]
     low, high = row["speedup_95"]
-    return (
+    text = (
         "`nn.TransformerEncoderLayer` calls fused attention, and does not get it on a CPU while dropout is on. The "
         f"profile says so, and what it costs: without dropout a step should be about {row['estimate']:.2f}x as fast, "
         f"at most {row['bound']:.2f}x. Measured: {row['speedup']:.2f}x (95%: {low:.2f}x to {high:.2f}x)."
     )
+    return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
