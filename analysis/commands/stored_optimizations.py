@@ -61,5 +61,6 @@ def best_of(rows: Iterable[dict]) -> dict | None:
 
 def ratio_with_compiling(row: dict) -> float:
     """The ratio of the steps, with each step's share of the time that compiling took."""
-    compiling_ms = 1e3 * (row.get("compile_s") or 0.0) / (row.get("num_steps") or 1)
-    return row["ratio"] * (1 + compiling_ms / row["step_ms"])
+    if not row.get("compile_s"):
+        return row["ratio"]
+    return row["ratio"] * (1 + 1e3 * row["compile_s"] / (row["num_steps"] or 1) / row["step_ms"])
