@@ -122,8 +122,8 @@ complain() { # an error, or a warning with --device cpu
     echo "warning: $*" >&2
 }
 
-ASK="is there a network?" # when an installation failed
-[ -z "${WHEELHOUSE:-}" ] || ASK="does WHEELHOUSE have wheels for this Python and these versions? make_wheelhouse.sh makes it"
+HAS_WHEELS="does WHEELHOUSE have wheels for this Python and these versions? make_wheelhouse.sh makes it"
+NO_SOURCE="is there a network, and space in ${TMPDIR:-/tmp} (TMPDIR) and $VENV (VENV)?"
 
 pip_install() { # PYTHON ARGUMENT...: from the network, or from the wheels in WHEELHOUSE alone
     local from=()
@@ -167,7 +167,7 @@ install_gpu_torch() { # PYTHON PINNED cuda DRIVER | rocm ARCHITECTURE
     if build=$(uv_choice "$python" "$pinned"); then
         echo "Setup: $build, chosen by uv for $gpu"
         pip_install "$python" --index-url "$WHEELS/${build#*+}" "$build" && return
-        die "could not install $build from $WHEELS/${build#*+}; is there a network?"
+        die "could not install $build from $WHEELS/${build#*+}; $NO_SOURCE"
     fi
     if [ "$device" = rocm ]; then gpu="ROCm ${version:-of an unknown version}"; fi
     index=$WHEELS/$(nearest_index "$prefix" "$version") ||
@@ -185,7 +185,7 @@ install_torch() { # PYTHON: the build of torch for this machine
     read -r device gpu <<<"$(accelerator)"
     if [ -n "${WHEELHOUSE:-}" ]; then
         echo "Setup: torch from $WHEELHOUSE"
-        pip_install "$python" 'torch>=2.6' || die "could not install torch; $ASK"
+        pip_install "$python" 'torch>=2.6' || die "could not install torch; $NO_SOURCE"
     elif [ -n "${TORCH_INDEX_URL:-}" ]; then
         echo "Setup: torch from $TORCH_INDEX_URL"
         pip_install "$python" --index-url "$TORCH_INDEX_URL" 'torch>=2.6' ||
@@ -200,7 +200,7 @@ install_torch() { # PYTHON: the build of torch for this machine
             pip_install "$python" --retries 1 --index-url "$WHEELS/cpu" "$pinned" 2>/dev/null && return
             echo "Setup: no CPU build of torch can be reached, installing the default build (gigabytes)"
         fi
-        pip_install "$python" "$pinned" || die "could not install $pinned; is there a network?"
+        pip_install "$python" "$pinned" || die "could not install $pinned; $NO_SOURCE"
     fi
 }
 
@@ -242,7 +242,7 @@ fill_venv() { # VENV FILE...: install what is missing
         echo "Setup: installing" $names
         # shellcheck disable=SC2086
         pip_install "$python" -c "$venv/constraints.txt" $names ||
-            die "could not install the packages above; $ASK"
+            die "could not install the packages above; ${WHEELHOUSE:+$HAS_WHEELS; }$NO_SOURCE"
     fi
     if missing "$python" "$@" | grep -q '^deepspeed'; then
         echo "Setup: installing deepspeed"

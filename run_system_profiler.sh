@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Train 20 steps under rocprofv3 (ROCm) or nsys (CUDA), five of them captured with the marker ranges of the model's
-# parts and phases, and print the tool's summaries by range and by kernel, into system_profile_<timestamp>/.
+# Train 20 steps under rocprofv3 (ROCm) or nsys (CUDA), five of them with ranges of steps, phases, the model's parts and
+# operators, into system_profile_<timestamp>/; print the tool's table of kernels, and what our analysis says.
 #   ./run_system_profiler.sh [flags of tiny_llama_v1.py]
 #   ./run_system_profiler.sh --warmup-steps 10 --profile-steps 2     capture steps 11 and 12
 # shellcheck disable=SC2034,SC2317,SC2329 # WRAPPER is read by launch, which calls under_profiler
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
 
-GET_ROCPROFV3="rocprofv3, of ROCm 7.0 or newer (apt install rocprofiler-sdk)"
+GET_ROCPROFV3="rocprofv3, of ROCm 6.2 or newer (apt install rocprofiler-sdk)"
 GET_NSYS="nsys, of NVIDIA Nsight Systems (apt install nsight-systems-cli)"
 
 find_tool() { # rocprofv3 | nsys: its path, also where ROCm and CUDA leave it off PATH
@@ -28,13 +28,7 @@ choose_tool() { # sets GPU, TOOL and TOOL_HELP; a tool sees the GPUs of its own 
             die "no system profiler on PATH: an AMD GPU needs $GET_ROCPROFV3; an NVIDIA GPU needs $GET_NSYS"
         ;;
     esac
-    case $TOOL in
-    *rocprofv3)
-        TOOL_HELP=$("$TOOL" --help 2>&1)
-        has_word --selected-regions "$TOOL_HELP" ||
-            die "$TOOL cannot be limited to chosen steps (--selected-regions): install $GET_ROCPROFV3"
-        ;;
-    esac
+    case $TOOL in *rocprofv3) TOOL_HELP=$("$TOOL" --help 2>&1) ;; esac
 }
 
 has_word() { grep -qw -e "$1" <<<"$2"; } # WORD TEXT
@@ -50,7 +44,8 @@ first_word_of() { # TEXT WORD...: the first of the words that the text has, or n
 }
 
 # What follows runs as the job of run_logged.  A signal also reaches the tool and the training, which report and end;
-# the traps keep this shell alive for the summary.  The exit code is that of the training, not of the summary.
+# the traps keep this shell alive to name the profile.  The exit code is that of the training, or 1 where that was good
+# and its profile cannot be analyzed.
 
 under_profiler() { # FOLDER COMMAND...
     local folder=$1 began code interrupted=0
@@ -115,44 +110,62 @@ no_profile() { # wrong flags, exit code 2, have been named
     [ "$code" = 2 ] || echo "error: ${TOOL##*/} wrote no profile: no step to capture was reached on a GPU" >&2
 }
 
-under_rocprofv3() { # COMMAND...: prints its summaries itself, a table for the ranges and one for the kernels
-    local file profile='' options=(--selected-regions --marker-trace --kernel-trace --memory-copy-trace)
-    options+=(--stats --summary-per-domain --summary-units usec --output-format csv pftrace)
-    # Its own handlers would end the training before that reports the interruption.
-    if has_word --disable-signal-handlers "$TOOL_HELP"; then options+=(--disable-signal-handlers); fi
+name_profile() { # PROFILE WHERE_IT_OPENS: fails after an interruption, which an analysis must not delay
+    echo "System profile: $1$2"
+    [ "$interrupted" = 0 ]
+}
+
+analyze() { # PROFILE: ends with our answer
+    "$PYTHON" "$HERE/run_pytorch_profiler.py" --analyze-existing "$1" --generate-report --output-dir "$folder" ||
+        [ "$code" != 0 ] || code=$((interrupted ? interrupted : 1))
+}
+
+under_rocprofv3() { # COMMAND...
+    local ending option profile='' viewer='' options=(--kernel-trace --memory-copy-trace --hip-runtime-trace --marker-trace)
+    # rocpd since ROCm 7.0, which deprecates csv.
+    options+=(--output-format "$(first_word_of "$TOOL_HELP" rocpd json csv)")
+    # A table of ranges would have a row for each operator.
+    if has_word --summary-groups "$TOOL_HELP"; then options+=(--summary-groups KERNEL_DISPATCH --summary-units usec); fi
+    # Since ROCm 7.0, only what the training selects; before, the training says what is in the profile.  The tool's own
+    # handlers would end the training before that reports an interruption.
+    for option in --selected-regions --disable-signal-handlers; do
+        if has_word "$option" "$TOOL_HELP"; then options+=("$option"); fi
+    done
     "$TOOL" "${options[@]}" --output-directory "$folder" --output-file system_profile -- "$@"
     code=$?
-    for file in "$folder"/system_profile*.pftrace; do
-        if written "$file"; then profile=$file; fi
+    [ "$code" != 2 ] || return # wrong flags; the tool writes a profile of that, too
+    for ending in kernel_trace.csv results.json results.db; do
+        if written "$folder/system_profile_$ending"; then profile=$folder/system_profile_$ending; fi
     done
     if [ -z "$profile" ]; then
         no_profile
         return
     fi
-    echo "System profile: $profile, opens at https://ui.perfetto.dev; the tables as .csv beside it"
+    case $profile in *.db) viewer=", opens in ROCm Optiq" ;; esac
+    name_profile "$profile" "$viewer" && analyze "$profile"
 }
 
 under_nsys() { # COMMAND...
-    local profile=$folder/system_profile.nsys-rep listed name names=() failed
+    local profile=$folder/system_profile table
     # Without `stop` it would end the training with the window.  CPU samples need rights that few machines give.
     "$TOOL" profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --capture-range=cudaProfilerApi \
-        --capture-range-end=stop --force-overwrite=true --output="$folder/system_profile" "$@"
+        --capture-range-end=stop --force-overwrite=true --output="$profile" "$@"
     code=$?
-    if ! written "$profile"; then
+    if ! written "$profile.nsys-rep"; then
         no_profile
         return
     fi
+    name_profile "$profile.nsys-rep" ", opens in nsys-ui" || return
+    "$TOOL" export --type=sqlite --force-overwrite=true --output="$profile.sqlite" "$profile.nsys-rep" >/dev/null || {
+        echo "error: nsys export failed with exit code $?: no analysis of $profile.nsys-rep" >&2
+        [ "$code" != 0 ] || code=1
+        return
+    }
     # In 2022 the reports had other names, and nsys does not fail on an unknown one: ask which names this nsys knows.
-    listed=$("$TOOL" stats --help-reports 2>&1)
-    for name in "$(first_word_of "$listed" nvtx_pushpop_sum nvtxppsum)" \
-        "$(first_word_of "$listed" nvtx_gpu_proj_sum)" \
-        "$(first_word_of "$listed" cuda_gpu_kern_sum gpukernsum)"; do
-        [ -z "$name" ] || names+=(--report "$name")
-    done
-    "$TOOL" stats --quiet --force-export=true --timeunit usec ${names[@]+"${names[@]}"} "$profile"
-    failed=$?
-    [ "$failed" = 0 ] || echo "error: nsys stats failed with exit code $failed: no summary of $profile" >&2
-    echo "System profile: $profile, opens in nsys-ui"
+    table=$(first_word_of "$("$TOOL" stats --help-reports 2>&1)" cuda_gpu_kern_sum gpukernsum)
+    [ -z "$table" ] || "$TOOL" stats --quiet --timeunit usec --report "$table" "$profile.sqlite" ||
+        echo "error: nsys stats failed with exit code $?: no table of kernels" >&2
+    analyze "$profile.sqlite"
 }
 
 wants_help "$@" || choose_tool # before any set-up

@@ -1,6 +1,7 @@
 """How far a trace can be trusted: what is missing from it, damaged in it, or bent by the profiler."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -401,6 +402,10 @@ def test_overhead_of_the_profiler(train, tmp_path):
     slow = [5.0 if time in profiled else 1.0 for time in times.values()]
     disturbed = summary | {"steps": summary["steps"] | {"time_ms": slow}}
     assert profiler_overhead(trace, disturbed)["ratio"] == 5
+    # The name of a system profiler's file has no numbers of steps.
+    named = SimpleNamespace(path=tmp_path / "p" / "system_profile_results.db")
+    assert profiler_overhead(named, disturbed) == profiler_overhead(trace, disturbed)
+    assert profiler_overhead(SimpleNamespace(path=tmp_path / "other.db"), disturbed)["ratio"] is None
     analysis = analysis_of(trace, disturbed)
     assert "5.0 times as long" in analysis["integrity"]["unreliable"]["verdict"]
     assert analysis["verdict"]["strength"] != "is"

@@ -15,8 +15,6 @@ from analysis.commands import stored_optimizations as fastest
 from analysis.prediction.memory import predicted_memory
 from analysis.work.flop_counts import reconciliation
 from harness.instruments.memory_timeline import kept_by_component
-from harness.instruments.recorder import SystemProfilerWindow
-from harness.instruments.schedule import InstrumentSchedule, ProfilerConfig
 from harness.machine.environment import describe_environment
 from harness.model import optimizations
 from harness.model.chunked_loss import chunk_size, chunked_loss
@@ -358,26 +356,6 @@ def test_compiling_and_counting_tensors_cannot_be_combined(train, tmp_path):
     assert code == 2
     assert "--profile-memory" in err and "--dry-run --compile" in err
     assert not list(tmp_path.iterdir())
-
-
-def test_the_window_is_opened_to_the_system_profiler(monkeypatch):
-    """Once, around its steps alone, each of them marked, when the device has finished what came before."""
-    calls = []
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
-    profiling = ProfilerConfig(system_profiler=True, warmup_steps=2, profile_steps=2)
-    schedule = InstrumentSchedule(6, profiling)
-    window = SystemProfilerWindow(schedule.window, torch.device("cuda"))
-    for step in range(1, 7):
-        with window.step(step):
-            calls.append(step)
-    marked = ["ProfilerStep#3", 3, "pop", "ProfilerStep#4", 4, "pop"]
-    assert calls == [1, 2, "wait", "start", *marked, "wait", "stop", 5, 6]
-    assert [schedule.exclusion_reason(step) for step in (3, 4)] == ["profiled", "profiled"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ What this shows and what it cannot is in CONTRIBUTING.md.  The matrix is printed
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -199,24 +200,45 @@ def test_children_have_the_card_too(tmp_path):
     assert done.stdout == "NVIDIA H100 80GB HBM3 None 32768\n" * 3, done.stderr
 
 
+MARKED = ["emit_nvtx", *["ProfilerStep#"] * 5, "emit_nvtx"]
+PAUSE, RESUME = "roctxProfilerPause", "roctxProfilerResume"
+
+
+NSYS_TOLD = ["cudaProfilerStart", *MARKED, "cudaProfilerStop"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("card", "tool", "window"),
+    ("card", "tool", "version", "told", "profile", "captured"),
     [
-        ("mi300x", "rocprofv3", ["roctxProfilerResume", "roctxProfilerPause"]),
-        ("h100", "nsys", ["cudaProfilerStart", "cudaProfilerStop"]),
+        (
+            "mi250x",
+            "rocprofv3",
+            {"PRETEND_ROCM": "6.4.4"},
+            "begins with the program",
+            "json",
+            [PAUSE, RESUME, *MARKED, PAUSE],
+        ),
+        ("mi250x", "rocprofv3", {"PRETEND_ROCM": "6.4.4", "PRETEND_FAULT": "no_roctx"}, "whole run", "json", MARKED),
+        ("mi300x", "rocprofv3", {"PRETEND_ROCM": "7.0.2"}, "alone", "db", [RESUME, *MARKED, PAUSE]),
+        ("mi300x", "rocprofv3", {"PRETEND_ROCM": "7.1.1"}, "alone", "db", [RESUME, *MARKED, PAUSE]),
+        ("h100", "nsys", {"PRETEND_NSYS": "2024.5"}, "alone", "sqlite", NSYS_TOLD),
+        ("h100", "nsys", {"PRETEND_NSYS": "2026.1"}, "alone", "sqlite", NSYS_TOLD),
     ],
 )
-def test_the_system_profiler_of_both_makers(tmp_path, card, tool, window):
+def test_the_system_profiler_of_both_makers(tmp_path, card, tool, version, told, profile, captured):
     log, path = tmp_path / "calls", os.pathsep.join((str(FOLDER / "bin"), str(Path(sys.executable).parent)))
-    variables = {"PATH": f"{path}:{os.environ['PATH']}", "PRETEND_LOG": str(log), "ROCM_PATH": str(tmp_path)}
+    variables = version | {"PATH": f"{path}:{os.environ['PATH']}", "PRETEND_LOG": str(log), "ROCM_PATH": str(tmp_path)}
     command = (str(PROJECT / "run_system_profiler.sh"), *SMALL_MODEL, "--num-steps", "8")
     done = pretended(card, *command, "--output-dir", str(tmp_path / "run"), **variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "System profile: " in done.stdout
-    calls = [line.split()[0] for line in log.read_text().splitlines()]
-    assert [call for call in calls if call in window] == window  # one capture, and none while the tool was tried out
-    assert tool in calls[: calls.index(window[0])]
+    assert re.search(rf"^System profiler: captures steps 4 to 8 .*{told}", done.stdout, re.M), done.stdout + done.stderr
+    assert "status: completed" in (tmp_path / "run" / "performance_summary.json").read_text().replace('"', "")
+    calls = [re.sub(r"(?<=#)\d+", "", line.split()[0]) for line in log.read_text().splitlines()]
+    assert [call for call in calls if call in captured] == captured  # none while the tool was tried out
+    assert tool in calls[: calls.index(captured[0])]
+    # What the pretended tools write is empty.
+    assert done.returncode == 1
+    assert re.search(rf"error: .*/system_profile(_results)?\.{profile}: ", done.stdout, re.M), done.stdout
 
 
 @pytest.mark.slow

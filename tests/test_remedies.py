@@ -189,6 +189,9 @@ def test_the_next_step_is_a_command_where_the_run_is_ours(tmp_path):
     adds = [ADD | {"ts": 50 + 300 * i, "dur": 100} for i in range(3)]
     found = proposals(tmp_path, step(1, 0, 1000), *adds, backward(950), summary=summary)
     assert found["compile"]["next"] == f"{line} --compile"
+    environment["command_line"] = f"{line} --system-profiler"  # which fails where no profiler started it
+    again = proposals(tmp_path, step(1, 0, 1000), *adds, backward(950), summary=summary)
+    assert again["compile"]["next"] == f"{line} --compile"
     assert found["larger batch"]["next"] == "python3 tiny_llama_v1.py --enable-pytorch-profiler --batch-size 8"
     assert found["larger batch"]["speedup_bound"] is None and found["larger batch"]["speedup_bound_reason"]
     assert proposals(tmp_path, step(1, 0, 1000), *adds)["compile"]["next"] == "model = torch.compile(model)"

@@ -158,7 +158,8 @@ class Evidence:
         command = self.summary and self.summary["environment"].get("command_line")
         if not flag or not command:
             return proposal.code or proposal.how
-        words, name = shlex.split(command), flag.partition(" ")[0]
+        words = [word for word in shlex.split(command) if word != "--system-profiler"]  # which only its launcher sets
+        name = flag.partition(" ")[0]
         if name in words:  # with the value that it had
             at = words.index(name)
             del words[at : at + len(flag.split())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analysis.hardware.matching import datasheet
+from harness.base.units import MB
 from harness.documents.memory import NO_PEAK
 
 NOT_MEASURED = f"{NO_PEAK}, and a dry run measures nothing; run_deepspeed_flops.py measures it once"
@@ -63,7 +64,10 @@ def _known(device: dict, precision: str, what: str, choice: str | float, measure
     if (found := datasheet(device)) and (peak := getattr(found[0], column)):
         row, share = found
         name = f"{row.name} {precision}" if what == "flops" else row.name
-        part = "" if share == 1 else f", {share:.3f} of its compute units"
+        unit_of_share = "compute units"
+        if what == "bandwidth" and " MIG " in device["name"] and device.get("memory_bytes"):
+            share, unit_of_share = device["memory_bytes"] / (row.memory_mb * MB), "memory"
+        part = "" if share == 1 else f", {share:.3f} of its {unit_of_share}"
         known.append(Ceiling(unit * share * peak, "datasheet", f"{name} ({row.source}{part})"))
     if measure != "never":
         from analysis.hardware import cache  # PyTorch takes seconds to import

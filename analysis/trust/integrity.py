@@ -358,10 +358,13 @@ def queued_until(links: Links) -> Callable[[float, float], bool]:
 
 def profiled_steps(trace: Trace, summary: dict | None) -> tuple[pd.DataFrame, pd.Series] | None:
     """The columns of the run's steps, and which of them are in the trace; None without the run's summary."""
-    window = re.search(r"trace_step_(\d+)_(\d+)", trace.path.name)
+    window = re.search(r"trace_step_(\d+)_(\d+)|^system_profile", trace.path.name)
     if summary is None or window is None:
         return None
-    table, (first, last) = pd.DataFrame(summary["steps"]), map(int, window.groups())
+    table = pd.DataFrame(summary["steps"])
+    if not window[1]:
+        return table, table["exclusion_reason"] == "profiled"
+    first, last = map(int, window.groups())
     return table, (table["step"] > first) & (table["step"] <= last)
 
 

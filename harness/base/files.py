@@ -83,7 +83,7 @@ FILES = (
     FileKind("report.html", "the run scripts", "self-contained HTML report"),
     *_tables("comparison", "compare_runs.py", "what differs between runs", sweeps.Comparison),
     *_tables("history", "compare_runs.py --history", "all runs below a folder by date", sweeps.RunHistory),
-    FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded, for nsys-ui or Perfetto"),
+    FileKind("system_profile*", "run_system_profiler.sh", "what nsys or rocprofv3 recorded"),
     *_sweep("memory_study", sweeps.MemoryStudy),
     *_sweep("training_benchmark", sweeps.TrainingBenchmark),
     *_sweep("attention_benchmark", sweeps.AttentionBenchmark),

@@ -10,6 +10,8 @@ import torch
 # GPU (NVTX, and ROCTX on ROCm), and the memory tracker in its step.  torch.profiler has record_function instead.
 range_observers: list = []
 _NO_RANGE = contextlib.nullcontext()
+# emit_nvtx counts as a profiler, and would show each range of an observer a second time.
+_NOT_RECORDING = torch._C._profiler.ActiveProfilerType.NONE, torch._C._profiler.ActiveProfilerType.NVTX
 
 
 class _TraceRange:
@@ -17,7 +19,8 @@ class _TraceRange:
         self.name = name
 
     def __enter__(self) -> None:
-        self.record = torch.profiler.record_function(self.name) if torch.autograd._profiler_enabled() else None
+        recording = torch._C._autograd._profiler_type() not in _NOT_RECORDING
+        self.record = torch.profiler.record_function(self.name) if recording else None
         if self.record:
             self.record.__enter__()
         self.observers = tuple(range_observers)

@@ -12,12 +12,14 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from harness.base.command_line import require
+from harness.base.console import say
 from harness.base.errors import UserError, first_line
 from harness.base.files import make_folder
 from harness.base.ranges import range_observers
@@ -94,39 +96,66 @@ def compressed(path: Path) -> Path:
     return target
 
 
+# None: what rocprofv3 has loaded into this process.
+ROCTX = (None, *(f"librocprofiler-sdk-roctx.so{version}" for version in ("", ".1", ".0")))
+
+
+def roctx(name: str) -> Callable[[], int] | None:
+    """A function of ROCTX that pauses or resumes the profiler for all threads; None where no library has it."""
+    for library in ROCTX:
+        with contextlib.suppress(OSError, AttributeError):
+            function = getattr(ctypes.CDLL(library), name)
+            function.argtypes = [ctypes.c_uint64]
+            return functools.partial(function, 0)
+    return None
+
+
 class SystemProfilerWindow:
-    """Starts and stops the capture of the system profiler that launched this process: nsys reacts to cudaProfilerStart
-    and Stop, rocprofv3 to roctxProfilerResume and Pause, from a library that it loads into the process."""
+    """Starts and stops the capture of the system profiler that launched this process, and names what is in it.
+
+    nsys reacts to cudaProfilerStart and Stop, rocprofv3 to roctxProfilerResume and Pause.  With --selected-regions
+    (ROCm 7) it begins paused; before, it is paused here, and what ran until then is in the profile, too.  Without these
+    functions the whole run is.  So steps are marked: what reads the profile takes those.
+
+    In these steps each operator is a range as well, with the shapes of its inputs and a sequence number, by which
+    operators of the backward pass are matched with those of the forward pass.
+    """
 
     def __init__(self, window: tuple[int, int], device: torch.device):
         self.first, self.last, self.device = *window, device
-        self.open, self.close = torch.cuda.profiler.start, torch.cuda.profiler.stop
+        self.open, self.close, how = torch.cuda.profiler.start, torch.cuda.profiler.stop, "alone"
         if torch.version.hip:
-            try:
-                self.open, self.close = (
-                    functools.partial(self._roctx, getattr(ctypes.CDLL(None), f"roctxProfiler{name}"))
-                    for name in ("Resume", "Pause")
-                )
-            except AttributeError as missing:
-                raise UserError("--system-profiler: not started by rocprofv3; use run_system_profiler.sh") from missing
-
-    @staticmethod
-    def _roctx(function) -> None:
-        function.argtypes = [ctypes.c_uint64]
-        if function(0):  # of all threads
-            raise UserError(f"--system-profiler: {function.__name__} failed; was rocprofv3 given --selected-regions?")
+            self.open, self.close = roctx("roctxProfilerResume"), roctx("roctxProfilerPause")
+            begins_paused = os.environ.get("ROCPROF_SELECTED_REGIONS", "0") != "0"  # rocprofv3 sets it
+            if not self.close and (begins_paused or not any(name.startswith("ROCP") for name in os.environ)):
+                raise UserError("--system-profiler: not started by rocprofv3; use run_system_profiler.sh")
+            if not self.close or (not begins_paused and self.close()):
+                self.open = self.close = lambda: 0
+                how = "in a profile of the whole run, as this rocprofv3 cannot be paused"
+            elif not begins_paused:
+                how = "in a profile that begins with the program, paused from here until then"
+        say(
+            f"System profiler: captures steps {self.first + 1} to {self.last} {how}; there each operator is a range, "
+            "which makes the host's times longer"
+        )
+        self.operators = torch.autograd.profiler.emit_nvtx(record_shapes=True)
 
     @contextlib.contextmanager
     def step(self, step: int):
-        """Synchronizes at both ends of the window, so that exactly the work of its steps is captured.  A range marks
-        each step of it as torch.profiler does."""
+        """Synchronizes at both ends of the window, so that exactly the work of its steps is captured."""
+        if not self.first < step <= self.last:
+            yield
+            return
         if step == self.first + 1:
             synchronize(self.device)
-            self.open()
-        inside = self.first < step <= self.last
-        with torch.cuda.nvtx.range(f"ProfilerStep#{step}") if inside else contextlib.nullcontext():
-            yield
+            if self.open():
+                raise UserError("--system-profiler: roctxProfilerResume failed, so nothing is captured")
+            self.operators.__enter__()
+        torch.cuda.nvtx.range_push(f"ProfilerStep#{step}")
+        yield
+        torch.cuda.nvtx.range_pop()
         if step == self.last:
+            self.operators.__exit__(None, None, None)
             synchronize(self.device)
             self.close()
 

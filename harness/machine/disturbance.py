@@ -19,7 +19,7 @@ from harness.base.text import count_of
 from harness.documents.run import Disturbance
 from harness.documents.schema import because, explained
 from harness.machine.cpu_counters import Counters, Interval, Sample
-from harness.machine.gpu_watch import GpuWatch, gpu_reasons, may_be_shared
+from harness.machine.gpu_watch import TAKE_TURNS, GpuWatch, gpu_reasons, may_be_shared
 from harness.machine.host_limits import least_quota, usable_cores
 from harness.machine.page_faults import PageFaults, fault_reasons
 
@@ -204,7 +204,8 @@ def disturbance_text(document: dict) -> str:
         gpu = document["gpu"]
         silent = gpu and gpu["other_processes"] is None and gpu["lowered_by"] is None
         return "none seen" + "; GPU: not known here" * bool(silent)
-    return "; ".join([*document["reasons"], consequence(document["lost_share"])])
+    turns = [TAKE_TURNS] if (gpu := document.get("gpu")) and may_be_shared(gpu) else []
+    return "; ".join([*document["reasons"], consequence(document["lost_share"]), *turns])
 
 
 def consequence(lost_share: float | None) -> str:

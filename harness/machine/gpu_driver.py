@@ -117,6 +117,12 @@ class NvidiaDriver:
     def max_clock_mhz(self) -> int:
         return self._number("nvmlDeviceGetMaxClockInfo", self.SM_CLOCK)
 
+    def power_limits_w(self) -> tuple[float, ...]:
+        """Watts that the card may take, and those that it was made for."""
+        return tuple(
+            self._number(f"nvmlDeviceGet{name}Limit") / 1e3 for name in ("EnforcedPower", "PowerManagementDefault")
+        )
+
     def slowdowns(self) -> Slowdowns:
         """Takes a reading."""
         now = "nvmlDeviceGetCurrentClocksEventReasons"
@@ -184,6 +190,11 @@ class AmdDriver:
 
     def max_clock_mhz(self) -> int:
         return max(int(mhz) for mhz, _ in self._clocks())
+
+    def power_limits_w(self) -> tuple[float, ...]:
+        """As above; none for the second half of a card."""
+        files = [file for name in ("cap", "cap_default") for file in self.folder.glob(f"hwmon/*/power1_{name}")]
+        return tuple(watts for file in files if (watts := int(file.read_text()) / 1e6))
 
     def slowdowns(self) -> Slowdowns:
         """Takes a reading, where the driver does not count itself."""

@@ -23,6 +23,8 @@ from harness.machine.gpu_driver import Slowdowns, gpu_driver
 LOWERED_CLOCKS = 0.05  # of the time, clocks lowered by heat or power supply
 MEMORY_OF_OTHERS = 2048 * MB  # bytes, before the run, where processes cannot be counted
 
+TAKE_TURNS = "on a shared GPU take turns: flock /tmp COMMAND"
+
 ASKED = ("other_processes", "clock_mhz", "max_clock_mhz", "lowered_by")  # of the driver
 
 

@@ -166,6 +166,17 @@ def _hidden_by_variable(platform: str) -> str | None:
     for name in VISIBLE if platform == "ROCm" else VISIBLE[:1]:
         if os.environ.get(name, "0").strip() in ("", "-1"):
             return f"{name}={os.environ[name]!r} hides every GPU; unset it"
+    return numbered_twice() if platform == "ROCm" else None
+
+
+def numbered_twice() -> str | None:
+    """AMD's driver leaves the GPUs of ROCR_VISIBLE_DEVICES, and the other variables number those from 0 again."""
+    left = [one for one in os.environ.get("ROCR_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    for name in VISIBLE[:2]:
+        asked = os.environ.get(name, "")
+        if left and any(int(number) >= len(left) for number in re.findall(r"(?<!\w)\d+(?!\w)", asked)):
+            there = f"ROCR_VISIBLE_DEVICES={os.environ['ROCR_VISIBLE_DEVICES']}"
+            return f"{name}={asked} hides GPUs, as it counts from 0 among those of {there}; unset one of the two"
     return None
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ from harness.base.text import count_of
 from harness.base.units import megabytes
 from harness.machine.devices import architecture, choose_device
 from harness.machine.environment import PACKAGES
-from harness.machine.gpu_driver import pci_folder
-from harness.machine.hardware_seen import unseen_hardware
+from harness.machine.gpu_driver import gpu_driver, pci_folder
+from harness.machine.gpu_watch import TAKE_TURNS
+from harness.machine.hardware_seen import numbered_twice, unseen_hardware
 from harness.machine.host_limits import cgroup_folders, least_quota, usable_cores
 
 TAB = "tensorboard-step-profile"  # the distribution of tensorboard_plugin/
@@ -115,8 +117,25 @@ def gpu_checks(device: torch.device) -> list[Check]:
     gpu, (free, total) = torch.cuda.get_device_properties(device), torch.cuda.mem_get_info(device)
     arch = architecture(gpu).split(":")[0]
     visible = f"{torch.cuda.device_count()}; this rank uses number {device.index}, {gpu.name} ({arch})"
-    kernels = architecture_check(arch, torch.cuda.get_arch_list())
-    return [Check("GPUs visible", visible), kernels, free_memory_check(free, total)]
+    if "MI250" in gpu.name:
+        visible += ", half a card: memory and rates are those of one of its two dies (GCDs)"
+    checks = [
+        Check("GPUs visible", visible, numbered_twice() if torch.version.hip else None),
+        architecture_check(arch, torch.cuda.get_arch_list()),
+        free_memory_check(free, total),
+    ]
+    with contextlib.suppress(OSError, ValueError):  # what the driver does not tell
+        limit, usual = gpu_driver(device).power_limits_w()
+        checks.append(power_check(limit, usual))
+    return checks
+
+
+def power_check(limit: float, usual: float) -> Check:
+    """Watts.  A lower limit lowers the clocks under load, for all alike: it disturbs no comparison here."""
+    if limit >= usual:
+        return Check("GPU power", f"up to {limit:.0f} W")
+    told = f"limited to {limit:.0f} of {usual:.0f} W: under load the datasheet's rates are out of reach"
+    return Check("GPU power", told, "--peak measured has MFU refer to what this GPU reaches")
 
 
 def architecture_check(arch: str, built_for: Sequence[str]) -> Check:
@@ -139,7 +158,8 @@ def free_memory_check(free: int, total: int) -> Check:
     text = f"{megabytes(free, 0)} of {megabytes(total, 0)} free"
     # The driver and this process's own context take a few hundred MB.
     busy = total - free > max(0.05 * total, 2 * 2**30)
-    return Check("GPU memory", text, "look for other processes on it with rocm-smi or nvidia-smi" if busy else None)
+    fix = f"look for other processes on it with rocm-smi or nvidia-smi; {TAKE_TURNS}"
+    return Check("GPU memory", text, fix if busy else None)
 
 
 # ---- Cores and ranks -----------------------------------------------------------------------------------------------
@@ -277,20 +297,32 @@ def transport_check(device: str, nodes: int, network: NetworkHardware, environ: 
 def cache_folders(environ: Mapping[str, str], home: Path) -> dict[str, Path]:
     """Where PyTorch and its libraries keep what they compile and tune, by the variable that moves it."""
     cache = Path(environ.get("XDG_CACHE_HOME", home / ".cache"))
-    defaults = {"XDG_CACHE_HOME": cache, "TRITON_CACHE_DIR": home / ".triton"}
+    defaults = {"XDG_CACHE_HOME": cache, "TMPDIR": Path("/tmp"), "TRITON_CACHE_DIR": home / ".triton"}
     defaults["TORCHINDUCTOR_CACHE_DIR"] = Path(environ.get("TMPDIR", "/tmp"))
     if torch.version.hip:
         defaults |= {"MIOPEN_USER_DB_PATH": home / ".config/miopen", "MIOPEN_CUSTOM_CACHE_DIR": cache / "miopen"}
     return {name: Path(environ.get(name, default)) for name, default in defaults.items()}
 
 
+LEAST_FREE = 2**30  # bytes; the kernels that a compiler makes for a model take hundreds of MB
+
+
 def cache_checks(environ: Mapping[str, str], home: Path) -> list[Check]:
-    """One row: the cache folders that cannot be written."""
-    refused = {}
+    """One row: the cache folders that cannot be written; another for those without space."""
+    refused, full = {}, {}
     for name, folder in cache_folders(environ, home).items():
         exists = next(place for place in (folder, *folder.parents) if place.exists())
         if not os.access(exists, os.W_OK | os.X_OK):
             refused[name] = folder
+        elif (free := shutil.disk_usage(exists).free) < LEAST_FREE:
+            full[name] = f"{folder} ({megabytes(free, 0)} free)"
+    if full:
+        fix = "set each to a folder with space: " + " ".join(f"{name}=$SCRATCH" for name in full)
+        return [*cache_rows(refused), Check("Space", f"little in {', '.join(dict.fromkeys(full.values()))}", fix)]
+    return cache_rows(refused)
+
+
+def cache_rows(refused: Mapping[str, Path]) -> list[Check]:
     if not refused:
         return [Check("Caches", "writable")]
     fix = "set each to a folder on a local disk: " + " ".join(f"{name}=/tmp/$USER" for name in refused)

@@ -46,6 +46,9 @@ def explain_error(error: BaseException) -> tuple[str, int]:
         asked = text.split("allocate memory: ")[-1]
         lower = f"lower --batch-size, --seq-len or --size {OF_WORKLOAD}"
         return f"out of memory: {asked}{memory_at_hand(error)}; {lower}", 1
+    if "busy or unavailable" in text:
+        another = "wait for the process that uses it, or choose another GPU with CUDA_VISIBLE_DEVICES"
+        return f"the GPU is in exclusive mode and in use ({text}); {another}", 1
     if isinstance(error, BrokenPipeError):
         return "standard output was closed before the run ended", 1
     if isinstance(error, OSError):

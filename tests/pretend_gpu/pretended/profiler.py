@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from pretended.cards import fault
+
 RESUME, PAUSE = "roctxProfilerResume", "roctxProfilerPause"
 
 
@@ -21,13 +23,29 @@ def note(call: str) -> int:
     return 0
 
 
+class Operators:
+    """emit_nvtx, which a build for CPUs refuses."""
+
+    def __init__(self, enabled: bool = True, record_shapes: bool = False):
+        self.note = f"emit_nvtx{' with shapes' if record_shapes else ''}"
+
+    def __enter__(self) -> None:
+        note(f"{self.note} begins")
+
+    def __exit__(self, *exception) -> None:
+        note(f"{self.note} ends")
+
+
 def install() -> None:
-    """NVIDIA's calls are in every torch, and do nothing alone; AMD's come with a library that rocprofv3 loads."""
+    """NVIDIA's calls are in every torch, and do nothing alone; AMD's come with a library that rocprofv3 loads, and does
+    not with the fault no_roctx.  Marks of steps are noted, too."""
     under = os.environ.get("PRETEND_UNDER")
+    torch.autograd.profiler.emit_nvtx = Operators
+    torch.cuda.nvtx.range_push = lambda name: note(name) if name.startswith("ProfilerStep") else 0
     if under == "nsys":
         torch.cuda.profiler.start = lambda: note("cudaProfilerStart")
         torch.cuda.profiler.stop = lambda: note("cudaProfilerStop")
-    elif under == "rocprofv3":
+    elif under == "rocprofv3" and not fault("no_roctx"):
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
         functions = {name: kind(lambda thread, name=name: note(name)) for name in (RESUME, PAUSE)}
 
