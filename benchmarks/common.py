@@ -8,25 +8,20 @@ import json
 import math
 import operator
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from analysis.comparison.noise import ratio_of_medians
-from harness.base.console import progress_bar, say
+from harness.base.console import say
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json
-from harness.base.tables import Column, column, markdown_table, text_table
+from harness.base.tables import Column, markdown_table, text_table
 from harness.machine.environment import describe_environment
-from studies.engine.columns import interval_column
-from studies.timing.methods import alternating
 from workshop.exercise.results import RESULTS, machine
 
 
@@ -112,33 +107,6 @@ def training_run(flags: list[str], busy: float, environment: Mapping[str, str], 
         if done.returncode:
             raise UserError(f"{shlex.join(['tiny_llama_v1.py', *flags])}: {done.stderr.strip()}")
         return json.loads((Path(folder) / "performance_summary.json").read_text())
-
-
-def compare(a: Callable, b: Callable, repetitions: int, device: torch.device) -> dict:
-    """Milliseconds of a() and b(), called alternately, after two repetitions of warm-up."""
-    alternating(a, b, device, range(2))
-    a_ms, b_ms = alternating(a, b, device, progress_bar("repetitions", range(repetitions)))
-    return {
-        "a_median_ms": statistics.median(a_ms),
-        "b_median_ms": statistics.median(b_ms),
-        **ratio_of_medians(np.array(a_ms), np.array(b_ms)),
-        "ratio_of_minima": min(a_ms) / min(b_ms),
-        "repetitions": repetitions,
-        "a_ms": a_ms,
-        "b_ms": b_ms,
-    }
-
-
-def comparison_columns(a: str, b: str) -> tuple[Column, ...]:
-    """Columns for the rows of compare(), with names for a and b."""
-    return (
-        column(f"{a} (ms)", "a_median_ms", ".2f"),
-        column(f"{b} (ms)", "b_median_ms", ".2f"),
-        column("ratio", "ratio", ".3f"),
-        interval_column("95% interval", "ratio_95"),
-        column("ratio of minima", "ratio_of_minima", ".3f"),
-        column("repetitions", "repetitions"),
-    )
 
 
 def save(output: Path | None, **document) -> None:

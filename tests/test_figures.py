@@ -13,7 +13,7 @@ from analysis.comparison.text import with_short_names
 from analysis.report.axes import log_axis, plain_text
 from analysis.report.comparison_figure import draw_comparison
 from analysis.report.memory_figure import draw_memory_timeline
-from analysis.report.palette import MEMORY_COLORS, PHASE_COLORS, color_of, hatch_of, hatches_of, in_order
+from analysis.report.palette import MEMORY_COLORS, PHASE_COLORS, color_of
 from analysis.report.roofline_figure import draw_roofline
 from analysis.vocabulary.operators import CATEGORIES
 from harness.base.units import MB
@@ -144,7 +144,7 @@ WORKLOADS = [
     TinyLlamaWorkload(TinyLlamaConfig(), TrainingConfig(**options))
     for options in ({}, {"attention": "sdpa", "fused_projections": True})
 ]
-OUR_PARTS = in_order({part for workload in WORKLOADS for part in workload.formulas.kept_for_backward()})
+OUR_PARTS = sorted({part for workload in WORKLOADS for part in workload.formulas.kept_for_backward()})
 WRONG = "not the same training: the losses differ by 7.9e-02, and rounding explains 1.3e-04"
 
 
@@ -283,20 +283,6 @@ def test_colors_are_fixed_and_families_differ():
     assert len({color_of(part) for part in parts}) == len(parts)
     assert color_of("self_attn.q_proj") == color_of("attention.q_proj")  # what others call the same
     assert color_of("optimizer") == PHASE_COLORS["optimizer"] == MEMORY_COLORS["optimizer"]
-    assert hatch_of("attention.q_proj") == hatch_of("BertSdpaSelfAttention.Linear") != hatch_of("mlp.up_proj")
-    assert hatch_of("BertOutput.LayerNorm") == hatch_of("attention_norm")
-    assert in_order(["mlp.up_proj", "idle", "attention.o_proj", "attention.q_proj", "data"]) == [
-        "data", "attention.q_proj", "attention.o_proj", "mlp.up_proj", "idle"
-    ]  # fmt: skip
-
-
-def test_parts_of_a_figure_never_look_alike():
-    twins = {"communication", "DistributedDataParallel", "Sequential", "ResNet.Conv2d"}
-    twins |= {f"BertLayer.{n}.Linear" for n in range(60)} | {f"attention.head_{n}" for n in range(60)}
-    found = hatches_of(twins)
-    assert len({(color_of(part), hatch) for part, hatch in found.items()}) == len(twins)
-    assert found["communication"] == hatch_of("communication")
-    assert found["attention.head_0"].startswith(hatch_of("attention.head_0"))
 
 
 @pytest.mark.parametrize(("low", "high"), [(1e-8, 1), (6, 7), (8, 18), (3, 40), (0.01, 2000), (9e9, 2e10)])

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from analysis.comparison.noise import NOISE, around, as_fast, is_decided
 from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, legend
-from analysis.report.palette import GRAY, HATCHES, PHASE_COLORS, color_of, hatches_of, series
+from analysis.report.palette import GRAY, HATCHES, PHASE_COLORS, color_of, series
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.text import shortened, told_apart
 from harness.instruments.phases import PHASES
@@ -67,10 +67,7 @@ def draw_changes(axes, comparison: dict) -> None:
     kind = "component" if comparison["components"] else "class"
     parts, noise = [row[kind] for row in rows], [row["difference"] == NOISE for row in rows]
     colors = [GRAY if still else color_of(part) for part, still in zip(parts, noise, strict=True)]
-    hatched = hatches_of(parts)
-    hatches = ["" if still else hatched[part] for part, still in zip(parts, noise, strict=True)]
-    style = {"color": colors, "hatch": hatches, "edgecolor": SEAM, "linewidth": 0}
-    axes.barh(range(len(rows)), [row["change_ms"] for row in rows], **style)
+    axes.barh(range(len(rows)), [row["change_ms"] for row in rows], color=colors)
     axes.set_yticks(range(len(rows)), told_apart(parts, 48), fontsize=8.5)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.invert_yaxis()

@@ -1,16 +1,13 @@
 """Colors: one for each part of a model, fixed by its name alone, so that it is the same in every figure and report.
 
-A family of parts shares a hue and a hatching, which tells families apart without color.  Its parts have shades by what
-such parts are usually called, ours among them, else by chance: where two get the same, a figure tells them apart by
-more hatching.
+A family of parts shares a hue.  Its parts have shades by what such parts are usually called, ours among them, else by
+chance.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import cache
-from itertools import combinations
 from typing import NamedTuple
 from zlib import crc32
 
@@ -19,38 +16,34 @@ class Family(NamedTuple):
     """Parts that belong together."""
 
     pattern: str  # in the name of a part, which gets the first family where it is found
-    hatch: str
     shades: tuple[tuple[str, str], ...]  # a further pattern in the name, and a color; in the order in which they run
 
 
 FAMILIES = tuple(
-    Family(pattern, hatch, tuple(zip(shades.split()[::2], shades.split()[1::2], strict=True)))
-    for pattern, hatch, shades in (
-        ("^data$|copy|memcpy|memset|dataloader", "--", "data #f2c200 copy|mem #f9e27d"),
-        ("communication|all_?(reduce|gather)|DataParallel", "\\\\", "comm #d81b7f"),
-        ("optimizer|adam|sgd|gradient acc", "xx", "gradient #e57368 optimizer #b3261e"),
-        ("embed|lm_?head|lossfunction|^loss|prediction|classifier", "++", "emb #b39ddb head #6a3d9a loss #9575cd"),
-        ("norm", "..", "att|input #2e7d32 mlp|ffn|post #74b978 norm$ #aed9b0 normalization #4f9a54"),
+    Family(pattern, tuple(zip(shades.split()[::2], shades.split()[1::2], strict=True)))
+    for pattern, shades in (
+        ("^data$|copy|memcpy|memset|dataloader", "data #f2c200 copy|mem #f9e27d"),
+        ("communication|all_?(reduce|gather)|DataParallel", "comm #d81b7f"),
+        ("optimizer|adam|sgd|gradient acc", "gradient #e57368 optimizer #b3261e"),
+        ("embed|lm_?head|lossfunction|^loss|prediction|classifier", "emb #b39ddb head #6a3d9a loss #9575cd"),
+        ("norm", "att|input #2e7d32 mlp|ffn|post #74b978 norm$ #aed9b0 normalization #4f9a54"),
         (
             "attention|attn|softmax|rope|rotary",
-            "",
             r"qkv #27619f \bq_|query #1f4e8c \bk_|key #5b8ecb \bv_|value #9cc0e7 rope|rotary #2c6fb7"
             r" scores #0b3566 softmax #7fabdc weighted #3f7fc4 sdpa|flash #174a7e \bo_|out #b9d4ef residual #d5e5f5"
             r" ^attention$ #3a6ea5",
         ),
         (
             "mlp|ffn|feed_?forward|intermediate|[gs][ei]lu|relu|activation|expert",
-            "//",
             "gate_up #e88a35 gate #d9660a up #f7a95c act|lu #b04c00 down #ef8a2b residual #fcdcb8",
         ),
-        (r"matmul|linear|conv|\bmm\b|gemm", "||", "matmul|linear|mm #00796b conv #4db6ac"),
-        ("element|reduc|pool", "oo", "element #8d6e63 reduc|pool #c8b3aa"),
-        ("^(?!(framework overhead|unattributed|other|idle)$)", "**", "^$ #00838f ^$ #4fb3bf ^$ #80cbc4 ^$ #006064"),
-        ("^(?!idle$)", "", "overhead #9a9a9a unattributed #404040 other #c8c8c8"),
-        ("", "", "idle #e6e6e6"),
+        (r"matmul|linear|conv|\bmm\b|gemm", "matmul|linear|mm #00796b conv #4db6ac"),
+        ("element|reduc|pool", "element #8d6e63 reduc|pool #c8b3aa"),
+        ("^(?!(framework overhead|unattributed|other|idle)$)", "^$ #00838f ^$ #4fb3bf ^$ #80cbc4 ^$ #006064"),
+        ("^(?!idle$)", "overhead #9a9a9a unattributed #404040 other #c8c8c8"),
+        ("", "idle #e6e6e6"),
     )
 )
-MARKS = "-|/\\.ox+*"  # sparser than the hatching of a family, which is doubled
 GRAY = "#c8c8c8"
 # Phases and categories of memory; those that are a part of the model as well have its color.
 PHASE_COLORS = {"data": "#f2c200", "forward": "#546e7a", "backward": "#a3b4bd", "optimizer": "#b3261e"}
@@ -69,39 +62,11 @@ SERIES = tuple(zip(_COLORS, "os^DvPX<", _DASHES, strict=True))
 
 
 @cache
-def place_of(part: str) -> tuple[int, int]:
-    """The numbers of its family and of its shade: the order in which figures stack and list parts."""
-    number, family = next(one for one in enumerate(FAMILIES) if re.search(one[1].pattern, part, re.IGNORECASE))
-    by_chance = crc32(part.encode(errors="replace")) % len(family.shades)
-    known = (shade for shade, (pattern, _) in enumerate(family.shades) if re.search(pattern, part, re.IGNORECASE))
-    return number, next(known, by_chance)
-
-
 def color_of(part: str) -> str:
-    family, shade = place_of(part)
-    return FAMILIES[family].shades[shade][1]
-
-
-def hatch_of(part: str) -> str:
-    return FAMILIES[place_of(part)[0]].hatch
-
-
-def hatches_of(parts: Iterable[str]) -> dict[str, str]:
-    """Hatching of each part in a figure: that of its family, with more lines for one with a longer name that would look
-    like another."""
-    out: dict[str, str] = {}
-    taken = set()
-    for part in sorted({*parts}, key=lambda part: (len(part), part)):
-        hatch, color = hatch_of(part), color_of(part)
-        marks = [mark for mark in MARKS if mark not in hatch]
-        more = ("".join(some) for n in range(len(marks)) for some in combinations(marks, n))
-        out[part] = next(hatch + one for one in more if (color, hatch + one) not in taken)
-        taken.add((color, out[part]))
-    return out
-
-
-def in_order(parts: Iterable[str]) -> list[str]:
-    return sorted(parts, key=lambda part: (*place_of(part), part))
+    """That of its family and, if its name tells one, of its shade."""
+    family = next(one for one in FAMILIES if re.search(one.pattern, part, re.IGNORECASE))
+    by_chance = family.shades[crc32(part.encode(errors="replace")) % len(family.shades)]
+    return next((one for one in family.shades if re.search(one[0], part, re.IGNORECASE)), by_chance)[1]
 
 
 def series(n: int) -> tuple:
