@@ -212,6 +212,14 @@ def test_the_range_of_the_backend_tells_what_a_kernel_does_not(tmp_path, operato
     assert (row["kind"], row["calls"], row["bytes"]) == ("all_to_all", 1, 4 * 512)
 
 
+def test_the_arguments_of_a_kernel_tell_what_its_name_does_not(tmp_path):
+    """Where neither its operator nor a range was recorded."""
+    launch, kernel = on_gpu("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 45, 100, 50, 1, stream=20)
+    kernel["args"] |= {"Collective name": "all_to_allv", "External id": 7}
+    [row] = analysis_of(trace_of(tmp_path, step(1, 0, 1000), event("aten::mm", 10, 8), launch, kernel))["collectives"]
+    assert (row["kind"], row["calls"]) == ("all_to_all", 1)
+
+
 @pytest.mark.parametrize("name", ["vllm::all_reduce", "symm_mem::multimem_all_reduce_", "_C_custom_ar::all_reduce"])
 def test_all_reduces_of_inference_engines_have_bytes(tmp_path, name):
     inputs = {"Input Dims": [[64, 32], []], "Input type": ["c10::BFloat16", ""], "External id": 5}

@@ -75,6 +75,9 @@ def test_a_named_device_counts_where_the_trace_tells_none(tmp_path):
         ridges = Ridges(link(replace(trace, named=described(rows_named("a100")[0]))), None)
         assert source in ridges.source
         assert ("--device-name NVIDIA A100-SXM4-40GB does not count: the trace tells" in ridges.source) == bool(told)
+    of_amd = trace_of(tmp_path, *gpu_step((LARGE, 20, 800, "Cijk_Ailk_Bljk_BBS_BH")))
+    ridges = Ridges(link(replace(of_amd, named=described(rows_named("a100")[0]))), None)
+    assert ridges.source.endswith("--device-name NVIDIA A100-SXM4-40GB does not count: the trace tells gfx")
     with pytest.raises(UserError, match="--device-name b3000: no row of the datasheets matches; the nearest: B300"):
         rows_named("b3000", "--device-name")
 

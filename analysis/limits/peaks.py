@@ -32,7 +32,8 @@ def device_of(links: Links, summary: dict | None) -> dict:
         return trace.target or summary["environment"]["device"]
     used = (one["name"].cat.categories[one["name"].cat.codes.unique()] for one in (trace.launches, trace.gpu))
     device = with_arch(trace.device, itertools.chain(*used))
-    return trace.named if trace.named and links.on_gpu and not datasheet(device) else device
+    same_maker = trace.named and trace.named["arch"].startswith(device["arch"][:3])
+    return trace.named if same_maker and links.on_gpu and not datasheet(device) else device
 
 
 def precision_of(links: Links, summary: dict | None) -> str:
@@ -107,7 +108,7 @@ class Ridges:
         self.known = {self.usual: (found[0], found[0])} if found else {}
         self.source = f"{found[0]:.1f} FLOPs/byte, {found[1]}" if found else self._described()  # of the usual precision
         if named and named != self.device and not links.trace.target:
-            tells = f"the trace tells {self.device['name']}" if links.on_gpu else "the trace is that of a CPU"
+            tells = f"the trace tells {self.device['name'] or self.device['arch']}" if links.on_gpu else "the trace is that of a CPU"
             self.source += f"; --device-name {named['name']} does not count: {tells}"
 
     def of(self, kind: str | None) -> tuple[float, float] | None:

@@ -25,7 +25,7 @@ import numpy as np
 from analysis.trace.columns import COLUMNS_OF, Note, Part, Reader, floats_of, integers_of
 from analysis.vocabulary.annotations import MODULE_PREFIX
 from analysis.vocabulary.collectives import collective_kind
-from analysis.vocabulary.events import FRAME, NO_WORK, OF_1_8, OPERATOR, kind_of_category
+from analysis.vocabulary.events import FRAME, KERNEL, NO_WORK, OF_1_8, OPERATOR, kind_of_category
 from analysis.vocabulary.operators import BYTES_OF_COLLECTIVE
 from harness.base.console import progress_bar
 from harness.base.errors import UserError
@@ -241,7 +241,7 @@ class ChromeTrace(Reader):
         out = Part(size)
         for category, same in found.items():
             for kind, of_kind in by_kind(category, same).items():
-                if kind == OPERATOR:
+                if kind in (OPERATOR, KERNEL):
                     out.notes += [note_of(a) for one in of_kind if (a := one.args) and a.collective is not None]
                 elif kind == FRAME:
                     self.n_frames += len(of_kind)
