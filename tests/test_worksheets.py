@@ -172,6 +172,27 @@ def test_compiled_steps_of_a_gpu(scratch, command):
     assert [found[name]["value"] for name in ("8.22", "8.23", "8.24")] == [2.0, 2.0, 2.0]
 
 
+def test_forward_times_of_a_gpu(scratch, command):
+    """Of a system profiler and of the script, and unknown where the profile has no analysis."""
+    recorded(14)
+    for size in ("gpt2-small", "gpt2-medium"):
+        for context in (128, 512, 1024):
+            folder = Path(f"exercise14_{size}_{context}")
+            config = {"model": {"size": size}, "training": {"seq_len": context}}
+            performance = {"avg_forward_time_ms": 2000.0 / context + context / 100}
+            summary = {"status": "completed", "config": config, "performance": performance}
+            write(folder / "performance_summary.json", summary)
+            phases = [{"phase": "forward", "ms_per_step": context / 100}, {"phase": "idle", "ms_per_step": 1.0}]
+            write(folder / "operator_analysis.json", {"phases": phases})
+    found = answered(14, command)
+    assert [found[name]["value"] for name in ("14.25", "14.35")] == [1.28, 10.24]
+    assert found["14.26"]["value"] == 2000.0 / 128 + 1.28
+    assert found["14.40"]["value"] is True
+    Path("exercise14_gpt2-medium_1024/operator_analysis.json").unlink()
+    found = answered(14, command)
+    assert [found[name]["value"] for name in ("14.34", "14.35", "14.36", "14.40")] == [2000.0 / 512 + 5.12, *[None] * 3]
+
+
 def test_without_a_compiler_the_others_are_compared(scratch, command):
     _, documents = recorded(4)
     name = "exercise4_study/optimization_study.json"
@@ -261,7 +282,7 @@ def test_the_line_is_that_of_the_field(filled, command):
 @pytest.mark.parametrize(
     ("flags", "exit_code", "expected"),
     [
-        ("14", 2, "exercise 14: there is no exercise 14; there are 1 to 13"),
+        ("15", 2, "exercise 15: there is no exercise 15; there are 1 to 14"),
         ("0", 2, "there is no exercise 0"),
         ("one", 2, "one: is not the number of an exercise"),
         ("", 2, "give the number of an exercise, `all`, or --check FILE"),

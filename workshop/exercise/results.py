@@ -90,7 +90,9 @@ def stored_answers(number: int) -> dict:
 
 
 def stored_path(number: int) -> Path:
-    return RESULTS / f"exercise_{number}.json"
+    """On the machine that the documentation quotes, else on another one."""
+    paths = [RESULTS / f"exercise_{number}.json", *sorted(RESULTS.parent.glob(f"*/exercise_{number}.json"))]
+    return next(filter(Path.is_file, paths), paths[0])
 
 
 def stored_commands(number: int) -> list[dict]:
