@@ -2,11 +2,14 @@
 
 python3 run_exercise.py all --output-dir FOLDER
 (cd FOLDER && ../run_baseline.sh)
-python3 -m workshop.texts.record FOLDER NAME
+python3 tests/record_results.py FOLDER NAME
 """
 
 import shutil
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from harness.run.startup import run_command
 
@@ -24,7 +27,7 @@ def main() -> None:
     from harness.base.errors import UserError
     from workshop.exercise.page import exercises
 
-    parser = OneLineParser(prog="python3 -m workshop.texts.record", description=__doc__.splitlines()[0])
+    parser = OneLineParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where `run_exercise.py all` and ./run_baseline.sh wrote")
     parser.add_argument("name", help="of the machine, such as cpu-intel-xeon-2-threads")
     args = parser.parse_args()
