@@ -441,6 +441,16 @@ def test_several_processes_in_csv_are_ranks(tmp_path):
     assert traces[0].device["compute_units"] == 304
 
 
+@pytest.mark.parametrize(("agent", "device"), [("Agent 4", 1), ("Agent-4", 1), (4, 1), ("GPU 1", 1), ("GPU-0", 0)])
+def test_names_of_agents_in_csv(tmp_path, agent, device):
+    first, [kind, _, *rest] = CSV["kernel_trace"]
+    agents = [*CSV["agent_info"], [1, 1, "GPU", 16, 110000, "gfx1100", "AMD Radeon Graphics"]]
+    write_csv(tmp_path, kernel_trace=[first, [kind, agent, *rest]], agent_info=agents)
+    trace = read_trace(tmp_path / "90_kernel_trace.csv")
+    assert trace.gpu["device"].tolist()[0] == device
+    assert trace.device["compute_units"] == (16, 304)[device]
+
+
 def test_csv_of_a_killed_run(tmp_path):
     write_csv(tmp_path)
     path = tmp_path / "90_hip_api_trace.csv"

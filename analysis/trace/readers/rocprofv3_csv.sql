@@ -11,7 +11,7 @@
 CREATE TEMP TABLE processes AS
 SELECT Guid, ROW_NUMBER() OVER () - 1 AS process FROM (SELECT DISTINCT Guid FROM kernel_trace WHERE Guid IS NOT NULL);
 
--- In other files they are named by number, or as 'Agent 4'
+-- In other files one is 4, 'Agent 4' or, by --agent-index=type-relative, 'GPU 2'
 CREATE TEMP TABLE gpus AS
 SELECT DISTINCT Logical_Node_Id AS agent, DENSE_RANK() OVER (ORDER BY Node_Id) - 1 AS device,
     COALESCE(NULLIF(Product_Name, ''), Name) AS name, Cu_Count AS units, Gfx_Target_Version AS version
@@ -20,10 +20,9 @@ FROM agent_info WHERE Agent_Type = 'GPU';
 CREATE TEMP VIEW kernels AS
 SELECT Start_Timestamp AS start, COALESCE(NULLIF(End_Timestamp, ''), -1) AS "end",
     CAST(COALESCE(Kernel_Name, 'unnamed kernel') AS TEXT) AS name, COALESCE(process, -1) AS process,
-    COALESCE(device, CAST(substr(Agent_Id, instr(Agent_Id, ' ') + 1) AS INTEGER), -1) AS device,
+    COALESCE(device, CAST(ltrim(Agent_Id, 'AgentGPU -') AS INTEGER), -1) AS device,
     COALESCE(Stream_Id, Queue_Id, -1) AS stream, COALESCE(Correlation_Id, -1) AS correlation
-FROM kernel_trace LEFT JOIN processes USING (Guid)
-    LEFT JOIN gpus ON agent = CAST(substr(Agent_Id, instr(Agent_Id, ' ') + 1) AS INTEGER);
+FROM kernel_trace LEFT JOIN processes USING (Guid) LEFT JOIN gpus ON agent = ltrim(Agent_Id, 'Agent -');
 
 CREATE TEMP VIEW copies AS
 SELECT Start_Timestamp AS start, COALESCE(NULLIF(End_Timestamp, ''), -1) AS "end",
@@ -32,8 +31,8 @@ SELECT Start_Timestamp AS start, COALESCE(NULLIF(End_Timestamp, ''), -1) AS "end
     COALESCE(process, -1) AS process, COALESCE(D.device, S.device, -1) AS device, COALESCE(Stream_Id, -1) AS stream,
     COALESCE(Correlation_Id, -1) AS correlation
 FROM memory_copy_trace LEFT JOIN processes USING (Guid)
-    LEFT JOIN gpus D ON D.agent = CAST(substr(Destination_Agent_Id, instr(Destination_Agent_Id, ' ') + 1) AS INTEGER)
-    LEFT JOIN gpus S ON S.agent = CAST(substr(Source_Agent_Id, instr(Source_Agent_Id, ' ') + 1) AS INTEGER);
+    LEFT JOIN gpus D ON D.agent = ltrim(Destination_Agent_Id, 'Agent -')
+    LEFT JOIN gpus S ON S.agent = ltrim(Source_Agent_Id, 'Agent -');
 
 CREATE TEMP VIEW sets AS SELECT * FROM copies WHERE 0;  -- are kernels: __amd_rocclr_fillBufferAligned
 
@@ -54,6 +53,6 @@ CREATE TEMP VIEW about AS SELECT NULL AS host, 0 AS base, NULL AS rank, NULL AS 
 
 CREATE TEMP VIEW devices AS
 SELECT name, units AS numSms, version / 10000 AS computeMajor, version / 100 % 100 AS computeMinor FROM gpus
-ORDER BY agent NOT IN (SELECT CAST(substr(Agent_Id, instr(Agent_Id, ' ') + 1) AS INTEGER) FROM kernel_trace), device;
+ORDER BY device NOT IN (SELECT device FROM kernels), device;
 
 CREATE TEMP VIEW others AS SELECT NULL AS name, -1 AS process WHERE 0;
