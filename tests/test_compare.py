@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from helpers import SMALL_MODEL, assert_answer, write_part
+from matplotlib.text import Text
 from traces import LARGE, analysis_of, event, gpu_step, write_trace
 
 import compare_runs
@@ -24,7 +25,7 @@ from analysis.comparison.noise import (
     judged,
     ratio_of_medians,
 )
-from analysis.comparison.parts import compare_profiles
+from analysis.comparison.parts import OTHER_PROFILER, compare_profiles
 from analysis.comparison.text import comparison_answer, comparison_headline, comparison_section, with_short_names
 from analysis.report.comparison_figure import draw_comparison
 from analysis.trace.tables import read_trace
@@ -312,6 +313,7 @@ def profile_of(source, components, classes, step_ms=100.0):
         return [{kind: name, "ms_per_step": ms, "std_ms": 0.1, "share": ms / step_ms} for name, ms in parts.items()]
 
     return {
+        "integrity": {},
         "attribution": {"source": source, "steps": 4, "clock": "host"},
         "steps": {"std_ms": 1.0, "mean_ms": step_ms, "count": 4},
         "components": rows("component", components),
@@ -358,6 +360,34 @@ def test_without_parts_in_common_classes_are_compared(source, components, reason
         "element-wise": NOISE,
         "copy": "new",
     }
+
+
+def test_what_another_profiler_adds_is_no_change_of_the_code(runs, tmp_path):
+    folder = copy_of(runs / "small_batch", tmp_path / "nsys")
+    analysis = json.loads((folder / "operator_analysis.json").read_text())
+    analysis["integrity"] |= {"recorded_by": "nsys", "profiler_overhead": {"ratio": 1.5}}
+    for row in analysis["components"]:
+        row["ms_per_step"] *= 3
+    (folder / "operator_analysis.json").write_text(json.dumps(analysis))
+    comparison = compare([runs / "small_batch", folder])
+    assert [row["difference"] for row in comparison["runs"]] == [BASELINE, REPEAT]
+    assert [row["profiler"] for row in comparison["runs"]] == ["torch.profiler", "nsys"]
+    assert comparison["runs"][1]["profiler_overhead"] == 1.5
+    found = {row["difference"] for row in comparison["components"]}
+    assert OTHER_PROFILER in found and found <= {OTHER_PROFILER, NOISE}
+    texts = (lines_of(comparison), comparison_answer(comparison, "read on"))
+    text, answer = (" ".join(" ".join(lines).split()) for lines in texts)
+    assert "By another profiler: a part may differ by what the profilers add" in text
+    for told in (text, answer):
+        assert re.search(r"Profiler overhead: torch\.profiler [\d.]+x \(small_batch\), nsys 1\.50x \(nsys\)", told), (
+            told
+        )
+    drawn = " ".join(one.get_text() for one in draw_comparison(comparison).findobj(Text))
+    assert "nsys 1.50x (nsys)" in drawn and OTHER_PROFILER in drawn
+    comparison["runs"][1]["difference"] = "slower"  # with other settings
+    assert "not known, recorded by another profiler than the baseline: nsys" in "".join(
+        comparison_answer(comparison, "")
+    )
 
 
 def test_the_answer_names_the_difference_and_its_largest_reason(runs, tmp_path):

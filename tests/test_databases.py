@@ -165,6 +165,13 @@ def test_several_processes_are_ranks(tmp_path):
     assert "several processes" in " ".join(analyses[0][1]["integrity"]["notes"])
 
 
+def test_text_that_is_no_utf_8_is_read(tmp_path):
+    path = written(tmp_path / "a.sqlite", nsys, [("forward", 1, 15, 7)])
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE NVTX_EVENTS SET text = CAST(x'66ff6f' AS TEXT)")
+    assert read_trace(path).annotations["name"].tolist() == ["f\ufffdo"]
+
+
 def test_ranges_of_libraries_and_whole_graphs(tmp_path):
     path = written(tmp_path / "a.sqlite", nsys, [("ncclAllReduce", 1, 2, 7), ("mine", 1, 3, 7)])
     with closing(sqlite3.connect(path)) as database, database:
@@ -265,6 +272,26 @@ def test_a_database_of_rocprofv3(tmp_path, views):
     }  # fmt: skip
     assert (trace.gpu["start"] - trace.launches["start"].min()).tolist() == [1, 7, 6]
     assert known(attributed(trace).gpu["phase"]) == ["forward", None, "forward"]
+
+
+def test_merged_databases_of_rocprofv3_are_ranks(tmp_path):
+    """As `rocpd merge` makes them: the numbers of processes are in another order than the ranks."""
+
+    def merged(database):
+        rocpd(database, False, RANK="1", WORLD_SIZE="2")
+        other = UUID.replace("0", "1")
+        rocpd(database, False, other, RANK="0", WORLD_SIZE="2")
+        for name in ("kernel_dispatch", "memory_copy", "region", "info_process"):
+            process = "id" if name == "info_process" else "pid"
+            database.execute(f'UPDATE "rocpd_{name}{other}" SET {process} = 95')
+        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE name GLOB ?", (f"*{other}",)).fetchall():
+            database.execute(f'UPDATE "{name}" SET guid = ?', (other,))
+        database.execute(f'UPDATE "rocpd_kernel_dispatch{other}" SET start = start + 100, "end" = "end" + 200')
+
+    path = written(tmp_path / "merged.db", merged)
+    traces = [read_trace(path, rank=rank) for rank in (0, 1)]
+    assert [len(trace.gpu) for trace in traces] == [3, 3]
+    assert [(trace.gpu["end"] - trace.gpu["start"])[0] for trace in traces] == pytest.approx([5.1, 5.0])
 
 
 def rpd(database, version=2, nodes=1):
@@ -400,6 +427,39 @@ def test_a_set_of_csv_is_named_by_any_of_it(tmp_path):
         assert known(attributed(trace).gpu["phase"]) == ["forward", None]
 
 
+def test_several_processes_in_csv_are_ranks(tmp_path):
+    """As `rocpd convert` writes them, each with its agents; of the GPUs, the one that was used comes first."""
+    agents = [*CSV["agent_info"], [1, 1, "GPU", 16, 110000, "gfx1100", "AMD Radeon Graphics"]]
+    tables = {name: rows if name != "agent_info" else agents for name, rows in CSV.items()}
+    of_two = {
+        name: [["Guid", *rows[0]], *([guid, *row] for guid in ("bb-2", "aa-1") for row in rows[1:])]
+        for name, rows in tables.items()
+    }
+    write_csv(tmp_path, **of_two)
+    traces = [read_trace(tmp_path / "90_kernel_trace.csv", rank=rank) for rank in (0, 1)]
+    assert [len(trace.gpu) for trace in traces] == [len(trace.annotations) * 2 for trace in traces] == [2, 2]
+    assert traces[0].device["compute_units"] == 304
+
+
+@pytest.mark.parametrize(("agent", "device"), [("Agent 4", 1), ("Agent-4", 1), (4, 1), ("GPU 1", 1), ("GPU-0", 0)])
+def test_names_of_agents_in_csv(tmp_path, agent, device):
+    first, [kind, _, *rest] = CSV["kernel_trace"]
+    agents = [*CSV["agent_info"], [1, 1, "GPU", 16, 110000, "gfx1100", "AMD Radeon Graphics"]]
+    write_csv(tmp_path, kernel_trace=[first, [kind, agent, *rest]], agent_info=agents)
+    trace = read_trace(tmp_path / "90_kernel_trace.csv")
+    assert trace.gpu["device"].tolist()[0] == device
+    assert trace.device["compute_units"] == (16, 304)[device]
+
+
+def test_csv_of_a_killed_run(tmp_path):
+    write_csv(tmp_path)
+    path = tmp_path / "90_hip_api_trace.csv"
+    path.write_text(path.read_text() + '"HIP_RUNTIME_API","hipLaunchK')
+    assert len(read_trace(path).launches) == 1
+    path.write_text("")
+    assert read_trace(path).launches.empty
+
+
 def test_a_folder_is_read_in_order_of_ranks_each_recording_once(tmp_path, profiler):
     written(tmp_path / "system_profile.sqlite", nsys)  # as run_system_profiler.sh names it
     for rank in (10, 2):
@@ -483,6 +543,17 @@ def test_a_locked_database(tmp_path, profiler, monkeypatch):
     with closing(sqlite3.connect(path)) as writer:
         writer.execute("BEGIN EXCLUSIVE")
         told_once(path, "database is locked; another program is writing it", profiler)
+
+
+def test_an_export_that_was_killed(tmp_path, profiler):
+    path, left = written(tmp_path / "a.sqlite", nsys), tmp_path / "left.sqlite"
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("PRAGMA cache_size = 1")
+        writer.execute("BEGIN")
+        writer.executemany("INSERT INTO StringIds VALUES (?, ?)", ((i, 500 * "x") for i in range(100, 3000)))
+        for ending in ("", "-journal"):
+            left.with_name(left.name + ending).write_bytes(path.with_name(path.name + ending).read_bytes())
+    told_once(left, "readonly database; what wrote it was killed", profiler)
 
 
 def test_a_database_with_a_log_of_changes(tmp_path):

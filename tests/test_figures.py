@@ -154,7 +154,7 @@ def comparison_document(names, step_flops) -> dict:
             "name": name, "phases_ms": {"data": 0.2, "forward": 20.0 * k, "backward": 30.0 * k, "optimizer": 5.0},
             "std_ms": 20.0 * k, "ratio": 1.0 / k, "difference": WRONG if k == 3 else "slower", "peak_mb": 100.0 * k,
             "peak_ratio": k if k < 3 else None, "peak_ratio_reason": "another quantity than the baseline's",
-            "memory_source": RSS,
+            "memory_source": RSS, "profiler": "nsys", "profiler_overhead": 1.5,
             "median_ms": 55.0 * k**2, "step_flops": flops,
         }
         for k, (name, flops) in enumerate(zip(names, step_flops, strict=True), 1)

@@ -17,8 +17,12 @@ from helpers import PROJECT, SMALL_MODEL
 from pretended import cards, clock
 from pretended.allocator import CONTEXT, Allocator
 from pretended.cards import MIB
+from test_databases import of, table, written
 
+from analysis.comparison.document import compare
+from analysis.comparison.noise import NOISE, REPEAT
 from analysis.hardware.matching import datasheet
+from analysis.trace.tables import read_trace
 
 FOLDER = PROJECT / "tests" / "pretend_gpu"
 CARDS = cards.cards()
@@ -239,6 +243,63 @@ def test_the_system_profiler_of_both_makers(tmp_path, card, tool, version, told,
     # What the pretended tools write is empty.
     assert done.returncode == 1
     assert re.search(rf"error: .*/system_profile(_results)?\.{profile}: ", done.stdout, re.M), done.stdout
+
+
+def as_nsys_records(trace, path: Path) -> None:
+    """What nsys would have recorded of the program that a trace of torch.profiler shows."""
+    calls, gpu, texts = trace.launches, trace.gpu, [*{*trace.gpu["name"], *trace.launches["name"]}]
+
+    def rows(events, *columns):
+        times = ((events[name] * 1000).round().astype(int) for name in ("start", "end"))
+        return zip(*times, *columns, strict=True)
+
+    def names(events):
+        return map(texts.index, events["name"])
+
+    def on_thread(events):
+        return (of(7, 100 + thread) for thread in events["thread"].tolist())
+
+    def fill(database):
+        table(database, "StringIds", "id value", *enumerate(texts))
+        for kind in ("kernel", "memcpy", "memset"):
+            some = gpu[gpu["kind"] == kind]
+            known = (some["device"] * 0, some["stream"], some["correlation"], [of(7)] * len(some), names(some))
+            columns = "start end deviceId streamId correlationId globalPid demangledName"
+            table(database, f"CUPTI_ACTIVITY_KIND_{kind.upper()}", columns, *rows(some, *known))
+        known = rows(calls, on_thread(calls), calls["correlation"], names(calls))
+        table(database, "CUPTI_ACTIVITY_KIND_RUNTIME", "start end globalTid correlationId nameId", *known)
+        ranges = [*rows(trace.annotations, trace.annotations["name"], on_thread(trace.annotations))]
+        numbered = zip(trace.operators["name"], trace.operators["sequence"], strict=True)
+        told = [f"{name}, seq = {number}" if number >= 0 else f"{name}, op_id = 1" for name, number in numbered]
+        ranges += rows(trace.operators, told, on_thread(trace.operators))
+        table(database, "NVTX_EVENTS", "start end text globalTid eventType", *((*one, 59) for one in ranges))
+
+    written(path, fill)
+
+
+@pytest.mark.slow
+def test_the_same_run_under_both_profilers_compares_by_part(tmp_path):
+    size, bin_ = [*SMALL_MODEL, "--num-steps", "12"], f"{FOLDER / 'bin'}:{Path(sys.executable).parent}"
+    profile = [sys.executable, str(PROJECT / "run_pytorch_profiler.py"), "--no-generate-report"]
+    pretended("h100", *profile, *size, "--profile-dir", str(tmp_path / "torch"))
+    [trace] = (tmp_path / "torch").glob("*.pt.trace.json")
+    as_nsys_records(read_trace(trace), tmp_path / "recorded.sqlite")
+    launcher = (str(PROJECT / "run_system_profiler.sh"), *size, "--output-dir", str(tmp_path / "system"))
+    variables = {"PATH": f"{bin_}:{os.environ['PATH']}", "PRETEND_PROFILE": str(tmp_path / "recorded.sqlite")}
+    done = pretended("h100", *launcher, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = [
+        {row["component"]: row["phases_ms"] for row in json.loads(file.read_text())["components"]}
+        for file in (tmp_path / "torch" / "operator_analysis.json", tmp_path / "system" / "operator_analysis.json")
+    ]
+    assert parts[0]["mlp.up_proj"]["backward"] > 0 and parts[0].keys() == parts[1].keys()
+    for part, phases in parts[0].items():
+        assert phases == pytest.approx(parts[1][part], abs=1e-4), part
+    comparison = compare([tmp_path / "torch", tmp_path / "system"])
+    assert [row["profiler"] for row in comparison["runs"]] == ["torch.profiler", "nsys"]
+    assert all(row["profiler_overhead"] > 0 for row in comparison["runs"])
+    assert comparison["runs"][1]["difference"] == REPEAT and "profiles_reason" not in comparison
+    assert {row["difference"] for row in comparison["components"]} == {NOISE}
 
 
 @pytest.mark.slow

@@ -65,6 +65,12 @@ def test_only_steps_that_all_ranks_recorded_are_compared(tmp_path):
     assert "only 2 steps compared, which all ranks recorded" in straggler_text(found["ranks"])
 
 
+def test_ranks_whose_steps_have_no_numbers_are_compared(tmp_path):
+    write_steps(tmp_path, [(1, 2, 3, 4), (1, 2, 3, 4)])
+    [(_, analysis), _], _ = analyze_all(find_traces(tmp_path), reading={"steps_from": "aten::mm"})
+    assert analysis["ranks"]["collectives_compared"] == 3
+
+
 def test_ranks_without_a_common_step_are_not_compared(tmp_path):
     write_steps(tmp_path, [(1, 2), (3, 4)])
     found = ranks_of(tmp_path)["ranks"]

@@ -16,14 +16,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers import PROJECT
+from test_databases import nsys, written
 from traces import HOSTILE, SMALL, attributed, event, on_gpu, shaped, step, trace_of, write_trace
 
+from analysis.diagnosis.traces import analyze_all
 from analysis.report import step_zoom
 from analysis.report import tab as tab_module
 from analysis.report.charts import breakdown_chart
 from analysis.report.step_zoom import DEPTH, rows_of, zoomed_step
 from analysis.report.tab import Tab, answer_request
 from harness.base.errors import UserError
+from harness.base.files import write_json
 from harness.base.text import told_apart
 from harness.machine.setup_checks import TAB
 from harness.ranks.failure_watch import wait_until
@@ -144,6 +147,18 @@ def test_ranks_of_one_run_are_offered_and_unrelated_programs_are_not(tmp_path):
     assert Tab(("", tmp_path)).page(".")["ranks_to_read"] == 2
     write_trace(tmp_path / "trace_3.json", *SMALL)
     assert Tab(("", tmp_path)).page(".")["ranks_to_read"] == 0  # three files of two ranks
+
+
+def test_a_file_of_several_ranks_offers_them_all_and_a_recording_is_one_trace(tmp_path):
+    written(tmp_path / "a.sqlite", nsys, pids=(7, 9))
+    (tmp_path / "a.nsys-rep").write_bytes(b"the same recording")
+    tab = Tab(("", tmp_path))
+    page = tab.page(".")
+    assert (page["trace"], page["traces"], page["ranks_to_read"]) == ("a.sqlite", ["a.sqlite"], 2)
+    assert tab.page(".", ranks="1")["not_read"] == []
+    for i, (path, analysis) in enumerate(analyze_all([tmp_path / "a.sqlite"])[0]):
+        write_json(tmp_path / f"operator_analysis{'_1' * i}.json", analysis | {"trace": path.name})
+    assert tab.analysis(tmp_path)[1]["integrity"]["rank"] == 0
 
 
 def test_two_runs_side_by_side(logdir):

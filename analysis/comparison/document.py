@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.comparison.noise import BASELINE, NOISE, REPEAT, judged, ratio_of_medians, within_spread
-from analysis.comparison.parts import PART_KINDS, compare_profiles
+from analysis.comparison.parts import PART_KINDS, compare_profiles, profiler_of
 from analysis.comparison.runs import (
     IGNORED,
     NOT_IN_TRACE,
@@ -102,6 +102,8 @@ def run_row(run: ComparedRun, baseline: ComparedRun, repeats: dict | None) -> di
         "largest_loss_difference": losses_differ,
         **training,
         "verdict": run.analysis["verdict"]["bound"] if run.analysis else None,
+        "profiler": run.analysis and profiler_of(run.analysis),
+        "profiler_overhead": run.analysis and run.analysis["integrity"]["profiler_overhead"]["ratio"],
         **run.disturbance,
         **times,
         "difference": difference(run, baseline, times, training["not_the_same"], repeats),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from analysis.attribution.components import OPERATOR_KINDS
 from analysis.comparison.noise import NOISE, SPREAD_UNKNOWN, noise_of_means
 
 PART_KINDS = {"components": "component", "classes": "class", "operators": "operator"}  # tables: what their rows are
+OTHER_PROFILER = "by another profiler"  # which adds to what it records: no change of the code
 COMMON = 0.5  # of the step of each run, in parts that both have: below it, components are not compared
 Time = tuple[float, float | None]  # ms per profiled step and its standard error, None if unknown
 Times = dict[str, Time]  # by name
@@ -23,7 +25,14 @@ def compare_profiles(run: str, before: dict, after: dict, spread: float) -> dict
     times, reason = {table: (first[table], second[table]) for table in PART_KINDS}, why_by_class(before, after)
     times["components"] = ({}, {}) if reason else same_parts(*times["components"])
     found = {table: changes(run, kind, *times[table], spread) for table, kind in PART_KINDS.items()}
+    for row in itertools.chain(*found.values()) if profiler_of(before) != profiler_of(after) else ():
+        row["difference"] = row["difference"] if row["difference"] in (NOISE, SPREAD_UNKNOWN) else OTHER_PROFILER
     return found | ({"components_reason": f"{run}: {reason}"} if reason else {})
+
+
+def profiler_of(analysis: dict) -> str:
+    """What recorded a trace; earlier documents do not say it."""
+    return analysis["integrity"].get("recorded_by", "torch.profiler")
 
 
 def why_by_class(before: dict, after: dict) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from analysis.comparison.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED, as_fast, is_decided
-from analysis.comparison.parts import PART_KINDS
+from analysis.comparison.parts import OTHER_PROFILER, PART_KINDS
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.sections import Section
 from harness.base.tables import Column, answer, column, number
@@ -53,6 +53,10 @@ def comparison_section(comparison: dict) -> Section:
     failed = [f"{row['name']} {row['status']}" for row in rows if row["status"] != "completed"]
     notes += [f"Not completed: {', '.join(failed)}"] if failed else []
     notes.append(f"Same settings: {repeats_text(repeats)}")
+    if profilers := profilers_text(rows):
+        notes.append(f"Profiler overhead: {profilers}: profiled steps by the others of the same run, medians")
+    if any(row["difference"] == OTHER_PROFILER for kind in PART_KINDS for row in comparison[kind]):
+        notes.append(f"{OTHER_PROFILER.capitalize()}: a part may differ by what the profilers add, not by the code")
     if comparison["scaling"]:
         notes.append(f"Scaling {scaling_text(comparison['scaling'])} ({comparison['scaling']['meaning']})")
     reasons = [comparison[name] for name in ("profiles_reason", "components_reason") if name in comparison]
@@ -95,6 +99,13 @@ def repeats_text(repeats: dict | None) -> str:
         return "no two runs; repeating a command may change its times by more than the interval"
     groups = "; ".join(" = ".join(group) for group in repeats["groups"])
     return f"{groups}: {repeats['spread']:.1%} apart by noise; nothing smaller counts until it is repeated"
+
+
+def profilers_text(rows: list[dict]) -> str:
+    """'torch.profiler 1.18x (a), nsys 1.52x (b)', of what was profiled."""
+    ratios = (f"{row['profiler_overhead']:.2f}x" if row["profiler_overhead"] else "not known" for row in rows)
+    told = zip(rows, ratios, strict=True)
+    return ", ".join(f"{row['profiler']} {ratio} ({row['name']})" for row, ratio in told if row["profiler"])
 
 
 def scaling_text(scale: dict) -> str:
@@ -180,6 +191,8 @@ def comparison_answer(comparison: dict, read_on: str) -> list[str]:
     else:
         reasons = [largest_reason(comparison, row) for row in changed[:lines]]
         rows = {"Finding": found, "Largest reason": reasons, "Peak memory": memory_text(runs), **same}
+        profilers = profilers_text([runs[0], *shown])
+        rows |= {"Profiler overhead": profilers} if profilers else {}
         rows["Same settings"] = repeats_text(comparison["repeats"])
         rows |= {"Scaling": scaling_text(comparison["scaling"])} if comparison["scaling"] else {}
     return answer(rows | {"Disturbance": "; ".join(disturbed) or quiet, "Read on": read_on}, whole=["Gate"])
@@ -257,6 +270,8 @@ def largest_reason(comparison: dict, row: dict) -> str:
         rows = [one for one in comparison[kind] if one["run"] == row["name"]]
         if rows:
             total = sum(one["change_ms"] for one in rows)
+            if any(one["difference"] == OTHER_PROFILER for one in rows):
+                return f"not known, recorded {OTHER_PROFILER} than the baseline: {row['name']}"
             told = [one for one in rows if one["difference"] != NOISE and one["change_ms"] * total > 0]
             if not told:
                 return f"no {PART_KINDS[kind]} changed beyond noise: {row['name']}"

@@ -143,8 +143,10 @@ def common_collectives(ranks: list[RankTrace], steps: set[int] | None) -> list[C
     rows_of: dict[tuple, dict[int, np.ndarray]] = {}
     for i, one in enumerate(ranks):
         for key, rows in one.found.events.groupby(["group", "ranks", "group_size"], dropna=False).indices.items():
-            step = take_or(one.steps, one.found.events["step"].to_numpy()[rows], -1)
-            if len(rows := rows if steps is None else rows[np.isin(step, [*steps])]):
+            if steps:
+                step = take_or(one.steps, one.found.events["step"].to_numpy()[rows], -1)
+                rows = rows[np.isin(step, [*steps])]
+            if len(rows):
                 rows_of.setdefault(tuple(map(str, key)), {})[i] = rows
     out = []
     for (*_, size), of_ranks in rows_of.items():

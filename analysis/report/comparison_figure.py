@@ -8,6 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.comparison.noise import NOISE, around, as_fast, is_decided
+from analysis.comparison.parts import OTHER_PROFILER
+from analysis.comparison.text import profilers_text
 from analysis.report.axes import SEAM, WIDTH, bare, beside, entitle, legend
 from analysis.report.palette import GRAY, HATCHES, PHASE_COLORS, color_of, series
 from analysis.trust.same_training import NOT_THE_SAME
@@ -22,7 +24,8 @@ def draw_comparison(comparison: dict) -> Figure:
     panels = [draw_step_times, draw_changes] if changes else [draw_step_times]
     heights = [1.1 + 0.3 * n for n in (len(rows), max(4, len(changes)))[: len(panels)]]
     figure = Figure(figsize=(WIDTH, 0.5 + sum(heights)), layout="constrained")
-    entitle(figure, f"{len(rows) - 1} of {len(rows)} runs against {shortened(rows[0]['name'], 60)}", "")
+    about = (profilers := profilers_text(rows)) and f"profiler overhead: {profilers}"
+    entitle(figure, f"{len(rows) - 1} of {len(rows)} runs against {shortened(rows[0]['name'], 60)}", about)
     all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for draw, axes in zip(panels, all_axes, strict=True):
         bare(axes)
@@ -65,15 +68,15 @@ def changes_of(comparison: dict) -> list[dict]:
 def draw_changes(axes, comparison: dict) -> None:
     rows = changes_of(comparison)
     kind = "component" if comparison["components"] else "class"
-    parts, noise = [row[kind] for row in rows], [row["difference"] == NOISE for row in rows]
-    colors = [GRAY if still else color_of(part) for part, still in zip(parts, noise, strict=True)]
+    parts, told = [row[kind] for row in rows], [row["difference"] not in (NOISE, OTHER_PROFILER) for row in rows]
+    colors = [color_of(part) if is_told else GRAY for part, is_told in zip(parts, told, strict=True)]
     axes.barh(range(len(rows)), [row["change_ms"] for row in rows], color=colors)
     axes.set_yticks(range(len(rows)), told_apart(parts, 48), fontsize=8.5)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.invert_yaxis()
-    texts = (f"{row['change_ms']:+,.2f} ms" + ", within noise" * (row["difference"] == NOISE) for row in rows)
-    beside(axes, [*texts])
-    axes.set_xlabel("change of time per profiled step (ms); gray: within noise")
+    whys = ("" if is_told else f", {row['difference']}" for row, is_told in zip(rows, told, strict=True))
+    beside(axes, [f"{row['change_ms']:+,.2f} ms{why}" for row, why in zip(rows, whys, strict=True)])
+    axes.set_xlabel(f"change of time per profiled step (ms); gray: {NOISE} or {OTHER_PROFILER}")
     what = "Components" if kind == "component" else "Classes of operators"
     title = f"{what}: {shortened(rows[0]['run'], 60)} against {shortened(comparison['baseline'], 60)}"
     axes.set_title(textwrap.fill(title, 80), loc="left", fontsize=10)

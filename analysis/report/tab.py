@@ -31,7 +31,7 @@ from analysis.report.charts import charts, comparison_chart, step_of_document
 from analysis.report.page import FINDABLE, documents_in, fill_template, first_of_comparison, first_screen
 from analysis.report.step_zoom import zoomed_step
 from analysis.trace.links import AttributedLinks, link
-from analysis.trace.readers.formats import begins_as_trace, in_order_of_ranks, may_be_trace
+from analysis.trace.readers.formats import begins_as_trace, may_be_trace, recordings
 from analysis.trace.tables import read_trace
 from analysis.trust.integrity import summary_beside
 from analysis.work.sections import run_sections
@@ -74,13 +74,15 @@ def looks_like_trace(of: Stamp) -> bool:
 
 
 def traces_in(folder: Path) -> list[Path]:
-    return in_order_of_ranks([path for path in folder.iterdir() if is_trace(path)])
+    return recordings([path for path in folder.iterdir() if is_trace(path)])
 
 
 def analyses_in(folder: Path) -> dict[str, dict]:
     """The documents of traces in a folder, by the name of the trace."""
-    found = map(read_document, sorted(folder.glob("operator_analysis*.json")))
-    return {document["trace"]: document for document in found if document}
+    found: dict[str, dict] = {}
+    for document in filter(None, map(read_document, sorted(folder.glob("operator_analysis*.json")))):
+        found.setdefault(document["trace"], document)  # of a file of several ranks, the first
+    return found
 
 
 # ---- Reading traces ------------------------------------------------------------------------------------------------
@@ -232,11 +234,11 @@ class Tab:
 
 def ranks_to_read(files: list[Path], analysis: dict | None) -> int:
     """How many ranks a comparison would read: 0 where the traces are not known to be those of one run."""
-    trust = analysis["integrity"] if analysis else {}
-    if not analysis or "ranks" in analysis or (trust["world_size"] or 1) == 1:
+    if not analysis or "ranks" in analysis:
         return 0
+    trust = analysis["integrity"]
     ranks = max(len(files), len(trust["ranks_in_file"]))
-    return ranks if 1 < ranks <= trust["world_size"] else 0
+    return ranks if 1 < ranks <= (trust["world_size"] or len(trust["ranks_in_file"])) else 0
 
 
 def answer_request(tab: Tab, request: dict) -> dict:

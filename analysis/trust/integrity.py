@@ -92,6 +92,7 @@ def integrity(links: AttributedLinks, summary: dict | None) -> dict:
     return {
         "trustworthy": not found.problems,
         **vars(found),
+        "recorded_by": trace.file.tool,
         "events": trace.n_events,
         "cut_off": trace.file.cut_off,
         "malformed_events": trace.n_malformed,

@@ -44,6 +44,7 @@ DATA = Part("waiting for data", "it counts as host code", 'a DataLoader, or reco
 MEMORY = Part("memory", "no peak, nothing on activation checkpointing", "profile(profile_memory=True)")
 RANKS = Part("other ranks", "stragglers and waiting are unknown", "a trace of each rank, all in one folder")
 CALLS = Part("calls", "when the host launched kernels, and why the GPU was idle, is unknown", "")
+DEVICE = Part("device", "no peak: what limits its kernels is a guess", "the analysis with --device-name NAME")
 # How a system profiler records them: names of its ranges, which are NVTX or ROCTX.
 IN_RANGES = {
     STEPS: f'torch.cuda.nvtx.range(f"{STEP_MARK}#{{n}}") around each step',
@@ -75,6 +76,7 @@ def not_recorded(links: AttributedLinks, summary: dict | None) -> list[dict[str,
         PARTS: has_operators and links.source == OPERATOR_KINDS,
         DATA: has_operators and not (links.host["phase"] == "data").any(),
         MEMORY: not of_ours and links.trace.memory.empty,
+        DEVICE: command and not (of_ours or links.trace.named or links.trace.target or links.trace.device["name"]),
     }
     parts = [part for part, is_missing in missing.items() if is_missing]
     return [part._replace(how=(command and IN_RANGES.get(part)) or part.how)._asdict() for part in parts]

@@ -62,6 +62,8 @@ class ComparedRow(Document):
     loss_bound: float | None = field("the difference that rounding explains", null=NO_BOUND)
     not_the_same: str | None = field("why it is another training", null="neither its audit nor its losses say so")
     verdict: str | None = field("what bounds its step", null="not profiled")
+    profiler: str | None = field("that recorded it", null="not profiled")
+    profiler_overhead: float | None = field("profiled to other steps, ratio of medians", null="no such steps")
     disturbed: bool | None = field("whether something made it slower", null=UNMEASURED)
     waited_share: float | None = field("of thread time, waiting for a core", null=UNMEASURED)
     lost_share: float | None = field("of the steps' time, that is due to it at most", null=UNMEASURED)

@@ -47,6 +47,7 @@ class Integrity(Document):
     problems: list[str] = field("why it is not trustworthy")
     notes: list[str] = field("what a reader should know of the trace")
     unreliable: dict[str, str] = field("parts of the analysis that should not be relied on, and why")
+    recorded_by: str = field("torch.profiler, nsys, rocprofv3, rocmProfileData")
     events: int = field("in the file")
     cut_off: bool = field("the file ends before its document does, or is damaged from there on")
     malformed_events: int = field("that were skipped")

@@ -18,7 +18,7 @@ import sqlite3
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,14 +38,17 @@ ON_HOST = {"calls": CALL, "ranges": RANGE}
 ROWS = 2_000  # at once
 SIZE = 250  # bytes of JSON that an event takes in a Chrome trace: what the analysis needs in memory is known for these
 READS = re.compile(r"^-- reads (\w+): (.*)", re.MULTILINE)
-SPAN = 'SELECT COUNT(*), SUM("end" >= 0), MIN(start), MAX("end") FROM {}'
+HAS_START = "typeof(start) IN ('integer', 'real')"  # not so where a text ends in the middle of a row
+SPAN = f'SELECT COUNT(*), SUM("end" >= 0 AND {HAS_START}), MIN(start), MAX("end") FROM {{}}'
 PROCESSES = " UNION ".join(f"SELECT DISTINCT process FROM {view} WHERE process >= 0" for view in ON_DEVICE)
-PROCESSES += " ORDER BY 1"
-OF_PROCESS = "WHERE process = :process OR :process < 0 OR process < 0 AND :is_first"
+OF_RANK = "SELECT rank FROM about WHERE about.process = P.process"
+PROCESSES = f"SELECT process FROM ({PROCESSES}) P ORDER BY ({OF_RANK}), process"
+OF_PROCESS = "WHERE (process = :process OR :process < 0 OR process < 0 AND :is_first)"
 OF_FACTS = "WHERE process IN (:process, -1) OR :process < 0"
 WAIT_S = 2.0  # for another program that is writing
 WAL = slice(18, 20), b"\2\2"  # where a database says that it is written by way of a file beside it, FILE-wal
 CAUSES = {"locked": "another program is writing it", "malformed": "truncated or damaged", "not a database": "damaged"}
+CAUSES["readonly"] = "what wrote it was killed"  # and left FILE-journal, which takes back the last changes
 SUFFIX = re.compile(
     r", (?=(?:seq|op_id|sizes|input_op_ids) = )"
     r"(?:seq = (-?\d{1,18})(?:, |$))?(?:op_id = \d+(?:, |$))?(?:sizes = (\[[\d, \[\]]*\]))?"
@@ -71,6 +74,7 @@ class Database(Reader):
         """Raises UserError, naming the file, where SQLite cannot go on."""
         try:
             with closing(self.connection()) as database:
+                database.text_factory = partial(str, encoding="utf-8", errors="replace")
                 yield database
         except sqlite3.Error as error:
             why = [f"; {cause}" for words, cause in CAUSES.items() if words in str(error)]
@@ -89,7 +93,7 @@ class Database(Reader):
             for view, kind in (ON_DEVICE | ON_HOST).items():
                 names = [name for name in names_in(database, view) if kind not in ON_GPU or name != "process"]
                 selected = ", ".join(f'"{name}"' for name in names)
-                found = database.execute(f"SELECT {selected} FROM {view} {OF_PROCESS}", which)
+                found = database.execute(f"SELECT {selected} FROM {view} {OF_PROCESS} AND {HAS_START}", which)
                 while some := found.fetchmany(ROWS):
                     bar.update(len(some))
                     if self.watch:
@@ -115,8 +119,9 @@ class Database(Reader):
         which = {"is_first": not self.rank, "process": processes[self.rank or 0]}
         if len(processes) > 1:
             self.ranks, self.rank = {*range(len(processes))}, self.rank or 0
-        n, ended, first, last = zip(*(span for span in spans if span[0]), strict=True)
-        self.cut_off, self.base, self.last = sum(ended) < sum(n), min(first), max(last)
+        self.cut_off = any(n > (ended or 0) for n, ended, *_ in spans)
+        n, _, first, last = zip(*(span for span in spans if span[1]), strict=True)
+        self.base, self.last = min(first), max(last)
         facts = next(iter(records(database, f"about {OF_FACTS}", which)), {})
         self.metadata["baseTimeNanoseconds"] = facts.get("base", 0) + self.base
         self.metadata |= {"hostInfo": {"name": facts.get("host")}, "distributedInfo": facts}

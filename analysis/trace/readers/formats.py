@@ -92,17 +92,17 @@ def find_traces(folder: Path) -> list[Path]:
     """Files in a folder that may be traces, in the order of ranks; in its pytorch_profiles/ if it has none itself."""
     for place in (folder, folder / PROFILES):
         if found := [file for file in place.iterdir() if may_be_trace(file.name)] if place.is_dir() else []:
-            forms = sorted(found, key=lambda file: FORMS.index(form[0]) if (form := FORM.search(file.name)) else -1)
-            recordings = {FORM.sub("", file.name): file for file in reversed(forms)}
-            return in_order_of_ranks([*recordings.values()])
+            return recordings(found)
     endings = " or ".join(f"*{ending}" for ending in ENDINGS + FORMS)
     others = "".join(f"; {why}" for why in left_out(folder))
     raise UserError(f"{folder}: the folder has no trace (no {endings} file that may be one){others}")
 
 
-def in_order_of_ranks(files: list[Path]) -> list[Path]:
-    """By name, with numbers as numbers: rank2 before rank10."""
-    parts = {file: re.split(r"(\d+)", file.name) for file in sorted(files)}
+def recordings(files: list[Path]) -> list[Path]:
+    """One file of each recording, by name, with numbers as numbers: rank2 before rank10."""
+    forms = sorted(files, key=lambda file: FORMS.index(form[0]) if (form := FORM.search(file.name)) else -1)
+    found = {FORM.sub("", file.name): file for file in reversed(forms)}
+    parts = {file: re.split(r"(\d+)", file.name) for file in sorted(found.values())}
     return sorted(parts, key=lambda file: [int(one) if one.isdigit() else one for one in parts[file]])
 
 

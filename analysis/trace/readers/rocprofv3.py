@@ -98,5 +98,5 @@ class Rocprofv3Csv(Rocprofv3):
             if path.exists():
                 with path.open(newline="", errors="replace") as file:
                     rows = csv.reader(file)
-                    columns = next(rows, ["empty"])
-                    yield table, columns, ((row + [None] * len(columns))[: len(columns)] for row in rows)
+                    if columns := next(rows, None):
+                        yield table, columns, ((row + [None] * len(columns))[: len(columns)] for row in rows)
