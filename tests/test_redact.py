@@ -130,8 +130,7 @@ def same_analysis(path, folder):
 
 REAL = "b200_eager b300_moe graph_replay_lagging_gpu mi250_trailing_step mi300_attention_far_below_roof".split()
 REAL += "mi300_sglang_decode rocm_external_id_only start_up_simple_add".split()
-LARGE = "flux_compiled mi300_ddp_resnet18_allocation mi300_resnet_training_rank0 nanogpt_trailing_step".split()
-LARGE += ["mtia_async_collectives"]
+LARGE = "flux_compiled mi300_resnet_training_rank0 nanogpt_trailing_step".split()
 
 
 @pytest.mark.parametrize(
