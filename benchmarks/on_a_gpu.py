@@ -45,7 +45,7 @@ from harness.base.console import say
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_bytes, write_json, written_whole
-from harness.base.tables import column, markdown_table, number, text_columns
+from harness.base.tables import column, markdown_table, text_columns
 from harness.run.startup import hand_over, run_command
 from workshop.exercise.results import machine
 from workshop.exercise.shell_blocks import duration, last_line, shell
@@ -150,7 +150,7 @@ class Pieces:
                     name, room = f"{trace.parts[-3]}_{trace.name}", room - trace.stat().st_size - 2048
                     kept.add(trace, name) if room > 0 else left_out.append(name)
         columns = [*text_columns("piece", "question"), column("seconds", "seconds", ",.0f"), *text_columns("run")]
-        of_sizes = [*text_columns("size", "precision", "status"), *(number(name, name) for name in OF_SIZES)]
+        of_sizes = [*text_columns("size", "precision", "status"), *(column(name, name, "~9") for name in OF_SIZES)]
         pieces = []
         for piece, ones in self.commands.items():
             status = [self.records[piece, one]["status"] in DONE for one in ones if (piece, one) in self.records]

@@ -26,7 +26,7 @@ from studies.optimization.reference import ReferenceWorkload, reference_of
 from studies.optimization.results import columns_beside, finding
 from studies.optimization.rungs import NAMES, flag_sets, predicted_ratio
 from studies.optimization.study import OptimizationStudy
-from studies.optimization.turns import take_turns
+from studies.optimization.turns import Turns, take_turns
 from tiny_llama_v1 import TinyLlamaConfig, TinyLlamaWorkload, TrainingConfig
 
 study = functools.partial(run_command, run_optimization_study)
@@ -508,3 +508,12 @@ def test_wrong_input(scratch, capfd, flags, words):
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
     assert not list(scratch.iterdir())
+
+
+def test_the_time_left_has_what_follows_a_group(monkeypatch):
+    """Three times as much as a group of 40 s, of which half is over."""
+    turns = Turns([], torch.device("cpu"), after=3.0)
+    monkeypatch.setattr(
+        "studies.optimization.turns.time", types.SimpleNamespace(monotonic=lambda: turns.started + 20.0)
+    )
+    assert turns.time_left(20.0) == " (about 2 min left)"

@@ -6,12 +6,24 @@ import shutil
 import pytest
 from browser import CHROMIUM, Browser
 from helpers import PROJECT
-from traces import EIGHT_RANKS, H100, HOSTILE, MI300X, SMALL, analysis_of, real_path, trace_of, write_trace
+from traces import EIGHT_RANKS, H100, HOSTILE, MI300X, SMALL, analysis_of, event, real_path, trace_of, write_trace
 
+from analysis.attribution.breakdown import breakdown_section
 from analysis.commands.analyze_traces import analyze_existing
+from analysis.diagnosis.sections import trace_sections
+from analysis.diagnosis.text import profile_answer
 from analysis.diagnosis.verdict import named
 from analysis.report.html import write_report
-from analysis.report.page import DOCUMENT_FILES, FirstScreen, anchor, documents_in, fill_template, first_screen, lead
+from analysis.report.page import (
+    DOCUMENT_FILES,
+    FirstScreen,
+    anchor,
+    documents_in,
+    fill_template,
+    first_screen,
+    lead,
+    profiling_command,
+)
 from harness.base.sections import Section
 from harness.base.tables import column
 
@@ -35,11 +47,16 @@ def test_the_first_screen_of_a_trace(tmp_path):
     assert {name: share for name, share, _ in first.shares} == {
         named(name): share for name, share in analysis["verdict"]["shares"].items()
     }
-    assert first.numbers[0][1].startswith("a step")
+    assert first.numbers[0][1] == "one step, GPU time"
     assert len(first.numbers) == 3
     assert first.trust in ("trusted", "disturbed", "incomplete", "NOT trustworthy")
     text = fill_template("body.html", first, [], charts=[])
     assert analysis["headline"]["finding"] in text and f">{first.trust}</a>" in text
+    place = {"trace": "a.json", "began_ms": 1.5, "duration_ms": 0.25, "thread": "process 0, stream 7", "event": "gemm"}
+    analysis["headline"]["place"] = place
+    text = fill_template("body.html", first_screen(analysis, NOTHING), trace_sections(analysis), charts=[])
+    told = "a.json: 1.500 ms, process 0, stream 7, for 0.250 ms: gemm"
+    assert f">In Perfetto: {told}<" in text and f'"soft">{told}' not in text  # no section is folded to it
 
 
 def test_the_first_screen_of_a_run(tmp_path):
@@ -48,7 +65,23 @@ def test_the_first_screen_of_a_run(tmp_path):
     first = first_screen(None, documents_in(tmp_path))
     assert {name for name, _, _ in first.shares} == {"data", "forward", "backward", "optimizer"}
     assert [figure.split()[-1] for figure, _ in first.numbers][:2] == ["ms", "tokens/s"]
-    assert "not profiled" in first.sentence and "run_pytorch_profiler.py" in first.next
+    assert "not profiled" in first.sentence and first.next == "python3 run_pytorch_profiler.py"
+
+
+def test_the_next_command_of_a_run_has_its_flags():
+    """Without where it wrote, into which the profiled one must not write too."""
+    typed = "torchrun --nproc-per-node 2 ../tiny_llama_v1.py --size small --output-dir a --compile --log-interval 5"
+    told = profiling_command({"environment": {"command_line": typed}})
+    assert told == "torchrun --nproc-per-node 2 ../run_pytorch_profiler.py --size small --compile"
+
+
+def test_a_trace_without_steps_is_told_whole(tmp_path):
+    """The section that is folded says the same as the line `Largest parts`."""
+    analysis = analysis_of(trace_of(tmp_path, event("aten::mm", 0, 60), event("aten::add", 60, 40)))
+    assert first_screen(analysis, NOTHING).numbers[0][1] == "the whole trace, host time"
+    section = breakdown_section(analysis)
+    assert lead(section) in " ".join(profile_answer(analysis, "a page"))
+    assert lead(section).endswith("(host time, the whole trace)")
 
 
 def test_what_a_folded_section_says():

@@ -189,7 +189,7 @@ def test_ranks_of_one_run_are_printed_once(tmp_path, profiler):
     assert code == 0, out
     assert (out.count("Step time breakdown"), out.count("causes ms")) == (1, 1)
     assert "\nTraces" not in out
-    assert "All ms are of one step; last to arrive: times, late: mean, of 4 collectives in 1 step" in out
+    assert "All ms are of one step; last: how often to arrive, late: mean, of 4 collectives in 1 step" in out
 
 
 def test_missing_ranks_are_named(tmp_path):

@@ -19,12 +19,14 @@ from helpers import PROJECT
 from test_databases import nsys, written
 from traces import HOSTILE, SMALL, attributed, event, on_gpu, shaped, step, trace_of, write_trace
 
+from analysis.diagnosis.document import operator_analysis
 from analysis.diagnosis.traces import analyze_all
 from analysis.report import step_zoom
 from analysis.report import tab as tab_module
 from analysis.report.charts import breakdown_chart
 from analysis.report.step_zoom import DEPTH, rows_of, zoomed_step
 from analysis.report.tab import Tab, answer_request
+from analysis.trace.tables import read_trace
 from harness.base.errors import UserError
 from harness.base.files import write_json
 from harness.base.text import told_apart
@@ -271,6 +273,28 @@ def test_all_about_an_event_of_the_timeline(tmp_path):
         "part": "matmul, forward", "class": "matmul", "color": "", "ink": ""
     }  # fmt: skip
     assert found["began_ms"] == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize("name", ["cpu.pt.trace.json.gz", "gpu.pt.trace.json.gz"])
+def test_a_finding_tells_where_perfetto_shows_it_as_the_timeline_does(name):
+    """The longest event of it is in the timeline of its step, at the same time of the same thread."""
+    links = attributed(read_trace(PROJECT / "tests/golden" / name))
+    document = operator_analysis(links, None)
+    places = [row["place"] for row in document["opportunities"] if row["place"]]
+    assert document["headline"]["place"] in places and len(places) > 2
+    shown = set()
+    for number in links.steps["number"]:
+        found = zoomed_step(links, number)
+        for row in found["rows"]:
+            for i in row["events"]:
+                begins = round(found["began_ms"] + found["events"]["start_ms"][i], 4)
+                shown.add((begins, row["where"], found["names"][found["events"]["name"][i]]))
+    exact = [one for one in places if not one["event"].startswith("idle before ")]
+    assert exact and {(round(one["began_ms"], 4), one["thread"], one["event"]) for one in exact} <= shown
+    for one in places:
+        if one not in exact:  # it ends where that event begins
+            end = one["began_ms"] + one["duration_ms"], one["thread"], one["event"].removeprefix("idle before ")
+            assert any(end[1:] == other[1:] and end[0] <= other[0] + 1e-3 for other in shown)
 
 
 def test_a_window_shows_what_the_whole_step_leaves_out(tmp_path, monkeypatch):

@@ -85,7 +85,8 @@ def mixed_precision(evidence: Evidence) -> Found:
     basis += "; what is between them could move half the bytes"
     best += (beside - whole) / 2
     code = f"with torch.autocast(x.device.type, torch.{TORCH_NAME[narrow]}):"
-    return Proposal(name, finding, how, us + beside, basis, best, likely, code, text, f"--precision {narrow}")
+    flag = f"--precision {narrow}"
+    return Proposal(name, finding, how, us + beside, basis, best, likely, code, text, flag, multiplies)
 
 
 def gain_of_narrow_type(evidence: Evidence) -> tuple[str, float | None, float | None, str]:
@@ -147,7 +148,8 @@ def compilation(evidence: Evidence) -> Found:
         f"long as its longest operator, and the overhead of {fewer:.0%} of the operators vanishes"
     )
     likely = affected + waits - saved - overhead * fewer
-    return Proposal("compile", finding, how, affected + waits, basis, 0.0, likely, "model = torch.compile(model)", text)
+    code = "model = torch.compile(model)"
+    return Proposal("compile", finding, how, affected + waits, basis, 0.0, likely, code, text, shown=fusable)
 
 
 def in_chains(evidence: Evidence, fusable: np.ndarray, inside: np.ndarray) -> tuple[float, float]:

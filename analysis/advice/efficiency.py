@@ -65,7 +65,8 @@ def better_kernels(what: str, evidence: Evidence) -> Found:
     finding = f"{who} run{'s' * (what == 'attention')} at {rate} for {evidence.share(us)} of the step"
     code = counters(evidence.links, worst[5]) or "perf stat -e cycles,instructions,cache-misses on this shape alone"
     what = "convolution" if kinds == {"convolution"} else what
-    return Proposal(f"better {what} kernels", finding, how, us, basis, best, likely, code, text)
+    name, shown = f"better {what} kernels", events.index == worst[5]
+    return Proposal(name, finding, how, us, basis, best, likely, code, text, shown=shown)
 
 
 def counters(links: AttributedLinks, event: int | None = None) -> str | None:
@@ -98,7 +99,8 @@ def aligned_matmuls(evidence: Evidence) -> Found:
     finding += f" at {flops / us / 1e6:,.0f} TFLOP/s" * bool(flops)
     how = "pad the dimension that is no multiple of 8 to one: vocabulary, hidden width, classes"
     code = "nn.Linear(width, 8 * math.ceil(classes / 8)), and the same for the other dimensions"
-    return Proposal("aligned matmuls", finding, how, us, basis, best, likely, code, evidence.described(rows))
+    text = evidence.described(rows)
+    return Proposal("aligned matmuls", finding, how, us, basis, best, likely, code, text, shown=mask)
 
 
 def one_layout(evidence: Evidence) -> Found:

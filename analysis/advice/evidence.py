@@ -39,6 +39,7 @@ class Proposal:
     code: str | None = None  # the line of code to change, where that is not how
     evidence: str = ""  # the figures that support it, where they are more than those of the finding
     other_flag: str | None = None  # of tiny_llama_v1.py, where it is not that of the optimization that answers the name
+    shown: np.ndarray | str | None = None  # which of the events show it, or the cause of the waits that do
 
     def __post_init__(self) -> None:
         text = self.evidence or self.finding
@@ -153,6 +154,26 @@ class Evidence:
         free = ~works & ~ours & (self.slices["cause"] == "launch").to_numpy() & (before | after)
         return float(self.slices["us"].to_numpy()[free].sum())
 
+    def place(self, shown: np.ndarray | str | None) -> dict | None:
+        """Where Perfetto shows the longest of these events, or waits with this cause, or collectives; None: nowhere."""
+        links, slices, on_gpu = self.links, self.slices, self.links.on_gpu
+        if shown is None or links.trace.file.command:  # Perfetto reads no file of a system profiler
+            return None
+        if isinstance(shown, str):
+            found = (slices["cause"] == shown) | (slices["kind"] == shown)
+        else:
+            found = slices["event"].isin(self.events.index[shown]) & ((slices["state"] != IDLE) | (not on_gpu))
+        if not (found := found & (slices["event"] >= 0)).any():
+            return None
+        longest = slices.loc[slices["us"].where(found).idxmax()]
+        event = (links.gpu if on_gpu else links.host).iloc[longest["event"]]
+        idle = on_gpu and longest["state"] == IDLE
+        about, name = (longest, f"idle before {event['name']}") if idle else (event, event["name"])
+        process, thread = (event["device"], event["stream"]) if on_gpu else links.trace.threads[event["thread"]]
+        thread = f"process {process}, {'stream' if on_gpu else 'thread'} {thread}"
+        out = {"trace": links.trace.path.name, "began_ms": links.trace.perfetto_ms(about["start"]), "thread": thread}
+        return out | {"duration_ms": float(about["end"] - about["start"]) / 1e3, "event": name}
+
     def next_of(self, flag: str | None, proposal: Proposal) -> str:
         """The command that runs it, of a run of ours, else the line of code to change."""
         command = self.summary and self.summary["environment"].get("command_line")
@@ -182,7 +203,7 @@ class Evidence:
         # Those of the operators themselves go with them; what is bounded beside is not likely to.
         own = float(self.slices["us"][self.slices["event"].isin(rows.index) & (self.slices["cause"] == "launch")].sum())
         likely_us = None if likely_us is None else likely_us + waits - min(waits, own) * self.links.on_gpu
-        return Proposal(name, finding, how, us + waits, basis, best_us, likely_us, evidence=text, **more)
+        return Proposal(name, finding, how, us + waits, basis, best_us, likely_us, evidence=text, shown=mask, **more)
 
 
 def at_roof(work: float, roofs: list[Ceiling], unit: str, likely_us: float) -> tuple[float, str]:
@@ -204,18 +225,11 @@ def row_of(proposal: Proposal, evidence: Evidence) -> dict:
     if flag and not evidence.has_flag(flag):
         reasons["flag_reason"] = f"nothing beside the trace says that its run takes {flag}"
         flag = None
-    return {
-        "name": proposal.name,
-        "finding": proposal.finding,
-        "how": proposal.how,
-        "next": evidence.next_of(flag, proposal),
-        "evidence": proposal.evidence,
-        "share": proposal.us / evidence.total_us,
-        "ms_per_step": proposal.us / 1e3 / evidence.steps,
-        "saves_ms": None if saves is None else min(saves, 1.0) * evidence.total_us / 1e3 / evidence.steps,
-        "part_speedup": proposal.us / proposal.best_us if proposal.best_us else None,
-        "speedup_bound": 1 / (1 - saved) if saved is not None and saved < WHOLE else None,
-        "speedup_estimate": 1 / (1 - likely) if likely is not None and likely < WHOLE else None,
-        "basis": proposal.basis,
-        "flag": flag,
-    } | reasons
+    row = {name: getattr(proposal, name) for name in ("name", "finding", "how", "evidence", "basis")}
+    row |= {"next": evidence.next_of(flag, proposal), "flag": flag, "place": evidence.place(proposal.shown)}
+    row |= {"share": proposal.us / evidence.total_us, "ms_per_step": proposal.us / 1e3 / evidence.steps}
+    row |= {"saves_ms": None if saves is None else min(saves, 1.0) * evidence.total_us / 1e3 / evidence.steps}
+    row |= {"part_speedup": proposal.us / proposal.best_us if proposal.best_us else None}
+    row |= {"speedup_bound": 1 / (1 - saved) if saved is not None and saved < WHOLE else None}
+    row |= {"speedup_estimate": 1 / (1 - likely) if likely is not None and likely < WHOLE else None}
+    return row | reasons

@@ -16,6 +16,7 @@ from analysis.trace.links import nearest_marked_ancestor, step_around, step_at
 from analysis.trace.tables import by_name, take_or
 from analysis.vocabulary.letters import LETTERS, letter_of
 from analysis.vocabulary.operators import COMPILED
+from harness.base.text import significant
 from harness.model.optimizations import answering, flags_in_use
 
 
@@ -105,7 +106,7 @@ def fusion(of: Fusion, evidence: Evidence) -> Found:
     bound = f"its FLOPs, at most: {bound}, without the waits beside them"
     if of.kind in (regions.QKV, regions.GATE_UP):
         best, bound = None, "no bound: fewer gradients are added up, and fewer weights updated, too"
-    basis = f"{bound}; estimate: at {rate / 1e3:.1f} GFLOP/s, the highest rate of any matmul in this trace"
+    basis = f"{bound}; estimate: at {significant(rate / 1e3)} GFLOP/s, the highest rate of any matmul in this trace"
     return evidence.proposal(of.name, finding, how, mask, basis, best, likely)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from harness.base.sections import Section
-from harness.base.tables import Column, column
+from harness.base.tables import COLUMNS, Column, column
+from harness.base.text import shortened, significant
 
+NAME = 60  # letters of an event's name
+LINE = COLUMNS - 20  # letters of a line of an answer, beside its label
 OPPORTUNITY_COLUMNS = [
     column("try", "name", left=True),
-    column("saves ms per step", "saves_ms", ",.3f"),
+    column("saves ms per step", "saves_ms", "~3"),
     Column("estimate", lambda row: row["speedup_estimate"] and f"{row['speedup_estimate']:.2f}x"),
     Column("at most", lambda row: row["speedup_bound"] and f"{row['speedup_bound']:.2f}x"),
     column("share", "share", ".1%"),
-    column("flag", "flag", left=True),
+    Column("flag, or change", lambda row: row["flag"] or row["next"], left=True),
 ]
 
 
@@ -24,12 +27,20 @@ def gain_text(row: dict) -> str:
 
 
 def best_three(analysis: dict) -> list[str]:
-    """What to try first, with its gain and its flag, that of the headline before all; or why there is nothing."""
-    found, rows = analysis["headline"]["finding"], analysis["opportunities"]
+    """What to try first, with its gain and its flag, or the change in a few words, that of the headline before all; or
+    why there is nothing."""
+    found, do, rows = analysis["headline"]["finding"], analysis["headline"]["next"], analysis["opportunities"]
     rows = [one for one in rows if "memory_bound_mb" not in one]
     rows = sorted(rows, key=lambda row: not found.startswith(row["finding"]))[:3]
-    texts = [f"{row['name']}: {gain_text(row)}" + f" ({row['flag']})" * bool(row["flag"]) for row in rows]
+    told = [(f"{row['name']}: {gain_text(row)}", row["flag"] or row["next"] * (row["next"] not in do)) for row in rows]
+    texts = [gain + f" ({change})" * (0 < len(change) <= LINE - len(gain)) for gain, change in told]
     return texts or [analysis.get("opportunities_reason", "nothing that this trace could support")]
+
+
+def place_text(place: dict) -> str:
+    """'4,123.456 ms, process 0, stream 7, for 0.312 ms: NAME': how to find an event in Perfetto."""
+    name, when = shortened(place["event"], NAME), f"{place['began_ms']:,.3f} ms, {place['thread']}"
+    return f"{when}, for {significant(place['duration_ms'], most=3)} ms: {name}"
 
 
 def opportunity_section(analysis: dict) -> Section:
@@ -48,6 +59,7 @@ def opportunity_section(analysis: dict) -> Section:
         note if rows else why,
         warning=analysis["integrity"]["unreliable"].get("opportunities", ""),
         parts=[
+            Section("In Perfetto", facts={row["name"]: place_text(row["place"]) for row in rows if row.get("place")}),
             Section("How to do it", facts={row["name"]: how_text(row) for row in rows}),
             Section("Not worthwhile here", facts={row["name"]: row["reason"] for row in analysis["not_here"]}),
         ],

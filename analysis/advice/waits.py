@@ -55,8 +55,8 @@ def cuda_graphs(evidence: Evidence) -> Found:
     whole = us + evidence.idle["host_code"] + evidence.idle.get("allocation", 0.0)
     basis = "the wait for launches, for Python and for allocations could vanish; estimate: that for launches"
     finding = f"The GPU waits for launches for {evidence.share(us)} of the step"
-    code = "torch.cuda.CUDAGraph around the step"
-    return Proposal(name, finding, how, whole, basis, 0.0, whole - us, code, f"{finding}; {n:.0f} GPU events per step")
+    code, text = "torch.cuda.CUDAGraph around the step", f"{finding}; {n:.0f} GPU events per step"
+    return Proposal(name, finding, how, whole, basis, 0.0, whole - us, code, text, shown="launch")
 
 
 def larger_batch(evidence: Evidence) -> Found:
@@ -70,7 +70,7 @@ def larger_batch(evidence: Evidence) -> Found:
     batch = evidence.config.get("training", {}).get("batch_size")
     basis = "no bound: it fills the device better too, which no trace tells; estimate: the overhead per sample vanishes"
     flag = batch and f"--batch-size {2 * batch}"
-    return Proposal("larger batch", finding, how, us, basis, None, 0.0, other_flag=flag)
+    return Proposal("larger batch", finding, how, us, basis, None, 0.0, other_flag=flag, shown="launch")
 
 
 def fewer_synchronizations(evidence: Evidence) -> Found:
@@ -90,7 +90,8 @@ def fewer_synchronizations(evidence: Evidence) -> Found:
     how = "no .item(), .cpu() or synchronize() within a step"
     basis = "this idle time and waits for launches behind it could vanish; estimate: until the GPU works again"
     code = "loss.detach() kept on the device, read every 100 steps, in place of loss.item()"
-    return Proposal(name, finding, how, us, basis, 0.0, us - likely, code if evidence.trains else None, text)
+    code = code if evidence.trains else None
+    return Proposal(name, finding, how, us, basis, 0.0, us - likely, code, text, shown="synchronization")
 
 
 def faster_data(evidence: Evidence) -> Found:
@@ -102,7 +103,7 @@ def faster_data(evidence: Evidence) -> Found:
         finding = f"The GPU is idle for {evidence.share(idle)} of the step while the host fetches data"
     how, basis = "workers and pinned memory in the DataLoader", "data could always be ready in time"
     code = "DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True)"
-    return Proposal("prefetch data", finding, how, us, basis, 0.0, us - idle, code)
+    return Proposal("prefetch data", finding, how, us, basis, 0.0, us - idle, code, shown="data")
 
 
 def host_work(evidence: Evidence) -> Found:
@@ -119,7 +120,7 @@ def host_work(evidence: Evidence) -> Found:
     code = f"look at what runs {name}: --profile-stacks, or with_stack=True, shows the lines"
     if evidence.links.trace.file.n_frames:
         code = f"look at the Python frames {name}, which the trace has: zoom in on them in Perfetto"
-    return Proposal("less host code", finding, how, us, "this time could vanish", 0.0, us - idle, code)
+    return Proposal("less host code", finding, how, us, "it could vanish", 0.0, us - idle, code, shown="host_code")
 
 
 def name_of_code(evidence: Evidence, begin: float, end: float) -> str:
@@ -148,7 +149,7 @@ def allocation(evidence: Evidence) -> Found:
     )
     code = "PYTORCH_ALLOC_CONF=expandable_segments:True; remove torch.cuda.empty_cache() from the step"
     basis = "later steps could allocate nothing, and waits for launches behind it vanish; estimate: its own idle time"
-    return Proposal("keep memory", finding, how, us, basis, 0.0, us - idle, code)
+    return Proposal("keep memory", finding, how, us, basis, 0.0, us - idle, code, shown="allocation")
 
 
 def later_steps(evidence: Evidence) -> Found:
@@ -157,12 +158,12 @@ def later_steps(evidence: Evidence) -> Found:
     basis = "no bound: start-up is not part of a step that repeats, so nothing can be told of such a step"
     code = "torch.profiler.schedule(wait=2, warmup=3, active=5)"
     how = "record steps after warm-up: nothing else here is worth trying before"
-    return Proposal("record later steps", finding, how, us, basis, None, code=code)
+    return Proposal("record later steps", finding, how, us, basis, None, code=code, shown="start_up")
 
 
 def transfers(evidence: Evidence) -> Found:
     """Copies to and from the host while nothing computes."""
-    rows, us = evidence.part(evidence.of_copies(*roles.HOST_COPIES))
+    rows, us = evidence.part(mask := evidence.of_copies(*roles.HOST_COPIES))
     if rows.empty:
         return None
     copies, idle = evidence.links.gpu.iloc[rows.index], evidence.idle["copy"]
@@ -174,7 +175,7 @@ def transfers(evidence: Evidence) -> Found:
     finding = f"Copies between host and GPU that nothing hides take {evidence.share(us)} of the step"
     code = "DataLoader(..., pin_memory=True); x.to(device, non_blocking=True)"
     basis = "they could be hidden, or not needed"
-    return Proposal("fewer transfers", finding, how, whole, basis, 0.0, whole - us - idle, code, text)
+    return Proposal("fewer transfers", finding, how, whole, basis, 0.0, whole - us - idle, code, text, shown=mask)
 
 
 def hidden_communication(evidence: Evidence) -> Found:
@@ -184,7 +185,8 @@ def hidden_communication(evidence: Evidence) -> Found:
     if evidence.trains:
         what, flag = "the backward pass", "--gradient-accumulation-steps 2"
     how, basis = f"fewer, larger collectives, overlapped with {what}", "computation could overlap all of it"
-    return Proposal("reduce or overlap communication", finding, how, us, basis, other_flag=flag)
+    name, shown = "reduce or overlap communication", "communication"
+    return Proposal(name, finding, how, us, basis, other_flag=flag, shown=shown)
 
 
 # fmt: off

@@ -291,20 +291,13 @@ def collective_row(events: pd.DataFrame, why: str) -> dict:
     n_bytes, transfer, waiting = (events[name].sum(skipna=False) for name in names)
     rate = n_bytes / (us if np.isnan(transfer) else transfer) / 1e3 if us else np.nan  # bytes/us to 10^9 bytes/s
     share = sent_share(about["kind"], size) if size else None
-    row = {
-        "kind": about["kind"],
-        "group": about["group"],
-        "group_size": size,
-        "phase": about["phase"] if isinstance(about["phase"], str) else None,
-        "component": about["component"],
-        "calls": int(events["calls"].sum()),
-        "bytes": None if np.isnan(n_bytes) else int(n_bytes),
-        "time_ms": float(us / 1e3),
-        "exposed_ms": float(events["exposed_us"].sum() / 1e3),
-        "waiting_ms": None if np.isnan(waiting) else float(waiting / 1e3),
-        "algorithm_bandwidth_gb_per_sec": None if np.isnan(rate) else float(rate),
-        "bus_bandwidth_gb_per_sec": None if np.isnan(rate) or share is None else float(rate * share),
-    }
+    row = {"kind": about["kind"], "group": about["group"], "group_size": size}
+    row |= {"phase": about["phase"] if isinstance(about["phase"], str) else None, "component": about["component"]}
+    row |= {"calls": int(events["calls"].sum()), "bytes": None if np.isnan(n_bytes) else int(n_bytes)}
+    row |= {"time_ms": float(us / 1e3), "exposed_ms": float(events["exposed_us"].sum() / 1e3)}
+    row |= {"waiting_ms": None if np.isnan(waiting) else float(waiting / 1e3)}
+    row |= {"algorithm_bandwidth_gb_per_sec": None if np.isnan(rate) else float(rate)}
+    row |= {"bus_bandwidth_gb_per_sec": None if np.isnan(rate) or share is None else float(rate * share)}
     no_size = "not defined for this kind" if size else "the size of its group is not in the trace"
     no_rate = NO_BYTES if np.isnan(n_bytes) else no_size
     row |= because(why, "waiting_ms") | because(no_rate, "algorithm_bandwidth_gb_per_sec", "bus_bandwidth_gb_per_sec")
@@ -335,40 +328,34 @@ def predicted_beside(predicted: list[dict], rows: list[dict], steps: int) -> lis
         same = [row for row in rows if (row["kind"], row["group_size"]) == (one["kind"], one["group_size"])]
         sizes, rates = ([row[name] for row in same] for name in ("bytes", "bus_bandwidth_gb_per_sec"))
         times = [n / rate for n, rate in zip(sizes, rates, strict=True) if rate]
-        out.append(
-            {
-                "kind": one["kind"],
-                "group_size": one["group_size"],
-                "predicted_calls": one["calls"],
-                "calls": sum(row["calls"] for row in same) / steps,
-                "predicted_bytes": one["bytes"],
-                "bytes": None if None in sizes else sum(sizes) / steps,
-                "time_ms": sum(row["time_ms"] for row in same) / steps,
-                "bus_bandwidth_gb_per_sec": sum(sizes) / sum(times) if times and None not in rates else None,
-            }
-        )
+        found = {"kind": one["kind"], "group_size": one["group_size"]}
+        found |= {"predicted_calls": one["calls"], "calls": sum(row["calls"] for row in same) / steps}
+        found |= {"predicted_bytes": one["bytes"], "bytes": None if None in sizes else sum(sizes) / steps}
+        rate = sum(sizes) / sum(times) if times and None not in rates else None
+        found |= {"time_ms": sum(row["time_ms"] for row in same) / steps, "bus_bandwidth_gb_per_sec": rate}
+        out.append(found)
     return out
 
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
 
 
-def collective_columns(rows: list[dict]) -> list[Column]:
-    """The columns; the group only where there are several."""
+def collective_columns(rows: list[dict], steps: int) -> list[Column]:
+    """The columns, per step; the group only where there are several."""
     of_group = [column("group", "group", left=True), column("ranks", "group_size")]
     return [
         column("collective", "kind", left=True),
         *(of_group if len({(row["group"], row["group_size"]) for row in rows}) > 1 else []),
         column("phase", "phase", left=True),
         column("component", "component", left=True),
-        column("calls", "calls", ","),
-        column("MB", "bytes", ",.2f", MB),
-        column("ms", "time_ms", ",.3f"),
-        column("exposed", "exposed_ms", ",.3f"),
-        Column("hidden", lambda row: max(0.0, row["time_ms"] - row["exposed_ms"]), ",.3f"),
-        column("waiting", "waiting_ms", ",.3f"),
-        column("alg GB/s", "algorithm_bandwidth_gb_per_sec", ",.2f"),
-        column("bus GB/s", "bus_bandwidth_gb_per_sec", ",.2f"),
+        column("calls/step", "calls", "~1", steps),
+        column("MB/step", "bytes", "~2", MB * steps),
+        column("ms/step", "time_ms", "~3", steps),
+        column("exposed", "exposed_ms", "~3", steps),
+        Column("hidden", lambda row: max(0.0, row["time_ms"] - row["exposed_ms"]) / steps, "~3"),
+        column("waiting", "waiting_ms", "~3", steps),
+        column("alg GB/s", "algorithm_bandwidth_gb_per_sec", "~2"),
+        column("bus GB/s", "bus_bandwidth_gb_per_sec", "~2"),
     ]
 
 
@@ -388,10 +375,10 @@ BESIDE_COLUMNS = [
     column("ranks", "group_size"),
     column("calls predicted", "predicted_calls", ","),
     column("measured", "calls", ",.4g"),
-    column("MB predicted", "predicted_bytes", ",.3f", MB),
-    column("measured", "bytes", ",.3f", MB),
-    column("ms", "time_ms", ",.3f"),
-    column("bus GB/s", "bus_bandwidth_gb_per_sec", ",.2f"),
+    column("MB predicted", "predicted_bytes", "~3", MB),
+    column("measured", "bytes", "~3", MB),
+    column("ms", "time_ms", "~3"),
+    column("bus GB/s", "bus_bandwidth_gb_per_sec", "~2"),
 ]
 
 
@@ -413,9 +400,9 @@ def communication_section(analysis: dict) -> Section:
         facts["By difference"] = difference_text(about)
     known = about["waiting_ms"] is not None
     note = [
-        f"Calls, MB and ms are sums over {count_of(about['steps'], 'step')}; MB of the larger of input and output",
+        f"Mean of {count_of(about['steps'], 'step')}; of ms: exposed, hidden; MB of the larger of input and output",
         f"Exposed: no computation overlapped it{'; waiting, a part of that: until the last rank arrived' * known}",
         f"Bus bandwidth as nccl-tests define it{', with waiting' * (not known)}",
     ]
     beside = Section("Predicted and measured, per step", BESIDE_COLUMNS, about["predicted"] or [])
-    return Section("Communication", collective_columns(rows), rows, note, facts, parts=[beside])
+    return Section("Communication", collective_columns(rows, about["steps"]), rows, note, facts, parts=[beside])

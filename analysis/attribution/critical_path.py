@@ -19,6 +19,7 @@ from analysis.attribution.ledger import cut_to, left_out, of_steps, us_by
 from analysis.trace.links import CLOCK_TICK_US, AttributedLinks, median_step
 from harness.base.sections import Section
 from harness.base.tables import column, text_columns
+from harness.base.text import significant
 
 BESIDE = 0.1  # of the path: from here on it is told that the GPU works while the path is on the host
 GPU, HOST, START = "GPU", "host", "kernel start"
@@ -117,16 +118,16 @@ def time_by_component(links: AttributedLinks, spans: list[Span]) -> list[tuple[t
 
 # ---- For a reader --------------------------------------------------------------------------------------------------
 
-PATH_COLUMNS = [*text_columns("where", "component"), column("ms", "ms", ",.3f"), column("share", "share", ".1%")]
+PATH_COLUMNS = [*text_columns("where", "component"), column("ms", "ms", "~3"), column("share", "share", ".1%")]
 
 
 def path_title(path: dict) -> str:
     """The path may be on the host while the GPU works too: then another path is nearly as long."""
-    title = f"{path['length_ms']:.3f} ms of step {path['step']}; nothing else can make it shorter"
+    title = f"{significant(path['length_ms'], most=3)} ms of step {path['step']}; nothing else can make it shorter"
     on_host = sum(row["ms"] for row in path["rows"] if row["where"] != GPU)
     if on_host - path["gpu_idle_ms"] < BESIDE * path["length_ms"]:
         return title
-    saved = f"a faster host alone saves at most the {path['gpu_idle_ms']:.3f} ms in which the GPU is idle"
+    saved = f"a faster host alone saves at most the {significant(path['gpu_idle_ms'])} ms in which the GPU is idle"
     return f"{title}; while it is on the host, the GPU works as well: {saved}"
 
 

@@ -9,6 +9,7 @@ from analysis.attribution.ledger import IDLE_CAUSES, KINDS, cut_to, idle_by_caus
 from analysis.trace.links import AttributedLinks
 from harness.base.sections import Section
 from harness.base.tables import Column, column
+from harness.base.text import significant
 from harness.documents.schema import because
 
 KEYS = ("total_ms", "computation_ms", "exposed_comm_ms", "exposed_memcpy_ms", "busy_ms", "idle_ms")
@@ -85,14 +86,14 @@ def queue(links: AttributedLinks) -> dict:
 
 IDLE_COLUMNS = [
     Column("idle cause", lambda row: row["cause"].replace("_", " "), left=True),
-    column("ms", "ms", ",.3f"),
+    column("ms", "ms", "~3"),
     column("share of total", "share_of_total", ".1%"),
     column("meaning", "meaning", left=True),
 ]
 STREAM_COLUMNS = [
     column("device, stream", "name", left=True),
     column("events", "events", ","),
-    *(column(key.removesuffix("_ms").replace("_", " ") + " ms", key, ",.3f") for key in KEYS),
+    *(column(key.removesuffix("_ms").replace("_", " ") + " ms", key, "~3") for key in KEYS),
 ]
 
 
@@ -112,14 +113,15 @@ def gpu_section(analysis: dict) -> Section:
         return Section("GPU")
     parts = {"computation": "computation_ms", "exposed communication": "exposed_comm_ms"}
     parts |= {"exposed copies": "exposed_memcpy_ms", "idle": "idle_ms"}
-    split = ", ".join(f"{name} {timeline[key]:.3f}" for name, key in parts.items())
+    split = ", ".join(f"{name} {significant(timeline[key], most=3)}" for name, key in parts.items())
     causes, delay = [row for row in timeline["idle_by_cause"] or [] if row["ms"]], timeline["launch_delay_us"]
     idle = Section("GPU idle time by cause", IDLE_COLUMNS, causes, warning=unreliable.get("idle_by_cause", ""))
     queue = Section("Launch queue", figure="queue")
     if delay:
-        times = f"median {delay['p50']:.1f} us, p95 {delay['p95']:.1f} us, from the call to the kernel's start"
-        depth = f"mean {timeline['queue_depth']['mean']:.1f} events launched but not started"
+        median, p95 = (significant(delay[name], most=1) for name in ("p50", "p95"))
+        times = f"median {median} us, p95 {p95} us, from the call to the kernel's start"
+        depth = f"mean {significant(timeline['queue_depth']['mean'], most=1)} events launched but not started"
         queue.facts = {"Launch delay": times, "Queue depth": depth}
     note = ["Times are ms of the trace, from its first GPU event to the last"]
-    facts = {"GPU": f"{timeline['total_ms']:.3f} ms from first to last event: {split}"}
+    facts = {"GPU": f"{significant(timeline['total_ms'], most=3)} ms from first to last event: {split}"}
     return Section("GPU", STREAM_COLUMNS, stream_rows(timeline), note, facts, parts=[idle, queue])

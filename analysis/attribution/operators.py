@@ -13,7 +13,7 @@ from analysis.vocabulary.annotations import BATCH
 from analysis.work.operator_costs import Cost, cost
 from harness.base.sections import Section
 from harness.base.tables import Column, column
-from harness.base.text import count_of
+from harness.base.text import count_of, significant
 from harness.base.units import MB
 
 COLUMN_OF = {key: f"{key}_us" if key.endswith(("cpu", "device")) else key for key in SORT_KEYS}
@@ -181,26 +181,26 @@ def kernel_table(links: AttributedLinks) -> list[dict]:
 
 def operator_columns(on_gpu: bool, by_shape: bool) -> list[Column]:
     shaped = Column("operator, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True)
-    of_gpu = [column("self GPU ms", "self_device_us", ",.3f", 1e3), column("GPU ms", "device_us", ",.3f", 1e3)]
+    of_gpu = [column("self GPU ms", "self_device_us", "~3", 1e3), column("GPU ms", "device_us", "~3", 1e3)]
     return [
         shaped if by_shape else column("operator", "name", left=True),
         column("calls", "calls", ","),
-        column("self CPU ms", "self_cpu_us", ",.3f", 1e3),
-        column("CPU ms", "cpu_us", ",.3f", 1e3),
+        column("self CPU ms", "self_cpu_us", "~3", 1e3),
+        column("CPU ms", "cpu_us", "~3", 1e3),
         *(of_gpu if on_gpu else []),
         column("share", "share", ".1%"),
-        column("GFLOP", "flops", ",.2f", 1e9),
-        column("MB", "bytes", ",.1f", MB),
+        column("GFLOP", "flops", "~2", 1e9),
+        column("MB", "bytes", "~1", MB),
     ]
 
 
 KERNEL_COLUMNS = [
     column("kernel", "name", left=True),
-    column("calls", "count", ","),
-    column("total ms", "total_us", ",.3f", 1e3),
-    column("mean us", "mean_us", ",.1f"),
-    column("p50 us", "p50_us", ",.1f"),
-    column("p95 us", "p95_us", ",.1f"),
+    column("total calls", "count", ","),
+    column("total ms", "total_us", "~3", 1e3),
+    column("mean us", "mean_us", "~1"),
+    column("p50 us", "p50_us", "~1"),
+    column("p95 us", "p95_us", "~1"),
     column("share", "share", ".1%"),
     Column("launched by", lambda row: row.get("launched_by", "-") or "unknown", left=True),
     column("component", "component", left=True),
@@ -214,8 +214,8 @@ def operator_section(analysis: dict, sort: str | None = None) -> Section:
     """Operators by name, and by name and shapes of their inputs."""
     on_gpu = bool(analysis["kernels"])
     clock, key = ("GPU", "self_device_us") if on_gpu else ("CPU", "self_cpu_us")
-    self_ms, steps = sum(row[key] for row in analysis["operators"]) / 1e3, analysis["attribution"]["steps"]
-    shares = f"of {self_ms:.3f} ms of self {clock} time, which is all of the trace, with {count_of(steps, 'step')}"
+    self_ms, steps = significant(sum(row[key] for row in analysis["operators"]) / 1e3), analysis["attribution"]["steps"]
+    shares = f"of {self_ms} ms of self {clock} time, which is all of the trace, with {count_of(steps, 'step')}"
     work = "FLOPs (two per multiply-add) and bytes (inputs and outputs once): where the shapes of inputs determine them"
 
     def table(title: str, rows: list[dict], by_shape: bool = False) -> Section:

@@ -18,13 +18,8 @@ from harness.base.tables import ANSWER_LINES, COLUMNS
 from harness.base.text import flag_of, path_from_here, tensorboard_command
 from harness.run.run_report import Explanation, RunReport
 
-OF_THIS_RUN = (
-    "output_dir",
-    "verbose",
-    "log_interval",
-    "force",
-    "system_profiler",
-)  # flags that the next command does not repeat
+# Flags that the next command does not repeat.
+OF_THIS_RUN = ("output_dir", "verbose", "log_interval", "force", "system_profiler")
 
 
 def close_report(report: RunReport, error: BaseException | None) -> dict | None:

@@ -12,7 +12,7 @@ from analysis.comparison.noise import around, is_decided, judged, noise_between_
 from analysis.comparison.runs import IGNORED, ComparedRun, different_settings, runs_below
 from harness.base.errors import UserError
 from harness.base.sections import Section
-from harness.base.tables import Column, answer, column, number
+from harness.base.tables import Column, answer, column
 from harness.base.text import count_of, short_names, significant
 from harness.documents.schema import explained
 from harness.documents.sweeps import RunHistory
@@ -93,10 +93,10 @@ COLUMNS_OF_HISTORY = [
     column("run", "short", left=True),
     Column("settings", lambda row: row["group"] + 1),
     column("commit", "commit"),
-    number("step ms", "median_ms"),
+    column("step ms", "median_ms", "~9"),
     Column("per s", lambda row: rate_text(row)),
     Column("MFU %", lambda row: row["mfu_percent"], ".1f", optional=True),
-    number("peak MB", "peak_mb"),
+    column("peak MB", "peak_mb", "~9"),
     column("loss", "final_loss", ".4f"),
     Column("noise", lambda row: row["noise"], ".1%", optional=True),
     Column("since the run before", lambda row: "; ".join(row["changed"]) or row["difference"], left=True),

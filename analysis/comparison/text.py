@@ -8,7 +8,7 @@ from analysis.comparison.noise import AGAIN, NOISE, REPEAT, REPEATED, UNDECIDED,
 from analysis.comparison.parts import OTHER_PROFILER, PART_KINDS
 from analysis.trust.same_training import NOT_THE_SAME
 from harness.base.sections import Section
-from harness.base.tables import Column, answer, column, number
+from harness.base.tables import Column, answer, column
 from harness.base.text import count_of, short_names, significant
 
 RUNS_IN_ANSWER = 3  # more are in the table
@@ -17,9 +17,9 @@ SETTINGS_IN_ANSWER = 2
 TIME_COLUMNS = [
     column("run", "name", left=True),
     column("steps", "steps_counted"),
-    number("median ms", "median_ms"),
-    number("std", "std_ms"),
-    number("p95", "p95_ms"),
+    column("median ms", "median_ms", "~9"),
+    column("std", "std_ms", "~9"),
+    column("p95", "p95_ms", "~9"),
     Column("as fast (95%)", lambda row: row["ratio"] and as_fast(row["ratio"], row["ratio_95"], short=True)),
     Column("against the baseline", lambda row: NOT_THE_SAME if row["not_the_same"] else row["difference"], left=True),
     column("bound", "verdict", left=True),
@@ -27,10 +27,10 @@ TIME_COLUMNS = [
 ]
 OTHER_COLUMNS = [
     column("run", "name", left=True),
-    number("samples/s", "samples_per_sec"),
-    number("TFLOP/s", "achieved_tflops"),
+    column("samples/s", "samples_per_sec", "~9"),
+    column("TFLOP/s", "achieved_tflops", "~9"),
     column("MFU %", "mfu_percent", ".1f"),
-    number("peak MB", "peak_mb"),
+    column("peak MB", "peak_mb", "~9"),
     Column(
         "of the baseline's", lambda row: f"{row['peak_ratio']:.1%}" if row["peak_ratio"] else row["peak_ratio_reason"]
     ),
@@ -129,11 +129,11 @@ def change_sections(comparison: dict, kind: str) -> list[Section]:
     name = PART_KINDS[kind]
     columns = [
         column(name, name, left=True),
-        number("before", "baseline_ms"),
-        number("after", "ms"),
+        column("before", "baseline_ms", "~9"),
+        column("after", "ms", "~9"),
         Column("change", lambda row: "+" * (row["change_ms"] > 0) + significant(row["change_ms"])),
         Column("as fast", lambda row: row.get("ratio") and as_fast(row["ratio"], short=True)),
-        number("noise", "noise_ms"),
+        column("noise", "noise_ms", "~9"),
         Column("", lambda row: row.get("difference", ""), left=True),
     ]
     sections = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from analysis.advice.text import place_text
 from analysis.diagnosis.verdict import OF_GPU, RULES, late_host
 from analysis.trust.integrity import UNDISTURBED
 from harness.base.text import significant
@@ -44,6 +45,7 @@ class Finding(NamedTuple):
     nearness: int = 1  # to the line that has to change: 0 a kind of change, 1 a cause, 2 the rank with the cause
     is_bound: bool = False  # no forecast, but at most
     is_gain: bool = True  # else the whole step could vanish, which tells no gain
+    place: dict | None = None  # in Perfetto
 
     @property
     def weight(self) -> float:
@@ -63,13 +65,13 @@ def headline(document: dict) -> dict:
         return of_verdict(verdict_text, next_without_finding(document), document)
     best = max(found, key=lambda one: one.weight)
     saves = best.saves_ms if best.is_gain else None
-    row = {"finding": best.finding, "saves_ms": saves, "at_most": best.is_bound and best.is_gain}
+    row = {"finding": best.finding, "saves_ms": saves, "at_most": best.is_bound and best.is_gain, "place": best.place}
     row["next"] = repeated(best.next, document)
     return row | because("the whole step is affected, and nothing tells how much of it would remain", "saves_ms")
 
 
 def of_verdict(finding: str, what: str, document: dict) -> dict:
-    return {"finding": finding, "saves_ms": None, "at_most": False, "next": repeated(what, document)}
+    return {"finding": finding, "saves_ms": None, "at_most": False, "next": repeated(what, document), "place": None}
 
 
 def repeated(what: str, document: dict) -> str:
@@ -107,7 +109,7 @@ def proposals(document: dict) -> list[Finding]:
                 what = what if about["waiting_ms"] is not None else NEXT["communication"]
             cause, estimate = not KINDS_OF_CHANGE.match(row["name"]), row["speedup_estimate"]
             gain = bool(estimate or row["speedup_bound"])
-            found.append(Finding(text, row["saves_ms"], what, int(cause), not estimate, gain))
+            found.append(Finding(text, row["saves_ms"], what, int(cause), not estimate, gain, row.get("place")))
     return found
 
 
@@ -146,6 +148,12 @@ def headline_lines(analysis: dict) -> list[str]:
     """The finding word for word; what it costs, and what to do next."""
     found, saves = analysis["headline"], saves_text(analysis)
     return [found["finding"], f"{saves} Next: {found['next']}".lstrip()]
+
+
+def headline_place(analysis: dict) -> str:
+    """Where Perfetto shows it: 'rank1.json: 4,123.456 ms, ...'; empty where nothing does."""
+    place = analysis["headline"].get("place")
+    return f"{place['trace']}: {place_text(place)}" if place else ""
 
 
 def saves_text(analysis: dict) -> str:

@@ -10,6 +10,7 @@ from analysis.attribution.collectives import communication_section
 from analysis.attribution.critical_path import path_section
 from analysis.attribution.gpu_time import gpu_section
 from analysis.attribution.operators import kernel_section, operator_section
+from analysis.diagnosis.headline import headline_place
 from analysis.diagnosis.stragglers import rank_section
 from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.verdict import rule_section
@@ -18,6 +19,7 @@ from analysis.trust.integrity import overhead_text, profile_disturbance_text
 from analysis.trust.missing_from_trace import recording_section
 from harness.base.sections import TOP, Section, as_text
 from harness.base.tables import Column, column
+from harness.base.text import significant
 
 
 def trace_sections(analysis: dict, others: Sequence[tuple[str, dict]] = (), sort: str | None = None) -> list[Section]:
@@ -43,10 +45,11 @@ def profile_lines(
 
 
 def verdict_section(analysis: dict) -> Section:
-    trust, steps = analysis["integrity"], analysis["steps"]
+    trust, steps, place = analysis["integrity"], analysis["steps"], headline_place(analysis)
     facts = {
         "Finding": analysis["headline"]["finding"],
         "Next": analysis["headline"]["next"],
+        **({"In Perfetto": place} if place else {}),
         "Verdict": analysis["verdict"]["line"],
         "Trust": trust_text(analysis),
         "Disturbance": profile_disturbance_text(trust["disturbance"]),
@@ -54,8 +57,8 @@ def verdict_section(analysis: dict) -> Section:
         "Trace": f"{analysis['trace']}: {trust['events']:,} events",
     }
     if steps["count"]:
-        mean, median, least, most = (f"{steps[f'{name}_ms']:.3f}" for name in ("mean", "median", "min", "max"))
-        std = f", std {steps['std_ms']:.3f}" if steps["std_ms"] is not None else ""
+        mean, median, least, most = (significant(steps[f"{name}_ms"]) for name in ("mean", "median", "min", "max"))
+        std = f", std {significant(steps['std_ms'], most=3)}" if steps["std_ms"] is not None else ""
         facts["Steps on the host"] = f"{steps['count']}, mean {mean}, median {median}{std}, range {least} to {most} ms"
     return Section("Verdict", facts=facts, parts=[rule_section(analysis)])
 
@@ -76,8 +79,8 @@ def busy_of_step(analysis: dict) -> float | None:
 TRACE_COLUMNS = [
     column("trace", "name", left=True),
     Column("rank", lambda row: row["integrity"]["rank"]),
-    Column("step ms", lambda row: row["steps"]["mean_ms"], ",.3f"),
-    Column("GPU busy ms", busy_of_step, ",.3f"),
+    Column("host step ms", lambda row: row["steps"]["mean_ms"], "~3"),
+    Column("GPU busy ms", busy_of_step, "~3"),
     Column("verdict", lambda row: row["verdict"]["line"], left=True),
 ]
 

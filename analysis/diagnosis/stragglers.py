@@ -343,18 +343,18 @@ def why_late(comparison: dict) -> dict:
 
 def rank_columns(comparison: dict) -> list[Column]:
     late = [
-        column("causes ms", "caused_waiting_ms", ",.3f"),
-        column("last to arrive", "last_to_arrive"),
-        column("late us", "mean_lateness_us", ",.1f"),
-        column("clock offset us", "clock_offset_us", ",.1f"),
+        column("causes ms", "caused_waiting_ms", "~3"),
+        column(f"last in {count_of(comparison.get('steps_compared', 0), 'step')}", "last_to_arrive"),
+        column("late us", "mean_lateness_us", "~1"),
+        column("clock offset us", "clock_offset_us", "~1"),
     ]
     return [
         column("rank", "rank"),
-        column("step ms", "mean_step_ms", ",.3f"),
-        column("GPU busy ms", "gpu_busy_ms", ",.3f"),
-        column("peak MB", "peak_memory_mb", ",.1f"),
-        column("exposed ms", "exposed_comm_ms", ",.3f"),
-        column("waits ms", "waiting_ms", ",.3f"),
+        column("host ms", "mean_step_ms", "~3"),
+        column("GPU busy ms", "gpu_busy_ms", "~3"),
+        column("peak MB", "peak_memory_mb", "~1"),
+        column("exposed ms", "exposed_comm_ms", "~3"),
+        column("waits ms", "waiting_ms", "~3"),
         *(late if comparison["collectives_compared"] else []),
         column("bound", "bound", left=True),
     ]
@@ -388,6 +388,6 @@ def rank_section(analysis: dict) -> Section:
     clocks = "the clock of their host" if comparison.get("one_clock") else "clocks aligned by the ends of collectives"
     note = ["All ms are of one step"]
     if of := compared_text(comparison):
-        note[0] += f"; last to arrive: times, late: mean, of {of}, on {clocks}"
+        note[0] += f"; last: how often to arrive, late: mean, of {of}, on {clocks}"
     columns, rows = rank_columns(comparison), comparison["rows"]
     return Section("Ranks", columns, rows, note, {"Straggler": straggler_text(comparison)}, figure="ranks")

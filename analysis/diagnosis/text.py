@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.advice.text import best_three
-from analysis.attribution.breakdown import largest_parts
+from analysis.attribution.breakdown import largest_text
 from analysis.attribution.collectives import communication_text
 from analysis.diagnosis.headline import headline_lines, of_ranks
 from analysis.diagnosis.stragglers import straggler_text
 from analysis.trust.integrity import UNDISTURBED, UNEXPLAINED, UNLINKED_KERNELS, overhead_text, profile_disturbance_text
 from analysis.trust.missing_from_trace import missing_text
 from harness.base.tables import ANSWER_LINES, answer
-from harness.base.text import count_of, printable, shortened, significant
-
-TOLD_FROM = 0.0005  # of the step: less is 0.0%
+from harness.base.text import count_of, printable
 
 
 def profile_answer(
@@ -30,9 +28,6 @@ def profile_answer(
     # Verdict, parts, communication and what to try are of one rank: that which was judged.
     _, shown = judged_first([("", analysis), *others])[0]
     rank = f"rank {shown['integrity']['rank']}: " * ("rank_judged" in analysis["verdict"])
-    about = shown["attribution"]
-    mean = f"mean of {about['steps']} steps" if about["steps"] > 1 else "one step"
-    step = f"of {significant(about['ms_per_step'], 3)} ms ({about['clock']} time, {mean})"
     first, *then = best_three(shown)
     rows = {"Headline": headline_lines(analysis), "Verdict": analysis["verdict"]["line"]}
     if "not_compared" in trust:
@@ -42,7 +37,7 @@ def profile_answer(
         "Trust": trust_text(analysis),
         "Disturbance": profile_disturbance_text(trust["disturbance"]),
         **({} if overhead["ratio"] is None else {"Profiler overhead": overhead_text(overhead)}),
-        "Largest parts": f"{rank}{top_shares(*largest_parts(shown), 3)} {step}",
+        "Largest parts": rank + largest_text(shown),
         "Try first": [f"{rank}{first}", *then],
     }
     if shown["communication"]:
@@ -86,8 +81,3 @@ def unexplained_text(analysis: dict) -> str:
     parts = {matmuls: share - idle, "idle, no event says why": idle}
     why = "; ".join(f"{what} {part:.1%}" for what, part in parts.items() if part >= 0.001)
     return f"{share:.1%} of the steps' time unexplained ({why})"
-
-
-def top_shares(rows: list[dict], key: str, n: int) -> str:
-    ranked = sorted(rows, key=lambda row: -row["share"])[:n]
-    return ", ".join(f"{shortened(row[key])} {row['share']:.1%}" for row in ranked if row["share"] >= TOLD_FROM)

@@ -11,7 +11,7 @@ from analysis.trace.links import Links, median_step
 from analysis.vocabulary.operators import MATMUL_CLASSES, PRECISION_OF
 from analysis.work.operator_costs import factor_type
 from harness.base.sections import Section
-from harness.base.tables import Column, column, number
+from harness.base.tables import Column, column
 from harness.base.text import significant
 
 DURATIONS_US = (2, 5, 10, 20, 50, 100, 1000, None)  # upper limits of the histogram of kernels
@@ -40,22 +40,12 @@ def shape_rates(links: Links, summary: dict | None) -> list[dict]:
         if bandwidth and one.bytes:
             least["memory"] = n * one.bytes / bandwidth[0].rate
         roof = max(least, key=least.get) if "compute" in least else None
-        rows.append(
-            {
-                "name": name,
-                "shapes": shapes_text(shapes) + (f", up to {one.keys:,} keys each" if one.keys else ""),
-                "precision": precision,
-                "calls": n,
-                "ms": us / 1e3,
-                "share": us / total,
-                "tflops": n * flops / us / 1e6,
-                "at_most": one.flops is None,
-                "unmasked_tflops": n * one.least_flops / us / 1e6 if one.least_flops else None,
-                "tb_per_sec": n * one.bytes / us / 1e6 if one.bytes else None,
-                "roof": roof,
-                "share_of_roof": 1e6 * least[roof] / us if roof else None,
-            }
-        )
+        inputs = shapes_text(shapes) + (f", up to {one.keys:,} keys each" if one.keys else "")
+        row = {"name": name, "shapes": inputs, "precision": precision, "calls": n, "ms": us / 1e3, "share": us / total}
+        row |= {"tflops": n * flops / us / 1e6, "at_most": one.flops is None}
+        row |= {"unmasked_tflops": n * one.least_flops / us / 1e6 if one.least_flops else None}
+        row |= {"tb_per_sec": n * one.bytes / us / 1e6 if one.bytes else None}
+        rows.append(row | {"roof": roof, "share_of_roof": 1e6 * least[roof] / us if roof else None})
     return sorted(rows, key=lambda row: -row["ms"])
 
 
@@ -121,17 +111,17 @@ RATE_COLUMNS = [
     Column("matmul, input shapes", lambda row: f"{row['name']} {row.get('shapes', '')}", left=True),
     column("precision", "precision", left=True),
     column("calls", "calls", ","),
-    column("ms", "ms", ",.3f"),
+    column("ms", "ms", "~3"),
     column("share", "share", ".1%"),
     Column("TFLOP/s", lambda row: f"{'<= ' * row['at_most']}{significant(row['tflops'])}" if "tflops" in row else None),
-    number("unmasked", "unmasked_tflops"),
-    column("GB/s", "tb_per_sec", ",.1f", 1e-3),
+    column("unmasked", "unmasked_tflops", "~9"),
+    column("GB/s", "tb_per_sec", "~1", 1e-3),
     column("roof", "roof", left=True),
     column("of its roof", "share_of_roof", ".1%"),
 ]
 DURATION_COLUMNS = [
     Column("kernels of", lambda row: f"up to {row['up_to_us']} us" if row["up_to_us"] else "more", left=True),
-    column("per step", "kernels_per_step", ",.1f"),
+    column("per step", "kernels_per_step", "~1"),
     column("share of kernels", "share_of_kernels", ".1%"),
     column("share of time", "share_of_time", ".1%"),
 ]

@@ -6,17 +6,20 @@ report.html and the tab in TensorBoard are the same page: the one holds its data
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
 
+from analysis.attribution.breakdown import mean_of
 from analysis.comparison.noise import as_fast
 from analysis.comparison.text import comparison_headline
-from analysis.diagnosis.headline import DECIDING, LARGE_PART, saves_text
+from analysis.diagnosis.headline import DECIDING, LARGE_PART, headline_place, saves_text
 from analysis.diagnosis.verdict import named
 from analysis.hardware.mfu import mfu_percent
+from analysis.prediction.text import that_train
 from analysis.report.palette import BOUND_COLORS, PHASE_COLORS, color_of, text_color
 from analysis.trust.integrity import UNDISTURBED, UNEXPLAINED
 from analysis.vocabulary.operators import MATMUL_CLASSES
@@ -47,6 +50,7 @@ class FirstScreen:
     numbers: list[tuple[str, str]] = field(default_factory=list)  # a figure with its unit, and what it is
     saves: str = ""
     next: str = ""
+    place: str = ""  # in Perfetto
     trust: str = ""
 
 
@@ -97,13 +101,18 @@ def first_screen(analysis: dict | None, documents: Documents) -> FirstScreen:
     if analysis:
         shares = sorted(analysis["verdict"]["shares"].items(), key=lambda one: -one[1])
         shares = [(named(name), share, BOUND_COLORS[name]) for name, share in shares]
-        found, saves = analysis["headline"], saves_text(analysis)
-        return FirstScreen(title, found["finding"], shares, numbers, saves, found["next"], trust)
+        found, place = analysis["headline"], headline_place(analysis)
+        return FirstScreen(title, found["finding"], shares, numbers, saves_text(analysis), found["next"], place, trust)
     times = {phase: summary["performance"][f"avg_{phase}_time_ms"] or 0.0 for phase in PHASES}
     shares = [(phase, ms / max(sum(times.values()), 1e-9), PHASE_COLORS[phase]) for phase, ms in times.items()]
     sentence = "This run was not profiled: its phases are known, what limits them is not."
-    what = "run_pytorch_profiler.py with the flags of this run"
-    return FirstScreen(title, sentence, shares, numbers, next=what, trust=trust)
+    return FirstScreen(title, sentence, shares, numbers, next=profiling_command(summary), trust=trust)
+
+
+def profiling_command(summary: dict) -> str:
+    """The command of a run that was not profiled, to profile it in a folder of its own."""
+    words = that_train(shlex.split(summary["environment"]["command_line"]), "--output-dir", "--log-interval")
+    return shlex.join(re.sub(r"\b(tiny_llama_v1|run_\w+)\.py$", "run_pytorch_profiler.py", word) for word in words)
 
 
 def numbers_of(analysis: dict | None, documents: Documents) -> list[tuple[str, str]]:
@@ -134,7 +143,7 @@ def run_numbers(documents: Documents) -> list[tuple[str, str, str]]:
 def trace_numbers(analysis: dict) -> list[tuple[str, str, str]]:
     """The same of a trace: how busy the device is, and how close its matmuls come to their roofs."""
     about, timeline, trust = analysis["attribution"], analysis["gpu_timeline"]["of_steps"], analysis["integrity"]
-    mean = f"a step, mean of {about['steps']}" if about["steps"] > 1 else "a step, the only one"
+    mean = mean_of(analysis).replace("mean", "a step, mean")
     found = [("step", f"{significant(about['ms_per_step'])} ms", f"{mean}, {about['clock']} time")]
     if busy := timeline["busy_ms"]:
         found.append(("throughput", f"{busy / max(timeline['total_ms'], 1e-9):.0%}", "of it the GPU is busy"))
@@ -191,6 +200,8 @@ def lead(section: Section, said: Sequence[str] = ()) -> str:
     share, facts = bar(section.columns), [str(text) for text in section.facts.values() if text not in said]
     if section.warning:
         text = f"unreliable: {section.warning}"
+    elif section.lead:
+        text = section.lead
     elif section.rows and (share or not facts):
         rows = [row for row in section.rows if not is_sum(section.columns[0].text(row))]
         names = (f"{shortened(section.columns[0].text(row))} {share.text(row) if share else ''}" for row in rows[:3])

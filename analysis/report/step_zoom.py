@@ -61,7 +61,7 @@ def zoomed_step(links: AttributedLinks, number: int | None = None, window: tuple
         "steps": numbers,
         "step": numbers[which],
         "window_ms": [(start - first) / 1e3, (end - first) / 1e3],
-        "began_ms": (first + links.trace.first_us - min(links.trace.file.first_us, links.trace.first_us)) / 1e3,
+        "began_ms": links.trace.perfetto_ms(first),
         "left_out": len(inside.index.difference(drawn)),
         "rows": rows,
         "events": {

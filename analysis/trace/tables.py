@@ -113,6 +113,10 @@ class Trace:
         found = value_of(self.file.metadata, "hostInfo", dict) or {}
         return next((str(found[name]) for name in ("boot_id", "name") if found.get(name)), None)
 
+    def perfetto_ms(self, us: float) -> float:
+        """A time as Perfetto counts, from the first event of the file."""
+        return (us + self.first_us - min(self.file.first_us, self.first_us)) / 1e3
+
     @property
     def base_us(self) -> float:
         """Time of the first event on the clock of the machine that wrote the trace."""

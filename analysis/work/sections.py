@@ -163,11 +163,11 @@ def folded_rows(rows: list[dict]) -> list[dict]:
 
 POINT_COLUMNS = [
     column("class of operators", "name", left=True),
-    column("ms", "time_ms", ",.2f"),
+    column("ms", "time_ms", "~2"),
     column("share", "share_of_time", ".1%"),
     column("ops/byte", "operations_per_byte", ".2f"),
-    column("Gop/s", "operations_per_sec", ",.2f", 1e9),
-    column("GB/s", "bytes_per_sec", ",.2f", 1e9),
+    column("Gop/s", "operations_per_sec", "~2", 1e9),
+    column("GB/s", "bytes_per_sec", "~2", 1e9),
     Column("share of roof", lambda row: row["share_of_roof"] if row["operations"] else None, ".1%"),
 ]
 NO_RATE = {"operations": None, "operations_per_byte": None, "share_of_roof": None}
@@ -204,8 +204,8 @@ def by_time(points: list[dict]) -> list[dict]:
 
 PHASE_COLUMNS = [
     column("phase", "phase", left=True),
-    column("MB moved", "bytes", ",.1f", MB),
-    column("minimum MB moved", "minimum_bytes", ",.1f", MB),
+    column("MB moved", "bytes", "~1", MB),
+    column("minimum MB moved", "minimum_bytes", "~1", MB),
     Column("FLOPs/byte", lambda row: row["bytes"] and row["flops"] / row["bytes"], ".2f"),
 ]
 
@@ -239,9 +239,9 @@ def class_columns(step_bytes: int) -> list[Column]:
     return [
         column("class of operators", "class", left=True),
         column("calls", "calls", ","),
-        column("MFLOP", "flops", ",.1f", 1e6),
-        column("million other operations", "element_operations", ",.1f", 1e6),
-        column("MB moved", "bytes", ",.1f", MB),
+        column("MFLOP", "flops", "~1", 1e6),
+        column("million other operations", "element_operations", "~1", 1e6),
+        column("MB moved", "bytes", "~1", MB),
         column("share", "bytes", ".1%", step_bytes),
         column("operations/byte", "operations_per_byte", ".2f"),
         Column("side of ridge point", lambda row: row["side_of_ridge_point"] or "unknown", left=True),

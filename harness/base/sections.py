@@ -26,6 +26,7 @@ class Section:
     facts: dict[str, object] = field(default_factory=dict)  # by label
     _: KW_ONLY
     code: str = ""  # lines to be copied, which are shown as they are
+    lead: str = ""  # what it says in a line, where that is not its largest rows or its first fact
     figure: str = ""  # the name of the figure that a page draws of it
     warning: str = ""  # why it should not be relied on
     label: str = ""  # of a long table: the key of its rows' names; a renderer shows the first, and "N more"

@@ -20,13 +20,15 @@ class Column:
 
     title: str
     value: Callable[[dict], object]
-    form: str = ""  # format specification
+    form: str = ""  # format specification; "~2": four significant digits, two decimals at most
     left: bool = False  # aligned left, for text
     optional: bool = False  # left out on a screen that has no room for it
 
     def text(self, row: dict) -> str:
         value = self.value(row)
-        return "-" if value is None else format(value, self.form)
+        if value is None or not self.form.startswith("~"):
+            return "-" if value is None else format(value, self.form)
+        return significant(value, most=int(self.form[1:]))
 
 
 def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool = False) -> Column:
@@ -34,11 +36,6 @@ def column(title: str, key: str, form: str = "", scale: float = 1.0, left: bool 
     if scale == 1.0:
         return Column(title, lambda row: row.get(key), form, left)
     return Column(title, lambda row: None if row.get(key) is None else row[key] / scale, form, left)
-
-
-def number(title: str, key: str) -> Column:
-    """A column of row[key] in four significant digits."""
-    return Column(title, lambda row: None if row.get(key) is None else significant(row[key]))
 
 
 def sum_row(label: str, name: str, rows: Sequence[dict], keys: Sequence[str]) -> dict:

@@ -18,11 +18,11 @@ def count_of(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
-def significant(value: float, digits: int = 4) -> str:
-    """A number with thousands separators and four significant digits at most; integers in full."""
+def significant(value: float, digits: int = 4, most: int = 9) -> str:
+    """A number with thousands separators and four significant digits at most; integers in full.  most: of decimals."""
     if isinstance(value, int) or value == 0:
         return f"{value:,}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    decimals = min(most, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
     return f"{value:,.{decimals}f}" if decimals <= 8 and abs(value) < 1e9 else f"{value:.{digits - 1}e}"
 
 

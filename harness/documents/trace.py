@@ -19,6 +19,7 @@ UNDETERMINED = "the recorded inputs do not determine it"
 ONE_TRACE = "needs the traces of all ranks"
 NO_BYTES = "its bytes are not in the trace"
 NO_DIFFERENCE = "--no-sync-steps was not given, or there is no summary"
+NO_PLACE = "no single event of a file that Perfetto reads shows it"
 NO_GAIN = "nothing that the trace shows can be told to pay"
 
 
@@ -110,11 +111,20 @@ class Verdict(Document):
     thresholds: Thresholds = field("of the rules")
 
 
+class Place(Document):
+    trace: str = field("the file")
+    began_ms: float = field("after the first event of the file, from where Perfetto counts")
+    duration_ms: float = field("of it")
+    thread: str = field("process and thread, or the stream of a GPU, as Perfetto calls them")
+    event: str = field("its name, or which event a GPU is idle before")
+
+
 class Headline(Document):
     finding: str = field("what pays most, in a sentence; where nothing pays, what the verdict says")
     saves_ms: float | None = field("per step, by its estimate, else its bound", null=NO_GAIN)
     at_most: bool = field("saves_ms is a bound, and nothing tells how much of it can be had")
     next: str = field("the command to run, or the line of code to change")
+    place: Place | None = field("of the longest event behind the finding in Perfetto", null=NO_PLACE)
 
 
 class ProfiledStep(Document):
@@ -183,6 +193,7 @@ class Opportunity(Document):
     basis: str = field("how bound and estimate were derived")
     memory_bound_mb: NotRequired[float] = field("MB that it saves at most; checkpointing only")
     flag: str | None = field("flag that enables it", null="no flag of the workshop enables it")
+    place: Place | None = field("of the longest event behind the finding in Perfetto", null=NO_PLACE)
 
 
 class OperatorRow(Document):

@@ -114,11 +114,6 @@ def factor_column(title: str, key: str) -> Column:
     return Column(title, lambda row: None if row[key] is None else f"{row[key]:.2f}x")
 
 
-def interval_column(title: str, key: str) -> Column:
-    """'0.950 to 1.050'"""
-    return Column(title, lambda row: None if row[key] is None else f"{row[key][0]:.3f} to {row[key][1]:.3f}")
-
-
 def plain_columns(rows: list[dict], form: str = ".7g", optional: Sequence[str] = ()) -> list[Column]:
     """A column for each key of the rows, with the key as its title; form: for floats; optional: keys."""
     columns = []

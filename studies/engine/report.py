@@ -23,7 +23,7 @@ class Report:
     """What the rows of a sweep say together."""
 
     finding: list[str]  # sentences
-    sections: list[Section]  # the first is printed
+    sections: list[Section]  # the main one first
     figure: Figure | None = None
     document: dict = field(default_factory=dict)  # fields of <name>.json beside the rows
 
@@ -46,17 +46,14 @@ class Report:
         note = [" ".join(self.finding), *sweep.notes]
         return as_markdown(Section(title, note=note, facts=about, figure=figure, parts=self.sections), level=1)[1:]
 
-    def show(self, sweep: Sweep, verbose: bool, with_table: bool) -> None:
-        """Print the finding and the first table; verbose: all tables; not with_table: no table otherwise."""
+    def show(self, sweep: Sweep, verbose: bool) -> None:
+        """Print the finding; verbose: the tables before it, the first one last."""
         first, *others = self.sections
-        for section in others if verbose else []:
-            say(*as_text(on_screen(section), 0))
+        for section in [*others, first] if verbose else []:
+            say(*as_text(on_screen(section), 0, fold=section is first))
         kinds = "json, .md" if self.figure is None else "json, .md, .png"
-        more_tables = "" if verbose or (with_table and not others) else "; --verbose prints all of its tables"
-        files = f"Files: {sweep.folder / sweep.kind.name}.{kinds}{more_tables}"
+        files = f"Files: {sweep.folder / sweep.kind.name}.{kinds}" + "; --verbose prints the tables" * (not verbose)
         say("", files, "", *wrapped([" ".join(self.finding)]), f"Disturbance: {disturbance_of(sweep.rows)}")
-        if verbose or with_table:
-            say(*as_text(on_screen(first), 0, fold=True, notes=verbose))
 
 
 def on_screen(section: Section) -> Section:

@@ -35,7 +35,6 @@ class Study(SweepKind, ABC):
     predicts = True  # the memory of its rows, so that those that would not fit are skipped
     predicted_column = "predicted_peak_bytes"
     not_with_workload: Sequence[str] = ()  # the flags that --workload takes the place of
-    with_table = True  # printed after the finding, also without --verbose
 
     def __init__(self, args: Namespace, device: DeviceProperties):
         """args and device: of parse_sweep()."""
@@ -123,18 +122,19 @@ class Study(SweepKind, ABC):
         return predicted_finding(self.rows, self.predicted_column, label or self.results.label, self.available_bytes)
 
     def _measure_all(self, todo: list[Cell]) -> None:
-        started, measured = time.monotonic(), 0
+        started, measured = time.monotonic(), 0.0
         with progress_bar(self.name.replace("_", " "), total=len(todo)) as self.bar:
             for i, cell in enumerate(todo, 1):
                 if not self.sweep.is_open(cell):  # an earlier round of it failed
                     continue
                 self.bar.set_postfix_str(self.results.label(cell.rows[0]))
                 rows = self.measure(cell)
-                measured += any(row["status"] != "skipped" for row in rows)
+                measured += cell.work * any(row["status"] != "skipped" for row in rows)
                 self.sweep.keep(rows)
                 self.sweep.write()
                 self.bar.update()
-                left = time_left((time.monotonic() - started) / max(measured, 1) * (len(todo) - i))
+                left = sum(one.work for one in todo[i:]) / (measured or cell.work)
+                left = time_left((time.monotonic() - started) * left)
                 self.while_waiting(f"{i} of {len(todo)}: {self._progress(rows[-1], left)}")
 
     def _progress(self, row: dict, left: str) -> str:
@@ -153,10 +153,10 @@ class Study(SweepKind, ABC):
         report = self.report()
         self.sweep.write(device_memory_bytes=self.available_bytes, **report.document)
         report.write(self.sweep)
-        report.show(self.sweep, self.args.verbose, self.with_table)
+        report.show(self.sweep, self.args.verbose)
         failed = sum(row["status"] == "failed" for row in self.rows)
         if failed:
-            raise UserError(f"{failed} of {len(self.rows)} rows failed; see the table")
+            raise UserError(f"{failed} of {len(self.rows)} rows failed; see {self.sweep.folder / self.name}.md")
 
     # ---- One measurement -------------------------------------------------------------------------------------------
 

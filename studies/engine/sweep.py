@@ -27,6 +27,7 @@ class Cell:
 
     rows: list[dict]
     round: int = 0
+    work: float = 1.0  # how much it is, relative to other cells
 
 
 class SweepKind:

@@ -30,6 +30,7 @@ from studies.optimization.groups import Candidate, groups_that_fit, rows_of_grou
 from studies.optimization.reference import MISSING, reference_of, reference_title
 from studies.optimization.rungs import NAMES, flag_sets, names_for, not_here, predicted_ratio
 from studies.optimization.turns import take_turns
+from tiny_llama_v1 import TinyLlamaWorkload
 
 LISTS = {"rows": lambda row: not results.is_reference(row), "reference": results.is_reference}
 SHAPE = results.KEY[:-1]  # of a ladder
@@ -48,7 +49,6 @@ class OptimizationStudy(Study):
     lists = LISTS
     not_with_workload = ("sizes", "seq_len", "batch_size")
     predicted_column = "predicted_memory_bytes"
-    with_table = False
 
     @staticmethod
     def add_flags(flags: Flags) -> None:
@@ -76,7 +76,8 @@ class OptimizationStudy(Study):
     def cells(self) -> list[Ladder]:
         args = self.args
         sizes = [None] if args.workload else args.sizes
-        cells = [self.ladder_of(size, precision) for size, precision in itertools.product(sizes, args.precisions)]
+        pairs = itertools.product(sizes, args.precisions)
+        self.ladders = cells = [self.ladder_of(size, precision) for size, precision in pairs]
         with_reference = any(results.is_reference(row) for cell in cells for row in cell.rows)
         if args.reference and not args.workload and not with_reference:
             args.notes.append(MISSING)
@@ -97,7 +98,7 @@ class OptimizationStudy(Study):
         if args.reference and size and (reference := reference_of(baseline, self.device.on_gpu)):
             row = shape | {"flags": reference_title(reference), "ladder": None}
             candidates.insert(max(1, len(candidates) - 1), Candidate(row, reference))  # below the top of the ladder
-        return Ladder(rows=[candidate.row for candidate in candidates], candidates=candidates)
+        return Ladder(rows=[one.row for one in candidates], candidates=candidates, work=work_of(candidates))
 
     # ---- Measurement -----------------------------------------------------------------------------------------------
 
@@ -160,7 +161,10 @@ class OptimizationStudy(Study):
 
     def measure_in_turn(self, group: list[Candidate]) -> tuple[dict, list[dict] | None]:
         workloads, names = ([one.workload for one in group], [one.row["flags"] or "baseline" for one in group])
-        work = (take_turns, workloads, self.args.repetitions, self.args.warmup_steps, names)
+        of_study = itertools.chain.from_iterable(cell.candidates for cell in self.ladders)
+        left = [one for one in of_study if not (self.sweep.known(one.row) or one.row.get("status"))]
+        after = max(0.0, work_of(left) / work_of(group) - 1)  # in times of this group, which is among them
+        work = (take_turns, workloads, self.args.repetitions, self.args.warmup_steps, names, after)
         return self.measure_in_process(None, *work)
 
     # ---- Reporting -------------------------------------------------------------------------------------------------
@@ -172,6 +176,11 @@ class OptimizationStudy(Study):
         figure = optimization_figure(results.ladders(self.measured), name) if self.measured else None
         finding = self.finding(results.finding, name, label=lambda row: f"{results.label(row)} {row['flags']}")
         return Report(finding, [results.table(self.rows)], figure)
+
+
+def work_of(candidates: Sequence[Candidate]) -> float:
+    """By the FLOPs of a step of each; of a user's file, which all have one size, by their number."""
+    return sum(one.workload.step_flops() if isinstance(one.workload, TinyLlamaWorkload) else 1.0 for one in candidates)
 
 
 def is_finished(row: dict | None) -> bool:

@@ -96,10 +96,16 @@ class Variant:
 class Turns:
     """Variants that take one step each in every round.  One that fails is left out of what follows, and noted."""
 
-    def __init__(self, workloads: Sequence[Workload], device: torch.device):
+    def __init__(self, workloads: Sequence[Workload], device: torch.device, after: float = 0.0):
+        """after: how many times as long as these takes what follows them."""
         self.workloads, self.device = workloads, device
+        self.started, self.after = time.monotonic(), after
         self.answers: list[dict] = [{"status": "ok", "reason": ""} for _ in workloads]
         self.variants: dict[int, Variant] = {}
+
+    def time_left(self, seconds: float) -> str:
+        """With what follows, where these take so many more seconds."""
+        return time_left(seconds + self.after * (time.monotonic() - self.started + seconds))
 
     def prepare(self, warmup_steps: int, rounds: int, names: Sequence[str]) -> None:
         """And tell which one is at work, and how long all will take with these rounds; names: of the workloads."""
@@ -107,13 +113,10 @@ class Turns:
         for i in range(count):
             if names:
                 each_s = (time.monotonic() - started) / max(1, i)
-                left = time_left(each_s * (count - i) + rounds * self._round_s() * count / max(1, i)) if i else ""
+                round_ms = sum(variant.meter.records[-1].total_ms for variant in self.variants.values())
+                left = self.time_left(each_s * (count - i) + rounds * round_ms / 1e3 * count / i) if i else ""
                 tell(f"{i + 1} of {count}: {names[i]}{left}")
             self._attempt(self._prepare, i, warmup_steps)
-
-    def _round_s(self) -> float:
-        """Seconds, by the last steps of those that are prepared."""
-        return sum(variant.meter.records[-1].total_ms for variant in self.variants.values()) / 1e3
 
     def _prepare(self, i: int, warmup_steps: int) -> None:
         self.variants[i] = Variant(self.workloads[i], self.device)
@@ -141,16 +144,18 @@ class Turns:
                 torch.cuda.empty_cache()
 
 
-def take_turns(workloads: list[Workload], repetitions: int, warmup_steps: int, names: Sequence[str] = ()) -> list[dict]:
+def take_turns(
+    workloads: list[Workload], repetitions: int, warmup_steps: int, names: Sequence[str] = (), after: float = 0.0
+) -> list[dict]:
     """In a new process: for each workload its status and reason; if that is ok, the milliseconds of its steps, round by
     round, its losses from the first step, its audit, memory, and the rate of matmuls measured here.  names: of the
-    workloads, to tell which one is at work; without them nothing is told."""
+    workloads, to tell which one is at work; without them nothing is told.  after: of Turns."""
     if any(workload.compiled for workload in workloads):
         importlib.import_module("torch._inductor.compile_fx")  # takes seconds, and is no compile time
     device = choose_device(workloads[0].training.device)
     # Before anything else is in memory.
     rates = {precision: matmul_rate(device, precision) for precision in {w.precision for w in workloads}}
-    turns = Turns(workloads, device)
+    turns = Turns(workloads, device, after)
     turns.prepare(warmup_steps, repetitions, names)
     started, told = time.monotonic(), 0.0
     for n in range(repetitions):
@@ -158,7 +163,8 @@ def take_turns(workloads: list[Workload], repetitions: int, warmup_steps: int, n
         elapsed_s = time.monotonic() - started
         if names and elapsed_s - told >= TOLD_S:
             told = elapsed_s
-            tell(f"Round {n + 1} of {repetitions}, one step of each{time_left(told / (n + 1) * (repetitions - n - 1))}")
+            left = turns.time_left(told / (n + 1) * (repetitions - n - 1))
+            tell(f"Round {n + 1} of {repetitions}, one step of each{left}")
     about = describe_environment(device)["device"]
     for i, variant in turns.variants.items():
         rate = {"measured_peak_tflops": rates[variant.workload.precision]}
