@@ -122,8 +122,9 @@ complain() { # an error, or a warning with --device cpu
     echo "warning: $*" >&2
 }
 
-HAS_WHEELS="does WHEELHOUSE have wheels for this Python and these versions? make_wheelhouse.sh makes it"
 NO_SOURCE="is there a network, and space in ${TMPDIR:-/tmp} (TMPDIR) and $VENV (VENV)?"
+[ -z "${WHEELHOUSE:-}" ] || NO_SOURCE="does WHEELHOUSE have wheels for this Python and these versions? \
+make_wheelhouse.sh makes it; $NO_SOURCE"
 
 pip_install() { # PYTHON ARGUMENT...: from the network, or from the wheels in WHEELHOUSE alone
     local from=()
@@ -242,7 +243,7 @@ fill_venv() { # VENV FILE...: install what is missing
         echo "Setup: installing" $names
         # shellcheck disable=SC2086
         pip_install "$python" -c "$venv/constraints.txt" $names ||
-            die "could not install the packages above; ${WHEELHOUSE:+$HAS_WHEELS; }$NO_SOURCE"
+            die "could not install the packages above; $NO_SOURCE"
     fi
     if missing "$python" "$@" | grep -q '^deepspeed'; then
         echo "Setup: installing deepspeed"

@@ -501,7 +501,7 @@ def test_rows_of_a_sweep_are_marked(command, monkeypatch):
 
     monkeypatch.setattr(isolation, "in_fresh_process", disturbed)
     flags = "--seq-lens 16 --d-heads 8 --batch-size 1 --implementations manual --repetitions 2 --device cpu".split()
-    code, out, err = command(run_attention_benchmark, *flags)
+    code, out, err = command(run_attention_benchmark, *flags, "--verbose")
     assert code == 0, err
     [row] = json.loads(Path("attention_benchmark/attention_benchmark.json").read_text())["rows"]
     assert row["disturbed"] is True

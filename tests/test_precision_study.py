@@ -228,8 +228,8 @@ def test_out_of_memory_and_failure_are_rows(scratch, monkeypatch, capfd):
     assert (oom["status"], oom["step_ms"], failed["status"], failed["step_ms"]) == ("oom", None, "failed", None)
     assert oom["step_ms_reason"].startswith("oom: why it did")
     out, err = capfd.readouterr()
-    assert f"OOM: why it did; {oom['predicted_peak_bytes'] / 2**20:,.1f} MB predicted" in out
-    assert "failed: what it said" in out and "1 of 2 rows failed" in err
+    assert f"oom, why it did; {oom['predicted_peak_bytes'] / 2**20:,.1f} MB predicted" in out
+    assert "failed, what it said" in out and "1 of 2 rows failed" in err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import record_results
 from helpers import PROJECT, finish, read_until, run_command, start
 
 import run_exercise
@@ -14,7 +15,6 @@ from harness.base.tables import COLUMNS
 from workshop.exercise.page import exercises, fields, worksheet
 from workshop.exercise.results import Answer
 from workshop.exercise.values import choice, number_in, plain
-from workshop.texts import record
 from workshop.worksheets.runner import what_is_left
 
 SHEET = worksheet(exercises()[9].text)
@@ -565,16 +565,16 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
     project = scratch / "project"
     (project / "exercises" / "pictures").mkdir(parents=True)
     monkeypatch.setattr("harness.PROJECT", project)
-    assert run_command(record, str(made), "laptop") == 1
+    assert run_command(record_results.main, str(made), "laptop") == 1
     assert not (project / "benchmarks").exists()
     for name in (
         "baseline_results_1/performance_summary.json",
         "baseline_results_1/training_output.log",
-        *record.PICTURES,
+        *record_results.PICTURES,
     ):
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(name)
-    assert run_command(record, str(made), "laptop") == 0
+    assert run_command(record_results.main, str(made), "laptop") == 0
     assert (project / "benchmarks" / "results" / "laptop" / "exercise_9.json").read_text() == "9"
     assert (project / "exercises" / "pictures" / "roofline.png").is_file()
 

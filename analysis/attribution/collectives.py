@@ -200,9 +200,10 @@ def on_gpu(links: AttributedLinks, calls: pd.DataFrame, call_of: np.ndarray, com
     events = gpu[["start", "end", "step", "device", "stream"]].assign(
         **{name: take_or_none(calls[name], row) for name in OF_CALLS}, phase=gpu["phase"]
     )
-    noted = links.trace.comms.query("operator > 0").drop_duplicates("operator").set_index("operator")["kind"]
-    of_kernel = gpu["external_id"].map(noted).astype(object)  # an all-to-all is made of kernels that send and receive
-    of_kernel = of_kernel.where(~of_kernel.isin([None, UNKNOWN]), gpu["collective"].astype(object)).fillna(UNKNOWN)
+    # Of the kernel's own arguments: an all-to-all is made of kernels that are called SendRecv.
+    noted = links.trace.comms.query(f"operator > 0 and kind != '{UNKNOWN}'").drop_duplicates("operator")
+    of_kernel = gpu["external_id"].map(noted.set_index("operator")["kind"])
+    of_kernel = of_kernel.astype(object).fillna(gpu["collective"].astype(object)).fillna(UNKNOWN)
     events["kind"] = np.where(events["kind"].isin([None, UNKNOWN]), of_kernel, events["kind"])
     events["component"] = events["component"].fillna(gpu["component"])
     events["calls"] = np.where((call < 0) | ~pd.Series(call).duplicated().to_numpy(), 1, 0)
