@@ -60,28 +60,26 @@ def runs_of(tab):
 
 
 def test_runs_with_a_trace_come_first_and_the_newest_of_them(logdir):
-    assert runs_of(Tab(("", logdir))) == ["one", "two"]
+    assert runs_of(Tab(logdir)) == ["one", "two"]
     [summary, *_] = PROJECT.glob("benchmarks/results/*/run_baseline.json")
     shutil.copy(summary, logdir / "others" / "performance_summary.json")
-    assert runs_of(Tab(("", logdir))) == ["one", "two", "others"]
-    page = Tab(("", logdir)).page("others")
+    assert runs_of(Tab(logdir)) == ["one", "two", "others"]
+    page = Tab(logdir).page("others")
     assert (page["trace"], page["traces"], [*page["charts"]]) == (None, [], ["steps"])
     assert "tokens/s" in page["html"] and "was not profiled" in page["html"]
-    assert Tab(("", logdir / "one")).runs()["runs"] == [{"run": ".", "name": "one"}]
+    assert Tab(logdir / "one").runs()["runs"] == [{"run": ".", "name": "one"}]
 
 
-def test_log_directories_with_names(logdir):
-    tab = Tab(("a", logdir / "one"), ("b", logdir), ("", logdir / "two"))
-    assert {*runs_of(tab)} == {"a", "b/one", "b/two", "."}
-    assert [tab.folder(run) for run in ("a", "b/one", ".")] == [logdir / "one", logdir / "one", logdir / "two"]
-    assert tab.page("b/two")["traces"] == ["trace_1.json", "trace_2.json"]
-    for run in ("c", "a/../two", "b/../../x", "/"):
+def test_folders_elsewhere_are_no_runs(logdir):
+    tab = Tab(logdir)
+    assert tab.folder("one") == logdir / "one"
+    for run in ("c", "one/../two", "../x", "/"):
         assert "no such run in" in answer_request(tab, {"route": "page", "parameters": {"run": run}})["error"]
 
 
 def test_a_trace_is_read_where_nothing_was_written(logdir):
     before = sorted(logdir.rglob("*"))
-    page = Tab(("", logdir)).page("two")
+    page = Tab(logdir).page("two")
     assert (page["trace"], page["step"], page["ranks_to_read"]) == ("trace_1.json", None, 0)
     assert page["traces"] == ["trace_1.json", "trace_2.json"]
     for words in ("Trust: ", "Disturbance", "aten::linear", "GPU kernels", 'data-chart="step_timeline"'):
@@ -91,7 +89,7 @@ def test_a_trace_is_read_where_nothing_was_written(logdir):
     assert (max(queued["y"]), max(ahead["y"])) == (1, pytest.approx(0.018, abs=1e-3))  # add_kernel, from 72 to 90 us
     assert sorted(logdir.rglob("*")) == before
     json.dumps(page, allow_nan=False)  # a browser reads no NaN
-    both = Tab(("", logdir)).page("two", ranks="1")
+    both = Tab(logdir).page("two", ranks="1")
     assert len(both["not_read"]) == 1 and "trace_2.json: truncated" in both["not_read"][0]
 
 
@@ -99,7 +97,7 @@ def test_a_trace_is_read_where_nothing_was_written(logdir):
 def test_a_number_of_ranks_that_is_none_is_not_known(tmp_path, world_size):
     for name in ("trace_1.json", "trace_2.json"):
         write_trace(tmp_path / name, *SMALL, distributedInfo={"rank": 0, "world_size": world_size})
-    page = Tab(("", tmp_path)).page(".")
+    page = Tab(tmp_path).page(".")
     assert page["trace"] == "trace_1.json"
     assert page["ranks_to_read"] == 0
 
@@ -113,7 +111,7 @@ def test_how_far_reading_is(logdir, monkeypatch):
         told.append((tab.progress()["file"], share))
 
     monkeypatch.setattr(tab_module, "note_progress", noted)
-    tab = Tab(("", logdir))
+    tab = Tab(logdir)
     tab.page("one")
     assert told[0][0] == "a.json" and told[-1] == ("a.json", 1.0)
     tab.page("two", ranks="1")
@@ -138,7 +136,7 @@ def test_how_far_reading_is(logdir, monkeypatch):
 def test_what_cannot_be_shown_is_a_line(logdir, parameters, words):
     (logdir / "three").mkdir()
     (logdir / "three" / "operator_analysis.json").write_text('{"schema_version": 1}')
-    error = answer_request(Tab(("", logdir)), {"route": "page", "parameters": parameters})["error"]
+    error = answer_request(Tab(logdir), {"route": "page", "parameters": parameters})["error"]
     assert words in error
     assert "\n" not in error
 
@@ -146,15 +144,15 @@ def test_what_cannot_be_shown_is_a_line(logdir, parameters, words):
 def test_ranks_of_one_run_are_offered_and_unrelated_programs_are_not(tmp_path):
     for name in ("trace_1.json", "trace_2.json"):
         write_trace(tmp_path / name, *SMALL, distributedInfo={"rank": int(name[6]) - 1, "world_size": 2})
-    assert Tab(("", tmp_path)).page(".")["ranks_to_read"] == 2
+    assert Tab(tmp_path).page(".")["ranks_to_read"] == 2
     write_trace(tmp_path / "trace_3.json", *SMALL)
-    assert Tab(("", tmp_path)).page(".")["ranks_to_read"] == 0  # three files of two ranks
+    assert Tab(tmp_path).page(".")["ranks_to_read"] == 0  # three files of two ranks
 
 
 def test_a_file_of_several_ranks_offers_them_all_and_a_recording_is_one_trace(tmp_path):
     written(tmp_path / "a.sqlite", nsys, pids=(7, 9))
     (tmp_path / "a.nsys-rep").write_bytes(b"the same recording")
-    tab = Tab(("", tmp_path))
+    tab = Tab(tmp_path)
     page = tab.page(".")
     assert (page["trace"], page["traces"], page["ranks_to_read"]) == ("a.sqlite", ["a.sqlite"], 2)
     assert tab.page(".", ranks="1")["not_read"] == []
@@ -165,7 +163,7 @@ def test_a_file_of_several_ranks_offers_them_all_and_a_recording_is_one_trace(tm
 
 def test_two_runs_side_by_side(logdir):
     write_trace(logdir / "two" / "trace_1.json", step(3, 0, 200), *SMALL[1:5], event("aten::add", 150, 20))
-    tab = Tab(("", logdir))
+    tab = Tab(logdir)
     found = tab.compare("one", "", "two")
     assert "two against one" in found["html"] and "x as fast" in found["html"]
     assert "Operators of two against one" in found["html"]
@@ -183,7 +181,7 @@ def test_two_runs_side_by_side(logdir):
 
 def test_names_with_markup_are_text(logdir, tmp_path):
     write_trace(logdir / "one" / "a.json", *HOSTILE)
-    page = Tab(("", logdir)).page("one")
+    page = Tab(logdir).page("one")
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page["html"]
     assert "<script" not in page["html"] and "<img" not in page["html"]
     row = {"component": "<b>x</b>", "ms_per_step": 1.0, "phases_ms": {"forward": 1.0}}
@@ -372,22 +370,11 @@ def test_tensorboard_is_never_kept_waiting(reader):
     assert waiting.is_alive()
 
 
-@pytest.mark.parametrize(
-    ("logdir", "spec", "found"),
-    [
-        ("/logs:1,2", "", [("", "/logs:1,2")]),
-        ("", "a:/x/one,b:two,/with:colon,three", [("a", "/x/one"), ("b", "two"), ("", "/with:colon"), ("", "three")]),
-        ("", "a:~/logs", [("a", "~/logs")]),
-        ("", "", []),
-        ("", None, []),
-    ],
-)
-def test_log_directories_as_tensorboard_names_them(logdir, spec, found):
-    context = SimpleNamespace(logdir=logdir, flags=SimpleNamespace(logdir_spec=spec))
-    tab = plugin.StepProfile(context)
-    assert tab.logdirs == [(name, os.path.abspath(os.path.expanduser(path))) for name, path in found]
-    assert tab.is_active() == bool(found)
-    assert tab.reader.command[3:] == [part for one in tab.logdirs for part in one]
+@pytest.mark.parametrize("logdir", ["/logs:1,2", "~/logs", ""])
+def test_the_log_directory_is_that_of_tensorboard(logdir):
+    tab = plugin.StepProfile(SimpleNamespace(logdir=logdir))
+    assert tab.is_active() == bool(logdir)
+    assert tab.reader.command[3:] == [os.path.abspath(os.path.expanduser(logdir))]
 
 
 def test_its_routes_are_methods_of_the_tab():

@@ -565,7 +565,7 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
     project = scratch / "project"
     (project / "exercises" / "pictures").mkdir(parents=True)
     monkeypatch.setattr("harness.PROJECT", project)
-    assert run_command(record_results.main, str(made), "laptop") == 1
+    assert run_command(record_results, str(made), "laptop") == 1
     assert not (project / "benchmarks").exists()
     for name in (
         "baseline_results_1/performance_summary.json",
@@ -574,7 +574,7 @@ def test_recording_takes_what_the_texts_quote(scratch, monkeypatch):
     ):
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(name)
-    assert run_command(record_results.main, str(made), "laptop") == 0
+    assert run_command(record_results, str(made), "laptop") == 0
     assert (project / "benchmarks" / "results" / "laptop" / "exercise_9.json").read_text() == "9"
     assert (project / "exercises" / "pictures" / "roofline.png").is_file()
 

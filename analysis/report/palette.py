@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import NamedTuple
 from zlib import crc32
 
-
-class Family(NamedTuple):
-    """Parts that belong together."""
-
-    pattern: str  # in the name of a part, which gets the first family where it is found
-    shades: tuple[tuple[str, str], ...]  # a further pattern in the name, and a color; in the order in which they run
-
-
+# Parts that belong together: a pattern in their names, the first of which counts that is found, and their shades:
+# each a further pattern in the name, and a color.
 FAMILIES = tuple(
-    Family(pattern, tuple(zip(shades.split()[::2], shades.split()[1::2], strict=True)))
+    (pattern, tuple(zip(shades.split()[::2], shades.split()[1::2], strict=True)))
     for pattern, shades in (
         ("^data$|copy|memcpy|memset|dataloader", "data #f2c200 copy|mem #f9e27d"),
         ("communication|all_?(reduce|gather)|DataParallel", "comm #d81b7f"),
@@ -64,9 +57,9 @@ SERIES = tuple(zip(_COLORS, "os^DvPX<", _DASHES, strict=True))
 @cache
 def color_of(part: str) -> str:
     """That of its family and, if its name tells one, of its shade."""
-    family = next(one for one in FAMILIES if re.search(one.pattern, part, re.IGNORECASE))
-    by_chance = family.shades[crc32(part.encode(errors="replace")) % len(family.shades)]
-    return next((one for one in family.shades if re.search(one[0], part, re.IGNORECASE)), by_chance)[1]
+    shades = next(shades for pattern, shades in FAMILIES if re.search(pattern, part, re.IGNORECASE))
+    by_chance = shades[crc32(part.encode(errors="replace")) % len(shades)]
+    return next((one for one in shades if re.search(one[0], part, re.IGNORECASE)), by_chance)[1]
 
 
 def series(n: int) -> tuple:

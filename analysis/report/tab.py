@@ -135,30 +135,20 @@ def analyses_of(of: tuple[Stamp, ...]) -> tuple[list[tuple[str, dict]], list[str
 class Tab:
     """What the tab asks for.  `run` and `trace` are names in a log directory: no path leads out of it."""
 
-    def __init__(self, *logdirs: tuple[str, Path]):
-        """logdirs: names, which begin those of their runs, and folders; the name may be empty."""
-        self.logdirs = logdirs
+    def __init__(self, logdir: Path):
+        self.logdir = logdir
 
     def runs(self) -> dict:
         """Those with a trace first, of them the newest; the log directory itself by its name."""
-        found = [(*of_run, name, logdir) for name, logdir in self.logdirs for of_run in runs_in(logdir)]
-        found.sort(reverse=True)
-        names = [os.path.normpath(os.path.join(name, run)) for _, _, run, name, _ in found]
-        shown = (logdir.resolve().name if run == "." else run for run, (*_, logdir) in zip(names, found, strict=True))
-        runs = [{"run": run, "name": name} for run, name in zip(names, shown, strict=True)]
-        return {"runs": runs, "logdir": self.places}
-
-    @property
-    def places(self) -> str:
-        return ", ".join(str(logdir) for _, logdir in self.logdirs)
+        names = [run for _, _, run in sorted(runs_in(self.logdir), reverse=True)]
+        runs = [{"run": run, "name": self.logdir.resolve().name if run == "." else run} for run in names]
+        return {"runs": runs, "logdir": str(self.logdir)}
 
     def folder(self, run: str) -> Path:
-        for name, logdir in self.logdirs:
-            if Path(run).is_relative_to(name) and ".." not in Path(run).parts:
-                folder = logdir / Path(run).relative_to(name)
-                if folder.is_dir():
-                    return folder
-        raise UserError(f"{run}: no such run in {self.places}")
+        folder = self.logdir / run
+        if Path(run).is_absolute() or ".." in Path(run).parts or not folder.is_dir():
+            raise UserError(f"{run}: no such run in {self.logdir}")
+        return folder
 
     def analysis(self, folder: Path, trace: str = "") -> tuple[str, dict] | None:
         """The document of a trace, by default of the first; a trace without one is read."""
@@ -248,9 +238,8 @@ def answer_request(tab: Tab, request: dict) -> dict:
         return {"error": explain_error(error)[0]}
 
 
-def main(*arguments: str) -> None:
-    names, logdirs = (arguments[::2], arguments[1::2]) if len(arguments) > 1 else ([""], arguments)
-    tab, out, writing = Tab(*zip(names, map(Path, logdirs), strict=True)), sys.stdout, threading.Lock()
+def main(logdir: str) -> None:
+    tab, out, writing = Tab(Path(logdir)), sys.stdout, threading.Lock()
     sys.stdout = sys.stderr  # what a library prints is no answer
 
     def reply(request: dict) -> None:
@@ -265,4 +254,4 @@ def main(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

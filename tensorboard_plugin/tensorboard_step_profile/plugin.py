@@ -34,9 +34,9 @@ def checkout() -> Path:
 class Reader:
     """The process that reads documents and traces.  The first question starts it; so does one after it has ended."""
 
-    def __init__(self, logdirs: list[tuple[str, str]]):
-        """logdirs: names, which may be empty, and absolute paths."""
-        self.command = [sys.executable, "-m", "analysis.report.tab", *(part for one in logdirs for part in one)]
+    def __init__(self, logdir: str):
+        """logdir: an absolute path."""
+        self.command = [sys.executable, "-m", "analysis.report.tab", logdir]
         self.process: subprocess.Popen | None = None
         self.waiting: dict[int, Future[bytes]] = {}
         self.asked = 0
@@ -74,31 +74,15 @@ class Reader:
             one.set_result(json.dumps({"error": ENDED}).encode())
 
 
-def logdirs_of(context: base_plugin.TBContext) -> list[tuple[str, str]]:
-    """Names and absolute paths of the log directories: of --logdir, or 'name:path' and 'path' in --logdir_spec."""
-    if context.logdir:
-        return [("", absolute(context.logdir))]
-    found = []
-    for part in filter(None, ((context.flags and context.flags.logdir_spec) or "").split(",")):
-        name, colon, path = part.partition(":")
-        named = colon and not part.startswith("/") and not os.path.splitdrive(part)[0]
-        found.append((name, absolute(path)) if named else ("", absolute(part)))
-    return found
-
-
-def absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
-
-
 class StepProfile(base_plugin.TBPlugin):
     plugin_name = "step_profile"
 
     def __init__(self, context: base_plugin.TBContext):
-        self.logdirs = logdirs_of(context)
-        self.reader = Reader(self.logdirs)
+        self.logdir = context.logdir
+        self.reader = Reader(os.path.abspath(os.path.expanduser(self.logdir)))
 
     def is_active(self) -> bool:
-        return bool(self.logdirs)  # at once: TensorBoard asks again and again, and waits for the answer
+        return bool(self.logdir)  # at once: TensorBoard asks again and again, and waits for the answer
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Step profile")
