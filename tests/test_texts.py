@@ -71,6 +71,23 @@ WRITTEN_BY_BLOCKS = {
 }
 
 
+def test_shapes_in_the_guide_are_those_of_the_default_model():
+    text, training = GUIDE.read_text(), tiny_llama.TrainingConfig()
+    workload = tiny_llama.TinyLlamaWorkload(tiny_llama.TinyLlamaConfig(), training)
+    rows = re.findall(r"^\| (\w+) \|[^|]*\| (?:`--(.*?)`|D / H) \| ([\d,]+) \|$", text, re.M)
+    values = {letter: int(value.replace(",", "")) for letter, _, value in rows}
+    settings = vars(training) | vars(workload.config) | {"": workload.config.head_dim}
+    assert len(rows) == 9 and [settings[flag.replace("-", "_")] for _, flag, _ in rows] == [*values.values()]
+    drawn = re.findall(r"^ *[a-z_, ]+ \[([A-Z].*?)\] +\[(.*?)\]", text, re.M)
+    assert len(drawn) == 17
+    for letters, sizes in drawn:
+        assert [values[one] for one in letters.split(", ")] == [int(size) for size in sizes.split(", ")]
+    elements = values["B"] * values["S"] * values["D_ff"]
+    share = 5 * elements / sum(workload.formulas.forward_flops_per_layer().values())
+    sentence = f"D_ff = {elements:,} elements per layer. At five operations per element that is {share:.2%} of"
+    assert sentence in " ".join(text.split())
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("known_peaks")
 def test_blocks_of_the_other_texts_run(tmp_path):

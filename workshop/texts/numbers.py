@@ -61,57 +61,6 @@ def sizes(*names: str) -> str:
     return table(titles.split(","), rows)
 
 
-SYMBOLS = (
-    ("B", "batch size, samples per step", "`--batch-size`", DEFAULT.training.batch_size),
-    ("S", "sequence length, tokens per sample", "`--seq-len`", DEFAULT.training.seq_len),
-    ("D", "hidden dimension", "`--hidden-dim`", DEFAULT.config.hidden_dim),
-    ("H", "query heads", "`--n-heads`", DEFAULT.config.n_heads),
-    ("K", "key/value heads, which groups of H / K query heads share", "`--n-kv-heads`", DEFAULT.config.n_kv_heads),
-    ("E", "head dimension", "D / H", DEFAULT.config.head_dim),
-    ("D_ff", "feed-forward width", "`--intermediate-dim`", DEFAULT.config.intermediate_dim),
-    ("V", "vocabulary", "`--vocab-size`", DEFAULT.config.vocab_size),
-    ("L", "layers", "`--n-layers`", DEFAULT.config.n_layers),
-)
-
-
-def symbols() -> str:
-    """The letters used in shapes and formulas, with the values of the default model."""
-    return table(["letter", "meaning", "set by", "default"], [[*row[:3], f"{row[3]:,}"] for row in SYMBOLS], left=3)
-
-
-def shapes() -> str:
-    """The forward pass of the default model, tensor by tensor."""
-    values = {letter: str(value) for letter, *_, value in SYMBOLS}
-    lines = [
-        ("tokens", "B S", ""),
-        ("embedding", "B S D", ""),
-        (f"{DEFAULT.config.n_layers} x", "", "-- one layer -----------------------------------------------"),
-        ("  attention_norm", "B S D", "RMSNorm"),
-        ("  q_proj", "B H S E", "x W_q, split into heads"),
-        ("  k_proj, v_proj", "B K S E", "fewer heads than q: grouped-query attention"),
-        ("  rope", "", "rotates q and k by position"),
-        ("  scores", "B H S S", "q k^T / sqrt(E); keys repeated for their group"),
-        ("  softmax", "B H S S", "with the causal mask, in float32"),
-        ("  weighted_sum", "B H S E", "softmax times v"),
-        ("  o_proj", "B S D", "heads concatenated, times W_o"),
-        ("  attention_residual", "B S D", "+ the block's input"),
-        ("  mlp_norm", "B S D", "RMSNorm"),
-        ("  gate_proj, up_proj", "B S D_ff", ""),
-        ("  activation", "B S D_ff", "SiLU(gate) * up: SwiGLU"),
-        ("  down_proj", "B S D", ""),
-        ("  mlp_residual", "B S D", "+ the block's input"),
-        ("norm", "B S D", "RMSNorm"),
-        ("lm_head", "B S V", "logits"),
-        ("loss", "", "mean cross-entropy over B S tokens"),
-    ]
-    text = []
-    for name, letters, note in lines:
-        axes = letters.split()
-        symbolic, numeric = (f"[{', '.join(one)}]" if one else "" for one in (axes, [values[x] for x in axes]))
-        text.append(f"{name:<22}{symbolic:<14}{numeric:<20}{note}".rstrip())
-    return text_block(text)
-
-
 def layer_parameters(config: TinyLlamaConfig) -> int:
     return sum(count(config) for _, _, count in PARAMETERS[1:5])
 
@@ -173,16 +122,6 @@ def flops() -> str:
     rows.append(["**step**, forward and backward", "3 x forward", "", *step])
     titles = ["matrix multiplication", "FLOPs", "one layer", "all layers", "share", MULTI_HEAD_TITLE]
     return table(titles, rows, left=2)
-
-
-def elementwise_flops() -> str:
-    """SiLU and its multiplication, relative to the matrix multiplications of a layer."""
-    elements = DEFAULT.batch_size * DEFAULT.seq_len * DEFAULT.config.intermediate_dim
-    layer = sum(DEFAULT.formulas.forward_flops_per_layer().values())
-    return (
-        f"SiLU and the multiplication by `up` process B S D_ff = {elements:,} elements per layer. At five operations "
-        f"per element that is {5 * elements / layer:.2%} of a layer's matrix multiplications."
-    )
 
 
 def kept_for_backward() -> str:
