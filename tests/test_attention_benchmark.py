@@ -206,7 +206,7 @@ def test_out_of_memory_and_failure_are_rows(scratch, monkeypatch, capfd, status,
     assert [row["status"] for row in rows] == [status, "ok"]
     assert "why it did" in rows[0]["reason"]
     out = capfd.readouterr().out
-    assert ("OOM: why it did; 0.0 MB predicted" in out) == (status == "oom")
+    assert (": oom, why it did; 0.0 MB predicted" in out) == (status == "oom")
 
 
 @pytest.mark.slow

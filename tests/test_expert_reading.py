@@ -97,7 +97,7 @@ def test_generated_kernels_are_fused_already(tmp_path):
 def test_counters_are_read_by_the_tool_of_the_maker(tmp_path):
     for call, tool in (
         ("cudaLaunchKernel", "ncu --set full"),
-        ("hipLaunchKernel", "rocprof-compute profile -k 'long'"),
+        ("hipLaunchKernel", "rocprof-compute profile -n kernel -k 'long'"),
     ):
         events = [*on_gpu("short", 10, 20, 5, 1, call=call), *on_gpu("long", 12, 30, 60, 2, call=call)]
         found = analysis_of(trace_of(tmp_path, step(1, 0, 100), *events))["counters"]
@@ -200,9 +200,9 @@ def test_long_names_of_parts_have_a_bar_each(tmp_path):
 def test_trust_in_a_word_lacks_only_what_decides(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, *gpu_step((ADD, 20, 900)), **H100_PROPERTIES))
     assert "memory" in [row["part"] for row in analysis["integrity"]["not_recorded"]]
-    assert trust_word(analysis, None) == "trusted"
+    assert trust_word(analysis, None) == "complete"
     analysis["integrity"]["not_recorded"] = [{"part": "shapes"}]
-    assert trust_word(analysis, None) == "trusted"  # the verdict is sure without
+    assert trust_word(analysis, None) == "complete"  # the verdict is sure without
     analysis["verdict"]["strength"] = "probably"
     assert trust_word(analysis, None) == "incomplete"
 

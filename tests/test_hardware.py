@@ -160,7 +160,7 @@ def disturb(monkeypatch, *waits, gpu=()):
     monkeypatch.setattr(measuring, "watch", lambda device_type, measure: (measure(), found.pop(0)))
 
 
-def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(machine, tmp_path, monkeypatch, capsys):
+def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(machine, tmp_path, monkeypatch):
     machine += [4.0e9, 13.9e9]
     disturb(monkeypatch, 0.31, 0.0)
     first = bandwidth_ceilings(CPU)[0]
@@ -169,8 +169,6 @@ def test_a_disturbed_measurement_is_marked_and_repeated_until_one_is_not(machine
     second = bandwidth_ceilings(CPU)[0]
     assert (second.rate, "DISTURBED" in second.source) == (13.9e9, False)
     assert bandwidth_ceilings(CPU)[0] == second  # from the cache: no third measurement
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("Measured again, bandwidth in fp32: a factor of 3.5 above the figure of ")
     (entry,) = (
         entry
         for entry in json.loads((tmp_path / "cache" / "tiny_llama" / "measured_peaks.json").read_text()).values()
@@ -186,7 +184,6 @@ def test_a_worse_visit_lowers_no_peak(machine, monkeypatch, capsys):
     assert bandwidth_ceilings(CPU)[0].rate == 13.9e9
     again = bandwidth_ceilings(CPU)[0]
     assert (again.rate, "DISTURBED" in again.source) == (13.9e9, False)
-    assert "a factor of 3.5 below" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_the_first_screen_of_a_trace(tmp_path):
     }
     assert first.numbers[0][1] == "one step, GPU time"
     assert len(first.numbers) == 3
-    assert first.trust in ("trusted", "disturbed", "incomplete", "NOT trustworthy")
+    assert first.trust in ("complete", "disturbed", "incomplete", "NOT trustworthy")
     text = fill_template("body.html", first, [], charts=[])
     assert analysis["headline"]["finding"] in text and f">{first.trust}</a>" in text
     place = {"trace": "a.json", "began_ms": 1.5, "duration_ms": 0.25, "thread": "process 0, stream 7", "event": "gemm"}

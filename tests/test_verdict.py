@@ -87,9 +87,7 @@ def test_a_kernel_that_starts_late_for_no_recorded_reason_is_unexplained(tmp_pat
     assert analysis["integrity"]["unexplained_share"] == pytest.approx((990 - 12 - 100) / 1000)
     assert analysis["verdict"]["shares"]["unexplained"] == pytest.approx(0.878)
     assert "unexplained 87.8%" in analysis["verdict"]["line"]
-    assert trust_text(analysis).startswith(
-        "complete, but 87.8% of the steps' time unexplained (idle, no event says why"
-    )
+    assert trust_text(analysis).startswith("incomplete: 87.8% of the steps' time unexplained (idle, no event says why")
     assert max(row["speedup_bound"] for row in analysis["opportunities"]) == pytest.approx(1 / (1 - 0.112))
     analysis["integrity"] |= {"trustworthy": False, "problems": ["events are missing"]}
     assert trust_text(analysis).startswith("NOT trustworthy: events are missing; 87.8% of the steps' time unexplained")

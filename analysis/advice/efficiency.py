@@ -79,7 +79,7 @@ def counters(links: AttributedLinks, event: int | None = None) -> str | None:
         event = (links.gpu["end"] - links.gpu["start"]).groupby(links.gpu["name"].cat.codes).transform("sum").idxmax()
     name = re.split(r"[<(]", links.gpu["name"].iloc[event].removeprefix("void "))[0][:KERNEL_NAME]
     if device_of(links, None)["arch"].startswith("gfx"):
-        return f"rocprof-compute profile -k '{name}' -- python3 YOUR_SCRIPT"
+        return f"rocprof-compute profile -n kernel -k '{name}' -- python3 YOUR_SCRIPT"
     return f"ncu --set full --kernel-name-base demangled --kernel-name regex:'{name}' python3 YOUR_SCRIPT"
 
 

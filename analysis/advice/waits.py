@@ -132,15 +132,17 @@ def name_of_code(evidence: Evidence, begin: float, end: float) -> str:
     small = until - start < max(evidence.total_us / evidence.steps / 2, 1.5 * (end - begin))
     within = np.minimum(until, end) - np.maximum(start, begin)
     around = other & small & (within > 0.5 * (end - begin))
-    if len(around := np.flatnonzero(around if around.any() else computes_on_host(evidence.links) & (within > 0))):
-        return f"in {shortened(host['name'].iloc[around[np.argmin((until - start)[around])]], NAME)}"
+    most = np.where(computes_on_host(evidence.links), within, 0.0)
+    if around.any() or most.max(initial=0.0) > 0.1 * (end - begin):
+        row = np.where(around, until - start, np.inf).argmin() if around.any() else most.argmax()
+        return f"in {shortened(host['name'].iloc[row], NAME)}"
     after = np.flatnonzero((host["kind"] == OPERATOR).to_numpy() & (start >= end - 1))
     name = shortened(host["name"].iloc[after[np.argmin(start[after])]], NAME) if len(after) else ""
     return f"before {name}" if name else "at the end of the steps"
 
 
 def allocation(evidence: Evidence) -> Found:
-    idle, calls = evidence.idle.get("allocation", 0.0), evidence.links.calls
+    idle, calls, host = evidence.idle.get("allocation", 0.0), evidence.links.calls, evidence.links.host
     us = ahead(evidence, idle, length_of(calls, has_role(calls, roles.ALLOCATION), evidence)) if idle else 0.0
     finding = f"The GPU is idle for {evidence.share(idle)} of the step while the host allocates or frees its memory"
     how = (
@@ -148,6 +150,10 @@ def allocation(evidence: Evidence) -> Found:
         "gradient_as_bucket_view=True for DDP; the first steps allocate what later ones reuse: record those"
     )
     code = "PYTORCH_ALLOC_CONF=expandable_segments:True; remove torch.cuda.empty_cache() from the step"
+    made, tensors = (one["name"].astype(str).str.contains("Malloc|^aten::empty").sum() for one in (calls, host))
+    if made > 0.9 * tensors > 20:
+        how = f"a cache of freed memory: {made:,} calls of the driver for {tensors:,} new tensors tell that it is off"
+        code = "unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING"
     basis = "later steps could allocate nothing, and waits for launches behind it vanish; estimate: its own idle time"
     return Proposal("keep memory", finding, how, us, basis, 0.0, us - idle, code, shown="allocation")
 

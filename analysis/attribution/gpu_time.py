@@ -53,6 +53,7 @@ def gpu_timelines(links: AttributedLinks, two_clocks: str | None) -> dict:
     for device, rows in few.groupby("device"):
         by_stream = rows.groupby("stream")
         streams = [{"stream": int(name), "events": len(one), **gpu_timeline(one)} for name, one in by_stream]
+        streams.sort(key=lambda one: -one["busy_ms"])
         devices.append({"device": int(device), **gpu_timeline(rows), "streams": streams})
     whole, in_steps = (timeline_of_slices(links, slices) for slices in (between, of_steps(links)))
     out = whole | {"of_steps": in_steps, "devices": devices}

@@ -35,7 +35,7 @@ NOT_OF_A_STEP = {  # verdicts about the recording rather than the program, and h
     "capture": "record steps that replay the graph: schedule(wait=..., warmup=...) past its capture",
     "start_up": "record later steps: torch.profiler.schedule(wait=2, warmup=3, active=5)",
 }
-DECIDING = ("steps", "shapes", "a warm-up step", "other ranks")  # parts of a recording that a verdict may lack
+DECIDING = ("calls", "steps", "shapes", "a warm-up step", "other ranks")  # parts of a recording that a verdict may lack
 
 
 class Finding(NamedTuple):
@@ -60,7 +60,9 @@ def headline(document: dict) -> dict:
         return of_verdict(verdict_text, "record it again: docs/reading_a_profile.md says what for", document)
     if how := NOT_OF_A_STEP.get(verdict["bound"]):
         return of_verdict(verdict_text, how, document)
-    found = [one for one in (*of_ranks(document), *proposals(document)) if one.saves_ms >= WORTH_TELLING * step]
+    unknown = (verdict["bound"] == "undecided" and verdict["unrecorded_idle_share"]) or 0.0  # may hide what pays more
+    worth = max(WORTH_TELLING, unknown) * step
+    found = [one for one in (*of_ranks(document), *proposals(document)) if one.saves_ms >= worth]
     if not found:
         return of_verdict(verdict_text, next_without_finding(document), document)
     best = max(found, key=lambda one: one.weight)

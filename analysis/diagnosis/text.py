@@ -66,7 +66,8 @@ def trust_text(analysis: dict) -> str:
     if trust["trustworthy"] and trust["disturbance"]["text"] not in (None, UNDISTURBED):
         text = "events complete, times NOT trustworthy: the steps were disturbed"
     if analysis["verdict"]["shares"]["unexplained"] >= UNEXPLAINED:
-        text += (", but " if text.startswith("complete") else "; ") + unexplained_text(analysis)
+        unexplained = unexplained_text(analysis)
+        text = f"incomplete: {unexplained}" if text == "complete" else f"{text}; {unexplained}"
     linked = trust["kernels_linked_to_an_operator"]
     if linked is not None and linked < 1 - UNLINKED_KERNELS:
         text += f"; {linked:.1%} of the steps' GPU events linked to operators"

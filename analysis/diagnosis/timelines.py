@@ -39,8 +39,8 @@ def step_timeline(links: AttributedLinks) -> dict:
         f"GPU {device} stream {stream}": lane(slices_of(gpu, rows), of_gpu, first, last)
         for (device, stream), rows in gpu.groupby(["device", "stream"]).indices.items()
     }
-    shown = [name for name, pieces in lanes.items() if pieces]
-    shown = sorted(shown, key=lambda name: (name != "host", name.startswith("GPU"), name))[:LANES]
+    busy = {name: sum(end - start for start, end, _ in pieces) for name, pieces in lanes.items() if pieces}
+    shown = sorted(sorted(busy, key=lambda name: (name != "host", -busy[name]))[:LANES], key=lambda name: "GPU" in name)
     used = {key: i for i, key in enumerate(dict.fromkeys(piece[2] for name in shown for piece in lanes[name]))}
     drawn = [{"name": name, "pieces": [[*edges, used[key]] for *edges, key in lanes[name]]} for name in shown]
     found = {"step": int(steps["number"].iloc[which]), "length_ms": (last - first) / 1e3, "lanes": drawn}

@@ -308,7 +308,8 @@ def verdict(links: AttributedLinks, trust: dict, summary: dict | None, path: dic
 def what_to_record(trust: dict, no_ridge: str | None, unrecorded: float, has_launches: bool) -> str:
     """What would decide, of a trace that decides nothing."""
     if unrecorded >= LEAD and not has_launches:
-        return "record the host too: activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        how = [row["how"] for row in trust["not_recorded"] if row["part"] == "calls"]  # of a system profiler
+        return f"record the host too: {[*how, 'activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]'][0]}"
     if no_ridge and unrecorded < LEAD:
         return no_ridge.removeprefix("unknown: ")
     if not trust["shapes_recorded"]:

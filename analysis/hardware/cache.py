@@ -16,13 +16,11 @@ import torch
 
 from analysis.hardware import measuring
 from analysis.hardware.measuring import Measurement
-from harness.base.console import say
 from harness.base.documents import read_document
 from harness.base.errors import UserError
 from harness.base.files import write_json
 
 RATES = ("flops", "bandwidth")  # of repeated measurements the best is kept; of others the latest
-FAR = 1.5  # factor between two measurements from which on the user is told
 
 
 def measured(device: dict, precision: str, what: str, reached: float = 0.0, measure: bool = True) -> Measurement | None:
@@ -46,7 +44,7 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
         if found is None:
             return None
         now = {"when": datetime.now().strftime("%Y-%m-%d %H:%M"), "threads": threads, **found._asdict()}
-        entry = now if entry is None or what not in RATES else better(entry, now, f"{what} in {precision}")
+        entry = now if entry is None or what not in RATES else better(entry, now)
         keep_documents(file, kept | {key: entry})
     if entry["rate"] < reached:  # what a model surpasses is no ceiling
         return None
@@ -56,12 +54,8 @@ def measured(device: dict, precision: str, what: str, reached: float = 0.0, meas
     return Measurement(entry["rate"], source, entry["disturbed"], entry["disturbance"])
 
 
-def better(before: dict, now: dict, what: str) -> dict:
+def better(before: dict, now: dict) -> dict:
     """The entry to keep: the higher rate, because disturbance only lowers it."""
-    factor = max(now["rate"], before["rate"]) / min(now["rate"], before["rate"])
-    if factor >= FAR:
-        change = f"a factor of {factor:.1f} {'above' if now['rate'] > before['rate'] else 'below'}"
-        say(f"Measured again, {what}: {change} the figure of {before['when']}; the higher one is kept")
     best = max(before, now, key=lambda entry: entry["rate"])
     return best | {"disturbed": now["disturbed"] and (best is now or before["disturbed"])}
 

@@ -183,7 +183,7 @@ def trust_word(analysis: dict | None, summary: dict | None) -> str:
         lacks = verdict["strength"] != "is" and not {*DECIDING}.isdisjoint(missing)
         if lacks or verdict["shares"]["unexplained"] >= UNEXPLAINED or trust["malformed_events"]:
             return "incomplete"
-    return "trusted" if not summary or summary["status"] == "completed" else "incomplete"
+    return "complete" if not summary or summary["status"] == "completed" else "incomplete"
 
 
 # ---- Sections ------------------------------------------------------------------------------------------------------

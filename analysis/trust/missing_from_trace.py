@@ -98,5 +98,6 @@ def recording_section(trust: dict) -> Section:
     trust: `integrity` of operator_analysis.json."""
     missing = {row["part"] for row in trust["not_recorded"]}
     stacks, data = ", with_stack=True" * (PARTS.part in missing), NAMED_DATA * (DATA.part in missing)
-    code = PYTHON.format(stacks=stacks, data=data) if missing else ""
+    ours = missing and trust.get("recorded_by", "torch.profiler") == "torch.profiler"
+    code = PYTHON.format(stacks=stacks, data=data) if ours else "\n".join(row["how"] for row in trust["not_recorded"])
     return Section("To record what is missing the next time", code=code)

@@ -47,5 +47,5 @@ def events(with_parts: bool) -> Iterator[dict]:
 
 
 if __name__ == "__main__":
-    document = METADATA | {"traceEvents": list(events("--parts" in sys.argv))}
-    Path(sys.argv[1]).write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
+    text = json.dumps(METADATA | {"traceEvents": list(events("--parts" in sys.argv))})
+    Path(sys.argv[1]).write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -211,12 +211,8 @@ def signature_of(shapes: str | None) -> tuple[bytes, bytes, bytes] | None:
 
 
 class Nsys(Database):
-    tool, sign, sql, command = (
-        "nsys",
-        "StringIds|CUPTI_ACTIVITY|NVTX_EVENTS",
-        "nsys.sql",
-        "nsys profile --trace=cuda,nvtx",
-    )
+    tool, sign, sql = "nsys", "StringIds|CUPTI_ACTIVITY|NVTX_EVENTS", "nsys.sql"
+    command = "nsys profile --trace=cuda,nvtx"
 
 
 class NsysReport(Nsys):
