@@ -654,3 +654,11 @@ def test_a_public_file_of_rocprofv3():
     records = tool["buffer_records"]["kernel_dispatch"]
     assert len(records) == 43_915
     check_against(path, {0: [(one["start_timestamp"], one["end_timestamp"], "KERNEL") for one in records]})
+
+
+def test_a_field_of_csv_that_does_not_end_is_one_line(tmp_path):
+    write_csv(tmp_path)
+    path = tmp_path / "90_kernel_trace.csv"
+    path.write_text(path.read_text() + '"KERNEL_DISPATCH' + "x" * 200_000)
+    with pytest.raises(UserError, match=f"{path}: field larger than"):
+        read_trace(path)

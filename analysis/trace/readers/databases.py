@@ -13,6 +13,7 @@ recording ends lasts until then.  Several processes in a file are its ranks, in 
 
 from __future__ import annotations
 
+import csv
 import re
 import sqlite3
 import subprocess
@@ -76,7 +77,7 @@ class Database(Reader):
             with closing(self.connection()) as database:
                 database.text_factory = partial(str, encoding="utf-8", errors="replace")
                 yield database
-        except sqlite3.Error as error:
+        except (sqlite3.Error, csv.Error, msgspec.ValidationError) as error:  # the last two: of tables made of text
             why = [f"; {cause}" for words, cause in CAUSES.items() if words in str(error)]
             raise UserError(f"{self.path}: {error}{''.join(why)}") from error
 
