@@ -295,7 +295,7 @@ def test_random_traces_agree_with_themselves(tmp_path_factory, run):
 
 
 @pytest.mark.slow
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(run=runs())
 def test_many_random_traces_agree_with_themselves(tmp_path_factory, run):
     check_run(tmp_path_factory.mktemp("run"), run)
