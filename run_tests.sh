@@ -15,4 +15,4 @@ cd "$HERE" || exit 1
 "$PYTHON" -m ruff check . && "$PYTHON" -m ruff format --check . || exit 1
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the workers share the cores
 if [ "${1:-}" = --fast ]; then set -- -m "not slow" "${@:2}"; fi
-exec "$PYTHON" -m pytest -n "${PYTEST_WORKERS:-2}" --dist worksteal "$@" # some tests take minutes, most less than a second
+exec "$PYTHON" -m pytest -n "${PYTEST_WORKERS:-3}" --dist worksteal "$@" # on two cores: one waits while others work

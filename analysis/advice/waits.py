@@ -13,6 +13,7 @@ from analysis.attribution.ledger import computes_on_host, exposed_communication,
 from analysis.trace.links import OPERATOR
 from analysis.trace.tables import has_role
 from analysis.vocabulary import roles
+from analysis.vocabulary.operators import NEW_MEMORY
 from harness.base.text import shortened
 
 NAME = 60  # letters of a name in a sentence
@@ -150,7 +151,7 @@ def allocation(evidence: Evidence) -> Found:
         "gradient_as_bucket_view=True for DDP; the first steps allocate what later ones reuse: record those"
     )
     code = "PYTORCH_ALLOC_CONF=expandable_segments:True; remove torch.cuda.empty_cache() from the step"
-    made, tensors = (one["name"].astype(str).str.contains("Malloc|^aten::empty").sum() for one in (calls, host))
+    made, tensors = (one["name"].astype(str).str.contains(NEW_MEMORY).sum() for one in (calls, host))
     if made > 0.9 * tensors > 20:
         how = f"a cache of freed memory: {made:,} calls of the driver for {tensors:,} new tensors tell that it is off"
         code = "unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING"

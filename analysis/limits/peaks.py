@@ -109,9 +109,7 @@ class Ridges:
         self.source = f"{found[0]:.1f} FLOPs/byte, {found[1]}" if found else self._described()  # of the usual precision
         if named and named != self.device and not links.trace.target:
             tells = (
-                f"the trace tells {self.device['name'] or self.device['arch']}"
-                if links.on_gpu
-                else "the trace is that of a CPU"
+                f"the trace tells {self.device['name'] or self.device['arch']}" if links.on_gpu else "it is of a CPU"
             )
             self.source += f"; --device-name {named['name']} does not count: {tells}"
 
