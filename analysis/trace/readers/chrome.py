@@ -213,7 +213,7 @@ class ChromeTrace(Reader):
         for events, text in self.records():
             if wanted:
                 events = [event for event in events if event.name and wanted(event.name)]
-            times = floats_of([event for event in events if event.ph != "M"], "ts")
+            times = np.array([event.ts for event in events if event.ph != "M"])
             self.first_us = min(self.first_us, np.min(times, initial=np.inf, where=np.isfinite(times)))
             part = self.part(self.of_one_rank(events), len(text))
             del events
