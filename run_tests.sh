@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up what is missing and run the tests.
 #   ./run_tests.sh [flags of pytest]
-#   ./run_tests.sh --fast [flags of pytest]     without the slow ones: every module, in two to three minutes on two cores
+#   ./run_tests.sh --fast [flags of pytest]     without the slow ones: every module, in four to five minutes on two cores
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/launcher_common.sh" || exit 1
 
 # shellcheck disable=SC2034 # read by use_python: without the GPU, its tests are skipped

@@ -11,10 +11,10 @@ from analysis.commands.stored_optimizations import best_of
 from analysis.comparison.document import repeated
 from analysis.comparison.runs import read_run, runs_below
 from analysis.diagnosis.sections import trace_sections
-from analysis.diagnosis.text import judged_first
+from analysis.diagnosis.text import judged_first, trust_text
 from analysis.diagnosis.traces import analyze_all
 from analysis.report.charts import breakdown_chart
-from analysis.report.page import first_screen, trust_word
+from analysis.report.page import first_screen, trust_in
 from analysis.trace.redact import Redaction
 from analysis.work.operator_costs import cost
 from harness.base.sections import as_text
@@ -200,11 +200,11 @@ def test_long_names_of_parts_have_a_bar_each(tmp_path):
 def test_trust_in_a_word_lacks_only_what_decides(tmp_path):
     analysis = analysis_of(trace_of(tmp_path, *gpu_step((ADD, 20, 900)), **H100_PROPERTIES))
     assert "memory" in [row["part"] for row in analysis["integrity"]["not_recorded"]]
-    assert trust_word(analysis, None) == "complete"
+    assert trust_text(analysis) == trust_in(analysis, None) == "complete"
     analysis["integrity"]["not_recorded"] = [{"part": "shapes"}]
-    assert trust_word(analysis, None) == "complete"  # the verdict is sure without
+    assert trust_text(analysis) == trust_in(analysis, None) == "complete"  # the verdict is sure without
     analysis["verdict"]["strength"] = "probably"
-    assert trust_word(analysis, None) == "incomplete"
+    assert trust_text(analysis) == "incomplete: not recorded, and might decide: shapes"
 
 
 # ---- Comparisons and stored results --------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def test_a_disturbed_profile_is_not_complete(tmp_path):
     text = "30% of thread time waited for a core in 2 of 2 steps, up to 60% of their time"
     facts = trace_sections(waiting)[0].facts
     assert facts["Disturbance"] == text
-    assert facts["Trust"].startswith("events complete, times NOT trustworthy: the steps were disturbed")
+    assert facts["Trust"].startswith("disturbed: times NOT trustworthy")
     assert trace_sections(quiet)[0].facts["Trust"].startswith("complete")
     assert any(line == f"UNRELIABLE: disturbed: {text}" for line in profile_lines(waiting))
     page = page_of(waiting)

@@ -11,9 +11,9 @@ from analysis.advice.evidence import Evidence, Found, NotApplicable, Proposal
 from analysis.attribution.components import IDLE
 from analysis.attribution.ledger import computes_on_host, exposed_communication, host_code, of_steps, us_by
 from analysis.trace.links import OPERATOR
-from analysis.trace.tables import has_role
+from analysis.trace.tables import by_name, has_role
 from analysis.vocabulary import roles
-from analysis.vocabulary.operators import NEW_MEMORY
+from analysis.vocabulary.operators import asks_for_memory
 from harness.base.text import shortened
 
 NAME = 60  # letters of a name in a sentence
@@ -143,15 +143,17 @@ def name_of_code(evidence: Evidence, begin: float, end: float) -> str:
 
 
 def allocation(evidence: Evidence) -> Found:
-    idle, calls, host = evidence.idle.get("allocation", 0.0), evidence.links.calls, evidence.links.host
-    us = ahead(evidence, idle, length_of(calls, has_role(calls, roles.ALLOCATION), evidence)) if idle else 0.0
+    idle, calls = evidence.idle.get("allocation", 0.0), evidence.links.calls
+    if not idle:
+        return None
+    us = ahead(evidence, idle, length_of(calls, has_role(calls, roles.ALLOCATION), evidence))
     finding = f"The GPU is idle for {evidence.share(idle)} of the step while the host allocates or frees its memory"
     how = (
         "memory kept from step to step: PYTORCH_ALLOC_CONF=expandable_segments:True, no empty_cache() in the step, "
         "gradient_as_bucket_view=True for DDP; the first steps allocate what later ones reuse: record those"
     )
     code = "PYTORCH_ALLOC_CONF=expandable_segments:True; remove torch.cuda.empty_cache() from the step"
-    made, tensors = (one["name"].astype(str).str.contains(NEW_MEMORY).sum() for one in (calls, host))
+    made, tensors = (by_name(one["name"], asks_for_memory, bool).sum() for one in (calls, evidence.links.host))
     if made > 0.9 * tensors > 20:
         how = f"a cache of freed memory: {made:,} calls of the driver for {tensors:,} new tensors tell that it is off"
         code = "unset PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_NO_HIP_MEMORY_CACHING"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from analysis.advice.text import best_three
 from analysis.attribution.breakdown import largest_text
 from analysis.attribution.collectives import communication_text
-from analysis.diagnosis.headline import headline_lines, of_ranks
+from analysis.diagnosis.headline import DECIDING, headline_lines, of_ranks
 from analysis.diagnosis.stragglers import straggler_text
 from analysis.trust.integrity import UNDISTURBED, UNEXPLAINED, UNLINKED_KERNELS, overhead_text, profile_disturbance_text
 from analysis.trust.missing_from_trace import missing_text
@@ -59,19 +59,23 @@ def judged_first(analyses: Sequence[tuple[str, dict]]) -> list[tuple[str, dict]]
 
 
 def trust_text(analysis: dict) -> str:
-    trust = analysis["integrity"]
-    text = "complete" if trust["trustworthy"] else f"NOT trustworthy: {'; '.join(trust['problems'])}"
-    if trust["trustworthy"] and trust["malformed_events"]:
-        text = f"complete but for {count_of(trust['malformed_events'], 'event')} skipped as damaged"
-    if trust["trustworthy"] and trust["disturbance"]["text"] not in (None, UNDISTURBED):
-        text = "events complete, times NOT trustworthy: the steps were disturbed"
-    if analysis["verdict"]["shares"]["unexplained"] >= UNEXPLAINED:
-        unexplained = unexplained_text(analysis)
-        text = f"incomplete: {unexplained}" if text == "complete" else f"{text}; {unexplained}"
+    """How far a trace can be trusted, in a word, and why: complete, or 'incomplete: ', 'disturbed: ' and so on."""
+    trust, verdict, why = analysis["integrity"], analysis["verdict"], list(analysis["integrity"]["problems"])
+    if disturbed := trust["disturbance"]["text"] not in (None, UNDISTURBED):
+        why.append("times NOT trustworthy")
+    if trust["malformed_events"]:
+        why.append(f"{count_of(trust['malformed_events'], 'event')} skipped as damaged")
+    missing = [row["part"] for row in trust["not_recorded"] if row["part"] in DECIDING]
+    if missing and verdict["strength"] != "is":
+        why.append(f"not recorded, and might decide: {', '.join(missing)}")
+    if verdict["shares"]["unexplained"] >= UNEXPLAINED:
+        why.append(unexplained_text(analysis))
     linked = trust["kernels_linked_to_an_operator"]
     if linked is not None and linked < 1 - UNLINKED_KERNELS:
-        text += f"; {linked:.1%} of the steps' GPU events linked to operators"
-    return text
+        why.append(f"{linked:.1%} of the steps' GPU events linked to operators")
+    word = "disturbed" if disturbed else "incomplete" if why else "complete"
+    word = word if trust["trustworthy"] else "NOT trustworthy"
+    return f"{word}: {'; '.join(why)}" if why else word
 
 
 def unexplained_text(analysis: dict) -> str:

@@ -16,12 +16,12 @@ import jinja2
 from analysis.attribution.breakdown import mean_of
 from analysis.comparison.noise import as_fast
 from analysis.comparison.text import comparison_headline
-from analysis.diagnosis.headline import DECIDING, LARGE_PART, headline_place, saves_text
+from analysis.diagnosis.headline import LARGE_PART, headline_place, saves_text
+from analysis.diagnosis.text import trust_text
 from analysis.diagnosis.verdict import named
 from analysis.hardware.mfu import mfu_percent
 from analysis.prediction.text import that_train
 from analysis.report.palette import BOUND_COLORS, PHASE_COLORS, color_of, text_color
-from analysis.trust.integrity import UNDISTURBED, UNEXPLAINED
 from analysis.vocabulary.operators import MATMUL_CLASSES
 from harness.base.documents import read_document
 from harness.base.sections import Section
@@ -97,7 +97,7 @@ def fill_template(template: str, first: FirstScreen, sections: Sequence[Section]
 def first_screen(analysis: dict | None, documents: Documents) -> FirstScreen:
     """Of a trace, with what the documents of its run add; or of a run without one."""
     title, numbers, summary = page_title(analysis, documents), numbers_of(analysis, documents), documents["summary"]
-    trust = trust_word(analysis, summary)
+    trust = trust_in(analysis, summary)
     if analysis:
         shares = sorted(analysis["verdict"]["shares"].items(), key=lambda one: -one[1])
         shares = [(named(name), share, BOUND_COLORS[name]) for name, share in shares]
@@ -169,21 +169,15 @@ def first_of_comparison(comparison: dict) -> FirstScreen:
     return FirstScreen(f"{after['name']} against {before['name']}", comparison_headline(comparison), numbers=numbers)
 
 
-def trust_word(analysis: dict | None, summary: dict | None) -> str:
-    """How far all of it can be trusted, in a word."""
-    trust = analysis["integrity"] if analysis else {}
-    audit, disturbance = ((summary or {}).get(name) or {} for name in ("audit", "disturbance"))
-    if not trust.get("trustworthy", True) or audit.get("ok") is False:
+def trust_in(analysis: dict | None, summary: dict | None) -> str:
+    """How far a page can be trusted, in a word: the trace and the run behind it."""
+    audit, disturbance, status = ((summary or {}).get(name) for name in ("audit", "disturbance", "status"))
+    if audit and audit["ok"] is False:
         return "NOT trustworthy"
-    of_trace = trust["disturbance"]["text"] if analysis else None
-    if of_trace not in (None, UNDISTURBED) or (not analysis and disturbance.get("disturbed")):
+    if not analysis and disturbance and disturbance["disturbed"]:
         return "disturbed"
-    if analysis:
-        verdict, missing = analysis["verdict"], (row["part"] for row in trust["not_recorded"])
-        lacks = verdict["strength"] != "is" and not {*DECIDING}.isdisjoint(missing)
-        if lacks or verdict["shares"]["unexplained"] >= UNEXPLAINED or trust["malformed_events"]:
-            return "incomplete"
-    return "complete" if not summary or summary["status"] == "completed" else "incomplete"
+    word = trust_text(analysis).partition(":")[0] if analysis else "complete"
+    return "incomplete" if word == "complete" and status not in (None, "completed") else word
 
 
 # ---- Sections ------------------------------------------------------------------------------------------------------

@@ -63,7 +63,8 @@ BYTES_OF = {
     "signed char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8, "c10::complex<double>": 16,
     "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1,
 }  # fmt: skip
-NEW_MEMORY = "Malloc|^aten::empty"  # in names of calls and operators that ask for memory
+# In the name of an operator that makes a tensor, and of a call of the driver that makes memory for some.
+asks_for_memory = re.compile("Malloc|^aten::empty").search
 # The same in what PyTorch notes of a collective.
 BYTES_OF_COLLECTIVE = {
     "Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1,
