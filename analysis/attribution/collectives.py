@@ -138,7 +138,7 @@ def signatures_of(links: AttributedLinks) -> list[tuple | None]:
     """The recorded inputs of the operators and ranges of links.host, by row."""
     trace = links.trace
     numbers = np.concatenate([trace.operators["signature"], trace.annotations["signature"]])
-    return [trace.signatures[i] if i >= 0 else None for i in numbers]
+    return [*map([*trace.signatures, None].__getitem__, numbers.tolist())]
 
 
 def message_bytes(signatures: list[tuple | None], rows: np.ndarray) -> float:

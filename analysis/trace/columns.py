@@ -59,8 +59,9 @@ class Part:
     """Events of a part of a file, of kinds that vocabulary.events lists, as columns.
 
     Each kind has start and end in us on the file's own clock, and the columns of its table (COLUMNS_OF): names, also of
-    kernels, and whatever tells threads and signatures apart, one by one; None: unknown.  A signature is the texts of
-    shapes, types and values in JSON.  All others are arrays of integers, with -1 for unknown.
+    kernels, and whatever tells threads apart, one by one; None: unknown.  A signature is the texts of shapes, types and
+    values in JSON with a zero byte between them, or any text that has no shapes.  All others are arrays of integers,
+    with -1 for unknown.
     """
 
     size: int  # in bytes, uncompressed
@@ -94,6 +95,17 @@ class Reader:
     command = ""  # that records with a system profiler
 
 
+class Signatures(dict[bytes | None, int]):
+    """A number for each different signature, by first appearance; -1 without shapes, which are a list."""
+
+    count = 0
+
+    def __missing__(self, key: bytes | None) -> int:
+        self[key] = number = self.count if key and key[:1] == b"[" else -1
+        self.count += number >= 0
+        return number
+
+
 class Columns:
     """The columns of the events of a file, taken part by part; `within` restricts them to a time, as in the file."""
 
@@ -104,8 +116,8 @@ class Columns:
         self.n_malformed = 0
         self.threads: list = []  # what the file calls each thread: process and number
         # A number for each different value, by first appearance; -1 for None.
-        names = ("name", "thread", "signature", "kernel")
-        self.interned = {name: defaultdict(count().__next__, {None: -1}) for name in names}
+        self.interned = {name: defaultdict(count().__next__, {None: -1}) for name in ("name", "thread", "kernel")}
+        self.interned["signature"] = Signatures()
         self.parts: dict[str, list[dict[str, np.ndarray]]] = {kind: [] for kind in COLUMNS_OF}
         self.memory: list[np.ndarray] = []
         self.notes: list[Note] = []
@@ -163,8 +175,8 @@ class Columns:
     @property
     def signatures(self) -> list[tuple]:
         """(shapes, types, values) of each signature."""
-        texts = list(self.interned["signature"])[1:]
-        return [tuple(msgspec.json.decode(text) if text else None for text in key) for key in texts]
+        known = [key.split(b"\0") for key, number in self.interned["signature"].items() if number >= 0]
+        return [tuple(msgspec.json.decode(text) if text else None for text in texts) for texts in known]
 
     def comms_table(self) -> pd.DataFrame:
         """What the trace notes of each collective."""

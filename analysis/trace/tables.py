@@ -197,6 +197,7 @@ def read_trace(
             raise UserError(f"{path}: --steps-from {steps_from}: no event has this name")
         return trace
     finally:
+        gc.freeze()  # nor does any later collection
         if collecting:
             gc.enable()
 

@@ -44,6 +44,7 @@ def is_document(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Document)
 
 
+@functools.cache
 def known(kind: Any) -> Any:
     """The type of a value that is there and not null."""
     while get_origin(kind) in (NotRequired, Union, UnionType):

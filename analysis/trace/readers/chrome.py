@@ -384,7 +384,7 @@ def columns(kind: str, events: list[Event], is_1_8: bool) -> dict:
             out[name] = map(attrgetter("pid", "tid"), events)
         elif name == "signature":
             fields = ("shapes_1_8" if is_1_8 else "shapes", "types", "values")
-            out[name] = map(inputs_of, map(attrgetter(*fields), arguments))
+            out[name] = map(b"\0".join, map(attrgetter(*fields), arguments))
         elif name == "kernel":
             out[name] = (one.kernel and str(one.kernel) for one in arguments)
         else:
@@ -392,13 +392,6 @@ def columns(kind: str, events: list[Event], is_1_8: bool) -> dict:
     if is_1_8 and "external_id" in out:
         out["external_id"] = np.maximum(out["external_id"], integers_of(arguments, "external_id_1_8"))
     return out
-
-
-def inputs_of(arguments: tuple[msgspec.Raw, ...]) -> tuple[bytes, ...] | None:
-    """The text of an operator's shapes, types and values; None without shapes."""
-    shapes, types, values = arguments
-    text = bytes(shapes)
-    return (text, bytes(types), bytes(values)) if text[:1] == b"[" else None
 
 
 def note_of(arguments: Arguments) -> Note:

@@ -193,7 +193,7 @@ def records(database: sqlite3.Connection, rows: str, which: dict[str, Any]) -> l
     return [{name: value for name, value in zip(names, row, strict=True) if value is not None} for row in found]
 
 
-def range_of(text: str | None) -> tuple[str | None, bool, int, tuple | None]:
+def range_of(text: str | None) -> tuple[str | None, bool, int, bytes | None]:
     """The name of a range, whether it is an operator, its sequence number and its signature."""
     found = SUFFIX.search(text) if text else None
     if found is None:
@@ -203,10 +203,10 @@ def range_of(text: str | None) -> tuple[str | None, bool, int, tuple | None]:
 
 
 @lru_cache(maxsize=10_000)
-def signature_of(shapes: str | None) -> tuple[bytes, bytes, bytes] | None:
+def signature_of(shapes: str | None) -> bytes | None:
     """As in COLUMNS_OF; None if they are no list, as in a text that was cut."""
     try:
-        return (shapes.encode(), b"", b"") if shapes and msgspec.json.decode(shapes, type=list) else None
+        return shapes.strip().encode() + b"\0\0" if shapes and msgspec.json.decode(shapes, type=list) else None
     except msgspec.DecodeError:
         return None
 
