@@ -100,7 +100,8 @@ class Evidence:
         self.of_model = ~self.events["phase"].isin(("data", "optimizer")).to_numpy()
         self.trains = bool(links.host["phase"].isin(("backward", "optimizer")).any())
         self.of_workload_file = "file" in self.config.get("model", {})  # --workload: other settings are in it
-        self.of_script = summary is not None and not self.of_workload_file
+        of_others = self.of_workload_file or "program" in self.config.get("model", {})
+        self.of_script = summary is not None and not of_others
 
     def has_flag(self, flag: str | None) -> bool:
         """Whether the run that was traced has this flag."""
@@ -178,7 +179,7 @@ class Evidence:
     def next_of(self, flag: str | None, proposal: Proposal) -> str:
         """The command that runs it, of a run of ours, else the line of code to change."""
         command = self.summary and self.summary["environment"].get("command_line")
-        if not flag or not command:
+        if not flag or not command or not (self.of_script or self.of_workload_file):
             return proposal.code or proposal.how
         words = [word for word in shlex.split(command) if word != "--system-profiler"]  # which only its launcher sets
         name = flag.partition(" ")[0]

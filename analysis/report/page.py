@@ -126,11 +126,12 @@ def run_numbers(documents: Documents) -> list[tuple[str, str, str]]:
     """Kind, figure and what it is, of each that the run measured."""
     if not (summary := documents["summary"]) or not (performance := summary["performance"])["avg_step_time_ms"]:
         return []
-    unit = "tokens" if summary["training"]["sequence_length"] > 1 else "samples"
     about = f"a step, mean of {performance['steps_averaged']}"
     found = [("step", f"{significant(performance['avg_step_time_ms'])} ms", about)]
     ranks = " of all ranks" * (summary["training"]["world_size"] > 1)
-    found.append(("throughput", f"{significant(performance[f'{unit}_per_sec'])} {unit}/s", f"throughput{ranks}"))
+    if length := summary["training"]["sequence_length"]:
+        unit = "tokens" if length > 1 else "samples"
+        found.append(("throughput", f"{significant(performance[f'{unit}_per_sec'])} {unit}/s", f"throughput{ranks}"))
     mfu, flops = mfu_percent(summary), documents["flops"]
     mfu = flops["efficiency_metrics"]["mfu_percent"] if mfu is None and flops else mfu
     if mfu is not None:

@@ -116,5 +116,7 @@ def title_of_run(parameters: int, batch_size: int, seq_len: int, precision: str,
 def run_title(summary: dict) -> str:
     """The same from a performance_summary.json."""
     training, config, device = summary["training"], summary["config"], summary["environment"]["device"]["name"]
+    if program := config["model"].get("program"):
+        return f"{program}, {config['model']['parameters']:,} parameters, on {device}"
     step = training["batch_size"], training["sequence_length"], config["training"]["precision"]
     return title_of_run(config["model"]["parameters"], *step, device, training["world_size"])

@@ -21,6 +21,7 @@ NO_READING = "no reading was taken"
 NOT_FINITE = "not a finite number"
 UNREPORTED = "not reported by the system"
 TOO_SHORT = "needs three steps: in the first two, memory is touched for the first time"
+THEIRS = "of a program of somebody else's, which nothing here tells"
 TOO_LITTLE = "the kernel, or page faults in it, took too little CPU time to tell"
 
 
@@ -96,8 +97,8 @@ class GradientNorm(Document):
 class Progress(Document):
     num_steps: int = field("requested")
     completed_steps: int = field("of these")
-    batch_size: int = field("samples per step and rank")
-    sequence_length: int = field("tokens")
+    batch_size: int | None = field("samples per step and rank", null=THEIRS)
+    sequence_length: int | None = field("tokens", null=THEIRS)
     rank: int = field("which measured this; figures that are not of all ranks are its own")
     world_size: int = field("ranks")
     parallel: str | None = field("how they share the work: ddp, zero1, fsdp", null="one rank")

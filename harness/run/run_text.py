@@ -55,7 +55,7 @@ def run_section(summary: dict) -> Section:
         "Steps": f"{training['completed_steps']} of {training['num_steps']}",
         "Ranks": training["world_size"],
     }
-    if performance["avg_step_time_ms"]:
+    if performance["samples_per_sec"]:
         facts["Throughput"] = throughput_text(summary)
     facts |= {"Disturbance": disturbance_text(summary["disturbance"]), "Audit": audit_text(summary.get("audit"))}
     if memory["peak_mb"]:
@@ -100,21 +100,19 @@ def steps_section(summary: dict, *, detailed: bool = True) -> Section:
 
 def detail_facts(summary: dict) -> dict[str, str]:
     """First step, loss, FLOPs, average memory and GPU utilization."""
-    p = summary["performance"]
-    ends = (summary["loss"]["first"], summary["loss"]["final"])
-    first, final = (format(value, ".4f") if value is not None else "not finite" for value in ends)
-    facts = {
-        "First step": f"{p['first_step_time_ms']:.2f} ms",
-        "Loss": f"{first} at the first step, {final} at the last",
-        "Model FLOPs per step": f"unknown, {p.get('model_flops_per_step_reason')}",
-    }
+    p, loss, average_mb = summary["performance"], summary["loss"], summary["memory"]["average_mb"]
+    first, final = (format(loss[end], ".4f") if loss[end] is not None else "not finite" for end in ("first", "final"))
+    facts = {"Model FLOPs per step": f"unknown, {p.get('model_flops_per_step_reason')}"}
+    if p["first_step_time_ms"] is not None:  # else of a program of somebody else's
+        losses = f"{first} at the first step, {final} at the last"
+        facts = {"First step": f"{p['first_step_time_ms']:.2f} ms", "Loss": losses} | facts
     if p["model_flops_per_step"] is not None:
         facts["Model FLOPs per step"] = f"{p['model_flops_per_step']:,} (forward + backward matmuls)"
         per_rank = " per rank" * (summary["training"]["world_size"] > 1)
         facts["Achieved"] = f"{p['achieved_tflops']:.4g} TFLOP/s{per_rank}"
     utilization = p["gpu_utilization_percent"]
     return facts | {
-        "Average memory usage": megabytes(summary["memory"]["average_mb"] * MB),
+        **({} if average_mb is None else {"Average memory usage": megabytes(average_mb * MB)}),
         "GPU utilization": p["gpu_utilization_percent_reason"] if utilization is None else f"{utilization:.0f}%",
     }
 

@@ -1,0 +1,244 @@
+"""What a program of somebody else's showed: the documents of a run, and the answer that follows its output."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from analysis.commands.analyze_traces import answer_of_traces, report_in, write_analyses
+from analysis.diagnosis.traces import analyze_all
+from analysis.report.html import write_report
+from analysis.vocabulary.operators import MATMUL_CLASSES, category
+from harness.base.console import file_lines, say
+from harness.base.errors import UserError
+from harness.base.files import make_folder, write_json
+from harness.base.sections import Section, as_text
+from harness.base.tables import column, labeled, wrapped
+from harness.base.text import count_of
+from harness.base.units import MB
+from harness.documents.run import PerformanceSummary
+from harness.documents.schema import because, explained, unknown
+from harness.instruments.audit import FirstStep, audit_text, parameter_findings
+from harness.instruments.phases import PHASES, summary_stats
+from harness.machine.disturbance import disturbance_text, over_ranks
+from harness.machine.environment import describe_environment
+from harness.program.command import Ended
+
+THEIRS = "the program's own, which nothing here tells"
+FEWER = "--warmup-steps 1 --timed-steps 1 --profile-steps 1"
+
+
+def explain_program(ended: Ended, command: Sequence[str], settings: dict, folder: Path, verbose: bool) -> int:
+    """Write what was recorded and print the answer; returns the exit code of the tool."""
+    recorded, failed = ended.recorded, [one for one in ended.processes if one["state"] == "failed"]
+    for one in failed:
+        say(f"Not measured in process {one['pid']}: {one['error']}; the program went on without us")
+    if not recorded:
+        for held in (one["out_of_memory"] for one in ended.processes if "out_of_memory" in one):
+            say(*as_text(memory_section(held)))
+        raise UserError(why_nothing(ended, settings, bool(failed)), ended.exit_code or 1)
+    summary = summary_of(recorded, command, settings)
+    make_folder(folder)
+    paths = [folder / one["trace"] for one in recorded]
+    analyses, refused = analyze_all(paths, summary)
+    if not analyses:
+        raise refused[0]
+    count_flops(summary, analyses[0][1])
+    write_json(folder / "performance_summary.json", summary)
+    write_json(folder / "config.json", summary["config"] | {"environment": summary["environment"]})
+    document = program_document(ended, recorded, command, settings)
+    write_json(folder / "program.json", document)
+    files = write_analyses(folder, analyses, refused)
+    files += write_report(folder, [(file.name, analysis) for file, analysis in analyses])
+    if verbose:
+        say("", *as_text(memory_section(recorded[0]["memory"])))
+    say("", *wrapped(labeled(program_facts(document, summary))), "", *file_lines(files, verbose))
+    say("", *answer_of_traces(analyses, report_in(files)))
+    return 0 if document["ended_by"] == "the tool" else ended.exit_code
+
+
+def why_nothing(ended: Ended, settings: dict, failed: bool) -> str:
+    """What was seen of a program of which no step was recorded, and what to do."""
+    code = f"it ended with exit code {ended.exit_code}" if ended.exit_code else "it ended"
+    seen = max(ended.processes, key=lambda one: one["steps"], default=None)
+    if failed:
+        return f"nothing was recorded: {code}"
+    if not ended.started:
+        return f"no Python process loaded the hooks: {code}; is it started with -I, -E or -S?"
+    if seen is None:
+        return f"no process imported torch: {code}"
+    if seen["steps"]:
+        needed = settings["warmup"] + settings["timed"] + settings["profile"] + 1
+        needed = f"{needed} are needed: lengthen it, or {FEWER}"
+        return f"{code} after {count_of(seen['steps'], 'step')} of {' and '.join(seen['optimizers'])}; {needed}"
+    if any(one["backward_passes"] for one in ended.processes):
+        how = f"{code} after {seen['backward_passes']} backward passes, without a step of an optimizer of torch"
+        return f"{how}; --steps backward takes each of them for a step"
+    how = "for inference --steps forward; a graph that is replayed needs a system profiler"
+    return f"nothing was trained: {code}; {how}"
+
+
+# ---- performance_summary.json --------------------------------------------------------------------------------------
+
+
+def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dict:
+    """What a run of ours would tell; times are those of the steps before the recorded ones."""
+    first = ranks[0]
+    timed, profiled = first["times_ms"], first["recorded_ms"]
+    begin, n = first["first_timed"], len(timed)
+    reasons = [None] * n + ["profiler warm-up"] + ["profiled"] * (len(profiled) - 1)
+    stats, environment = summary_stats(timed), describe_environment(torch.device(first["device"]))
+    environment["packages"]["torch"], environment["command_line"] = first["torch"], shlex.join(command)
+    peak = first["memory"]["peak_bytes"]
+    columns = ("waited_share", "longest_wait_share", "lost_share", "disturbed")
+    summary = {
+        "status": "completed",
+        "error": None,
+        "config": {
+            "model": {"program": shlex.join(command), "parameters": first["parameters"]},
+            "training": {"optimizer": ", ".join(first["optimizers"]), "batch_size": None, "precision": None},
+            "profiling": {name: settings[name] for name in ("warmup", "timed", "profile", "steps")} | {"peak": "auto"},
+        },
+        "environment": environment,
+        "training": {
+            "num_steps": first["steps"],
+            "completed_steps": first["steps"],
+            **unknown(THEIRS, "batch_size", "sequence_length", "grad_norm", "parallel"),
+            "rank": first["rank"],
+            "world_size": first["world_size"],
+        },
+        "performance": {
+            "avg_step_time_ms": stats["mean"],
+            **{f"{name}_step_time_ms": stats[name] for name in ("median", "std", "p95")},
+            **unknown(THEIRS, "first_step_time_ms", "samples_per_sec", "tokens_per_sec", "compilation"),
+            **unknown("only the trace tells", *(f"avg_{phase}_time_ms" for phase in PHASES)),
+            "model_flops_per_step": None,
+            "achieved_tflops": None,
+            **unknown("not sampled: nothing of ours runs beside the program", "gpu_utilization_percent"),
+            "steps_averaged": n,
+            "steps_averaged_note": f"steps {begin} to {begin + n - 1}, before those that were recorded",
+            "timings_ms": {"step": stats},
+        },
+        "memory": {"peak_mb": peak and peak / MB, "average_mb": None, "source": "the allocator's, since it began"}
+        | because("no GPU in use: the trace has that of the recorded steps", "peak_mb")
+        | because("not sampled", "average_mb"),
+        "loss": unknown(THEIRS, "first", "final"),
+        "steps": {
+            "step": [*range(begin, begin + len(reasons))],
+            "loss": [None] * len(reasons),
+            "time_ms": timed + profiled,
+            "exclusion_reason": reasons,
+            **{name: [None] * len(reasons) for name in columns},
+        },
+        "ranks": [],
+        "no_sync": None,
+        "disturbance": disturbance_of(ranks),
+        "audit": audit_of(ranks),
+    }
+    return explained(summary, PerformanceSummary)
+
+
+def disturbance_of(ranks: list[dict]) -> dict:
+    found = [one["disturbance"] for one in ranks if "disturbance" in one]
+    if found:
+        return over_ranks(found)
+    why = ranks[0].get("disturbance_reason", "not measured")
+    names = ("disturbed", "waited_share", "longest_wait_share", "steps_disturbed", "lost_share", "load_before")
+    names += ("quota_cores", "throttled_share", "pressure_share", "steal_share", "system_share", "minor_faults_per_sec")
+    names += ("major_faults_per_sec", "fault_slowdown", "switches_per_sec", "sample_us", "gpu")
+    return unknown(why, *names) | {"threads": 0, "cores": 0, "reasons": []}
+
+
+def audit_of(ranks: list[dict]) -> dict:
+    """Of all ranks: in shards, a parameter has its gradient on some of them."""
+    found = [one["audit"] for one in ranks if one.get("audit")]
+    if not found:
+        return {"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}} | because(
+            "no optimizer stepped in the step that is looked at", "ok"
+        )
+    norms = {name: norm for one in found for name, norm in one["norms"].items()}
+    of_all = {name: set.intersection(*(set(one[name]) for one in found)) for name in ("missing", "zero", "unmoved")}
+    lists = {name: [each for each in found[0][name] if each in of_all[name]] for name in of_all}
+    first = FirstStep(norms=norms, non_finite=[name for one in found for name in one["non_finite"]], **lists)
+    findings = parameter_findings(first, SimpleNamespace(seq_len=2))
+    if unowned := found[0]["unowned"]:
+        detail = f"{count_of(len(unowned), 'parameter')} that asks for a gradient is in no optimizer"
+        findings.append({"check": "unowned_parameter", "detail": detail, "parameters": unowned[:20]})
+    unchecked = ("first_loss", "backward_time", "rate")
+    not_checked = [{"check": check, "reason": THEIRS} for check in unchecked]
+    return {"ok": not findings, "findings": findings, "not_checked": not_checked, "gradient_norms": {}}
+
+
+def count_flops(summary: dict, analysis: dict) -> None:
+    """FLOPs of a step by the shapes of its trace, over the time of the timed steps."""
+    rows = [row for row in analysis["operators"] if category(row["name"]) in MATMUL_CLASSES and row["flops"]]
+    performance, steps = summary["performance"], max(1, analysis["steps"]["count"] or 1)
+    if not rows:
+        return
+    performance["model_flops_per_step"] = flops = sum(row["flops"] for row in rows) // steps
+    performance["achieved_tflops"] = flops / performance["avg_step_time_ms"] / 1e9
+
+
+# ---- program.json --------------------------------------------------------------------------------------------------
+
+
+def program_document(ended: Ended, ranks: list[dict], command: Sequence[str], settings: dict) -> dict:
+    first, by_tool = ranks[0], settings["then"] != "continue"
+    begin, n = first["first_recorded"], first["recorded_steps"]
+    return {
+        "command": shlex.join(command),
+        "exit_code": ended.exit_code,
+        "ended_by": "the tool" if by_tool else "itself",
+        "steps_of": first["optimizers"] if settings["steps"] == "optimizer" else [f"{settings['steps']} passes"],
+        "first_recorded": begin,
+        "last_recorded": begin + n - 1,
+        "evaluations": first["evaluations"],
+        "ranks_recorded": len({one["rank"] for one in ranks}),
+        "world_size": first["world_size"],
+        "processes": len(ended.processes),
+        "phases_per_step": {name: count / n for name, count in first["seen"].items() if count},
+        "memory": [row | {"rank": one["rank"]} for one in ranks for row in one["memory"]["rows"]],
+    }
+
+
+def program_facts(document: dict, summary: dict) -> dict[str, str]:
+    steps = document["last_recorded"] - document["first_recorded"] + 1
+    recorded = f"{' and '.join(document['steps_of'])} steps {document['first_recorded']} to {document['last_recorded']}"
+    ranks = f"{document['ranks_recorded']} of {count_of(document['world_size'], 'rank')}"
+    evaluated = f"; evaluation in {document['evaluations']} of {steps}" * bool(document["evaluations"])
+    performance, sizes = summary["performance"], Counter()
+    for row in document["memory"]:
+        sizes[row["category"]] += row["bytes"] * (row["rank"] == summary["training"]["rank"])
+    std = performance["std_step_time_ms"]
+    spread = "" if std is None else f", standard deviation {std:.2f} ms"
+    return {
+        "Recorded": f"{recorded}; {ranks}{evaluated}; ended by {document['ended_by']}",
+        "Step": f"median {performance['median_step_time_ms']:.2f} ms of {performance['steps_averaged']} "
+        f"without a profiler{spread}",
+        "Memory": ", ".join(f"{name} {size / MB:,.1f} MB" for name, size in sizes.items() if size),
+        "Disturbance of the steps": disturbance_text(summary["disturbance"]),
+        "Audit": audit_text(summary["audit"]),
+    }
+
+
+MEMORY_COLUMNS = [
+    column("category", "category", left=True),
+    column("part", "part", left=True),
+    column("MB", "bytes", ",.2f", MB),
+]
+
+
+def memory_section(found: dict) -> Section:
+    """Of one process: by category and part; where it ran out, its largest tensors."""
+    rows = sorted(found["rows"], key=lambda row: -row["bytes"])
+    section = Section("Memory by category and part", MEMORY_COLUMNS, rows)
+    if "error" in found:
+        tensors = [f"{row['shape']} {row['dtype']}: {row['bytes'] / MB:,.1f} MB" for row in found["largest"]]
+        section.title = f"Memory ran out: {found['error']}"
+        section.note = ["Largest tensors that Python holds:", *tensors]
+    return section

@@ -1,0 +1,78 @@
+"""Inside a program of somebody else's: hooks that each of its Python processes loads as it starts.
+
+A folder with a sitecustomize.py of ours stands first on PYTHONPATH, so ranks of torchrun and spawned processes come
+along.  The program may have packages named as ours: this one is loaded by its path under the name PACKAGE, imports only
+torch and the standard library, and others of this project in our_modules().  No error of it reaches the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+PACKAGE = "_hooks_of_profile_program"
+SETTINGS = "PROFILE_PROGRAM_SETTINGS"  # the variable that has them, as JSON
+SITECUSTOMIZE = f"""\
+import importlib.util, sys
+file, folder = {__file__!r}, {str(Path(__file__).parent)!r}
+spec = importlib.util.spec_from_file_location({PACKAGE!r}, file, submodule_search_locations=[folder])
+sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[spec.name])
+sys.modules[spec.name].enter(__file__)
+"""
+
+
+_modules_of_ours: dict[str, ModuleType] = {}
+
+
+@contextlib.contextmanager
+def our_modules() -> Iterator[None]:
+    """In this block, modules of this project can be imported and used; after it, their names are the program's."""
+
+    def taken_out() -> dict[str, ModuleType]:
+        return {key: sys.modules.pop(key) for key in [*sys.modules] if key.partition(".")[0] == "harness"}
+
+    theirs = taken_out()
+    sys.modules.update(_modules_of_ours)
+    sys.path.insert(0, project := str(Path(__file__).resolve().parents[3]))
+    try:
+        yield
+    finally:
+        sys.path.remove(project)
+        _modules_of_ours.update(taken_out())
+        sys.modules.update(theirs)
+
+
+def enter(sitecustomize: str) -> None:
+    """Called as a process starts: puts itself behind the import of torch, then runs the system's own sitecustomize."""
+
+    def find_spec(name: str, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(finder)
+        if (spec := importlib.util.find_spec("torch")) and spec.loader:
+            execute = spec.loader.exec_module
+
+            def execute_and_watch(module: ModuleType) -> None:
+                execute(module)
+                importlib.import_module(f"{PACKAGE}.install").install(json.loads(os.environ[SETTINGS]))
+
+            spec.loader.exec_module = execute_and_watch
+        return spec
+
+    finder = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
+    folder = str(Path(sitecustomize).parent)
+    Path(folder, "processes", f"{os.getpid()}.started").touch()
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    if spec := importlib.machinery.PathFinder.find_spec("sitecustomize"):
+        sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["sitecustomize"])

@@ -1,0 +1,299 @@
+"""Where a process of the program is: which steps it has done, which of them are timed, recorded, and what follows."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import os
+import signal
+import statistics
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from . import our_modules
+from .audit import StepAudit
+from .limits import GRACE_S, LONG_S
+from .memory import what_holds_memory
+from .modules import EVALUATION, ModuleRanges
+
+
+class Watch:
+    """All of it is about one thread, that of the first step.
+
+    While nothing is recorded, a step costs a few calls of enter() and leave(), and a clock.
+    """
+
+    def __init__(self, settings: dict):
+        self.settings, self.off, self.thread = settings, False, None
+        self.state = "waiting"  # counting, recording, recorded
+        self.depth, self.seen = Counter(), Counter()  # by phase: how often it is open, how often it was recorded
+        self.order: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizers by their first step
+        self.counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # their steps since all are known
+        self.foreign: weakref.WeakSet = weakref.WeakSet()  # profilers of the program's own
+        self.marks = self.steps = self.left = self.passes = 0
+        self.due = self.warm = self.again = False
+        self.last = self.began = 0.0
+        self.evaluated: list[bool] = []  # each recorded step
+        self.times_ms: list[float] = []  # of the timed steps
+        self.profiler: torch.profiler.profile | None = None
+        self.modules = ModuleRanges(self)
+        self.audit: StepAudit | None = None
+        self.disturbance = contextlib.ExitStack()  # ends the interval of the timed steps
+        self.results: dict = {"state": "waiting"}
+
+    def guarded(self, act: Callable[[], object]) -> None:
+        """No error of ours reaches the program: it goes on without us, and the tool is told why."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self.stop_watching()
+            with contextlib.suppress(Exception):
+                self.write("failed", error=f"{type(error).__name__}: {error}")
+
+    # ---- Phases ------------------------------------------------------------------------------------------------------
+
+    def enter(self, phase: str, stepping: torch.optim.Optimizer | None):
+        """A phase begins; returns its range, if it is recorded."""
+        self.depth[phase] += 1
+        if not self.profiler or self.depth[phase] > 1:
+            return None
+        self.seen[phase] += 1
+        if stepping is not None and self.audit:
+            self.guarded(lambda: self.audit.before(stepping))
+        a_range = torch.profiler.record_function(phase)
+        a_range.__enter__()
+        return a_range
+
+    def leave(self, phase: str, a_range, stepping: torch.optim.Optimizer | None) -> None:
+        """It ends; and with it perhaps the step.  That waits for all phases to end: stopping the profiler in a backward
+        pass, where optimizers may step, crashes."""
+        if a_range is not None:
+            a_range.__exit__(None, None, None)
+        self.depth[phase] -= 1
+        if self.off or self.depth[phase]:
+            return
+        self.passes += phase == "backward"
+        if stepping is not None and self.audit:
+            self.guarded(lambda: self.audit.after(stepping))
+        if stepping is not None and self.settings["steps"] == "optimizer":
+            self.stepped(stepping)
+        elif phase == "backward" == self.settings["steps"]:
+            self.due = True
+        if self.due and not self.depth.total():
+            self.guarded(self.boundary)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step ends with the optimizer that steps least often; of several, with the last.  Until all are known, steps
+        do not count."""
+        if optimizer in self.counts:
+            self.counts[optimizer] += 1
+        else:
+            self.order[optimizer], self.steps, self.warm = len(self.order), 0, False
+            self.counts = weakref.WeakKeyDictionary(dict.fromkeys(self.order, 0))
+        self.due |= optimizer is min(self.counts, key=lambda one: (self.counts[one], -self.order[one]))
+
+    # ---- Steps -------------------------------------------------------------------------------------------------------
+
+    def boundary(self) -> None:
+        """Between two steps: time it, or go on with what it was part of."""
+        now, self.thread, self.due, self.marks = time.perf_counter(), threading.get_ident(), False, self.marks + 1
+        if self.state == "recorded":  # the program caught the exception and goes on
+            os._exit(0)
+        if self.marks % self.settings["every"]:
+            return
+        try:
+            os.kill(self.settings["tool"], 0)
+        except ProcessLookupError:  # it was killed: the program does not live on
+            os._exit(1)
+        self.steps += 1
+        if self.profiler:
+            self.modules.close()
+            if self.audit:  # the step in which the profiler warms up
+                self.results["audit"], self.audit = self.audit.result(), None
+            else:
+                self.evaluated.append(self.seen[EVALUATION] > 0)
+            self.seen[EVALUATION] = 0
+            self.results["recorded_ms"].append(1e3 * (now - self.last))
+            self.profiler.step()
+            self.left -= 1
+            if not self.left:
+                self.recorded()
+        else:
+            self.time_step(now)
+        self.last = time.perf_counter()
+
+    def time_step(self, now: float) -> None:
+        if self.state != "counting":
+            self.state, self.began = "counting", now
+        foreign = any(one.kineto_results is None for one in self.foreign)  # slower, and two at once crash
+        if not self.warm or foreign:
+            enough = self.steps >= max(1, self.settings["warmup"]) or now - self.began > LONG_S
+            self.warm, self.times_ms = enough and not foreign, []
+            if self.warm:
+                self.synchronize()
+                self.measure_disturbance()
+            return
+        self.times_ms.append(1e3 * (now - self.last))
+        if len(self.times_ms) >= self.settings["timed"] or sum(self.times_ms) > 1e3 * LONG_S:
+            self.synchronize()
+            self.times_ms[-1] += 1e3 * (time.perf_counter() - now)  # the GPU's work of all of them
+            self.disturbance.close()
+            self.record()
+
+    def synchronize(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    def measure_disturbance(self) -> None:
+        """Of the timed steps together, which are sampled before the first and after the last."""
+        self.disturbance.close()
+        try:
+            device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+            with our_modules():
+                from harness.machine.disturbance import DisturbanceMeter
+
+                meter = DisturbanceMeter(device)
+                interval = meter.interval()
+                interval.__enter__()
+        except Exception as error:  # noqa: BLE001 - what the program's environment may lack
+            self.results["disturbance_reason"] = f"{type(error).__name__}: {error}"
+            return
+
+        @self.disturbance.callback
+        def ends() -> None:
+            with our_modules():
+                interval.__exit__(None, None, None)
+                self.results["disturbance"] = meter.document()
+
+    # ---- Recording ---------------------------------------------------------------------------------------------------
+
+    def record(self) -> None:
+        activity, on_gpu = torch.profiler.ProfilerActivity, torch.cuda.is_initialized()
+        active = max(1, min(self.settings["profile"], int(1e3 * LONG_S / statistics.median(self.times_ms))))
+        self.modules.name_all()
+        self.results |= {
+            "optimizers": [type(one).__name__ for one in self.order],
+            "first_timed": self.steps - len(self.times_ms) + 1,
+            "first_recorded": self.steps + 2,  # after one in which the profiler warms up
+            "recorded_steps": active,
+            "times_ms": self.times_ms,
+            "recorded_ms": [],  # that of the warm-up step first
+            "device": "cuda" if on_gpu else "cpu",
+            "torch": torch.__version__,
+            "parameters": sum(p.numel() for p in self.modules.trained()),
+        }
+        self.left, self.audit, self.seen = 1 + active, StepAudit(self.modules.parameters()), Counter()
+        self.evaluated = []
+        first, schedule = self.steps + 1, torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1)
+        self.profiler = torch.profiler.profile(
+            activities=[activity.CPU, activity.CUDA] if on_gpu else [activity.CPU],
+            schedule=lambda step: schedule(max(0, step - first)),
+            on_trace_ready=self.export,
+            record_shapes=True,
+            profile_memory=True,
+            with_stack=self.settings["stacks"],
+        )
+        self.profiler.step_num = first  # steps have their numbers in the trace
+        self.modules.attach()
+        self.modules.watch_data(self.settings["data"])
+        self.profiler.start()
+        self.write("recording")
+
+    def export(self, profiler: torch.profiler.profile) -> None:
+        if any(self.evaluated) and not all(self.evaluated) and not self.again:
+            return
+        ranks = torch.distributed
+        known = ranks.is_available() and ranks.is_initialized()
+        rank = ranks.get_rank() if known else int(os.environ.get("RANK", 0))
+        size = ranks.get_world_size() if known else int(os.environ.get("WORLD_SIZE", 1))
+        first = self.results["first_recorded"] - 1
+        name = f"trace_step_{first}_{first + self.results['recorded_steps']}"
+        path = Path(self.settings["out"], f"{name}_rank{rank}.pt.trace.json")
+        if path.exists():  # of processes that are no ranks of each other
+            path = path.with_name(f"{name}_{os.getpid()}_rank{rank}.pt.trace.json")
+        profiler.export_chrome_trace(str(path))
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 64))
+            if not file.read().rstrip().endswith(b"}"):
+                raise OSError(f"cannot write {path}: is the disk full?")
+        self.results |= {"trace": path.name, "rank": rank, "world_size": size, "evaluations": sum(self.evaluated)}
+
+    def recorded(self) -> None:
+        self.stop_recording()
+        if "trace" not in self.results:  # an evaluation took place: one window more, which may be free of it
+            self.again, self.state, self.times_ms = True, "counting", []
+            self.measure_disturbance()
+            return
+        self.results |= {"seen": dict(self.seen), "memory": what_holds_memory(self)}
+        then = self.settings["then"]
+        if then == "continue":
+            self.stop_watching()
+            self.write("recorded")
+            return
+        self.write("recorded")
+        self.wait_for_ranks()
+        os.kill(self.settings["tool"], signal.SIGUSR1)
+        for one in gc.get_objects():  # the program's own logs too, which may be buffered
+            if issubclass(type(one), io.IOBase):
+                with contextlib.suppress(Exception):
+                    one.flush()
+        if then == "kill" or threading.current_thread() is not threading.main_thread():
+            os._exit(0)
+        raise SystemExit(0)  # `finally` and atexit run, `except Exception` does not
+
+    def wait_for_ranks(self) -> None:
+        """Until those of this node have written, too: the end of one may end all."""
+        wanted = int(os.environ.get("LOCAL_WORLD_SIZE", self.results["world_size"]))
+        give_up = time.monotonic() + GRACE_S
+        while time.monotonic() < give_up:
+            states = [json.loads(file.read_text())["state"] for file in self.folder.glob("*.json")]
+            if sum(state in ("recorded", "failed") for state in states) >= wanted:
+                return
+            time.sleep(0.02)
+
+    def stop_recording(self) -> None:
+        profiler, self.profiler = self.profiler, None
+        self.modules.detach()
+        if profiler:
+            profiler.stop()
+
+    def stop_watching(self) -> None:
+        """What is left of us is one test of a flag in each phase."""
+        self.off = True
+        with contextlib.suppress(Exception):
+            self.stop_recording()
+
+    def another_profiler(self, profile: torch.autograd.profiler.profile) -> None:
+        """One of the program's own begins: ours gives way, and begins again when that has ended."""
+        if self.off or (self.profiler and profile is self.profiler.profiler):
+            return
+        self.foreign.add(profile)
+        if self.profiler:
+            self.profiler.on_trace_ready, self.state, self.times_ms = None, "counting", []
+            self.guarded(self.stop_recording)
+
+    # ---- What the tool is told ---------------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.settings["processes"])
+
+    def write(self, state: str, **more: object) -> None:
+        self.state = state
+        self.results |= {"state": state, "pid": os.getpid(), "steps": self.steps, "backward_passes": self.passes} | more
+        path = self.folder / f"{os.getpid()}.json"
+        path.with_suffix(".partial").write_text(json.dumps(self.results))
+        path.with_suffix(".partial").replace(path)
+
+    def ends_by_itself(self) -> None:
+        with contextlib.suppress(Exception):
+            if self.state not in ("recorded", "failed"):
+                self.write(self.state, times_ms=self.times_ms, optimizers=[type(one).__name__ for one in self.order])

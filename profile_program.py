@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Profile a training program that is not this workshop's, as it is: what limits its steps, and what to try.
+
+python3 profile_program.py [flags] -- COMMAND
+
+COMMAND is what you type to train: train.py --its flags, -m package.train, torchrun --nproc-per-node 2 train.py, a shell
+script.  Some steps are timed, some recorded, then the program is ended.  Nothing in it changes.  Examples:
+
+  python3 profile_program.py -- train.py --epochs 1                          report.html in program_<timestamp>/
+  python3 profile_program.py --then continue -- train.py                     lets it run to its end
+  python3 profile_program.py --output-dir before -- torchrun --nproc-per-node 2 train.py
+"""
+
+import argparse
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from harness.run.startup import run_command
+
+ENVIRONMENT = dict(os.environ)  # the program's: our commands add to it
+STEPS = "what ends a step: the optimizer's, a backward pass, or a call of the model for inference (optimizer)"
+THEN = "end the program at once, with its files flushed (kill), by sys.exit, or not"
+WHAT_FOLLOWS = {
+    "kill": "then the program is ended at once, and what it would do later is not done",
+    "exit": "then the program is ended as by sys.exit(), and what it does at its end is done",
+    "continue": "then the program runs to its end without us",
+}
+
+
+def main() -> None:
+    from harness.base.command_line import OneLineParser, number_of, verbose_flag
+    from harness.base.console import say
+    from harness.program.command import command_of, run
+
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = OneLineParser(prog="profile_program.py", description=__doc__, formatter_class=raw)
+    add = parser.add_argument
+    add("--output-dir", metavar="DIR", type=Path, help="for traces, report and all other files (program_<timestamp>)")
+    for name, default, what in (("warmup", 3, "first"), ("timed", 5, "timed"), ("profile", 3, "recorded")):
+        minimum = number_of(int, 0 if name == "warmup" else 1)
+        add(f"--{name}-steps", dest=name, type=minimum, default=default, metavar="N", help=f"steps {what} ({default})")
+    add("--steps", choices=("optimizer", "backward", "forward"), default="optimizer", help=STEPS)
+    add("--every", type=number_of(int, 1), default=1, metavar="N", help="so many of these are one step (1)")
+    what = "a function that loads data, beside DataLoader"
+    add("--data", action="append", default=[], metavar="[MODULE:]FUNCTION", help=what)
+    add("--then", choices=("kill", "exit", "continue"), default="kill", help=f"after the recorded steps: {THEN}")
+    add("--compiled-kernels", action="store_true", help="name the compiler's CPU kernels: compiles anew, slows steps")
+    add("--profile-stacks", dest="stacks", action="store_true", help="Python stacks in the trace, which is much larger")
+    verbose_flag(parser)
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program with its arguments")
+    settings = vars(parser.parse_args())
+    folder = settings.pop("output_dir") or Path(f"program_{datetime.now():%Y%m%d_%H%M%S}")
+    command, verbose = command_of(settings.pop("command")), settings.pop("verbose")
+    from harness.base.command_line import require
+    from harness.base.files import make_folder
+
+    require("the analysis", ["msgspec", "pandas", "torch", "jinja2", "matplotlib", "plotly", "tensorboard"])
+    make_folder(folder)
+    for earlier in folder.glob("*.pt.trace.json"):
+        earlier.unlink()
+    # Else the profiler warns about tensors that were there before it, and says when it starts and stops.
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"} | ENVIRONMENT
+    if settings.pop("compiled_kernels"):
+        environment["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
+    first = settings["warmup"] + settings["timed"] + 2  # the profiler warms up in the one before
+    last = first + settings["profile"] - 1
+    say(f"Steps {first} to {last} are recorded; {WHAT_FOLLOWS[settings['then']]}.")
+    ended = run(command, settings | {"out": str(folder.resolve())}, environment)
+    from analysis.commands.profiled_program import explain_program  # PyTorch takes seconds to import
+
+    sys.exit(explain_program(ended, command, settings, folder, verbose))
+
+
+if __name__ == "__main__":
+    run_command(main)
