@@ -52,7 +52,9 @@ def main() -> None:
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program with its arguments")
     settings = vars(parser.parse_args())
     folder = settings.pop("output_dir") or Path(f"program_{datetime.now():%Y%m%d_%H%M%S}")
-    command, verbose = command_of(settings.pop("command")), settings.pop("verbose")
+    typed, verbose = settings.pop("command"), settings.pop("verbose")
+    typed = typed[typed[:1] == ["--"] :]
+    command = command_of(typed)
     from harness.base.command_line import require
     from harness.base.files import make_folder
 
@@ -70,7 +72,7 @@ def main() -> None:
     ended = run(command, settings | {"out": str(folder.resolve())}, environment)
     from analysis.commands.profiled_program import explain_program  # PyTorch takes seconds to import
 
-    sys.exit(explain_program(ended, command, settings, folder, verbose))
+    sys.exit(explain_program(ended, typed, settings, folder, verbose))
 
 
 if __name__ == "__main__":

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import math
 import operator
 import shlex
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -70,43 +67,6 @@ def process_cost(command: Sequence[str]) -> list[float]:
     if done.returncode:
         raise UserError(done.stderr.strip().rpartition("\n")[2], done.returncode)
     return json.loads(done.stdout)
-
-
-BUSY = """
-import time
-while True:
-    end = time.perf_counter() + 0.1 * {share}
-    while time.perf_counter() < end:
-        pass
-    time.sleep(0.1 * (1 - {share}))
-"""
-
-
-@contextlib.contextmanager
-def busy_processes(n: float) -> Iterator[list[subprocess.Popen]]:
-    """Processes that each keep a core busy, as another user's would; the last one for a part of the time, as in 1.5."""
-    shares = [min(1.0, n - i) for i in range(math.ceil(n))]
-    processes = [subprocess.Popen([sys.executable, "-c", BUSY.format(share=share)]) for share in shares]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def training_run(flags: list[str], busy: float, environment: Mapping[str, str], prefix: Sequence[str] = ()) -> dict:
-    """performance_summary.json of tiny_llama_v1.py in a fresh process beside busy ones.  Raises UserError.
-
-    prefix is a command that starts another.
-    """
-    script = Path(__file__).resolve().parent.parent / "tiny_llama_v1.py"
-    with tempfile.TemporaryDirectory() as folder, busy_processes(busy):
-        command = [*prefix, sys.executable, str(script), *flags, "--device", "cpu", "--output-dir", folder]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise UserError(f"{shlex.join(['tiny_llama_v1.py', *flags])}: {done.stderr.strip()}")
-        return json.loads((Path(folder) / "performance_summary.json").read_text())
 
 
 def save(output: Path | None, **document) -> None:

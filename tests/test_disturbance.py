@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from disturbing import busy_processes
 from helpers import PROJECT, SMALL_MODEL, finish, start
 
-from benchmarks.common import busy_processes
 from harness.documents.run import TOO_LITTLE, TOO_SHORT
 from harness.machine import cpu_counters, disturbance, gpu_watch, page_faults
 from harness.machine.cpu_counters import Counters

@@ -27,8 +27,10 @@ from analysis.vocabulary import roles
 from harness.base.layer_names import folded_names
 
 NAMED_RANGES, MODULE_CALLS, OPERATOR_KINDS = "named ranges", "nn.Module calls", "kinds of operators"
+RANGES_AND_KINDS = "named ranges, elsewhere kinds of operators"
 OVERHEAD, UNATTRIBUTED, IDLE = "framework overhead", "unattributed", "idle"
 BETWEEN = "between phases"
+SOME = 0.05  # of the forward operators: ranges with less name no part of the model
 NEARLY_ALL = 0.8  # of what ran: one component with so much tells nothing of where the time goes
 
 
@@ -92,7 +94,7 @@ def labeled_events(host: pd.DataFrame, source: str, is_range: np.ndarray) -> tup
     """Which host events define a component, and their labels; None elsewhere."""
     names, labels = host["name"], np.full(len(host), None, dtype=object)
     defines = np.zeros(len(host), bool)
-    if source == NAMED_RANGES:
+    if source in (NAMED_RANGES, RANGES_AND_KINDS):
         defines = is_range
         labels[defines] = by_name(names[defines], folded_names(names[defines].unique()).get)
     elif source == MODULE_CALLS:
@@ -103,7 +105,7 @@ def labeled_events(host: pd.DataFrame, source: str, is_range: np.ndarray) -> tup
 
 def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray) -> str:
     """Ranges where they contain most of the forward operators, unless nearly all are in one that has modules in it;
-    else modules where there are any, else kinds.  Without operators, ranges."""
+    else modules where there are any, else ranges with kinds for the rest, else kinds.  Without operators, ranges."""
     kind, own = host["kind"].to_numpy(), host["own_us"].to_numpy()
     if is_range.any() and not (kind != ANNOTATION).any():
         return NAMED_RANGES
@@ -114,7 +116,9 @@ def component_source(host: pd.DataFrame, is_range: np.ndarray, phase: np.ndarray
     swallow = ((kind == MODULE) & (nearest >= 0)).any() and by_name.max() >= NEARLY_ALL * own[forward].sum()
     if not swallow and by_name.sum() > 0 and by_name.sum() >= 0.5 * own[forward].sum():
         return NAMED_RANGES
-    return MODULE_CALLS if (kind == MODULE).any() else OPERATOR_KINDS
+    if (kind == MODULE).any():
+        return MODULE_CALLS
+    return RANGES_AND_KINDS if by_name.sum() >= SOME * own[forward].sum() > 0 else OPERATOR_KINDS
 
 
 def module_labels(host: pd.DataFrame, is_module: np.ndarray) -> np.ndarray:

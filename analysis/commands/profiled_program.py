@@ -10,26 +10,30 @@ from types import SimpleNamespace
 
 import torch
 
+from analysis.attribution.components import BETWEEN
 from analysis.commands.analyze_traces import answer_of_traces, report_in, write_analyses
 from analysis.diagnosis.traces import analyze_all
+from analysis.hardware.mfu import mfu_percent
 from analysis.report.html import write_report
 from analysis.vocabulary.operators import MATMUL_CLASSES, category
+from analysis.work.memory_tables import held_memory_section, program_section
 from harness.base.console import file_lines, say
 from harness.base.errors import UserError
 from harness.base.files import make_folder, write_json
-from harness.base.sections import Section, as_text
-from harness.base.tables import column, labeled, wrapped
+from harness.base.sections import as_text
+from harness.base.tables import labeled, wrapped
 from harness.base.text import count_of
 from harness.base.units import MB
-from harness.documents.run import PerformanceSummary
-from harness.documents.schema import because, explained, unknown
+from harness.documents.run import THEIRS, Disturbance, Performance, PerformanceSummary
+from harness.documents.schema import because, explained, fields_of, unknown
 from harness.instruments.audit import FirstStep, audit_text, parameter_findings
-from harness.instruments.phases import PHASES, summary_stats
+from harness.instruments.phases import summary_stats
 from harness.machine.disturbance import disturbance_text, over_ranks
 from harness.machine.environment import describe_environment
 from harness.program.command import Ended
+from harness.run.run_summary import SHARES
 
-THEIRS = "the program's own, which nothing here tells"
+NO_PHASE = 0.05  # of the step: worth a word
 FEWER = "--warmup-steps 1 --timed-steps 1 --profile-steps 1"
 
 
@@ -38,10 +42,10 @@ def explain_program(ended: Ended, command: Sequence[str], settings: dict, folder
     recorded, failed = ended.recorded, [one for one in ended.processes if one["state"] == "failed"]
     for one in failed:
         say(f"Not measured in process {one['pid']}: {one['error']}; the program went on without us")
+    for held in (one["out_of_memory"] for one in ended.processes if "out_of_memory" in one):
+        say(*as_text(held_memory_section(held["rows"], held)))
     if not recorded:
-        for held in (one["out_of_memory"] for one in ended.processes if "out_of_memory" in one):
-            say(*as_text(memory_section(held)))
-        raise UserError(why_nothing(ended, settings, bool(failed)), ended.exit_code or 1)
+        raise UserError(why_nothing(ended, settings, bool(failed)), ended.exit_code)
     summary = summary_of(recorded, command, settings)
     make_folder(folder)
     paths = [folder / one["trace"] for one in recorded]
@@ -56,8 +60,8 @@ def explain_program(ended: Ended, command: Sequence[str], settings: dict, folder
     files = write_analyses(folder, analyses, refused)
     files += write_report(folder, [(file.name, analysis) for file, analysis in analyses])
     if verbose:
-        say("", *as_text(memory_section(recorded[0]["memory"])))
-    say("", *wrapped(labeled(program_facts(document, summary))), "", *file_lines(files, verbose))
+        say("", *as_text(program_section(document)))
+    say("", *wrapped(labeled(program_facts(document, summary, analyses[0][1]))), "", *file_lines(files, verbose))
     say("", *answer_of_traces(analyses, report_in(files)))
     return 0 if document["ended_by"] == "the tool" else ended.exit_code
 
@@ -90,12 +94,10 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
     """What a run of ours would tell; times are those of the steps before the recorded ones."""
     first = ranks[0]
     timed, profiled = first["times_ms"], first["recorded_ms"]
-    begin, n = first["first_timed"], len(timed)
+    begin, n, peak = first["first_timed"], len(timed), first["memory"]["peak_bytes"]
     reasons = [None] * n + ["profiler warm-up"] + ["profiled"] * (len(profiled) - 1)
     stats, environment = summary_stats(timed), describe_environment(torch.device(first["device"]))
     environment["packages"]["torch"], environment["command_line"] = first["torch"], shlex.join(command)
-    peak = first["memory"]["peak_bytes"]
-    columns = ("waited_share", "longest_wait_share", "lost_share", "disturbed")
     summary = {
         "status": "completed",
         "error": None,
@@ -112,14 +114,10 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
             "rank": first["rank"],
             "world_size": first["world_size"],
         },
-        "performance": {
+        "performance": unknown(THEIRS, *fields_of(Performance))
+        | {
             "avg_step_time_ms": stats["mean"],
             **{f"{name}_step_time_ms": stats[name] for name in ("median", "std", "p95")},
-            **unknown(THEIRS, "first_step_time_ms", "samples_per_sec", "tokens_per_sec", "compilation"),
-            **unknown("only the trace tells", *(f"avg_{phase}_time_ms" for phase in PHASES)),
-            "model_flops_per_step": None,
-            "achieved_tflops": None,
-            **unknown("not sampled: nothing of ours runs beside the program", "gpu_utilization_percent"),
             "steps_averaged": n,
             "steps_averaged_note": f"steps {begin} to {begin + n - 1}, before those that were recorded",
             "timings_ms": {"step": stats},
@@ -133,7 +131,7 @@ def summary_of(ranks: list[dict], command: Sequence[str], settings: dict) -> dic
             "loss": [None] * len(reasons),
             "time_ms": timed + profiled,
             "exclusion_reason": reasons,
-            **{name: [None] * len(reasons) for name in columns},
+            **{name: [None] * len(reasons) for name in (*(f"{share}_share" for share in SHARES), "disturbed")},
         },
         "ranks": [],
         "no_sync": None,
@@ -148,19 +146,15 @@ def disturbance_of(ranks: list[dict]) -> dict:
     if found:
         return over_ranks(found)
     why = ranks[0].get("disturbance_reason", "not measured")
-    names = ("disturbed", "waited_share", "longest_wait_share", "steps_disturbed", "lost_share", "load_before")
-    names += ("quota_cores", "throttled_share", "pressure_share", "steal_share", "system_share", "minor_faults_per_sec")
-    names += ("major_faults_per_sec", "fault_slowdown", "switches_per_sec", "sample_us", "gpu")
-    return unknown(why, *names) | {"threads": 0, "cores": 0, "reasons": []}
+    return unknown(why, *fields_of(Disturbance)) | {"threads": 0, "cores": 0, "reasons": []}
 
 
 def audit_of(ranks: list[dict]) -> dict:
     """Of all ranks: in shards, a parameter has its gradient on some of them."""
     found = [one["audit"] for one in ranks if one.get("audit")]
+    audit = {"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}}
     if not found:
-        return {"ok": None, "findings": [], "not_checked": [], "gradient_norms": {}} | because(
-            "no optimizer stepped in the step that is looked at", "ok"
-        )
+        return audit | because("no optimizer stepped in the step that is looked at", "ok")
     norms = {name: norm for one in found for name, norm in one["norms"].items()}
     of_all = {name: set.intersection(*(set(one[name]) for one in found)) for name in ("missing", "zero", "unmoved")}
     lists = {name: [each for each in found[0][name] if each in of_all[name]] for name in of_all}
@@ -169,13 +163,17 @@ def audit_of(ranks: list[dict]) -> dict:
     if unowned := found[0]["unowned"]:
         detail = f"{count_of(len(unowned), 'parameter')} that asks for a gradient is in no optimizer"
         findings.append({"check": "unowned_parameter", "detail": detail, "parameters": unowned[:20]})
-    unchecked = ("first_loss", "backward_time", "rate")
-    not_checked = [{"check": check, "reason": THEIRS} for check in unchecked]
-    return {"ok": not findings, "findings": findings, "not_checked": not_checked, "gradient_norms": {}}
+    not_checked = [{"check": check, "reason": THEIRS} for check in ("first_loss", "backward_time", "rate")]
+    return audit | {"ok": not findings, "findings": findings, "not_checked": not_checked}
 
 
 def count_flops(summary: dict, analysis: dict) -> None:
-    """FLOPs of a step by the shapes of its trace, over the time of the timed steps."""
+    """FLOPs of a step by the shapes of its trace, over the time of the timed steps; the precision of most of them."""
+    shares = Counter()
+    for row in analysis["shape_rates"]:
+        shares[row["precision"]] += row["share"]
+    if shares:
+        summary["config"]["training"]["precision"] = max(shares, key=shares.get)
     rows = [row for row in analysis["operators"] if category(row["name"]) in MATMUL_CLASSES and row["flops"]]
     performance, steps = summary["performance"], max(1, analysis["steps"]["count"] or 1)
     if not rows:
@@ -206,7 +204,7 @@ def program_document(ended: Ended, ranks: list[dict], command: Sequence[str], se
     }
 
 
-def program_facts(document: dict, summary: dict) -> dict[str, str]:
+def program_facts(document: dict, summary: dict, analysis: dict) -> dict[str, str]:
     steps = document["last_recorded"] - document["first_recorded"] + 1
     recorded = f"{' and '.join(document['steps_of'])} steps {document['first_recorded']} to {document['last_recorded']}"
     ranks = f"{document['ranks_recorded']} of {count_of(document['world_size'], 'rank')}"
@@ -216,7 +214,7 @@ def program_facts(document: dict, summary: dict) -> dict[str, str]:
         sizes[row["category"]] += row["bytes"] * (row["rank"] == summary["training"]["rank"])
     std = performance["std_step_time_ms"]
     spread = "" if std is None else f", standard deviation {std:.2f} ms"
-    return {
+    facts = {
         "Recorded": f"{recorded}; {ranks}{evaluated}; ended by {document['ended_by']}",
         "Step": f"median {performance['median_step_time_ms']:.2f} ms of {performance['steps_averaged']} "
         f"without a profiler{spread}",
@@ -224,21 +222,11 @@ def program_facts(document: dict, summary: dict) -> dict[str, str]:
         "Disturbance of the steps": disturbance_text(summary["disturbance"]),
         "Audit": audit_text(summary["audit"]),
     }
-
-
-MEMORY_COLUMNS = [
-    column("category", "category", left=True),
-    column("part", "part", left=True),
-    column("MB", "bytes", ",.2f", MB),
-]
-
-
-def memory_section(found: dict) -> Section:
-    """Of one process: by category and part; where it ran out, its largest tensors."""
-    rows = sorted(found["rows"], key=lambda row: -row["bytes"])
-    section = Section("Memory by category and part", MEMORY_COLUMNS, rows)
-    if "error" in found:
-        tensors = [f"{row['shape']} {row['dtype']}: {row['bytes'] / MB:,.1f} MB" for row in found["largest"]]
-        section.title = f"Memory ran out: {found['error']}"
-        section.note = ["Largest tensors that Python holds:", *tensors]
-    return section
+    if tflops := performance["achieved_tflops"]:
+        mfu = mfu_percent(summary)
+        share = "MFU unknown: no peak of this device is known" if mfu is None else f"MFU {mfu:.1f}%"
+        facts["FLOPs"] = f"{performance['model_flops_per_step']:,} a step, {tflops:.3g} TFLOP/s; {share}"
+    between = next((row for row in analysis["phases"] if row["phase"] == BETWEEN), None)
+    if between and between["share"] >= NO_PHASE:
+        facts["In no phase"] = f"{between['ms_per_step']:.2f} ms of a step; if they load data: --data [MODULE:]FUNCTION"
+    return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from harness.base.layer_names import starred
@@ -122,3 +123,34 @@ def stack_of_memory(timeline: dict, categories: Sequence[str]) -> dict[str, list
     """Live MB by category after each event of memory_timeline.json, of those categories that it has."""
     found = {name: timeline.get(f"{name}_bytes") for name in categories}
     return {name: [size / MB for size in sizes] for name, sizes in found.items() if sizes is not None}
+
+
+# ---- program.json ---------------------------------------------------------------------------------------------------
+
+
+HELD_COLUMNS = [
+    column("category", "category", left=True),
+    column("part", "part", left=True),
+    column("MB", "bytes", ",.2f", MB),
+]
+
+
+def program_section(program: dict) -> Section:
+    """What the tensors of the first rank of a profiled program hold after its recorded steps."""
+    first = min(row["rank"] for row in program["memory"])
+    return held_memory_section([row for row in program["memory"] if row["rank"] == first])
+
+
+def held_memory_section(rows: list[dict], ran_out: dict | None = None) -> Section:
+    """rows: documents.run.HeldMemory.  ran_out: the error that ended the program, and its largest tensors."""
+    sizes: Counter[str] = Counter()
+    for row in rows:
+        sizes[row["category"]] += row["bytes"]
+    facts = {name: f"{size / MB:,.1f} MB" for name, size in sizes.items() if size}
+    title, note = "Memory by category and part", []
+    if ran_out:
+        title = f"Memory ran out: {ran_out['error']}"
+        tensors = (f"{one['shape']} {one['dtype']}, {one['bytes'] / MB:,.1f} MB" for one in ran_out["largest"])
+        note = [f"The largest tensors then: {'; '.join(tensors)}."]
+    rows = sorted(rows, key=lambda row: -row["bytes"])
+    return Section(title, HELD_COLUMNS, rows, note, facts, label="part", sums=("bytes",))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from analysis.work.memory_tables import memory_section
+from analysis.work.memory_tables import memory_section, program_section
 from harness.base.layer_names import starred
 from harness.base.sections import Section
 from harness.base.tables import Column, column, sum_row, text_columns
@@ -268,4 +268,4 @@ def intensity_facts(document: dict) -> dict[str, object]:
 
 # By the name of the document, in the order of the sections.
 MAKERS = {"flops": flops_section, "roofline": roofline_section, "intensity": intensity_section}
-MAKERS |= {"memory": memory_section, "summary": run_section}
+MAKERS |= {"memory": memory_section, "program": program_section, "summary": run_section}

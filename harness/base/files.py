@@ -69,6 +69,7 @@ FILES = (
     FileKind(
         TRACE, "--enable-pytorch-profiler", "timeline of the profiled steps; 5_10 in the name means steps 6 to 10"
     ),
+    _document("program.json", "profile_program.py", run.ProgramRun),
     _document("operator_analysis.json", "every run with a trace", trace.OperatorAnalysis),
     _document("operator_analysis_*.json", "--analyze-existing, for further traces", trace.OperatorAnalysis),
     _document("memory_timeline.json", "--profile-memory", memory.MemoryTimeline),
@@ -104,7 +105,7 @@ FILES = (
 )
 
 FOLDERS = (  # created by the launchers and the documented commands; for .gitignore
-    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ analysis_*/ memory_hotspots/ memory_study*/ "
+    "*_results_*/ pytorch_profiles*/ *_profiles/ *_analysis*/ analysis_*/ program_*/ memory_hotspots/ memory_study*/ "
     "system_profile_*/ training_benchmark*/ attention_benchmark*/ precision_study*/ timing_study*/ "
     "optimization_study*/ scaling_study*/ collective_benchmark*/ "
     "exercise[0-9]*_*/ comparison_*/ runs/"

@@ -200,7 +200,9 @@ class RankFacts(Document):
 
 
 class AuditFinding(Document):
-    check: str = field("missing_, zero_ or non_finite_gradient, unmoved_parameter, first_loss, backward_time, rate")
+    check: str = field(
+        "missing_, zero_ or non_finite_gradient, unmoved_ or unowned_parameter, first_loss, backward_time, rate"
+    )
     detail: str = field("the finding with its figures")
     parameters: NotRequired[list[str]] = field("names, 20 at most; checks of parameters only")
 
@@ -228,3 +230,27 @@ class PerformanceSummary(Document):
     no_sync: NoSyncSteps | None = field("communication by difference", null="--no-sync-steps was not given")
     disturbance: Disturbance = field("by other processes, the system and the GPU's clocks")
     audit: Audit = field("whether the run trains")
+
+
+class HeldMemory(Document):
+    category: str = field("parameters, gradients, optimizer, frozen, buffers")
+    part: str = field("of the model, by module path")
+    bytes: int = field("of its tensors, each storage once")
+    rank: int = field("whose tensors they are")
+
+
+class ProgramRun(Document):
+    """what was recorded of a program of somebody else's"""
+
+    command: str = field("that started it")
+    exit_code: int = field("of the program")
+    ended_by: str = field("the tool, or itself")
+    steps_of: list[str] = field("classes of the optimizers by which its steps were found, or what else was one")
+    first_recorded: int = field("number of the first step in the trace, from 1")
+    last_recorded: int = field("number of the last one")
+    evaluations: int = field("recorded steps with forward passes without gradients")
+    ranks_recorded: int = field("that wrote a trace")
+    world_size: int = field("ranks")
+    processes: int = field("that imported PyTorch")
+    phases_per_step: dict[str, float] = field("how often each phase begins in a recorded step")
+    memory: list[HeldMemory] = field("after the last recorded step")

@@ -23,8 +23,8 @@ from harness.machine.gpu_watch import TAKE_TURNS, GpuWatch, gpu_reasons, may_be_
 from harness.machine.host_limits import least_quota, usable_cores
 from harness.machine.page_faults import PageFaults, fault_reasons
 
-# From these shares on, a measurement counts as disturbed.  benchmarks/disturbance.py compares each with what quiet runs
-# show and with what runs show that were slowed down on purpose; its table tells which ones a machine could test.
+# From these shares on, a measurement counts as disturbed.  benchmarks/README.md compares them with what quiet runs
+# showed, and runs that were slowed down on purpose.
 LONGEST_WAIT = 0.05  # of a step, for the thread that waited longest: the step may be longer by as much
 THROTTLED = 0.05  # of the periods of a CPU quota, those in which it was used up: each makes the process wait
 STEPS = 0.10  # of the steps, those disturbed: fewer hardly change the median, by its definition

@@ -71,7 +71,7 @@ def default_variables() -> dict[str, str]:
     defaults = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
     # How often a thread of libgomp looks for new work before it sleeps.  By default it does so 300,000 times, and keeps
     # a core from other processes or from the thread that it waits for.  Of the counts that cost nothing on a quiet
-    # machine, 3,000 loses least next to busy processes: GOMP_SPINCOUNT=N python3 benchmarks/disturbance.py tells.
+    # machine, 3,000 lost least next to busy processes.
     if not any(name in os.environ for name in WAITING_POLICIES):
         defaults["GOMP_SPINCOUNT"] = "3000"
     return {name: value for name, value in defaults.items() if name not in os.environ}

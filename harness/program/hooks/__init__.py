@@ -1,9 +1,9 @@
-"""Inside a program of somebody else's: hooks that each of its Python processes loads as it starts.
+"""How does each Python process of the program tell of its steps?  By hooks that it loads as it starts."""
 
-A folder with a sitecustomize.py of ours stands first on PYTHONPATH, so ranks of torchrun and spawned processes come
-along.  The program may have packages named as ours: this one is loaded by its path under the name PACKAGE, imports only
-torch and the standard library, and others of this project in our_modules().  No error of it reaches the program.
-"""
+# A folder with a sitecustomize.py of ours stands first on PYTHONPATH, so ranks of torchrun and spawned processes come
+# along.  The program may have packages named as ours: this one is loaded by its path, under the name PACKAGE.  It
+# imports torch and the standard library alone, and others of this project in our_modules().  No error of it reaches
+# the program.
 
 from __future__ import annotations
 
@@ -57,11 +57,13 @@ def enter(sitecustomize: str) -> None:
     def find_spec(name: str, path=None, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(finder)
-        if (spec := importlib.util.find_spec("torch")) and spec.loader:
+        specs = (other.find_spec(name, path, target) for other in sys.meta_path if other is not finder)
+        spec = next(filter(None, specs), None)
+        if spec and spec.loader:  # perhaps only asked for: many look whether torch is there before they import it
             execute = spec.loader.exec_module
 
             def execute_and_watch(module: ModuleType) -> None:
+                sys.meta_path.remove(finder)
                 execute(module)
                 importlib.import_module(f"{PACKAGE}.install").install(json.loads(os.environ[SETTINGS]))
 

@@ -19,7 +19,7 @@ from .modules import ModuleRanges
 from .watch import Watch
 
 
-def install(settings: dict) -> None:
+def install(settings: dict) -> Watch:
     """Let a Watch know of every phase.  A process that is forked begins anew."""
     watch = Watch(settings)
     os.register_at_fork(after_in_child=lambda: watch.__init__(settings))
@@ -42,6 +42,7 @@ def install(settings: dict) -> None:
         watch.modules.attach()
     atexit.register(watch.ends_by_itself)
     tell_of_memory(watch)
+    return watch
 
 
 def wrapped(watch: Watch, function: Callable, phase: str, optimizer: int | None = None) -> Callable:

@@ -133,7 +133,7 @@ class ModuleRanges:
             for a_range in reversed(ranges):
                 a_range.__exit__(None, None, None)
         watch = self.watch
-        if not stack and watch.settings["steps"] == "forward" and not watch.off and not watch.depth.total():
+        if not stack and watch.settings["steps"] == "forward" and not watch.off and not watch.open:
             watch.guarded(watch.boundary)
 
     def close(self) -> None:

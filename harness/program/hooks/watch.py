@@ -36,9 +36,9 @@ class Watch:
         self.state = "waiting"  # counting, recording, recorded
         self.depth, self.seen = Counter(), Counter()  # by phase: how often it is open, how often it was recorded
         self.order: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizers by their first step
-        self.counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # their steps since all are known
+        self.counts: dict[int, int] = {}  # their steps since all are known, by id
         self.foreign: weakref.WeakSet = weakref.WeakSet()  # profilers of the program's own
-        self.marks = self.steps = self.left = self.passes = 0
+        self.marks = self.steps = self.left = self.passes = self.open = 0  # open: phases
         self.due = self.warm = self.again = False
         self.last = self.began = 0.0
         self.evaluated: list[bool] = []  # each recorded step
@@ -63,6 +63,7 @@ class Watch:
     def enter(self, phase: str, stepping: torch.optim.Optimizer | None):
         """A phase begins; returns its range, if it is recorded."""
         self.depth[phase] += 1
+        self.open += 1
         if not self.profiler or self.depth[phase] > 1:
             return None
         self.seen[phase] += 1
@@ -78,6 +79,7 @@ class Watch:
         if a_range is not None:
             a_range.__exit__(None, None, None)
         self.depth[phase] -= 1
+        self.open -= 1
         if self.off or self.depth[phase]:
             return
         self.passes += phase == "backward"
@@ -87,18 +89,21 @@ class Watch:
             self.stepped(stepping)
         elif phase == "backward" == self.settings["steps"]:
             self.due = True
-        if self.due and not self.depth.total():
+        if self.due and not self.open:
             self.guarded(self.boundary)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """A step ends with the optimizer that steps least often; of several, with the last.  Until all are known, steps
         do not count."""
-        if optimizer in self.counts:
-            self.counts[optimizer] += 1
+        if id(optimizer) in self.counts:
+            self.counts[id(optimizer)] += 1
         else:
             self.order[optimizer], self.steps, self.warm = len(self.order), 0, False
-            self.counts = weakref.WeakKeyDictionary(dict.fromkeys(self.order, 0))
-        self.due |= optimizer is min(self.counts, key=lambda one: (self.counts[one], -self.order[one]))
+            self.counts = dict.fromkeys(map(id, self.order), 0)
+        if len(self.counts) == 1 or optimizer is min(
+            self.order, key=lambda one: (self.counts[id(one)], -self.order[one])
+        ):
+            self.due = True
 
     # ---- Steps -------------------------------------------------------------------------------------------------------
 
@@ -133,7 +138,9 @@ class Watch:
     def time_step(self, now: float) -> None:
         if self.state != "counting":
             self.state, self.began = "counting", now
-        foreign = any(one.kineto_results is None for one in self.foreign)  # slower, and two at once crash
+        foreign = len(self.foreign) > 0 and any(
+            one.kineto_results is None for one in self.foreign
+        )  # slower, and two at once crash
         if not self.warm or foreign:
             enough = self.steps >= max(1, self.settings["warmup"]) or now - self.began > LONG_S
             self.warm, self.times_ms = enough and not foreign, []

@@ -1,6 +1,6 @@
 """A convolutional network with residual connections, which sorts small images into ten classes.
 
-python3 run_pytorch_profiler.py --workload examples/convolutional_network.py
+python3 run_pytorch_profiler.py --workload tests/workloads/convolutional_network.py
 """
 
 import torch

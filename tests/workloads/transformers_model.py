@@ -1,6 +1,6 @@
 """A model of the library transformers, made from its configuration, with random weights: nothing is downloaded.
 
-python3 run_pytorch_profiler.py --workload examples/transformers_model.py
+python3 run_pytorch_profiler.py --workload tests/workloads/transformers_model.py
 """
 
 import torch

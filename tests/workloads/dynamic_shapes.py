@@ -1,7 +1,7 @@
 """Sentences of different lengths, padded to the longest of their batch: every step has other shapes.
 
-python3 run_pytorch_profiler.py --workload examples/dynamic_shapes.py
-python3 run_pytorch_profiler.py --workload examples/dynamic_shapes.py:padded    # all to the same length
+python3 run_pytorch_profiler.py --workload tests/workloads/dynamic_shapes.py
+python3 run_pytorch_profiler.py --workload tests/workloads/dynamic_shapes.py:padded    # all to the same length
 """
 
 import torch

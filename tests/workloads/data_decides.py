@@ -2,7 +2,7 @@
 
 A dry run has shapes but no data, so it cannot know.  A real step can be measured.
 
-python3 run_pytorch_profiler.py --workload examples/data_decides.py
+python3 run_pytorch_profiler.py --workload tests/workloads/data_decides.py
 """
 
 import torch
