@@ -8,7 +8,7 @@ script.  Some steps are timed, some recorded, then the program is ended.  Nothin
 
   python3 profile_program.py -- train.py --epochs 1                          report.html in program_<timestamp>/
   python3 profile_program.py --then continue -- train.py                     lets it run to its end
-  python3 profile_program.py --output-dir before -- torchrun --nproc-per-node 2 train.py
+  python3 profile_program.py --output-dir program_before -- torchrun --nproc-per-node 2 train.py
 """
 
 import argparse

@@ -14,8 +14,7 @@ import torch
 from disturbing import busy_processes
 from helpers import PROJECT, SMALL_MODEL, finish, start
 
-from harness.documents.run import TOO_LITTLE, TOO_SHORT
-from harness.machine import cpu_counters, disturbance, gpu_watch, page_faults
+from harness.machine import cpu_counters, disturbance, gpu_watch
 from harness.machine.cpu_counters import Counters
 from harness.machine.disturbance import DisturbanceMeter, disturbance_text, is_disturbed, over_ranks
 from harness.machine.gpu_driver import Slowdowns
@@ -63,9 +62,8 @@ def system(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     made_up = MadeUpSystem(tmp_path)
     made_up.clock = clock
-    made_up.usage = SimpleNamespace(ru_nivcsw=0, ru_utime=0.0, ru_stime=0.0, ru_minflt=0, ru_majflt=0)
+    made_up.usage = SimpleNamespace(ru_nivcsw=0)
     monkeypatch.setattr(cpu_counters.resource, "getrusage", lambda who: copy.copy(made_up.usage))
-    monkeypatch.setattr(page_faults, "fault_s", lambda: 1e-6)
     made_up.thread("1", 1000, 10)
     made_up.thread("2", 1000, 10)
     made_up.machine(1000, 0, 0)
@@ -182,82 +180,6 @@ def test_what_the_system_does_not_tell_is_unknown(system, tmp_path, kernel):
 
 
 # ---- Page faults ---------------------------------------------------------------------------------------------------
-
-
-def faulting(system, faults: int, system_s: float, major: int = 0, steps: int = 10) -> DisturbanceMeter:
-    """Steps of 100 ms with 200 ms of CPU time, so much of it in the kernel, and so many page faults; in the first two
-    ten times as many, each slow."""
-    meter, ran_ms = system.meter(), 1000.0
-    for i in range(steps):
-        more = 10 if i < 2 else 1
-        with meter.interval():
-            system.clock.advance(0.1)
-            ran_ms += 100
-            system.thread("1", ran_ms, 10)
-            usage = system.usage
-            usage.ru_stime += 5 * system_s if i < 2 else system_s
-            usage.ru_utime += 0.2 - system_s
-            usage.ru_minflt += more * faults
-            usage.ru_majflt += more * major
-    return meter
-
-
-def test_page_faults_that_take_long_are_named_with_their_figures(system):
-    found = faulting(system, faults=30_000, system_s=0.12).document()  # 30 ms would do
-    assert (found["system_share"], found["fault_slowdown"]) == (pytest.approx(0.6), pytest.approx(4.0))
-    assert (found["minor_faults_per_sec"], found["major_faults_per_sec"]) == (pytest.approx(3e5), 0)
-    assert found["lost_share"] == pytest.approx(0.9)  # 90 of 100 ms, if the threads' faults were one after another
-    many = "60% of CPU time in the kernel: 300,000 page faults a second"
-    assert disturbance_text(found).startswith(
-        f"{many}, each 4.0 times as long as in memory freed just before; times may be far too long; "
-    )
-
-
-@pytest.mark.parametrize(
-    ("faults", "system_s", "told"),
-    [
-        (90_000, 0.12, 4 / 3),  # tensors of more than 32 MB, in every step: many faults, none of them slow
-        (0, 0.01, None),  # small tensors, which the allocator keeps
-        (3000, 0.06, None),  # something else in the kernel
-    ],
-)
-def test_page_faults_alone_are_no_disturbance(system, faults, system_s, told):
-    found = faulting(system, faults, system_s).document()
-    assert found["fault_slowdown"] == (told and pytest.approx(told))
-    assert told or found["fault_slowdown_reason"] == TOO_LITTLE
-    assert (found["disturbed"], found["reasons"], found["lost_share"]) == (False, [], 0)
-
-
-def test_memory_that_is_touched_for_the_first_time_is_no_disturbance(system):
-    found = faulting(system, faults=30_000, system_s=0.12, major=50, steps=2).document()
-    assert (found["disturbed"], found["reasons"]) == (False, [])
-    assert found["system_share"] is found["minor_faults_per_sec"] is found["fault_slowdown"] is None
-    assert found["system_share_reason"] == found["major_faults_per_sec_reason"] == TOO_SHORT
-
-
-def test_page_faults_that_wait_for_a_disk_are_named(system):
-    assert faulting(system, 0, 0.01, major=1).document()["reasons"] == ["10 page faults a second waited for a disk"]
-    meter = faulting(system, 0, 0.01)
-    with meter.interval():  # such as code of a library that is used for the first time
-        system.clock.advance(0.1)
-        system.usage.ru_majflt += 80
-    assert meter.document()["reasons"] == []
-
-
-def test_a_page_fault_here_takes_microseconds():
-    page_faults.fault_s.cache_clear()
-    found = page_faults.fault_s()
-    assert found is None or 5e-8 < found < 1e-3  # None: huge pages
-
-
-def test_faults_of_huge_pages_are_not_compared(system, monkeypatch):
-    """One hands out as much as 512 of the usual ones, and takes longer: a faster run would be told as disturbed."""
-    held = torch.empty(page_faults.PROBED_BYTES, dtype=torch.uint8).fill_(0)
-    assert page_faults.filling_fault_s(held) is None  # hardly a fault
-    monkeypatch.setattr(page_faults, "fault_s", lambda: None)
-    found = faulting(system, faults=30_000, system_s=0.12).document()
-    assert (found["fault_slowdown"], found["fault_slowdown_reason"]) == (None, page_faults.OTHER_PAGES)
-    assert (found["disturbed"], found["reasons"]) == (False, [])
 
 
 # ---- Quotas, steal, pressure, affinity -----------------------------------------------------------------------------

@@ -106,8 +106,7 @@ class Evidence:
     def has_flag(self, flag: str | None) -> bool:
         """Whether the run that was traced has this flag."""
         training, name = self.config.get("training", {}), (flag or "").partition(" ")[0].strip("-").replace("-", "_")
-        chooses = name == "precision" and training.get("own_step")
-        return self.of_script or (self.of_workload_file and name in ANY_MODEL and name in training and not chooses)
+        return self.of_script or (self.of_workload_file and name in ANY_MODEL and name in training)
 
     def best_rate(self, work: str, among: np.ndarray | slice = slice(None)) -> float | None:
         """The highest rate that an operator with 1% of the step or more reached, per us, over all its calls."""

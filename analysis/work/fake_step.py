@@ -29,7 +29,7 @@ from harness.instruments.compilation import compile_in_place
 from harness.instruments.memory_tracker import MemoryTracker, local_part
 from harness.instruments.timing import NullMeter
 from harness.machine.devices import PRECISIONS
-from harness.model.own_step import called_first
+from harness.model.module_ranges import called_first
 from harness.model.workload import TrainingState, Workload, sharded_state
 from harness.ranks.parallel import ParallelConfig
 
@@ -229,7 +229,7 @@ def fake_forward(workload: Workload, watch: Callable[..., Watcher]) -> Watcher:
 
 
 def compiled_model(workload: Workload, state: TrainingState, watcher: TorchDispatchMode, batch) -> torch.nn.Module:
-    """The model, compiled in place: a step of a file's own asks it for its parameters, or for the networks in it."""
+    """The model, compiled in place: a loss may ask it for its parameters, or for the networks in it."""
     model, graphs = state.model, InterpretedGraphs(watcher)
     compile_in_place(model, backend=graphs.backend())
     with state.autocast:

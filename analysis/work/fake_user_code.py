@@ -9,47 +9,17 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
-
-READ = torch.ops.aten._local_scalar_dense.default  # what .item() calls
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def under_fake_mode() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
-class UnreadValue(float):
-    """In place of the value of a fake tensor, such as a loss: it can be added up, printed and returned.  Raises
-    DataDependentOutputException where something is decided by it."""
-
-
-def _decided(*arguments: object) -> None:
-    raise DataDependentOutputException(READ)
-
-
-def _unread(*arguments: object) -> UnreadValue:
-    return UnreadValue(1.0)
-
-
-for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool", "int", "round", "floor", "ceil", "trunc", "hash"):
-    setattr(UnreadValue, f"__{_name}__", _decided)
-for _name in ("add", "sub", "mul", "truediv", "pow"):
-    setattr(UnreadValue, f"__{_name}__", _unread)
-    setattr(UnreadValue, f"__r{_name}__", _unread)
-for _name in ("neg", "abs"):
-    setattr(UnreadValue, f"__{_name}__", _unread)
-
-
 @contextlib.contextmanager
-def unread_values() -> Iterator[None]:
-    """Fake tensors can be copied by copy.deepcopy(), which would copy their mode too; .item() gives an UnreadValue; a
-    gradient scaler does not look for infinities before it calls the optimizer."""
-    item = Tensor.item
-
-    def unread_item(tensor: Tensor) -> object:
-        if isinstance(tensor, FakeTensor) and tensor.is_floating_point() and tensor.numel() == 1:
-            return UnreadValue(1.0)
-        return item(tensor)
+def without_values() -> Iterator[None]:
+    """Fake tensors can be copied by copy.deepcopy(), which would copy their mode too; a gradient scaler does not look
+    for infinities before it calls the optimizer."""
 
     def copied(tensor: Tensor, memo: dict) -> Tensor:
         if id(tensor) not in memo:
@@ -62,7 +32,6 @@ def unread_values() -> Iterator[None]:
         return optimizer.step(*rest, **options)
 
     with (
-        mock.patch.object(Tensor, "item", unread_item),
         mock.patch.object(FakeTensor, "__deepcopy__", copied),
         mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step),
     ):
@@ -113,5 +82,5 @@ def on_fake_tensors() -> Iterator[None]:
         return module
 
     no_gpu = mock.patch.object(torch.cuda, "is_available", lambda: False)
-    with mock.patch.object(nn.Module, "_apply", apply), no_gpu, unread_values():
+    with mock.patch.object(nn.Module, "_apply", apply), no_gpu, without_values():
         yield

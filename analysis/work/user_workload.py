@@ -20,9 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from analysis.work.bytes_moved import step_work
 from analysis.work.fake_step import FakeRunError
-from analysis.work.fake_user_code import on_fake_tensors, under_fake_mode, unread_values
+from analysis.work.fake_user_code import on_fake_tensors, under_fake_mode, without_values
 from analysis.work.flop_counts import counted_by_torch
 from harness.base.errors import UserError
 from harness.base.ranges import trace_range
@@ -32,7 +31,6 @@ from harness.machine.devices import PRECISIONS
 from harness.model.grad_clip import clip_gradients
 from harness.model.module_ranges import ModuleRanges
 from harness.model.optimizations import ANY_MODEL, OUR_MODEL, flags_in_use
-from harness.model.own_step import StepPhases, loss_of_step
 from harness.model.user_file import Made, UserFile
 from harness.model.workload import TrainingState, Workload
 from harness.ranks.failures import raise_if_interrupted
@@ -172,7 +170,6 @@ class Examined(NamedTuple):
     model: str  # its class
     optimizer: str
     learning_rate: float
-    own_step: bool
     lacks: dict[str, str]  # settings that mean nothing for it, each with the reason
     hides_tokens: bool  # in the batch, by a mask
     recurrent: bool  # it has an nn.RNN, nn.LSTM or nn.GRU
@@ -201,7 +198,6 @@ def examined(file: UserFile) -> Examined:
         model=type(made.model).__name__,
         optimizer=type(made.optimizer).__name__,
         learning_rate=float(group.get("lr", 0.0)),
-        own_step=made.own_step,
         lacks=lacks(made),
         hides_tokens=hides_tokens(batch),
         recurrent=any(isinstance(module, nn.RNNBase) for module in made.model.modules()),
@@ -210,9 +206,6 @@ def examined(file: UserFile) -> Examined:
 
 def lacks(made: Made) -> dict[str, str]:
     found = {}
-    if made.own_step:
-        found["precision"] = "it has a step of its own, which chooses its precision"
-        found["grad_clip"] = "it has a step of its own, which clips gradients if they are to be"
     if not repeated_blocks(made.model):
         found["activation_checkpointing"] = "its model has no repeated blocks, alike members of an nn.ModuleList"
     if not {"foreach", "fused"} <= made.optimizer.defaults.keys():
@@ -267,9 +260,6 @@ def first_batch(file: UserFile) -> tuple[Made, Any]:
 def counted_flops(workload: UserWorkload) -> tuple[int, int] | None:
     """Matmul FLOPs of a step, forward and in total, by counting; None if it cannot run on fake tensors."""
     try:
-        if workload.own_step:  # which may call backward() more than once
-            table = step_work(workload).table()
-            return int(table[table["phase"] == "forward"]["flops"].sum()), int(table["flops"].sum())
         counted = counted_by_torch(workload)
     except FakeRunError:
         return None
@@ -289,7 +279,6 @@ class UserWorkload(Workload):
     seq_len = property(lambda self: self.training.seq_len)
     compiled = property(lambda self: self.training.compile)
     parallel = property(lambda self: self.training)
-    own_step = property(lambda self: examined(self.file).own_step)
     hides_tokens = property(lambda self: examined(self.file).hides_tokens)
     lacks = property(lambda self: examined(self.file).lacks)
     title = property(lambda self: f"{examined(self.file).model} of {self.file.path.name}")
@@ -355,18 +344,15 @@ class UserWorkload(Workload):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         made: Made = self.latest["made"]
         with self.file.users_code(), trace_range("model and loss" if self.compiled else "loss"):
-            if made.own_step:
-                return loss_of_step(made.loss, model, made.optimizer, batch)
             return self.file.check_loss(made.loss(model, batch), made.loss)
 
     def train(self, state: TrainingState, stream: Iterator[Any], num_steps: int, meter, instruments) -> None:
-        with unread_values() if under_fake_mode() else contextlib.nullcontext():
+        with without_values() if under_fake_mode() else contextlib.nullcontext():
             self._train(state, stream, num_steps, meter, instruments)
 
     def _train(self, state: TrainingState, stream: Iterator[Any], num_steps: int, meter, instruments) -> None:
         model, optimizer, scaler, autocast = state
-        made: Made = self.latest["made"]
-        named = ModuleRanges(made.model)
+        named = ModuleRanges(self.latest["made"].model)
         try:
             for step in range(1, num_steps + 1):
                 raise_if_interrupted()
@@ -375,12 +361,6 @@ class UserWorkload(Workload):
                 with meter.step(step), instruments.step(step):
                     with meter.phase("data"):
                         batch = next(stream)
-                    if made.own_step:
-                        with self.file.users_code(), StepPhases(meter, instruments, step, made.model):
-                            loss = made.loss(model, optimizer, batch)
-                            meter.add_loss(self._own_loss(loss))  # in the last phase, whose end is waited for
-                        del loss, batch
-                        continue
                     with meter.phase("forward"), instruments.forward(step), autocast:
                         loss = self.loss(model, batch)
                     with self.file.users_code(), meter.phase("backward"):
@@ -397,12 +377,6 @@ class UserWorkload(Workload):
                 # ---- The timed section ends. ----
         finally:
             named.remove()
-
-    def _own_loss(self, loss: Any) -> Tensor:
-        """The loss that the step returned, a tensor or a number."""
-        if isinstance(loss, float):
-            return torch.tensor(loss)
-        return self.file.check_loss(loss, self.latest["made"].loss, own_step=True)
 
     def settle(self, state: TrainingState) -> None:
         """By a step: which parameters have gradients, only that tells."""
@@ -444,7 +418,7 @@ class UserWorkload(Workload):
         model = {"file": os.path.relpath(self.file.path), "function": self.file.name, "model": found.model}
         model["source_sha256"] = self.file.digest
         training = {"batch_size": self.batch_size, "seq_len": self.seq_len, "learning_rate": found.learning_rate}
-        training |= {"optimizer": found.optimizer, "own_step": found.own_step}
+        training["optimizer"] = found.optimizer
         training |= {name: every[name] for name in USED if name not in found.lacks}
         return {"model": model | {"parameters": found.parameters}, "training": training | {"precision": self.precision}}
 
@@ -468,7 +442,6 @@ class UserWorkload(Workload):
             "Number of Steps": training.num_steps,
             "Optimizer": f"{found.optimizer}, learning rate {found.learning_rate:g}",
             **({"Gradient Clipping": f"norm {training.grad_clip:g}"} if training.grad_clip else {}),
-            "Step": "of the file's own" if found.own_step else "forward, backward and optimizer",
             "Precision": self.precision,
             **({"Optimizations": ", ".join(flags)} if (flags := flags_in_use(vars(training))) else {}),
             "Seed": training.seed,

@@ -20,9 +20,7 @@ NOT_RUN = "nothing was measured"
 NO_READING = "no reading was taken"
 NOT_FINITE = "not a finite number"
 UNREPORTED = "not reported by the system"
-TOO_SHORT = "needs three steps: in the first two, memory is touched for the first time"
 THEIRS = "of a program of somebody else's, which nothing here tells"
-TOO_LITTLE = "the kernel, or page faults in it, took too little CPU time to tell"
 
 
 class Device(Document):
@@ -171,10 +169,6 @@ class Disturbance(Document):
     throttled_share: float | None = field("of the quota's periods, those in which it was used up", null="no quota")
     pressure_share: float | None = field("of the time, some process of the machine waited for a core", null=NOT_RUN)
     steal_share: float | None = field("of the cores' busy time, taken by other virtual machines", null=NOT_RUN)
-    system_share: float | None = field("of CPU time, in the kernel, from step 3", null="the system counts no CPU time")
-    minor_faults_per_sec: float | None = field("pages that the kernel hands out, median from step 3", null=TOO_SHORT)
-    major_faults_per_sec: float | None = field("page faults that wait for a disk, median from step 3", null=TOO_SHORT)
-    fault_slowdown: float | None = field("time of the kernel over that which page faults need", null=TOO_LITTLE)
     switches_per_sec: float | None = field("involuntary context switches", null=NOT_RUN)
     sample_us: float | None = field("microseconds that a sample takes, median, two per step", null=NOT_RUN)
     gpu: GpuDisturbance | None = field("of the GPU in use", null="no GPU in use")

@@ -10,7 +10,7 @@ from torch import nn
 from harness.base.errors import UserError, innermost_cause
 from harness.instruments.phases import break_even_step
 from harness.machine.clock import time_synced
-from harness.model.own_step import called_first
+from harness.model.module_ranges import called_first
 from harness.model.workload import TrainingState, Workload
 
 

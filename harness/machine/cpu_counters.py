@@ -1,4 +1,4 @@
-"""What Linux counts for this process and its machine: time on a core and waiting for one, CPU quotas, page faults."""
+"""What Linux counts for this process and its machine: time on a core and waiting for one, CPU quotas."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 
 from harness.machine.host_limits import cgroup_folders, quota_cores, unknown_quota
 
-RUSAGE = ("nivcsw", "utime", "stime", "minflt", "majflt")  # of getrusage, as the last fields of Interval
-
 
 @dataclass
 class Interval:
@@ -26,17 +24,9 @@ class Interval:
     throttled: int = 0  # periods of a CPU quota that was used up
     periods: int = 0  # of the quota
     switches: int = 0  # involuntary context switches
-    user_s: float = 0.0  # CPU time over all threads, outside of the kernel
-    system_s: float = 0.0  # and in it
-    minor_faults: int = 0  # pages of memory that the kernel had to hand out
-    major_faults: int = 0  # and that it had to read from a disk
 
     def __add__(self, other: Interval) -> Interval:
         return Interval(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-    @property
-    def cpu_s(self) -> float:
-        return self.user_s + self.system_s
 
     @property
     def waited_share(self) -> float | None:
@@ -61,7 +51,7 @@ class Sample:
     threads: dict[str, tuple[int, int]]  # by thread: ns run, ns waited
     throttled: int
     periods: int
-    usage: resource.struct_rusage
+    switches: int
 
     def until(self, later: Sample) -> Interval:
         """A thread that ended in between counts as far as it was seen: a step samples at both ends."""
@@ -72,8 +62,7 @@ class Sample:
             waits_ns.append(waited - waited_before)
         threads_s = (ns / 1e9 for ns in (run_ns, sum(waits_ns), max(waits_ns)))
         quota = later.throttled - self.throttled, later.periods - self.periods
-        usage = (getattr(later.usage, f"ru_{name}") - getattr(self.usage, f"ru_{name}") for name in RUSAGE)
-        return Interval(later.at_s - self.at_s, *threads_s, *quota, *usage)
+        return Interval(later.at_s - self.at_s, *threads_s, *quota, later.switches - self.switches)
 
 
 class Counters:
@@ -108,8 +97,8 @@ class Counters:
         threads = {} if self.missing else self._threads()
         quotas = [kernel_counters(folder / "cpu.stat") for folder in self.limited]
         throttled, periods = (sum(one.get(name, 0) for one in quotas) for name in ("nr_throttled", "nr_periods"))
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return Sample(time.perf_counter(), threads, throttled, periods, usage)
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        return Sample(time.perf_counter(), threads, throttled, periods, switches)
 
     def close(self) -> None:
         while self._files:

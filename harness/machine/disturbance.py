@@ -1,8 +1,8 @@
 """Was a measurement disturbed?  How long its threads waited for a core, and what else happened on the machine.
 
 Other processes make every figure worse, and the figure does not show it.  Linux counts for each thread how long it
-ran, and how long it was ready to run but had no core.  Beside such waits, and what helps to explain them, count page
-faults that take longer than they need to, and what others do to a GPU.
+ran, and how long it was ready to run but had no core.  Beside such waits, and what helps to explain them, counts what
+others do to a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from harness.documents.schema import because, explained
 from harness.machine.cpu_counters import Counters, Interval, Sample
 from harness.machine.gpu_watch import TAKE_TURNS, GpuWatch, gpu_reasons, may_be_shared
 from harness.machine.host_limits import least_quota, usable_cores
-from harness.machine.page_faults import PageFaults, fault_reasons
 
 # From these shares on, a measurement counts as disturbed.  benchmarks/README.md compares them with what quiet runs
 # showed, and runs that were slowed down on purpose.
@@ -82,11 +81,11 @@ class DisturbanceMeter:
 
     def document(self) -> dict:
         """The section `disturbance` of a document; ends the measurement."""
-        total, faults = sum(self.intervals, Interval()), PageFaults(self.intervals)
-        found = self._waiting(total) | self._setting() | self._quota(total) | self._machine() | faults.figures()
+        total = sum(self.intervals, Interval())
+        found = self._waiting(total) | self._setting() | self._quota(total) | self._machine()
         found |= self._sampling(total) | {"gpu": self.gpu and self.gpu.document()}
         self.counters.close()
-        found["lost_share"] = most_lost(found, total.lost_share, faults.lost_share)
+        found["lost_share"] = most_lost(found, total.lost_share)
         reasons = reasons_of(found, len(self.intervals), self.on_gpu)
         known = bool(reasons) or total.run_s > 0
         if self.intervals and (why := self.counters.missing):
@@ -130,13 +129,13 @@ class DisturbanceMeter:
         return {"switches_per_sec": switches, "sample_us": sample_us}
 
 
-def most_lost(values: dict, waiting: float | None, faults: float) -> float | None:
-    """Upper bound of the share of the time lost to everything that disturbed the measurement: waiting, page faults, and
-    what the other figures tell."""
+def most_lost(values: dict, waiting: float | None) -> float | None:
+    """Upper bound of the share of the time lost to everything that disturbed the measurement: waiting, and what the
+    other figures tell."""
     gpu = values["gpu"]
     if waiting is None or (gpu and may_be_shared(gpu)):  # what they take of the GPU is unknown
         return None if waiting is None else 1.0
-    lost = waiting + faults + (values["throttled_share"] or 0.0) + (values["steal_share"] or 0.0)
+    lost = waiting + (values["throttled_share"] or 0.0) + (values["steal_share"] or 0.0)
     if gpu and gpu["lowered_by"] and gpu["clock_mhz"] and gpu["max_clock_mhz"]:
         lost += max(0.0, 1 - gpu["clock_mhz"] / gpu["max_clock_mhz"])
     return min(1.0, lost)
@@ -174,7 +173,7 @@ def reasons_of(values: dict, intervals: int, on_gpu: bool) -> list[str]:
         found.append(f"CPU quota used up in {values['throttled_share']:.0%} of its periods")
     if (values["steal_share"] or 0) >= STEAL:
         found.append(f"{values['steal_share']:.0%} of core time stolen by other virtual machines")
-    return found + fault_reasons(values) + (gpu_reasons(values["gpu"]) if values["gpu"] else [])
+    return found + (gpu_reasons(values["gpu"]) if values["gpu"] else [])
 
 
 def over_ranks(documents: list[dict]) -> dict:

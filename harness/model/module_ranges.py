@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 
 from harness.base.ranges import trace_range
@@ -42,3 +44,12 @@ class ModuleRanges:
     def _leave(self, module: nn.Module, arguments: tuple, output: object) -> None:
         if self._open:
             self._open.pop().__exit__(None, None, None)
+
+
+def called_first(model: nn.Module) -> Iterator[nn.Module]:
+    """The model; if it cannot be called itself, as an nn.ModuleDict of two networks, those in it."""
+    if type(model).forward is not nn.Module.forward:
+        yield model
+        return
+    for child in model.children():
+        yield from called_first(child)

@@ -1,9 +1,8 @@
 """A training step in a file of the user's, --workload FILE.py[:NAME]: found, imported, called and checked.
 
 NAME (`workload`) is a function without arguments that returns (model, optimizer, batches, loss): an nn.Module, an
-optimizer over its parameters, an iterator of batches, and loss(model, batch), which gives a scalar.  Instead of a loss
-it may return a step of its own, step(model, optimizer, batch), which gives the loss of the step that it has done.  The
-file needs nothing of this project.
+optimizer over its parameters, an iterator of batches, and loss(model, batch), which gives a scalar.  The file needs
+nothing of this project.
 
 What is wrong with it is said in one line with file and line number; an exception of its own keeps its traceback.
 """
@@ -33,26 +32,7 @@ from harness.base.text import count_of
 EXPECTED = "expected (model, optimizer, batches, loss)"
 ON_ITS_DEVICE = "leave out .cuda() and .to(device): model and batches are moved to the device of the run"
 NO_GPU = re.compile("CUDA|HIP|NVIDIA driver")  # in what PyTorch raises where there is none
-LOOP = """\
-The smallest change: what is built before the loop moves into a function, and the loop calls it too.
-
-    def workload():
-        model = Net()                                           # as before, without .cuda() and .to(device)
-        optimizer = torch.optim.AdamW(model.parameters())
-        batches = DataLoader(...)
-        return model, optimizer, batches, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
-
-    if __name__ == "__main__":
-        model, optimizer, batches, loss = workload()
-        ...                                                     # the loop, as before"""
-TRAINER = """\
-The smallest change: a function that makes the Trainer as before, and returns its parts instead of calling train().
-
-    def workload():
-        trainer = Trainer(...)
-        trainer.create_optimizer()
-        batches = trainer.get_train_dataloader()
-        return trainer.model, trainer.optimizer, batches, lambda model, batch: model(**batch).loss"""
+AS_IT_IS = "a program is profiled as it is by: python3 profile_program.py -- {}"
 
 
 class Made(NamedTuple):
@@ -61,8 +41,7 @@ class Made(NamedTuple):
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batches: Any  # an iterator, or what can be iterated again and again, such as a DataLoader
-    loss: Callable  # loss(model, batch), or step(model, optimizer, batch)
-    own_step: bool
+    loss: Callable  # loss(model, batch)
 
 
 @dataclass(frozen=True)
@@ -131,23 +110,22 @@ class UserFile:
         for (name, (right, kind)), one in zip(kinds.items(), found, strict=True):
             if not right:
                 raise UserError(f"{line} {a_type(one)} as {name}; expected {kind}: (model, optimizer, batches, loss)")
-        made = Made(*found, own_step=self.arguments_of(found[3]) == 3)
+        self.check_arguments(found[3])
+        made = Made(*found)
         trained = {id(p) for group in made.optimizer.param_groups for p in group["params"]}
         if not any(id(p) in trained for p in made.model.parameters()):
             raise UserError(f"{line} an optimizer that has none of the model's parameters; expected one over them")
         return made
 
-    def arguments_of(self, loss: Callable) -> int:
-        """2 for loss(model, batch), 3 for step(model, optimizer, batch).  Raises UserError for another number."""
+    def check_arguments(self, loss: Callable) -> None:
+        """Raise UserError for a loss that cannot be called as loss(model, batch)."""
         given = inspect.signature(loss).parameters.values()
         places = [one for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
         several, needed = any(one.kind is one.VAR_POSITIONAL for one in given), len(required(loss))
-        number = 2 if needed <= 2 <= len(places) or (several and needed <= 2) else needed
-        if number not in (2, 3):
-            takes = f"takes {count_of(len(places), 'argument')}"
-            expected = "loss(model, batch) or a step of its own, step(model, optimizer, batch)"
-            raise UserError(f"{self.where(loss)}: the loss {takes}; expected {expected}")
-        return number
+        if not (needed <= 2 <= len(places) or (several and needed <= 2)):
+            takes = f"the loss takes {count_of(len(places), 'argument')}; expected a loss(model, batch)"
+            step = f"; of a step of its own, {AS_IT_IS.format('its program')}" if needed == 3 else ""
+            raise UserError(f"{self.where(loss)}: {takes}{step}")
 
     # ---- What its parts do -------------------------------------------------------------------------------------------
 
@@ -189,10 +167,10 @@ class UserFile:
             line = f"{self.where(self.function())}: the model is on {elsewhere.pop()}, and this run is on {device.type}"
             raise UserError(f"{line}; {ON_ITS_DEVICE}")
 
-    def check_loss(self, loss: object, of: Callable, own_step: bool = False) -> Tensor:
-        """The loss, if it is a scalar to call backward() on, or that a step of its own has done.  Raises UserError."""
+    def check_loss(self, loss: object, of: Callable) -> Tensor:
+        """The loss, if it is a scalar to call backward() on.  Raises UserError."""
         if isinstance(loss, Tensor) and loss.dim() == 0 and loss.is_floating_point():
-            if torch.is_grad_enabled() and not loss.requires_grad and not own_step:
+            if torch.is_grad_enabled() and not loss.requires_grad:
                 gone = "no .detach(), no .item(), no torch.no_grad()"
                 raise UserError(f"{self.where(of)}: the loss has no gradient; expected one of the parameters: {gone}")
             return loss
@@ -246,8 +224,7 @@ def imported(file: UserFile) -> Any:
 
 
 def check_source(file: UserFile) -> None:
-    """Raise UserError for a file that cannot be parsed, or that has no such function: with the change that makes one of
-    its loop, or of transformers' Trainer."""
+    """Raise UserError for a file that cannot be parsed, or that has no such function: it may be a program."""
     try:
         tree = ast.parse(file.path.read_text(), file.path.name)
     except (SyntaxError, UnicodeDecodeError, OSError) as error:
@@ -258,14 +235,8 @@ def check_source(file: UserFile) -> None:
         return
     problem = f"there is no function {file.name}() at the top level; {EXPECTED} from it"
     nodes = [] if "workload" in names else [*ast.walk(tree)]  # else only the name is another
-    trainer = next((node.lineno for node in nodes if calls(node, "Trainer")), None)
-    if trainer:
-        raise UserError(f"{file.at(trainer)}: transformers' Trainer has its own loop, and {problem}", shown=TRAINER)
-    guard = next((x.lineno for x in tree.body if isinstance(x, ast.If) and "__name__" in ast.dump(x.test)), None)
-    loop = next((node.lineno for node in nodes if calls(node, "backward")), None)
-    if nodes and (guard or loop):
-        has = "its loop is under `if __name__`" if guard else "it has a training loop"
-        raise UserError(f"{file.at(guard or loop)}: {has}, and {problem}", shown=LOOP)
+    if trains := next((node.lineno for node in nodes if calls(node, "Trainer") or calls(node, "backward")), None):
+        raise UserError(f"{file.at(trains)}: it trains by itself, and {problem}; {AS_IT_IS.format(file.path.name)}")
     functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
     among = f"; it has {', '.join(functions[:5])}: use --workload {file.path.name}:NAME" if functions else ""
     raise UserError(f"{file.at(1)}: {problem}{among}")

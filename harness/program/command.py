@@ -83,19 +83,22 @@ def wait_for(command: Sequence[str], environment: dict[str, str]) -> int:
 
 @contextlib.contextmanager
 def handled_signals() -> Iterator[list[subprocess.Popen]]:
-    """While the program runs: Ctrl-C is for it, SIGTERM is passed on, and SIGUSR1, from a process that has written all
+    """While the program runs: Ctrl-C is for it, SIGTERM is passed on, and SIGURG, from a process that has written all
     that it recorded, sets a time after which what is left of the program is ended: a parent may wait for results."""
     processes: list[subprocess.Popen] = []
 
-    def end(*_: object) -> None:
+    def end(number: int, frame: object) -> None:
         for process in processes:
             process.terminate()
+        if number == signal.SIGALRM:  # and should it not heed that
+            signal.signal(signal.SIGALRM, lambda *_: [process.kill() for process in processes])
+            signal.alarm(int(GRACE_S))
 
     handlers = {
         signal.SIGINT: lambda *_: None,  # not SIG_IGN, which the program would inherit
         signal.SIGTERM: end,
         signal.SIGALRM: end,
-        signal.SIGUSR1: lambda *_: signal.alarm(int(GRACE_S)),
+        signal.SIGURG: lambda *_: signal.alarm(int(GRACE_S)),  # which does nothing to us when it comes late
     }
     earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:

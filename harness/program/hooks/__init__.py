@@ -53,6 +53,8 @@ def our_modules() -> Iterator[None]:
 
 def enter(sitecustomize: str) -> None:
     """Called as a process starts: puts itself behind the import of torch, then runs the system's own sitecustomize."""
+    processes = Path(sitecustomize).parent / "processes"
+    settings = json.loads(os.environ.get(SETTINGS, "{}"))  # the program may clear its environment
 
     def find_spec(name: str, path=None, target=None):
         if name != "torch":
@@ -65,16 +67,21 @@ def enter(sitecustomize: str) -> None:
             def execute_and_watch(module: ModuleType) -> None:
                 sys.meta_path.remove(finder)
                 execute(module)
-                importlib.import_module(f"{PACKAGE}.install").install(json.loads(os.environ[SETTINGS]))
+                try:
+                    importlib.import_module(f"{PACKAGE}.install").install(settings)
+                except Exception as error:  # noqa: BLE001 - a torch that is too old, or too new
+                    failed = {"state": "failed", "steps": 0, "backward_passes": 0, "optimizers": []}
+                    failed |= {"pid": os.getpid(), "error": f"{type(error).__name__}: {error}"}
+                    (processes / f"{os.getpid()}.json").write_text(json.dumps(failed))
 
             spec.loader.exec_module = execute_and_watch
         return spec
 
     finder = SimpleNamespace(find_spec=find_spec)
-    sys.meta_path.insert(0, finder)
-    folder = str(Path(sitecustomize).parent)
-    Path(folder, "processes", f"{os.getpid()}.started").touch()
-    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    if settings:
+        sys.meta_path.insert(0, finder)
+        (processes / f"{os.getpid()}.started").touch()
+    sys.path[:] = [entry for entry in sys.path if entry != str(processes.parent)]
     if spec := importlib.machinery.PathFinder.find_spec("sitecustomize"):
         sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["sitecustomize"])

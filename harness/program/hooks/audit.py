@@ -28,6 +28,8 @@ class StepAudit:
 
     @torch.no_grad()
     def before(self, optimizer: torch.optim.Optimizer) -> None:
+        if getattr(optimizer, "found_inf", False):  # GradScaler leaves it to a fused one to skip the step
+            return
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p.grad is None:
                 continue
@@ -39,7 +41,7 @@ class StepAudit:
 
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer) -> None:
-        self.stepped = True
+        self.stepped |= bool(self.kept)
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if (kept := self.kept.pop(id(p), None)) is not None:
                 name = self.names.get(id(p), "a parameter of no module")

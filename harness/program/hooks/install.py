@@ -7,15 +7,14 @@ import functools
 import inspect
 import os
 import sys
-import threading
-from collections.abc import Callable
-from types import CodeType
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from .audit import StepAudit
 from .memory import ran_out, what_holds_memory
 from .modules import ModuleRanges
+from .phases import not_compiled, wrapped
 from .watch import Watch
 
 
@@ -23,15 +22,15 @@ def install(settings: dict) -> Watch:
     """Let a Watch know of every phase.  A process that is forked begins anew."""
     watch = Watch(settings)
     os.register_at_fork(after_in_child=lambda: watch.__init__(settings))
-    for kind in (Watch, ModuleRanges):
-        for function in filter(inspect.isfunction, vars(kind).values()):
+    for holder in (Watch, ModuleRanges, StepAudit, *map(sys.modules.get, {Watch.__module__, ModuleRanges.__module__})):
+        for function in filter(inspect.isfunction, vars(holder).values()):
             not_compiled(function.__code__)
     around, autograd, utils = functools.partial(wrapped, watch), torch.autograd, torch.nn.utils
     # Called for each class of optimizers, also those that are not torch's.
     of_class = torch.optim.Optimizer.profile_hook_step
     torch.optim.Optimizer.profile_hook_step = staticmethod(lambda step: around(of_class(step), "optimizer", 0))
     # It ends a step also where it skips that of the optimizer.
-    torch.amp.GradScaler.step = around(torch.amp.GradScaler.step, "optimizer", 1)
+    torch.amp.GradScaler.step = around(torch.amp.GradScaler.step, "optimizer", 1, audited=False)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         setattr(utils, name, around(getattr(utils, name), "optimizer"))
     for name in ("backward", "grad"):
@@ -43,34 +42,6 @@ def install(settings: dict) -> Watch:
     atexit.register(watch.ends_by_itself)
     tell_of_memory(watch)
     return watch
-
-
-def wrapped(watch: Watch, function: Callable, phase: str, optimizer: int | None = None) -> Callable:
-    """The function as a phase of the step.  optimizer: which argument is the one that it steps."""
-    entered, left, ident, compiling = watch.enter, watch.leave, threading.get_ident, torch.compiler.is_compiling
-
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        if watch.off or compiling() or watch.thread not in (None, ident()):
-            return function(*args, **kwargs)
-        stepping = None if optimizer is None else args[optimizer] if len(args) > optimizer else kwargs.get("optimizer")
-        a_range = entered(phase, stepping)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            left(phase, a_range, stepping)
-
-    not_compiled(call.__code__)
-    return call
-
-
-def not_compiled(code: CodeType) -> None:
-    """Dynamo leaves this code alone: hooks around a compiled module would be compiled with it, and lost."""
-    frames = torch._C._dynamo.eval_frame
-    skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-    frames.set_code_exec_strategy(code, skipped)
-    for inner in filter(inspect.iscode, code.co_consts):
-        not_compiled(inner)
 
 
 def share_the_profiler(watch: Watch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import sys
 import threading
@@ -14,7 +13,11 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from .memory import objects
+from .phases import wrapped
+
 WRAPPERS = ("DataParallel", "OptimizedModule", "CheckpointWrapper", "DeepSpeedEngine")  # ends of names of classes
+GENERATED = ("torch.fx", "torch._dynamo.output")  # modules that a compiler made
 EVALUATION = "forward without gradients"
 PHASES = ("data", "forward", "backward", "optimizer")
 
@@ -33,12 +36,10 @@ class ModuleRanges:
     def name_all(self) -> None:
         """Found among all objects, so that nothing need watch the program before.  Wrappers such as DDP leave no name;
         several models are told apart by the names of the variables that hold them."""
-        modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-        modules = [one for one in modules if not type(one).__module__.startswith(("torch.fx", "torch._dynamo.output"))]
+        modules = [one for one in objects(nn.Module) if not type(one).__module__.startswith(GENERATED)]
         inner = {id(child) for one in modules for child in one._modules.values()}
         roots = [one for one in modules if id(one) not in inner]
-        owned = {id(p) for p in self.of_optimizers()}
-        ours = [one for one in roots if any(id(p) in owned for p in one.parameters())]
+        ours = [one for one in roots if self.trains(one)]
         ours = ours or [one for one in roots if any(p.requires_grad for p in one.parameters())]
         labels, self.names = variables_that_hold_modules(), {}
         self.models = [(root, "" if ours == [root] else labels.get(id(root), type(root).__name__)) for root in ours]
@@ -62,6 +63,11 @@ class ModuleRanges:
     def of_optimizers(self) -> Iterator[nn.Parameter]:
         return (p for one in self.watch.order for group in one.param_groups for p in group["params"])
 
+    def trains(self, module: nn.Module) -> bool:
+        """Whether an optimizer owns any of its parameters."""
+        owned = {id(p) for p in self.of_optimizers()}
+        return any(id(p) in owned for p in module.parameters())
+
     def parameters(self) -> list[tuple[str, nn.Parameter, bool]]:
         """Name, parameter and whether an optimizer owns it, of all parameters of the models that are trained."""
         owned, seen, found = {id(p) for p in self.of_optimizers()}, set(), []
@@ -69,7 +75,7 @@ class ModuleRanges:
             for name, p in module.named_parameters():
                 if id(p) not in seen:
                     seen.add(id(p))
-                    found.append((f"{label}.{name}".strip("."), p, id(p) in owned))
+                    found.append((f"{label}.{name}".strip("."), p, id(p) in owned or not self.watch.order))
         named = [(f"parameter {i}", p, True) for i, p in enumerate(self.of_optimizers()) if id(p) not in seen]
         return found + named
 
@@ -89,8 +95,6 @@ class ModuleRanges:
 
     def watch_data(self, targets: list[str]) -> None:
         """Functions or methods, as [MODULE:]NAME, that load data are phases, too."""
-        from .install import wrapped
-
         for target in targets:
             module, _, path = target.rpartition(":")
             *holders, last = path.split(".")
@@ -111,22 +115,30 @@ class ModuleRanges:
             self.attach()
 
     def enter(self, module: nn.Module, args: tuple) -> None:
-        watch, stack = self.watch, self.stacks[threading.get_ident()]
-        if torch.compiler.is_compiling() or watch.depth["data"] or (stack and stack[0][2] == EVALUATION):
+        if torch.compiler.is_compiling():  # first, as a compiler reads this too
+            return
+        watch, thread = self.watch, threading.get_ident()
+        stack = self.stacks[thread]
+        if watch.depth["data"] or (stack and stack[0][2] == EVALUATION):
             return  # transforms of data are modules too
+        if watch.profiler and thread != watch.thread and not watch.depth["backward"]:
+            return  # not profiled
         phase, names = None, []
         if not stack and not watch.depth["backward"]:  # else recomputed
-            with_gradients = torch.is_grad_enabled() or watch.settings["steps"] == "forward"
-            phase = "forward" if with_gradients else EVALUATION
+            evaluated = not (torch.is_grad_enabled() or module.training or watch.settings["steps"] == "forward")
+            phase = EVALUATION if evaluated and self.trains(module) else "forward"  # that of a teacher
             watch.seen[phase] += 1
         if watch.profiler:
-            name = None if phase == EVALUATION else self.names.get(module, type(module).__name__)
+            generated = phase == EVALUATION or type(module).__module__.startswith(GENERATED)
+            name = None if generated else self.names.get(module, type(module).__name__)
             names = [one for one in (phase, name) if one]
         stack.append((module, [opened(one) for one in names], phase))
 
     def leave(self, module: nn.Module, args: tuple, output: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         stack, one = self.stacks[threading.get_ident()], None
-        if torch.compiler.is_compiling() or all(other is not module for other, *_ in stack):
+        if all(other is not module for other, *_ in stack):
             return
         while one is not module:  # also those that an exception left open
             one, ranges, _ = stack.pop()
@@ -152,5 +164,6 @@ def variables_that_hold_modules() -> dict[int, str]:
     """By id of the module: the name of the outermost variable of the running functions that holds it."""
     frame, labels = inspect.currentframe(), {}
     while frame := frame.f_back:
-        labels = {id(one): name for name, one in [*frame.f_locals.items()] if issubclass(type(one), nn.Module)} | labels
+        held = {**getattr(frame.f_locals.get("self"), "__dict__", {}), **frame.f_locals}
+        labels = {id(one): name for name, one in held.items() if issubclass(type(one), nn.Module)} | labels
     return labels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import json
 import os
@@ -21,8 +20,10 @@ import torch
 from . import our_modules
 from .audit import StepAudit
 from .limits import GRACE_S, LONG_S
-from .memory import what_holds_memory
-from .modules import EVALUATION, ModuleRanges
+from .memory import objects, what_holds_memory
+from .modules import EVALUATION, ModuleRanges, opened
+
+SELDOM = 100  # steps of another optimizer, after which one is done with: critics take so many at first
 
 
 class Watch:
@@ -36,11 +37,12 @@ class Watch:
         self.state = "waiting"  # counting, recording, recorded
         self.depth, self.seen = Counter(), Counter()  # by phase: how often it is open, how often it was recorded
         self.order: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # optimizers by their first step
-        self.counts: dict[int, int] = {}  # their steps since all are known, by id
+        self.counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # their steps since all are known
         self.foreign: weakref.WeakSet = weakref.WeakSet()  # profilers of the program's own
+        self.rarest = lambda: None  # the optimizer that ends a step
         self.marks = self.steps = self.left = self.passes = self.open = 0  # open: phases
-        self.due = self.warm = self.again = False
-        self.last = self.began = 0.0
+        self.due = self.warm = self.again = self.ending = False
+        self.last = self.began = self.give_up = 0.0
         self.evaluated: list[bool] = []  # each recorded step
         self.times_ms: list[float] = []  # of the timed steps
         self.profiler: torch.profiler.profile | None = None
@@ -60,18 +62,14 @@ class Watch:
 
     # ---- Phases ------------------------------------------------------------------------------------------------------
 
-    def enter(self, phase: str, stepping: torch.optim.Optimizer | None):
+    def enter(self, phase: str):
         """A phase begins; returns its range, if it is recorded."""
         self.depth[phase] += 1
         self.open += 1
         if not self.profiler or self.depth[phase] > 1:
             return None
         self.seen[phase] += 1
-        if stepping is not None and self.audit:
-            self.guarded(lambda: self.audit.before(stepping))
-        a_range = torch.profiler.record_function(phase)
-        a_range.__enter__()
-        return a_range
+        return opened(phase)
 
     def leave(self, phase: str, a_range, stepping: torch.optim.Optimizer | None) -> None:
         """It ends; and with it perhaps the step.  That waits for all phases to end: stopping the profiler in a backward
@@ -83,8 +81,6 @@ class Watch:
         if self.off or self.depth[phase]:
             return
         self.passes += phase == "backward"
-        if stepping is not None and self.audit:
-            self.guarded(lambda: self.audit.after(stepping))
         if stepping is not None and self.settings["steps"] == "optimizer":
             self.stepped(stepping)
         elif phase == "backward" == self.settings["steps"]:
@@ -92,26 +88,38 @@ class Watch:
         if self.due and not self.open:
             self.guarded(self.boundary)
 
+    def audited(self, optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> object:
+        self.guarded(lambda: self.audit.before(optimizer))
+        result = step()
+        if self.audit:
+            self.guarded(lambda: self.audit.after(optimizer))
+        return result
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """A step ends with the optimizer that steps least often; of several, with the last.  Until all are known, steps
-        do not count."""
-        if id(optimizer) in self.counts:
-            self.counts[id(optimizer)] += 1
-        else:
-            self.order[optimizer], self.steps, self.warm = len(self.order), 0, False
-            self.counts = dict.fromkeys(map(id, self.order), 0)
-        if len(self.counts) == 1 or optimizer is min(
-            self.order, key=lambda one: (self.counts[id(one)], -self.order[one])
-        ):
-            self.due = True
+        do not count; one that others leave behind is done with."""
+        count = self.counts.get(optimizer)
+        if count is None:
+            self.order[optimizer], self.due = len(self.order), True
+            return self.count_anew()
+        self.counts[optimizer] = count + 1
+        if count > SELDOM and not all(self.counts.values()):
+            self.order = weakref.WeakKeyDictionary({one: i for one, i in self.order.items() if self.counts[one]})
+            self.count_anew()
+        elif self.rarest() in (None, optimizer):  # no other can be the rarest now
+            rarest = min(self.counts, key=lambda one: (self.counts[one], -self.order[one]))
+            self.rarest, self.due = weakref.ref(rarest), self.due or optimizer is rarest
+
+    def count_anew(self) -> None:
+        self.counts = weakref.WeakKeyDictionary(dict.fromkeys(self.order, 0))
+        self.steps, self.warm = 0, False
+        self.rarest = weakref.ref(max(self.order, key=self.order.get))
 
     # ---- Steps -------------------------------------------------------------------------------------------------------
 
     def boundary(self) -> None:
         """Between two steps: time it, or go on with what it was part of."""
         now, self.thread, self.due, self.marks = time.perf_counter(), threading.get_ident(), False, self.marks + 1
-        if self.state == "recorded":  # the program caught the exception and goes on
-            os._exit(0)
         if self.marks % self.settings["every"]:
             return
         try:
@@ -119,10 +127,15 @@ class Watch:
         except ProcessLookupError:  # it was killed: the program does not live on
             os._exit(1)
         self.steps += 1
+        if self.state == "recorded":  # other ranks need it still, or the program caught the exception
+            return self.end_with_ranks()
+        if self.profiler and self.steps == 1:  # an optimizer that was not known has stepped
+            self.begin_again()
         if self.profiler:
             self.modules.close()
             if self.audit:  # the step in which the profiler warms up
                 self.results["audit"], self.audit = self.audit.result(), None
+                self.seen.clear()
             else:
                 self.evaluated.append(self.seen[EVALUATION] > 0)
             self.seen[EVALUATION] = 0
@@ -136,7 +149,7 @@ class Watch:
         self.last = time.perf_counter()
 
     def time_step(self, now: float) -> None:
-        if self.state != "counting":
+        if self.state != "counting" or self.steps == 1:
             self.state, self.began = "counting", now
         foreign = len(self.foreign) > 0 and any(
             one.kineto_results is None for one in self.foreign
@@ -212,7 +225,7 @@ class Watch:
         self.modules.attach()
         self.modules.watch_data(self.settings["data"])
         self.profiler.start()
-        self.write("recording")
+        self.write("recording", until=self.steps + self.left)
 
     def export(self, profiler: torch.profiler.profile) -> None:
         if any(self.evaluated) and not all(self.evaluated) and not self.again:
@@ -236,38 +249,45 @@ class Watch:
     def recorded(self) -> None:
         self.stop_recording()
         if "trace" not in self.results:  # an evaluation took place: one window more, which may be free of it
-            self.again, self.state, self.times_ms = True, "counting", []
+            self.again, self.times_ms = True, []
             self.measure_disturbance()
+            self.write("counting", until=None)
             return
         self.results |= {"seen": dict(self.seen), "memory": what_holds_memory(self)}
-        then = self.settings["then"]
-        if then == "continue":
+        if self.settings["then"] == "continue":
             self.stop_watching()
-            self.write("recorded")
-            return
         self.write("recorded")
-        self.wait_for_ranks()
-        os.kill(self.settings["tool"], signal.SIGUSR1)
-        for one in gc.get_objects():  # the program's own logs too, which may be buffered
-            if issubclass(type(one), io.IOBase):
+        if not self.off:
+            self.give_up = time.monotonic() + GRACE_S
+            self.end_with_ranks()
+
+    def end_with_ranks(self) -> None:
+        """Once those of this node have written, too: the end of one may end all.  A rank that records later steps than
+        this one needs it in them: it goes on until then."""
+        wanted = int(os.environ.get("LOCAL_WORLD_SIZE", self.results["world_size"]))
+        while time.monotonic() < self.give_up:
+            told = [json.loads(file.read_text()) for file in self.folder.glob("*.json")]
+            written = sum(one["state"] in ("recorded", "failed") for one in told)
+            if written >= wanted:
+                break
+            others = [one["until"] for one in told if one["state"] in ("counting", "recording")]
+            if written + len(others) < wanted or any(until is None or until > self.steps for until in others):
+                return
+            time.sleep(0.02)
+        self.end()
+
+    def end(self) -> None:
+        os.kill(self.settings["tool"], signal.SIGURG)
+        caught, self.ending = self.ending, True
+        if caught or self.settings["then"] == "kill" or threading.current_thread() is not threading.main_thread():
+            for one in objects(io.IOBase):  # the program's own logs too, which may be buffered
                 with contextlib.suppress(Exception):
                     one.flush()
-        if then == "kill" or threading.current_thread() is not threading.main_thread():
             os._exit(0)
         raise SystemExit(0)  # `finally` and atexit run, `except Exception` does not
 
-    def wait_for_ranks(self) -> None:
-        """Until those of this node have written, too: the end of one may end all."""
-        wanted = int(os.environ.get("LOCAL_WORLD_SIZE", self.results["world_size"]))
-        give_up = time.monotonic() + GRACE_S
-        while time.monotonic() < give_up:
-            states = [json.loads(file.read_text())["state"] for file in self.folder.glob("*.json")]
-            if sum(state in ("recorded", "failed") for state in states) >= wanted:
-                return
-            time.sleep(0.02)
-
     def stop_recording(self) -> None:
-        profiler, self.profiler = self.profiler, None
+        profiler, self.profiler, self.audit = self.profiler, None, None
         self.modules.detach()
         if profiler:
             profiler.stop()
@@ -284,8 +304,13 @@ class Watch:
             return
         self.foreign.add(profile)
         if self.profiler:
-            self.profiler.on_trace_ready, self.state, self.times_ms = None, "counting", []
-            self.guarded(self.stop_recording)
+            self.guarded(self.begin_again)
+
+    def begin_again(self) -> None:
+        """What is being recorded is not kept."""
+        self.profiler.on_trace_ready, self.warm, self.times_ms = None, False, []
+        self.stop_recording()
+        self.write("counting", until=None)
 
     # ---- What the tool is told ---------------------------------------------------------------------------------------
 
@@ -302,5 +327,7 @@ class Watch:
 
     def ends_by_itself(self) -> None:
         with contextlib.suppress(Exception):
+            if self.profiler:  # which would crash as Python ends
+                self.begin_again()
             if self.state not in ("recorded", "failed"):
                 self.write(self.state, times_ms=self.times_ms, optimizers=[type(one).__name__ for one in self.order])

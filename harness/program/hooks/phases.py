@@ -1,0 +1,47 @@
+"""A function of PyTorch, or of the program, as a phase of the step."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from types import CodeType
+
+import torch
+
+
+def wrapped(watch, function: Callable, phase: str, optimizer: int | None = None, audited: bool = True) -> Callable:
+    """The function as a phase of the step.  optimizer: which argument is the one that it steps; audited: it does."""
+    entered, left, ident, compiling = watch.enter, watch.leave, threading.get_ident, torch.compiler.is_compiling
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        # First, as a compiler reads this too: all else would be guards of its graph.
+        if compiling() or watch.off or (watch.thread not in (None, ident()) and not in_backward(watch, phase)):
+            return function(*args, **kwargs)
+        stepping = None if optimizer is None else args[optimizer] if len(args) > optimizer else kwargs.get("optimizer")
+        a_range = entered(phase)
+        try:
+            if audited and stepping is not None and watch.audit:
+                return watch.audited(stepping, lambda: function(*args, **kwargs))
+            return function(*args, **kwargs)
+        finally:
+            left(phase, a_range, stepping)
+
+    not_compiled(call.__code__)
+    return call
+
+
+def in_backward(watch, phase: str) -> bool:
+    """Whether an optimizer steps inside the backward pass, which on a GPU is a thread of its own."""
+    return phase == "optimizer" and watch.depth["backward"] > 0
+
+
+def not_compiled(code: CodeType) -> None:
+    """Dynamo leaves this code alone: hooks around a compiled module would be compiled with it, and lost."""
+    frames = torch._C._dynamo.eval_frame
+    skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    frames.set_code_exec_strategy(code, skipped)
+    for inner in filter(inspect.iscode, code.co_consts):
+        not_compiled(inner)
