@@ -38,9 +38,10 @@ def main() -> None:
     parser = OneLineParser(prog="profile_program.py", description=__doc__, formatter_class=raw)
     add = parser.add_argument
     add("--output-dir", metavar="DIR", type=Path, help="for traces, report and all other files (program_<timestamp>)")
-    for name, default, what in (("warmup", 3, "first"), ("timed", 5, "timed"), ("profile", 3, "recorded")):
-        minimum = number_of(int, 0 if name == "warmup" else 1)
-        add(f"--{name}-steps", dest=name, type=minimum, default=default, metavar="N", help=f"steps {what} ({default})")
+    add("--warmup-steps", dest="warmup", type=number_of(int, 0), default=3, metavar="N", help="steps before all (3)")
+    steps = {"type": number_of(int, 1), "metavar": "N"}
+    add("--timed-steps", dest="timed", default=5, help="steps that are timed without a profiler (5)", **steps)
+    add("--profile-steps", dest="profile", default=3, help="steps that are recorded (3)", **steps)
     add("--steps", choices=("optimizer", "backward", "forward"), default="optimizer", help=STEPS)
     add("--every", type=number_of(int, 1), default=1, metavar="N", help="so many of these are one step (1)")
     what = "a function that loads data, beside DataLoader"

@@ -125,6 +125,7 @@ def test_a_shape_of_programs_is_measured_as_it_is(profiled, capfd, shape):
     (process,) = ended.recorded
     assert_measured(process, *EXPECTED[shape])
     assert process["evaluations"] == 2 * (shape == "evaluation in each step")
+    CHECKS.get(shape, lambda process: None)(process)
 
 
 @pytest.mark.slow
@@ -172,7 +173,7 @@ def test_spawned_ranks_are_measured(profiled):
 
 @pytest.mark.slow
 def test_loader_workers_that_are_spawned(profiled):
-    ended = profiled(SHAPES["loader workers"], "14", "spawn", profile=1)
+    ended = profiled(SHAPES["loader workers"], "14", "spawn", warmup=0, timed=1, profile=1)
     assert (ended.exit_code, len(ended.recorded)) == (0, 1)
     assert ended.started > 2
 
@@ -198,9 +199,7 @@ def test_trainers_of_packages_are_measured(profiled, package):
 # ---- What is told of a program --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_memory_and_audit_of_a_plain_program(profiled):
-    (process,) = profiled(PLAIN).recorded
+def check_memory_and_audit(process: dict):
     steps_of_adam = 14 * 4
     assert memory_of(process) == {
         "parameters": 4 * PARAMETERS,
@@ -215,9 +214,7 @@ def test_memory_and_audit_of_a_plain_program(profiled):
     assert process["parameters"] == PARAMETERS
 
 
-@pytest.mark.slow
-def test_the_audit_finds_mistakes(profiled):
-    (process,) = profiled(SHAPES["mistakes"]).recorded
+def check_that_the_audit_finds_mistakes(process: dict):
     audit = process["audit"]
     assert audit["unmoved"] == ["blocks.0.up.weight"]
     assert audit["frozen"] == ["head.bias"]
@@ -226,10 +223,8 @@ def test_the_audit_finds_mistakes(profiled):
     assert audit["non_finite"] == audit["zero"] == []
 
 
-@pytest.mark.slow
-def test_a_step_that_the_scaler_skips_is_not_audited(profiled):
-    (process,) = profiled(SHAPES["skipped steps"]).recorded  # the one before the recorded ones is skipped
-    assert process["audit"] is None
+def check_that_a_skipped_step_is_not_audited(process: dict):
+    assert process["audit"] is None  # the step before the recorded ones
 
 
 @pytest.mark.slow
@@ -263,11 +258,23 @@ def test_a_function_that_is_not_there_leaves_the_program_alone(profiled, capfd):
     assert capfd.readouterr().out.splitlines()[-1].startswith("random")
 
 
+def check_that_logs_are_flushed(process: dict):
+    assert Path("log.txt").read_text().split() == ["0", "1", "2", "3", "4"]
+
+
+CHECKS = {
+    "plain": check_memory_and_audit,
+    "mistakes": check_that_the_audit_finds_mistakes,
+    "skipped steps": check_that_a_skipped_step_is_not_audited,
+    "objects that are put aside": check_that_logs_are_flushed,
+}
+
+
 # ---- The program as it is without us ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["plain", "compiled", "compiled as one graph", "compiled again later"])
+@pytest.mark.parametrize("shape", ["plain", "compiled", "compiled again later"])
 def test_losses_and_random_numbers_are_the_same_to_the_digit(profiled, capfd, shape):
     ended = profiled(SHAPES[shape], then="continue")
     out, _ = capfd.readouterr()
@@ -349,12 +356,6 @@ def test_what_a_program_does_at_its_end(profiled, capfd, then):
 def test_a_program_that_catches_its_end_is_ended_one_step_later(profiled, capfd):
     assert profiled(SHAPES["catches all"], then="exit").exit_code == 0
     assert capfd.readouterr().out == "caught SystemExit\n"
-
-
-@pytest.mark.slow
-def test_logs_are_flushed_of_objects_that_are_put_aside(profiled):
-    profiled(SHAPES["objects that are put aside"])
-    assert Path("log.txt").read_text().split() == ["0", "1", "2", "3", "4"]
 
 
 HOOKS = """

@@ -227,7 +227,7 @@ OTHERS |= set("--torch-backend --group-add --ipc --security-opt --gpus --rocm --
 OTHERS |= set("--job-name --nodes --ntasks --ntasks-per-node --gpus-per-node --cpus-per-task --time".split())
 OTHERS |= set("--gpus-per-task --gpu-bind --cpu-bind --signal".split())
 OTHERS |= set("--nnodes --node-rank --master-addr --master-port --rdzv-id --rdzv-backend --rdzv-endpoint".split())
-OTHERS |= {"--numa-binding"}
+OTHERS |= {"--numa-binding", "--epochs", "--its"}
 OTHERS |= {"--trace", "--cuda-graph-trace", "--hip-runtime-trace"}  # of nsys and rocprofv3
 
 

@@ -69,6 +69,7 @@ def what_holds_memory(watch, error: str | None = None) -> dict:
             count(getattr(p, "grad", None), "gradients", name)
         for value in module._buffers.values():
             count(value, "buffers", name)
+    watch.modules.forget()
     rows = [{"category": category, "part": part, "bytes": size} for (category, part), size in sizes.items()]
     on_gpu = torch.cuda.is_initialized()
     found = {"rows": rows, "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None}

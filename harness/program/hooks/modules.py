@@ -106,6 +106,10 @@ class ModuleRanges:
             self.undo.append(functools.partial(setattr, holder, last, function))
             setattr(holder, last, wrapped(self.watch, getattr(holder, last), "data"))
 
+    def forget(self) -> None:
+        """Else the models would live as long as Python does, and files that the program left open lose their end."""
+        self.names, self.models = {}, []
+
     def detach(self) -> None:
         self.close()
         for undo in self.undo:

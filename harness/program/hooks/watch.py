@@ -295,6 +295,7 @@ class Watch:
     def stop_watching(self) -> None:
         """What is left of us is one test of a flag in each phase."""
         self.off = True
+        self.modules.forget()
         with contextlib.suppress(Exception):
             self.stop_recording()
 
@@ -310,6 +311,7 @@ class Watch:
         """What is being recorded is not kept."""
         self.profiler.on_trace_ready, self.warm, self.times_ms = None, False, []
         self.stop_recording()
+        self.modules.forget()
         self.write("counting", until=None)
 
     # ---- What the tool is told ---------------------------------------------------------------------------------------
