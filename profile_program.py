@@ -70,7 +70,8 @@ def main() -> None:
     first = settings["warmup"] + settings["timed"] + 2  # the profiler warms up in the one before
     last = first + settings["profile"] - 1
     say(f"Steps {first} to {last} are recorded; {WHAT_FOLLOWS[settings['then']]}.")
-    ended = run(command, settings | {"out": str(folder.resolve())}, environment)
+    settings["out"] = str(folder.resolve())
+    ended = run(command, settings, environment)
     from analysis.commands.profiled_program import explain_program  # PyTorch takes seconds to import
 
     sys.exit(explain_program(ended, typed, settings, folder, verbose))

@@ -71,7 +71,7 @@ def why_nothing(ended: Ended, settings: dict, failed: bool) -> str:
     code = f"it ended with exit code {ended.exit_code}" if ended.exit_code else "it ended"
     seen = max(ended.processes, key=lambda one: one["steps"], default=None)
     if failed:
-        return f"nothing was recorded: {code}"
+        return f"nothing was recorded in {settings['out']}: {code}"
     if not ended.started:
         return f"no Python process loaded the hooks: {code}; is it started with -I, -E or -S?"
     if seen is None:

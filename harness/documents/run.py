@@ -227,7 +227,7 @@ class PerformanceSummary(Document):
 
 
 class HeldMemory(Document):
-    category: str = field("parameters, gradients, optimizer, frozen, buffers")
+    category: str = field("parameters, gradients, optimizer, frozen (owned by no optimizer), buffers")
     part: str = field("of the model, by module path")
     bytes: int = field("of its tensors, each storage once")
     rank: int = field("whose tensors they are")
