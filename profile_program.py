@@ -17,7 +17,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from harness.run.startup import run_command
+from harness.run.startup import HANDED_OVER, run_command
 
 ENVIRONMENT = dict(os.environ)  # the program's: our commands add to it
 STEPS = "what ends a step: the optimizer's, a backward pass, or a call of the model for inference (optimizer)"
@@ -55,7 +55,7 @@ def main() -> None:
     folder = settings.pop("output_dir") or Path(f"program_{datetime.now():%Y%m%d_%H%M%S}")
     typed, verbose = settings.pop("command"), settings.pop("verbose")
     typed = typed[typed[:1] == ["--"] :]
-    command = command_of(typed)
+    command = command_of(typed, ENVIRONMENT.pop(HANDED_OVER, sys.executable))
     from harness.base.command_line import require
     from harness.base.files import make_folder
 

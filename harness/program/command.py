@@ -37,7 +37,7 @@ class Ended:
         return sorted(found, key=lambda one: (one["rank"], one["pid"]))
 
 
-def command_of(words: Sequence[str]) -> list[str]:
+def command_of(words: Sequence[str], python: str = sys.executable) -> list[str]:
     """What is started: a file or module of Python by this interpreter.  Raises UserError, exit code 2."""
     words = list(words[1:] if words[:1] == ["--"] else words)
     if not words:
@@ -45,7 +45,7 @@ def command_of(words: Sequence[str]) -> list[str]:
     if words[0] in ("-m", "-c") or words[0].endswith(".py"):
         if words[0].endswith(".py") and not Path(words[0]).is_file():
             raise UserError(f"{words[0]}: there is no such file", 2)
-        return [sys.executable, *words]
+        return [python, *words]
     if not shutil.which(words[0]):
         raise UserError(f"{words[0]}: there is no such program", 2)
     return words

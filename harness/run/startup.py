@@ -87,7 +87,7 @@ def hand_over(packages: Sequence[str] = IMPORTED_BY_ALL) -> None:
     name, python = Path(sys.argv[0]).name, VENV / "bin" / "python"
     if python.exists() and Path(sys.prefix).resolve() != VENV.resolve() and HANDED_OVER not in os.environ:
         print(f"{name}: {sys.executable}: {problem}; continuing with {python}", file=sys.stderr, flush=True)
-        os.environ[HANDED_OVER] = "1"
+        os.environ[HANDED_OVER] = str(python) if "torch" in missing else sys.executable  # which runs others' programs
         os.execv(str(python), [str(python), *getattr(sys, "orig_argv", [None, *sys.argv])[1:]])
     advice = "./run_baseline.sh sets up .venv, then activate it: source .venv/bin/activate"
     if {"-h", "--help"} & set(sys.argv[1:]):  # the parser with all flags needs the packages, the usage does not
