@@ -197,7 +197,8 @@ def read_trace(
             raise UserError(f"{path}: --steps-from {steps_from}: no event has this name")
         return trace
     finally:
-        gc.freeze()  # nor does any later collection
+        gc.freeze()
+        gc.unfreeze()  # together: moves them, not traversed, to the generation that is rarely collected
         if collecting:
             gc.enable()
 

@@ -45,7 +45,8 @@ def is_generated(path: Path) -> bool:
     """Whether the path was written by a tool or a run and is not part of the project."""
     if path.is_dir() and not path.name.startswith((".", "__")):
         return any(fnmatch.fnmatch(path.name, pattern.rstrip("/")) for pattern in FOLDERS)
-    return path.name.startswith((".", "__")) or kind_of(path.name) is not None
+    kind = None if path.is_dir() else kind_of(path.name)
+    return path.name.startswith((".", "__")) or (kind is not None and not kind.is_folder)
 
 
 def reason_to_skip(block: Block, gpu: str | None, long: bool) -> str | None:

@@ -111,6 +111,7 @@ def install(card: Card) -> Gpu:
     for module, functions in ((cuda, replaced | memory), (cuda.memory, memory)):
         for name, function in functions.items():
             setattr(module, name, function)
+    torch.accelerator.current_accelerator = lambda check_available=False: None  # a CUDA build would ask its driver
     for name in ("range_push", "mark"):
         setattr(cuda.nvtx, name, lambda text: 0)
     cuda.nvtx.range_pop = lambda: 0
